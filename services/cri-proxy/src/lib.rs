@@ -1,0 +1,1 @@
+//! cri-proxy: see ARCHITECTURE.md.

@@ -1,0 +1,3 @@
+//! The `cri-proxy` binary.
+
+fn main() {}

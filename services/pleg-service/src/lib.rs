@@ -1,0 +1,1 @@
+//! pleg-service: see ARCHITECTURE.md.

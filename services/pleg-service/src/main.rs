@@ -1,0 +1,3 @@
+//! The `pleg-service` binary.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! pod-sync: see ARCHITECTURE.md.

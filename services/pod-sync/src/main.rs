@@ -1,0 +1,3 @@
+//! The `pod-sync` binary.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! probe-service: see ARCHITECTURE.md.

@@ -1,0 +1,3 @@
+//! The `probe-service` binary.
+
+fn main() {}

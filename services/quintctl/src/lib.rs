@@ -1,0 +1,1 @@
+//! quintctl: see ARCHITECTURE.md.

@@ -1,0 +1,3 @@
+//! The `quintctl` binary.
+
+fn main() {}

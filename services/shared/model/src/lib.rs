@@ -1,0 +1,12 @@
+//! The words all services share: ids, what the runtime says of a pod, probe memory, call outcomes.
+//!
+//! This crate decides nothing and does no I/O. Wire types become these types in [`convert`] and nowhere else.
+
+pub mod convert;
+pub mod hash;
+pub mod ids;
+pub mod labels;
+pub mod outcome;
+pub mod pod;
+pub mod probe;
+pub mod runtime;

@@ -1,0 +1,305 @@
+//! Faults on demand, counters and a log of requests.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Requests kept in the log.
+const LOG_LIMIT: usize = 8192;
+
+/// Which requests: `patch pods/status`, `get pods`, `* leases`, `watch *`, `patch pods/status default/web`. A resource
+/// without `/` means the object itself, not its subresources; `pods/*` means both.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Requests {
+    verb: String,
+    resource: String,
+    subresource: String,
+    object: Option<String>,
+}
+
+impl From<&str> for Requests {
+    fn from(text: &str) -> Self {
+        let mut words = text.split_whitespace();
+        let verb = words.next().unwrap_or("*").to_owned();
+        let what = words.next().unwrap_or("*/*");
+        let (resource, subresource) = what.split_once('/').unwrap_or((what, if what == "*" { "*" } else { "" }));
+        Self {
+            verb,
+            resource: resource.to_owned(),
+            subresource: subresource.to_owned(),
+            object: words.next().map(str::to_owned),
+        }
+    }
+}
+
+impl Requests {
+    fn matches(&self, request: &Request) -> bool {
+        let any = |pattern: &str, value: &str| pattern == "*" || pattern == value;
+        any(&self.verb, &request.verb)
+            && any(&self.resource, &request.resource)
+            && any(&self.subresource, &request.subresource)
+            && self.object.as_ref().is_none_or(|object| {
+                *object == request.name || *object == format!("{}/{}", request.namespace, request.name)
+            })
+    }
+}
+
+/// One request as the server saw it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Request {
+    /// get, list, watch, create, update, patch, delete, deletecollection.
+    pub verb: String,
+    /// Plural name.
+    pub resource: String,
+    /// Empty for the object itself.
+    pub subresource: String,
+    /// Empty for cluster scope.
+    pub namespace: String,
+    /// Empty for collections.
+    pub name: String,
+    /// `User-Agent` header.
+    pub user_agent: String,
+    /// JSON body, null without one.
+    pub body: Value,
+}
+
+/// How a request fails.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Failure {
+    /// 429 with `Retry-After` in seconds.
+    TooManyRequests(u64),
+    /// 500.
+    Internal,
+    /// 503.
+    Unavailable,
+    /// 409 as of a lost update.
+    Conflict,
+    /// 410.
+    Gone,
+    /// 401.
+    Unauthorized,
+    /// 403.
+    Forbidden,
+    /// 422.
+    Invalid,
+    /// The connection breaks before the request is worked on.
+    Disconnect,
+    /// The request is carried out, then the connection breaks before the answer.
+    LoseReply,
+}
+
+struct Rule {
+    requests: Requests,
+    failure: Failure,
+    left: usize,
+}
+
+#[derive(Default)]
+struct State {
+    rules: Vec<Rule>,
+    latencies: Vec<(Requests, Duration)>,
+    blocks: Vec<Requests>,
+}
+
+/// What goes wrong, and when. All of it can be changed while the server runs.
+pub struct Faults {
+    state: Mutex<State>,
+    /// Changes whenever blocked requests must look again.
+    changed: watch::Sender<u64>,
+    /// True: nobody is answered.
+    down: watch::Sender<bool>,
+    connections: Mutex<CancellationToken>,
+    pub(crate) watches: watch::Sender<WatchCut>,
+}
+
+/// The last cut that all open watches see.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct WatchCut {
+    pub(crate) count: u64,
+    pub(crate) expired: bool,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            state: Mutex::default(),
+            changed: watch::channel(0).0,
+            down: watch::channel(false).0,
+            connections: Mutex::default(),
+            watches: watch::channel(WatchCut::default()).0,
+        }
+    }
+}
+
+impl Faults {
+    /// The next `times` matching requests fail.
+    pub fn fail(&self, requests: impl Into<Requests>, times: usize, failure: Failure) {
+        self.state.lock().rules.push(Rule { requests: requests.into(), failure, left: times });
+    }
+
+    /// Matching requests wait this long before they are worked on.
+    pub fn latency(&self, requests: impl Into<Requests>, latency: Duration) {
+        self.state.lock().latencies.push((requests.into(), latency));
+    }
+
+    /// Matching requests are accepted and hang until [`Faults::clear`].
+    pub fn block(&self, requests: impl Into<Requests>) {
+        self.state.lock().blocks.push(requests.into());
+    }
+
+    /// Ends all open watches without a word.
+    pub fn drop_watches(&self) {
+        self.watches.send_modify(|cut| *cut = WatchCut { count: cut.count + 1, expired: false });
+    }
+
+    pub(crate) fn cut_watches_as_expired(&self) {
+        self.watches.send_modify(|cut| *cut = WatchCut { count: cut.count + 1, expired: true });
+    }
+
+    /// Breaks all connections and every new one until called with false.
+    pub fn set_down(&self, down: bool) {
+        self.down.send_replace(down);
+        if down {
+            let mut connections = self.connections.lock();
+            connections.cancel();
+            *connections = CancellationToken::new();
+        }
+    }
+
+    /// Ends every rule, latency and block; blocked requests go on.
+    pub fn clear(&self) {
+        *self.state.lock() = State::default();
+        self.changed.send_modify(|n| *n += 1);
+    }
+
+    pub(crate) fn is_down(&self) -> bool {
+        *self.down.borrow()
+    }
+
+    pub(crate) fn connection(&self) -> CancellationToken {
+        self.connections.lock().child_token()
+    }
+
+    /// Waits out latency and blocks, then says how this request fails, if it does.
+    pub(crate) async fn before(&self, request: &Request) -> Option<Failure> {
+        let latency = {
+            let state = self.state.lock();
+            state.latencies.iter().filter(|(r, _)| r.matches(request)).map(|(_, d)| *d).max()
+        };
+        if let Some(latency) = latency {
+            tokio::time::sleep(latency).await;
+        }
+        let mut changed = self.changed.subscribe();
+        while self.state.lock().blocks.iter().any(|r| r.matches(request)) {
+            if changed.changed().await.is_err() {
+                break;
+            }
+        }
+        let mut state = self.state.lock();
+        let at = state.rules.iter().position(|rule| rule.left > 0 && rule.requests.matches(request))?;
+        let rule = &mut state.rules[at];
+        rule.left -= 1;
+        let failure = rule.failure.clone();
+        if rule.left == 0 {
+            state.rules.remove(at);
+        }
+        Some(failure)
+    }
+}
+
+/// Requests per verb and resource since the start or the last reset.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Counts(BTreeMap<String, u64>);
+
+impl Counts {
+    /// How many matching requests came, failed ones included.
+    #[must_use]
+    pub fn of(&self, requests: impl Into<Requests>) -> u64 {
+        let requests = requests.into();
+        let any = |pattern: &str, value: &str| pattern == "*" || pattern == value;
+        self.0
+            .iter()
+            .filter(|(key, _)| {
+                let (verb, what) = key.split_once(' ').unwrap_or((key, ""));
+                let (resource, subresource) = what.split_once('/').unwrap_or((what, ""));
+                any(&requests.verb, verb) && any(&requests.resource, resource) && any(&requests.subresource, subresource)
+            })
+            .map(|(_, n)| n)
+            .sum()
+    }
+
+    /// Each `<verb> <resource>[/<subresource>]` with its count.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.iter().map(|(key, n)| (key.as_str(), *n))
+    }
+}
+
+/// What came in.
+#[derive(Default)]
+pub(crate) struct Traffic {
+    counts: Mutex<Counts>,
+    log: Mutex<VecDeque<Request>>,
+}
+
+impl Traffic {
+    pub(crate) fn record(&self, request: &Request) {
+        let slash = if request.subresource.is_empty() { "" } else { "/" };
+        let key = format!("{} {}{slash}{}", request.verb, request.resource, request.subresource);
+        *self.counts.lock().0.entry(key).or_default() += 1;
+        let mut log = self.log.lock();
+        if log.len() == LOG_LIMIT {
+            log.pop_front();
+        }
+        log.push_back(request.clone());
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts.lock().clone()
+    }
+
+    pub(crate) fn requests(&self, requests: &Requests) -> Vec<Request> {
+        self.log.lock().iter().filter(|r| requests.matches(r)).cloned().collect()
+    }
+
+    pub(crate) fn reset(&self) {
+        *self.counts.lock() = Counts::default();
+        self.log.lock().clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_choose_requests() {
+        let request = |verb: &str, resource: &str, sub: &str| Request {
+            verb: verb.into(),
+            resource: resource.into(),
+            subresource: sub.into(),
+            namespace: "default".into(),
+            name: "web".into(),
+            user_agent: String::new(),
+            body: Value::Null,
+        };
+        let cases = [
+            ("patch pods/status", request("patch", "pods", "status"), true),
+            ("patch pods", request("patch", "pods", "status"), false),
+            ("patch pods/*", request("patch", "pods", "status"), true),
+            ("* pods", request("get", "pods", ""), true),
+            ("get *", request("get", "pods", "status"), true),
+            ("*", request("get", "nodes", ""), true),
+            ("get pods default/web", request("get", "pods", ""), true),
+            ("get pods default/other", request("get", "pods", ""), false),
+        ];
+        for (pattern, request, want) in cases {
+            assert_eq!(Requests::from(pattern).matches(&request), want, "{pattern} {request:?}");
+        }
+    }
+}

@@ -1,0 +1,2 @@
+//! The `testapi` binary.
+fn main() {}

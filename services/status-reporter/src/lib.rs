@@ -1,0 +1,1 @@
+//! status-reporter: see ARCHITECTURE.md.

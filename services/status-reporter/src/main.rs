@@ -1,0 +1,3 @@
+//! The `status-reporter` binary.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Tests of the built binaries on a real runtime.
