@@ -58,6 +58,8 @@ pub(crate) fn default_pod(pod: &mut Value) {
     for volume in each(spec, &["volumes"]) {
         default_volume(volume);
     }
+    // Looking into what is not there for writing leaves nulls behind.
+    drop_nulls(pod);
 }
 
 fn default_container(container: &mut Value, host_network: bool) {
@@ -94,7 +96,12 @@ fn default_container(container: &mut Value, host_network: bool) {
     for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
         if container[probe].is_object() {
             let probe = &mut container[probe];
-            for (field, value) in [("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)] {
+            for (field, value) in [
+                ("timeoutSeconds", 1),
+                ("periodSeconds", 10),
+                ("successThreshold", 1),
+                ("failureThreshold", 3),
+            ] {
                 if probe[field].as_i64().unwrap_or(0) == 0 {
                     probe[field] = json!(value);
                 }
@@ -152,7 +159,11 @@ fn default_volume(volume: &mut Value) {
 }
 
 /// The admission plugins a pod passes: service account, priority, tolerations.
-pub(crate) fn admit_pod(pods: &Resource, pod: &mut Value, account: impl Fn(&str) -> Option<Value>) -> Result<(), ApiError> {
+pub(crate) fn admit_pod(
+    pods: &Resource,
+    pod: &mut Value,
+    account: impl Fn(&str) -> Option<Value>,
+) -> Result<(), ApiError> {
     let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let namespace = pod["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
     let mirror = pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string();
@@ -172,7 +183,9 @@ pub(crate) fn admit_pod(pods: &Resource, pod: &mut Value, account: impl Fn(&str)
     let account_name = spec["serviceAccountName"].as_str().unwrap_or_default().to_owned();
     spec["serviceAccount"] = json!(account_name);
     let Some(account) = account(&account_name) else {
-        let why = format!("error looking up service account {namespace}/{account_name}: serviceaccount {account_name:?} not found");
+        let why = format!(
+            "error looking up service account {namespace}/{account_name}: serviceaccount {account_name:?} not found"
+        );
         return Err(ApiError::forbidden(pods, &name, &why));
     };
     let automount = match (&spec["automountServiceAccountToken"], &account["automountServiceAccountToken"]) {
@@ -183,7 +196,9 @@ pub(crate) fn admit_pod(pods: &Resource, pod: &mut Value, account: impl Fn(&str)
     if automount {
         mount_token(spec);
     }
-    if spec["imagePullSecrets"].is_null() && account["imagePullSecrets"].as_array().is_some_and(|s| !s.is_empty()) {
+    if spec["imagePullSecrets"].is_null()
+        && account["imagePullSecrets"].as_array().is_some_and(|s| !s.is_empty())
+    {
         spec["imagePullSecrets"] = account["imagePullSecrets"].clone();
     }
     Ok(())
@@ -198,7 +213,9 @@ fn add_tolerations(spec: &mut Value) {
                 && (t["effect"] == json!("NoExecute") || t["effect"].as_str().unwrap_or_default().is_empty())
         });
         if !tolerated {
-            tolerations.push(json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}));
+            tolerations.push(
+                json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}),
+            );
         }
     }
 }
@@ -234,7 +251,8 @@ pub(crate) fn qos(spec: &Value) -> &'static str {
     for list in ["initContainers", "containers"] {
         for container in spec[list].as_array().into_iter().flatten() {
             for name in ["cpu", "memory"] {
-                let (limit, request) = (&container["resources"]["limits"][name], &container["resources"]["requests"][name]);
+                let (limit, request) =
+                    (&container["resources"]["limits"][name], &container["resources"]["requests"][name]);
                 any |= !limit.is_null() || !request.is_null();
                 guaranteed &= !limit.is_null() && (request.is_null() || request == limit);
             }
@@ -262,13 +280,21 @@ pub(crate) fn validate_name(resource: &Resource, object: &Value) -> Result<(), A
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
     if name.is_empty() {
         let message = "Required value: name or generateName is required".to_owned();
-        return Err(ApiError::invalid(resource, name, &[("FieldValueRequired", "metadata.name".to_owned(), message)]));
+        return Err(ApiError::invalid(
+            resource,
+            name,
+            &[("FieldValueRequired", "metadata.name".to_owned(), message)],
+        ));
     }
     if !is_subdomain(name) {
         let message = format!(
             "Invalid value: {name:?}: a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
         );
-        return Err(ApiError::invalid(resource, name, &[("FieldValueInvalid", "metadata.name".to_owned(), message)]));
+        return Err(ApiError::invalid(
+            resource,
+            name,
+            &[("FieldValueInvalid", "metadata.name".to_owned(), message)],
+        ));
     }
     Ok(())
 }
@@ -294,15 +320,23 @@ pub(crate) fn validate_pod(pods: &Resource, pod: &Value) -> Result<(), ApiError>
                 causes.push(("FieldValueRequired", path("image"), "Required value".to_owned()));
             }
             for mount in container["volumeMounts"].as_array().into_iter().flatten() {
-                let known = spec["volumes"].as_array().into_iter().flatten().any(|v| v["name"] == mount["name"]);
+                let known =
+                    spec["volumes"].as_array().into_iter().flatten().any(|v| v["name"] == mount["name"]);
                 if !known {
-                    causes.push(("FieldValueNotFound", path("volumeMounts[0].name"), format!("Not found: {}", mount["name"])));
+                    causes.push((
+                        "FieldValueNotFound",
+                        path("volumeMounts[0].name"),
+                        format!("Not found: {}", mount["name"]),
+                    ));
                 }
             }
         }
     }
     if !matches!(spec["restartPolicy"].as_str(), Some("Always" | "OnFailure" | "Never")) {
-        let message = format!("Unsupported value: {}: supported values: \"Always\", \"OnFailure\", \"Never\"", spec["restartPolicy"]);
+        let message = format!(
+            "Unsupported value: {}: supported values: \"Always\", \"OnFailure\", \"Never\"",
+            spec["restartPolicy"]
+        );
         causes.push(("FieldValueNotSupported", "spec.restartPolicy".to_owned(), message));
     }
     if causes.is_empty() {
@@ -312,11 +346,18 @@ pub(crate) fn validate_pod(pods: &Resource, pod: &Value) -> Result<(), ApiError>
 }
 
 /// Only few fields of a pod's spec may change after it is made.
-pub(crate) fn validate_pod_update(pods: &Resource, subresource: &str, old: &Value, new: &Value) -> Result<(), ApiError> {
+pub(crate) fn validate_pod_update(
+    pods: &Resource,
+    subresource: &str,
+    old: &Value,
+    new: &Value,
+) -> Result<(), ApiError> {
     let frozen = |pod: &Value| {
         let mut spec = pod["spec"].clone();
         if let Some(fields) = spec.as_object_mut() {
-            for field in ["activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds", "schedulingGates"] {
+            for field in
+                ["activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds", "schedulingGates"]
+            {
                 fields.remove(field);
             }
             if subresource == "ephemeralcontainers" {
@@ -356,10 +397,15 @@ pub(crate) fn validate_pod_status(pods: &Resource, old: &Value, new: &Value) -> 
         for (at, before) in old["status"][list].as_array().into_iter().flatten().enumerate() {
             let terminated = &before["state"]["terminated"];
             let sidecar = list == "initContainerStatuses"
-                && old["spec"]["initContainers"].as_array().into_iter().flatten().any(|c| {
-                    c["name"] == before["name"] && c["restartPolicy"] == json!("Always")
-                });
-            if terminated.is_null() || sidecar || (policy == "OnFailure" && terminated["exitCode"] != json!(0)) {
+                && old["spec"]["initContainers"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .any(|c| c["name"] == before["name"] && c["restartPolicy"] == json!("Always"));
+            if terminated.is_null()
+                || sidecar
+                || (policy == "OnFailure" && terminated["exitCode"] != json!(0))
+            {
                 continue;
             }
             let revived = new["status"][list]
@@ -396,7 +442,11 @@ pub(crate) fn align_ips(status: &mut Value) {
 }
 
 /// Defaults of the smaller kinds.
-pub(crate) fn default_other(resource: &Resource, object: &mut Value, next_cluster_ip: impl FnOnce() -> String) {
+pub(crate) fn default_other(
+    resource: &Resource,
+    object: &mut Value,
+    next_cluster_ip: impl FnOnce() -> String,
+) {
     match resource.plural {
         "secrets" => {
             default(object, "type", json!("Opaque"));

@@ -45,11 +45,13 @@ impl ApiError {
     }
 
     pub(crate) fn not_found(resource: &Resource, name: &str) -> Self {
-        Self::new(404, "NotFound", format!("{} {name:?} not found", resource.qualified())).about(resource, name)
+        Self::new(404, "NotFound", format!("{} {name:?} not found", resource.qualified()))
+            .about(resource, name)
     }
 
     pub(crate) fn already_exists(resource: &Resource, name: &str) -> Self {
-        Self::new(409, "AlreadyExists", format!("{} {name:?} already exists", resource.qualified())).about(resource, name)
+        Self::new(409, "AlreadyExists", format!("{} {name:?} already exists", resource.qualified()))
+            .about(resource, name)
     }
 
     pub(crate) fn conflict(resource: &Resource, name: &str, why: &str) -> Self {
@@ -58,24 +60,28 @@ impl ApiError {
     }
 
     pub(crate) fn modified(resource: &Resource, name: &str) -> Self {
-        let why = "the object has been modified; please apply your changes to the latest version and try again";
+        let why =
+            "the object has been modified; please apply your changes to the latest version and try again";
         Self::conflict(resource, name, why)
     }
 
     pub(crate) fn forbidden(resource: &Resource, name: &str, why: &str) -> Self {
-        Self::new(403, "Forbidden", format!("{} {name:?} is forbidden: {why}", resource.qualified())).about(resource, name)
+        Self::new(403, "Forbidden", format!("{} {name:?} is forbidden: {why}", resource.qualified()))
+            .about(resource, name)
     }
 
     /// 422: one or more fields are wrong; each cause is (reason, field, message).
     pub(crate) fn invalid(resource: &Resource, name: &str, causes: &[(&str, String, String)]) -> Self {
-        let all: Vec<String> = causes.iter().map(|(_, field, message)| format!("{field}: {message}")).collect();
+        let all: Vec<String> =
+            causes.iter().map(|(_, field, message)| format!("{field}: {message}")).collect();
         let text = if all.len() == 1 { all.concat() } else { format!("[{}]", all.join(", ")) };
         let mut error = Self::new(422, "Invalid", format!("{} {name:?} is invalid: {text}", resource.kind));
         let causes: Vec<Value> = causes
             .iter()
             .map(|(reason, field, message)| json!({"reason": reason, "field": field, "message": message}))
             .collect();
-        error.details = Some(json!({"name": name, "kind": resource.kind, "group": resource.group, "causes": causes}));
+        error.details =
+            Some(json!({"name": name, "kind": resource.kind, "group": resource.group, "causes": causes}));
         error
     }
 

@@ -27,7 +27,8 @@ impl From<&str> for Requests {
         let mut words = text.split_whitespace();
         let verb = words.next().unwrap_or("*").to_owned();
         let what = words.next().unwrap_or("*/*");
-        let (resource, subresource) = what.split_once('/').unwrap_or((what, if what == "*" { "*" } else { "" }));
+        let (resource, subresource) =
+            what.split_once('/').unwrap_or((what, if what == "*" { "*" } else { "" }));
         Self {
             verb,
             resource: resource.to_owned(),
@@ -228,7 +229,9 @@ impl Counts {
             .filter(|(key, _)| {
                 let (verb, what) = key.split_once(' ').unwrap_or((key, ""));
                 let (resource, subresource) = what.split_once('/').unwrap_or((what, ""));
-                any(&requests.verb, verb) && any(&requests.resource, resource) && any(&requests.subresource, subresource)
+                any(&requests.verb, verb)
+                    && any(&requests.resource, resource)
+                    && any(&requests.subresource, subresource)
             })
             .map(|(_, n)| n)
             .sum()

@@ -1,1 +1,352 @@
-//! testapi.
+//! A test API server: kube-apiserver as a node agent sees it, in process and in memory.
+//!
+//! Pods, nodes, leases, events, configuration and tokens, with list, watch, the three patch types, optimistic
+//! concurrency, graceful deletion, the defaults and the admission an agent relies on, and `Status` errors. Faults are
+//! made on demand, requests are counted and logged. [`run_contract`] states what is promised, against any server.
+//!
+//! One task accepts connections, one more per connection; both end when the last [`TestApi`] is dropped. The history
+//! behind watches is bounded per resource: who asks for older versions gets 410.
+
+mod admit;
+mod contract;
+mod error;
+mod faults;
+mod http;
+mod patch;
+mod resources;
+mod select;
+mod store;
+mod tls;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::service::TowerToHyperService;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+pub use crate::contract::run_contract;
+pub use crate::error::ApiError;
+pub use crate::faults::{Counts, Failure, Faults, Request, Requests};
+
+use crate::http::Server;
+use crate::resources::Resource;
+use crate::store::{DeleteOptions, Store};
+
+/// How a server is made.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where to listen; port 0 by default.
+    pub listen: SocketAddr,
+    /// HTTPS with a certificate the kubeconfig trusts.
+    pub tls: bool,
+    /// Changes kept per resource for watches.
+    pub history: usize,
+    /// Bookmarks to idle watches that allow them.
+    pub bookmark_every: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            tls: false,
+            // A hundred changes to each of a hundred pods.
+            history: 10_000,
+            bookmark_every: Duration::from_secs(5),
+        }
+    }
+}
+
+struct Inner {
+    server: Arc<Server>,
+    address: SocketAddr,
+    tls: bool,
+    /// Ends the server with the last handle.
+    _stop: DropGuard,
+}
+
+/// A running test API server. Clones share it; it ends with the last one.
+#[derive(Clone)]
+pub struct TestApi {
+    inner: Arc<Inner>,
+}
+
+impl TestApi {
+    /// Starts a server on a free loopback port, plain HTTP.
+    ///
+    /// # Panics
+    /// The loopback address cannot be bound.
+    pub async fn start() -> Self {
+        Self::start_with(Options::default()).await.expect("a free loopback port can be bound")
+    }
+
+    /// Starts a server.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub async fn start_with(options: Options) -> io::Result<Self> {
+        let listener = TcpListener::bind(options.listen).await?;
+        let address = listener.local_addr()?;
+        let server = Arc::new(Server {
+            store: Store::new(options.history),
+            faults: Faults::default(),
+            traffic: faults::Traffic::default(),
+            bookmark_every: options.bookmark_every,
+        });
+        let stop = CancellationToken::new();
+        let tasks = TaskTracker::new();
+        tasks.spawn(accept(listener, server.clone(), options.tls, stop.clone(), tasks.clone()));
+        let api =
+            Self { inner: Arc::new(Inner { server, address, tls: options.tls, _stop: stop.drop_guard() }) };
+        for namespace in ["default", "kube-system", "kube-public", "kube-node-lease"] {
+            api.create_namespace(namespace);
+        }
+        Ok(api)
+    }
+
+    /// `http://127.0.0.1:<port>`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("{}://{}", if self.inner.tls { "https" } else { "http" }, self.inner.address)
+    }
+
+    /// Writes a kubeconfig for this server.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn kubeconfig(&self, path: &Path) -> io::Result<()> {
+        use base64::Engine;
+        let mut cluster = json!({"server": self.url()});
+        if self.inner.tls {
+            let ca = base64::engine::general_purpose::STANDARD.encode(tls::placeholder_ca());
+            cluster["certificate-authority-data"] = json!(ca);
+        }
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "testapi",
+            "clusters": [{"name": "testapi", "cluster": cluster}],
+            "users": [{"name": "testapi", "user": {}}],
+            "contexts": [{"name": "testapi", "context": {"cluster": "testapi", "user": "testapi"}}],
+        });
+        // JSON is YAML.
+        std::fs::write(path, serde_json::to_vec_pretty(&config)?)
+    }
+
+    /// A client of this server.
+    ///
+    /// # Panics
+    /// Never: the URL is this server's own.
+    #[must_use]
+    pub fn client(&self) -> kube::Client {
+        let mut config = kube::Config::new(self.url().parse().expect("the server's URL is a URL"));
+        // Tests see every answer.
+        config.default_retry = false;
+        if self.inner.tls {
+            use base64::Engine;
+            let body: String = tls::placeholder_ca().lines().filter(|l| !l.starts_with("-----")).collect();
+            config.root_cert =
+                base64::engine::general_purpose::STANDARD.decode(body).ok().map(|der| vec![der]);
+        }
+        kube::Client::try_from(config).expect("a client without credentials can be made")
+    }
+
+    /// What goes wrong, and when.
+    #[must_use]
+    pub fn faults(&self) -> &Faults {
+        &self.inner.server.faults
+    }
+
+    /// Requests so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.inner.server.traffic.counts()
+    }
+
+    /// Matching requests among the last 8192, oldest first.
+    #[must_use]
+    pub fn requests(&self, which: impl Into<Requests>) -> Vec<Request> {
+        self.inner.server.traffic.requests(&which.into())
+    }
+
+    /// Forgets counts and the log of requests.
+    pub fn reset_counts(&self) {
+        self.inner.server.traffic.reset();
+    }
+
+    /// Makes every resourceVersion given out so far too old; open watches end with 410.
+    pub fn expire(&self) {
+        self.inner.server.store.compact();
+        self.faults().cut_watches_as_expired();
+    }
+
+    /// Creates a namespace with its default service account and `kube-root-ca.crt`; one that is there stays.
+    pub fn create_namespace(&self, name: &str) {
+        // One that is there stays as it is.
+        let _already_there = self.create("namespaces", "", json!({"metadata": {"name": name}}));
+        http::seed_namespace(&self.inner.server.store, name);
+    }
+
+    /// Creates an object as a POST would, without being counted. `resource` is the plural name.
+    ///
+    /// # Errors
+    /// As the API would answer.
+    pub fn create(&self, resource: &str, namespace: &str, object: Value) -> Result<Value, ApiError> {
+        let resource = known(resource)?;
+        self.inner.server.store.create(resource, namespace, object).map(|o| o.as_ref().clone())
+    }
+
+    /// Creates a pod in its namespace (`default` unless it names one).
+    ///
+    /// # Panics
+    /// The server refuses it.
+    pub fn create_pod(&self, pod: Value) -> Value {
+        let namespace = pod["metadata"]["namespace"].as_str().unwrap_or("default").to_owned();
+        self.create("pods", &namespace, pod).expect("the server takes the pod")
+    }
+
+    /// An object as it is now.
+    #[must_use]
+    pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
+        let resource = known(resource).ok()?;
+        self.inner.server.store.get(resource, namespace, name).ok().map(|o| o.as_ref().clone())
+    }
+
+    /// All objects of a resource.
+    #[must_use]
+    pub fn list(&self, resource: &str) -> Vec<Value> {
+        let Ok(resource) = known(resource) else { return Vec::new() };
+        let page = self.inner.server.store.list(resource, "", |_| true, None, usize::MAX);
+        page.items.iter().map(|o| o.as_ref().clone()).collect()
+    }
+
+    /// Edits an object as a foreign client would, without being counted. `what` is as in `pods` or `pods/status`.
+    ///
+    /// # Errors
+    /// As the API would answer.
+    pub fn edit(
+        &self,
+        what: &str,
+        namespace: &str,
+        name: &str,
+        change: impl FnOnce(&mut Value),
+    ) -> Result<Value, ApiError> {
+        let (resource, subresource) = what.split_once('/').unwrap_or((what, ""));
+        let resource = known(resource)?;
+        let change = |object: &mut Value| {
+            change(object);
+            Ok(())
+        };
+        self.inner
+            .server
+            .store
+            .update(resource, namespace, name, subresource, change)
+            .map(|o| o.as_ref().clone())
+    }
+
+    /// Deletes an object as a foreign client would; `grace` in seconds, none for the object's own.
+    ///
+    /// # Errors
+    /// As the API would answer.
+    pub fn delete(
+        &self,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+        grace: Option<i64>,
+    ) -> Result<(), ApiError> {
+        let resource = known(resource)?;
+        let options = DeleteOptions { grace, ..DeleteOptions::default() };
+        self.inner.server.store.delete(resource, namespace, name, &options).map(|_| ())
+    }
+
+    /// Waits until an object (null: none) satisfies `wanted`, and returns it.
+    ///
+    /// # Panics
+    /// It does not within `timeout`; the message has the object as last seen.
+    pub async fn wait_for(
+        &self,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+        timeout: Duration,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> Value {
+        let mut changed = self.inner.server.store.subscribe();
+        let deadline = tokio::time::Instant::now() + timeout;
+        loop {
+            changed.borrow_and_update();
+            let object = self.get(resource, namespace, name).unwrap_or(Value::Null);
+            if wanted(&object) {
+                return object;
+            }
+            let in_time = tokio::time::timeout_at(deadline, changed.changed()).await;
+            assert!(
+                in_time.is_ok(),
+                "{resource} {namespace}/{name} is not as wanted after {timeout:?}: {object:#}"
+            );
+        }
+    }
+}
+
+fn known(plural: &str) -> Result<&'static Resource, ApiError> {
+    Resource::by_plural(plural).ok_or_else(|| ApiError::new(404, "NotFound", format!("no resource {plural}")))
+}
+
+async fn accept(
+    listener: TcpListener,
+    server: Arc<Server>,
+    tls: bool,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+) {
+    loop {
+        // Dropping accept loses nothing: the connection stays in the backlog.
+        let stream = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => return,
+        };
+        let Ok((stream, _)) = stream else {
+            // Out of descriptors: wait for some to be given back.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            continue;
+        };
+        if server.faults.is_down() {
+            continue;
+        }
+        let cut = server.faults.connection();
+        let (server, stop) = (server.clone(), stop.clone());
+        tasks.spawn(async move {
+            tokio::select! {
+                () = connection(stream, server, tls) => {}
+                () = cut.cancelled() => {}
+                () = stop.cancelled() => {}
+            }
+        });
+    }
+}
+
+async fn connection(stream: TcpStream, server: Arc<Server>, tls: bool) {
+    // Small answers go out at once; a socket that refuses the option still works.
+    let _slower_without = stream.set_nodelay(true);
+    if tls {
+        if let Ok(stream) = tls::acceptor().accept(stream).await {
+            serve(stream, server).await;
+        }
+    } else {
+        serve(stream, server).await;
+    }
+}
+
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, server: Arc<Server>) {
+    let service = TowerToHyperService::new(http::router(server));
+    let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+    // A connection that breaks is the client's business.
+    let _broken = builder.serve_connection(TokioIo::new(stream), service).await;
+}

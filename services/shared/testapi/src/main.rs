@@ -1,2 +1,43 @@
-//! The `testapi` binary.
-fn main() {}
+//! The `testapi` binary: a test API server for scripts.
+//!
+//! Prints its URL. `GET /testapi/counts` tells what came in; `POST /testapi/faults` with
+//! `{"requests": "patch pods/status", "times": 3, "failure": "internal"}` makes requests fail, `DELETE` ends that.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Parser;
+use quintlet_testapi::{Options, TestApi};
+
+/// A test API server that behaves as kube-apiserver does towards a node agent. Everything is in memory.
+#[derive(Parser)]
+struct Args {
+    /// Address to listen on; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Write a kubeconfig for this server here.
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+    /// Serve HTTPS with a certificate the kubeconfig trusts.
+    #[arg(long)]
+    tls: bool,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let options = Options { listen: args.listen, tls: args.tls, ..Options::default() };
+    let api = TestApi::start_with(options).await.with_context(|| format!("listen on {}", args.listen))?;
+    if let Some(path) = &args.kubeconfig {
+        api.kubeconfig(path).with_context(|| format!("write {}", path.display()))?;
+    }
+    writeln!(std::io::stdout(), "{}", api.url()).context("write the URL")?;
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted?,
+        _ = terminate.recv() => {}
+    }
+    Ok(())
+}

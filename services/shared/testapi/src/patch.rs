@@ -58,8 +58,16 @@ enum ListKey {
 fn list_key(resource: &str, field: &str) -> Option<ListKey> {
     Some(ListKey::Field(match field {
         "conditions" | "addresses" => "type",
-        "containers" | "initContainers" | "ephemeralContainers" | "volumes" | "env" | "imagePullSecrets"
-        | "resourceClaims" | "resourceClaimStatuses" | "schedulingGates" | "allocatedResourcesStatus" => "name",
+        "containers"
+        | "initContainers"
+        | "ephemeralContainers"
+        | "volumes"
+        | "env"
+        | "imagePullSecrets"
+        | "resourceClaims"
+        | "resourceClaimStatuses"
+        | "schedulingGates"
+        | "allocatedResourcesStatus" => "name",
         "secrets" if resource == "serviceaccounts" => "name",
         "volumeMounts" => "mountPath",
         "volumeDevices" => "devicePath",
@@ -73,7 +81,11 @@ fn list_key(resource: &str, field: &str) -> Option<ListKey> {
     }))
 }
 
-fn merge_map(resource: &str, object: &mut Map<String, Value>, mut patch: Map<String, Value>) -> Result<(), String> {
+fn merge_map(
+    resource: &str,
+    object: &mut Map<String, Value>,
+    mut patch: Map<String, Value>,
+) -> Result<(), String> {
     match patch.remove("$patch") {
         None => {}
         Some(Value::String(directive)) => match directive.as_str() {
@@ -215,7 +227,8 @@ fn in_order(merged: Vec<Value>, order: &[Value], live: &[Value], key: &ListKey) 
     };
     let order: Vec<Value> = order.iter().map(id).collect();
     let live: Vec<Value> = live.iter().map(id).collect();
-    let (mut named, others): (Vec<Value>, Vec<Value>) = merged.into_iter().partition(|v| order.contains(&id(v)));
+    let (mut named, others): (Vec<Value>, Vec<Value>) =
+        merged.into_iter().partition(|v| order.contains(&id(v)));
     named.sort_by_key(|v| order.iter().position(|o| *o == id(v)));
     let place = |value: &Value| live.iter().position(|l| *l == id(value));
     let mut result = Vec::with_capacity(named.len() + others.len());
@@ -251,7 +264,12 @@ mod tests {
     fn strategic_merge_follows_its_directives() {
         let conditions = json!({"status": {"conditions": [{"type": "A", "status": "True", "reason": "r"}, {"type": "B", "status": "True"}]}});
         let cases = [
-            ("scalars replace and null removes", json!({"a": 1, "b": 2}), json!({"a": 3, "b": null}), json!({"a": 3})),
+            (
+                "scalars replace and null removes",
+                json!({"a": 1, "b": 2}),
+                json!({"a": 3, "b": null}),
+                json!({"a": 3}),
+            ),
             (
                 "keyed lists merge by key",
                 conditions.clone(),
@@ -300,8 +318,18 @@ mod tests {
                 json!({"volumes": [{"name": "v", "hostPath": {"path": "/x"}, "$retainKeys": ["name", "hostPath"]}]}),
                 json!({"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}),
             ),
-            ("a map is replaced by directive", json!({"s": {"a": 1}}), json!({"s": {"b": 2, "$patch": "replace"}}), json!({"s": {"b": 2}})),
-            ("nulls do not reach new maps", json!({}), json!({"s": {"a": null, "b": 1}}), json!({"s": {"b": 1}})),
+            (
+                "a map is replaced by directive",
+                json!({"s": {"a": 1}}),
+                json!({"s": {"b": 2, "$patch": "replace"}}),
+                json!({"s": {"b": 2}}),
+            ),
+            (
+                "nulls do not reach new maps",
+                json!({}),
+                json!({"s": {"a": null, "b": 1}}),
+                json!({"s": {"b": 1}}),
+            ),
         ];
         for (name, object, patch, want) in cases {
             assert_eq!(strategic(object, patch), want, "{name}");

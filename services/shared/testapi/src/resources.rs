@@ -44,7 +44,14 @@ pub(crate) static RESOURCES: &[Resource] = &[
     resource("storage.k8s.io", "v1", "csidrivers", "CSIDriver", false, false),
     resource("storage.k8s.io", "v1", "csinodes", "CSINode", false, false),
     resource("storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", false, true),
-    resource("certificates.k8s.io", "v1", "certificatesigningrequests", "CertificateSigningRequest", false, true),
+    resource(
+        "certificates.k8s.io",
+        "v1",
+        "certificatesigningrequests",
+        "CertificateSigningRequest",
+        false,
+        true,
+    ),
 ];
 
 impl Resource {
@@ -55,7 +62,11 @@ impl Resource {
 
     /// `v1`, `coordination.k8s.io/v1`.
     pub(crate) fn api_version(&self) -> String {
-        if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
+        if self.group.is_empty() {
+            self.version.to_owned()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
     }
 
     pub(crate) fn find(group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
@@ -131,14 +142,19 @@ mod tests {
             ("/api/v1/namespaces/a/status", Some(("namespaces", "", "a", "status"))),
             ("/api/v1/nodes/n/status", Some(("nodes", "", "n", "status"))),
             ("/apis/coordination.k8s.io/v1/namespaces/k/leases/n", Some(("leases", "k", "n", ""))),
-            ("/api/v1/namespaces/a/serviceaccounts/default/token", Some(("serviceaccounts", "a", "default", "token"))),
+            (
+                "/api/v1/namespaces/a/serviceaccounts/default/token",
+                Some(("serviceaccounts", "a", "default", "token")),
+            ),
             ("/api/v1/pods/p", None),
             ("/api/v1/unknowns", None),
             ("/version", None),
         ];
         for (path, want) in cases {
             let got = Target::parse(path);
-            let got = got.as_ref().map(|t| (t.resource, t.namespace.as_str(), t.name.as_str(), t.subresource.as_str()));
+            let got = got
+                .as_ref()
+                .map(|t| (t.resource, t.namespace.as_str(), t.name.as_str(), t.subresource.as_str()));
             assert_eq!(got, want, "{path}");
         }
     }

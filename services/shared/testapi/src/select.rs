@@ -81,14 +81,20 @@ fn supported(resource: &Resource, key: &str) -> bool {
     match resource.plural {
         "pods" => matches!(
             key,
-            "spec.nodeName" | "spec.restartPolicy" | "spec.schedulerName" | "spec.serviceAccountName" | "status.phase"
-                | "status.podIP" | "status.nominatedNodeName"
+            "spec.nodeName"
+                | "spec.restartPolicy"
+                | "spec.schedulerName"
+                | "spec.serviceAccountName"
+                | "status.phase"
+                | "status.podIP"
+                | "status.nominatedNodeName"
         ),
         "nodes" => key == "spec.unschedulable",
         "secrets" => key == "type",
         "namespaces" => key == "status.phase",
         "events" => {
-            key.starts_with("involvedObject.") || matches!(key, "reason" | "type" | "source" | "reportingComponent")
+            key.starts_with("involvedObject.")
+                || matches!(key, "reason" | "type" | "source" | "reportingComponent")
         }
         _ => false,
     }
@@ -117,7 +123,9 @@ fn parse_labels(text: &str) -> Result<Vec<Term>, ApiError> {
             continue;
         }
         terms.push(parse_label(part).ok_or_else(|| {
-            ApiError::bad_request(format!("unable to parse requirement: couldn't parse the selector string {part:?}"))
+            ApiError::bad_request(format!(
+                "unable to parse requirement: couldn't parse the selector string {part:?}"
+            ))
         })?);
     }
     Ok(terms)
@@ -137,7 +145,10 @@ fn parse_label(part: &str) -> Option<Term> {
     }
     if let Some((key, negated, value)) = split_equality(part) {
         let set = vec![value.to_owned()];
-        return Some(Term { key: key.to_owned(), test: if negated { Test::NotIn(set) } else { Test::In(set) } });
+        return Some(Term {
+            key: key.to_owned(),
+            test: if negated { Test::NotIn(set) } else { Test::In(set) },
+        });
     }
     match part.strip_prefix('!') {
         Some(key) => Some(Term { key: key.trim().to_owned(), test: Test::Absent }),
@@ -187,7 +198,11 @@ mod tests {
             ("", "missing", false),
         ];
         for (fields, labels, want) in cases {
-            assert_eq!(Selector::parse(pods, fields, labels).unwrap().matches(&pod), want, "{fields} {labels}");
+            assert_eq!(
+                Selector::parse(pods, fields, labels).unwrap().matches(&pod),
+                want,
+                "{fields} {labels}"
+            );
         }
         assert_eq!(Selector::parse(pods, "spec.foo=1", "").unwrap_err().code, 400);
         assert_eq!(Selector::parse(pods, "", "a b").unwrap_err().code, 400);

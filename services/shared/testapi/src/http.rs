@@ -1,0 +1,662 @@
+//! Requests in, answers out.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Request as HttpRequest, State};
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use bytes::Bytes;
+use http::{Method, StatusCode, header};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::error::ApiError;
+use crate::faults::{Failure, Faults, Request, Traffic, WatchCut};
+use crate::patch::{self, PatchKind};
+use crate::resources::{RESOURCES, Resource, Target};
+use crate::select::Selector;
+use crate::store::{Change, ChangeKind, DeleteOptions, Store, now};
+
+/// The largest body read, as on the real server.
+const BODY_LIMIT: usize = 3 * 1024 * 1024;
+
+/// What all requests share.
+pub(crate) struct Server {
+    pub(crate) store: Store,
+    pub(crate) faults: Faults,
+    pub(crate) traffic: Traffic,
+    pub(crate) bookmark_every: Duration,
+}
+
+type Query = HashMap<String, String>;
+
+pub(crate) fn router(server: Arc<Server>) -> axum::Router {
+    axum::Router::new().fallback(handle).with_state(server)
+}
+
+fn ok(code: u16, body: &Value) -> Response {
+    let code = StatusCode::from_u16(code).unwrap_or(StatusCode::OK);
+    (code, axum::Json(body)).into_response()
+}
+
+/// A response whose body breaks off at once, so that the client sees a broken connection.
+fn broken() -> Response {
+    let stream =
+        futures::stream::once(async { Err::<Bytes, _>(std::io::Error::other("connection cut on demand")) });
+    Response::builder()
+        .header(header::CONTENT_LENGTH, 1)
+        .body(Body::from_stream(stream))
+        .unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
+}
+
+async fn handle(State(server): State<Arc<Server>>, request: HttpRequest) -> Response {
+    let (parts, body) = request.into_parts();
+    let query: Query = axum::extract::Query::try_from_uri(&parts.uri).map(|q| q.0).unwrap_or_default();
+    let body = match axum::body::to_bytes(body, BODY_LIMIT).await {
+        Ok(body) => body,
+        Err(_) => return ApiError::new(413, "RequestEntityTooLarge", "limit is 3145728").into_response(),
+    };
+    let path = parts.uri.path();
+    if let Some(answer) = control(&server, &parts.method, path, &body) {
+        return answer;
+    }
+    let Some(target) = Target::parse(path) else {
+        return discovery(path).unwrap_or_else(|| {
+            ApiError::new(404, "NotFound", "the server could not find the requested resource").into_response()
+        });
+    };
+    let Some(verb) = verb(&parts.method, &target, &query) else {
+        let message = "the server does not allow this method on the requested resource";
+        return ApiError::new(405, "MethodNotAllowed", message).into_response();
+    };
+    let header = |name: header::HeaderName| {
+        parts.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned()
+    };
+    let json_body = if body.is_empty() { Ok(Value::Null) } else { serde_json::from_slice(&body) };
+    let record = Request {
+        verb: verb.to_owned(),
+        resource: target.resource.to_owned(),
+        subresource: target.subresource.clone(),
+        namespace: target.namespace.clone(),
+        name: target.name.clone(),
+        user_agent: header(header::USER_AGENT),
+        body: json_body.as_ref().cloned().unwrap_or(Value::Null),
+    };
+    server.traffic.record(&record);
+    let failure = server.faults.before(&record).await;
+    if let Some(error) = failure.as_ref().and_then(|failure| as_error(failure, &target)) {
+        return error;
+    }
+    let json_body = match json_body {
+        Ok(body) => body,
+        Err(error) => {
+            return ApiError::bad_request(format!("error decoding request body: {error}")).into_response();
+        }
+    };
+    let call =
+        Call { server: &server, target, query, content_type: header(header::CONTENT_TYPE), body: json_body };
+    let answer = call.run(verb).unwrap_or_else(IntoResponse::into_response);
+    if failure == Some(Failure::LoseReply) { broken() } else { answer }
+}
+
+fn as_error(failure: &Failure, target: &Target) -> Option<Response> {
+    let resource = Resource::find(&target.group, &target.version, target.resource)?;
+    let name = target.name.as_str();
+    let error = match failure {
+        Failure::TooManyRequests(seconds) => ApiError::too_many_requests(*seconds),
+        Failure::Internal => ApiError::new(500, "InternalError", "Internal error occurred: on demand"),
+        Failure::Unavailable => {
+            ApiError::new(503, "ServiceUnavailable", "the server is currently unable to handle the request")
+        }
+        Failure::Conflict => ApiError::modified(resource, name),
+        Failure::Gone => {
+            ApiError::new(410, "Expired", "The resourceVersion for the provided list is too old.")
+        }
+        Failure::Unauthorized => ApiError::new(401, "Unauthorized", "Unauthorized"),
+        Failure::Forbidden => ApiError::forbidden(resource, name, "on demand"),
+        Failure::Invalid => {
+            let cause = ("FieldValueInvalid", "status".to_owned(), "Invalid value: on demand".to_owned());
+            ApiError::invalid(resource, name, &[cause])
+        }
+        Failure::Disconnect => return Some(broken()),
+        Failure::LoseReply => return None,
+    };
+    Some(error.into_response())
+}
+
+fn verb(method: &Method, target: &Target, query: &Query) -> Option<&'static str> {
+    let flag = |key: &str| query.get(key).is_some_and(|v| v == "true" || v == "1");
+    Some(match (method.as_str(), target.name.is_empty()) {
+        ("GET", true) if flag("watch") => "watch",
+        ("GET", true) => "list",
+        ("GET", false) => "get",
+        ("POST", _) => "create",
+        ("PUT", false) => "update",
+        ("PATCH", false) => "patch",
+        ("DELETE", false) => "delete",
+        ("DELETE", true) => "deletecollection",
+        _ => return None,
+    })
+}
+
+/// Paths of this server alone, for scripts: what came in, what shall go wrong.
+fn control(server: &Server, method: &Method, path: &str, body: &Bytes) -> Option<Response> {
+    let path = path.strip_prefix("/testapi/")?;
+    let body: Value = serde_json::from_slice(body).unwrap_or(Value::Null);
+    Some(match (method.as_str(), path) {
+        ("GET", "counts") => axum::Json(server.traffic.counts()).into_response(),
+        ("DELETE", "counts") => {
+            server.traffic.reset();
+            ok(200, &json!({}))
+        }
+        ("DELETE", "faults") => {
+            server.faults.clear();
+            ok(200, &json!({}))
+        }
+        ("POST", "compact") => {
+            server.store.compact();
+            server.faults.cut_watches_as_expired();
+            ok(200, &json!({}))
+        }
+        ("POST", "faults") => match add_fault(&server.faults, &body) {
+            Ok(()) => ok(200, &json!({})),
+            Err(error) => ApiError::bad_request(error).into_response(),
+        },
+        _ => ApiError::new(404, "NotFound", "testapi serves counts, faults and compact").into_response(),
+    })
+}
+
+/// `{"requests": "patch pods/status", "times": 3, "failure": "internal"}`, or `"latencyMs": 50`, or `"block": true`.
+fn add_fault(faults: &Faults, body: &Value) -> Result<(), String> {
+    let requests = body["requests"].as_str().unwrap_or("*");
+    if let Some(ms) = body["latencyMs"].as_u64() {
+        faults.latency(requests, Duration::from_millis(ms));
+    }
+    if body["block"] == json!(true) {
+        faults.block(requests);
+    }
+    if !body["failure"].is_null() {
+        let failure = serde_json::from_value(body["failure"].clone()).map_err(|e| e.to_string())?;
+        let times = body["times"].as_u64().unwrap_or(1);
+        faults.fail(requests, usize::try_from(times).unwrap_or(usize::MAX), failure);
+    }
+    Ok(())
+}
+
+/// Health, version and the lists kubectl starts from.
+fn discovery(path: &str) -> Option<Response> {
+    let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
+    let groups = || {
+        let mut groups: Vec<&str> = RESOURCES.iter().map(|r| r.group).filter(|g| !g.is_empty()).collect();
+        groups.dedup();
+        groups
+    };
+    let body = match segments.as_slice() {
+        ["healthz" | "livez" | "readyz", ..] => return Some("ok".into_response()),
+        ["version"] => json!({
+            "major": "1", "minor": "36", "gitVersion": "v1.36.2", "gitCommit": "", "gitTreeState": "", "buildDate": now(),
+            "goVersion": "", "compiler": "", "platform": "linux/amd64",
+        }),
+        ["api"] => json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
+        ["apis"] => {
+            let groups: Vec<Value> = groups()
+                .into_iter()
+                .map(|group| {
+                    let version = json!({"groupVersion": format!("{group}/v1"), "version": "v1"});
+                    json!({"name": group, "versions": [version], "preferredVersion": version})
+                })
+                .collect();
+            json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
+        }
+        ["api", "v1"] => resource_list("", "v1"),
+        ["apis", group, "v1"] if groups().contains(group) => resource_list(group, "v1"),
+        _ => return None,
+    };
+    Some(ok(200, &body))
+}
+
+fn resource_list(group: &str, version: &str) -> Value {
+    let verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+    let mut resources = Vec::new();
+    for resource in RESOURCES.iter().filter(|r| r.group == group) {
+        let entry = |name: String, verbs: &[&str]| {
+            json!({
+                "name": name, "singularName": resource.kind.to_lowercase(), "namespaced": resource.namespaced,
+                "kind": resource.kind, "verbs": verbs,
+            })
+        };
+        resources.push(entry(resource.plural.to_owned(), &verbs));
+        if resource.has_status {
+            resources.push(entry(format!("{}/status", resource.plural), &["get", "patch", "update"]));
+        }
+    }
+    let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources})
+}
+
+struct Call<'a> {
+    server: &'a Arc<Server>,
+    target: Target,
+    query: Query,
+    content_type: String,
+    body: Value,
+}
+
+impl Call<'_> {
+    fn run(self, verb: &str) -> Result<Response, ApiError> {
+        let Target { group, version, namespace, name, subresource, .. } = &self.target;
+        let missing = || ApiError::new(404, "NotFound", "the server could not find the requested resource");
+        let resource = Resource::find(group, version, self.target.resource).ok_or_else(missing)?;
+        let store = &self.server.store;
+        let known = match subresource.as_str() {
+            "" => true,
+            "status" => resource.has_status,
+            "token" => resource.plural == "serviceaccounts" && verb == "create",
+            "binding" | "eviction" => resource.plural == "pods" && verb == "create",
+            "ephemeralcontainers" | "resize" => resource.plural == "pods",
+            _ => false,
+        };
+        if !known {
+            return Err(missing());
+        }
+        match verb {
+            "get" => Ok(ok(200, &*store.get(resource, namespace, name)?)),
+            "list" => self.list(resource),
+            "watch" => self.watch(resource),
+            "create" => self.create(resource),
+            "update" => {
+                let body = self.body;
+                if !resource.unconditional_update
+                    && body["metadata"]["resourceVersion"].as_str().unwrap_or_default().is_empty()
+                {
+                    // A missing object is said to be missing first.
+                    store.get(resource, namespace, name)?;
+                    let cause = "Invalid value: 0: must be specified for an update".to_owned();
+                    return Err(ApiError::invalid(
+                        resource,
+                        name,
+                        &[("FieldValueInvalid", "metadata.resourceVersion".to_owned(), cause)],
+                    ));
+                }
+                let updated = store.update(resource, namespace, name, subresource, |object| {
+                    *object = body;
+                    Ok(())
+                })?;
+                Ok(ok(200, &updated))
+            }
+            "patch" => {
+                let kind = PatchKind::from_content_type(&self.content_type).ok_or_else(|| {
+                    let message = format!(
+                        "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json; got {}",
+                        self.content_type
+                    );
+                    ApiError::new(415, "UnsupportedMediaType", message)
+                })?;
+                let body = self.body;
+                let patched = store.update(resource, namespace, name, subresource, |object| {
+                    patch::apply(kind, resource.plural, object, body).map_err(ApiError::bad_request)
+                })?;
+                Ok(ok(200, &patched))
+            }
+            "delete" => {
+                let options = delete_options(&self.query, &self.body);
+                let (object, gone) = store.delete(resource, namespace, name, &options)?;
+                if resource.plural == "pods" || !gone {
+                    return Ok(ok(200, &object));
+                }
+                let details = json!({"name": name, "kind": resource.plural, "group": resource.group, "uid": object["metadata"]["uid"]});
+                Ok(ok(
+                    200,
+                    &json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}),
+                ))
+            }
+            "deletecollection" => {
+                let selector = self.selector(resource)?;
+                let page = store.list(resource, namespace, |o| selector.matches(o), None, usize::MAX);
+                for item in page.items {
+                    let meta = &item["metadata"];
+                    let text = |field: &str| meta[field].as_str().unwrap_or_default();
+                    let options = delete_options(&self.query, &self.body);
+                    // One that went in between is deleted as well.
+                    let _already_gone = store.delete(resource, text("namespace"), text("name"), &options);
+                }
+                Ok(ok(
+                    200,
+                    &json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}),
+                ))
+            }
+            _ => Err(missing()),
+        }
+    }
+
+    fn selector(&self, resource: &Resource) -> Result<Selector, ApiError> {
+        let get = |key: &str| self.query.get(key).map(String::as_str).unwrap_or_default();
+        Selector::parse(resource, get("fieldSelector"), get("labelSelector"))
+    }
+
+    fn create(self, resource: &'static Resource) -> Result<Response, ApiError> {
+        let Target { namespace, name, subresource, .. } = &self.target;
+        let store = &self.server.store;
+        match subresource.as_str() {
+            "token" => token(store, namespace, name, self.body),
+            "binding" => {
+                let node = self.body["target"]["name"].as_str().unwrap_or_default().to_owned();
+                store.update(resource, namespace, name, "binding", |pod| {
+                    if pod["spec"]["nodeName"].as_str().is_some_and(|n| !n.is_empty()) {
+                        let why =
+                            format!("pod {name} is already assigned to node {}", pod["spec"]["nodeName"]);
+                        return Err(ApiError::conflict(resource, name, &why));
+                    }
+                    pod["spec"]["nodeName"] = json!(node);
+                    Ok(())
+                })?;
+                Ok(ok(
+                    201,
+                    &json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}),
+                ))
+            }
+            "eviction" => {
+                let options = delete_options(&HashMap::new(), &self.body["deleteOptions"]);
+                store.delete(resource, namespace, name, &options)?;
+                Ok(ok(
+                    201,
+                    &json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}),
+                ))
+            }
+            _ => {
+                let created = store.create(resource, namespace, self.body)?;
+                if resource.plural == "namespaces" {
+                    seed_namespace(store, created["metadata"]["name"].as_str().unwrap_or_default());
+                }
+                Ok(ok(201, &created))
+            }
+        }
+    }
+
+    fn list(&self, resource: &'static Resource) -> Result<Response, ApiError> {
+        let selector = self.selector(resource)?;
+        let limit =
+            self.query.get("limit").and_then(|l| l.parse().ok()).filter(|l| *l > 0).unwrap_or(usize::MAX);
+        let from = match self.query.get("continue").filter(|c| !c.is_empty()) {
+            None => None,
+            Some(token) => Some(
+                ContinueToken::decode(token)
+                    .ok_or_else(|| ApiError::bad_request("continue key is not valid"))?,
+            ),
+        };
+        let after = from.as_ref().map(|token| &token.key);
+        let page =
+            self.server.store.list(resource, &self.target.namespace, |o| selector.matches(o), after, limit);
+        // Later pages bear the version of the first, so that a watch from there misses nothing.
+        let rv = from.as_ref().map_or(page.rv, |token| token.rv);
+        let mut meta = json!({"resourceVersion": rv.to_string()});
+        if let Some((key, left)) = page.more {
+            meta["continue"] = json!(ContinueToken { rv, key }.encode());
+            meta["remainingItemCount"] = json!(left);
+        }
+        let items: Vec<&Value> = page.items.iter().map(AsRef::as_ref).collect();
+        let body = json!({
+            "kind": format!("{}List", resource.kind), "apiVersion": resource.api_version(), "metadata": meta, "items": items,
+        });
+        Ok(ok(200, &body))
+    }
+
+    fn watch(&self, resource: &'static Resource) -> Result<Response, ApiError> {
+        let selector = self.selector(resource)?;
+        let flag = |key: &str| self.query.get(key).is_some_and(|v| v == "true" || v == "1");
+        let initial = flag("sendInitialEvents");
+        if initial && self.query.get("resourceVersionMatch").map(String::as_str) != Some("NotOlderThan") {
+            let cause = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+                .to_owned();
+            let mut error = ApiError::invalid(
+                resource,
+                "",
+                &[("FieldValueForbidden", "resourceVersionMatch".to_owned(), cause)],
+            );
+            error.message = error.message.replacen(resource.kind, "ListOptions.meta.k8s.io", 1);
+            return Err(error);
+        }
+        let asked = self.query.get("resourceVersion").map(String::as_str).unwrap_or_default();
+        let rv: u64 = match asked {
+            "" => 0,
+            text => text.parse().map_err(|_| {
+                ApiError::bad_request(format!("Invalid value: {text:?}: invalid resourceVersion"))
+            })?,
+        };
+        let seconds = self.query.get("timeoutSeconds").and_then(|s| s.parse().ok()).unwrap_or(1800);
+        let mut pending = Vec::new();
+        let mut cursor = rv;
+        if initial || rv == 0 {
+            let page = self.server.store.list(
+                resource,
+                &self.target.namespace,
+                |o| selector.matches(o),
+                None,
+                usize::MAX,
+            );
+            pending.extend(page.items.iter().map(|object| line("ADDED", object)));
+            cursor = page.rv;
+            if initial && flag("allowWatchBookmarks") {
+                pending.push(line("BOOKMARK", &bookmark(resource, cursor, true)));
+            }
+        }
+        let watch = Watch {
+            changed: self.server.store.subscribe(),
+            cut: *self.server.faults.watches.borrow(),
+            cuts: self.server.faults.watches.subscribe(),
+            server: self.server.clone(),
+            resource,
+            namespace: self.target.namespace.clone(),
+            selector,
+            cursor,
+            pending,
+            ended: false,
+            until: Instant::now() + Duration::from_secs(seconds),
+            bookmarks: flag("allowWatchBookmarks"),
+        };
+        let stream = futures::stream::unfold(watch, |mut watch| async move {
+            let chunk = watch.next().await?;
+            Some((Ok::<_, Infallible>(Bytes::from(chunk)), watch))
+        });
+        let response = Response::builder()
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from_stream(stream));
+        response.map_err(|e| ApiError::new(500, "InternalError", e.to_string()))
+    }
+}
+
+/// The default service account and the root certificate that controllers would make.
+pub(crate) fn seed_namespace(store: &Store, name: &str) {
+    for (plural, object) in [
+        ("serviceaccounts", json!({"metadata": {"name": "default"}})),
+        (
+            "configmaps",
+            json!({"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": crate::tls::placeholder_ca()}}),
+        ),
+    ] {
+        if let Some(resource) = Resource::by_plural(plural) {
+            // Made before by somebody else: theirs stays.
+            let _already_there = store.create(resource, name, object);
+        }
+    }
+}
+
+fn delete_options(query: &Query, body: &Value) -> DeleteOptions {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    DeleteOptions {
+        grace: body["gracePeriodSeconds"]
+            .as_i64()
+            .or_else(|| query.get("gracePeriodSeconds").and_then(|g| g.parse().ok())),
+        uid: text(&body["preconditions"]["uid"]),
+        resource_version: text(&body["preconditions"]["resourceVersion"]),
+    }
+}
+
+/// TokenRequest: a token in the form of a JWT, signed by nobody.
+fn token(store: &Store, namespace: &str, name: &str, mut request: Value) -> Result<Response, ApiError> {
+    let find =
+        |plural: &str| Resource::by_plural(plural).ok_or_else(|| ApiError::new(500, "InternalError", plural));
+    let account = store.get(find("serviceaccounts")?, namespace, name)?;
+    let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(3600);
+    if seconds < 600 {
+        let kind = Resource { kind: "TokenRequest", ..*find("serviceaccounts")? };
+        let cause = format!("Invalid value: {seconds}: may not specify a duration less than 10 minutes");
+        return Err(ApiError::invalid(
+            &kind,
+            "",
+            &[("FieldValueInvalid", "spec.expirationSeconds".to_owned(), cause)],
+        ));
+    }
+    let bound = request["spec"]["boundObjectRef"].clone();
+    if let Some(pod_name) = bound["name"].as_str().filter(|_| bound["kind"] == json!("Pod")) {
+        let pods = find("pods")?;
+        let pod = store.get(pods, namespace, pod_name)?;
+        let live = pod["metadata"]["uid"].as_str().unwrap_or_default();
+        if let Some(uid) = bound["uid"].as_str().filter(|uid| !uid.is_empty() && *uid != live) {
+            let why = format!(
+                "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
+            );
+            return Err(ApiError::conflict(pods, pod_name, &why));
+        }
+        if pod["spec"]["serviceAccountName"] != json!(name) {
+            return Err(ApiError::bad_request(format!(
+                "cannot bind token for serviceaccount {name:?} to pod running with different serviceaccount name."
+            )));
+        }
+    }
+    let issued = jiff::Timestamp::now();
+    let expires = issued + jiff::SignedDuration::from_secs(seconds);
+    if request["spec"]["audiences"].as_array().is_none_or(Vec::is_empty) {
+        request["spec"]["audiences"] = json!(["https://kubernetes.default.svc.cluster.local"]);
+    }
+    request["spec"]["expirationSeconds"] = json!(seconds);
+    let claims = json!({
+        "aud": request["spec"]["audiences"], "iat": issued.as_second(), "nbf": issued.as_second(), "exp": expires.as_second(),
+        "iss": "https://kubernetes.default.svc.cluster.local", "jti": uuid::Uuid::new_v4().to_string(),
+        "sub": format!("system:serviceaccount:{namespace}:{name}"),
+        "kubernetes.io": {"namespace": namespace, "serviceaccount": {"name": name, "uid": account["metadata"]["uid"]},
+            "pod": {"name": bound["name"], "uid": bound["uid"]}},
+    });
+    let part = |value: &Value| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(value.to_string());
+    request["kind"] = json!("TokenRequest");
+    request["apiVersion"] = json!("authentication.k8s.io/v1");
+    request["metadata"] = json!({"name": name, "namespace": namespace, "creationTimestamp": now()});
+    request["status"] = json!({
+        "token": format!("{}.{}.unsigned", part(&json!({"alg": "none", "typ": "JWT"})), part(&claims)),
+        "expirationTimestamp": expires.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+    });
+    Ok(ok(201, &request))
+}
+
+struct ContinueToken {
+    rv: u64,
+    key: (String, String),
+}
+
+impl ContinueToken {
+    fn encode(&self) -> String {
+        base64::engine::general_purpose::URL_SAFE_NO_PAD
+            .encode(json!([self.rv, self.key.0, self.key.1]).to_string())
+    }
+
+    fn decode(text: &str) -> Option<Self> {
+        let bytes = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(text).ok()?;
+        let (rv, namespace, name) = serde_json::from_slice(&bytes).ok()?;
+        Some(Self { rv, key: (namespace, name) })
+    }
+}
+
+fn line(kind: &str, object: &Value) -> String {
+    format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n")
+}
+
+fn bookmark(resource: &Resource, rv: u64, initial_end: bool) -> Value {
+    let mut meta = json!({"resourceVersion": rv.to_string(), "creationTimestamp": null});
+    if initial_end {
+        meta["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+    }
+    json!({"kind": resource.kind, "apiVersion": resource.api_version(), "metadata": meta})
+}
+
+/// One open watch: a cursor into the history.
+struct Watch {
+    server: Arc<Server>,
+    changed: tokio::sync::watch::Receiver<u64>,
+    cuts: tokio::sync::watch::Receiver<WatchCut>,
+    /// The last cut before this watch began.
+    cut: WatchCut,
+    resource: &'static Resource,
+    namespace: String,
+    selector: Selector,
+    cursor: u64,
+    pending: Vec<String>,
+    ended: bool,
+    until: Instant,
+    bookmarks: bool,
+}
+
+impl Watch {
+    /// The next lines; none when the watch is over.
+    async fn next(&mut self) -> Option<String> {
+        loop {
+            if !self.pending.is_empty() {
+                return Some(self.pending.drain(..).collect());
+            }
+            if self.ended {
+                return None;
+            }
+            let cut = *self.cuts.borrow_and_update();
+            if cut != self.cut {
+                self.ended = true;
+                if cut.expired {
+                    self.pending.push(line("ERROR", &ApiError::expired(self.cursor, self.cursor + 1).body()));
+                }
+                continue;
+            }
+            self.changed.borrow_and_update();
+            match self.server.store.changes_after(self.resource, self.cursor) {
+                Err(error) => {
+                    self.ended = true;
+                    self.pending.push(line("ERROR", &error.body()));
+                    continue;
+                }
+                Ok((changes, rv)) => {
+                    self.pending = changes.iter().filter_map(|change| self.describe(change)).collect();
+                    self.cursor = self.cursor.max(rv);
+                }
+            }
+            if !self.pending.is_empty() {
+                continue;
+            }
+            // All three arms only wake the loop; a dropped one is asked again.
+            tokio::select! {
+                changed = self.changed.changed() => if changed.is_err() { return None },
+                cut = self.cuts.changed() => if cut.is_err() { return None },
+                () = tokio::time::sleep(self.server.bookmark_every), if self.bookmarks => {
+                    self.pending.push(line("BOOKMARK", &bookmark(self.resource, self.cursor, false)));
+                }
+                () = tokio::time::sleep_until(self.until) => self.ended = true,
+            }
+        }
+    }
+
+    /// An object that comes to match is added, one that ceases to match is deleted.
+    fn describe(&self, change: &Change) -> Option<String> {
+        let meta = &change.object["metadata"];
+        if !self.namespace.is_empty() && meta["namespace"] != json!(self.namespace) {
+            return None;
+        }
+        let matched = change.before.as_ref().is_some_and(|before| self.selector.matches(before));
+        let matches = change.kind != ChangeKind::Deleted && self.selector.matches(&change.object);
+        match (matched, matches) {
+            (false, false) => None,
+            (false, true) => Some(line("ADDED", &change.object)),
+            (true, true) => Some(line("MODIFIED", &change.object)),
+            (true, false) => Some(line("DELETED", &change.object)),
+        }
+    }
+}
