@@ -1,0 +1,489 @@
+//! What to do about a pod, given its spec and what the runtime says (pod-sync.md §5.1-§5.5).
+//!
+//! Crash-loop back-off is not asked here: a container that backs off is in the start list (that is what keeps the pod
+//! alive), and [`super::backoff`] says when its turn comes.
+
+use k8s_openapi::api::core::v1::{Container as SpecContainer, Pod};
+use quintlet_model::hash::container_hash;
+use quintlet_model::ids::{ContainerId, SandboxId};
+use quintlet_model::pod;
+use quintlet_model::probe::{ProbeResult, ProbeType};
+use quintlet_model::runtime::{Container, ContainerState, PodRuntime, SandboxState};
+
+use super::probes::ProbeView;
+use super::restart::{
+    container_should_restart, is_restart_all_source, restarts_after_kill, should_container_be_restarted,
+};
+
+/// What the decision sees.
+#[derive(Debug, Clone, Copy)]
+pub struct ActionInput<'a> {
+    /// Spec and metadata.
+    pub pod: &'a Pod,
+    /// The newest inspection, in its order (newest first).
+    pub runtime: &'a PodRuntime,
+    /// Probe results.
+    pub probes: &'a ProbeView,
+    /// Condition AllContainersRestarting of the status just made is True.
+    pub restart_all: bool,
+}
+
+/// Why a running container is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KillReason {
+    /// The runtime does not know its state.
+    UnknownState,
+    /// Name or image differ from what it was made of.
+    DefinitionChanged,
+    /// Its liveness probe failed; the probe's grace period applies.
+    LivenessProbe,
+    /// Its startup probe failed; the probe's grace period applies.
+    StartupProbe,
+}
+
+/// One container to kill.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerKill {
+    /// Instance.
+    pub id: ContainerId,
+    /// Name in the spec.
+    pub name: String,
+    /// Text of the Killing event.
+    pub message: String,
+    /// Cause.
+    pub reason: KillReason,
+}
+
+/// One instance to remove when all containers restart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerReset {
+    /// Instance.
+    pub id: ContainerId,
+    /// Name in the spec.
+    pub name: String,
+    /// It has not exited: kill it first, grace 0.
+    pub kill: bool,
+}
+
+/// What to do. Indexes point into the lists of the spec.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodActions {
+    /// Kill all containers and sandboxes. The kill list is empty then; without `create_sandbox` so is everything else.
+    pub kill_pod: bool,
+    /// Make a sandbox (after `kill_pod`).
+    pub create_sandbox: bool,
+    /// Attempt of the sandbox to make, or of the one that is kept.
+    pub attempt: u32,
+    /// The sandbox that is kept, or the one that is replaced; `None` where there is none, and where only the network mode
+    /// changed (no SandboxChanged event is made then).
+    pub sandbox_id: Option<SandboxId>,
+    /// Init containers to start, in order. At most one of them is a plain one.
+    pub init_to_start: Vec<usize>,
+    /// Regular containers to start.
+    pub to_start: Vec<usize>,
+    /// Ephemeral containers to start.
+    pub ephemeral_to_start: Vec<usize>,
+    /// Running containers to kill before anything starts.
+    pub to_kill: Vec<ContainerKill>,
+    /// Restart of all containers: kill and remove these in order, keep their logs. Nothing else is set then.
+    pub reset: Vec<ContainerReset>,
+    /// Dead init instances to remove: all of them with `create_sandbox` (they must run again), else those that are not the
+    /// newest of their name. The driver holds back what the API server has not got yet.
+    pub prune: Vec<ContainerId>,
+}
+
+impl PodActions {
+    /// Nothing to do. Pruning is housekeeping, not an action.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        !self.kill_pod
+            && !self.create_sandbox
+            && self.init_to_start.is_empty()
+            && self.to_start.is_empty()
+            && self.ephemeral_to_start.is_empty()
+            && self.to_kill.is_empty()
+            && self.reset.is_empty()
+    }
+}
+
+/// Whether the newest sandbox serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SandboxDecision {
+    /// It serves.
+    Keep {
+        /// Its id.
+        id: SandboxId,
+        /// Its attempt.
+        attempt: u32,
+    },
+    /// A new one is needed.
+    Create {
+        /// Attempt of the new one.
+        attempt: u32,
+        /// The one replaced, for the SandboxChanged event.
+        replaces: Option<SandboxId>,
+        /// Why.
+        why: SandboxChange,
+    },
+}
+
+/// Why a sandbox does not serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SandboxChange {
+    /// There is none.
+    None,
+    /// More than one is ready.
+    SeveralReady,
+    /// The newest is not ready.
+    NotReady,
+    /// Its network mode is not the spec's.
+    NetworkMode,
+    /// It reported a network without an address.
+    NoAddress,
+}
+
+/// Decides on the sandbox (pkg/kubelet/kuberuntime/util: PodSandboxChanged).
+#[must_use]
+pub fn sandbox_decision(pod: &Pod, runtime: &PodRuntime) -> SandboxDecision {
+    let Some(newest) = runtime.sandboxes.first() else {
+        return SandboxDecision::Create { attempt: 0, replaces: None, why: SandboxChange::None };
+    };
+    let create = |replaces, why| SandboxDecision::Create { attempt: newest.attempt + 1, replaces, why };
+    let host_network = pod::host_network(pod);
+    if runtime.sandboxes.iter().filter(|s| s.state == SandboxState::Ready).count() > 1 {
+        return create(Some(newest.id.clone()), SandboxChange::SeveralReady);
+    }
+    if newest.state != SandboxState::Ready {
+        return create(Some(newest.id.clone()), SandboxChange::NotReady);
+    }
+    if newest.host_network != host_network {
+        return create(None, SandboxChange::NetworkMode);
+    }
+    if !host_network && newest.has_network && newest.ips.is_empty() {
+        return create(Some(newest.id.clone()), SandboxChange::NoAddress);
+    }
+    SandboxDecision::Keep { id: newest.id.clone(), attempt: newest.attempt }
+}
+
+/// Decides what to do about a pod that is to run.
+#[must_use]
+pub fn compute_actions(input: &ActionInput<'_>) -> PodActions {
+    let &ActionInput { pod, runtime, restart_all, .. } = input;
+    let sandbox = sandbox_decision(pod, runtime);
+    if restart_all {
+        let (sandbox_id, attempt) = match sandbox {
+            SandboxDecision::Keep { id, attempt } => (Some(id), attempt),
+            SandboxDecision::Create { attempt, replaces, .. } => (replaces, attempt),
+        };
+        return PodActions { sandbox_id, attempt, reset: reset_list(pod, runtime), ..PodActions::default() };
+    }
+    match sandbox {
+        SandboxDecision::Create { attempt, replaces, .. } => with_new_sandbox(pod, runtime, attempt, replaces),
+        SandboxDecision::Keep { id, attempt } => in_kept_sandbox(input, id, attempt),
+    }
+}
+
+fn reset_list(pod: &Pod, runtime: &PodRuntime) -> Vec<ContainerReset> {
+    let spec = pod::spec(pod);
+    let list = |containers: &[SpecContainer], sources: bool| -> Vec<ContainerReset> {
+        containers
+            .iter()
+            .filter(|c| is_restart_all_source(c, runtime) == sources)
+            .flat_map(|c| runtime.instances(&c.name))
+            .map(|c| ContainerReset {
+                id: c.id.clone(),
+                name: c.name.clone(),
+                kill: c.state != ContainerState::Exited,
+            })
+            .collect()
+    };
+    // The source goes last: until it is gone its exit code still tells why all of this happens.
+    [
+        list(&spec.containers, false),
+        list(pod::init_containers(pod), false),
+        list(&spec.containers, true),
+        list(pod::init_containers(pod), true),
+    ]
+    .concat()
+}
+
+/// Some regular container was ever created, going by the newest instances.
+pub(crate) fn any_regular_created(pod: &Pod, runtime: &PodRuntime) -> bool {
+    pod::spec(pod)
+        .containers
+        .iter()
+        .filter_map(|c| runtime.newest(&c.name))
+        .any(|c| c.state != ContainerState::Unknown)
+}
+
+fn with_new_sandbox(
+    pod: &Pod,
+    runtime: &PodRuntime,
+    attempt: u32,
+    replaces: Option<SandboxId>,
+) -> PodActions {
+    let mut actions = PodActions {
+        kill_pod: true,
+        create_sandbox: true,
+        attempt,
+        sandbox_id: replaces,
+        ..PodActions::default()
+    };
+    if pod::restart_policy(pod) == "Never" && attempt != 0 && !runtime.containers.is_empty() {
+        actions.create_sandbox = false;
+        return actions;
+    }
+    let start: Vec<usize> = pod::spec(pod)
+        .containers
+        .iter()
+        .enumerate()
+        .filter(|(_, c)| {
+            let succeeded = runtime
+                .newest(&c.name)
+                .is_some_and(|s| s.state == ContainerState::Exited && s.exit_code == 0);
+            !(succeeded && super::restart::effective_policy(c, pod) == "OnFailure")
+        })
+        .map(|(i, _)| i)
+        .collect();
+    if start.is_empty() && any_regular_created(pod, runtime) {
+        actions.create_sandbox = false;
+        return actions;
+    }
+    let inits = pod::init_containers(pod);
+    if inits.is_empty() {
+        actions.to_start = start;
+    } else {
+        actions.init_to_start = vec![0];
+        actions.prune =
+            inits.iter().flat_map(|c| runtime.instances(&c.name)).map(|c| c.id.clone()).collect();
+    }
+    actions
+}
+
+fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodActions {
+    let &ActionInput { pod, runtime, probes, .. } = input;
+    let spec = pod::spec(pod);
+    let mut actions = PodActions { sandbox_id: Some(id.clone()), attempt, ..PodActions::default() };
+    actions.prune = prunable(pod, runtime);
+    actions.ephemeral_to_start = spec
+        .ephemeral_containers
+        .iter()
+        .flatten()
+        .enumerate()
+        .filter(|(_, c)| runtime.newest(&c.name).is_none())
+        .map(|(i, _)| i)
+        .collect();
+
+    match init_actions(input, &id, &mut actions) {
+        InitProgress::Failed => return kill_only(actions),
+        InitProgress::Waiting => return actions,
+        InitProgress::Done => {}
+    }
+
+    let mut kept = 0_usize;
+    for (index, container) in spec.containers.iter().enumerate() {
+        let running = match runtime.newest(&container.name) {
+            Some(newest) if newest.state == ContainerState::Running => newest,
+            stopped => {
+                if should_container_be_restarted(container, pod, runtime) {
+                    actions.to_start.push(index);
+                    if let Some(unknown) = stopped.filter(|c| c.state == ContainerState::Unknown) {
+                        actions.to_kill.push(ContainerKill {
+                            id: unknown.id.clone(),
+                            name: unknown.name.clone(),
+                            message: "Container is in \"unknown\" state, try killing it before restart".to_owned(),
+                            reason: KillReason::UnknownState,
+                        });
+                    }
+                }
+                continue;
+            }
+        };
+        let failed = |probe| probes.get(probe, &running.id) == Some(ProbeResult::Failure);
+        let (mut message, reason, restart) = if definition_changed(container, running) {
+            // A changed definition restarts whatever the policy says: what runs is not what is asked for.
+            (format!("Container {} definition changed", container.name), KillReason::DefinitionChanged, true)
+        } else if failed(ProbeType::Liveness) {
+            (
+                format!("Container {} failed liveness probe", container.name),
+                KillReason::LivenessProbe,
+                restarts_after_kill(container, pod),
+            )
+        } else if failed(ProbeType::Startup) {
+            (
+                format!("Container {} failed startup probe", container.name),
+                KillReason::StartupProbe,
+                restarts_after_kill(container, pod),
+            )
+        } else {
+            kept += 1;
+            continue;
+        };
+        if restart {
+            message.push_str(", will be restarted");
+            actions.to_start.push(index);
+        }
+        actions.to_kill.push(ContainerKill {
+            id: running.id.clone(),
+            name: container.name.clone(),
+            message,
+            reason,
+        });
+    }
+    if kept == 0 && actions.to_start.is_empty() {
+        return kill_only(actions);
+    }
+    actions
+}
+
+// A pod that is killed for good starts nothing, and its containers need no kill of their own.
+fn kill_only(actions: PodActions) -> PodActions {
+    PodActions {
+        kill_pod: true,
+        attempt: actions.attempt,
+        sandbox_id: actions.sandbox_id,
+        prune: actions.prune,
+        ..PodActions::default()
+    }
+}
+
+fn prunable(pod: &Pod, runtime: &PodRuntime) -> Vec<ContainerId> {
+    pod::init_containers(pod)
+        .iter()
+        .flat_map(|c| {
+            runtime
+                .instances(&c.name)
+                .filter(|c| matches!(c.state, ContainerState::Exited | ContainerState::Unknown))
+                .skip(1)
+        })
+        .map(|c| c.id.clone())
+        .collect()
+}
+
+fn definition_changed(container: &SpecContainer, status: &Container) -> bool {
+    status.hash() != container_hash(&container.name, container.image.as_deref().unwrap_or_default())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum InitProgress {
+    /// The regular containers may start.
+    Done,
+    /// Init containers have to do something first.
+    Waiting,
+    /// One failed for good.
+    Failed,
+}
+
+fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodActions) -> InitProgress {
+    let &ActionInput { pod, runtime, probes, .. } = input;
+    let inits = pod::init_containers(pod);
+    if inits.is_empty() {
+        return InitProgress::Done;
+    }
+    let mut initialized = pod::spec(pod)
+        .containers
+        .iter()
+        .filter_map(|c| runtime.newest(&c.name))
+        .any(|c| matches!(c.state, ContainerState::Created | ContainerState::Running));
+    // "The one after it was reached before", or, with regular containers there, all were.
+    let mut previous = initialized;
+    let last = inits.len() - 1;
+
+    for (index, container) in inits.iter().enumerate().rev() {
+        // What an init container did for an earlier sandbox does not count in this one.
+        let status = runtime.newest(&container.name).filter(|s| &s.sandbox_id == sandbox);
+        let sidecar = pod::is_sidecar(container);
+        let Some(status) = status else {
+            if previous && sidecar {
+                actions.init_to_start.push(index);
+            }
+            continue;
+        };
+        if previous && !sidecar {
+            continue;
+        }
+        let kill = |message: String, reason| ContainerKill {
+            id: status.id.clone(),
+            name: container.name.clone(),
+            message,
+            reason,
+        };
+        match status.state {
+            ContainerState::Created => actions.init_to_start.push(index),
+            ContainerState::Running if !sidecar => {}
+            ContainerState::Running => {
+                let startup = match container.startup_probe {
+                    Some(_) => probes.get(ProbeType::Startup, &status.id),
+                    None => Some(ProbeResult::Success),
+                };
+                match startup {
+                    None | Some(ProbeResult::Unknown) => {}
+                    Some(ProbeResult::Failure) => {
+                        actions.to_kill.push(kill(
+                            format!("Init container {} failed startup probe", container.name),
+                            KillReason::StartupProbe,
+                        ));
+                        actions.init_to_start.push(index);
+                    }
+                    Some(ProbeResult::Success) => {
+                        if index == last {
+                            initialized = true;
+                        } else if !previous {
+                            actions.init_to_start.push(index + 1);
+                        }
+                        if definition_changed(container, status) {
+                            actions.to_kill.push(kill(
+                                format!("Init container {} definition changed", container.name),
+                                KillReason::DefinitionChanged,
+                            ));
+                            actions.init_to_start.push(index);
+                        } else if container.liveness_probe.is_some()
+                            && probes.get(ProbeType::Liveness, &status.id) == Some(ProbeResult::Failure)
+                        {
+                            actions.to_kill.push(kill(
+                                format!("Init container {} failed liveness probe", container.name),
+                                KillReason::LivenessProbe,
+                            ));
+                            actions.init_to_start.push(index);
+                        }
+                    }
+                }
+            }
+            ContainerState::Exited if sidecar => actions.init_to_start.push(index),
+            ContainerState::Exited => {
+                if status.exit_code != 0 || status.reason == "OOMKilled" {
+                    // OOMKilled with code 0 still is a failure; the policy is asked as for one.
+                    let code = if status.exit_code == 0 { 137 } else { status.exit_code };
+                    if !container_should_restart(container, pod, code) {
+                        return InitProgress::Failed;
+                    }
+                    actions.init_to_start.push(index);
+                } else if index == last {
+                    initialized = true;
+                } else {
+                    actions.init_to_start.push(index + 1);
+                }
+            }
+            ContainerState::Unknown => {
+                if !sidecar && !restarts_after_kill(container, pod) {
+                    return InitProgress::Failed;
+                }
+                actions.to_kill.push(kill(
+                    "Init container is in \"unknown\" state, try killing it before restart".to_owned(),
+                    KillReason::UnknownState,
+                ));
+                actions.init_to_start.push(index);
+            }
+        }
+        previous = true;
+    }
+    if !previous {
+        actions.init_to_start.push(0);
+    }
+    actions.init_to_start.reverse();
+    if initialized { InitProgress::Done } else { InitProgress::Waiting }
+}
+
+#[cfg(test)]
+#[path = "actions_tests.rs"]
+mod tests;

@@ -1,0 +1,379 @@
+//! Crash-loop and image-pull back-off (pod-sync.md §6.4, §7.3), on boottime.
+//!
+//! State is per pod and kept on disk across a restart of pod-sync; times are CLOCK_BOOTTIME, so a record of another boot
+//! is worth nothing. When a container finished is known by the runtime's wall clock only: the caller translates it to
+//! "so long ago".
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Container;
+use quintlet_model::hash::fnv64_hex;
+use quintlet_model::ids::PodRef;
+use quintlet_model::runtime::{Container as RuntimeContainer, ContainerState, PodRuntime};
+use serde::{Deserialize, Serialize};
+
+/// A container that ran this long since its last restart starts from the initial delay again. Fixed: it does not follow
+/// `maxContainerRestartPeriod`.
+pub const CRASH_LOOP_RESET: Duration = Duration::from_secs(600);
+
+/// Delays of a back-off; each is twice the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delays {
+    /// First delay.
+    pub initial: Duration,
+    /// Largest delay.
+    pub max: Duration,
+}
+
+impl Default for Delays {
+    fn default() -> Self {
+        Self { initial: Duration::from_secs(10), max: Duration::from_secs(300) }
+    }
+}
+
+impl Delays {
+    fn after(self, previous: Option<Duration>) -> Duration {
+        previous.map_or(self.initial, |d| d * 2).min(self.max)
+    }
+}
+
+/// Whether something may start now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Now.
+    Now,
+    /// Not before `until`.
+    Later {
+        /// Boottime at which it may.
+        until: Duration,
+        /// The whole delay, for messages.
+        delay: Duration,
+    },
+}
+
+/// One entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Delay after the next exit.
+    pub delay: Duration,
+    /// Boottime of the restart that set it.
+    pub last_update: Duration,
+}
+
+/// Crash-loop back-off of the containers of one pod, by [`crash_loop_key`].
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CrashLoop {
+    entries: BTreeMap<String, Entry>,
+}
+
+impl CrashLoop {
+    /// Asks for a container whose newest exited instance finished `finished_ago` before `now` (boottime). Containers that
+    /// never exited are not asked for.
+    #[must_use]
+    pub fn turn(&self, key: &str, finished_ago: Duration, now: Duration) -> Turn {
+        let Some(entry) = self.live(key, finished_ago, now) else { return Turn::Now };
+        if finished_ago < entry.delay {
+            Turn::Later { until: now + (entry.delay - finished_ago), delay: entry.delay }
+        } else {
+            Turn::Now
+        }
+    }
+
+    /// Notes that the container is started now; call it before the start, and put it on disk. Gives the delay that the
+    /// next exit will meet.
+    pub fn advance(&mut self, key: &str, finished_ago: Duration, now: Duration, delays: Delays) -> Duration {
+        let delay = delays.after(self.live(key, finished_ago, now).map(|e| e.delay));
+        self.entries.insert(key.to_owned(), Entry { delay, last_update: now });
+        delay
+    }
+
+    /// Drops entries of containers that are not among `keys`: an image or resource change makes a new key.
+    pub fn retain(&mut self, keys: &[String]) {
+        self.entries.retain(|k, _| keys.contains(k));
+    }
+
+    /// The entry of a key.
+    #[must_use]
+    pub fn entry(&self, key: &str) -> Option<Entry> {
+        self.entries.get(key).copied()
+    }
+
+    /// Nothing to keep on disk.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn live(&self, key: &str, finished_ago: Duration, now: Duration) -> Option<Entry> {
+        let finished = now.saturating_sub(finished_ago);
+        self.entry(key).filter(|e| finished.saturating_sub(e.last_update) <= CRASH_LOOP_RESET)
+    }
+}
+
+/// The instance back-off counts from: the newest exited one.
+#[must_use]
+pub fn last_exit<'a>(runtime: &'a PodRuntime, name: &str) -> Option<&'a RuntimeContainer> {
+    runtime.containers.iter().find(|c| c.name == name && c.state == ContainerState::Exited)
+}
+
+/// How long before wall time `now` an instance finished; zero for a finish in the future (a clock was stepped).
+#[must_use]
+pub fn finished_ago(exited: &RuntimeContainer, now: jiff::Timestamp) -> Duration {
+    let nanos = now.as_nanosecond() - i128::from(exited.finished_unix_ns);
+    Duration::from_nanos(u64::try_from(nanos.max(0)).unwrap_or(u64::MAX))
+}
+
+/// Key of a container's crash-loop entry. Image and resources take part, so changing them starts over.
+#[must_use]
+pub fn crash_loop_key(pod: &PodRef, container: &Container) -> String {
+    let resources = container
+        .resources
+        .as_ref()
+        .and_then(|r| serde_json::to_string(r).ok())
+        .unwrap_or_default();
+    fnv64_hex(&format!(
+        "{}/{}/{}/{}/{}/{resources}",
+        pod.name,
+        pod.namespace,
+        pod.uid,
+        container.name,
+        container.image.as_deref().unwrap_or_default(),
+    ))
+}
+
+/// Message of waiting reason CrashLoopBackOff.
+#[must_use]
+pub fn crash_loop_message(delay: Duration, container: &str, pod: &PodRef) -> String {
+    format!("back-off {} restarting failed container={container} pod={pod}", go_duration(delay))
+}
+
+/// One entry of the image-pull back-off.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PullEntry {
+    /// Delay since `last_update`.
+    pub delay: Duration,
+    /// Boottime of the failure that set it.
+    pub last_update: Duration,
+    /// Name of the error that set it, e.g. `ErrImagePull`.
+    pub error: String,
+    /// Its message.
+    pub message: String,
+}
+
+/// Image-pull back-off of one pod, by image.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PullBackoff {
+    entries: BTreeMap<String, PullEntry>,
+}
+
+impl PullBackoff {
+    /// Whether `image` may be pulled at boottime `now`.
+    #[must_use]
+    pub fn turn(&self, image: &str, now: Duration, delays: Delays) -> Turn {
+        match self.live(image, now, delays) {
+            Some(e) if now < e.last_update + e.delay => {
+                Turn::Later { until: e.last_update + e.delay, delay: e.delay }
+            }
+            Some(_) | None => Turn::Now,
+        }
+    }
+
+    /// Notes a failed pull. A success does not reset the entry; it ages out.
+    pub fn failed(&mut self, image: &str, now: Duration, delays: Delays, error: &str, message: &str) {
+        let delay = delays.after(self.live(image, now, delays).map(|e| e.delay));
+        self.entries.insert(
+            image.to_owned(),
+            PullEntry { delay, last_update: now, error: error.to_owned(), message: message.to_owned() },
+        );
+    }
+
+    /// Message of waiting reason ImagePullBackOff: the previous error is part of it.
+    #[must_use]
+    pub fn message(&self, image: &str) -> String {
+        let head = format!("Back-off pulling image {image:?}");
+        match self.entries.get(image) {
+            Some(e) => format!("{head}: {}: {}", e.error, e.message),
+            None => head,
+        }
+    }
+
+    /// Drops entries of images that are not among `images`.
+    pub fn retain(&mut self, images: &[String]) {
+        self.entries.retain(|k, _| images.contains(k));
+    }
+
+    /// Nothing to keep on disk.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn live(&self, image: &str, now: Duration, delays: Delays) -> Option<&PullEntry> {
+        self.entries.get(image).filter(|e| now.saturating_sub(e.last_update) <= delays.max * 2)
+    }
+}
+
+/// A duration as Go prints it: `10s`, `1m20s`, `5m0s`, `1.5s`, `250ms`.
+#[must_use]
+pub fn go_duration(d: Duration) -> String {
+    let nanos = d.as_nanos();
+    if nanos == 0 {
+        return "0s".to_owned();
+    }
+    let fraction = |value: u128, unit: u128| {
+        let mut text = (value / unit).to_string();
+        let rest = value % unit;
+        if rest != 0 {
+            let width = unit.ilog10() as usize;
+            let digits = format!("{rest:0width$}");
+            let _ = write!(text, ".{}", digits.trim_end_matches('0'));
+        }
+        text
+    };
+    if nanos < 1_000 {
+        return format!("{nanos}ns");
+    }
+    if nanos < 1_000_000 {
+        return format!("{}µs", fraction(nanos, 1_000));
+    }
+    if nanos < 1_000_000_000 {
+        return format!("{}ms", fraction(nanos, 1_000_000));
+    }
+    let (hours, minutes) = (d.as_secs() / 3600, d.as_secs() / 60 % 60);
+    let seconds = fraction(nanos % 60_000_000_000, 1_000_000_000);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, m) => format!("{m}m{seconds}s"),
+        (h, m) => format!("{h}h{m}m{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quintlet_model::ids::PodUid;
+    use serde_json::json;
+
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn restarts_come_at_once_then_after_10_20_40_80_160_300_300_seconds() {
+        let mut state = CrashLoop::default();
+        let mut now = s(1000);
+        let mut waited = Vec::new();
+        for _ in 0..8 {
+            // It exits one second after its start.
+            now += s(1);
+            let turn = state.turn("k", Duration::ZERO, now);
+            let wait = match turn {
+                Turn::Now => Duration::ZERO,
+                Turn::Later { until, delay } => {
+                    assert_eq!(until, now + delay);
+                    delay
+                }
+            };
+            waited.push(wait.as_secs());
+            now += wait;
+            assert_eq!(state.turn("k", wait, now), Turn::Now);
+            state.advance("k", wait, now, Delays::default());
+        }
+        assert_eq!(waited, [0, 10, 20, 40, 80, 160, 300, 300]);
+    }
+
+    #[test]
+    fn the_delay_is_measured_from_the_finish() {
+        let mut state = CrashLoop::default();
+        state.advance("k", s(0), s(100), Delays::default());
+        assert_eq!(state.turn("k", s(3), s(200)), Turn::Later { until: s(207), delay: s(10) });
+        assert_eq!(state.turn("k", s(10), s(200)), Turn::Now);
+    }
+
+    #[test]
+    fn more_than_ten_minutes_between_restart_and_exit_start_over() {
+        let mut state = CrashLoop::default();
+        for now in [s(100), s(120), s(160)] {
+            state.advance("k", s(0), now, Delays::default());
+        }
+        assert_eq!(state.entry("k").unwrap().delay, s(40));
+        // Ran for exactly 600 s: still counts.
+        assert!(matches!(state.turn("k", s(0), s(760)), Turn::Later { .. }));
+        assert_eq!(state.turn("k", s(0), s(761)), Turn::Now);
+        assert_eq!(state.advance("k", s(0), s(761), Delays::default()), s(10));
+    }
+
+    #[test]
+    fn a_short_maximum_caps_the_first_delay_too() {
+        let delays = Delays { initial: s(10), max: s(15) };
+        let mut state = CrashLoop::default();
+        assert_eq!(state.advance("k", s(0), s(1), delays), s(10));
+        assert_eq!(state.advance("k", s(0), s(2), delays), s(15));
+    }
+
+    #[test]
+    fn what_is_on_disk_reads_back_the_same() {
+        let mut state = CrashLoop::default();
+        state.advance("k", s(0), s(100), Delays::default());
+        let text = serde_json::to_string(&state).unwrap();
+        assert_eq!(serde_json::from_str::<CrashLoop>(&text).unwrap(), state);
+        let mut pulls = PullBackoff::default();
+        pulls.failed("i", s(1), Delays::default(), "ErrImagePull", "no");
+        let text = serde_json::to_string(&pulls).unwrap();
+        assert_eq!(serde_json::from_str::<PullBackoff>(&text).unwrap(), pulls);
+    }
+
+    #[test]
+    fn a_pull_backs_off_after_failures_and_remembers_the_last_error() {
+        let d = Delays::default();
+        let mut pulls = PullBackoff::default();
+        assert_eq!(pulls.turn("i", s(0), d), Turn::Now);
+        assert_eq!(pulls.message("i"), "Back-off pulling image \"i\"");
+        pulls.failed("i", s(100), d, "ErrImagePull", "no such host");
+        assert_eq!(pulls.turn("i", s(105), d), Turn::Later { until: s(110), delay: s(10) });
+        assert_eq!(pulls.turn("i", s(110), d), Turn::Now);
+        assert_eq!(pulls.message("i"), "Back-off pulling image \"i\": ErrImagePull: no such host");
+        pulls.failed("i", s(110), d, "ErrImagePull", "no such host");
+        assert_eq!(pulls.turn("i", s(111), d), Turn::Later { until: s(130), delay: s(20) });
+        // Idle for longer than twice the maximum: starts over.
+        pulls.failed("i", s(110 + 601), d, "ErrImagePull", "x");
+        assert_eq!(pulls.turn("i", s(711), d), Turn::Later { until: s(721), delay: s(10) });
+    }
+
+    #[test]
+    fn the_key_changes_with_image_and_resources_and_with_nothing_else() {
+        let pod = PodRef { uid: PodUid::parse("u").unwrap(), namespace: "n".into(), name: "p".into() };
+        let key = |c: serde_json::Value| crash_loop_key(&pod, &serde_json::from_value(c).unwrap());
+        let base = key(json!({"name": "c", "image": "i"}));
+        assert_eq!(base, key(json!({"name": "c", "image": "i", "command": ["x"]})));
+        assert_ne!(base, key(json!({"name": "c", "image": "j"})));
+        assert_ne!(base, key(json!({"name": "c", "image": "i", "resources": {"limits": {"cpu": "1"}}})));
+    }
+
+    #[test]
+    fn durations_read_as_go_writes_them() {
+        for (d, want) in [
+            (s(0), "0s"),
+            (s(10), "10s"),
+            (s(80), "1m20s"),
+            (s(300), "5m0s"),
+            (s(3600), "1h0m0s"),
+            (Duration::from_millis(1500), "1.5s"),
+            (Duration::from_millis(250), "250ms"),
+            (Duration::from_micros(1500), "1.5ms"),
+            (Duration::from_nanos(1010), "1.01µs"),
+            (Duration::from_nanos(7), "7ns"),
+        ] {
+            assert_eq!(go_duration(d), want);
+        }
+        let pod = PodRef { uid: PodUid::parse("u").unwrap(), namespace: "n".into(), name: "p".into() };
+        assert_eq!(
+            crash_loop_message(s(80), "main", &pod),
+            "back-off 1m20s restarting failed container=main pod=p_n(u)"
+        );
+    }
+}

@@ -1,0 +1,359 @@
+//! The conditions of a pod that the node agent owns (status.md B5).
+
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition};
+use quintlet_model::pod;
+use quintlet_model::runtime::PodRuntime;
+
+use super::phase::Phase;
+
+/// All regular containers and sidecars are Ready.
+pub const CONTAINERS_READY: &str = "ContainersReady";
+/// ContainersReady, and the readiness gates are open.
+pub const READY: &str = "Ready";
+/// Init containers are done.
+pub const INITIALIZED: &str = "Initialized";
+/// Sandbox and network are there.
+pub const READY_TO_START: &str = "PodReadyToStartContainers";
+/// Always True here: the pod is on this node.
+pub const POD_SCHEDULED: &str = "PodScheduled";
+/// Something is about to end the pod; shared with other writers.
+pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
+/// A rule restarts every container in place.
+pub const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
+/// A resize waits.
+pub const RESIZE_PENDING: &str = "PodResizePending";
+/// A resize is under way.
+pub const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
+
+/// Types that only the node agent writes (pkg/kubelet/types/pod_status.go).
+#[must_use]
+pub fn is_owned(type_: &str) -> bool {
+    matches!(
+        type_,
+        CONTAINERS_READY
+            | READY
+            | INITIALIZED
+            | READY_TO_START
+            | POD_SCHEDULED
+            | ALL_CONTAINERS_RESTARTING
+            | RESIZE_PENDING
+            | RESIZE_IN_PROGRESS
+    )
+}
+
+/// Types whose transition time follows their status.
+#[must_use]
+pub fn has_transition_time(type_: &str) -> bool {
+    matches!(
+        type_,
+        CONTAINERS_READY
+            | READY
+            | INITIALIZED
+            | READY_TO_START
+            | POD_SCHEDULED
+            | DISRUPTION_TARGET
+            | ALL_CONTAINERS_RESTARTING
+    )
+}
+
+/// Builds a condition without times.
+#[must_use]
+pub fn condition(type_: &str, status: bool, reason: &str, message: &str) -> PodCondition {
+    PodCondition {
+        type_: type_.to_owned(),
+        status: if status { "True" } else { "False" }.to_owned(),
+        reason: Some(reason.to_owned()).filter(|r| !r.is_empty()),
+        message: Some(message.to_owned()).filter(|m| !m.is_empty()),
+        ..PodCondition::default()
+    }
+}
+
+fn names(list: &[&str]) -> String {
+    format!("[{}]", list.join(" "))
+}
+
+fn join(parts: &[(&str, &[&str])]) -> String {
+    let parts: Vec<String> = parts
+        .iter()
+        .filter(|(_, list)| !list.is_empty())
+        .map(|(text, list)| format!("{text}: {}", names(list)))
+        .collect();
+    parts.join(", ")
+}
+
+fn find<'a>(statuses: &'a [ContainerStatus], name: &str) -> Option<&'a ContainerStatus> {
+    statuses.iter().find(|s| s.name == name)
+}
+
+/// ContainersReady. `regular` is `None` where the status has no list at all.
+#[must_use]
+pub fn containers_ready(
+    pod: &Pod,
+    init: &[ContainerStatus],
+    regular: Option<&[ContainerStatus]>,
+    phase: Phase,
+) -> PodCondition {
+    let Some(regular) = regular else {
+        return condition(CONTAINERS_READY, false, "UnknownContainerStatuses", "");
+    };
+    let mut unknown = Vec::new();
+    let mut unready = Vec::new();
+    let mut look = |container: &'_ str, status: Option<&ContainerStatus>| match status {
+        None => unknown.push(container.to_owned()),
+        Some(s) if !s.ready => unready.push(container.to_owned()),
+        Some(_) => {}
+    };
+    for c in pod::init_containers(pod).iter().filter(|c| pod::is_sidecar(c)) {
+        look(&c.name, find(init, &c.name));
+    }
+    for c in &pod::spec(pod).containers {
+        look(&c.name, find(regular, &c.name));
+    }
+    let (unknown, unready) = (as_strs(&unknown), as_strs(&unready));
+    match phase {
+        Phase::Succeeded if unknown.is_empty() => {
+            return condition(CONTAINERS_READY, false, "PodCompleted", "");
+        }
+        Phase::Failed => return condition(CONTAINERS_READY, false, "PodFailed", ""),
+        Phase::Pending | Phase::Running | Phase::Succeeded => {}
+    }
+    let message =
+        join(&[("containers with unknown status", &unknown), ("containers with unready status", &unready)]);
+    if message.is_empty() {
+        condition(CONTAINERS_READY, true, "", "")
+    } else {
+        condition(CONTAINERS_READY, false, "ContainersNotReady", &message)
+    }
+}
+
+fn as_strs(list: &[String]) -> Vec<&str> {
+    list.iter().map(String::as_str).collect()
+}
+
+/// Ready. `conditions` are those of the status, readiness gates among them.
+#[must_use]
+pub fn ready(pod: &Pod, containers_ready: &PodCondition, conditions: &[PodCondition]) -> PodCondition {
+    if containers_ready.status != "True" {
+        return PodCondition { type_: READY.to_owned(), ..containers_ready.clone() };
+    }
+    let closed: Vec<String> = pod::spec(pod)
+        .readiness_gates
+        .iter()
+        .flatten()
+        .filter_map(|gate| {
+            let name = &gate.condition_type;
+            match conditions.iter().find(|c| &c.type_ == name) {
+                None => {
+                    Some(format!("corresponding condition of pod readiness gate {name:?} does not exist."))
+                }
+                Some(c) if c.status != "True" => {
+                    Some(format!("the status of pod readiness gate {name:?} is not \"True\", but {}", c.status))
+                }
+                Some(_) => None,
+            }
+        })
+        .collect();
+    if closed.is_empty() {
+        condition(READY, true, "", "")
+    } else {
+        condition(READY, false, "ReadinessGatesNotReady", &closed.join(", "))
+    }
+}
+
+/// Initialized. `was_true`: the old status has it True, and a restart of all containers must not take it back.
+#[must_use]
+pub fn initialized(
+    pod: &Pod,
+    init: Option<&[ContainerStatus]>,
+    regular: &[ContainerStatus],
+    phase: Phase,
+    was_true: bool,
+) -> PodCondition {
+    let containers = pod::init_containers(pod);
+    if init.is_none() && !containers.is_empty() {
+        return condition(INITIALIZED, false, "UnknownContainerStatuses", "");
+    }
+    let init = init.unwrap_or_default();
+    let done = |c: &Container, s: &ContainerStatus| {
+        if pod::is_sidecar(c) { s.started == Some(true) } else { s.ready }
+    };
+    let mut unknown = Vec::new();
+    let mut incomplete = Vec::new();
+    for c in containers {
+        match find(init, &c.name) {
+            None => unknown.push(c.name.as_str()),
+            Some(s) if !done(c, s) => incomplete.push(c.name.as_str()),
+            Some(_) => {}
+        }
+    }
+    if phase == Phase::Succeeded && unknown.is_empty() {
+        return condition(INITIALIZED, true, "PodCompleted", "");
+    }
+    let regular_ran = pod::spec(pod).containers.iter().filter_map(|c| find(regular, &c.name)).any(|s| {
+        s.state.as_ref().is_some_and(|s| s.running.is_some() || s.terminated.is_some())
+    });
+    if regular_ran {
+        return condition(INITIALIZED, true, "", "");
+    }
+    let message = join(&[
+        ("containers with unknown status", &unknown),
+        ("containers with incomplete status", &incomplete),
+    ]);
+    if message.is_empty() || was_true {
+        condition(INITIALIZED, true, "", "")
+    } else {
+        condition(INITIALIZED, false, "ContainersNotInitialized", &message)
+    }
+}
+
+/// PodReadyToStartContainers: the newest sandbox serves.
+#[must_use]
+pub fn ready_to_start(pod: &Pod, runtime: &PodRuntime) -> PodCondition {
+    let keep = matches!(
+        super::actions::sandbox_decision(pod, runtime),
+        super::actions::SandboxDecision::Keep { .. }
+    );
+    condition(READY_TO_START, keep, "", "")
+}
+
+/// AllContainersRestarting, for pods with such a rule. `triggered`: see
+/// [`super::restart::restart_all_triggered`].
+#[must_use]
+pub fn all_containers_restarting(runtime: &PodRuntime, phase: Phase, triggered: bool) -> PodCondition {
+    match phase {
+        Phase::Succeeded => condition(ALL_CONTAINERS_RESTARTING, false, "PodCompleted", ""),
+        Phase::Failed => condition(ALL_CONTAINERS_RESTARTING, false, "PodFailed", ""),
+        Phase::Pending | Phase::Running if triggered && !runtime.containers.is_empty() => condition(
+            ALL_CONTAINERS_RESTARTING,
+            true,
+            "RestartAllContainersStarted",
+            "container exited with restart policy rule",
+        ),
+        Phase::Pending | Phase::Running => condition(ALL_CONTAINERS_RESTARTING, false, "", ""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::testing::{RuntimeBuilder, pod_json};
+    use quintlet_model::runtime::SandboxState;
+    use serde_json::{Value, json};
+
+    fn statuses(list: Value) -> Vec<ContainerStatus> {
+        let list = list.as_array().unwrap();
+        list.iter()
+            .map(|v| {
+                let mut all = json!({"image": "", "imageID": "", "ready": false, "restartCount": 0});
+                all.as_object_mut().unwrap().extend(v.as_object().unwrap().clone());
+                serde_json::from_value(all).unwrap()
+            })
+            .collect()
+    }
+
+    fn brief(c: &PodCondition) -> (&str, &str, &str) {
+        (&c.status, c.reason.as_deref().unwrap_or(""), c.message.as_deref().unwrap_or(""))
+    }
+
+    fn two() -> Pod {
+        pod_json(json!({"containers": [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}],
+            "initContainers": [{"name": "s", "image": "i", "restartPolicy": "Always"}, {"name": "p", "image": "i"}]}))
+    }
+
+    #[test]
+    fn containers_ready_names_who_is_not() {
+        let p = two();
+        let side = statuses(json!([{"name": "s", "ready": true}]));
+        let both = statuses(json!([{"name": "a", "ready": true}, {"name": "b", "ready": true}]));
+        let one = statuses(json!([{"name": "a"}]));
+        for (name, init, regular, phase, want) in [
+            ("no list", &side, None, Phase::Running, ("False", "UnknownContainerStatuses", "")),
+            ("all", &side, Some(&both), Phase::Running, ("True", "", "")),
+            ("succeeded", &side, Some(&both), Phase::Succeeded, ("False", "PodCompleted", "")),
+            ("failed", &side, Some(&one), Phase::Failed, ("False", "PodFailed", "")),
+            (
+                "some",
+                &Vec::new(),
+                Some(&one),
+                Phase::Succeeded,
+                (
+                    "False",
+                    "ContainersNotReady",
+                    "containers with unknown status: [s b], containers with unready status: [a]",
+                ),
+            ),
+        ] {
+            let got = containers_ready(&p, init, regular.map(Vec::as_slice), phase);
+            assert_eq!(brief(&got), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn ready_follows_containers_ready_and_the_gates() {
+        let p = pod_json(json!({"containers": [], "readinessGates": [{"conditionType": "x/y"}, {"conditionType": "z"}]}));
+        let yes = condition(CONTAINERS_READY, true, "", "");
+        let no = condition(CONTAINERS_READY, false, "R", "m");
+        assert_eq!(brief(&ready(&p, &no, &[])), ("False", "R", "m"));
+        let got = ready(&p, &yes, &[condition("z", false, "", "")]);
+        assert_eq!(
+            brief(&got),
+            (
+                "False",
+                "ReadinessGatesNotReady",
+                "corresponding condition of pod readiness gate \"x/y\" does not exist., the status of pod readiness gate \"z\" is not \"True\", but False"
+            )
+        );
+        let open = [condition("z", true, "", ""), condition("x/y", true, "", "")];
+        assert_eq!(brief(&ready(&p, &yes, &open)), ("True", "", ""));
+    }
+
+    #[test]
+    fn initialized_waits_for_ready_inits_and_started_sidecars() {
+        let p = two();
+        let done = statuses(json!([{"name": "s", "started": true}, {"name": "p", "ready": true}]));
+        let half = statuses(json!([{"name": "s", "started": false}]));
+        let ran = statuses(json!([{"name": "a", "state": {"running": {}}}]));
+        for (name, init, regular, phase, was, want) in [
+            ("no list", None, &Vec::new(), Phase::Pending, false, ("False", "UnknownContainerStatuses", "")),
+            ("done", Some(&done), &Vec::new(), Phase::Pending, false, ("True", "", "")),
+            ("regular ran", Some(&half), &ran, Phase::Running, false, ("True", "", "")),
+            ("succeeded", Some(&done), &ran, Phase::Succeeded, false, ("True", "PodCompleted", "")),
+            ("was true", Some(&half), &Vec::new(), Phase::Pending, true, ("True", "", "")),
+            (
+                "half",
+                Some(&half),
+                &Vec::new(),
+                Phase::Pending,
+                false,
+                (
+                    "False",
+                    "ContainersNotInitialized",
+                    "containers with unknown status: [p], containers with incomplete status: [s]",
+                ),
+            ),
+        ] {
+            let got = initialized(&p, init.map(Vec::as_slice), regular, phase, was);
+            assert_eq!(brief(&got), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_pod_is_ready_to_start_containers_while_its_sandbox_serves() {
+        let p = two();
+        assert_eq!(ready_to_start(&p, &RuntimeBuilder::ready().build()).status, "True");
+        assert_eq!(ready_to_start(&p, &RuntimeBuilder::none().build()).status, "False");
+        let stopped = RuntimeBuilder::none().sandbox(SandboxState::NotReady).build();
+        assert_eq!(ready_to_start(&p, &stopped).status, "False");
+    }
+
+    #[test]
+    fn a_restart_of_all_lasts_until_the_last_instance_is_gone() {
+        let some = RuntimeBuilder::ready().exited("a", 1).build();
+        let none = RuntimeBuilder::ready().build();
+        assert_eq!(brief(&all_containers_restarting(&some, Phase::Running, true)).0, "True");
+        assert_eq!(brief(&all_containers_restarting(&some, Phase::Running, false)).0, "False");
+        assert_eq!(brief(&all_containers_restarting(&none, Phase::Running, true)).0, "False");
+        assert_eq!(brief(&all_containers_restarting(&some, Phase::Failed, true)).1, "PodFailed");
+        assert_eq!(brief(&all_containers_restarting(&some, Phase::Succeeded, true)).1, "PodCompleted");
+    }
+}

@@ -1,0 +1,558 @@
+//! QoS class, pod aggregation, OOM scores and the numbers of cgroups (resources.md §2, §3.5, §4, §6).
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use quintlet_model::pod;
+
+use super::quantity::Quantity;
+
+const CPU: &str = "cpu";
+const MEMORY: &str = "memory";
+
+const MIN_SHARES: u64 = 2;
+const MAX_SHARES: u64 = 262_144;
+const SHARES_PER_CPU: u64 = 1024;
+/// Default CFS period, microseconds.
+pub const DEFAULT_PERIOD_US: u64 = 100_000;
+const MIN_QUOTA_US: i64 = 1000;
+
+/// Name to amount.
+pub type ResourceList = BTreeMap<String, Quantity>;
+
+/// QoS class of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum QosClass {
+    /// Nothing asked for.
+    BestEffort,
+    /// In between.
+    Burstable,
+    /// Every container limited, requests equal limits.
+    Guaranteed,
+}
+
+impl QosClass {
+    /// The name in the API.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::BestEffort => "BestEffort",
+            Self::Burstable => "Burstable",
+            Self::Guaranteed => "Guaranteed",
+        }
+    }
+}
+
+impl fmt::Display for QosClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+fn list(api: Option<&BTreeMap<String, ApiQuantity>>) -> ResourceList {
+    api.into_iter().flatten().map(|(k, v)| (k.clone(), Quantity::of(v))).collect()
+}
+
+/// Requests of a container.
+#[must_use]
+pub fn container_requests(c: &Container) -> ResourceList {
+    list(c.resources.as_ref().and_then(|r| r.requests.as_ref()))
+}
+
+/// Limits of a container.
+#[must_use]
+pub fn container_limits(c: &Container) -> ResourceList {
+    list(c.resources.as_ref().and_then(|r| r.limits.as_ref()))
+}
+
+fn add(into: &mut ResourceList, more: &ResourceList) {
+    for (name, amount) in more {
+        let slot = into.entry(name.clone()).or_default();
+        *slot = *slot + *amount;
+    }
+}
+
+fn raise(into: &mut ResourceList, other: &ResourceList) {
+    for (name, amount) in other {
+        let slot = into.entry(name.clone()).or_insert(*amount);
+        if *amount > *slot {
+            *slot = *amount;
+        }
+    }
+}
+
+fn pod_level(name: &str) -> bool {
+    name == CPU || name == MEMORY || name.starts_with("hugepages-")
+}
+
+fn aggregate(pod: &Pod, of: impl Fn(&Container) -> ResourceList) -> ResourceList {
+    let mut total = ResourceList::new();
+    for c in &pod::spec(pod).containers {
+        add(&mut total, &of(c));
+    }
+    let mut sidecars = ResourceList::new();
+    let mut stages = ResourceList::new();
+    for c in pod::init_containers(pod) {
+        let own = of(c);
+        if pod::is_sidecar(c) {
+            add(&mut total, &own);
+            add(&mut sidecars, &own);
+            raise(&mut stages, &sidecars);
+        } else {
+            let mut step = sidecars.clone();
+            add(&mut step, &own);
+            raise(&mut stages, &step);
+        }
+    }
+    raise(&mut total, &stages);
+    total
+}
+
+fn replace_with_pod_level(total: &mut ResourceList, of: Option<&BTreeMap<String, ApiQuantity>>) {
+    for (name, amount) in list(of) {
+        if pod_level(&name) {
+            total.insert(name, amount);
+        }
+    }
+}
+
+fn pod_resources(pod: &Pod) -> Option<&ResourceRequirements> {
+    pod::spec(pod).resources.as_ref()
+}
+
+/// Requests of a pod without overhead.
+#[must_use]
+pub fn pod_requests_without_overhead(pod: &Pod) -> ResourceList {
+    let mut total = aggregate(pod, container_requests);
+    replace_with_pod_level(&mut total, pod_resources(pod).and_then(|r| r.requests.as_ref()));
+    total
+}
+
+/// Limits of a pod without overhead.
+#[must_use]
+pub fn pod_limits_without_overhead(pod: &Pod) -> ResourceList {
+    let mut total = aggregate(pod, container_limits);
+    replace_with_pod_level(&mut total, pod_resources(pod).and_then(|r| r.limits.as_ref()));
+    total
+}
+
+/// Requests of a pod (component-helpers/resource: PodRequests).
+#[must_use]
+pub fn pod_requests(pod: &Pod) -> ResourceList {
+    let mut total = pod_requests_without_overhead(pod);
+    add(&mut total, &list(pod::spec(pod).overhead.as_ref()));
+    total
+}
+
+/// Limits of a pod; overhead raises only limits that are there.
+#[must_use]
+pub fn pod_limits(pod: &Pod) -> ResourceList {
+    let mut total = pod_limits_without_overhead(pod);
+    for (name, amount) in list(pod::spec(pod).overhead.as_ref()) {
+        if let Some(limit) = total.get_mut(&name).filter(|l| !l.is_zero()) {
+            *limit = *limit + amount;
+        }
+    }
+    total
+}
+
+/// For an API object.
+#[must_use]
+pub fn to_api(list: &ResourceList) -> BTreeMap<String, ApiQuantity> {
+    list.iter().map(|(k, v)| (k.clone(), v.to_api())).collect()
+}
+
+/// The class of a pod: the API's word if it has one, else computed.
+#[must_use]
+pub fn qos_class(pod: &Pod) -> QosClass {
+    match pod.status.as_ref().and_then(|s| s.qos_class.as_deref()) {
+        Some("BestEffort") => QosClass::BestEffort,
+        Some("Burstable") => QosClass::Burstable,
+        Some("Guaranteed") => QosClass::Guaranteed,
+        Some(_) | None => compute_qos_class(pod),
+    }
+}
+
+/// The class by cpu and memory of containers and init containers, or of the pod level alone where that is set.
+#[must_use]
+pub fn compute_qos_class(pod: &Pod) -> QosClass {
+    let considered = |l: ResourceList| -> ResourceList {
+        l.into_iter().filter(|(k, v)| (k == CPU || k == MEMORY) && v.is_positive()).collect()
+    };
+    let mut requests = ResourceList::new();
+    let mut limits = ResourceList::new();
+    let mut all_limited = true;
+    let own = pod_resources(pod).filter(|r| {
+        let names = |l: &Option<BTreeMap<String, ApiQuantity>>| l.iter().flatten().any(|(k, _)| pod_level(k));
+        names(&r.requests) || names(&r.limits)
+    });
+    if let Some(own) = own {
+        requests = considered(list(own.requests.as_ref()));
+        limits = considered(list(own.limits.as_ref()));
+        all_limited = limits.len() == 2;
+    } else {
+        for c in pod::spec(pod).containers.iter().chain(pod::init_containers(pod)) {
+            add(&mut requests, &considered(container_requests(c)));
+            let own = considered(container_limits(c));
+            all_limited &= own.len() == 2;
+            add(&mut limits, &own);
+        }
+    }
+    if requests.is_empty() && limits.is_empty() {
+        QosClass::BestEffort
+    } else if all_limited && requests == limits {
+        QosClass::Guaranteed
+    } else {
+        QosClass::Burstable
+    }
+}
+
+/// Thousandths of a CPU to cpu.shares.
+#[must_use]
+pub fn milli_to_shares(milli: i64) -> u64 {
+    let milli = u64::try_from(milli).unwrap_or(0);
+    (milli.saturating_mul(SHARES_PER_CPU) / 1000).clamp(MIN_SHARES, MAX_SHARES)
+}
+
+/// Thousandths of a CPU to a quota in microseconds; 0 is "no quota".
+#[must_use]
+pub fn milli_to_quota(milli: i64, period_us: u64) -> i64 {
+    if milli <= 0 {
+        return 0;
+    }
+    let quota = i128::from(milli) * i128::from(period_us) / 1000;
+    i64::try_from(quota).unwrap_or(i64::MAX).max(MIN_QUOTA_US)
+}
+
+/// cpu.shares to thousandths of a CPU, rounded up.
+#[must_use]
+pub fn shares_to_milli(shares: i64) -> i64 {
+    if shares < 2 {
+        return 0;
+    }
+    i64::try_from((i128::from(shares) * 1000).div_ceil_i(1024)).unwrap_or(i64::MAX)
+}
+
+trait DivCeil {
+    fn div_ceil_i(self, by: i128) -> i128;
+}
+
+impl DivCeil for i128 {
+    fn div_ceil_i(self, by: i128) -> i128 {
+        (self + by - 1) / by
+    }
+}
+
+/// Quota to thousandths of a CPU; no quota is 0.
+#[must_use]
+pub fn quota_to_milli(quota_us: i64, period_us: i64) -> i64 {
+    if quota_us <= 0 || period_us <= 0 {
+        return 0;
+    }
+    i64::try_from(i128::from(quota_us) * 1000 / i128::from(period_us)).unwrap_or(i64::MAX)
+}
+
+/// cpu.weight of the groups the agent itself writes (linear; container weights are the OCI runtime's business).
+#[must_use]
+pub fn shares_to_weight(shares: u64) -> u64 {
+    if shares >= MAX_SHARES { 10_000 } else { 1 + (shares.max(MIN_SHARES) - 2) * 9999 / 262_142 }
+}
+
+/// cpu.weight to shares.
+#[must_use]
+pub fn weight_to_shares(weight: u64) -> u64 {
+    weight.saturating_sub(1) * 262_142 / 9999 + 2
+}
+
+/// Values of a pod's cgroup; `None` is "do not write".
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodCgroup {
+    /// cpu.shares (cpu.weight by [`shares_to_weight`]).
+    pub cpu_shares: Option<u64>,
+    /// Microseconds per period; -1: no limit.
+    pub cpu_quota_us: Option<i64>,
+    /// Microseconds.
+    pub cpu_period_us: Option<u64>,
+    /// memory.max, bytes.
+    pub memory_bytes: Option<i64>,
+    /// hugetlb limits by page size as in the resource name (`2Mi`), bytes; sizes that are missing get 0.
+    pub hugepages: BTreeMap<String, i64>,
+    /// pids.max.
+    pub pids: Option<i64>,
+}
+
+/// Settings of the node that pod cgroups follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CgroupSettings {
+    /// `cpuCFSQuota`.
+    pub cfs_quota: bool,
+    /// `cpuCFSQuotaPeriod`, microseconds.
+    pub period_us: u64,
+    /// `podPidsLimit`; 0 and less: none.
+    pub pids_limit: i64,
+}
+
+impl Default for CgroupSettings {
+    fn default() -> Self {
+        Self { cfs_quota: true, period_us: DEFAULT_PERIOD_US, pids_limit: -1 }
+    }
+}
+
+/// What a pod's cgroup is set to (pkg/kubelet/cm: ResourceConfigForPod).
+#[must_use]
+pub fn pod_cgroup(pod: &Pod, settings: CgroupSettings) -> PodCgroup {
+    let requests = pod_requests(pod);
+    let limits = pod_limits(pod);
+    let amount = |l: &ResourceList, name: &str| l.get(name).copied().unwrap_or_default();
+    let shares = milli_to_shares(amount(&requests, CPU).milli_value());
+    let quota = match milli_to_quota(amount(&limits, CPU).milli_value(), settings.period_us) {
+        _ if !settings.cfs_quota => -1,
+        quota => quota,
+    };
+    let memory = amount(&limits, MEMORY).value();
+    // One container without a limit leaves the whole pod without.
+    let limited = |name: &str| {
+        let pod_level =
+            pod_resources(pod).and_then(|r| r.limits.as_ref()).is_some_and(|l| l.contains_key(name));
+        pod_level
+            || pod::spec(pod)
+                .containers
+                .iter()
+                .chain(pod::init_containers(pod))
+                .all(|c| container_limits(c).get(name).is_some_and(|l| !l.is_zero()))
+    };
+    let hugepages = requests
+        .iter()
+        .filter_map(|(k, v)| Some((k.strip_prefix("hugepages-")?.to_owned(), v.value())))
+        .collect();
+    let mut cgroup = PodCgroup {
+        hugepages,
+        pids: Some(settings.pids_limit).filter(|p| *p > 0),
+        ..PodCgroup::default()
+    };
+    let some = |value: i64| Some(value).filter(|v| *v != 0);
+    match qos_class(pod) {
+        QosClass::Guaranteed => {
+            cgroup.cpu_shares = Some(shares);
+            cgroup.cpu_quota_us = some(quota);
+            cgroup.cpu_period_us = Some(settings.period_us);
+            cgroup.memory_bytes = some(memory);
+        }
+        QosClass::Burstable => {
+            cgroup.cpu_shares = Some(shares);
+            if limited(CPU) {
+                cgroup.cpu_quota_us = some(quota);
+                cgroup.cpu_period_us = Some(settings.period_us);
+            }
+            if limited(MEMORY) {
+                cgroup.memory_bytes = some(memory);
+            }
+        }
+        QosClass::BestEffort => cgroup.cpu_shares = Some(MIN_SHARES),
+    }
+    cgroup
+}
+
+/// cpu.shares of the burstable tier: the sum of what its pods request.
+#[must_use]
+pub fn burstable_shares<'a>(active: impl IntoIterator<Item = &'a Pod>) -> u64 {
+    let milli = active
+        .into_iter()
+        .filter(|p| qos_class(p) == QosClass::Burstable)
+        .filter_map(|p| pod_requests(p).get(CPU).map(|q| q.milli_value()))
+        .fold(0_i64, i64::saturating_add);
+    milli_to_shares(milli)
+}
+
+/// `oom_score_adj` of a container (pkg/kubelet/qos/policy.go). `node_memory` is the machine's, bytes.
+#[must_use]
+pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
+    let node_critical = pod::is_critical(pod)
+        && pod::spec(pod).priority_class_name.as_deref() == Some("system-node-critical");
+    if node_critical {
+        return -997;
+    }
+    match qos_class(pod) {
+        QosClass::Guaranteed => return -997,
+        QosClass::BestEffort => return 1000,
+        QosClass::Burstable => {}
+    }
+    let memory = |l: ResourceList| l.get(MEMORY).copied().unwrap_or_default().value();
+    let spec = pod::spec(pod);
+    let count = spec.containers.len() + pod::init_containers(pod).len();
+    let extra = match pod_resources(pod)
+        .and_then(|r| r.requests.as_ref())
+        .and_then(|r| r.get(MEMORY))
+    {
+        Some(own) if count > 0 => {
+            let containers = memory(aggregate(pod, container_requests));
+            (Quantity::of(own).value() - containers) / i64::try_from(count).unwrap_or(1)
+        }
+        Some(_) | None => 0,
+    };
+    let score = |request: i64| {
+        let scaled = i128::from(request + extra) * 1000 / i128::from(node_memory.max(1));
+        1000 - i64::try_from(scaled).unwrap_or(1000)
+    };
+    let mut adjust = score(memory(container_requests(container)));
+    let sidecar = pod::init_containers(pod).iter().any(|c| c.name == container.name && pod::is_sidecar(c));
+    if sidecar {
+        // A sidecar is not to go before the container it serves.
+        let smallest = spec.containers.iter().map(|c| memory(container_requests(c))).min().unwrap_or(0);
+        adjust = adjust.min(score(smallest));
+    }
+    if adjust < 3 {
+        3
+    } else if adjust >= 1000 {
+        999
+    } else {
+        adjust
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::testing::pod_json;
+    use serde_json::{Value, json};
+
+    fn c(name: &str, requests: Value, limits: Value) -> Value {
+        json!({"name": name, "image": "i", "resources": {"requests": requests, "limits": limits}})
+    }
+
+    fn pod(containers: Value) -> Pod {
+        pod_json(json!({"containers": containers}))
+    }
+
+    #[test]
+    fn the_class_follows_requests_and_limits() {
+        let full = json!({"cpu": "1", "memory": "1Gi"});
+        for (name, spec, want) in [
+            ("nothing", json!({"containers": [c("a", json!({}), json!({}))]}), QosClass::BestEffort),
+            ("zero counts as nothing", json!({"containers": [c("a", json!({"cpu": "0"}), json!({}))]}), QosClass::BestEffort),
+            ("other resources do not count", json!({"containers": [c("a", json!({"ephemeral-storage": "1Gi"}), json!({}))]}), QosClass::BestEffort),
+            ("all equal", json!({"containers": [c("a", full.clone(), full.clone())]}), QosClass::Guaranteed),
+            ("written otherwise", json!({"containers": [c("a", json!({"cpu": "1000m", "memory": "1024Mi"}), full.clone())]}), QosClass::Guaranteed),
+            ("one without", json!({"containers": [c("a", full.clone(), full.clone()), c("b", json!({}), json!({}))]}), QosClass::Burstable),
+            ("no memory limit", json!({"containers": [c("a", json!({"cpu": "1"}), json!({"cpu": "1"}))]}), QosClass::Burstable),
+            ("request below limit", json!({"containers": [c("a", json!({"cpu": "500m", "memory": "1Gi"}), full.clone())]}), QosClass::Burstable),
+            ("init without", json!({"containers": [c("a", full.clone(), full.clone())], "initContainers": [c("b", json!({}), json!({}))]}), QosClass::Burstable),
+            ("pod level alone counts", json!({"containers": [c("a", json!({}), json!({}))], "resources": {"requests": full.clone(), "limits": full.clone()}}), QosClass::Guaranteed),
+            ("pod level lower", json!({"containers": [c("a", full.clone(), full.clone())], "resources": {"requests": {"cpu": "1"}, "limits": full}}), QosClass::Burstable),
+        ] {
+            assert_eq!(compute_qos_class(&pod_json(spec)), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_api_has_the_last_word_on_the_class() {
+        let mut p = pod(json!([c("a", json!({}), json!({}))]));
+        p.status = Some(crate::decide::testing::status_json(json!({"qosClass": "Guaranteed"})));
+        assert_eq!(qos_class(&p), QosClass::Guaranteed);
+    }
+
+    #[test]
+    fn a_pod_needs_what_its_most_expensive_moment_needs() {
+        let cpu = |name: &str, milli: &str, sidecar: bool| {
+            let mut v = c(name, json!({"cpu": milli}), json!({}));
+            if sidecar {
+                v["restartPolicy"] = json!("Always");
+            }
+            v
+        };
+        for (name, containers, inits, want) in [
+            ("sum", json!([cpu("a", "100m", false), cpu("b", "200m", false)]), json!([]), 300),
+            ("big init", json!([cpu("a", "100m", false)]), json!([cpu("i", "500m", false)]), 500),
+            ("small init", json!([cpu("a", "100m", false)]), json!([cpu("i", "50m", false)]), 100),
+            ("sidecar adds", json!([cpu("a", "100m", false)]), json!([cpu("s", "50m", true)]), 150),
+            ("init after sidecar", json!([cpu("a", "100m", false)]), json!([cpu("s", "50m", true), cpu("i", "200m", false)]), 250),
+            ("init before sidecar", json!([cpu("a", "100m", false)]), json!([cpu("i", "200m", false), cpu("s", "50m", true)]), 200),
+        ] {
+            let p = pod_json(json!({"containers": containers, "initContainers": inits}));
+            assert_eq!(pod_requests(&p)[CPU].milli_value(), want, "{name}");
+        }
+        let p = pod_json(json!({"containers": [cpu("a", "100m", false)], "overhead": {"cpu": "10m"},
+            "resources": {"requests": {"cpu": "1"}}}));
+        assert_eq!(pod_requests(&p)[CPU].milli_value(), 1010);
+        assert!(!pod_limits(&p).contains_key(CPU));
+    }
+
+    #[test]
+    fn the_conversions_are_the_kubelets() {
+        for (milli, shares) in [(0, 2), (1, 2), (2, 2), (100, 102), (1000, 1024), (1_000_000, 262_144)] {
+            assert_eq!(milli_to_shares(milli), shares);
+        }
+        for (milli, quota) in [(0, 0), (1, 1000), (9, 1000), (10, 1000), (250, 25_000), (1500, 150_000)] {
+            assert_eq!(milli_to_quota(milli, DEFAULT_PERIOD_US), quota);
+        }
+        for (shares, milli) in [(0, 0), (1, 0), (2, 2), (102, 100), (1024, 1000)] {
+            assert_eq!(shares_to_milli(shares), milli);
+        }
+        assert_eq!(quota_to_milli(-1, 100_000), 0);
+        assert_eq!(quota_to_milli(25_000, 100_000), 250);
+        for (shares, weight) in [(2, 1), (1024, 39), (262_144, 10_000), (300_000, 10_000)] {
+            assert_eq!(shares_to_weight(shares), weight);
+        }
+        assert_eq!(weight_to_shares(1), 2);
+    }
+
+    #[test]
+    fn a_burstable_pod_is_limited_only_if_every_container_is() {
+        let both = json!([
+            c("a", json!({"cpu": "100m"}), json!({"cpu": "1", "memory": "64Mi"})),
+            c("b", json!({"cpu": "100m"}), json!({"cpu": "1"})),
+        ]);
+        let got = pod_cgroup(&pod(both), CgroupSettings::default());
+        assert_eq!(
+            got,
+            PodCgroup {
+                cpu_shares: Some(204),
+                cpu_quota_us: Some(200_000),
+                cpu_period_us: Some(100_000),
+                ..PodCgroup::default()
+            }
+        );
+        let none = pod_cgroup(&pod(json!([c("a", json!({}), json!({}))])), CgroupSettings::default());
+        assert_eq!(none, PodCgroup { cpu_shares: Some(2), ..PodCgroup::default() });
+        let full = json!({"cpu": "1", "memory": "64Mi"});
+        let settings = CgroupSettings { cfs_quota: false, period_us: 100_000, pids_limit: 10 };
+        let guaranteed = pod_cgroup(&pod(json!([c("a", full.clone(), full)])), settings);
+        assert_eq!(
+            guaranteed,
+            PodCgroup {
+                cpu_shares: Some(1024),
+                cpu_quota_us: Some(-1),
+                cpu_period_us: Some(100_000),
+                memory_bytes: Some(64 << 20),
+                pids: Some(10),
+                ..PodCgroup::default()
+            }
+        );
+    }
+
+    #[test]
+    fn the_oom_score_follows_class_and_memory_request() {
+        let gib = 1_i64 << 30;
+        let score = |spec: Value, index: usize| {
+            let p = pod_json(spec);
+            let all: Vec<Container> =
+                pod::spec(&p).containers.iter().chain(pod::init_containers(&p)).cloned().collect();
+            oom_score_adj(&p, &all[index], 4 * gib)
+        };
+        let full = json!({"cpu": "1", "memory": "1Gi"});
+        assert_eq!(score(json!({"containers": [c("a", full.clone(), full.clone())]}), 0), -997);
+        assert_eq!(score(json!({"containers": [c("a", json!({}), json!({}))]}), 0), 1000);
+        assert_eq!(score(json!({"containers": [c("a", json!({"memory": "1Gi"}), json!({}))]}), 0), 750);
+        assert_eq!(score(json!({"containers": [c("a", json!({"cpu": "1"}), json!({}))]}), 0), 999);
+        assert_eq!(score(json!({"containers": [c("a", json!({"memory": "4Gi"}), json!({}))]}), 0), 3);
+        let mut sidecar = c("s", json!({"memory": "1Mi"}), json!({}));
+        sidecar["restartPolicy"] = json!("Always");
+        let spec = json!({"containers": [c("a", json!({"memory": "1Gi"}), json!({}))], "initContainers": [sidecar]});
+        assert_eq!(score(spec, 1), 750);
+        let critical = json!({"containers": [c("a", json!({}), json!({}))],
+            "priority": 2_000_001_000, "priorityClassName": "system-node-critical"});
+        assert_eq!(score(critical, 0), -997);
+    }
+}

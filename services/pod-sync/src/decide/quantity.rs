@@ -1,0 +1,340 @@
+//! Kubernetes quantities, exact (apimachinery/pkg/api/resource).
+//!
+//! Kept in nano units, the finest the format knows, so sums and comparisons never round.
+
+use std::fmt;
+use std::iter::Sum;
+use std::ops::{Add, Sub};
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+
+const NANO: i128 = 1_000_000_000;
+// 2^63-1 of anything is the most the API keeps exactly; far below what i128 holds in nano units.
+const MAX: i128 = i64::MAX as i128 * NANO;
+
+/// How a quantity is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Format {
+    /// `m`, none, `k`, `M`…
+    #[default]
+    Decimal,
+    /// `Ki`, `Mi`…
+    Binary,
+    /// `e3`
+    Exponent,
+}
+
+/// An amount. Ordering and equality go by value, not by how it is written.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Quantity {
+    nanos: i128,
+    format: Format,
+}
+
+/// Text that is no quantity.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a quantity")]
+pub struct InvalidQuantity(String);
+
+impl Quantity {
+    /// Whole units.
+    #[must_use]
+    pub fn from_units(value: i64, format: Format) -> Self {
+        Self { nanos: i128::from(value) * NANO, format }
+    }
+
+    /// Thousandths, written as decimal.
+    #[must_use]
+    pub fn from_milli(value: i64) -> Self {
+        Self { nanos: i128::from(value) * (NANO / 1000), format: Format::Decimal }
+    }
+
+    /// Reads `100m`, `1.5Gi`, `2e3`…; finer than a nano unit rounds up, beyond 2^63-1 caps.
+    ///
+    /// # Errors
+    /// Not in the format.
+    pub fn parse(text: &str) -> Result<Self, InvalidQuantity> {
+        Self::read(text).ok_or_else(|| InvalidQuantity(text.to_owned()))
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let (negative, rest) = match text.as_bytes().first()? {
+            b'-' => (true, &text[1..]),
+            b'+' => (false, &text[1..]),
+            _ => (false, text),
+        };
+        let number_end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let (number, suffix) = rest.split_at(number_end);
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
+            return None;
+        }
+        let (multiplier, ten, format) = suffix_value(suffix)?;
+        // Digits beyond what can matter only decide the rounding.
+        let mut digits: i128 = 0;
+        let mut scale: i32 = 0;
+        let mut rest_nonzero = false;
+        for (i, d) in whole.bytes().chain(fraction.bytes()).enumerate() {
+            let in_fraction = i >= whole.len();
+            if digits < 10_i128.pow(24) {
+                digits = digits * 10 + i128::from(d - b'0');
+                scale -= i32::from(in_fraction);
+            } else {
+                rest_nonzero |= d != b'0';
+                scale += i32::from(!in_fraction);
+            }
+        }
+        // value = digits * 10^scale * 10^ten * multiplier; in nanos another 10^9. Multiplier is at most 2^60.
+        let exponent = scale + ten + 9;
+        let nanos = if digits == 0 {
+            0
+        } else if exponent >= 0 {
+            10_i128
+                .checked_pow(exponent.unsigned_abs())
+                .and_then(|p| digits.checked_mul(p))
+                .and_then(|v| v.checked_mul(multiplier))
+                .unwrap_or(MAX)
+        } else {
+            match digits.checked_mul(multiplier) {
+                None => return Some(Self { nanos: if negative { -MAX } else { MAX }, format }),
+                Some(product) => match 10_i128.checked_pow(exponent.unsigned_abs()) {
+                    None => 1,
+                    Some(p) => product / p + i128::from(product % p != 0 || rest_nonzero),
+                },
+            }
+        };
+        let nanos = nanos.min(MAX);
+        Some(Self { nanos: if negative { -nanos } else { nanos }, format })
+    }
+
+    /// Reads a quantity of an API object; one that is none counts as zero (the API server never stores such).
+    #[must_use]
+    pub fn of(api: &ApiQuantity) -> Self {
+        Self::parse(&api.0).unwrap_or_default()
+    }
+
+    /// Whole units, rounded up.
+    #[must_use]
+    pub fn value(self) -> i64 {
+        self.scaled(NANO)
+    }
+
+    /// Thousandths, rounded up.
+    #[must_use]
+    pub fn milli_value(self) -> i64 {
+        self.scaled(NANO / 1000)
+    }
+
+    fn scaled(self, unit: i128) -> i64 {
+        let up = self.nanos.div_euclid(unit) + i128::from(self.nanos.rem_euclid(unit) != 0);
+        i64::try_from(up).unwrap_or(if up < 0 { i64::MIN } else { i64::MAX })
+    }
+
+    /// Zero or less.
+    #[must_use]
+    pub fn is_positive(self) -> bool {
+        self.nanos > 0
+    }
+
+    /// Exactly zero.
+    #[must_use]
+    pub fn is_zero(self) -> bool {
+        self.nanos == 0
+    }
+
+    /// For an API object.
+    #[must_use]
+    pub fn to_api(self) -> ApiQuantity {
+        ApiQuantity(self.to_string())
+    }
+}
+
+// (multiplier, power of ten, format)
+fn suffix_value(suffix: &str) -> Option<(i128, i32, Format)> {
+    Some(match suffix {
+        "" => (1, 0, Format::Decimal),
+        "n" => (1, -9, Format::Decimal),
+        "u" => (1, -6, Format::Decimal),
+        "m" => (1, -3, Format::Decimal),
+        "k" => (1, 3, Format::Decimal),
+        "M" => (1, 6, Format::Decimal),
+        "G" => (1, 9, Format::Decimal),
+        "T" => (1, 12, Format::Decimal),
+        "P" => (1, 15, Format::Decimal),
+        "E" => (1, 18, Format::Decimal),
+        "Ki" => (1 << 10, 0, Format::Binary),
+        "Mi" => (1 << 20, 0, Format::Binary),
+        "Gi" => (1 << 30, 0, Format::Binary),
+        "Ti" => (1 << 40, 0, Format::Binary),
+        "Pi" => (1 << 50, 0, Format::Binary),
+        "Ei" => (1 << 60, 0, Format::Binary),
+        _ => {
+            let exponent = suffix.strip_prefix(['e', 'E'])?;
+            let digits = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
+            if digits.is_empty() || digits.len() > 4 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+                return None;
+            }
+            (1, exponent.parse().ok()?, Format::Exponent)
+        }
+    })
+}
+
+impl PartialEq for Quantity {
+    fn eq(&self, other: &Self) -> bool {
+        self.nanos == other.nanos
+    }
+}
+
+impl Eq for Quantity {}
+
+impl PartialOrd for Quantity {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Quantity {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.nanos.cmp(&other.nanos)
+    }
+}
+
+impl Add for Quantity {
+    type Output = Self;
+    /// Keeps the way the left is written, unless it is zero.
+    fn add(self, other: Self) -> Self {
+        let format = if self.nanos == 0 { other.format } else { self.format };
+        Self { nanos: (self.nanos + other.nanos).clamp(-MAX, MAX), format }
+    }
+}
+
+impl Sub for Quantity {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        let format = if self.nanos == 0 { other.format } else { self.format };
+        Self { nanos: (self.nanos - other.nanos).clamp(-MAX, MAX), format }
+    }
+}
+
+impl Sum for Quantity {
+    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+        iter.fold(Self::default(), Add::add)
+    }
+}
+
+/// The canonical form: no fraction, the largest suffix that allows it.
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.nanos == 0 {
+            return f.write_str("0");
+        }
+        // A binary quantity is whole; one below 1Ki is written as decimal.
+        if self.format == Format::Binary && self.nanos.abs() >= 1024 * NANO {
+            let mut value = self.nanos.div_euclid(NANO) + i128::from(self.nanos.rem_euclid(NANO) != 0);
+            let mut power = 0;
+            while value % 1024 == 0 && power < 6 {
+                value /= 1024;
+                power += 1;
+            }
+            return write!(f, "{value}{}", ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"][power]);
+        }
+        let mut value = self.nanos;
+        let mut power = 0;
+        while value % 1000 == 0 && power < 9 {
+            value /= 1000;
+            power += 1;
+        }
+        if self.format == Format::Exponent {
+            let exponent = (i32::try_from(power).unwrap_or(0) - 3) * 3;
+            return if exponent == 0 { write!(f, "{value}") } else { write!(f, "{value}e{exponent}") };
+        }
+        write!(f, "{value}{}", ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"][power])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn quantities_read_exactly() {
+        for (text, milli, units) in [
+            ("100m", 100, 1),
+            ("1", 1000, 1),
+            ("1.5", 1500, 2),
+            (".5", 500, 1),
+            ("5.", 5000, 5),
+            ("0", 0, 0),
+            ("-1", -1000, -1),
+            ("-1500m", -1500, -1),
+            ("+2k", 2_000_000, 2000),
+            ("1e3", 1_000_000, 1000),
+            ("1E-3", 1, 1),
+            ("128Mi", 134_217_728_000, 134_217_728),
+            ("1.5Gi", 1_610_612_736_000, 1_610_612_736),
+            ("1n", 1, 1),
+            ("0.1n", 1, 1),
+            ("100000000000000000000000000000000", i64::MAX, i64::MAX),
+        ] {
+            let q = Quantity::parse(text).unwrap();
+            assert_eq!((q.milli_value(), q.value()), (milli, units), "{text}");
+        }
+        for bad in ["", "m", "1.2.3", "1Kim", "abc", "1 Gi", "--1", "1e", "1e99999", "1ki"] {
+            assert!(Quantity::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_canonical_form_is_the_apis() {
+        for (text, want) in [
+            ("1000m", "1"),
+            ("0.5", "500m"),
+            ("1500", "1500"),
+            ("2000", "2k"),
+            ("1024Mi", "1Gi"),
+            ("1.5Gi", "1536Mi"),
+            ("512Ki", "512Ki"),
+            ("0.5Ki", "512"),
+            ("1e3", "1e3"),
+            ("0Mi", "0"),
+            ("100m", "100m"),
+        ] {
+            assert_eq!(Quantity::parse(text).unwrap().to_string(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_sum_keeps_the_format_of_what_came_first() {
+        let q = |t| Quantity::parse(t).unwrap();
+        assert_eq!((q("64Mi") + q("64Mi")).to_string(), "128Mi");
+        assert_eq!((q("0") + q("64Mi")).to_string(), "64Mi");
+        assert_eq!(["100m", "0.9"].map(q).into_iter().sum::<Quantity>().to_string(), "1");
+        assert_eq!(q("1Ki"), q("1024"));
+        assert!(q("1k") < q("1Ki"));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_reads_back_equal(milli in -1_000_000_000_000_i64..1_000_000_000_000) {
+            let q = Quantity::from_milli(milli);
+            prop_assert_eq!(Quantity::parse(&q.to_string()).unwrap(), q);
+        }
+
+        #[test]
+        fn binary_reads_back_equal(units in 0_i64..i64::MAX) {
+            let q = Quantity::from_units(units, Format::Binary);
+            prop_assert_eq!(Quantity::parse(&q.to_string()).unwrap(), q);
+        }
+
+        #[test]
+        fn no_text_panics(text in ".{0,40}") {
+            let _ = Quantity::parse(&text);
+        }
+
+        #[test]
+        fn no_number_panics(text in "[-+]?[0-9.]{0,60}([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,5})?") {
+            let _ = Quantity::parse(&text).map(|q| (q.value(), q.milli_value(), q.to_string()));
+        }
+    }
+}

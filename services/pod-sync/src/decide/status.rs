@@ -1,0 +1,497 @@
+//! The API status of a pod (status.md parts A and B).
+//!
+//! [`generate`] makes the status of every pass; it builds on the last one made (`old`), so that transition times, start
+//! time and restart counts move only forward. status-reporter merges it with the API server's copy.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStateTerminated, ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
+    ResourceRequirements,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use quintlet_model::ids::ContainerId;
+use quintlet_model::pod;
+use quintlet_model::runtime::PodRuntime;
+
+use super::conditions::{self, condition};
+use super::container_status::{
+    self as containers, Context, LOST_WHEN_TERMINATED, List, STATUS_UNKNOWN, UNKNOWN_EXIT_CODE, WaitingReason,
+    forced, from_ephemeral,
+};
+use super::phase::{Phase, phase};
+use super::probes::ProbeView;
+use super::qos;
+use super::restart::{container_should_restart, has_restart_all_rule, restart_all_triggered};
+
+/// Reason of a pod past its activeDeadlineSeconds.
+pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+/// Message of the same, of status and event.
+pub const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
+
+/// Bytes of termination messages in one status, shared evenly by its containers.
+const TERMINATION_MESSAGES_MAX: usize = 12 * 1024;
+
+/// What is fixed for the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// Scheme of container ids: `containerd`, `cri-o`.
+    pub runtime_name: String,
+    /// Addresses of the node: the primary, then the first of the other family. Empty while unknown.
+    pub host_ips: Vec<IpAddr>,
+    /// The pod's runtime handler can mount read-only recursively.
+    pub recursive_read_only: bool,
+}
+
+/// What the status is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct StatusInput<'a> {
+    /// The pod with its allocated resources, and the API server's status in it.
+    pub pod: &'a Pod,
+    /// The last status made for it; `None`: take the API server's.
+    pub old: Option<&'a PodStatus>,
+    /// The newest inspection.
+    pub runtime: &'a PodRuntime,
+    /// Probe results.
+    pub probes: &'a ProbeView,
+    /// Outcome of the last failed start, by container name.
+    pub waiting: &'a BTreeMap<String, WaitingReason>,
+    /// What exited instances left in their termination message file (or log), by instance.
+    pub termination_messages: &'a HashMap<ContainerId, String>,
+    /// Resize conditions to show.
+    pub resize: &'a [PodCondition],
+    /// The node.
+    pub node: &'a NodeFacts,
+    /// All containers were stopped for good: the second half of terminating, and terminated.
+    pub is_terminal: bool,
+    /// Wall time.
+    pub now: jiff::Timestamp,
+}
+
+/// The status a pod starts from: the last one made, else the API server's, else an empty one.
+fn base<'a>(pod: &'a Pod, old: Option<&'a PodStatus>) -> &'a PodStatus {
+    static EMPTY: std::sync::LazyLock<PodStatus> = std::sync::LazyLock::new(PodStatus::default);
+    old.or(pod.status.as_ref()).unwrap_or(&EMPTY)
+}
+
+/// Makes the status. Where that would take a container back from Terminated though nothing restarts it, the old status
+/// stays as it is (a runtime that contradicts itself is not believed).
+#[must_use]
+pub fn generate(input: &StatusInput<'_>) -> PodStatus {
+    let old = base(input.pod, input.old);
+    let status = computed(input, old);
+    if illegal_transition(input.pod, old, &status) {
+        return old.clone();
+    }
+    finish(input.pod, old, status, input.now)
+}
+
+fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
+    let pod = input.pod;
+    let spec = pod::spec(pod);
+    let api = pod.status.as_ref();
+    let triggered = restart_all_triggered(pod, input.runtime, old);
+    let context = Context {
+        pod,
+        runtime: input.runtime,
+        probes: input.probes,
+        waiting: input.waiting,
+        termination_messages: input.termination_messages,
+        runtime_name: &input.node.runtime_name,
+        recursive_read_only: input.node.recursive_read_only,
+        restarting_all: triggered,
+    };
+    let of = |l: &Option<Vec<ContainerStatus>>| l.clone().unwrap_or_default();
+    let regular = containers::convert(&context, List::Regular, &spec.containers, &of(&old.container_statuses));
+    let init = containers::convert(
+        &context,
+        List::Init,
+        pod::init_containers(pod),
+        &of(&old.init_container_statuses),
+    );
+    let ephemeral: Vec<_> = spec.ephemeral_containers.iter().flatten().map(from_ephemeral).collect();
+    let ephemeral =
+        containers::convert(&context, List::Ephemeral, &ephemeral, &of(&old.ephemeral_container_statuses));
+
+    let api_phase = api.and_then(|s| Phase::parse(s.phase.as_deref())).filter(|p| p.is_terminal());
+    let old_phase = Phase::parse(old.phase.as_deref());
+    let initialized_in_sandbox =
+        input.runtime.active_containers().any(|c| spec.containers.iter().any(|s| s.name == c.name));
+    let mut now_phase = phase(pod, &init, &regular, initialized_in_sandbox, input.is_terminal);
+    if !now_phase.is_terminal() {
+        now_phase = old_phase.filter(|p| p.is_terminal()).or(api_phase).unwrap_or(now_phase);
+    }
+
+    let (mut reason, mut message) = (None, None);
+    if Some(now_phase) == old_phase {
+        let or_api = |own: &Option<String>, of_api: Option<&String>| {
+            own.clone().filter(|r| !r.is_empty()).or_else(|| of_api.cloned())
+        };
+        reason = or_api(&old.reason, api.and_then(|s| s.reason.as_ref()));
+        message = or_api(&old.message, api.and_then(|s| s.message.as_ref()));
+    }
+    if past_active_deadline(pod, old, input.now) {
+        now_phase = Phase::Failed;
+        reason = Some(DEADLINE_EXCEEDED.to_owned());
+        message = Some(DEADLINE_MESSAGE.to_owned());
+    }
+    if let Some(api_phase) = api_phase {
+        now_phase = api_phase;
+    }
+
+    let list = conditions_of(input, old, &init, &regular, now_phase, triggered);
+    let (pod_ip, pod_ips) = addresses(input, old);
+    let requests = qos::pod_requests(pod);
+    let limits = qos::pod_limits(pod);
+    let shown = |l: &qos::ResourceList| Some(qos::to_api(l)).filter(|l| !l.is_empty());
+    let resources = (!requests.is_empty() || !limits.is_empty()).then(|| ResourceRequirements {
+        claims: None,
+        limits: shown(&limits),
+        requests: shown(&requests),
+    });
+    let filled = |l: Vec<ContainerStatus>| Some(l).filter(|l| !l.is_empty());
+    PodStatus {
+        phase: Some(now_phase.as_str().to_owned()),
+        reason,
+        message,
+        conditions: Some(list),
+        container_statuses: filled(regular),
+        init_container_statuses: filled(init),
+        ephemeral_container_statuses: filled(ephemeral),
+        host_ip: input.node.host_ips.first().map(ToString::to_string),
+        host_ips: Some(input.node.host_ips.iter().map(|ip| HostIP { ip: ip.to_string() }).collect::<Vec<_>>())
+            .filter(|l| !l.is_empty()),
+        pod_ip,
+        pod_ips,
+        qos_class: Some(qos::qos_class(pod).as_str().to_owned()),
+        allocated_resources: shown(&requests),
+        resources,
+        resource_claim_statuses: old.resource_claim_statuses.clone(),
+        extended_resource_claim_status: old.extended_resource_claim_status.clone(),
+        ..PodStatus::default()
+    }
+}
+
+fn conditions_of(
+    input: &StatusInput<'_>,
+    old: &PodStatus,
+    init: &[ContainerStatus],
+    regular: &[ContainerStatus],
+    phase: Phase,
+    triggered: bool,
+) -> Vec<PodCondition> {
+    let pod = input.pod;
+    let foreign = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    let mut list: Vec<PodCondition> = foreign
+        .filter(|c| !conditions::is_owned(&c.type_) && c.type_ != conditions::DISRUPTION_TARGET)
+        .cloned()
+        .collect();
+    let own_from = list.len();
+    if !input.is_terminal {
+        list.extend(input.resize.iter().cloned());
+    }
+    list.extend(old.conditions.iter().flatten().filter(|c| c.type_ == conditions::DISRUPTION_TARGET).cloned());
+    let own_from_computed = list.len();
+    let was_initialized = has_restart_all_rule(pod)
+        && old.conditions.iter().flatten().any(|c| c.type_ == conditions::INITIALIZED && c.status == "True");
+    list.push(conditions::ready_to_start(pod, input.runtime));
+    list.push(conditions::initialized(pod, Some(init), regular, phase, was_initialized));
+    let containers_ready = conditions::containers_ready(pod, init, Some(regular), phase);
+    list.push(conditions::ready(pod, &containers_ready, &list[..own_from]));
+    list.push(containers_ready);
+    list.push(condition(conditions::POD_SCHEDULED, true, "", ""));
+    if has_restart_all_rule(pod) {
+        list.push(conditions::all_containers_restarting(input.runtime, phase, triggered));
+    }
+    for c in &mut list[own_from_computed..] {
+        c.observed_generation = pod.metadata.generation.filter(|g| *g > 0);
+    }
+    list
+}
+
+fn addresses(input: &StatusInput<'_>, old: &PodStatus) -> (Option<String>, Option<Vec<PodIP>>) {
+    let host = &input.node.host_ips;
+    let primary_v6 = host.first().is_some_and(IpAddr::is_ipv6);
+    let one_per_family = |ips: &[IpAddr]| -> Vec<String> {
+        let first = ips.iter().find(|ip| ip.is_ipv6() == primary_v6);
+        let second = ips.iter().find(|ip| ip.is_ipv6() != primary_v6);
+        first.into_iter().chain(second).map(ToString::to_string).collect()
+    };
+    let old_ips =
+        || old.pod_ips.iter().flatten().map(|p| p.ip.clone()).filter(|ip| !ip.is_empty()).collect::<Vec<_>>();
+    let mut ips = one_per_family(input.runtime.ips());
+    if pod::host_network(input.pod) {
+        if ips.is_empty() {
+            ips = old_ips();
+        }
+        let host = one_per_family(host);
+        if ips.is_empty() {
+            ips = host;
+        } else if ips.len() == 1 && host.len() == 2 {
+            // The node became dual-stack; what was given out already stays first.
+            let v6 = ips[0].contains(':');
+            ips.extend(host.into_iter().find(|ip| ip.contains(':') != v6));
+        }
+    } else if ips.is_empty() && input.runtime.active_sandbox().is_none() {
+        // A stopped pod keeps the address it had: logs and endpoints are still looked up by it.
+        let had_sandbox = !input.runtime.sandboxes.is_empty();
+        if had_sandbox || input.is_terminal {
+            ips = old_ips();
+        }
+    }
+    let first = ips.first().cloned();
+    let all: Vec<PodIP> = ips.into_iter().map(|ip| PodIP { ip }).collect();
+    (first, Some(all).filter(|l| !l.is_empty()))
+}
+
+/// Wall time at which the pod has been active for its activeDeadlineSeconds; `None` without a deadline or a start.
+#[must_use]
+pub fn active_deadline(pod: &Pod, status: &PodStatus) -> Option<jiff::Timestamp> {
+    let seconds = pod::spec(pod).active_deadline_seconds?;
+    let start = status.start_time.as_ref()?.0;
+    let span = jiff::SignedDuration::from_secs(seconds.clamp(0, i64::from(i32::MAX)));
+    start.checked_add(span).ok()
+}
+
+/// The pod is past its deadline. Each status made from then on is Failed, and each makes the event again.
+#[must_use]
+pub fn past_active_deadline(pod: &Pod, status: &PodStatus, now: jiff::Timestamp) -> bool {
+    active_deadline(pod, status).is_some_and(|deadline| now >= deadline)
+}
+
+/// Time until the deadline, for the worker's next wake-up.
+#[must_use]
+pub fn until_active_deadline(pod: &Pod, status: &PodStatus, now: jiff::Timestamp) -> Option<Duration> {
+    let left = active_deadline(pod, status)?.duration_since(now);
+    Some(Duration::try_from(left).unwrap_or(Duration::ZERO))
+}
+
+/// The Ready condition that the pod's config calls for differs from the one shown: a readiness gate moved, sync the pod
+/// (pkg/kubelet: NeedToReconcilePodReadiness).
+#[must_use]
+pub fn readiness_gates_moved(pod: &Pod, shown: &PodStatus) -> bool {
+    if pod::spec(pod).readiness_gates.iter().flatten().next().is_none() {
+        return false;
+    }
+    let find = |t: &str| shown.conditions.iter().flatten().find(|c| c.type_ == t);
+    let (Some(containers_ready), Some(ready)) = (find(conditions::CONTAINERS_READY), find(conditions::READY)) else {
+        return true;
+    };
+    let api = pod.status.iter().flat_map(|s| s.conditions.iter().flatten()).cloned().collect::<Vec<_>>();
+    let wanted = conditions::ready(pod, containers_ready, &api);
+    wanted.status != ready.status || wanted.message != ready.message
+}
+
+/// A container would leave Terminated though neither policy nor rule restarts it (A4).
+#[must_use]
+pub fn illegal_transition(pod: &Pod, old: &PodStatus, new: &PodStatus) -> bool {
+    if pod::restart_policy(pod) == "Always" || has_restart_all_rule(pod) {
+        return false;
+    }
+    let left = |old: Option<&Vec<ContainerStatus>>, new: Option<&Vec<ContainerStatus>>, name: &str| {
+        let find = |l: Option<&Vec<ContainerStatus>>| l.into_iter().flatten().find(|s| s.name == name).cloned();
+        let state = |s: ContainerStatus| s.state.and_then(|s| s.terminated);
+        let ended = find(old).and_then(state)?;
+        let still = find(new).is_none_or(|s| state(s).is_some());
+        (!still).then_some(ended)
+    };
+    let regular = pod::spec(pod).containers.iter().any(|c| {
+        left(old.container_statuses.as_ref(), new.container_statuses.as_ref(), &c.name)
+            .is_some_and(|t| !container_should_restart(c, pod, t.exit_code))
+    });
+    let init = pod::init_containers(pod).iter().filter(|c| !pod::is_sidecar(c)).any(|c| {
+        left(old.init_container_statuses.as_ref(), new.init_container_statuses.as_ref(), &c.name).is_some_and(|t| {
+            // A new sandbox runs init containers that ended well once more.
+            t.exit_code != 0 && !container_should_restart(c, pod, t.exit_code)
+        })
+    });
+    regular || init
+}
+
+/// Transition times, start time, generation and normal form (A3 steps 4-7).
+#[must_use]
+pub fn finish(pod: &Pod, old: &PodStatus, mut new: PodStatus, now: jiff::Timestamp) -> PodStatus {
+    for c in new.conditions.iter_mut().flatten().filter(|c| conditions::has_transition_time(&c.type_)) {
+        let before = old.conditions.iter().flatten().find(|o| o.type_ == c.type_ && o.status == c.status);
+        c.last_transition_time =
+            before.and_then(|o| o.last_transition_time.clone()).or_else(|| Some(Time(now)));
+    }
+    new.start_time = old.start_time.clone().or(new.start_time).or(Some(Time(now)));
+    let generation = pod.metadata.generation.filter(|g| *g > 0);
+    new.observed_generation = generation.max(old.observed_generation);
+    normalize(pod, &mut new);
+    new
+}
+
+fn truncated(time: &mut Option<Time>) {
+    if let Some(t) = time
+        && let Ok(seconds) = jiff::Timestamp::from_second(t.0.as_second())
+    {
+        t.0 = seconds;
+    }
+}
+
+fn normalize(pod: &Pod, status: &mut PodStatus) {
+    let spec = pod::spec(pod);
+    let count = spec.containers.len()
+        + pod::init_containers(pod).len()
+        + spec.ephemeral_containers.as_ref().map_or(0, Vec::len);
+    let room = TERMINATION_MESSAGES_MAX / count.max(1);
+    truncated(&mut status.start_time);
+    for c in status.conditions.iter_mut().flatten() {
+        truncated(&mut c.last_probe_time);
+        truncated(&mut c.last_transition_time);
+    }
+    let state = |state: &mut Option<ContainerState>| {
+        let Some(state) = state else { return };
+        if let Some(running) = &mut state.running {
+            truncated(&mut running.started_at);
+        }
+        if let Some(ended) = &mut state.terminated {
+            truncated(&mut ended.started_at);
+            truncated(&mut ended.finished_at);
+            if let Some(message) = &mut ended.message {
+                let cut = (0..=room.min(message.len())).rev().find(|i| message.is_char_boundary(*i)).unwrap_or(0);
+                message.truncate(cut);
+            }
+        }
+    };
+    for list in [
+        &mut status.container_statuses,
+        &mut status.init_container_statuses,
+        &mut status.ephemeral_container_statuses,
+    ] {
+        for s in list.iter_mut().flatten() {
+            state(&mut s.state);
+            state(&mut s.last_state);
+        }
+    }
+    for list in [&mut status.container_statuses, &mut status.ephemeral_container_statuses].into_iter().flatten() {
+        list.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+    if let Some(list) = &mut status.init_container_statuses {
+        let place =
+            |s: &ContainerStatus| pod::init_containers(pod).iter().position(|c| c.name == s.name).unwrap_or(usize::MAX);
+        list.sort_by_key(place);
+    }
+}
+
+/// The last status of a pod: nothing in it runs any more (A5). `old` is the last one made.
+#[must_use]
+pub fn terminate(pod: &Pod, old: Option<&PodStatus>, now: jiff::Timestamp) -> PodStatus {
+    let old = base(pod, old);
+    let mut status = old.clone();
+    let ended = |s: &ContainerStatus| s.state.as_ref().is_some_and(|s| s.terminated.is_some());
+    let force = |s: &mut ContainerStatus| {
+        s.state = Some(forced(STATUS_UNKNOWN, LOST_WHEN_TERMINATED, UNKNOWN_EXIT_CODE));
+        s.ready = false;
+        s.started = Some(false);
+    };
+    if has_initialized(pod) {
+        status.container_statuses.iter_mut().flatten().filter(|s| !ended(s)).for_each(force);
+    }
+    if let Some(init) = &mut status.init_container_statuses {
+        // Those at the end that never began are left as they are: saying how they ended would be a lie.
+        let untouched = init.iter().rev().take_while(|s| never_began(s)).count();
+        let until = (init.len() - untouched).max(1).min(init.len());
+        init[..until].iter_mut().filter(|s| !ended(s)).for_each(force);
+    }
+    if !pod::is_static(pod) && !Phase::parse(status.phase.as_deref()).is_some_and(Phase::is_terminal) {
+        status.phase = Some(Phase::Failed.as_str().to_owned());
+    }
+    finish(pod, old, status, now)
+}
+
+fn last_end(s: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    s.last_state.as_ref().and_then(|s| s.terminated.as_ref())
+}
+
+fn never_began(s: &ContainerStatus) -> bool {
+    let waits = s.state.as_ref().is_none_or(|s| s.running.is_none() && s.terminated.is_none());
+    waits && last_end(s).is_none()
+}
+
+fn has_initialized(pod: &Pod) -> bool {
+    let Some(last) = pod::init_containers(pod).last() else { return true };
+    let Some(status) = pod.status.as_ref() else { return false };
+    if status.container_statuses.iter().flatten().any(|s| !never_began(s)) {
+        return true;
+    }
+    let Some(last_status) = status.init_container_statuses.iter().flatten().find(|s| s.name == last.name) else {
+        return false;
+    };
+    if pod::is_sidecar(last) {
+        return last_status.started == Some(true)
+            && last_status.state.as_ref().is_some_and(|s| s.running.is_some());
+    }
+    let now = last_status.state.as_ref().and_then(|s| s.terminated.as_ref());
+    now.is_some_and(|t| t.exit_code == 0) || last_end(last_status).is_some_and(|t| t.exit_code == 0)
+}
+
+/// Why the node agent itself ends a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum KillCause {
+    /// Resources of the node ran out.
+    Evicted,
+    /// A critical pod needs the room.
+    Preempting,
+    /// The node shuts down.
+    NodeShutdown,
+}
+
+/// What a kill by the agent makes of the status while the pod terminates.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct KillOverride {
+    /// Why.
+    pub cause: KillCause,
+    /// Text of status and condition.
+    pub message: String,
+    /// Text of the DisruptionTarget condition where it differs; `None`: no condition (local storage limits).
+    pub disruption: Option<String>,
+}
+
+/// Applies an override to a status that [`generate`] made.
+#[must_use]
+pub fn with_kill_override(pod: &Pod, mut status: PodStatus, why: &KillOverride, now: jiff::Timestamp) -> PodStatus {
+    let old = status.clone();
+    let keeps_success = why.cause == KillCause::NodeShutdown;
+    if !(keeps_success && status.phase.as_deref() == Some(Phase::Succeeded.as_str())) {
+        status.phase = Some(Phase::Failed.as_str().to_owned());
+    }
+    status.reason = Some(
+        match why.cause {
+            KillCause::Evicted => "Evicted",
+            KillCause::Preempting => "Preempting",
+            KillCause::NodeShutdown => "Terminated",
+        }
+        .to_owned(),
+    );
+    status.message = Some(why.message.clone());
+    if let Some(text) = &why.disruption {
+        let list = status.conditions.get_or_insert_default();
+        list.retain(|c| c.type_ != conditions::DISRUPTION_TARGET);
+        let mut c = condition(conditions::DISRUPTION_TARGET, true, "TerminationByKubelet", text);
+        c.observed_generation = pod.metadata.generation.filter(|g| *g > 0);
+        list.push(c);
+    }
+    finish(pod, &old, status, now)
+}
+
+/// The status of a pod that admission refused: no conditions, no containers.
+#[must_use]
+pub fn rejected(pod: &Pod, reason: &str, message: &str, now: jiff::Timestamp) -> PodStatus {
+    let status = PodStatus {
+        phase: Some(Phase::Failed.as_str().to_owned()),
+        reason: Some(reason.to_owned()),
+        message: Some(format!("Pod was rejected: {message}")),
+        qos_class: Some(qos::qos_class(pod).as_str().to_owned()),
+        ..PodStatus::default()
+    };
+    finish(pod, base(pod, None), status, now)
+}
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

@@ -1,0 +1,340 @@
+use super::*;
+use crate::decide::testing::{RuntimeBuilder, at, id, pod_json, status_json, time};
+use quintlet_model::probe::{ProbeResult, ProbeType};
+use quintlet_model::runtime::SandboxState;
+use serde_json::{Value, json};
+
+struct World {
+    pod: Pod,
+    runtime: PodRuntime,
+    probes: ProbeView,
+    waiting: BTreeMap<String, WaitingReason>,
+    messages: HashMap<ContainerId, String>,
+    node: NodeFacts,
+    is_terminal: bool,
+}
+
+impl World {
+    fn new(spec: Value, runtime: RuntimeBuilder) -> Self {
+        Self {
+            pod: pod_json(spec),
+            runtime: runtime.build(),
+            probes: ProbeView::default(),
+            waiting: BTreeMap::new(),
+            messages: HashMap::new(),
+            node: NodeFacts {
+                runtime_name: "containerd".into(),
+                host_ips: vec!["192.168.0.2".parse().unwrap()],
+                recursive_read_only: false,
+            },
+            is_terminal: false,
+        }
+    }
+
+    fn at(&self, old: Option<&PodStatus>, now: i64) -> PodStatus {
+        generate(&StatusInput {
+            pod: &self.pod,
+            old,
+            runtime: &self.runtime,
+            probes: &self.probes,
+            waiting: &self.waiting,
+            termination_messages: &self.messages,
+            resize: &[],
+            node: &self.node,
+            is_terminal: self.is_terminal,
+            now: at(now),
+        })
+    }
+}
+
+fn one(policy: &str) -> Value {
+    json!({"restartPolicy": policy, "containers": [{"name": "c", "image": "i"}]})
+}
+
+fn cond<'a>(s: &'a PodStatus, type_: &str) -> &'a PodCondition {
+    s.conditions.iter().flatten().find(|c| c.type_ == type_).unwrap()
+}
+
+#[test]
+fn a_new_pod_is_pending_with_a_start_time_and_all_conditions() {
+    let s = World::new(one("Always"), RuntimeBuilder::none()).at(None, 5);
+    assert_eq!(s.phase.as_deref(), Some("Pending"));
+    assert_eq!(s.start_time, Some(time(5)));
+    assert_eq!(s.qos_class.as_deref(), Some("BestEffort"));
+    assert_eq!(s.host_ip.as_deref(), Some("192.168.0.2"));
+    assert_eq!((s.pod_ip.clone(), s.observed_generation), (None, Some(1)));
+    let list: Vec<_> = s.conditions.iter().flatten().map(|c| (c.type_.as_str(), c.status.as_str())).collect();
+    assert_eq!(
+        list,
+        [
+            ("PodReadyToStartContainers", "False"),
+            ("Initialized", "True"),
+            ("Ready", "False"),
+            ("ContainersReady", "False"),
+            ("PodScheduled", "True"),
+        ]
+    );
+    assert!(s.conditions.iter().flatten().all(|c| c.last_transition_time == Some(time(5))));
+    assert!(s.conditions.iter().flatten().all(|c| c.observed_generation == Some(1)));
+}
+
+#[test]
+fn a_running_pod_is_ready_and_nothing_moves_while_nothing_changes() {
+    let w = World::new(one("Always"), RuntimeBuilder::ready().running("c"));
+    let first = w.at(None, 5);
+    assert_eq!(first.phase.as_deref(), Some("Running"));
+    assert_eq!(cond(&first, "Ready").status, "True");
+    assert_eq!(first.pod_ip.as_deref(), Some("10.0.0.5"));
+    assert_eq!(w.at(Some(&first), 500), first);
+}
+
+#[test]
+fn a_transition_time_moves_with_the_status_and_not_with_the_reason() {
+    let w = World::new(one("Always"), RuntimeBuilder::ready().running("c"));
+    let first = w.at(None, 5);
+    let w = World::new(one("Always"), RuntimeBuilder::ready().exited("c", 1));
+    let second = w.at(Some(&first), 9);
+    assert_eq!(cond(&second, "Ready").last_transition_time, Some(time(9)));
+    assert_eq!(cond(&second, "Ready").reason.as_deref(), Some("ContainersNotReady"));
+    assert_eq!(cond(&second, "PodScheduled").last_transition_time, Some(time(5)));
+    let w = World::new(one("Never"), RuntimeBuilder::ready().exited("c", 1));
+    let third = w.at(Some(&second), 12);
+    assert_eq!(third.phase.as_deref(), Some("Failed"));
+    assert_eq!(cond(&third, "Ready").reason.as_deref(), Some("PodFailed"));
+    assert_eq!(cond(&third, "Ready").last_transition_time, Some(time(9)));
+    assert_eq!(third.start_time, Some(time(5)));
+}
+
+#[test]
+fn a_terminal_phase_is_never_taken_back() {
+    let old = status_json(json!({"phase": "Failed", "reason": "Evicted", "message": "m"}));
+    let w = World::new(one("Always"), RuntimeBuilder::ready().running("c"));
+    let s = w.at(Some(&old), 1);
+    assert_eq!((s.phase.as_deref(), s.reason.as_deref(), s.message.as_deref()), (Some("Failed"), Some("Evicted"), Some("m")));
+    let mut w = World::new(one("Always"), RuntimeBuilder::ready().running("c"));
+    w.pod.status = Some(status_json(json!({"phase": "Succeeded"})));
+    assert_eq!(w.at(Some(&status_json(json!({"phase": "Running"}))), 1).phase.as_deref(), Some("Succeeded"));
+    // Even another terminal phase does not replace the API server's.
+    assert_eq!(w.at(Some(&old), 1).phase.as_deref(), Some("Succeeded"));
+}
+
+#[test]
+fn a_pod_past_its_deadline_fails() {
+    let mut spec = one("Always");
+    spec["activeDeadlineSeconds"] = json!(30);
+    let w = World::new(spec, RuntimeBuilder::ready().running("c"));
+    let first = w.at(None, 0);
+    assert_eq!(w.at(Some(&first), 29).phase.as_deref(), Some("Running"));
+    assert_eq!(until_active_deadline(&w.pod, &first, at(10)), Some(Duration::from_secs(20)));
+    let late = w.at(Some(&first), 30);
+    assert_eq!((late.phase.as_deref(), late.reason.as_deref()), (Some("Failed"), Some("DeadlineExceeded")));
+    assert_eq!(until_active_deadline(&w.pod, &first, at(40)), Some(Duration::ZERO));
+}
+
+#[test]
+fn foreign_conditions_of_the_api_stay_and_owned_ones_are_made_anew() {
+    let mut w = World::new(one("Always"), RuntimeBuilder::ready().running("c"));
+    w.pod.status = Some(status_json(json!({"conditions": [
+        {"type": "x/gate", "status": "True"}, {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}]})));
+    let s = w.at(None, 3);
+    assert_eq!(s.conditions.as_ref().unwrap()[0].type_, "x/gate");
+    assert_eq!(s.conditions.as_ref().unwrap()[0].observed_generation, None);
+    assert_eq!(cond(&s, "Ready").status, "True");
+    assert_eq!(cond(&s, "Ready").last_transition_time, Some(time(3)));
+}
+
+#[test]
+fn a_readiness_gate_holds_ready_back() {
+    let mut spec = one("Always");
+    spec["readinessGates"] = json!([{"conditionType": "x/gate"}]);
+    let mut w = World::new(spec, RuntimeBuilder::ready().running("c"));
+    let s = w.at(None, 1);
+    assert_eq!((cond(&s, "Ready").status.as_str(), cond(&s, "ContainersReady").status.as_str()), ("False", "True"));
+    assert!(!readiness_gates_moved(&w.pod, &s));
+    w.pod.status = Some(status_json(json!({"conditions": [{"type": "x/gate", "status": "True"}]})));
+    assert!(readiness_gates_moved(&w.pod, &s));
+    assert_eq!(cond(&w.at(Some(&s), 2), "Ready").status, "True");
+}
+
+#[test]
+fn a_pod_has_one_address_per_family_with_the_nodes_family_first() {
+    let ips = |r: RuntimeBuilder, ips: &[&str]| {
+        let ips = ips.iter().map(|i| i.parse().unwrap()).collect();
+        r.edit_sandbox(|s| s.ips = ips)
+    };
+    let all = ["fd00::5", "10.0.0.5", "10.0.0.6"];
+    let mut w = World::new(one("Always"), ips(RuntimeBuilder::ready(), &all));
+    let got = |w: &World| w.at(None, 1).pod_ips.unwrap().into_iter().map(|p| p.ip).collect::<Vec<_>>();
+    assert_eq!(got(&w), ["10.0.0.5", "fd00::5"]);
+    w.node.host_ips = vec!["fd00::1".parse().unwrap()];
+    assert_eq!(got(&w), ["fd00::5", "10.0.0.5"]);
+}
+
+#[test]
+fn a_stopped_pod_keeps_its_address_and_a_host_network_pod_has_the_nodes() {
+    let first = World::new(one("Never"), RuntimeBuilder::ready().running("c")).at(None, 1);
+    let stopped = RuntimeBuilder::ready().exited("c", 0).edit_sandbox(|s| {
+        s.state = SandboxState::NotReady;
+        s.ips.clear();
+    });
+    let mut w = World::new(one("Never"), stopped);
+    assert_eq!(w.at(Some(&first), 2).pod_ip.as_deref(), Some("10.0.0.5"));
+    w.runtime = RuntimeBuilder::none().build();
+    w.is_terminal = true;
+    assert_eq!(w.at(Some(&first), 2).pod_ip.as_deref(), Some("10.0.0.5"));
+
+    let mut spec = one("Always");
+    spec["hostNetwork"] = json!(true);
+    let host = RuntimeBuilder::ready().edit_sandbox(|s| {
+        s.ips.clear();
+        s.host_network = true;
+    });
+    let mut w = World::new(spec, host);
+    let first = w.at(None, 1);
+    assert_eq!(first.pod_ip.as_deref(), Some("192.168.0.2"));
+    w.node.host_ips = vec!["192.168.0.9".parse().unwrap(), "fd00::1".parse().unwrap()];
+    let ips: Vec<_> = w.at(Some(&first), 2).pod_ips.unwrap().into_iter().map(|p| p.ip).collect();
+    assert_eq!(ips, ["192.168.0.2", "fd00::1"]);
+}
+
+#[test]
+fn a_deleted_pod_ends_by_its_exit_codes_and_a_static_one_does_not_end() {
+    let mut w = World::new(one("Always"), RuntimeBuilder::ready().exited("c", 0));
+    w.is_terminal = true;
+    assert_eq!(w.at(None, 1).phase.as_deref(), Some("Succeeded"));
+    let mut w = World::new(one("Always"), RuntimeBuilder::ready().exited("c", 137));
+    w.is_terminal = true;
+    assert_eq!(w.at(None, 1).phase.as_deref(), Some("Failed"));
+    w.pod.metadata.annotations = Some([("kubernetes.io/config.source".to_owned(), "file".to_owned())].into());
+    assert_eq!(w.at(None, 1).phase.as_deref(), Some("Running"));
+}
+
+#[test]
+fn a_container_that_ended_for_good_does_not_come_back() {
+    let ended = World::new(one("Never"), RuntimeBuilder::ready().exited("c", 1)).at(None, 1);
+    let w = World::new(one("Never"), RuntimeBuilder::ready().running("c"));
+    assert_eq!(w.at(Some(&ended), 2), ended);
+    let failed = World::new(one("OnFailure"), RuntimeBuilder::ready().exited("c", 1)).at(None, 1);
+    let w = World::new(one("OnFailure"), RuntimeBuilder::ready().exited("c", 1).running("c"));
+    let s = w.at(Some(&failed), 2);
+    assert!(s.container_statuses.unwrap()[0].state.as_ref().unwrap().running.is_some());
+}
+
+#[test]
+fn times_lose_their_fractions_and_messages_share_the_room() {
+    let spec = json!({"restartPolicy": "Never", "containers": [{"name": "b", "image": "i"}, {"name": "a", "image": "i"}]});
+    let runtime = RuntimeBuilder::ready().exited("b", 1).exited("a", 1).edit(|c| c.message = "é".repeat(6000));
+    let s = World::new(spec, runtime).at(None, 1);
+    let list = s.container_statuses.unwrap();
+    assert_eq!((list[0].name.as_str(), list[1].name.as_str()), ("a", "b"));
+    let t = list[0].state.as_ref().unwrap().terminated.as_ref().unwrap();
+    assert_eq!(t.message.as_ref().unwrap().len(), 6144);
+    assert_eq!(t.finished_at.as_ref().unwrap().0.subsec_nanosecond(), 0);
+}
+
+#[test]
+fn the_last_status_says_that_nothing_runs() {
+    let spec = json!({"containers": [{"name": "c", "image": "i"}], "initContainers": [{"name": "n", "image": "i"}, {"name": "m", "image": "i"}]});
+    let pod = pod_json(spec);
+    let status = |list: Value, init: Value| {
+        let fill = |l: Value| {
+            l.as_array().unwrap().iter().map(|s| {
+                let mut all = json!({"image": "", "imageID": "", "ready": true, "restartCount": 0});
+                all.as_object_mut().unwrap().extend(s.as_object().unwrap().clone());
+                all
+            }).collect::<Vec<_>>()
+        };
+        status_json(json!({"phase": "Running", "containerStatuses": fill(list), "initContainerStatuses": fill(init)}))
+    };
+    let waits = json!({"waiting": {"reason": "PodInitializing"}});
+    let runs = json!({"running": {}});
+    let done = json!({"terminated": {"exitCode": 0}});
+    let reason = |s: &ContainerStatus| {
+        s.state.as_ref().unwrap().terminated.as_ref().map(|t| t.reason.clone().unwrap_or_default())
+    };
+    // Never initialised: the regular container never ran, the second init container neither.
+    let old = status(json!([{"name": "c", "state": waits}]), json!([{"name": "n", "state": runs}, {"name": "m", "state": waits}]));
+    let mut p = pod.clone();
+    p.status = Some(old.clone());
+    let s = terminate(&p, Some(&old), at(1));
+    assert_eq!(s.phase.as_deref(), Some("Failed"));
+    assert_eq!(reason(&s.container_statuses.as_ref().unwrap()[0]), None);
+    let init = s.init_container_statuses.as_ref().unwrap();
+    assert_eq!((reason(&init[0]).as_deref(), reason(&init[1]).as_deref()), (Some("ContainerStatusUnknown"), None));
+    // Initialised: what still seems to run is forced.
+    let old = status(json!([{"name": "c", "state": runs}]), json!([{"name": "n", "state": done}, {"name": "m", "state": done}]));
+    p.status = Some(old.clone());
+    let s = terminate(&p, Some(&old), at(1));
+    let c = &s.container_statuses.as_ref().unwrap()[0];
+    assert_eq!((reason(c).as_deref(), c.ready), (Some("ContainerStatusUnknown"), false));
+    // A pod that succeeded stays so, a static one keeps its phase.
+    let mut ok = old.clone();
+    ok.phase = Some("Succeeded".into());
+    assert_eq!(terminate(&p, Some(&ok), at(1)).phase.as_deref(), Some("Succeeded"));
+    p.metadata.annotations = Some([("kubernetes.io/config.source".to_owned(), "file".to_owned())].into());
+    assert_eq!(terminate(&p, Some(&old), at(1)).phase.as_deref(), Some("Running"));
+}
+
+#[test]
+fn a_kill_by_the_agent_shows_in_phase_reason_and_condition() {
+    let w = World::new(one("Always"), RuntimeBuilder::ready().running("c"));
+    let s = w.at(None, 1);
+    let why = |cause| KillOverride { cause, message: "low".into(), disruption: Some("low".into()) };
+    let got = with_kill_override(&w.pod, s.clone(), &why(KillCause::Evicted), at(2));
+    assert_eq!((got.phase.as_deref(), got.reason.as_deref()), (Some("Failed"), Some("Evicted")));
+    assert_eq!(cond(&got, "DisruptionTarget").reason.as_deref(), Some("TerminationByKubelet"));
+    assert_eq!(cond(&got, "DisruptionTarget").last_transition_time, Some(time(2)));
+    // The next status made from it keeps both.
+    let next = w.at(Some(&got), 3);
+    assert_eq!((next.phase.as_deref(), next.reason.as_deref()), (Some("Failed"), Some("Evicted")));
+    assert_eq!(cond(&next, "DisruptionTarget").status, "True");
+    let mut done = s;
+    done.phase = Some("Succeeded".into());
+    let got = with_kill_override(&w.pod, done, &why(KillCause::NodeShutdown), at(2));
+    assert_eq!((got.phase.as_deref(), got.reason.as_deref()), (Some("Succeeded"), Some("Terminated")));
+}
+
+#[test]
+fn a_rejected_pod_has_reason_and_message_and_nothing_else() {
+    let w = World::new(one("Always"), RuntimeBuilder::none());
+    let s = rejected(&w.pod, "OutOfcpu", "no", at(1));
+    assert_eq!((s.phase.as_deref(), s.reason.as_deref()), (Some("Failed"), Some("OutOfcpu")));
+    assert_eq!(s.message.as_deref(), Some("Pod was rejected: no"));
+    assert_eq!((s.conditions, s.container_statuses, s.start_time), (None, None, Some(time(1))));
+}
+
+#[test]
+fn an_agent_restart_changes_no_status() {
+    let probe = json!({"tcpSocket": {"port": 1}});
+    let spec = json!({"containers": [{"name": "c", "image": "i", "startupProbe": probe, "readinessProbe": probe}]});
+    let mut w = World::new(spec, RuntimeBuilder::ready().exited("c", 1).running("c"));
+    w.probes.set(ProbeType::Startup, id("c-1"), ProbeResult::Success);
+    w.probes.set(ProbeType::Readiness, id("c-1"), ProbeResult::Success);
+    let before = w.at(None, 1);
+    // Probe memory is gone, and the status is known from the API server only.
+    w.probes = ProbeView::default();
+    w.pod.status = Some(before.clone());
+    assert_eq!(w.at(None, 100), before);
+}
+
+#[test]
+fn a_restart_of_all_goes_through_its_condition() {
+    let spec = json!({"restartPolicy": "Never", "containers": [
+        {"name": "c", "image": "i", "restartPolicy": "Never", "restartPolicyRules":
+            [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]},
+        {"name": "d", "image": "i"}]});
+    let mut w = World::new(spec, RuntimeBuilder::ready().running("c").running("d"));
+    let s = w.at(None, 1);
+    assert_eq!(cond(&s, "AllContainersRestarting").status, "False");
+    w.runtime = RuntimeBuilder::ready().exited("c", 42).running("d").build();
+    let s = w.at(Some(&s), 2);
+    assert_eq!((cond(&s, "AllContainersRestarting").status.as_str(), s.phase.as_deref()), ("True", Some("Running")));
+    w.runtime = RuntimeBuilder::ready().build();
+    let s = w.at(Some(&s), 3);
+    assert_eq!(cond(&s, "AllContainersRestarting").status, "False");
+    assert_eq!(s.phase.as_deref(), Some("Running"));
+    assert!(s.container_statuses.iter().flatten().all(|c| c.restart_count == 1));
+    let next = w.at(Some(&s), 4);
+    assert!(next.container_statuses.iter().flatten().all(|c| c.restart_count == 1));
+    assert_eq!(next.phase.as_deref(), Some("Running"));
+}
