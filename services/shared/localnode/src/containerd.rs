@@ -1,0 +1,519 @@
+//! One private containerd.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+use tokio::process::{Child, Command};
+use tokio::time::Instant;
+use tonic::transport::Channel;
+
+use crate::cleanup::Traces;
+use crate::cni::{self, Names};
+use crate::config::{self, Settings};
+use crate::index::{self, Index};
+use crate::{Error, cri, host, images};
+
+/// Longest path of a unix socket, with the terminating zero left out.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// Between two attempts to reach a starting containerd.
+const READY_STEP: Duration = Duration::from_millis(20);
+
+/// For removing all pods through CRI; what is left then is killed.
+const GRACEFUL: Duration = Duration::from_secs(15);
+
+/// Between SIGTERM and SIGKILL of containerd itself.
+const TERM_GRACE: Duration = Duration::from_secs(3);
+
+/// Marks a directory as made for a local node, and thus ours to delete.
+const MARKER: &str = ".quintlet-localnode";
+
+/// The record of an instance, in its directory.
+const RECORD: &str = "node.json";
+
+/// What a private containerd is started with.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Directory for everything the instance keeps; made when missing.
+    pub dir: PathBuf,
+    /// Further directories that go with the instance (a node's root directory, logs, sockets). One that existed and was not empty
+    /// before is never deleted.
+    pub owned: Vec<PathBuf>,
+    /// The containerd binary; its directory also has the shim. Default: from `PATH`.
+    pub containerd: Option<PathBuf>,
+    /// The runc binary. Default: from `PATH`.
+    pub runc: Option<PathBuf>,
+    /// Directory of the CNI plugins. Default: where distributions put them.
+    pub cni_bin_dir: Option<PathBuf>,
+    /// Directory of the lock files that give out indices, the same for all instances on a machine.
+    pub lock_dir: PathBuf,
+    /// Lets pods reach the outside, where iptables works.
+    pub masquerade: bool,
+    /// Pods outlive the owner: [`Containerd::stop`] and a killed owner leave them running, and the next start in the same directory
+    /// takes them over.
+    pub keep_pods: bool,
+    /// How long to wait for the CRI to answer.
+    pub start_timeout: Duration,
+}
+
+impl Options {
+    /// Defaults, for one directory.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self {
+            dir: dir.into(),
+            owned: Vec::new(),
+            containerd: None,
+            runc: None,
+            cni_bin_dir: None,
+            lock_dir: PathBuf::from(index::DEFAULT_LOCK_DIR),
+            masquerade: false,
+            keep_pods: false,
+            start_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What is known of an instance without its owner.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Record {
+    index: u8,
+    keep_pods: bool,
+    socket: PathBuf,
+    owned: Vec<PathBuf>,
+}
+
+impl Record {
+    pub(crate) fn read(dir: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()
+    }
+
+    fn traces(&self, dir: &Path) -> Traces {
+        Traces {
+            dir: dir.to_path_buf(),
+            socket: self.socket.clone(),
+            owned: self.owned.clone(),
+            names: Names::new(self.index),
+        }
+    }
+}
+
+/// A running private containerd.
+///
+/// Dropping it takes everything down without asking containerd (so that a failed test leaves nothing), unless it was started
+/// with [`Options::keep_pods`]. The ordinary end is [`Containerd::down`].
+#[derive(Debug)]
+pub struct Containerd {
+    traces: Traces,
+    binary: PathBuf,
+    path: std::ffi::OsString,
+    start_timeout: Duration,
+    keep_pods: bool,
+    index: Option<Index>,
+    child: Option<Child>,
+}
+
+impl Containerd {
+    /// Starts containerd and waits until its CRI answers.
+    ///
+    /// First removes what dead instances left, one in the same directory included, unless that one was started to be kept:
+    /// then its pods are taken over.
+    ///
+    /// # Errors
+    /// When a program is missing, a directory cannot be written, or containerd does not answer in time.
+    pub async fn start(options: Options) -> Result<Self, Error> {
+        let containerd = options.containerd.clone().map_or_else(|| host::find_program("containerd"), Ok)?;
+        let runc = options.runc.clone().map_or_else(|| host::find_program("runc"), Ok)?;
+        let cni_bin_dir = options.cni_bin_dir.clone().map_or_else(host::find_cni_plugins, Ok)?;
+        let version = host::containerd_version(&containerd)?;
+
+        make_dir(&options.dir, 0o711)?;
+        let dir = options.dir.canonicalize().map_err(Error::file("resolve", &options.dir))?;
+        let socket = dir.join("containerd.sock");
+        // The ttrpc socket beside it has the longer name.
+        let longest = dir.join("containerd.sock.ttrpc");
+        if longest.as_os_str().len() > SOCKET_PATH_MAX {
+            return Err(Error::SocketPath { path: longest, max: SOCKET_PATH_MAX });
+        }
+
+        let lock_dir = options.lock_dir.clone();
+        let index = {
+            let dir = dir.clone();
+            blocking(move || take_index(&lock_dir, &dir)).await?
+        };
+        let names = index.names();
+
+        let owned = own(&options.owned)?;
+        let record =
+            Record { index: index.number(), keep_pods: options.keep_pods, socket: socket.clone(), owned: owned.clone() };
+        write(&dir.join(RECORD), &serde_json::to_vec(&record).unwrap_or_default())?;
+
+        let [root, state, conf, data] = ["root", "state", "cni/conf", "cni/data"].map(|d| dir.join(d));
+        for made in [&root, &state, &conf, &data] {
+            make_dir(made, 0o711)?;
+        }
+        let iptables = host::iptables_works();
+        let conflist = cni::conflist(names, &data, options.masquerade && iptables, iptables);
+        write(&conf.join("10-quintlet.conflist"), &serde_json::to_vec_pretty(&conflist).unwrap_or_default())?;
+        let config = config::render(&Settings {
+            version,
+            root: &root,
+            state: &state,
+            socket: &socket,
+            runc: &runc,
+            cni_bin_dir: &cni_bin_dir,
+            cni_conf_dir: &conf,
+            sandbox_image: images::PAUSE,
+            snapshotter: if host::overlay_works(&dir) { "overlayfs" } else { "native" },
+            may_lower_oom_score: host::has_sys_resource(),
+        })
+        .map_err(|e| Error::Program { program: "rendering config.toml".to_owned(), message: e.to_string() })?;
+        write(&dir.join("config.toml"), config.as_bytes())?;
+
+        let first: Vec<&Path> = [containerd.parent(), runc.parent()].into_iter().flatten().collect();
+        let mut node = Self {
+            path: host::path_with(&first),
+            traces: Traces { dir, socket, owned, names },
+            binary: containerd,
+            start_timeout: options.start_timeout,
+            keep_pods: options.keep_pods,
+            index: Some(index),
+            child: None,
+        };
+        node.launch().await?;
+        Ok(node)
+    }
+
+    /// The gRPC socket: CRI and containerd's own services.
+    pub fn socket(&self) -> &Path {
+        &self.traces.socket
+    }
+
+    /// The socket as a runtime endpoint (`unix:///…`).
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}", self.traces.socket.display())
+    }
+
+    /// The instance's directory.
+    pub fn dir(&self) -> &Path {
+        &self.traces.dir
+    }
+
+    /// Names of the bridge, subnet and cgroup root.
+    pub fn names(&self) -> Names {
+        self.traces.names
+    }
+
+    /// What the pods' cgroups must be below, for them to be found at the end.
+    pub fn cgroup_root(&self) -> String {
+        self.traces.names.cgroup_root()
+    }
+
+    /// Containerd's own log.
+    pub fn log_file(&self) -> PathBuf {
+        self.traces.dir.join("containerd.log")
+    }
+
+    /// Process id while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().and_then(Child::id)
+    }
+
+    /// A new connection.
+    ///
+    /// # Errors
+    /// When containerd does not accept it.
+    pub async fn channel(&self) -> Result<Channel, Error> {
+        cri::connect(&self.traces.socket).await
+    }
+
+    /// Makes the pause and busybox images and imports them. Returns their names.
+    ///
+    /// # Errors
+    /// When they cannot be made or imported.
+    pub async fn import_local_images(&self) -> Result<Vec<String>, Error> {
+        let archives = blocking(images::local_archives).await?;
+        let channel = self.channel().await?;
+        let mut names = Vec::new();
+        for archive in archives {
+            names.extend(crate::import::import(channel.clone(), archive, None).await?);
+        }
+        Ok(names)
+    }
+
+    /// Ends containerd (SIGTERM) and starts it again; pods run on.
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub async fn restart(&mut self) -> Result<(), Error> {
+        self.end_process().await;
+        self.launch().await
+    }
+
+    /// Starts containerd again after [`Containerd::kill9`].
+    ///
+    /// # Errors
+    /// When it does not answer in time.
+    pub async fn start_again(&mut self) -> Result<(), Error> {
+        self.launch().await
+    }
+
+    /// Kills containerd without warning; pods run on.
+    pub async fn kill9(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill().await;
+        }
+    }
+
+    /// Stops the process from running (SIGSTOP): connections are accepted by the kernel, nothing is answered.
+    pub fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets a paused process run on.
+    pub fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// Ends containerd and leaves the pods running; the next start in this directory takes them over.
+    pub async fn stop(mut self) {
+        self.keep_pods = true;
+        self.end_process().await;
+    }
+
+    /// Removes all pods, ends containerd and removes everything it had on this machine.
+    ///
+    /// # Errors
+    /// [`Error::Leftovers`] when something could not be removed.
+    pub async fn down(mut self) -> Result<(), Error> {
+        self.resume();
+        if self.child.is_some() {
+            let removal = async {
+                let channel = self.channel().await?;
+                cri::remove_all_pods(channel, GRACEFUL).await
+            };
+            match tokio::time::timeout(GRACEFUL, removal).await {
+                Ok(Ok(pods)) => tracing::debug!(pods, "pods removed"),
+                Ok(Err(e)) => tracing::warn!(error = %e, "cannot remove pods through CRI"),
+                Err(_) => tracing::warn!("removing pods through CRI takes too long"),
+            }
+        }
+        self.end_process().await;
+        let traces = self.traces.clone();
+        let leftovers = blocking(move || {
+            traces.remove();
+            traces.leftovers()
+        })
+        .await;
+        // Nothing more for drop to do: what is left cannot be removed.
+        self.keep_pods = true;
+        if !leftovers.is_empty() {
+            return Err(Error::Leftovers(leftovers));
+        }
+        if let Some(index) = self.index.take() {
+            index.release();
+        }
+        Ok(())
+    }
+
+    /// Where to look for what this instance has on the machine; usable after it is down.
+    pub fn traces(&self) -> Traces {
+        self.traces.clone()
+    }
+
+    /// What this instance has on the machine now: everything while it runs, nothing after [`Containerd::down`].
+    pub fn leftovers(&self) -> Vec<String> {
+        self.traces.leftovers()
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = self.pid() {
+            let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+        }
+    }
+
+    async fn launch(&mut self) -> Result<(), Error> {
+        let log_path = self.log_file();
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&log_path)
+            .map_err(Error::file("open", &log_path))?;
+        let stdout = log.try_clone().map_err(Error::file("open", &log_path))?;
+        let mut child = Command::new(&self.binary)
+            .arg("--config")
+            .arg(self.traces.dir.join("config.toml"))
+            .env("PATH", &self.path)
+            // containerd notifies systemd when this is set; the owner's unit is not its own.
+            .env_remove("NOTIFY_SOCKET")
+            .current_dir(&self.traces.dir)
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(log)
+            // A Ctrl-C in the terminal is for the owner alone.
+            .process_group(0)
+            .spawn()
+            .map_err(|e| Error::Program { program: self.binary.display().to_string(), message: e.to_string() })?;
+        let ready = wait_ready(&self.traces.socket, &mut child, self.start_timeout).await;
+        self.child = Some(child);
+        ready.map_err(|why| Error::NotReady {
+            seconds: self.start_timeout.as_secs(),
+            why,
+            log: last_lines(&log_path, 15),
+        })
+    }
+
+    async fn end_process(&mut self) {
+        self.resume();
+        self.signal(Signal::SIGTERM);
+        if let Some(mut child) = self.child.take()
+            && tokio::time::timeout(TERM_GRACE, child.wait()).await.is_err()
+        {
+            let _ = child.kill().await;
+        }
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        if self.keep_pods {
+            return;
+        }
+        self.traces.remove();
+        if self.traces.leftovers().is_empty()
+            && let Some(index) = self.index.take()
+        {
+            index.release();
+        }
+    }
+}
+
+/// Removes what a dead instance in `dir` left, and returns what could not be removed. The instance must not have an owner.
+///
+/// # Errors
+/// When the instance is in use.
+pub async fn cleanup_stale(dir: &Path, lock_dir: &Path) -> Result<Vec<String>, Error> {
+    let (dir, lock_dir) = (dir.to_path_buf(), lock_dir.to_path_buf());
+    blocking(move || {
+        let Ok(dir) = dir.canonicalize() else { return Ok(Vec::new()) };
+        let Some(record) = Record::read(&dir) else { return Ok(Vec::new()) };
+        let index = index::take(&lock_dir, &dir, Some(record.index))?;
+        let traces = record.traces(&dir);
+        traces.remove();
+        let leftovers = traces.leftovers();
+        if leftovers.is_empty() {
+            index.release();
+        }
+        Ok(leftovers)
+    })
+    .await
+}
+
+/// The index for an instance in `dir`, after what dead ones left is removed, and with what is to be kept in `dir` at rest.
+fn take_index(lock_dir: &Path, dir: &Path) -> Result<Index, Error> {
+    remove_abandoned(lock_dir);
+    let index = match Record::read(dir) {
+        Some(record) => {
+            let index = index::take(lock_dir, dir, Some(record.index)).map_err(|_| Error::InUse(dir.to_path_buf()))?;
+            if record.keep_pods {
+                record.traces(dir).kill_containerd();
+            } else {
+                // Its lock file is gone, with a reboot for example.
+                record.traces(dir).remove();
+            }
+            index
+        }
+        None => index::take(lock_dir, dir, None)?,
+    };
+    make_dir(dir, 0o711)?;
+    Ok(index)
+}
+
+/// Removes every instance whose owner died, but those to be kept.
+fn remove_abandoned(lock_dir: &Path) {
+    for (index, dir) in index::abandoned(lock_dir) {
+        let Some(record) = Record::read(&dir) else {
+            // Its owner died before the record was written, or the directory was deleted by hand: go by the names.
+            if !dir.join("root").exists() {
+                let socket = dir.join("containerd.sock");
+                Traces { dir, socket, owned: Vec::new(), names: index.names() }.remove();
+                index.release();
+            }
+            continue;
+        };
+        if record.index != index.number() || record.keep_pods {
+            continue;
+        }
+        tracing::info!(dir = %dir.display(), "removing what an earlier run left");
+        let traces = record.traces(&dir);
+        traces.remove();
+        if traces.leftovers().is_empty() {
+            index.release();
+        }
+    }
+}
+
+/// Marks the directories that are new or empty as ours; returns those that are ours, resolved.
+fn own(wanted: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
+    let mut owned = Vec::new();
+    for dir in wanted {
+        make_dir(dir, 0o755)?;
+        let marker = dir.join(MARKER);
+        let empty = std::fs::read_dir(dir).map_err(Error::file("read", dir))?.next().is_none();
+        if empty {
+            write(&marker, b"")?;
+        }
+        if empty || marker.exists() {
+            owned.push(dir.canonicalize().map_err(Error::file("resolve", dir))?);
+        } else {
+            tracing::info!(dir = %dir.display(), "was there before and stays");
+        }
+    }
+    Ok(owned)
+}
+
+fn make_dir(dir: &Path, mode: u32) -> Result<(), Error> {
+    std::fs::DirBuilder::new().recursive(true).mode(mode).create(dir).map_err(Error::file("create", dir))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    std::fs::write(path, bytes).map_err(Error::file("write", path))
+}
+
+async fn wait_ready(socket: &Path, child: &mut Child, timeout: Duration) -> Result<(), String> {
+    let deadline = Instant::now() + timeout;
+    let mut why = String::from("never asked");
+    while Instant::now() < deadline {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Err(format!("it ended: {status}"));
+        }
+        let asked = async { cri::version(cri::connect(socket).await?).await };
+        match tokio::time::timeout_at(deadline, asked).await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(e)) => why = e.to_string(),
+            Err(_) => why = String::from("no answer"),
+        }
+        tokio::time::sleep(READY_STEP).await;
+    }
+    Err(why)
+}
+
+fn last_lines(path: &Path, count: usize) -> String {
+    let text = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+/// Runs blocking work off the async threads.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+    }
+}

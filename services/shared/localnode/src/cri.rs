@@ -1,0 +1,81 @@
+//! The few CRI calls a local node makes itself.
+
+use std::path::Path;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::{
+    ListContainersRequest, ListPodSandboxRequest, RemovePodSandboxRequest, StopContainerRequest,
+    StopPodSandboxRequest, VersionRequest,
+};
+use tonic::transport::Channel;
+
+use crate::Error;
+
+/// Pods removed at the same time: more only queue in the runtime.
+const REMOVALS: usize = 16;
+
+/// Connects to a unix socket that is there already.
+pub async fn connect(socket: &Path) -> Result<Channel, Error> {
+    containerd_client::connect(socket)
+        .await
+        .map_err(|source| Error::Connect { path: socket.to_path_buf(), source })
+}
+
+/// Asks for the runtime's version: answered means the CRI works.
+pub async fn version(channel: Channel) -> Result<String, Error> {
+    let reply = RuntimeServiceClient::new(channel)
+        .version(VersionRequest { version: "v1".to_owned() })
+        .await
+        .map_err(Error::call("Version"))?
+        .into_inner();
+    Ok(format!("{} {}", reply.runtime_name, reply.runtime_version))
+}
+
+/// Removes every pod, without grace. Returns how many there were; a pod that cannot be removed is logged.
+pub async fn remove_all_pods(channel: Channel, each: Duration) -> Result<usize, Error> {
+    let mut client = RuntimeServiceClient::new(channel);
+    let containers =
+        client.list_containers(ListContainersRequest::default()).await.map_err(Error::call("ListContainers"))?;
+    let containers = containers.into_inner().containers;
+    let pods = client.list_pod_sandbox(ListPodSandboxRequest::default()).await.map_err(Error::call("ListPodSandbox"))?;
+    let pods = pods.into_inner().items;
+    let count = pods.len();
+    futures::stream::iter(pods)
+        .for_each_concurrent(REMOVALS, |pod| {
+            let client = client.clone();
+            let of_pod: Vec<String> =
+                containers.iter().filter(|c| c.pod_sandbox_id == pod.id).map(|c| c.id.clone()).collect();
+            async move {
+                let removed = tokio::time::timeout(each, remove_pod(client, pod.id.clone(), of_pod)).await;
+                match removed {
+                    Ok(Ok(())) => {}
+                    Ok(Err(e)) => tracing::warn!(sandbox = %pod.id, error = %e, "cannot remove a pod"),
+                    Err(_) => tracing::warn!(sandbox = %pod.id, "removing a pod takes too long"),
+                }
+            }
+        })
+        .await;
+    Ok(count)
+}
+
+async fn remove_pod(
+    mut client: RuntimeServiceClient<Channel>,
+    pod_sandbox_id: String,
+    containers: Vec<String>,
+) -> Result<(), Error> {
+    for container_id in containers {
+        // An error here is no obstacle: stopping the sandbox kills what still runs.
+        let _ = client.stop_container(StopContainerRequest { container_id, timeout: 0 }).await;
+    }
+    client
+        .stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() })
+        .await
+        .map_err(Error::call("StopPodSandbox"))?;
+    client
+        .remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id })
+        .await
+        .map_err(Error::call("RemovePodSandbox"))?;
+    Ok(())
+}

@@ -1,0 +1,103 @@
+use std::io;
+use std::path::PathBuf;
+
+/// What can go wrong with a local node.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A program this needs is not installed.
+    #[error("{program} is not installed: looked in {looked_in}")]
+    Missing {
+        /// The program.
+        program: &'static str,
+        /// Where it was looked for.
+        looked_in: String,
+    },
+    /// A file or directory could not be used.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A program failed.
+    #[error("{program} failed: {message}")]
+    Program {
+        /// The program.
+        program: String,
+        /// What it said.
+        message: String,
+    },
+    /// The path of a unix socket would be longer than the kernel takes.
+    #[error("{} is too long for a unix socket ({} bytes, at most {max}): choose a shorter directory", path.display(), path.as_os_str().len())]
+    SocketPath {
+        /// The socket.
+        path: PathBuf,
+        /// Most bytes.
+        max: usize,
+    },
+    /// Every index is taken.
+    #[error("all {0} indices for private containerds are in use")]
+    NoIndex(u8),
+    /// Another process runs a containerd in this directory.
+    #[error("{} is in use by another run", .0.display())]
+    InUse(PathBuf),
+    /// Containerd ended, or did not answer in time.
+    #[error("containerd did not answer within {seconds} s: {why}; end of its log:\n{log}")]
+    NotReady {
+        /// How long was waited, in seconds.
+        seconds: u64,
+        /// Last error seen.
+        why: String,
+        /// The last lines of its log.
+        log: String,
+    },
+    /// A call failed.
+    #[error("{call} failed: {} ({:?})", status.message(), status.code())]
+    Call {
+        /// The method.
+        call: &'static str,
+        /// What came back.
+        status: Box<tonic::Status>,
+    },
+    /// No connection to the socket.
+    #[error("cannot connect to {}", path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why not.
+        source: tonic::transport::Error,
+    },
+    /// An image archive that cannot be read.
+    #[error("not a usable OCI image archive: {0}")]
+    Archive(String),
+    /// The image was written, but the runtime does not show it.
+    #[error("the runtime did not show image {image} within {seconds} s: {why}")]
+    NotVisible {
+        /// The image.
+        image: String,
+        /// How long was waited, in seconds.
+        seconds: u64,
+        /// Last answer.
+        why: String,
+    },
+    /// Something could not be removed.
+    #[error("left behind: {}", .0.join("; "))]
+    Leftovers(Vec<String>),
+}
+
+impl Error {
+    /// For `map_err` on file operations.
+    pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { action, path, source }
+    }
+
+    /// For `map_err` on calls.
+    pub(crate) fn call(call: &'static str) -> impl FnOnce(tonic::Status) -> Self {
+        move |status| Self::Call { call, status: Box::new(status) }
+    }
+}
