@@ -65,8 +65,11 @@ impl Traces {
             .chain(rules.chains.into_iter().map(|c| format!("iptables chain {c}")));
         let cgroups = self.cgroup_trees().into_iter().map(|c| format!("cgroup {}", c.display()));
         let results = self.cni_results().into_iter().map(|f| format!("CNI result {}", f.display()));
-        let dirs =
-            self.dirs().filter(|d| d.exists()).map(|d| format!("directory {}", d.display())).collect::<Vec<_>>();
+        let dirs = self
+            .dirs()
+            .filter(|d| d.exists())
+            .map(|d| format!("directory {}", d.display()))
+            .collect::<Vec<_>>();
         processes.chain(mounts).chain(link).chain(rules).chain(cgroups).chain(results).chain(dirs).collect()
     }
 
@@ -91,7 +94,8 @@ impl Traces {
 
     /// Containerd, its shims, and whatever runs in our cgroups.
     fn processes(&self) -> Vec<(i32, String)> {
-        let in_cgroups: BTreeSet<i32> = self.cgroup_trees().iter().flat_map(|tree| pids_below(tree)).collect();
+        let in_cgroups: BTreeSet<i32> =
+            self.cgroup_trees().iter().flat_map(|tree| pids_below(tree)).collect();
         all_processes()
             .into_iter()
             .filter(|p| p.is_of(self) || in_cgroups.contains(&p.pid))
@@ -152,7 +156,8 @@ impl Traces {
             }
             let mut progress = false;
             for point in mounts.iter().rev() {
-                progress |= nix::mount::umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).is_ok();
+                progress |=
+                    nix::mount::umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).is_ok();
             }
             if !progress {
                 return;
@@ -166,7 +171,9 @@ impl Traces {
         if !rules.is_empty() {
             restore_nat_rules(&rules.removal());
         }
-        if saved.contains(":CNI-HOSTPORT-") && let Some(script) = unused_shared_chains(&saved_nat_rules()) {
+        if saved.contains(":CNI-HOSTPORT-")
+            && let Some(script) = unused_shared_chains(&saved_nat_rules())
+        {
             restore_nat_rules(&script);
         }
         if Path::new("/sys/class/net").join(self.names.bridge()).exists() {
@@ -191,7 +198,9 @@ impl Traces {
             names.iter().filter_map(|n| n.strip_prefix(&prefix)?.strip_suffix("-eth0")).collect();
         names
             .iter()
-            .filter(|n| n.starts_with(&prefix) || sandboxes.iter().any(|s| **n == format!("cni-loopback-{s}-lo")))
+            .filter(|n| {
+                n.starts_with(&prefix) || sandboxes.iter().any(|s| **n == format!("cni-loopback-{s}-lo"))
+            })
             .map(|n| Path::new(CNI_RESULTS).join(n))
             .collect()
     }
@@ -294,7 +303,10 @@ fn subdirs(dir: &Path) -> Vec<PathBuf> {
     while next < found.len() {
         if let Ok(entries) = std::fs::read_dir(&found[next]) {
             found.extend(
-                entries.filter_map(Result::ok).filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()),
+                entries
+                    .filter_map(Result::ok)
+                    .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+                    .map(|e| e.path()),
             );
         }
         next += 1;
@@ -336,7 +348,9 @@ fn restore_nat_rules(script: &str) {
     });
     match output {
         Ok(o) if o.status.success() => {}
-        Ok(o) => tracing::warn!(error = %String::from_utf8_lossy(&o.stderr).trim(), "cannot remove iptables rules"),
+        Ok(o) => {
+            tracing::warn!(error = %String::from_utf8_lossy(&o.stderr).trim(), "cannot remove iptables rules")
+        }
         Err(e) => tracing::warn!(error = %e, "cannot run iptables-restore"),
     }
 }
@@ -344,7 +358,9 @@ fn restore_nat_rules(script: &str) {
 fn run(command: &mut Command) {
     match command.env("PATH", host::path_with(&[])).stdin(Stdio::null()).output() {
         Ok(o) if o.status.success() => {}
-        Ok(o) => tracing::warn!(?command, error = %String::from_utf8_lossy(&o.stderr).trim(), "a command failed"),
+        Ok(o) => {
+            tracing::warn!(?command, error = %String::from_utf8_lossy(&o.stderr).trim(), "a command failed")
+        }
         Err(e) => tracing::warn!(?command, error = %e, "cannot run a command"),
     }
 }

@@ -85,8 +85,7 @@ impl NatRules {
             .collect();
         chains.sort();
         chains.dedup();
-        let rules =
-            rules.into_iter().filter(|r| !word_after(r, "-A").is_some_and(is_per_pod)).collect();
+        let rules = rules.into_iter().filter(|r| !word_after(r, "-A").is_some_and(is_per_pod)).collect();
         Self { rules, chains }
     }
 
@@ -189,10 +188,16 @@ COMMIT
     #[test]
     fn shared_chains_go_only_when_no_host_port_is_left() {
         assert_eq!(unused_shared_chains(SAVED), None);
-        let without: String =
-            SAVED.lines().filter(|l| !l.contains("-dn-") && !l.contains("CNI-DN-")).map(|l| format!("{l}\n")).collect();
+        let without: String = SAVED
+            .lines()
+            .filter(|l| !l.contains("-dn-") && !l.contains("CNI-DN-"))
+            .map(|l| format!("{l}\n"))
+            .collect();
         let script = unused_shared_chains(&without).unwrap();
-        assert!(script.contains("-D PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n"), "{script}");
+        assert!(
+            script.contains("-D PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n"),
+            "{script}"
+        );
         assert!(script.contains("-X CNI-HOSTPORT-MASQ\n"), "{script}");
         assert_eq!(unused_shared_chains("*nat\nCOMMIT\n"), None);
     }
@@ -205,6 +210,9 @@ COMMIT
         assert_eq!(list["plugins"][0]["ipam"]["ranges"][0][0]["subnet"], "10.77.7.0/24");
         assert_eq!(list["plugins"][0]["ipam"]["dataDir"], "/n/cni/data");
         assert_eq!(list["plugins"][1]["type"], "portmap");
-        assert_eq!(conflist(Names::new(7), Path::new("/d"), false, false)["plugins"].as_array().unwrap().len(), 1);
+        assert_eq!(
+            conflist(Names::new(7), Path::new("/d"), false, false)["plugins"].as_array().unwrap().len(),
+            1
+        );
     }
 }

@@ -190,7 +190,11 @@ mod tests {
         for (major, cri) in [(1, "io.containerd.grpc.v1.cri"), (2, "io.containerd.cri.v1.runtime")] {
             for may in [true, false] {
                 let file = rendered(major, 6, may);
-                assert_eq!(file["plugins"][cri]["restrict_oom_score_adj"].as_bool(), Some(!may), "{major} {may}");
+                assert_eq!(
+                    file["plugins"][cri]["restrict_oom_score_adj"].as_bool(),
+                    Some(!may),
+                    "{major} {may}"
+                );
             }
         }
     }

@@ -149,8 +149,12 @@ impl Containerd {
         let names = index.names();
 
         let owned = own(&options.owned)?;
-        let record =
-            Record { index: index.number(), keep_pods: options.keep_pods, socket: socket.clone(), owned: owned.clone() };
+        let record = Record {
+            index: index.number(),
+            keep_pods: options.keep_pods,
+            socket: socket.clone(),
+            owned: owned.clone(),
+        };
         write(&dir.join(RECORD), &serde_json::to_vec(&record).unwrap_or_default())?;
 
         let [root, state, conf, data] = ["root", "state", "cni/conf", "cni/data"].map(|d| dir.join(d));
@@ -172,7 +176,10 @@ impl Containerd {
             snapshotter: if host::overlay_works(&dir) { "overlayfs" } else { "native" },
             may_lower_oom_score: host::has_sys_resource(),
         })
-        .map_err(|e| Error::Program { program: "rendering config.toml".to_owned(), message: e.to_string() })?;
+        .map_err(|e| Error::Program {
+            program: "rendering config.toml".to_owned(),
+            message: e.to_string(),
+        })?;
         write(&dir.join("config.toml"), config.as_bytes())?;
 
         let first: Vec<&Path> = [containerd.parent(), runc.parent()].into_iter().flatten().collect();
@@ -358,7 +365,10 @@ impl Containerd {
             // A Ctrl-C in the terminal is for the owner alone.
             .process_group(0)
             .spawn()
-            .map_err(|e| Error::Program { program: self.binary.display().to_string(), message: e.to_string() })?;
+            .map_err(|e| Error::Program {
+                program: self.binary.display().to_string(),
+                message: e.to_string(),
+            })?;
         let ready = wait_ready(&self.traces.socket, &mut child, self.start_timeout).await;
         self.child = Some(child);
         ready.map_err(|why| Error::NotReady {
@@ -419,7 +429,8 @@ fn take_index(lock_dir: &Path, dir: &Path) -> Result<Index, Error> {
     remove_abandoned(lock_dir);
     let index = match Record::read(dir) {
         Some(record) => {
-            let index = index::take(lock_dir, dir, Some(record.index)).map_err(|_| Error::InUse(dir.to_path_buf()))?;
+            let index = index::take(lock_dir, dir, Some(record.index))
+                .map_err(|_| Error::InUse(dir.to_path_buf()))?;
             if record.keep_pods {
                 record.traces(dir).kill_containerd();
             } else {

@@ -36,10 +36,15 @@ pub async fn version(channel: Channel) -> Result<String, Error> {
 /// Removes every pod, without grace. Returns how many there were; a pod that cannot be removed is logged.
 pub async fn remove_all_pods(channel: Channel, each: Duration) -> Result<usize, Error> {
     let mut client = RuntimeServiceClient::new(channel);
-    let containers =
-        client.list_containers(ListContainersRequest::default()).await.map_err(Error::call("ListContainers"))?;
+    let containers = client
+        .list_containers(ListContainersRequest::default())
+        .await
+        .map_err(Error::call("ListContainers"))?;
     let containers = containers.into_inner().containers;
-    let pods = client.list_pod_sandbox(ListPodSandboxRequest::default()).await.map_err(Error::call("ListPodSandbox"))?;
+    let pods = client
+        .list_pod_sandbox(ListPodSandboxRequest::default())
+        .await
+        .map_err(Error::call("ListPodSandbox"))?;
     let pods = pods.into_inner().items;
     let count = pods.len();
     futures::stream::iter(pods)

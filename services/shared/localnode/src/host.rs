@@ -20,7 +20,8 @@ const SBIN_DIRS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 /// Finds a program in `PATH` and the sbin directories.
 pub fn find_program(program: &'static str) -> Result<PathBuf, Error> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let dirs: Vec<PathBuf> = std::env::split_paths(&path).chain(SBIN_DIRS.iter().map(PathBuf::from)).collect();
+    let dirs: Vec<PathBuf> =
+        std::env::split_paths(&path).chain(SBIN_DIRS.iter().map(PathBuf::from)).collect();
     dirs.iter().map(|dir| dir.join(program)).find(|p| p.is_file()).ok_or_else(|| Error::Missing {
         program,
         looked_in: dirs.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(":"),
@@ -81,8 +82,14 @@ pub fn overlay_works(dir: &Path) -> bool {
     }
     let options =
         format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
-    let mounted =
-        nix::mount::mount(Some("overlay"), &merged, Some("overlay"), MsFlags::empty(), Some(options.as_str())).is_ok();
+    let mounted = nix::mount::mount(
+        Some("overlay"),
+        &merged,
+        Some("overlay"),
+        MsFlags::empty(),
+        Some(options.as_str()),
+    )
+    .is_ok();
     mounted && nix::mount::umount2(&merged, MntFlags::MNT_DETACH).is_ok()
 }
 
@@ -146,7 +153,8 @@ pub struct ContainerdVersion {
 
 /// Asks a containerd binary for its version.
 pub fn containerd_version(binary: &Path) -> Result<ContainerdVersion, Error> {
-    let failed = |message: String| Error::Program { program: format!("{} --version", binary.display()), message };
+    let failed =
+        |message: String| Error::Program { program: format!("{} --version", binary.display()), message };
     let output = Command::new(binary).arg("--version").output().map_err(|e| failed(e.to_string()))?;
     let text = String::from_utf8_lossy(&output.stdout);
     parse_version(&text).ok_or_else(|| failed(format!("no version in {:?}", text.trim())))
@@ -179,7 +187,8 @@ mod tests {
 
     #[test]
     fn a_capability_is_looked_up_in_the_effective_set_only() {
-        let status = |eff: &str| format!("CapPrm:\t000001ffffffffff\nCapEff:\t{eff}\nCapBnd:\t000001ffffffffff\n");
+        let status =
+            |eff: &str| format!("CapPrm:\t000001ffffffffff\nCapEff:\t{eff}\nCapBnd:\t000001ffffffffff\n");
         assert!(effective_has(&status("000001ffffffffff"), CAP_SYS_RESOURCE));
         assert!(!effective_has(&status("000001fffeffffff"), CAP_SYS_RESOURCE));
         assert!(!effective_has("", CAP_SYS_RESOURCE));

@@ -71,10 +71,18 @@ fn busybox_image(busybox: &Busybox) -> Image {
         dir("usr/bin", 0o755),
         dir("var", 0o755),
         dir("var/www", 0o755),
-        file("etc/passwd", 0o644, "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/home:/bin/false\n"),
+        file(
+            "etc/passwd",
+            0o644,
+            "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/home:/bin/false\n",
+        ),
         file("etc/group", 0o644, "root:x:0:\nnogroup:x:65534:\n"),
         file("bin/busybox", 0o755, busybox.binary.clone()),
-        Entry { path: "usr/bin/env".to_owned(), node: Node::Symlink("../../bin/busybox".to_owned()), mode: 0o777 },
+        Entry {
+            path: "usr/bin/env".to_owned(),
+            node: Node::Symlink("../../bin/busybox".to_owned()),
+            mode: 0o777,
+        },
     ];
     entries.extend(busybox.applets.iter().filter(|a| *a != "busybox").map(|applet| Entry {
         path: format!("bin/{applet}"),
@@ -93,9 +101,11 @@ fn busybox_image(busybox: &Busybox) -> Image {
 fn pause_image(busybox: &Busybox) -> Image {
     let named = Image { name: PAUSE.to_owned(), user: "65535:65535".to_owned(), ..Image::default() };
     match compile_pause() {
-        Ok(binary) => {
-            Image { entries: vec![file("pause", 0o755, binary)], entrypoint: vec!["/pause".to_owned()], ..named }
-        }
+        Ok(binary) => Image {
+            entries: vec![file("pause", 0o755, binary)],
+            entrypoint: vec!["/pause".to_owned()],
+            ..named
+        },
         Err(why) => {
             tracing::warn!(%why, "cannot compile the pause program, a shell takes its place");
             Image {
@@ -122,7 +132,11 @@ fn compile(source: &Path, binary: &Path) -> Result<(), String> {
         .stdin(Stdio::null())
         .output()
         .map_err(|e| format!("cc: {e}"))?;
-    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    }
 }
 
 #[cfg(test)]
@@ -133,7 +147,9 @@ mod tests {
     fn without_a_compiler_the_sandbox_still_has_something_to_run() {
         let busybox = Busybox { binary: b"elf".to_vec(), applets: vec!["busybox".into(), "sh".into()] };
         let image = busybox_image(&busybox);
-        assert!(image.entries.iter().any(|e| e.path == "bin/sh" && e.node == Node::Symlink("busybox".into())));
+        assert!(
+            image.entries.iter().any(|e| e.path == "bin/sh" && e.node == Node::Symlink("busybox".into()))
+        );
         assert_eq!(image.entries.iter().filter(|e| e.path == "bin/busybox").count(), 1);
         assert!(!pause_image(&busybox).entrypoint.is_empty());
     }

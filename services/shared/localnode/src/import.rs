@@ -134,7 +134,8 @@ struct Links {
 impl Links {
     /// Labels by which containerd's garbage collector keeps what this blob leads to.
     fn gc_labels(&self) -> HashMap<String, String> {
-        let label = |kind: String, desc: &Desc| (format!("containerd.io/gc.ref.content.{kind}"), desc.digest.clone());
+        let label =
+            |kind: String, desc: &Desc| (format!("containerd.io/gc.ref.content.{kind}"), desc.digest.clone());
         let manifests = self.manifests.iter().enumerate().map(|(i, d)| label(format!("m.{i}"), d));
         let config = self.config.iter().map(|d| label("config".to_owned(), d));
         let layers = self.layers.iter().enumerate().map(|(i, d)| label(format!("l.{i}"), d));
@@ -178,7 +179,9 @@ impl<S: Source> Archive<S> {
         match (named.len(), name) {
             (0, _) => return Err(Error::Archive("index.json lists no image".to_owned())),
             (1, _) | (_, None) => {}
-            (n, Some(_)) => return Err(Error::Archive(format!("it holds {n} images, one name cannot name them all"))),
+            (n, Some(_)) => {
+                return Err(Error::Archive(format!("it holds {n} images, one name cannot name them all")));
+            }
         }
         if let Some(unnamed) = named.iter().find(|n| n.name.is_empty()) {
             return Err(Error::Archive(format!("image {} has no name: give one", unnamed.target.digest)));
@@ -255,7 +258,11 @@ impl Store {
         }
     }
 
-    async fn write_images<S: Source>(&mut self, archive: &mut Archive<S>, images: &[Named]) -> Result<(), Error> {
+    async fn write_images<S: Source>(
+        &mut self,
+        archive: &mut Archive<S>,
+        images: &[Named],
+    ) -> Result<(), Error> {
         for image in images {
             self.write_tree(archive, &image.target).await?;
             self.write_image(image).await?;
@@ -319,14 +326,16 @@ impl Store {
             while offset < desc.size {
                 let data = archive.chunk(desc, offset)?;
                 let length = data.len() as u64;
-                let write = WriteContentRequest { offset: offset.cast_signed(), data, ..first(WriteAction::Write) };
+                let write =
+                    WriteContentRequest { offset: offset.cast_signed(), data, ..first(WriteAction::Write) };
                 if sender.send(write).await.is_err() {
                     // The stream ended; its own error says why.
                     return Ok(());
                 }
                 offset += length;
             }
-            let commit = WriteContentRequest { offset: offset.cast_signed(), labels, ..first(WriteAction::Commit) };
+            let commit =
+                WriteContentRequest { offset: offset.cast_signed(), labels, ..first(WriteAction::Commit) };
             let _ = sender.send(commit).await;
             drop(sender);
             Ok(())
@@ -366,8 +375,11 @@ impl Store {
             Err(e) => return Err(Error::call("images.Create")(e)),
         }
         let update_mask = prost_types::FieldMask { paths: vec!["target".to_owned()] };
-        let update =
-            UpdateImageRequest { image: Some(image), update_mask: Some(update_mask), ..UpdateImageRequest::default() };
+        let update = UpdateImageRequest {
+            image: Some(image),
+            update_mask: Some(update_mask),
+            ..UpdateImageRequest::default()
+        };
         client.update(self.request(update)).await.map_err(Error::call("images.Update"))?;
         Ok(())
     }
@@ -412,7 +424,8 @@ mod tests {
     #[test]
     fn what_is_not_an_oci_archive_is_said_to_be_none() {
         for bytes in [Vec::new(), b"not a tar".repeat(200), vec![0; 1024]] {
-            let error = Archive::open(Cursor::new(bytes)).and_then(|mut a| a.images(None).map(|_| ())).unwrap_err();
+            let error =
+                Archive::open(Cursor::new(bytes)).and_then(|mut a| a.images(None).map(|_| ())).unwrap_err();
             assert!(error.to_string().starts_with("not a usable OCI image archive"), "{error}");
         }
     }

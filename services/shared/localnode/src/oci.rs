@@ -233,7 +233,9 @@ mod tests {
 
     #[test]
     fn a_port_is_not_a_tag() {
-        for (name, want) in [("localhost/a:1", "1"), ("localhost:5000/a", "latest"), ("localhost:5000/a:v2", "v2")] {
+        for (name, want) in
+            [("localhost/a:1", "1"), ("localhost:5000/a", "latest"), ("localhost:5000/a:v2", "v2")]
+        {
             assert_eq!(tag(name), want, "{name}");
         }
     }

@@ -1,5 +1,11 @@
 //! A private containerd, for real. Needs root, containerd, runc, CNI plugins and busybox (scripts/install.sh).
-#![allow(clippy::disallowed_methods, clippy::print_stdout, missing_docs)]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::large_futures,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    missing_docs
+)]
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -26,7 +32,8 @@ fn sandbox_config(node: &Containerd, name: &str) -> PodSandboxConfig {
         port_mappings: vec![PortMapping {
             protocol: Protocol::Tcp as i32,
             container_port: 80,
-            host_port: 30_000 + i32::from(node.names().subnet().split('.').nth(2).unwrap().parse::<u8>().unwrap()),
+            host_port: 30_000
+                + i32::from(node.names().subnet().split('.').nth(2).unwrap().parse::<u8>().unwrap()),
             host_ip: "127.0.0.1".to_owned(),
         }],
         linux: Some(LinuxPodSandboxConfig {
@@ -180,6 +187,9 @@ async fn kept_pods_are_taken_over_and_stale_ones_removed() {
     let mut client = Client::new(node.channel().await.unwrap());
     assert!(running(&mut client, &container).await);
     node.stop().await;
-    assert_eq!(cleanup_stale(dir.path().join("node").as_path(), &lock_dir).await.unwrap(), Vec::<String>::new());
+    assert_eq!(
+        cleanup_stale(dir.path().join("node").as_path(), &lock_dir).await.unwrap(),
+        Vec::<String>::new()
+    );
     assert_eq!(traces.leftovers(), Vec::<String>::new());
 }
