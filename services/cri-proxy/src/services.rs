@@ -1,0 +1,149 @@
+//! The services this proxy answers itself: hints, information, probe execs.
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use http::HeaderMap;
+use k8s_cri::v1;
+use prost::Message as _;
+use quintlet_model::outcome::Outcome;
+use quintlet_proto::runtime::v1 as pb;
+use tokio::sync::watch;
+use tonic::{Code, Request, Response, Status};
+
+use crate::facts::Facts;
+use crate::forward::{Call, Forwarder};
+use crate::hints::Hub;
+use crate::policy::PROBE_EXEC;
+use crate::reply;
+use crate::source::RuntimeInfo;
+
+/// `RuntimeEvents`.
+#[derive(Debug, Clone)]
+pub struct Events(pub Hub);
+
+#[tonic::async_trait]
+impl pb::runtime_events_server::RuntimeEvents for Events {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<pb::RuntimeEvent, Status>> + Send>>;
+
+    async fn watch(&self, _: Request<pb::WatchHintsRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let subscriber = self.0.subscribe();
+        let events = futures::stream::unfold(subscriber, |mut subscriber| async move {
+            let event = subscriber.next().await?;
+            Some((Ok(pb::RuntimeEvent { event: Some(event), trace: None }), subscriber))
+        });
+        Ok(Response::new(Box::pin(events)))
+    }
+}
+
+/// `ProxyInfo`.
+#[derive(Debug, Clone)]
+pub struct Info {
+    /// The runtime's state.
+    pub runtime: watch::Receiver<RuntimeInfo>,
+    /// The source's state.
+    pub hub: Hub,
+    /// The owner's epoch.
+    pub forwarder: Arc<Forwarder>,
+    /// The runtime's endpoint.
+    pub endpoint: String,
+}
+
+#[tonic::async_trait]
+impl pb::proxy_info_server::ProxyInfo for Info {
+    async fn get(&self, _: Request<pb::ProxyInfoRequest>) -> Result<Response<pb::ProxyInfoReply>, Status> {
+        let runtime = self.runtime.borrow().clone();
+        Ok(Response::new(pb::ProxyInfoReply {
+            connected: runtime.connected,
+            runtime_name: runtime.name,
+            runtime_version: runtime.version,
+            runtime_api_version: runtime.api_version,
+            endpoint: self.endpoint.clone(),
+            source: Some(self.hub.state()),
+            error: runtime.error,
+            owner_epoch: self.forwarder.owner_epoch(),
+        }))
+    }
+}
+
+/// Checks a grant: container id, command, seconds, MAC.
+pub type Verify = Arc<dyn Fn(&str, &[String], u32, &[u8]) -> Result<bool, String> + Send + Sync>;
+
+/// Output of a probe is cut to this many bytes, as the kubelet does.
+pub const MAX_OUTPUT: usize = 10 * 1024;
+
+/// `ProbeExec`.
+#[derive(Clone)]
+pub struct ProbeExec {
+    /// Sends the exec.
+    pub forwarder: Arc<Forwarder>,
+    /// Checks the grant.
+    pub verify: Verify,
+}
+
+impl std::fmt::Debug for ProbeExec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProbeExec").finish_non_exhaustive()
+    }
+}
+
+#[tonic::async_trait]
+impl pb::probe_exec_server::ProbeExec for ProbeExec {
+    async fn exec(
+        &self,
+        request: Request<pb::ProbeExecRequest>,
+    ) -> Result<Response<pb::ProbeExecReply>, Status> {
+        let request = request.into_inner();
+        if request.timeout_seconds == 0 {
+            return Err(Status::invalid_argument("timeout_seconds must be at least 1"));
+        }
+        let granted =
+            (self.verify)(&request.container_id, &request.command, request.timeout_seconds, &request.grant);
+        match granted {
+            Ok(true) => {}
+            Ok(false) => {
+                self.forwarder.metrics().fenced("grant");
+                return Err(Status::permission_denied(format!(
+                    "the grant does not allow this command in container {:?}",
+                    request.container_id
+                )));
+            }
+            Err(why) => return Err(Status::unavailable(format!("grants cannot be checked: {why}"))),
+        }
+        let seconds = i64::from(request.timeout_seconds);
+        let exec =
+            v1::ExecSyncRequest { container_id: request.container_id, cmd: request.command, timeout: seconds };
+        let mut headers = HeaderMap::new();
+        headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
+        headers.insert(http::header::TE, http::HeaderValue::from_static("trailers"));
+        let call = Call {
+            policy: &PROBE_EXEC,
+            headers,
+            body: reply::framed(&exec),
+            facts: Facts { seconds: Some(seconds), ..Facts::default() },
+        };
+        let reply = self.forwarder.run(&call, None).await;
+        let status = reply.status();
+        match (status.code(), reply.data.is_empty()) {
+            (Code::Ok, _) => {
+                let body = reply.data.concat().into();
+                let message = reply::message(&body).map_err(|e| Status::internal(e.to_string()))?;
+                let answer = v1::ExecSyncResponse::decode(message).map_err(|e| Status::internal(e.to_string()))?;
+                let mut output = answer.stdout;
+                output.extend_from_slice(&answer.stderr);
+                output.truncate(MAX_OUTPUT);
+                Ok(Response::new(pb::ProbeExecReply { exit_code: answer.exit_code, output, timed_out: false }))
+            }
+            (Code::DeadlineExceeded, _) => {
+                Ok(Response::new(pb::ProbeExecReply { timed_out: true, ..Default::default() }))
+            }
+            (Code::Unavailable | Code::Cancelled, _) => Err(Status::unavailable(status.message())),
+            (_, _) if reply.outcome == Outcome::NotDispatched => Err(Status::unavailable(status.message())),
+            (code, _) => Err(Status::new(code, status.message())),
+        }
+    }
+}
+
+/// How often depths are written to the metrics.
+pub const OBSERVE_EVERY: Duration = Duration::from_secs(1);
