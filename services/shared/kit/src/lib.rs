@@ -1,1 +1,33 @@
-//! kit.
+//! What every service is built from: arguments, paths, tasks, sockets, servers, time.
+//!
+//! Tasks: [`server::Server::serve`] spawns one per connection, [`task`] names them all. Nothing here knows of pods.
+
+pub mod args;
+pub mod atomic_file;
+pub mod backoff;
+pub mod boot;
+pub mod clock;
+pub mod grant;
+pub mod server;
+pub mod signals;
+pub mod socket;
+pub mod task;
+
+pub use args::paths;
+
+/// The text of an error and of everything behind it, joined by `: `.
+#[must_use]
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut out = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        // Some libraries repeat their source in their own text.
+        if !out.ends_with(&text) {
+            out.push_str(": ");
+            out.push_str(&text);
+        }
+        next = cause.source();
+    }
+    out
+}

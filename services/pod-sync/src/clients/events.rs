@@ -1,0 +1,167 @@
+//! Events about pods and the node: kept for `explain`, sent to status-reporter.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
+use quintlet_kit::clock::Clock;
+use quintlet_proto::status::v1 as wire;
+use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+/// Events on the way to status-reporter (the kubelet's recorder has the same bound). Full: dropped and counted.
+const QUEUE: usize = 1000;
+/// Events kept for `explain` and `quintctl watch`.
+const KEPT: usize = 1000;
+/// Wait before the next try while status-reporter is away.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Normal or Warning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventType {
+    /// As it should be.
+    Normal,
+    /// A person may want to look.
+    Warning,
+}
+
+impl EventType {
+    /// The word on the wire.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Normal => "Normal",
+            Self::Warning => "Warning",
+        }
+    }
+}
+
+/// One event, with how often it came in a row.
+#[derive(Debug, Clone)]
+pub struct KeptEvent {
+    /// Last time, nanoseconds since 1970.
+    pub at_unix_ns: i64,
+    /// UID of the pod.
+    pub uid: String,
+    /// `namespace/name`.
+    pub pod: String,
+    /// Type.
+    pub kind: EventType,
+    /// Reason.
+    pub reason: String,
+    /// Message.
+    pub message: String,
+    /// As in `spec.containers{main}`.
+    pub field_path: String,
+    /// Times seen.
+    pub count: u32,
+}
+
+/// Records events.
+#[derive(Debug, Clone)]
+pub struct Events {
+    kept: Arc<Mutex<VecDeque<KeptEvent>>>,
+    out: mpsc::Sender<wire::RecordEventRequest>,
+    clock: Clock,
+    dropped: quintlet_telemetry::metrics::Counter,
+}
+
+impl Events {
+    /// Makes the recorder and the task that sends.
+    #[must_use]
+    pub fn new(socket: PathBuf, clock: Clock, stop: CancellationToken) -> Self {
+        let (out, queue) = mpsc::channel(QUEUE);
+        let client = StatusReporterClient::new(quintlet_kit::socket::channel(socket));
+        quintlet_kit::task::spawn("events", send(client, queue, stop));
+        let dropped = quintlet_telemetry::metrics::counter("quintlet_events_dropped", "Events lost because the queue to status-reporter was full");
+        Self { kept: Arc::default(), out, clock, dropped }
+    }
+
+    /// Records an event about a pod, or about one of its containers by field path.
+    pub fn pod(&self, pod: &Pod, kind: EventType, reason: &str, message: &str, field_path: &str) {
+        let meta = &pod.metadata;
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        let name = meta.name.clone().unwrap_or_default();
+        let uid = meta.uid.clone().unwrap_or_default();
+        match kind {
+            EventType::Normal => tracing::debug!(pod.uid = uid, reason, message, "event"),
+            EventType::Warning => tracing::info!(pod.uid = uid, reason, message, "warning event"),
+        }
+        self.keep(&uid, &format!("{namespace}/{name}"), kind, reason, message, field_path);
+        // A static pod's events go to its mirror, which has the same name; its own UID is unknown to the API server.
+        let request = wire::RecordEventRequest {
+            kind: "Pod".to_owned(),
+            namespace,
+            name,
+            uid,
+            resource_version: meta.resource_version.clone().unwrap_or_default(),
+            field_path: field_path.to_owned(),
+            r#type: kind.name().to_owned(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+        };
+        if self.out.try_send(request).is_err() {
+            self.dropped.inc();
+        }
+    }
+
+    fn keep(&self, uid: &str, pod: &str, kind: EventType, reason: &str, message: &str, field_path: &str) {
+        let at_unix_ns = i64::try_from(self.clock.wall().as_nanosecond()).unwrap_or(i64::MAX);
+        let mut kept = self.kept.lock();
+        let same = kept
+            .iter()
+            .rposition(|e| e.uid == uid && e.reason == reason && e.message == message && e.field_path == field_path);
+        let count = match same.and_then(|i| kept.remove(i)) {
+            Some(e) => e.count.saturating_add(1),
+            None => 1,
+        };
+        if kept.len() >= KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(KeptEvent {
+            at_unix_ns,
+            uid: uid.to_owned(),
+            pod: pod.to_owned(),
+            kind,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            field_path: field_path.to_owned(),
+            count,
+        });
+    }
+
+    /// The newest events, oldest first; of one pod where `uid` is not empty.
+    #[must_use]
+    pub fn list(&self, uid: &str, limit: usize) -> Vec<KeptEvent> {
+        let kept = self.kept.lock();
+        let mut out: Vec<_> = kept.iter().rev().filter(|e| uid.is_empty() || e.uid == uid).take(limit).cloned().collect();
+        out.reverse();
+        out
+    }
+}
+
+async fn send(mut client: StatusReporterClient<Channel>, mut queue: mpsc::Receiver<wire::RecordEventRequest>, stop: CancellationToken) {
+    loop {
+        // What is still queued at the end is lost, as with the kubelet.
+        let event = tokio::select! {
+            () = stop.cancelled() => return,
+            event = queue.recv() => event,
+        };
+        let Some(event) = event else { return };
+        while let Err(status) = client.record_event(event.clone()).await {
+            if status.code() != tonic::Code::Unavailable {
+                tracing::warn!(error = status.message(), reason = event.reason, "event refused");
+                break;
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(RETRY) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! CRI calls through cri-proxy's `sync` socket, each with the owner's epoch, a deadline and an outcome.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use k8s_cri::v1 as cri;
+use k8s_cri::v1::image_service_client::ImageServiceClient;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_kit::clock::Clock;
+use quintlet_model::ids::{ContainerId, SandboxId};
+use quintlet_model::outcome::{DEADLINE_HEADER, OUTCOME_TRAILER, OWNER_EPOCH_HEADER, Outcome};
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::transport::Channel;
+use tonic::{Code, Request, Response, Status};
+
+/// Limit of a CRI call (`runtimeRequestTimeout`).
+const CALL: Duration = Duration::from_secs(120);
+/// Limit of RunPodSandbox: networking and a cold disk are inside it (kubelet: twice the call's).
+const RUN_SANDBOX: Duration = Duration::from_secs(240);
+/// Limit of one pull; the runtime has its own for a stalled one.
+const PULL: Duration = Duration::from_secs(3600);
+/// What the proxy needs to answer after a deadline passed.
+const SLACK: Duration = Duration::from_secs(5);
+/// Largest answer, bytes (staging/src/k8s.io/cri-client/pkg/utils.go).
+const MAX_MESSAGE: usize = 16 << 20;
+
+/// A CRI call that did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct CallError {
+    /// CRI method.
+    pub method: &'static str,
+    /// What is known of its effect.
+    pub outcome: Outcome,
+    /// gRPC code.
+    pub code: Code,
+    /// The runtime's text.
+    pub message: String,
+}
+
+impl CallError {
+    /// The runtime has no such thing.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        self.code == Code::NotFound && self.outcome == Outcome::RuntimeError
+    }
+
+    /// The runtime itself said no. Anything else says nothing about the pod.
+    #[must_use]
+    pub fn is_verdict(&self) -> bool {
+        self.outcome == Outcome::RuntimeError
+    }
+}
+
+/// The runtime, for the one who owns the pods.
+#[derive(Debug, Clone)]
+pub struct Runtime {
+    runtime: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+    epoch: u64,
+    clock: Clock,
+}
+
+/// Output of a command in a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecOutput {
+    /// Exit code.
+    pub exit_code: i32,
+    /// stdout, then stderr.
+    pub output: Vec<u8>,
+}
+
+macro_rules! call {
+    ($self:ident, $client:ident, $method:ident, $name:literal, $limit:expr, $request:expr) => {{
+        let mut client = $self.$client.clone();
+        let request = $self.request($request, $limit);
+        let sent = client.$method(request);
+        $self.finish($name, $limit, sent).await
+    }};
+}
+
+impl Runtime {
+    /// Uses the socket at `path`; it need not be there yet.
+    #[must_use]
+    pub fn new(path: PathBuf, epoch: u64, clock: Clock) -> Self {
+        let channel = quintlet_kit::socket::channel(path);
+        Self {
+            runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
+            images: ImageServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE),
+            epoch,
+            clock,
+        }
+    }
+
+    fn request<T>(&self, message: T, limit: Duration) -> Request<T> {
+        let mut request = Request::new(message);
+        let metadata = request.metadata_mut();
+        metadata.insert(OWNER_EPOCH_HEADER, MetadataValue::from(self.epoch));
+        let deadline = self.clock.boot() + limit;
+        metadata.insert(DEADLINE_HEADER, MetadataValue::from(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)));
+        quintlet_telemetry::propagate::inject(metadata);
+        request
+    }
+
+    async fn finish<T>(
+        &self,
+        method: &'static str,
+        limit: Duration,
+        sent: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, CallError> {
+        match tokio::time::timeout(limit + SLACK, sent).await {
+            Ok(Ok(response)) => match outcome(response.metadata()) {
+                // An answer without our trailer came from a proxy that was cut right after it: it is an answer.
+                Some(Outcome::Ok) | None => Ok(response.into_inner()),
+                Some(outcome) => Err(CallError { method, outcome, code: Code::Unknown, message: "proxy gave an answer and no success".to_owned() }),
+            },
+            Ok(Err(status)) => Err(CallError {
+                method,
+                outcome: outcome(status.metadata()).unwrap_or(Outcome::Unknown),
+                code: status.code(),
+                message: status.message().to_owned(),
+            }),
+            Err(_) => Err(CallError {
+                method,
+                outcome: Outcome::Unknown,
+                code: Code::DeadlineExceeded,
+                message: format!("no answer within {}", humantime::format_duration(limit)),
+            }),
+        }
+    }
+
+    /// RunPodSandbox.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn run_sandbox(&self, config: cri::PodSandboxConfig, handler: &str) -> Result<SandboxId, CallError> {
+        let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: handler.to_owned() };
+        let reply = call!(self, runtime, run_pod_sandbox, "RunPodSandbox", RUN_SANDBOX, request)?;
+        SandboxId::parse(&reply.pod_sandbox_id).map_err(|e| bad_reply("RunPodSandbox", &e))
+    }
+
+    /// StopPodSandbox. A sandbox that is not there is stopped.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn stop_sandbox(&self, id: &SandboxId) -> Result<(), CallError> {
+        let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_string() };
+        gone_is_fine(call!(self, runtime, stop_pod_sandbox, "StopPodSandbox", CALL, request).map(|_| ()))
+    }
+
+    /// RemovePodSandbox. A sandbox that is not there is removed.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn remove_sandbox(&self, id: &SandboxId) -> Result<(), CallError> {
+        let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_string() };
+        gone_is_fine(call!(self, runtime, remove_pod_sandbox, "RemovePodSandbox", CALL, request).map(|_| ()))
+    }
+
+    /// PodSandboxStatus.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn sandbox_status(&self, id: &SandboxId) -> Result<cri::PodSandboxStatus, CallError> {
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_string(), verbose: false };
+        call!(self, runtime, pod_sandbox_status, "PodSandboxStatus", CALL, request)?
+            .status
+            .ok_or_else(|| bad_reply("PodSandboxStatus", &"no status"))
+    }
+
+    /// CreateContainer.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn create_container(
+        &self,
+        sandbox: &SandboxId,
+        config: cri::ContainerConfig,
+        sandbox_config: cri::PodSandboxConfig,
+    ) -> Result<ContainerId, CallError> {
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: sandbox.to_string(),
+            config: Some(config),
+            sandbox_config: Some(sandbox_config),
+        };
+        let reply = call!(self, runtime, create_container, "CreateContainer", CALL, request)?;
+        ContainerId::parse(&reply.container_id).map_err(|e| bad_reply("CreateContainer", &e))
+    }
+
+    /// StartContainer.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn start_container(&self, id: &ContainerId) -> Result<(), CallError> {
+        let request = cri::StartContainerRequest { container_id: id.to_string() };
+        call!(self, runtime, start_container, "StartContainer", CALL, request).map(|_| ())
+    }
+
+    /// StopContainer with `grace` seconds before SIGKILL. A container that is not there is stopped.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn stop_container(&self, id: &ContainerId, grace: i64) -> Result<(), CallError> {
+        let limit = CALL + Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+        let request = cri::StopContainerRequest { container_id: id.to_string(), timeout: grace };
+        gone_is_fine(call!(self, runtime, stop_container, "StopContainer", limit, request).map(|_| ()))
+    }
+
+    /// RemoveContainer. A container that is not there is removed.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn remove_container(&self, id: &ContainerId) -> Result<(), CallError> {
+        let request = cri::RemoveContainerRequest { container_id: id.to_string() };
+        gone_is_fine(call!(self, runtime, remove_container, "RemoveContainer", CALL, request).map(|_| ()))
+    }
+
+    /// ExecSync; `limit` none means as long as it takes, as for lifecycle hooks.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn exec(&self, id: &ContainerId, command: &[String], limit: Option<Duration>) -> Result<ExecOutput, CallError> {
+        let seconds = limit.map_or(0, |d| i64::try_from(d.as_secs()).unwrap_or(i64::MAX));
+        let request = cri::ExecSyncRequest { container_id: id.to_string(), cmd: command.to_vec(), timeout: seconds };
+        let wait = limit.map_or(PULL, |d| d + CALL);
+        let reply = call!(self, runtime, exec_sync, "ExecSync", wait, request)?;
+        let mut output = reply.stdout;
+        output.extend_from_slice(&reply.stderr);
+        Ok(ExecOutput { exit_code: reply.exit_code, output })
+    }
+
+    /// ImageStatus; none where the image is not there.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn image_status(&self, image: cri::ImageSpec) -> Result<Option<cri::Image>, CallError> {
+        let request = cri::ImageStatusRequest { image: Some(image), verbose: false };
+        Ok(call!(self, images, image_status, "ImageStatus", CALL, request)?.image)
+    }
+
+    /// PullImage; the reference of what was pulled.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn pull_image(
+        &self,
+        image: cri::ImageSpec,
+        auth: Option<cri::AuthConfig>,
+        sandbox_config: cri::PodSandboxConfig,
+    ) -> Result<String, CallError> {
+        let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: Some(sandbox_config) };
+        Ok(call!(self, images, pull_image, "PullImage", PULL, request)?.image_ref)
+    }
+
+    /// Version.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn version(&self) -> Result<cri::VersionResponse, CallError> {
+        let request = cri::VersionRequest { version: "v1".to_owned() };
+        call!(self, runtime, version, "Version", CALL, request)
+    }
+
+    /// Status.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn status(&self) -> Result<cri::StatusResponse, CallError> {
+        call!(self, runtime, status, "Status", CALL, cri::StatusRequest { verbose: false })
+    }
+}
+
+fn outcome(metadata: &MetadataMap) -> Option<Outcome> {
+    metadata.get(OUTCOME_TRAILER).map(|v| Outcome::from_name(v.to_str().ok()))
+}
+
+fn bad_reply(method: &'static str, why: &dyn std::fmt::Display) -> CallError {
+    CallError { method, outcome: Outcome::Unknown, code: Code::Internal, message: format!("unusable answer: {why}") }
+}
+
+fn gone_is_fine(result: Result<(), CallError>) -> Result<(), CallError> {
+    match result {
+        Err(e) if e.is_not_found() => Ok(()),
+        other => other,
+    }
+}

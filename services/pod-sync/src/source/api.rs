@@ -1,0 +1,165 @@
+//! Pods of this node as the API server has them (pkg/kubelet/config/apiserver.go), and the reads that go with them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use kube::api::Api;
+use kube::runtime::watcher;
+use parking_lot::RwLock;
+use tokio_util::sync::CancellationToken;
+
+use super::{Snapshot, SourceKind, SourceSender};
+
+/// While the API server refuses, it is asked again at most this often (DESIGN, invariant 9).
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Watches the pods bound to `node` and sends the whole set after every change. Nothing is sent before the first
+/// complete list.
+pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: CancellationToken) {
+    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).any_semantic();
+    let stream = watcher(Api::<Pod>::all(client), config);
+    futures::pin_mut!(stream);
+    let mut pods: BTreeMap<(String, String), Arc<Pod>> = BTreeMap::new();
+    let mut fresh = BTreeMap::new();
+    let mut complete = false;
+    loop {
+        // The watcher keeps its place when the arm is dropped: stop is the only other one.
+        let event = tokio::select! {
+            () = stop.cancelled() => return,
+            event = stream.next() => event,
+        };
+        let Some(event) = event else { return };
+        match event {
+            Ok(watcher::Event::Init) => fresh.clear(),
+            Ok(watcher::Event::InitApply(pod)) => {
+                fresh.insert(key(&pod), slim(pod));
+                continue;
+            }
+            Ok(watcher::Event::InitDone) => {
+                pods = std::mem::take(&mut fresh);
+                complete = true;
+            }
+            Ok(watcher::Event::Apply(pod)) => {
+                pods.insert(key(&pod), slim(pod));
+            }
+            Ok(watcher::Event::Delete(pod)) => {
+                pods.remove(&key(&pod));
+            }
+            Err(e) => {
+                tracing::warn!(error = quintlet_kit::error_chain(&e), "watch of pods broke, it goes on by itself");
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(RETRY) => continue,
+                }
+            }
+        }
+        if !complete {
+            continue;
+        }
+        let snapshot = Snapshot { pods: pods.values().cloned().collect(), ..Snapshot::default() };
+        tokio::select! {
+            () = stop.cancelled() => return,
+            sent = out.send((SourceKind::Api, snapshot)) => if sent.is_err() { return },
+        }
+    }
+}
+
+fn key(pod: &Pod) -> (String, String) {
+    (pod.metadata.namespace.clone().unwrap_or_default(), pod.metadata.name.clone().unwrap_or_default())
+}
+
+fn slim(mut pod: Pod) -> Arc<Pod> {
+    pod.metadata.managed_fields = None;
+    Arc::new(pod)
+}
+
+/// The Node and the Services, kept by watches of their own.
+#[derive(Debug, Default)]
+pub struct ClusterView {
+    node: RwLock<Option<Arc<Node>>>,
+    services: RwLock<Option<Arc<Vec<Arc<Service>>>>>,
+}
+
+impl ClusterView {
+    /// The Node of this agent; none before it was read or where it does not exist.
+    #[must_use]
+    pub fn node(&self) -> Option<Arc<Node>> {
+        self.node.read().clone()
+    }
+
+    /// All services; none before they were read once.
+    #[must_use]
+    pub fn services(&self) -> Option<Arc<Vec<Arc<Service>>>> {
+        self.services.read().clone()
+    }
+
+    /// Keeps the Node up to date until told to stop.
+    pub async fn watch_node(self: Arc<Self>, client: kube::Client, name: String, stop: CancellationToken) {
+        let config = watcher::Config::default().fields(&format!("metadata.name={name}")).any_semantic();
+        let stream = watcher(Api::<Node>::all(client), config);
+        futures::pin_mut!(stream);
+        let mut seen = None;
+        while let Some(event) = next(&mut stream, &stop).await {
+            match event {
+                watcher::Event::Init => seen = None,
+                watcher::Event::InitApply(node) => seen = Some(Arc::new(node)),
+                watcher::Event::InitDone => *self.node.write() = seen.take(),
+                watcher::Event::Apply(node) => *self.node.write() = Some(Arc::new(node)),
+                watcher::Event::Delete(_) => *self.node.write() = None,
+            }
+        }
+    }
+
+    /// Keeps the Services up to date until told to stop.
+    pub async fn watch_services(self: Arc<Self>, client: kube::Client, stop: CancellationToken) {
+        let stream = watcher(Api::<Service>::all(client), watcher::Config::default().any_semantic());
+        futures::pin_mut!(stream);
+        let mut all: BTreeMap<(String, String), Arc<Service>> = BTreeMap::new();
+        let mut fresh = BTreeMap::new();
+        let key = |s: &Service| (s.metadata.namespace.clone().unwrap_or_default(), s.metadata.name.clone().unwrap_or_default());
+        while let Some(event) = next(&mut stream, &stop).await {
+            match event {
+                watcher::Event::Init => fresh.clear(),
+                watcher::Event::InitApply(mut s) => {
+                    s.metadata.managed_fields = None;
+                    fresh.insert(key(&s), Arc::new(s));
+                    continue;
+                }
+                watcher::Event::InitDone => all = std::mem::take(&mut fresh),
+                watcher::Event::Apply(mut s) => {
+                    s.metadata.managed_fields = None;
+                    all.insert(key(&s), Arc::new(s));
+                }
+                watcher::Event::Delete(s) => {
+                    all.remove(&key(&s));
+                }
+            }
+            *self.services.write() = Some(Arc::new(all.values().cloned().collect()));
+        }
+    }
+}
+
+async fn next<K, S>(stream: &mut S, stop: &CancellationToken) -> Option<watcher::Event<K>>
+where
+    S: futures::Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Unpin,
+{
+    loop {
+        let item = tokio::select! {
+            () = stop.cancelled() => return None,
+            item = stream.next() => item?,
+        };
+        match item {
+            Ok(event) => return Some(event),
+            Err(e) => {
+                tracing::warn!(error = quintlet_kit::error_chain(&e), "watch broke, it goes on by itself");
+                tokio::select! {
+                    () = stop.cancelled() => return None,
+                    () = tokio::time::sleep(RETRY) => {}
+                }
+            }
+        }
+    }
+}

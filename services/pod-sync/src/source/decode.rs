@@ -1,0 +1,386 @@
+//! Bytes of a manifest to defaulted, valid pods (pkg/kubelet/config/common.go, pkg/apis/core/v1/defaults.go).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, PodSecurityContext, Probe, Secret, Toleration};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use quintlet_model::labels;
+
+use super::{Problem, Snapshot, SourceKind, validate};
+
+/// Where a manifest came from, as it enters the pod's UID.
+#[derive(Debug, Clone, Copy)]
+pub struct Origin<'a> {
+    /// Which source.
+    pub kind: SourceKind,
+    /// File path or URL.
+    pub place: &'a str,
+    /// Node the pod is for.
+    pub node: &'a str,
+}
+
+/// Decodes all documents of one manifest into `into`. A document that cannot be used becomes a problem and does not
+/// touch the others.
+pub fn manifest(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
+    let problem = |field: String, message: String| Problem { origin: origin.place.to_owned(), field, message };
+    let text = match std::str::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(e) => {
+            into.problems.push(problem(String::new(), format!("not UTF-8: {e}")));
+            return;
+        }
+    };
+    let documents: Vec<Value> = match serde_saphyr::from_multiple(text) {
+        Ok(documents) => documents,
+        Err(e) => {
+            // The renderer repeats the source text over several lines; the first says what and where.
+            let message = e.to_string();
+            let first = message.lines().next().unwrap_or_default().trim();
+            into.problems.push(problem(String::new(), format!("not YAML or JSON: {first}")));
+            return;
+        }
+    };
+    let mut seen = false;
+    for document in documents {
+        if document.is_null() {
+            continue;
+        }
+        seen = true;
+        one(document, origin, into);
+    }
+    if !seen {
+        into.problems.push(problem(String::new(), "empty: no document in it".to_owned()));
+    }
+}
+
+fn one(document: Value, origin: Origin<'_>, into: &mut Snapshot) {
+    let mut fail =
+        |field: &str, message: String| into.problems.push(Problem { origin: origin.place.to_owned(), field: field.to_owned(), message });
+    let kind = document.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let api_version = document.get("apiVersion").and_then(Value::as_str).unwrap_or_default().to_owned();
+    if !document.is_object() {
+        return fail("", "not an object with apiVersion and kind".to_owned());
+    }
+    if kind.is_empty() {
+        return fail("kind", "required".to_owned());
+    }
+    if api_version != "v1" {
+        return fail("apiVersion", format!("{api_version:?}: only v1 objects are used here"));
+    }
+    match kind.as_str() {
+        "Pod" => match typed::<Pod>(document) {
+            Ok(pod) => add_pod(pod, origin, into),
+            Err((field, message)) => fail(&field, message),
+        },
+        "ConfigMap" => match typed::<ConfigMap>(document) {
+            Ok(mut object) => {
+                object.metadata.namespace.get_or_insert_with(|| "default".to_owned());
+                into.config_maps.push(object);
+            }
+            Err((field, message)) => fail(&field, message),
+        },
+        "Secret" => match typed::<Secret>(document) {
+            Ok(mut object) => {
+                object.metadata.namespace.get_or_insert_with(|| "default".to_owned());
+                for (key, value) in object.string_data.take().unwrap_or_default() {
+                    object
+                        .data
+                        .get_or_insert_with(BTreeMap::new)
+                        .insert(key, k8s_openapi::ByteString(value.into_bytes()));
+                }
+                into.secrets.push(object);
+            }
+            Err((field, message)) => fail(&field, message),
+        },
+        "PodList" if origin.kind == SourceKind::Http => {
+            let items = document.get("items").and_then(Value::as_array).cloned().unwrap_or_default();
+            for mut item in items {
+                if let Some(object) = item.as_object_mut() {
+                    object.entry("kind").or_insert_with(|| "Pod".into());
+                    object.entry("apiVersion").or_insert_with(|| "v1".into());
+                }
+                one(item, origin, into);
+            }
+        }
+        other => fail("kind", format!("{other:?}: want Pod, ConfigMap or Secret")),
+    }
+}
+
+fn typed<T: DeserializeOwned>(document: Value) -> Result<T, (String, String)> {
+    serde_path_to_error::deserialize(document).map_err(|e| {
+        let field = e.path().to_string();
+        (if field == "." { String::new() } else { field }, e.into_inner().to_string())
+    })
+}
+
+fn add_pod(mut pod: Pod, origin: Origin<'_>, into: &mut Snapshot) {
+    let fail = |field: &str, message: String| Problem { origin: origin.place.to_owned(), field: field.to_owned(), message };
+    if pod.metadata.name.as_deref().unwrap_or_default().is_empty() {
+        into.problems.push(fail("metadata.name", "required: a pod needs a name".to_owned()));
+        return;
+    }
+    set_defaults(&mut pod);
+    identify(&mut pod, origin);
+    let errors = validate::static_pod(&pod);
+    if errors.is_empty() {
+        into.pods.push(Arc::new(pod));
+    } else {
+        into.problems.extend(errors.into_iter().map(|e| fail(&e.field, e.message)));
+    }
+}
+
+/// Gives a static pod its UID, name, namespace and annotations (pkg/kubelet/config/common.go: applyDefaults).
+///
+/// The UID is a hash over the defaulted pod and its origin: any change of content makes a new pod. It is not the
+/// kubelet's value, which hashes a dump of Go's structs; a pod that must keep its UID over a change of agents sets it.
+fn identify(pod: &mut Pod, origin: Origin<'_>) {
+    if pod.metadata.uid.as_deref().unwrap_or_default().is_empty() {
+        let dump = serde_json::to_string(&*pod).unwrap_or_default();
+        let mut hash = Fnv128::new();
+        hash.write(dump.as_bytes());
+        match origin.kind {
+            SourceKind::Http => hash.write(format!("url:{}", origin.place).as_bytes()),
+            SourceKind::File | SourceKind::Api => {
+                hash.write(format!("host:{}", origin.node).as_bytes());
+                hash.write(format!("file:{}", origin.place).as_bytes());
+            }
+        }
+        pod.metadata.uid = Some(format!("{:032x}", hash.0));
+    }
+    let node = origin.node.to_lowercase();
+    if let Some(name) = pod.metadata.name.as_mut() {
+        *name = format!("{name}-{node}");
+    }
+    pod.metadata.namespace.get_or_insert_with(|| "default".to_owned());
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    pod.metadata.annotations.get_or_insert_with(BTreeMap::new).insert(labels::CONFIG_HASH.to_owned(), uid);
+    pod.status.get_or_insert_with(Default::default).phase = Some("Pending".to_owned());
+    if let Some(spec) = pod.spec.as_mut() {
+        spec.node_name = Some(origin.node.to_owned());
+        if origin.kind == SourceKind::File {
+            let all = |t: &Toleration| t.operator.as_deref() == Some("Exists") && t.effect.as_deref() == Some("NoExecute") && t.key.is_none();
+            let tolerations = spec.tolerations.get_or_insert_with(Vec::new);
+            if !tolerations.iter().any(all) {
+                tolerations.push(Toleration {
+                    operator: Some("Exists".to_owned()),
+                    effect: Some("NoExecute".to_owned()),
+                    ..Toleration::default()
+                });
+            }
+        }
+    }
+}
+
+struct Fnv128(u128);
+
+impl Fnv128 {
+    fn new() -> Self {
+        Self(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.0 ^= u128::from(*b);
+            self.0 = self.0.wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+        }
+    }
+}
+
+/// The defaults the API server would have set (pkg/apis/core/v1/defaults.go).
+pub fn set_defaults(pod: &mut Pod) {
+    let Some(spec) = pod.spec.as_mut() else { return };
+    spec.restart_policy.get_or_insert_with(|| "Always".to_owned());
+    spec.dns_policy.get_or_insert_with(|| "ClusterFirst".to_owned());
+    spec.termination_grace_period_seconds.get_or_insert(30);
+    spec.scheduler_name.get_or_insert_with(|| "default-scheduler".to_owned());
+    spec.security_context.get_or_insert_with(PodSecurityContext::default);
+    spec.enable_service_links.get_or_insert(true);
+    let host_network = spec.host_network.unwrap_or(false);
+    for container in spec.init_containers.iter_mut().flatten().chain(spec.containers.iter_mut()) {
+        container_defaults(container, host_network);
+    }
+    for volume in spec.volumes.iter_mut().flatten() {
+        if let Some(v) = volume.config_map.as_mut() {
+            v.default_mode.get_or_insert(0o644);
+        }
+        if let Some(v) = volume.secret.as_mut() {
+            v.default_mode.get_or_insert(0o644);
+        }
+        if let Some(v) = volume.downward_api.as_mut() {
+            v.default_mode.get_or_insert(0o644);
+            for item in v.items.iter_mut().flatten() {
+                if let Some(field) = item.field_ref.as_mut() {
+                    field.api_version.get_or_insert_with(|| "v1".to_owned());
+                }
+            }
+        }
+        if let Some(v) = volume.projected.as_mut() {
+            v.default_mode.get_or_insert(0o644);
+            for source in v.sources.iter_mut().flatten() {
+                if let Some(token) = source.service_account_token.as_mut() {
+                    token.expiration_seconds.get_or_insert(3600);
+                }
+            }
+        }
+        if let Some(v) = volume.host_path.as_mut() {
+            v.type_.get_or_insert_with(String::new);
+        }
+    }
+}
+
+fn container_defaults(container: &mut Container, host_network: bool) {
+    container.termination_message_path.get_or_insert_with(|| "/dev/termination-log".to_owned());
+    container.termination_message_policy.get_or_insert_with(|| "File".to_owned());
+    if container.image_pull_policy.as_deref().unwrap_or_default().is_empty() {
+        let always = container.image.as_deref().is_some_and(wants_latest);
+        container.image_pull_policy = Some(if always { "Always" } else { "IfNotPresent" }.to_owned());
+    }
+    for port in container.ports.iter_mut().flatten() {
+        port.protocol.get_or_insert_with(|| "TCP".to_owned());
+        if host_network {
+            port.host_port.get_or_insert(port.container_port);
+        }
+    }
+    for env in container.env.iter_mut().flatten() {
+        if let Some(field) = env.value_from.as_mut().and_then(|f| f.field_ref.as_mut()) {
+            field.api_version.get_or_insert_with(|| "v1".to_owned());
+        }
+    }
+    if let Some(resources) = container.resources.as_mut()
+        && let Some(limits) = resources.limits.clone()
+    {
+        let requests = resources.requests.get_or_insert_with(BTreeMap::new);
+        for (name, quantity) in limits {
+            requests.entry(name).or_insert(quantity);
+        }
+    }
+    for probe in
+        [&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe].into_iter().flatten()
+    {
+        probe_defaults(probe);
+    }
+}
+
+fn probe_defaults(probe: &mut Probe) {
+    let or = |field: &mut Option<i32>, default: i32| {
+        if field.unwrap_or(0) == 0 {
+            *field = Some(default);
+        }
+    };
+    or(&mut probe.timeout_seconds, 1);
+    or(&mut probe.period_seconds, 10);
+    or(&mut probe.success_threshold, 1);
+    or(&mut probe.failure_threshold, 3);
+    if let Some(http) = probe.http_get.as_mut() {
+        if http.path.as_deref().unwrap_or_default().is_empty() {
+            http.path = Some("/".to_owned());
+        }
+        if http.scheme.as_deref().unwrap_or_default().is_empty() {
+            http.scheme = Some("HTTP".to_owned());
+        }
+    }
+    if let Some(grpc) = probe.grpc.as_mut() {
+        grpc.service.get_or_insert_with(String::new);
+    }
+}
+
+/// The tag is `latest`, said or implied, and there is no digest (pkg/util/parsers).
+#[must_use]
+pub fn wants_latest(image: &str) -> bool {
+    if image.contains('@') {
+        return false;
+    }
+    let last = image.rsplit('/').next().unwrap_or(image);
+    last.rsplit_once(':').is_none_or(|(_, tag)| tag == "latest")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ORIGIN: Origin<'static> = Origin { kind: SourceKind::File, place: "/m/web.yaml", node: "Node1" };
+
+    fn decode(text: &str) -> Snapshot {
+        let mut out = Snapshot::default();
+        manifest(text.as_bytes(), ORIGIN, &mut out);
+        out
+    }
+
+    const WEB: &str = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\nspec:\n  containers:\n  - name: main\n    image: busybox:1\n";
+
+    #[test]
+    fn a_pod_of_a_file_gets_the_kubelets_name_namespace_annotations_and_toleration() {
+        let out = decode(WEB);
+        assert_eq!(out.problems, []);
+        let pod = &out.pods[0];
+        assert_eq!(pod.metadata.name.as_deref(), Some("web-node1"));
+        assert_eq!(pod.metadata.namespace.as_deref(), Some("default"));
+        let uid = pod.metadata.uid.clone().unwrap();
+        assert_eq!(uid.len(), 32);
+        assert_eq!(pod.metadata.annotations.as_ref().unwrap()[labels::CONFIG_HASH], uid);
+        let spec = pod.spec.as_ref().unwrap();
+        assert_eq!(spec.node_name.as_deref(), Some("Node1"));
+        assert_eq!(spec.tolerations.as_ref().unwrap().len(), 1);
+        assert_eq!(spec.termination_grace_period_seconds, Some(30));
+        assert_eq!(spec.containers[0].image_pull_policy.as_deref(), Some("IfNotPresent"));
+    }
+
+    #[test]
+    fn the_same_text_gives_the_same_uid_and_any_change_another() {
+        let uid = |text: &str| decode(text).pods[0].metadata.uid.clone().unwrap();
+        assert_eq!(uid(WEB), uid(WEB));
+        assert_ne!(uid(WEB), uid(&WEB.replace("busybox:1", "busybox:2")));
+        let mut fixed = decode(&WEB.replace("name: web", "name: web\n  uid: u-1"));
+        assert_eq!(fixed.pods.remove(0).metadata.uid.as_deref(), Some("u-1"));
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_said_with_its_field_and_leaves_the_rest_alone() {
+        for (text, field, message) in [
+            ("{{", "", "not YAML or JSON"),
+            ("", "", "empty"),
+            ("- a\n", "", "not an object"),
+            ("apiVersion: v1\nkind: Deployment\nmetadata: {name: x}\n", "kind", "want Pod"),
+            ("apiVersion: apps/v1\nkind: Pod\nmetadata: {name: x}\n", "apiVersion", "only v1"),
+            ("apiVersion: v1\nkind: Pod\nspec: {containers: []}\n", "metadata.name", "required"),
+            ("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: []}\n", "spec.containers", "required"),
+            ("apiVersion: v1\nkind: Pod\nmetadata: {name: X_}\nspec: {containers: [{name: a, image: b}]}\n", "metadata.name", "DNS"),
+            ("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: a}]}\n", "spec.containers[0].image", "required"),
+            ("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: 5, image: b}]}\n", "spec.containers[0].name", "invalid type"),
+        ] {
+            let both = decode(&format!("{text}\n---\n{WEB}"));
+            let alone = decode(text);
+            assert!(alone.pods.is_empty(), "{text}");
+            let p = alone.problems.first().unwrap_or_else(|| panic!("no problem for {text:?}"));
+            assert_eq!(p.field, field, "{text:?}: {p:?}");
+            assert!(p.message.contains(message), "{text:?}: {p:?}");
+            if !text.starts_with("{{") {
+                assert_eq!(both.pods.len(), 1, "{text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn config_maps_and_secrets_may_stand_beside_pods() {
+        let out = decode("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: b}\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {k: v}\n");
+        assert_eq!(out.problems, []);
+        assert_eq!(out.config_maps[0].metadata.namespace.as_deref(), Some("default"));
+        assert_eq!(out.secrets[0].data.as_ref().unwrap()["k"].0, b"v");
+    }
+
+    #[test]
+    fn an_image_without_tag_or_with_latest_is_always_pulled() {
+        for (image, latest) in [
+            ("busybox", true),
+            ("busybox:latest", true),
+            ("host:5000/busybox", true),
+            ("host:5000/busybox:1", false),
+            ("busybox@sha256:00", false),
+        ] {
+            assert_eq!(wants_latest(image), latest, "{image}");
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! ConfigMaps and Secrets, from the manifests or the API server.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use parking_lot::RwLock;
+
+type Key = (String, String);
+
+/// ConfigMaps and Secrets that stand among the manifests, by namespace and name.
+#[derive(Debug, Default)]
+pub struct ManifestObjects {
+    inner: RwLock<(HashMap<Key, Arc<ConfigMap>>, HashMap<Key, Arc<Secret>>)>,
+}
+
+fn key(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Key {
+    (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
+}
+
+impl ManifestObjects {
+    /// Replaces everything.
+    pub fn set(&self, config_maps: Vec<ConfigMap>, secrets: Vec<Secret>) {
+        let maps = config_maps.into_iter().map(|o| (key(&o.metadata), Arc::new(o))).collect();
+        let secrets = secrets.into_iter().map(|o| (key(&o.metadata), Arc::new(o))).collect();
+        *self.inner.write() = (maps, secrets);
+    }
+
+    /// A ConfigMap.
+    #[must_use]
+    pub fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
+        self.inner.read().0.get(&(namespace.to_owned(), name.to_owned())).cloned()
+    }
+
+    /// A Secret.
+    #[must_use]
+    pub fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
+        self.inner.read().1.get(&(namespace.to_owned(), name.to_owned())).cloned()
+    }
+}

@@ -1,0 +1,144 @@
+//! What a container left as its last words: the termination message file, or the end of its log (pod-sync.md §6.8).
+
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::Path;
+
+use quintlet_model::labels;
+use quintlet_model::runtime::{Container, ContainerState};
+
+/// Bytes read from the end of the file (pkg/kubelet/container/runtime.go).
+const FROM_FILE: u64 = 4096;
+/// Bytes read from the end of the log.
+const FROM_LOG: usize = 2048;
+/// Lines read from the end of the log.
+const LINES: usize = 80;
+/// Bytes of the log that are looked at for those lines.
+const LOG_WINDOW: u64 = 256 << 10;
+
+/// The last words of an exited container, empty where it has none.
+#[must_use]
+pub fn of(container: &Container) -> String {
+    if container.state != ContainerState::Exited {
+        return String::new();
+    }
+    let annotation = |key: &str| container.annotations.get(key).map(String::as_str).unwrap_or_default();
+    let fallback = annotation(labels::TERMINATION_MESSAGE_POLICY) == "FallbackToLogsOnError"
+        && container.exit_code != 0
+        && container.reason != "ContainerCannotRun";
+    let from_log = || if fallback { log(Path::new(&container.log_path)) } else { String::new() };
+    let path = annotation(labels::TERMINATION_MESSAGE_PATH);
+    if path.is_empty() {
+        return from_log();
+    }
+    let Some(mount) = container.mounts.iter().find(|m| m.container_path == path) else { return from_log() };
+    match tail(Path::new(&mount.host_path), FROM_FILE) {
+        Ok(bytes) if bytes.is_empty() => from_log(),
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => from_log(),
+        Err(e) => format!("Error on reading termination log {}: {e}", mount.host_path),
+    }
+}
+
+fn tail(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+    let mut file = std::fs::File::open(path)?;
+    let len = file.metadata()?.len();
+    file.seek(SeekFrom::Start(len.saturating_sub(most)))?;
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+// CRI log lines are `<time> <stream> <P|F> <text>`.
+fn log(path: &Path) -> String {
+    let bytes = match tail(path, LOG_WINDOW) {
+        Ok(bytes) => bytes,
+        Err(e) => return format!("Error on reading termination message from logs: {e}"),
+    };
+    let text = String::from_utf8_lossy(&bytes);
+    let mut out = String::new();
+    let lines: Vec<&str> = text.lines().collect();
+    for line in &lines[lines.len().saturating_sub(LINES)..] {
+        let mut parts = line.splitn(4, ' ');
+        let (Some(_), Some(_), Some(tag), Some(content)) = (parts.next(), parts.next(), parts.next(), parts.next()) else { continue };
+        out.push_str(content);
+        if tag == "F" {
+            out.push('\n');
+        }
+    }
+    let mut start = out.len().saturating_sub(FROM_LOG);
+    while !out.is_char_boundary(start) {
+        start += 1;
+    }
+    out.split_off(start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quintlet_model::ids::{ContainerId, SandboxId};
+    use quintlet_model::runtime::Mount;
+    use std::collections::BTreeMap;
+
+    fn exited(dir: &Path, policy: &str, exit_code: i32) -> Container {
+        let annotations = [
+            (labels::TERMINATION_MESSAGE_PATH, "/dev/termination-log"),
+            (labels::TERMINATION_MESSAGE_POLICY, policy),
+        ];
+        Container {
+            id: ContainerId::parse("c").unwrap(),
+            sandbox_id: SandboxId::parse("s").unwrap(),
+            name: "a".into(),
+            attempt: 0,
+            state: ContainerState::Exited,
+            created_unix_ns: 1,
+            started_unix_ns: 1,
+            finished_unix_ns: 1,
+            exit_code,
+            reason: "Error".into(),
+            message: String::new(),
+            image: String::new(),
+            image_ref: String::new(),
+            image_id: String::new(),
+            log_path: dir.join("0.log").display().to_string(),
+            labels: BTreeMap::new(),
+            annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            mounts: vec![Mount {
+                container_path: "/dev/termination-log".into(),
+                host_path: dir.join("term").display().to_string(),
+                readonly: false,
+            }],
+            resources: None,
+            user: None,
+        }
+    }
+
+    #[test]
+    fn the_file_wins_and_the_log_speaks_only_for_a_failure_with_that_policy() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("0.log"), "2026-01-01T00:00:00Z stdout F last words\n").unwrap();
+        for (file, policy, code, want) in [
+            (Some("bye"), "File", 1, "bye"),
+            (Some("bye"), "FallbackToLogsOnError", 1, "bye"),
+            (Some(""), "FallbackToLogsOnError", 1, "last words\n"),
+            (None, "FallbackToLogsOnError", 1, "last words\n"),
+            (Some(""), "FallbackToLogsOnError", 0, ""),
+            (Some(""), "File", 1, ""),
+            (None, "File", 1, ""),
+        ] {
+            let path = dir.path().join("term");
+            let _ = std::fs::remove_file(&path);
+            if let Some(text) = file {
+                std::fs::write(&path, text).unwrap();
+            }
+            assert_eq!(of(&exited(dir.path(), policy, code)), want, "{file:?} {policy} {code}");
+        }
+    }
+
+    #[test]
+    fn only_the_last_bytes_of_the_file_count() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("term"), format!("{}end", "x".repeat(5000))).unwrap();
+        let got = of(&exited(dir.path(), "File", 0));
+        assert_eq!((got.len(), got.ends_with("end")), (4096, true));
+    }
+}

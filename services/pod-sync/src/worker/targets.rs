@@ -1,0 +1,197 @@
+//! What probe-service is told of a pod, made from its spec, its status and the runtime.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Probe};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use quintlet_kit::grant::GrantKey;
+use quintlet_model::ids::ContainerId;
+use quintlet_model::pod;
+use quintlet_model::probe::{ProbeMemory, ProbeResult, ProbeType};
+use quintlet_model::runtime::{ContainerState, PodRuntime};
+use quintlet_proto::common::v1::KeyValue;
+use quintlet_proto::probe::v1 as wire;
+
+/// What the target is made from.
+#[derive(Debug)]
+pub struct TargetInput<'a> {
+    /// Pod.
+    pub pod: &'a Pod,
+    /// The status just made.
+    pub status: &'a PodStatus,
+    /// What the runtime says.
+    pub runtime: &'a PodRuntime,
+    /// The pod is terminating: readiness goes on, the others stop (probe.md §3).
+    pub terminating: bool,
+    /// Signs exec probes.
+    pub key: &'a GrantKey,
+    /// Wall time now, to place a start on boottime.
+    pub now: jiff::Timestamp,
+    /// Boottime now.
+    pub boot: Duration,
+}
+
+/// The target of a pod; none where it has no probes to run.
+#[must_use]
+pub fn target(input: &TargetInput<'_>) -> Option<wire::PodTarget> {
+    let spec = pod::spec(input.pod);
+    let sidecars = pod::init_containers(input.pod).iter().filter(|c| pod::is_sidecar(c));
+    let containers: Vec<_> = spec.containers.iter().map(|c| (c, false)).chain(sidecars.map(|c| (c, true))).collect();
+    let containers: Vec<_> =
+        containers.into_iter().filter_map(|(c, sidecar)| container(input, c, sidecar)).collect();
+    if containers.is_empty() {
+        return None;
+    }
+    Some(wire::PodTarget {
+        uid: input.pod.metadata.uid.clone().unwrap_or_default(),
+        name: input.pod.metadata.name.clone().unwrap_or_default(),
+        namespace: input.pod.metadata.namespace.clone().unwrap_or_default(),
+        generation: 0,
+        pod_ip: input.status.pod_ip.clone().unwrap_or_default(),
+        containers,
+    })
+}
+
+fn container(input: &TargetInput<'_>, c: &Container, sidecar: bool) -> Option<wire::ContainerTarget> {
+    let instance = input.runtime.newest(&c.name);
+    let id = instance.map(|i| i.id.as_str().to_owned()).unwrap_or_default();
+    let all = [
+        (ProbeType::Startup, &c.startup_probe),
+        (ProbeType::Readiness, &c.readiness_probe),
+        (ProbeType::Liveness, &c.liveness_probe),
+    ];
+    let probes: Vec<_> = all
+        .into_iter()
+        .filter(|(t, _)| !input.terminating || sidecar || *t == ProbeType::Readiness)
+        .filter_map(|(t, p)| probe(input.key, c, &id, t, p.as_ref()?))
+        .collect();
+    if probes.is_empty() {
+        return None;
+    }
+    let status = container_status(input.status, &c.name);
+    let running = instance.is_some_and(|i| i.state == ContainerState::Running);
+    let started = instance.filter(|_| running).map_or(0, |i| {
+        let ago = input.now.as_nanosecond() - i128::from(i.started_unix_ns);
+        let ago = Duration::from_nanos(u64::try_from(ago.max(0)).unwrap_or(u64::MAX));
+        // A fixed grain, so that the same start gives the same target on every pass.
+        let at = input.boot.saturating_sub(ago);
+        at.as_secs().max(1) * 1_000_000_000
+    });
+    Some(wire::ContainerTarget {
+        name: c.name.clone(),
+        container_id: id,
+        running,
+        started_boottime_ns: started,
+        started: status.and_then(|s| s.started).unwrap_or(false),
+        probes,
+    })
+}
+
+fn probe(key: &GrantKey, c: &Container, id: &str, probe: ProbeType, p: &Probe) -> Option<wire::ProbeSpec> {
+    let timeout_seconds = positive(p.timeout_seconds, 1);
+    let handler = if let Some(http) = &p.http_get {
+        wire::probe_spec::Handler::Http(wire::HttpGet {
+            scheme: http.scheme.as_deref().unwrap_or("HTTP").to_ascii_lowercase(),
+            host: http.host.clone().unwrap_or_default(),
+            port: port(c, &http.port),
+            path: http.path.clone().unwrap_or_else(|| "/".to_owned()),
+            headers: http
+                .http_headers
+                .iter()
+                .flatten()
+                .map(|h| KeyValue { key: h.name.clone(), value: h.value.clone() })
+                .collect(),
+        })
+    } else if let Some(tcp) = &p.tcp_socket {
+        wire::probe_spec::Handler::Tcp(wire::TcpSocket { host: tcp.host.clone().unwrap_or_default(), port: port(c, &tcp.port) })
+    } else if let Some(grpc) = &p.grpc {
+        wire::probe_spec::Handler::Grpc(wire::Grpc {
+            port: u32::try_from(grpc.port).unwrap_or(0),
+            service: grpc.service.clone().unwrap_or_default(),
+        })
+    } else if let Some(exec) = &p.exec {
+        let command: Vec<String> = exec.command.iter().flatten().map(|part| expand_static(part, c)).collect();
+        let grant = key.sign(id, &command, timeout_seconds);
+        wire::probe_spec::Handler::Exec(wire::ExecCommand { command, grant })
+    } else {
+        return None;
+    };
+    Some(wire::ProbeSpec {
+        r#type: wire::ProbeType::from(probe) as i32,
+        handler: Some(handler),
+        initial_delay_seconds: u32::try_from(p.initial_delay_seconds.unwrap_or(0)).unwrap_or(0),
+        period_seconds: positive(p.period_seconds, 10),
+        timeout_seconds,
+        success_threshold: positive(p.success_threshold, 1),
+        failure_threshold: positive(p.failure_threshold, 3),
+        memory: None,
+    })
+}
+
+fn positive(value: Option<i32>, default: u32) -> u32 {
+    value.and_then(|v| u32::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default)
+}
+
+// A name is looked up in this container's ports only; what cannot be resolved is port 0, which the prober reports.
+fn port(c: &Container, port: &IntOrString) -> u32 {
+    match port {
+        IntOrString::Int(n) => u32::try_from(*n).unwrap_or(0),
+        IntOrString::String(name) => c
+            .ports
+            .iter()
+            .flatten()
+            .find(|p| p.name.as_deref() == Some(name))
+            .and_then(|p| u32::try_from(p.container_port).ok())
+            .or_else(|| name.parse().ok())
+            .unwrap_or(0),
+    }
+}
+
+// `$(NAME)` from the container's literal variables only; `$$` is a dollar (ExpandContainerCommandOnlyStatic).
+fn expand_static(text: &str, c: &Container) -> String {
+    let vars: std::collections::BTreeMap<String, String> =
+        c.env.iter().flatten().map(|e| (e.name.clone(), e.value.clone().unwrap_or_default())).collect();
+    crate::build::env::expand(text, &vars)
+}
+
+/// The status entry of a container, regular or init.
+#[must_use]
+pub fn container_status<'a>(status: &'a PodStatus, name: &str) -> Option<&'a ContainerStatus> {
+    let regular = status.container_statuses.iter().flatten();
+    regular.chain(status.init_container_statuses.iter().flatten()).find(|s| s.name == name)
+}
+
+/// Memory for a container that ran before anybody here watched it: a prober without memory must not make a Ready pod
+/// unready, nor run a passed startup probe again (DESIGN §3 probe.v1).
+#[must_use]
+pub fn seeds(pod: &Pod, api: &PodStatus, runtime: &PodRuntime) -> Vec<(String, ProbeType, ProbeMemory)> {
+    let spec = pod::spec(pod);
+    let mut out = Vec::new();
+    let sidecars = pod::init_containers(pod).iter().filter(|c| pod::is_sidecar(c));
+    for c in spec.containers.iter().chain(sidecars) {
+        let Some(instance) = runtime.newest(&c.name).filter(|i| i.state == ContainerState::Running) else { continue };
+        let Some(status) = container_status(api, &c.name) else { continue };
+        let shown = status.container_id.as_deref().and_then(|id| id.rsplit_once("://")).map(|(_, id)| id);
+        if shown != Some(instance.id.as_str()) {
+            continue;
+        }
+        let mut seed = |probe: ProbeType, id: &ContainerId| {
+            let memory = ProbeMemory {
+                container_id: id.clone(),
+                counter: 0,
+                result: Some(ProbeResult::Success),
+                last: ProbeResult::Success,
+                run: 1,
+                on_hold: probe == ProbeType::Startup,
+            };
+            out.push((c.name.clone(), probe, memory));
+        };
+        if c.startup_probe.is_some() && status.started == Some(true) {
+            seed(ProbeType::Startup, &instance.id);
+        }
+        if c.readiness_probe.is_some() && status.ready {
+            seed(ProbeType::Readiness, &instance.id);
+        }
+    }
+    out
+}

@@ -1,0 +1,178 @@
+//! A gRPC server on a unix socket: the given services, health, reflection and debug.v1.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use prometheus_client::encoding::text::encode;
+use quintlet_proto::debug::v1 as debug;
+use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
+use tokio::net::UnixListener;
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tonic::service::{Routes, RoutesBuilder};
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::{HealthReporter, HealthService};
+
+use crate::clock::Clock;
+use crate::socket::{KEEPALIVE, PeerPolicy, incoming};
+
+/// How long open calls may go on after the server was told to stop.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Sets what grpc.health.v1 says.
+#[derive(Debug, Clone)]
+pub struct HealthHandle(HealthReporter);
+
+impl HealthHandle {
+    /// A handle that servers share.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(HealthReporter::new())
+    }
+
+    /// `name` serves; the empty name is the process as a whole.
+    pub async fn set_serving(&self, name: &str) {
+        self.0.set_service_status(name, tonic_health::ServingStatus::Serving).await;
+    }
+
+    /// `name` does not serve.
+    pub async fn set_not_serving(&self, name: &str) {
+        self.0.set_service_status(name, tonic_health::ServingStatus::NotServing).await;
+    }
+}
+
+impl Default for HealthHandle {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A server being put together.
+#[derive(Debug)]
+pub struct Server {
+    routes: RoutesBuilder,
+    fallback: Option<axum::Router>,
+    health: HealthHandle,
+}
+
+impl Server {
+    /// A server of the service `name`, with health, reflection and debug.v1 on it.
+    #[must_use]
+    pub fn new(name: &'static str) -> Self {
+        Self::with_health(name, HealthHandle::new())
+    }
+
+    /// As [`Server::new`], with a health handle that others share.
+    #[must_use]
+    pub fn with_health(name: &'static str, health: HealthHandle) -> Self {
+        let mut routes = RoutesBuilder::default();
+        routes.add_service(HealthServer::new(HealthService::from_health_reporter(health.0.clone())));
+        let reflection = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(quintlet_proto::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .build_v1();
+        match reflection {
+            Ok(service) => {
+                routes.add_service(service);
+            }
+            Err(error) => tracing::error!(%error, "no reflection"),
+        }
+        routes.add_service(DebugServer::new(DebugService { name, clock: Clock::system(), started: Clock::system().boot() }));
+        Self { routes, fallback: None, health }
+    }
+
+    /// Adds a service.
+    #[must_use]
+    pub fn add_service<S>(mut self, service: S) -> Self
+    where
+        S: tower::Service<http::Request<Body>, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
+        S::Response: axum::response::IntoResponse,
+        S::Future: Send + 'static,
+    {
+        self.routes.add_service(service);
+        self
+    }
+
+    /// What answers methods that no service here has.
+    #[must_use]
+    pub fn fallback(mut self, router: axum::Router) -> Self {
+        self.fallback = Some(router);
+        self
+    }
+
+    /// Sets what health says.
+    #[must_use]
+    pub fn health(&self) -> HealthHandle {
+        self.health.clone()
+    }
+
+    /// Serves until told to stop, then lets open calls end for a short while.
+    ///
+    /// # Errors
+    /// The transport failed.
+    pub async fn serve(self, listener: UnixListener, policy: PeerPolicy, stop: CancellationToken) -> Result<(), tonic::transport::Error> {
+        let Self { routes, fallback, health } = self;
+        let routes: Routes = match fallback {
+            Some(router) => Routes::from(routes.routes().into_axum_router().fallback_service(router)),
+            None => routes.routes(),
+        };
+        let server = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .http2_keepalive_timeout(Some(KEEPALIVE))
+            .add_routes(routes)
+            .serve_with_incoming_shutdown(incoming(listener, policy), stop.clone().cancelled_owned());
+        let late = async {
+            stop.cancelled().await;
+            health.set_not_serving("").await;
+            tokio::time::sleep(DRAIN).await;
+        };
+        // A stream that never ends does not hold the process: its client comes back to the next one.
+        tokio::select! {
+            served = server => served,
+            () = late => Ok(()),
+        }
+    }
+}
+
+/// Serves Prometheus text over HTTP/1 at `/metrics` until told to stop.
+///
+/// # Errors
+/// The address cannot be bound.
+pub async fn serve_metrics(address: std::net::SocketAddr, stop: CancellationToken) -> std::io::Result<()> {
+    let listener = tokio::net::TcpListener::bind(address).await?;
+    let router = axum::Router::new().route("/metrics", axum::routing::get(|| async { quintlet_telemetry::metrics::text() }));
+    axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+}
+
+#[derive(Debug)]
+struct DebugService {
+    name: &'static str,
+    clock: Clock,
+    started: Duration,
+}
+
+#[tonic::async_trait]
+impl Debug for DebugService {
+    async fn traces(&self, request: Request<debug::TracesRequest>) -> Result<Response<debug::TracesReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(quintlet_telemetry::ring().query(&request.trace_id, &request.pod_uid)))
+    }
+
+    async fn metrics(&self, _: Request<debug::MetricsRequest>) -> Result<Response<debug::MetricsReply>, Status> {
+        let mut text = String::new();
+        encode(&mut text, &quintlet_telemetry::metrics::registry()).map_err(|e| Status::internal(e.to_string()))?;
+        Ok(Response::new(debug::MetricsReply { text }))
+    }
+
+    async fn build(&self, _: Request<debug::BuildRequest>) -> Result<Response<debug::BuildReply>, Status> {
+        Ok(Response::new(debug::BuildReply {
+            service: self.name.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            commit: option_env!("QUINTLET_COMMIT").unwrap_or("unknown").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.clock.boot().saturating_sub(self.started).as_secs_f64(),
+        }))
+    }
+}

@@ -1,0 +1,75 @@
+//! Tasks with names.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+/// Spawns a task. A panic is logged under its name and ends the process: a service with a dead task is worse than one
+/// that its supervisor starts again.
+pub fn spawn<T, F>(name: &'static str, future: F) -> JoinHandle<T>
+where
+    F: Future<Output = T> + Send + 'static,
+    T: Send + 'static,
+{
+    #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
+    tokio::spawn(async move {
+        match AssertUnwindSafe(future).catch_unwind().await {
+            Ok(value) => value,
+            Err(panic) => {
+                tracing::error!(task = name, "task panicked");
+                std::panic::resume_unwind(panic)
+            }
+        }
+    })
+}
+
+/// Tasks that are waited for together.
+#[derive(Debug, Default)]
+pub struct TaskGroup {
+    tasks: Mutex<Vec<(&'static str, JoinHandle<()>)>>,
+}
+
+impl TaskGroup {
+    /// An empty group.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Spawns a task into the group.
+    pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock();
+        tasks.retain(|(_, handle)| !handle.is_finished());
+        tasks.push((name, spawn(name, future)));
+    }
+
+    /// Waits up to `grace` for all of them, aborts the rest and gives their names.
+    pub async fn shutdown(&self, grace: Duration) -> Vec<&'static str> {
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        let deadline = tokio::time::Instant::now() + grace;
+        let mut late = Vec::new();
+        for (name, mut handle) in tasks {
+            if tokio::time::timeout_at(deadline, &mut handle).await.is_err() {
+                handle.abort();
+                late.push(name);
+            }
+        }
+        late
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_does_not_end_in_time_is_named() {
+        let group = TaskGroup::new();
+        group.spawn("quick", async {});
+        group.spawn("stuck", std::future::pending());
+        assert_eq!(group.shutdown(Duration::from_secs(1)).await, ["stuck"]);
+    }
+}

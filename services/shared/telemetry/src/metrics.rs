@@ -1,0 +1,120 @@
+//! The metrics of this process: one registry, each name registered once.
+//!
+//! The helpers return the metric that already bears a name, so that a service started twice in one process (tests
+//! do that) counts on in the same series.
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::sync::OnceLock;
+
+use parking_lot::{Mutex, MutexGuard};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+pub use prometheus_client::registry::Registry;
+use prometheus_client::registry::Metric;
+
+/// Buckets in seconds for local calls: 0.5 ms to 32 s, doubling.
+pub const LATENCY_BUCKETS: [f64; 17] = [
+    0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192,
+    16.384, 32.768,
+];
+
+/// The content type of [`text`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The registry of this process, locked. For metrics with a shape the helpers do not have; register those once.
+pub fn registry() -> MutexGuard<'static, Registry> {
+    static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();
+    REGISTRY.get_or_init(|| Mutex::new(Registry::default())).lock()
+}
+
+/// A counter. Its series is `name` with `_total` at the end.
+pub fn counter(name: &'static str, help: &'static str) -> Counter {
+    named(name, help, Counter::default)
+}
+
+/// Counters by labels. Their series is `name` with `_total` at the end.
+pub fn counter_family<L>(name: &'static str, help: &'static str) -> Family<L, Counter>
+where
+    L: Clone + Hash + Eq + EncodeLabelSet + Debug + Send + Sync + 'static,
+{
+    named(name, help, Family::default)
+}
+
+/// A gauge of whole numbers.
+pub fn gauge(name: &'static str, help: &'static str) -> Gauge {
+    named(name, help, Gauge::default)
+}
+
+/// Gauges by labels.
+pub fn gauge_family<L>(name: &'static str, help: &'static str) -> Family<L, Gauge>
+where
+    L: Clone + Hash + Eq + EncodeLabelSet + Debug + Send + Sync + 'static,
+{
+    named(name, help, Family::default)
+}
+
+/// A histogram of seconds with [`LATENCY_BUCKETS`].
+pub fn histogram(name: &'static str, help: &'static str) -> Histogram {
+    named(name, help, || Histogram::new(LATENCY_BUCKETS))
+}
+
+/// Histograms of seconds by labels, with [`LATENCY_BUCKETS`].
+pub fn histogram_family<L>(name: &'static str, help: &'static str) -> Family<L, Histogram, LatencyBuckets>
+where
+    L: Clone + Hash + Eq + EncodeLabelSet + Debug + Send + Sync + 'static,
+{
+    named(name, help, || Family::new_with_constructor(LatencyBuckets))
+}
+
+/// Makes histograms with [`LATENCY_BUCKETS`].
+#[derive(Debug, Clone, Copy)]
+pub struct LatencyBuckets;
+
+impl MetricConstructor<Histogram> for LatencyBuckets {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(LATENCY_BUCKETS)
+    }
+}
+
+/// The metrics of this process as OpenMetrics text.
+pub fn text() -> String {
+    let mut out = String::new();
+    match prometheus_client::encoding::text::encode(&mut out, &registry()) {
+        Ok(()) => out,
+        // Writing to a String does not fail; a label that cannot be encoded would.
+        Err(_) => "# EOF\n".to_owned(),
+    }
+}
+
+fn named<M: Metric + Clone>(name: &'static str, help: &'static str, make: impl FnOnce() -> M) -> M {
+    static NAMED: OnceLock<Mutex<HashMap<&'static str, Box<dyn Any + Send>>>> = OnceLock::new();
+    let mut known = NAMED.get_or_init(Mutex::default).lock();
+    let existing = known.get(name).and_then(|m| m.downcast_ref::<M>());
+    if let Some(metric) = existing {
+        return metric.clone();
+    }
+    let metric = make();
+    registry().register(name, help.trim_end_matches('.'), metric.clone());
+    known.insert(name, Box::new(metric.clone()));
+    metric
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_registered_twice_is_one_series() {
+        counter("quintlet_test_things", "Things.").inc();
+        counter("quintlet_test_things", "Things.").inc();
+        let text = text();
+        assert!(text.contains("quintlet_test_things_total 2"), "{text}");
+        assert_eq!(text.matches("# TYPE quintlet_test_things ").count(), 1, "{text}");
+        assert!(text.ends_with("# EOF\n"), "{text}");
+    }
+}
