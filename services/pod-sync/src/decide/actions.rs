@@ -178,7 +178,9 @@ pub fn compute_actions(input: &ActionInput<'_>) -> PodActions {
         return PodActions { sandbox_id, attempt, reset: reset_list(pod, runtime), ..PodActions::default() };
     }
     match sandbox {
-        SandboxDecision::Create { attempt, replaces, .. } => with_new_sandbox(pod, runtime, attempt, replaces),
+        SandboxDecision::Create { attempt, replaces, .. } => {
+            with_new_sandbox(pod, runtime, attempt, replaces)
+        }
         SandboxDecision::Keep { id, attempt } => in_kept_sandbox(input, id, attempt),
     }
 }
@@ -254,8 +256,7 @@ fn with_new_sandbox(
         actions.to_start = start;
     } else {
         actions.init_to_start = vec![0];
-        actions.prune =
-            inits.iter().flat_map(|c| runtime.instances(&c.name)).map(|c| c.id.clone()).collect();
+        actions.prune = inits.iter().flat_map(|c| runtime.instances(&c.name)).map(|c| c.id.clone()).collect();
     }
     actions
 }
@@ -291,7 +292,8 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
                         actions.to_kill.push(ContainerKill {
                             id: unknown.id.clone(),
                             name: unknown.name.clone(),
-                            message: "Container is in \"unknown\" state, try killing it before restart".to_owned(),
+                            message: "Container is in \"unknown\" state, try killing it before restart"
+                                .to_owned(),
                             reason: KillReason::UnknownState,
                         });
                     }

@@ -58,15 +58,66 @@ fn the_sandbox_is_kept_only_while_it_serves() {
     let s0 = || Some(SandboxId::parse("s0").unwrap());
     let s1 = || Some(SandboxId::parse("s1").unwrap());
     for (name, pod, runtime, want) in [
-        ("none", &p, RuntimeBuilder::none(), SandboxDecision::Create { attempt: 0, replaces: None, why: SandboxChange::None }),
-        ("not ready", &p, stopped(), SandboxDecision::Create { attempt: 1, replaces: s0(), why: SandboxChange::NotReady }),
-        ("two ready", &p, RuntimeBuilder::ready().sandbox(SandboxState::Ready), SandboxDecision::Create { attempt: 2, replaces: s1(), why: SandboxChange::SeveralReady }),
-        ("older ready, newest not", &p, RuntimeBuilder::ready().sandbox(SandboxState::NotReady), SandboxDecision::Create { attempt: 2, replaces: s1(), why: SandboxChange::NotReady }),
-        ("network mode differs", &p, RuntimeBuilder::ready().edit_sandbox(|s| s.host_network = true), SandboxDecision::Create { attempt: 1, replaces: None, why: SandboxChange::NetworkMode }),
-        ("no address", &p, RuntimeBuilder::ready().edit_sandbox(|s| s.ips.clear()), SandboxDecision::Create { attempt: 1, replaces: s0(), why: SandboxChange::NoAddress }),
-        ("no network reported", &p, RuntimeBuilder::ready().edit_sandbox(|s| { s.ips.clear(); s.has_network = false; }), SandboxDecision::Keep { id: s0().unwrap(), attempt: 0 }),
-        ("host network without address", &host, RuntimeBuilder::ready().edit_sandbox(|s| { s.ips.clear(); s.host_network = true; }), SandboxDecision::Keep { id: s0().unwrap(), attempt: 0 }),
-        ("ready, older stopped", &p, stopped().sandbox(SandboxState::Ready), SandboxDecision::Keep { id: s1().unwrap(), attempt: 1 }),
+        (
+            "none",
+            &p,
+            RuntimeBuilder::none(),
+            SandboxDecision::Create { attempt: 0, replaces: None, why: SandboxChange::None },
+        ),
+        (
+            "not ready",
+            &p,
+            stopped(),
+            SandboxDecision::Create { attempt: 1, replaces: s0(), why: SandboxChange::NotReady },
+        ),
+        (
+            "two ready",
+            &p,
+            RuntimeBuilder::ready().sandbox(SandboxState::Ready),
+            SandboxDecision::Create { attempt: 2, replaces: s1(), why: SandboxChange::SeveralReady },
+        ),
+        (
+            "older ready, newest not",
+            &p,
+            RuntimeBuilder::ready().sandbox(SandboxState::NotReady),
+            SandboxDecision::Create { attempt: 2, replaces: s1(), why: SandboxChange::NotReady },
+        ),
+        (
+            "network mode differs",
+            &p,
+            RuntimeBuilder::ready().edit_sandbox(|s| s.host_network = true),
+            SandboxDecision::Create { attempt: 1, replaces: None, why: SandboxChange::NetworkMode },
+        ),
+        (
+            "no address",
+            &p,
+            RuntimeBuilder::ready().edit_sandbox(|s| s.ips.clear()),
+            SandboxDecision::Create { attempt: 1, replaces: s0(), why: SandboxChange::NoAddress },
+        ),
+        (
+            "no network reported",
+            &p,
+            RuntimeBuilder::ready().edit_sandbox(|s| {
+                s.ips.clear();
+                s.has_network = false;
+            }),
+            SandboxDecision::Keep { id: s0().unwrap(), attempt: 0 },
+        ),
+        (
+            "host network without address",
+            &host,
+            RuntimeBuilder::ready().edit_sandbox(|s| {
+                s.ips.clear();
+                s.host_network = true;
+            }),
+            SandboxDecision::Keep { id: s0().unwrap(), attempt: 0 },
+        ),
+        (
+            "ready, older stopped",
+            &p,
+            stopped().sandbox(SandboxState::Ready),
+            SandboxDecision::Keep { id: s1().unwrap(), attempt: 1 },
+        ),
     ] {
         assert_eq!(sandbox_decision(pod, &runtime.build()), want, "{name}");
     }
@@ -101,8 +152,15 @@ fn a_pod_that_lost_its_sandbox_follows_its_restart_policy() {
 
 #[test]
 fn a_containers_own_policy_counts_when_the_sandbox_is_made_anew() {
-    let p = pod("Always", json!([]), json!([{"name": "a", "image": "i", "restartPolicy": "OnFailure"}, container("b")]));
-    let runtime = RuntimeBuilder::ready().exited("a", 0).exited("b", 0).edit_sandbox(|s| s.state = SandboxState::NotReady);
+    let p = pod(
+        "Always",
+        json!([]),
+        json!([{"name": "a", "image": "i", "restartPolicy": "OnFailure"}, container("b")]),
+    );
+    let runtime = RuntimeBuilder::ready()
+        .exited("a", 0)
+        .exited("b", 0)
+        .edit_sandbox(|s| s.state = SandboxState::NotReady);
     assert_eq!(compute(&p, runtime, &[]).to_start, [1]);
 }
 
@@ -141,12 +199,28 @@ fn regular_containers_start_again_by_policy() {
         ("OnFailure", "OnFailure", ran(0, 1), false, vec![1]),
         ("OnFailure, all succeeded", "OnFailure", ran(0, 0), true, vec![]),
         ("Never, all ended", "Never", ran(0, 1), true, vec![]),
-        ("created is started again", "Always", RuntimeBuilder::ready().running("a").created("b"), false, vec![1]),
+        (
+            "created is started again",
+            "Always",
+            RuntimeBuilder::ready().running("a").created("b"),
+            false,
+            vec![1],
+        ),
         ("all run", "Always", RuntimeBuilder::ready().running("a").running("b"), false, vec![]),
-        ("one runs, one ended for good", "Never", RuntimeBuilder::ready().running("a").exited("b", 1), false, vec![]),
+        (
+            "one runs, one ended for good",
+            "Never",
+            RuntimeBuilder::ready().running("a").exited("b", 1),
+            false,
+            vec![],
+        ),
     ] {
         let got = compute(&simple(policy), runtime, &[]);
-        assert_eq!((got.kill_pod, got.create_sandbox, got.to_start.clone()), (kill_pod, false, start), "{name}");
+        assert_eq!(
+            (got.kill_pod, got.create_sandbox, got.to_start.clone()),
+            (kill_pod, false, start),
+            "{name}"
+        );
     }
 }
 
@@ -166,7 +240,11 @@ fn an_unknown_container_is_killed_before_it_is_started() {
     assert_eq!(got.to_start, [0]);
     assert_eq!(
         kills(&got),
-        [("a-0", "Container is in \"unknown\" state, try killing it before restart", KillReason::UnknownState)]
+        [(
+            "a-0",
+            "Container is in \"unknown\" state, try killing it before restart",
+            KillReason::UnknownState
+        )]
     );
 }
 
@@ -184,9 +262,19 @@ fn a_running_container_is_killed_for_the_first_cause_that_holds() {
         ("probes well", two(), vec![(Liveness, "a-0", Success), (Startup, "a-0", Unknown)], None),
         ("readiness has no say", two(), vec![(Readiness, "a-0", Failure)], None),
         ("a result of another instance", two(), vec![(Liveness, "a-7", Failure)], None),
-        ("liveness", two(), vec![(Liveness, "a-0", Failure), (Startup, "a-0", Failure)], Some((liveness, KillReason::LivenessProbe))),
+        (
+            "liveness",
+            two(),
+            vec![(Liveness, "a-0", Failure), (Startup, "a-0", Failure)],
+            Some((liveness, KillReason::LivenessProbe)),
+        ),
         ("startup", two(), vec![(Startup, "a-0", Failure)], Some((startup, KillReason::StartupProbe))),
-        ("definition goes first", image(two()), vec![(Liveness, "a-0", Failure)], Some((changed, KillReason::DefinitionChanged))),
+        (
+            "definition goes first",
+            image(two()),
+            vec![(Liveness, "a-0", Failure)],
+            Some((changed, KillReason::DefinitionChanged)),
+        ),
     ] {
         let got = compute(&simple("Always"), runtime, &probes);
         match want {
@@ -206,7 +294,9 @@ fn a_probe_kill_restarts_by_policy_and_a_changed_definition_always() {
     let got = compute(&simple("Never"), two(), &failed);
     assert_eq!(kills(&got), [("a-0", "Container a failed liveness probe", KillReason::LivenessProbe)]);
     assert_eq!(got.to_start, Vec::<usize>::new());
-    let own = |policy: &str| pod("Never", json!([]), json!([{"name": "a", "image": "i", "restartPolicy": policy}, container("b")]));
+    let own = |policy: &str| {
+        pod("Never", json!([]), json!([{"name": "a", "image": "i", "restartPolicy": policy}, container("b")]))
+    };
     assert_eq!(compute(&own("OnFailure"), two(), &failed).to_start, [0]);
     let got = compute(&simple("Never"), two().edit(|c| c.annotations.clear()), &[]);
     assert_eq!(got.to_start, [0]);
@@ -216,12 +306,17 @@ fn a_probe_kill_restarts_by_policy_and_a_changed_definition_always() {
 #[test]
 fn a_pod_with_nothing_left_to_keep_is_killed_whole() {
     let p = pod("Never", json!([]), json!([container("a")]));
-    let got = compute(&p, RuntimeBuilder::ready().running("a"), &[(ProbeType::Liveness, "a-0", ProbeResult::Failure)]);
+    let got = compute(
+        &p,
+        RuntimeBuilder::ready().running("a"),
+        &[(ProbeType::Liveness, "a-0", ProbeResult::Failure)],
+    );
     assert!(got.kill_pod && !got.create_sandbox);
     assert!(got.to_kill.is_empty());
     let mut p = with_sidecars("Never");
-    p.spec.as_mut().unwrap().ephemeral_containers = Some(vec![serde_json::from_value(json!({"name": "e", "image": "i"})).unwrap()]);
-    let runtime = RuntimeBuilder::ready().running("s0").exited("i1", 0).exited("s2", 1).exited("a", 0);
+    p.spec.as_mut().unwrap().ephemeral_containers =
+        Some(vec![serde_json::from_value(json!({"name": "e", "image": "i"})).unwrap()]);
+    let runtime = RuntimeBuilder::ready().running("s0").exited("i1", 0).running("s2").exited("a", 0);
     let got = compute(&p, runtime, &[(ProbeType::Startup, "s0-0", ProbeResult::Success)]);
     assert!(got.kill_pod);
     assert!(got.ephemeral_to_start.is_empty() && got.init_to_start.is_empty());
@@ -230,9 +325,8 @@ fn a_pod_with_nothing_left_to_keep_is_killed_whole() {
 #[test]
 fn ephemeral_containers_start_once_and_do_not_wait_for_init() {
     let mut p = with_init("Always");
-    p.spec.as_mut().unwrap().ephemeral_containers = Some(
-        ["e0", "e1"].map(|n| serde_json::from_value(json!({"name": n, "image": "i"})).unwrap()).into(),
-    );
+    p.spec.as_mut().unwrap().ephemeral_containers =
+        Some(["e0", "e1"].map(|n| serde_json::from_value(json!({"name": n, "image": "i"})).unwrap()).into());
     let got = compute(&p, RuntimeBuilder::ready().running("i0").exited("e0", 1), &[]);
     assert_eq!(got.ephemeral_to_start, [1]);
     assert_eq!(starts(&got), (vec![], vec![]));
@@ -265,16 +359,31 @@ fn a_failed_init_container_follows_the_restart_policy() {
         ("Always", "Always", RuntimeBuilder::ready().exited("i0", 1), false, vec![0], false),
         ("OnFailure", "OnFailure", RuntimeBuilder::ready().exited("i0", 1), false, vec![0], false),
         ("Never", "Never", RuntimeBuilder::ready().exited("i0", 1), true, vec![], false),
-        ("out of memory with code 0", "OnFailure", oom(RuntimeBuilder::ready().exited("i0", 0)), false, vec![0], false),
+        (
+            "out of memory with code 0",
+            "OnFailure",
+            oom(RuntimeBuilder::ready().exited("i0", 0)),
+            false,
+            vec![0],
+            false,
+        ),
         ("the same under Never", "Never", oom(RuntimeBuilder::ready().exited("i0", 0)), true, vec![], false),
         ("unknown", "Always", RuntimeBuilder::ready().unknown("i0"), false, vec![0], true),
         ("unknown under Never", "Never", RuntimeBuilder::ready().unknown("i0"), true, vec![], false),
     ] {
         let got = compute(&with_init(policy), runtime, &[]);
-        assert_eq!((got.kill_pod, got.init_to_start.clone(), !got.to_kill.is_empty()), (kill_pod, start, kill), "{name}");
+        assert_eq!(
+            (got.kill_pod, got.init_to_start.clone(), !got.to_kill.is_empty()),
+            (kill_pod, start, kill),
+            "{name}"
+        );
     }
     let rules = json!([{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]);
-    let p = pod("Never", json!([{"name": "i0", "image": "i", "restartPolicy": "Never", "restartPolicyRules": rules}]), json!([container("a")]));
+    let p = pod(
+        "Never",
+        json!([{"name": "i0", "image": "i", "restartPolicy": "Never", "restartPolicyRules": rules}]),
+        json!([container("a")]),
+    );
     assert_eq!(compute(&p, RuntimeBuilder::ready().exited("i0", 42), &[]).init_to_start, [0]);
     assert!(compute(&p, RuntimeBuilder::ready().exited("i0", 1), &[]).kill_pod);
 }
@@ -296,11 +405,29 @@ fn init_containers_after_a_sidecar_wait_for_its_startup() {
         ("started, next done", s0().exited("i1", 0), vec![(Startup, "s0-0", Success)], vec![2], None),
         ("started, next failed", s0().exited("i1", 1), vec![(Startup, "s0-0", Success)], vec![1], None),
         ("liveness has no result", s0(), vec![(Startup, "s0-0", Success)], vec![1], None),
-        ("liveness failed", s0(), vec![(Startup, "s0-0", Success), (Liveness, "s0-0", Failure)], vec![0, 1], Some(liveness_failed)),
-        ("definition changed", s0().edit(|c| c.annotations.clear()), vec![(Startup, "s0-0", Success)], vec![0, 1], Some(changed)),
+        (
+            "liveness failed",
+            s0(),
+            vec![(Startup, "s0-0", Success), (Liveness, "s0-0", Failure)],
+            vec![0, 1],
+            Some(liveness_failed),
+        ),
+        (
+            "definition changed",
+            s0().edit(|c| c.annotations.clear()),
+            vec![(Startup, "s0-0", Success)],
+            vec![0, 1],
+            Some(changed),
+        ),
         ("ended", RuntimeBuilder::ready().exited("s0", 0), vec![], vec![0], None),
         ("created", RuntimeBuilder::ready().created("s0"), vec![], vec![0], None),
-        ("ended while the next runs", RuntimeBuilder::ready().exited("s0", 0).running("i1"), vec![], vec![0], None),
+        (
+            "ended while the next runs",
+            RuntimeBuilder::ready().exited("s0", 0).running("i1"),
+            vec![],
+            vec![0],
+            None,
+        ),
         ("gone while the next runs", RuntimeBuilder::ready().running("i1"), vec![], vec![0], None),
     ] {
         let got = compute(&with_sidecars("OnFailure"), runtime, &probes);
@@ -309,7 +436,14 @@ fn init_containers_after_a_sidecar_wait_for_its_startup() {
     }
     let got = compute(&with_sidecars("Never"), RuntimeBuilder::ready().unknown("s0"), &[]);
     assert_eq!(starts(&got), (vec![0], vec![]));
-    assert_eq!(kills(&got), [("s0-0", "Init container is in \"unknown\" state, try killing it before restart", KillReason::UnknownState)]);
+    assert_eq!(
+        kills(&got),
+        [(
+            "s0-0",
+            "Init container is in \"unknown\" state, try killing it before restart",
+            KillReason::UnknownState
+        )]
+    );
 }
 
 #[test]
@@ -327,7 +461,13 @@ fn regular_containers_wait_for_the_last_sidecar_and_sidecars_are_kept_up_beside_
 
 #[test]
 fn older_dead_init_instances_are_pruned() {
-    let runtime = RuntimeBuilder::ready().exited("i0", 1).unknown("i0").exited("i0", 0).running("i1").exited("a", 1).exited("a", 1);
+    let runtime = RuntimeBuilder::ready()
+        .exited("i0", 1)
+        .unknown("i0")
+        .exited("i0", 0)
+        .running("i1")
+        .exited("a", 1)
+        .exited("a", 1);
     assert_eq!(compute(&with_init("Always"), runtime, &[]).prune, [id("i0-1"), id("i0-0")]);
 }
 
@@ -339,11 +479,25 @@ fn a_restart_of_all_resets_every_instance_with_the_source_last() {
         json!([container("i0"), {"name": "i1", "image": "i", "restartPolicy": "Always", "restartPolicyRules": rules}]),
         json!([container("a"), {"name": "b", "image": "i", "restartPolicy": "Never", "restartPolicyRules": rules}]),
     );
-    let runtime = RuntimeBuilder::ready().exited("i0", 0).running("i1").exited("a", 1).running("a").exited("b", 42).build();
-    let got = compute_actions(&ActionInput { pod: &p, runtime: &runtime, probes: &ProbeView::default(), restart_all: true });
+    let runtime = RuntimeBuilder::ready()
+        .exited("i0", 0)
+        .running("i1")
+        .exited("a", 1)
+        .running("a")
+        .exited("b", 42)
+        .build();
+    let got = compute_actions(&ActionInput {
+        pod: &p,
+        runtime: &runtime,
+        probes: &ProbeView::default(),
+        restart_all: true,
+    });
     let reset: Vec<_> = got.reset.iter().map(|r| (r.id.as_str(), r.kill)).collect();
     assert_eq!(reset, [("a-1", true), ("a-0", false), ("i0-0", false), ("i1-0", true), ("b-0", false)]);
-    assert_eq!(got, PodActions { sandbox_id: got.sandbox_id.clone(), reset: got.reset.clone(), ..PodActions::default() });
+    assert_eq!(
+        got,
+        PodActions { sandbox_id: got.sandbox_id.clone(), reset: got.reset.clone(), ..PodActions::default() }
+    );
 }
 
 #[derive(Debug, Clone)]

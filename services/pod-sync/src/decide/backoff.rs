@@ -129,11 +129,8 @@ pub fn finished_ago(exited: &RuntimeContainer, now: jiff::Timestamp) -> Duration
 /// Key of a container's crash-loop entry. Image and resources take part, so changing them starts over.
 #[must_use]
 pub fn crash_loop_key(pod: &PodRef, container: &Container) -> String {
-    let resources = container
-        .resources
-        .as_ref()
-        .and_then(|r| serde_json::to_string(r).ok())
-        .unwrap_or_default();
+    let resources =
+        container.resources.as_ref().and_then(|r| serde_json::to_string(r).ok()).unwrap_or_default();
     fnv64_hex(&format!(
         "{}/{}/{}/{}/{}/{resources}",
         pod.name,

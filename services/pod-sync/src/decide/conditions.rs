@@ -146,9 +146,10 @@ pub fn ready(pod: &Pod, containers_ready: &PodCondition, conditions: &[PodCondit
                 None => {
                     Some(format!("corresponding condition of pod readiness gate {name:?} does not exist."))
                 }
-                Some(c) if c.status != "True" => {
-                    Some(format!("the status of pod readiness gate {name:?} is not \"True\", but {}", c.status))
-                }
+                Some(c) if c.status != "True" => Some(format!(
+                    "the status of pod readiness gate {name:?} is not \"True\", but {}",
+                    c.status
+                )),
                 Some(_) => None,
             }
         })
@@ -189,9 +190,11 @@ pub fn initialized(
     if phase == Phase::Succeeded && unknown.is_empty() {
         return condition(INITIALIZED, true, "PodCompleted", "");
     }
-    let regular_ran = pod::spec(pod).containers.iter().filter_map(|c| find(regular, &c.name)).any(|s| {
-        s.state.as_ref().is_some_and(|s| s.running.is_some() || s.terminated.is_some())
-    });
+    let regular_ran = pod::spec(pod)
+        .containers
+        .iter()
+        .filter_map(|c| find(regular, &c.name))
+        .any(|s| s.state.as_ref().is_some_and(|s| s.running.is_some() || s.terminated.is_some()));
     if regular_ran {
         return condition(INITIALIZED, true, "", "");
     }
@@ -290,7 +293,9 @@ mod tests {
 
     #[test]
     fn ready_follows_containers_ready_and_the_gates() {
-        let p = pod_json(json!({"containers": [], "readinessGates": [{"conditionType": "x/y"}, {"conditionType": "z"}]}));
+        let p = pod_json(
+            json!({"containers": [], "readinessGates": [{"conditionType": "x/y"}, {"conditionType": "z"}]}),
+        );
         let yes = condition(CONTAINERS_READY, true, "", "");
         let no = condition(CONTAINERS_READY, false, "R", "m");
         assert_eq!(brief(&ready(&p, &no, &[])), ("False", "R", "m"));

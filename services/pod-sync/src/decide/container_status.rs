@@ -34,8 +34,7 @@ pub const LOST_WHEN_TERMINATED: &str = "The container could not be located when 
 const LOST_WHEN_DELETED: &str =
     "The container could not be located when the pod was deleted.  The container used to be Running";
 const REMOVED_TO_RESTART: &str = "The container is removed because RestartAllContainers in place";
-const LOST_INIT: &str =
-    "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally";
+const LOST_INIT: &str = "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally";
 
 /// Why a container does not run, from the last attempt to start it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -323,7 +322,8 @@ fn from_instance(
                     || bare_id(t.container_id.as_deref()) != instance.id.as_str()
             }),
         };
-        status.last_state = last.map(|t| ContainerState { terminated: Some(t.clone()), ..ContainerState::default() });
+        status.last_state =
+            last.map(|t| ContainerState { terminated: Some(t.clone()), ..ContainerState::default() });
     }
     resources(container, instance, old, &mut status);
     status
@@ -340,8 +340,11 @@ fn resources(
         return;
     };
     status.allocated_resources = allocated.requests.clone();
-    let mut shown =
-        ResourceRequirements { claims: None, limits: allocated.limits.clone(), requests: allocated.requests.clone() };
+    let mut shown = ResourceRequirements {
+        claims: None,
+        limits: allocated.limits.clone(),
+        requests: allocated.requests.clone(),
+    };
     if instance.state == RuntimeState::Running {
         let before = old
             .filter(|o| is_running(o) && bare_id(o.container_id.as_deref()) == instance.id.as_str())
@@ -358,7 +361,9 @@ fn resources(
         overlay(
             shown.limits.as_mut(),
             "memory",
-            Some(actual.memory_limit_bytes).filter(|m| *m > 0).map(|m| Quantity::from_units(m, Format::Binary)),
+            Some(actual.memory_limit_bytes)
+                .filter(|m| *m > 0)
+                .map(|m| Quantity::from_units(m, Format::Binary)),
             0,
             before.and_then(|r| r.limits.as_ref()),
         );

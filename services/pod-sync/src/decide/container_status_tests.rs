@@ -137,9 +137,21 @@ fn each_runtime_state_has_its_api_state() {
     for (name, runtime, was, state, restarts) in [
         ("running", RuntimeBuilder::ready().running("c"), json!({"waiting": {}}), want("running", "", 0), 1),
         ("created", RuntimeBuilder::ready().created("c"), json!({"waiting": {}}), want("waiting", "", 0), 1),
-        ("exited", RuntimeBuilder::ready().exited("c", 7), json!({"waiting": {}}), want("terminated", "Error", 7), 1),
+        (
+            "exited",
+            RuntimeBuilder::ready().exited("c", 7),
+            json!({"waiting": {}}),
+            want("terminated", "Error", 7),
+            1,
+        ),
         ("unknown", RuntimeBuilder::ready().unknown("c"), json!({"waiting": {}}), want("waiting", "", 0), 1),
-        ("unknown that ran", RuntimeBuilder::ready().unknown("c"), running(), want("terminated", "ContainerStatusUnknown", 137), 2),
+        (
+            "unknown that ran",
+            RuntimeBuilder::ready().unknown("c"),
+            running(),
+            want("terminated", "ContainerStatusUnknown", 137),
+            2,
+        ),
     ] {
         let s = World::new(one("Always"), runtime).regular(&old("c", 1, was, json!(null)));
         assert_eq!(brief(s.state.as_ref()), state, "{name}");
@@ -244,7 +256,8 @@ fn a_restart_of_all_shows_removed_containers_as_restarting() {
 
 #[test]
 fn the_termination_message_is_appended_to_the_runtimes() {
-    let mut w = World::new(one("Never"), RuntimeBuilder::ready().exited("c", 1).edit(|c| c.message = "oom".into()));
+    let mut w =
+        World::new(one("Never"), RuntimeBuilder::ready().exited("c", 1).edit(|c| c.message = "oom".into()));
     w.messages.insert(id("c-0"), "bye".into());
     let message = |w: &World| w.regular(&[]).state.unwrap().terminated.unwrap().message;
     assert_eq!(message(&w).as_deref(), Some("oom: bye"));
@@ -279,9 +292,30 @@ fn started_and_ready_follow_the_probes_of_the_instance() {
         ("startup failed", vec![s, r], Some(Failure), Some(Success), vec![], (false, false)),
         ("startup passed", vec![s], Some(Success), None, vec![], (true, true)),
         ("both passed", vec![s, r], Some(Success), Some(Success), vec![], (true, true)),
-        ("nothing remembered, the same instance was ready", vec![s, r], None, None, was(true, true), (true, true)),
-        ("nothing remembered, the same instance was not ready", vec![s, r], None, None, was(true, false), (true, false)),
-        ("nothing remembered, the same instance had not started", vec![s], None, None, was(false, false), (false, false)),
+        (
+            "nothing remembered, the same instance was ready",
+            vec![s, r],
+            None,
+            None,
+            was(true, true),
+            (true, true),
+        ),
+        (
+            "nothing remembered, the same instance was not ready",
+            vec![s, r],
+            None,
+            None,
+            was(true, false),
+            (true, false),
+        ),
+        (
+            "nothing remembered, the same instance had not started",
+            vec![s],
+            None,
+            None,
+            was(false, false),
+            (false, false),
+        ),
     ] {
         let mut w = World::new(spec(&probes), RuntimeBuilder::ready().running("c"));
         if let Some(result) = startup {

@@ -13,9 +13,12 @@
 //! `is_terminal`, [`status::terminate`] last. Sources go through [`merge::SourceStore`], then [`admission::admit`].
 
 pub mod actions;
+pub mod admission;
 pub mod backoff;
 pub mod conditions;
 pub mod container_status;
+pub mod grace;
+pub mod merge;
 pub mod phase;
 pub mod probes;
 pub mod qos;
@@ -24,3 +27,4 @@ pub mod restart;
 pub mod status;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod waiting;

@@ -61,7 +61,9 @@ impl fmt::Display for Phase {
 enum Seen<'a> {
     Missing,
     NoState,
-    Running { started: bool },
+    Running {
+        started: bool,
+    },
     Terminated(&'a ContainerStateTerminated),
     /// Waiting after it once ended.
     WaitingAgain(&'a ContainerStateTerminated),
@@ -86,7 +88,8 @@ fn see<'a>(statuses: &'a [ContainerStatus], name: &str) -> Seen<'a> {
 }
 
 fn restartable(container: &Container, pod: &Pod, ended: &ContainerStateTerminated) -> bool {
-    ended.reason.as_deref() == Some(RESTARTING_ALL) || container_should_restart(container, pod, ended.exit_code)
+    ended.reason.as_deref() == Some(RESTARTING_ALL)
+        || container_should_restart(container, pod, ended.exit_code)
 }
 
 /// Computes the phase. `initialized_in_sandbox`: a regular container of the active sandbox has an instance;
@@ -220,19 +223,34 @@ mod tests {
     }
 
     fn case(name: &'static str, policy: &'static str, regular: Vec<Value>, want: Phase) -> Case {
-        Case { name, policy, init: vec![], regular, initialized: false, terminal: false, is_static: false, want }
+        Case {
+            name,
+            policy,
+            init: vec![],
+            regular,
+            initialized: false,
+            terminal: false,
+            is_static: false,
+            want,
+        }
     }
 
     #[test]
     fn every_row_of_the_phase_table_holds() {
         use Phase::{Failed, Pending, Running, Succeeded};
-        let with_init = |name, policy, init, regular, want| Case { init, ..case(name, policy, regular, want) };
+        let with_init =
+            |name, policy, init, regular, want| Case { init, ..case(name, policy, regular, want) };
         let fresh = || waiting("PodInitializing");
         let cases = vec![
             case("nothing created yet", "Always", vec![waiting("ContainerCreating"); 2], Pending),
             case("one of two created but not started", "Always", vec![running(), waiting("")], Pending),
             case("both crash looping under Always", "Always", vec![again("CrashLoopBackOff", 1); 2], Running),
-            case("OnFailure, one ended well, one backs off", "OnFailure", vec![ended(0), again("CrashLoopBackOff", 1)], Running),
+            case(
+                "OnFailure, one ended well, one backs off",
+                "OnFailure",
+                vec![ended(0), again("CrashLoopBackOff", 1)],
+                Running,
+            ),
             case("OnFailure, all ended well", "OnFailure", vec![ended(0), ended(0)], Succeeded),
             case("OnFailure, one failed", "OnFailure", vec![ended(0), ended(1)], Running),
             case("Never, 0 and 1", "Never", vec![ended(0), ended(1)], Failed),
@@ -243,30 +261,93 @@ mod tests {
             case("image cannot be pulled, first start", "Always", vec![waiting("ErrImagePull")], Pending),
             case("image cannot be pulled after an exit", "Always", vec![again("ErrImagePull", 1)], Running),
             case("gone from the runtime under Never", "Never", vec![again("ContainerCreating", 137)], Failed),
-            case("gone from the runtime under OnFailure", "OnFailure", vec![again("ContainerCreating", 137)], Running),
+            case(
+                "gone from the runtime under OnFailure",
+                "OnFailure",
+                vec![again("ContainerCreating", 137)],
+                Running,
+            ),
             case("one of two has no entry", "Always", vec![running(), Value::Null], Pending),
             case("no entry at all", "Always", vec![Value::Null], Pending),
             case("a status without a state", "Always", vec![json!({})], Pending),
-            Case { terminal: true, ..case("deleting Always, all ended well", "Always", vec![ended(0), ended(0)], Succeeded) },
-            Case { terminal: true, ..case("deleting Always, one failed", "Always", vec![ended(0), ended(137)], Failed) },
-            Case { terminal: true, is_static: true, ..case("the same of a static pod", "Always", vec![ended(0)], Running) },
-            Case { terminal: true, ..case("deleting a crash looping one", "Always", vec![again("CrashLoopBackOff", 0)], Failed) },
+            Case {
+                terminal: true,
+                ..case("deleting Always, all ended well", "Always", vec![ended(0), ended(0)], Succeeded)
+            },
+            Case {
+                terminal: true,
+                ..case("deleting Always, one failed", "Always", vec![ended(0), ended(137)], Failed)
+            },
+            Case {
+                terminal: true,
+                is_static: true,
+                ..case("the same of a static pod", "Always", vec![ended(0)], Running)
+            },
+            Case {
+                terminal: true,
+                ..case("deleting a crash looping one", "Always", vec![again("CrashLoopBackOff", 0)], Failed)
+            },
             with_init("init missing", "Always", vec![(false, Value::Null)], vec![fresh()], Pending),
             with_init("init running", "Always", vec![(false, running())], vec![fresh()], Pending),
-            with_init("init waiting for the first time", "Never", vec![(false, fresh())], vec![fresh()], Pending),
-            with_init("init failed under OnFailure", "OnFailure", vec![(false, ended(1))], vec![fresh()], Pending),
-            with_init("init backs off under Always", "Always", vec![(false, again("CrashLoopBackOff", 1))], vec![fresh()], Pending),
+            with_init(
+                "init waiting for the first time",
+                "Never",
+                vec![(false, fresh())],
+                vec![fresh()],
+                Pending,
+            ),
+            with_init(
+                "init failed under OnFailure",
+                "OnFailure",
+                vec![(false, ended(1))],
+                vec![fresh()],
+                Pending,
+            ),
+            with_init(
+                "init backs off under Always",
+                "Always",
+                vec![(false, again("CrashLoopBackOff", 1))],
+                vec![fresh()],
+                Pending,
+            ),
             with_init("init failed under Never", "Never", vec![(false, ended(1))], vec![fresh()], Failed),
-            with_init("init waits again after a failure under Never", "Never", vec![(false, again("x", 1))], vec![fresh()], Failed),
+            with_init(
+                "init waits again after a failure under Never",
+                "Never",
+                vec![(false, again("x", 1))],
+                vec![fresh()],
+                Failed,
+            ),
             with_init("init done", "Never", vec![(false, ended(0))], vec![running()], Running),
             with_init("init done, nothing started", "Never", vec![(false, ended(0))], vec![fresh()], Pending),
-            with_init("sidecar not started", "Always", vec![(true, unstarted())], vec![again("x", 1)], Pending),
+            with_init(
+                "sidecar not started",
+                "Always",
+                vec![(true, unstarted())],
+                vec![again("x", 1)],
+                Pending,
+            ),
             with_init("sidecar waiting", "Always", vec![(true, fresh())], vec![running()], Pending),
             with_init("sidecar missing", "Always", vec![(true, Value::Null)], vec![running()], Pending),
-            with_init("sidecar ended does not fail the pod", "Never", vec![(true, ended(1))], vec![ended(0)], Succeeded),
+            with_init(
+                "sidecar ended does not fail the pod",
+                "Never",
+                vec![(true, ended(1))],
+                vec![ended(0)],
+                Succeeded,
+            ),
             with_init("sidecar keeps it running", "Never", vec![(true, running())], vec![ended(0)], Running),
             with_init("sidecar without a state", "Always", vec![(true, json!({}))], vec![running()], Pending),
-            Case { initialized: true, ..with_init("sidecar restarting after init", "Always", vec![(true, unstarted())], vec![running()], Running) },
+            Case {
+                initialized: true,
+                ..with_init(
+                    "sidecar restarting after init",
+                    "Always",
+                    vec![(true, unstarted())],
+                    vec![running()],
+                    Running,
+                )
+            },
         ];
         for c in cases {
             let init: Vec<Value> = c.init.iter().map(|(_, v)| v.clone()).collect();
@@ -280,7 +361,8 @@ mod tests {
                 }).collect::<Vec<_>>(),
             }));
             if c.is_static {
-                p.metadata.annotations = Some([("kubernetes.io/config.source".to_owned(), "file".to_owned())].into());
+                p.metadata.annotations =
+                    Some([("kubernetes.io/config.source".to_owned(), "file".to_owned())].into());
             }
             let got = phase(&p, &statuses(&init, "i"), &statuses(&c.regular, "c"), c.initialized, c.terminal);
             assert_eq!(got, c.want, "{}", c.name);

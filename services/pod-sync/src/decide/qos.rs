@@ -327,11 +327,8 @@ pub fn pod_cgroup(pod: &Pod, settings: CgroupSettings) -> PodCgroup {
         .iter()
         .filter_map(|(k, v)| Some((k.strip_prefix("hugepages-")?.to_owned(), v.value())))
         .collect();
-    let mut cgroup = PodCgroup {
-        hugepages,
-        pids: Some(settings.pids_limit).filter(|p| *p > 0),
-        ..PodCgroup::default()
-    };
+    let mut cgroup =
+        PodCgroup { hugepages, pids: Some(settings.pids_limit).filter(|p| *p > 0), ..PodCgroup::default() };
     let some = |value: i64| Some(value).filter(|v| *v != 0);
     match qos_class(pod) {
         QosClass::Guaranteed => {
@@ -382,10 +379,7 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 
     let memory = |l: ResourceList| l.get(MEMORY).copied().unwrap_or_default().value();
     let spec = pod::spec(pod);
     let count = spec.containers.len() + pod::init_containers(pod).len();
-    let extra = match pod_resources(pod)
-        .and_then(|r| r.requests.as_ref())
-        .and_then(|r| r.get(MEMORY))
-    {
+    let extra = match pod_resources(pod).and_then(|r| r.requests.as_ref()).and_then(|r| r.get(MEMORY)) {
         Some(own) if count > 0 => {
             let containers = memory(aggregate(pod, container_requests));
             (Quantity::of(own).value() - containers) / i64::try_from(count).unwrap_or(1)
@@ -431,16 +425,52 @@ mod tests {
         let full = json!({"cpu": "1", "memory": "1Gi"});
         for (name, spec, want) in [
             ("nothing", json!({"containers": [c("a", json!({}), json!({}))]}), QosClass::BestEffort),
-            ("zero counts as nothing", json!({"containers": [c("a", json!({"cpu": "0"}), json!({}))]}), QosClass::BestEffort),
-            ("other resources do not count", json!({"containers": [c("a", json!({"ephemeral-storage": "1Gi"}), json!({}))]}), QosClass::BestEffort),
+            (
+                "zero counts as nothing",
+                json!({"containers": [c("a", json!({"cpu": "0"}), json!({}))]}),
+                QosClass::BestEffort,
+            ),
+            (
+                "other resources do not count",
+                json!({"containers": [c("a", json!({"ephemeral-storage": "1Gi"}), json!({}))]}),
+                QosClass::BestEffort,
+            ),
             ("all equal", json!({"containers": [c("a", full.clone(), full.clone())]}), QosClass::Guaranteed),
-            ("written otherwise", json!({"containers": [c("a", json!({"cpu": "1000m", "memory": "1024Mi"}), full.clone())]}), QosClass::Guaranteed),
-            ("one without", json!({"containers": [c("a", full.clone(), full.clone()), c("b", json!({}), json!({}))]}), QosClass::Burstable),
-            ("no memory limit", json!({"containers": [c("a", json!({"cpu": "1"}), json!({"cpu": "1"}))]}), QosClass::Burstable),
-            ("request below limit", json!({"containers": [c("a", json!({"cpu": "500m", "memory": "1Gi"}), full.clone())]}), QosClass::Burstable),
-            ("init without", json!({"containers": [c("a", full.clone(), full.clone())], "initContainers": [c("b", json!({}), json!({}))]}), QosClass::Burstable),
-            ("pod level alone counts", json!({"containers": [c("a", json!({}), json!({}))], "resources": {"requests": full.clone(), "limits": full.clone()}}), QosClass::Guaranteed),
-            ("pod level lower", json!({"containers": [c("a", full.clone(), full.clone())], "resources": {"requests": {"cpu": "1"}, "limits": full}}), QosClass::Burstable),
+            (
+                "written otherwise",
+                json!({"containers": [c("a", json!({"cpu": "1000m", "memory": "1024Mi"}), full.clone())]}),
+                QosClass::Guaranteed,
+            ),
+            (
+                "one without",
+                json!({"containers": [c("a", full.clone(), full.clone()), c("b", json!({}), json!({}))]}),
+                QosClass::Burstable,
+            ),
+            (
+                "no memory limit",
+                json!({"containers": [c("a", json!({"cpu": "1"}), json!({"cpu": "1"}))]}),
+                QosClass::Burstable,
+            ),
+            (
+                "request below limit",
+                json!({"containers": [c("a", json!({"cpu": "500m", "memory": "1Gi"}), full.clone())]}),
+                QosClass::Burstable,
+            ),
+            (
+                "init without",
+                json!({"containers": [c("a", full.clone(), full.clone())], "initContainers": [c("b", json!({}), json!({}))]}),
+                QosClass::Burstable,
+            ),
+            (
+                "pod level alone counts",
+                json!({"containers": [c("a", json!({}), json!({}))], "resources": {"requests": full.clone(), "limits": full.clone()}}),
+                QosClass::Guaranteed,
+            ),
+            (
+                "pod level lower",
+                json!({"containers": [c("a", full.clone(), full.clone())], "resources": {"requests": {"cpu": "1"}, "limits": full}}),
+                QosClass::Burstable,
+            ),
         ] {
             assert_eq!(compute_qos_class(&pod_json(spec)), want, "{name}");
         }
@@ -467,8 +497,18 @@ mod tests {
             ("big init", json!([cpu("a", "100m", false)]), json!([cpu("i", "500m", false)]), 500),
             ("small init", json!([cpu("a", "100m", false)]), json!([cpu("i", "50m", false)]), 100),
             ("sidecar adds", json!([cpu("a", "100m", false)]), json!([cpu("s", "50m", true)]), 150),
-            ("init after sidecar", json!([cpu("a", "100m", false)]), json!([cpu("s", "50m", true), cpu("i", "200m", false)]), 250),
-            ("init before sidecar", json!([cpu("a", "100m", false)]), json!([cpu("i", "200m", false), cpu("s", "50m", true)]), 200),
+            (
+                "init after sidecar",
+                json!([cpu("a", "100m", false)]),
+                json!([cpu("s", "50m", true), cpu("i", "200m", false)]),
+                250,
+            ),
+            (
+                "init before sidecar",
+                json!([cpu("a", "100m", false)]),
+                json!([cpu("i", "200m", false), cpu("s", "50m", true)]),
+                200,
+            ),
         ] {
             let p = pod_json(json!({"containers": containers, "initContainers": inits}));
             assert_eq!(pod_requests(&p)[CPU].milli_value(), want, "{name}");
@@ -549,7 +589,8 @@ mod tests {
         assert_eq!(score(json!({"containers": [c("a", json!({"memory": "4Gi"}), json!({}))]}), 0), 3);
         let mut sidecar = c("s", json!({"memory": "1Mi"}), json!({}));
         sidecar["restartPolicy"] = json!("Always");
-        let spec = json!({"containers": [c("a", json!({"memory": "1Gi"}), json!({}))], "initContainers": [sidecar]});
+        let spec =
+            json!({"containers": [c("a", json!({"memory": "1Gi"}), json!({}))], "initContainers": [sidecar]});
         assert_eq!(score(spec, 1), 750);
         let critical = json!({"containers": [c("a", json!({}), json!({}))],
             "priority": 2_000_001_000, "priorityClassName": "system-node-critical"});

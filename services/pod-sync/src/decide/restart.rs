@@ -88,7 +88,10 @@ pub fn pod_is_restartable(pod: &Pod) -> bool {
         || pod::spec(pod).containers.iter().chain(pod::init_containers(pod)).any(|c| {
             c.restart_policy.as_deref().is_some_and(|p| p != "Never")
                 || (c.restart_policy.is_some()
-                    && c.restart_policy_rules.iter().flatten().any(|r| r.action == RESTART || r.action == RESTART_ALL))
+                    && c.restart_policy_rules
+                        .iter()
+                        .flatten()
+                        .any(|r| r.action == RESTART || r.action == RESTART_ALL))
         })
 }
 
@@ -104,7 +107,8 @@ pub fn has_restart_all_rule(pod: &Pod) -> bool {
 #[must_use]
 pub fn is_restart_all_source(container: &Container, runtime: &PodRuntime) -> bool {
     runtime.newest(&container.name).is_some_and(|c| {
-        c.state == ContainerState::Exited && matching_rule(container, c.exit_code) == Some(RuleAction::RestartAll)
+        c.state == ContainerState::Exited
+            && matching_rule(container, c.exit_code) == Some(RuleAction::RestartAll)
     })
 }
 
@@ -122,7 +126,8 @@ pub fn restart_all_triggered(pod: &Pod, runtime: &PodRuntime, old: &PodStatus) -
     if already {
         return true;
     }
-    let statuses = || old.container_statuses.iter().flatten().chain(old.init_container_statuses.iter().flatten());
+    let statuses =
+        || old.container_statuses.iter().flatten().chain(old.init_container_statuses.iter().flatten());
     pod::spec(pod).containers.iter().chain(pod::init_containers(pod)).any(|c| {
         is_restart_all_source(c, runtime)
             || statuses().filter(|s| s.name == c.name).any(|s| {
@@ -187,7 +192,11 @@ mod tests {
         {
             for policy in ["Always", "OnFailure", "Never"] {
                 let c = container(Some(own), Value::Null);
-                assert_eq!(container_should_restart(&c, &pod(policy), code), want, "{own} in {policy}, {code}");
+                assert_eq!(
+                    container_should_restart(&c, &pod(policy), code),
+                    want,
+                    "{own} in {policy}, {code}"
+                );
             }
         }
     }

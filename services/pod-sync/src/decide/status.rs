@@ -18,8 +18,8 @@ use quintlet_model::runtime::PodRuntime;
 
 use super::conditions::{self, condition};
 use super::container_status::{
-    self as containers, Context, LOST_WHEN_TERMINATED, List, STATUS_UNKNOWN, UNKNOWN_EXIT_CODE, WaitingReason,
-    forced, from_ephemeral,
+    self as containers, Context, LOST_WHEN_TERMINATED, List, STATUS_UNKNOWN, UNKNOWN_EXIT_CODE,
+    WaitingReason, forced, from_ephemeral,
 };
 use super::phase::{Phase, phase};
 use super::probes::ProbeView;
@@ -104,7 +104,8 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         restarting_all: triggered,
     };
     let of = |l: &Option<Vec<ContainerStatus>>| l.clone().unwrap_or_default();
-    let regular = containers::convert(&context, List::Regular, &spec.containers, &of(&old.container_statuses));
+    let regular =
+        containers::convert(&context, List::Regular, &spec.containers, &of(&old.container_statuses));
     let init = containers::convert(
         &context,
         List::Init,
@@ -161,8 +162,10 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         init_container_statuses: filled(init),
         ephemeral_container_statuses: filled(ephemeral),
         host_ip: input.node.host_ips.first().map(ToString::to_string),
-        host_ips: Some(input.node.host_ips.iter().map(|ip| HostIP { ip: ip.to_string() }).collect::<Vec<_>>())
-            .filter(|l| !l.is_empty()),
+        host_ips: Some(
+            input.node.host_ips.iter().map(|ip| HostIP { ip: ip.to_string() }).collect::<Vec<_>>(),
+        )
+        .filter(|l| !l.is_empty()),
         pod_ip,
         pod_ips,
         qos_class: Some(qos::qos_class(pod).as_str().to_owned()),
@@ -192,7 +195,9 @@ fn conditions_of(
     if !input.is_terminal {
         list.extend(input.resize.iter().cloned());
     }
-    list.extend(old.conditions.iter().flatten().filter(|c| c.type_ == conditions::DISRUPTION_TARGET).cloned());
+    list.extend(
+        old.conditions.iter().flatten().filter(|c| c.type_ == conditions::DISRUPTION_TARGET).cloned(),
+    );
     let own_from_computed = list.len();
     let was_initialized = has_restart_all_rule(pod)
         && old.conditions.iter().flatten().any(|c| c.type_ == conditions::INITIALIZED && c.status == "True");
@@ -276,7 +281,8 @@ pub fn readiness_gates_moved(pod: &Pod, shown: &PodStatus) -> bool {
         return false;
     }
     let find = |t: &str| shown.conditions.iter().flatten().find(|c| c.type_ == t);
-    let (Some(containers_ready), Some(ready)) = (find(conditions::CONTAINERS_READY), find(conditions::READY)) else {
+    let (Some(containers_ready), Some(ready)) = (find(conditions::CONTAINERS_READY), find(conditions::READY))
+    else {
         return true;
     };
     let api = pod.status.iter().flat_map(|s| s.conditions.iter().flatten()).cloned().collect::<Vec<_>>();
@@ -291,7 +297,8 @@ pub fn illegal_transition(pod: &Pod, old: &PodStatus, new: &PodStatus) -> bool {
         return false;
     }
     let left = |old: Option<&Vec<ContainerStatus>>, new: Option<&Vec<ContainerStatus>>, name: &str| {
-        let find = |l: Option<&Vec<ContainerStatus>>| l.into_iter().flatten().find(|s| s.name == name).cloned();
+        let find =
+            |l: Option<&Vec<ContainerStatus>>| l.into_iter().flatten().find(|s| s.name == name).cloned();
         let state = |s: ContainerStatus| s.state.and_then(|s| s.terminated);
         let ended = find(old).and_then(state)?;
         let still = find(new).is_none_or(|s| state(s).is_some());
@@ -302,10 +309,12 @@ pub fn illegal_transition(pod: &Pod, old: &PodStatus, new: &PodStatus) -> bool {
             .is_some_and(|t| !container_should_restart(c, pod, t.exit_code))
     });
     let init = pod::init_containers(pod).iter().filter(|c| !pod::is_sidecar(c)).any(|c| {
-        left(old.init_container_statuses.as_ref(), new.init_container_statuses.as_ref(), &c.name).is_some_and(|t| {
-            // A new sandbox runs init containers that ended well once more.
-            t.exit_code != 0 && !container_should_restart(c, pod, t.exit_code)
-        })
+        left(old.init_container_statuses.as_ref(), new.init_container_statuses.as_ref(), &c.name).is_some_and(
+            |t| {
+                // A new sandbox runs init containers that ended well once more.
+                t.exit_code != 0 && !container_should_restart(c, pod, t.exit_code)
+            },
+        )
     });
     regular || init
 }
@@ -353,7 +362,8 @@ fn normalize(pod: &Pod, status: &mut PodStatus) {
             truncated(&mut ended.started_at);
             truncated(&mut ended.finished_at);
             if let Some(message) = &mut ended.message {
-                let cut = (0..=room.min(message.len())).rev().find(|i| message.is_char_boundary(*i)).unwrap_or(0);
+                let cut =
+                    (0..=room.min(message.len())).rev().find(|i| message.is_char_boundary(*i)).unwrap_or(0);
                 message.truncate(cut);
             }
         }
@@ -368,12 +378,15 @@ fn normalize(pod: &Pod, status: &mut PodStatus) {
             state(&mut s.last_state);
         }
     }
-    for list in [&mut status.container_statuses, &mut status.ephemeral_container_statuses].into_iter().flatten() {
+    for list in
+        [&mut status.container_statuses, &mut status.ephemeral_container_statuses].into_iter().flatten()
+    {
         list.sort_by(|a, b| a.name.cmp(&b.name));
     }
     if let Some(list) = &mut status.init_container_statuses {
-        let place =
-            |s: &ContainerStatus| pod::init_containers(pod).iter().position(|c| c.name == s.name).unwrap_or(usize::MAX);
+        let place = |s: &ContainerStatus| {
+            pod::init_containers(pod).iter().position(|c| c.name == s.name).unwrap_or(usize::MAX)
+        };
         list.sort_by_key(place);
     }
 }
@@ -419,7 +432,8 @@ fn has_initialized(pod: &Pod) -> bool {
     if status.container_statuses.iter().flatten().any(|s| !never_began(s)) {
         return true;
     }
-    let Some(last_status) = status.init_container_statuses.iter().flatten().find(|s| s.name == last.name) else {
+    let Some(last_status) = status.init_container_statuses.iter().flatten().find(|s| s.name == last.name)
+    else {
         return false;
     };
     if pod::is_sidecar(last) {
@@ -454,7 +468,12 @@ pub struct KillOverride {
 
 /// Applies an override to a status that [`generate`] made.
 #[must_use]
-pub fn with_kill_override(pod: &Pod, mut status: PodStatus, why: &KillOverride, now: jiff::Timestamp) -> PodStatus {
+pub fn with_kill_override(
+    pod: &Pod,
+    mut status: PodStatus,
+    why: &KillOverride,
+    now: jiff::Timestamp,
+) -> PodStatus {
     let old = status.clone();
     let keeps_success = why.cause == KillCause::NodeShutdown;
     if !(keeps_success && status.phase.as_deref() == Some(Phase::Succeeded.as_str())) {

@@ -110,7 +110,10 @@ fn a_terminal_phase_is_never_taken_back() {
     let old = status_json(json!({"phase": "Failed", "reason": "Evicted", "message": "m"}));
     let w = World::new(one("Always"), RuntimeBuilder::ready().running("c"));
     let s = w.at(Some(&old), 1);
-    assert_eq!((s.phase.as_deref(), s.reason.as_deref(), s.message.as_deref()), (Some("Failed"), Some("Evicted"), Some("m")));
+    assert_eq!(
+        (s.phase.as_deref(), s.reason.as_deref(), s.message.as_deref()),
+        (Some("Failed"), Some("Evicted"), Some("m"))
+    );
     let mut w = World::new(one("Always"), RuntimeBuilder::ready().running("c"));
     w.pod.status = Some(status_json(json!({"phase": "Succeeded"})));
     assert_eq!(w.at(Some(&status_json(json!({"phase": "Running"}))), 1).phase.as_deref(), Some("Succeeded"));
@@ -149,7 +152,10 @@ fn a_readiness_gate_holds_ready_back() {
     spec["readinessGates"] = json!([{"conditionType": "x/gate"}]);
     let mut w = World::new(spec, RuntimeBuilder::ready().running("c"));
     let s = w.at(None, 1);
-    assert_eq!((cond(&s, "Ready").status.as_str(), cond(&s, "ContainersReady").status.as_str()), ("False", "True"));
+    assert_eq!(
+        (cond(&s, "Ready").status.as_str(), cond(&s, "ContainersReady").status.as_str()),
+        ("False", "True")
+    );
     assert!(!readiness_gates_moved(&w.pod, &s));
     w.pod.status = Some(status_json(json!({"conditions": [{"type": "x/gate", "status": "True"}]})));
     assert!(readiness_gates_moved(&w.pod, &s));
@@ -223,7 +229,8 @@ fn a_container_that_ended_for_good_does_not_come_back() {
 #[test]
 fn times_lose_their_fractions_and_messages_share_the_room() {
     let spec = json!({"restartPolicy": "Never", "containers": [{"name": "b", "image": "i"}, {"name": "a", "image": "i"}]});
-    let runtime = RuntimeBuilder::ready().exited("b", 1).exited("a", 1).edit(|c| c.message = "é".repeat(6000));
+    let runtime =
+        RuntimeBuilder::ready().exited("b", 1).exited("a", 1).edit(|c| c.message = "é".repeat(6000));
     let s = World::new(spec, runtime).at(None, 1);
     let list = s.container_statuses.unwrap();
     assert_eq!((list[0].name.as_str(), list[1].name.as_str()), ("a", "b"));
@@ -238,13 +245,19 @@ fn the_last_status_says_that_nothing_runs() {
     let pod = pod_json(spec);
     let status = |list: Value, init: Value| {
         let fill = |l: Value| {
-            l.as_array().unwrap().iter().map(|s| {
-                let mut all = json!({"image": "", "imageID": "", "ready": true, "restartCount": 0});
-                all.as_object_mut().unwrap().extend(s.as_object().unwrap().clone());
-                all
-            }).collect::<Vec<_>>()
+            l.as_array()
+                .unwrap()
+                .iter()
+                .map(|s| {
+                    let mut all = json!({"image": "", "imageID": "", "ready": true, "restartCount": 0});
+                    all.as_object_mut().unwrap().extend(s.as_object().unwrap().clone());
+                    all
+                })
+                .collect::<Vec<_>>()
         };
-        status_json(json!({"phase": "Running", "containerStatuses": fill(list), "initContainerStatuses": fill(init)}))
+        status_json(
+            json!({"phase": "Running", "containerStatuses": fill(list), "initContainerStatuses": fill(init)}),
+        )
     };
     let waits = json!({"waiting": {"reason": "PodInitializing"}});
     let runs = json!({"running": {}});
@@ -253,16 +266,25 @@ fn the_last_status_says_that_nothing_runs() {
         s.state.as_ref().unwrap().terminated.as_ref().map(|t| t.reason.clone().unwrap_or_default())
     };
     // Never initialised: the regular container never ran, the second init container neither.
-    let old = status(json!([{"name": "c", "state": waits}]), json!([{"name": "n", "state": runs}, {"name": "m", "state": waits}]));
+    let old = status(
+        json!([{"name": "c", "state": waits}]),
+        json!([{"name": "n", "state": runs}, {"name": "m", "state": waits}]),
+    );
     let mut p = pod.clone();
     p.status = Some(old.clone());
     let s = terminate(&p, Some(&old), at(1));
     assert_eq!(s.phase.as_deref(), Some("Failed"));
     assert_eq!(reason(&s.container_statuses.as_ref().unwrap()[0]), None);
     let init = s.init_container_statuses.as_ref().unwrap();
-    assert_eq!((reason(&init[0]).as_deref(), reason(&init[1]).as_deref()), (Some("ContainerStatusUnknown"), None));
+    assert_eq!(
+        (reason(&init[0]).as_deref(), reason(&init[1]).as_deref()),
+        (Some("ContainerStatusUnknown"), None)
+    );
     // Initialised: what still seems to run is forced.
-    let old = status(json!([{"name": "c", "state": runs}]), json!([{"name": "n", "state": done}, {"name": "m", "state": done}]));
+    let old = status(
+        json!([{"name": "c", "state": runs}]),
+        json!([{"name": "n", "state": done}, {"name": "m", "state": done}]),
+    );
     p.status = Some(old.clone());
     let s = terminate(&p, Some(&old), at(1));
     let c = &s.container_statuses.as_ref().unwrap()[0];
@@ -306,7 +328,8 @@ fn a_rejected_pod_has_reason_and_message_and_nothing_else() {
 #[test]
 fn an_agent_restart_changes_no_status() {
     let probe = json!({"tcpSocket": {"port": 1}});
-    let spec = json!({"containers": [{"name": "c", "image": "i", "startupProbe": probe, "readinessProbe": probe}]});
+    let spec =
+        json!({"containers": [{"name": "c", "image": "i", "startupProbe": probe, "readinessProbe": probe}]});
     let mut w = World::new(spec, RuntimeBuilder::ready().exited("c", 1).running("c"));
     w.probes.set(ProbeType::Startup, id("c-1"), ProbeResult::Success);
     w.probes.set(ProbeType::Readiness, id("c-1"), ProbeResult::Success);
@@ -328,7 +351,10 @@ fn a_restart_of_all_goes_through_its_condition() {
     assert_eq!(cond(&s, "AllContainersRestarting").status, "False");
     w.runtime = RuntimeBuilder::ready().exited("c", 42).running("d").build();
     let s = w.at(Some(&s), 2);
-    assert_eq!((cond(&s, "AllContainersRestarting").status.as_str(), s.phase.as_deref()), ("True", Some("Running")));
+    assert_eq!(
+        (cond(&s, "AllContainersRestarting").status.as_str(), s.phase.as_deref()),
+        ("True", Some("Running"))
+    );
     w.runtime = RuntimeBuilder::ready().build();
     let s = w.at(Some(&s), 3);
     assert_eq!(cond(&s, "AllContainersRestarting").status, "False");

@@ -41,7 +41,8 @@ pub(crate) struct RuntimeBuilder {
 
 impl RuntimeBuilder {
     pub(crate) fn none() -> Self {
-        let pod = PodRef { uid: PodUid::parse("u1").unwrap(), namespace: "default".into(), name: "web".into() };
+        let pod =
+            PodRef { uid: PodUid::parse("u1").unwrap(), namespace: "default".into(), name: "web".into() };
         Self { runtime: PodRuntime::empty(pod, Cursor::default(), Duration::ZERO), clock: 0 }
     }
 
@@ -86,10 +87,11 @@ impl RuntimeBuilder {
         };
         self.runtime.containers.push(Container {
             id: ContainerId::parse(&format!("{name}-{attempt}")).unwrap(),
-            sandbox_id: self.runtime.sandboxes.last().map_or_else(
-                || SandboxId::parse("gone").unwrap(),
-                |s| s.id.clone(),
-            ),
+            sandbox_id: self
+                .runtime
+                .sandboxes
+                .last()
+                .map_or_else(|| SandboxId::parse("gone").unwrap(), |s| s.id.clone()),
             name: name.to_owned(),
             attempt,
             state,

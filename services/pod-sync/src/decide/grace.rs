@@ -1,0 +1,274 @@
+//! How long a container or pod may take to stop, and in which order containers stop (pod-sync.md §4.3, §6.9, §6.10).
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use quintlet_model::ids::ContainerId;
+use quintlet_model::runtime::{Container as RuntimeContainer, ContainerState, PodRuntime};
+use quintlet_model::{labels, pod};
+
+use super::actions::KillReason;
+
+/// No StopContainer gets less, in seconds.
+pub const MINIMUM_STOP: i64 = 2;
+
+/// Grace of a pod that terminates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Effective {
+    /// Seconds, at least 1.
+    pub seconds: i64,
+    /// It was set before and is another now: what waits on the old one must look again.
+    pub shortened: bool,
+}
+
+/// The grace of a pod from now on: what is stored (0: nothing yet), its deletion, an override, else its spec.
+#[must_use]
+pub fn effective(stored: i64, pod: &Pod, override_seconds: Option<i64>) -> Effective {
+    let mut seconds = stored;
+    let mut overridden = false;
+    for wanted in [pod.metadata.deletion_grace_period_seconds, override_seconds].into_iter().flatten() {
+        if seconds == 0 || wanted < seconds {
+            seconds = wanted;
+            overridden = true;
+        }
+    }
+    if !overridden && seconds == 0 {
+        seconds = pod::spec(pod).termination_grace_period_seconds.unwrap_or(0);
+    }
+    let seconds = seconds.max(1);
+    Effective { seconds, shortened: stored != 0 && stored != seconds }
+}
+
+/// The two grace periods that come with a pod, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PodGrace {
+    /// `metadata.deletionGracePeriodSeconds`.
+    pub deletion: Option<i64>,
+    /// `spec.terminationGracePeriodSeconds`.
+    pub termination: Option<i64>,
+}
+
+impl PodGrace {
+    /// Of a pod that is known.
+    #[must_use]
+    pub fn of_pod(pod: &Pod) -> Self {
+        Self {
+            deletion: pod.metadata.deletion_grace_period_seconds,
+            termination: pod::spec(pod).termination_grace_period_seconds,
+        }
+    }
+
+    /// As the container's annotations remember it, where the pod is lost.
+    #[must_use]
+    pub fn of_record(container: &RuntimeContainer) -> Self {
+        let number = |key: &str| container.annotations.get(key).and_then(|v| v.parse().ok());
+        Self {
+            deletion: number(labels::POD_DELETION_GRACE),
+            termination: number(labels::POD_TERMINATION_GRACE),
+        }
+    }
+}
+
+/// Seconds a container gets to stop, preStop included. An override replaces everything else.
+#[must_use]
+pub fn of_container(
+    grace: PodGrace,
+    container: Option<&Container>,
+    reason: Option<KillReason>,
+    override_seconds: Option<i64>,
+) -> i64 {
+    if let Some(seconds) = override_seconds.or(grace.deletion) {
+        return seconds;
+    }
+    let Some(termination) = grace.termination else { return MINIMUM_STOP };
+    let probe = match reason {
+        Some(KillReason::LivenessProbe) => container.and_then(|c| c.liveness_probe.as_ref()),
+        Some(KillReason::StartupProbe) => container.and_then(|c| c.startup_probe.as_ref()),
+        Some(KillReason::UnknownState | KillReason::DefinitionChanged) | None => None,
+    };
+    probe.and_then(|p| p.termination_grace_period_seconds).unwrap_or(termination)
+}
+
+/// What is left of `seconds` after a preStop hook or a wait took `spent`; whole seconds count.
+#[must_use]
+pub fn left_after(seconds: i64, spent: Duration) -> i64 {
+    seconds.saturating_sub(i64::try_from(spent.as_secs()).unwrap_or(i64::MAX))
+}
+
+/// Timeout for StopContainer.
+#[must_use]
+pub fn stop_timeout(seconds: i64) -> i64 {
+    seconds.max(MINIMUM_STOP)
+}
+
+/// Seconds from `now` to an absolute `deadline` (both boottime), for a stop that is issued again; rounded up, so that
+/// asking twice never takes a second from the container.
+#[must_use]
+pub fn left_until(deadline: Duration, now: Duration) -> i64 {
+    let left = deadline.saturating_sub(now);
+    let whole = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+    i64::try_from(whole).unwrap_or(i64::MAX)
+}
+
+/// One container to stop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stop {
+    /// Instance.
+    pub id: ContainerId,
+    /// Name in the spec.
+    pub name: String,
+    /// Names that must have stopped first; the wait comes after its own preStop, takes from its grace and ends with it. All
+    /// of them are in the plan.
+    pub after: Vec<String>,
+}
+
+/// All running containers of a pod, each with what it waits for: sidecars stop after the regular containers, in reverse
+/// order of the spec. Stops whose `after` is empty may all begin at once.
+#[must_use]
+pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<Stop> {
+    let running: Vec<&RuntimeContainer> =
+        runtime.containers.iter().filter(|c| c.state == ContainerState::Running).collect();
+    let runs = |name: &str| running.iter().any(|c| c.name == name);
+    let regular: Vec<&str> =
+        pod.map(|p| pod::spec(p).containers.iter().map(|c| c.name.as_str()).collect()).unwrap_or_default();
+    let sidecars: Vec<&str> = pod
+        .map(|p| {
+            pod::init_containers(p).iter().filter(|c| pod::is_sidecar(c)).map(|c| c.name.as_str()).collect()
+        })
+        .unwrap_or_default();
+    let mut plan: Vec<Stop> = running
+        .iter()
+        .map(|c| {
+            let after = match sidecars.iter().position(|s| *s == c.name) {
+                None => Vec::new(),
+                Some(place) => regular
+                    .iter()
+                    // One that does not run is passed over: the next later one that does is waited for.
+                    .chain(sidecars[place + 1..].iter().find(|s| runs(s)))
+                    .filter(|n| runs(n))
+                    .map(|n| (*n).to_owned())
+                    .collect(),
+            };
+            Stop { id: c.id.clone(), name: c.name.clone(), after }
+        })
+        .collect();
+    let rank =
+        |name: &str| sidecars.iter().position(|s| *s == name).map_or(0, |place| sidecars.len() - place);
+    plan.sort_by_key(|s| rank(&s.name));
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::testing::{RuntimeBuilder, pod_json};
+    use serde_json::json;
+
+    #[test]
+    fn the_effective_grace_only_shrinks() {
+        for (name, stored, deletion, override_seconds, spec, seconds, shortened) in [
+            ("spec", 0, None, None, Some(30), 30, false),
+            ("nothing at all", 0, None, None, None, 1, false),
+            ("spec of zero", 0, None, None, Some(0), 1, false),
+            ("deletion", 0, Some(10), None, Some(30), 10, false),
+            ("deletion longer than the spec", 0, Some(60), None, Some(30), 60, false),
+            ("override", 0, None, Some(5), Some(30), 5, false),
+            ("the smaller of both", 0, Some(10), Some(5), Some(30), 5, false),
+            ("the smaller of both, other way", 0, Some(5), Some(10), Some(30), 5, false),
+            ("unchanged", 10, Some(10), None, Some(30), 10, false),
+            ("shortened by a second deletion", 30, Some(5), None, Some(30), 5, true),
+            ("not lengthened", 5, Some(30), Some(60), Some(30), 5, false),
+            ("killed at once", 30, Some(0), None, Some(30), 1, true),
+        ] {
+            let mut p = pod_json(json!({"containers": [], "terminationGracePeriodSeconds": spec}));
+            p.metadata.deletion_grace_period_seconds = deletion;
+            let got = effective(stored, &p, override_seconds);
+            assert_eq!(got, Effective { seconds, shortened }, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_kill_gets_the_grace_of_its_cause() {
+        let c: Container = serde_json::from_value(json!({"name": "c",
+            "livenessProbe": {"terminationGracePeriodSeconds": 7}, "startupProbe": {}}))
+        .unwrap();
+        let grace = |deletion, termination| PodGrace { deletion, termination };
+        for (name, g, reason, override_seconds, want) in [
+            ("nothing known", grace(None, None), None, None, 2),
+            ("spec", grace(None, Some(30)), None, None, 30),
+            ("deletion", grace(Some(4), Some(30)), None, None, 4),
+            ("liveness", grace(None, Some(30)), Some(KillReason::LivenessProbe), None, 7),
+            (
+                "liveness, longer than the pod's",
+                grace(None, Some(5)),
+                Some(KillReason::LivenessProbe),
+                None,
+                7,
+            ),
+            ("startup without its own", grace(None, Some(30)), Some(KillReason::StartupProbe), None, 30),
+            ("liveness of a deleted pod", grace(Some(4), Some(30)), Some(KillReason::LivenessProbe), None, 4),
+            ("liveness without a spec value", grace(None, None), Some(KillReason::LivenessProbe), None, 2),
+            ("definition changed", grace(None, Some(30)), Some(KillReason::DefinitionChanged), None, 30),
+            ("override", grace(Some(4), Some(30)), Some(KillReason::LivenessProbe), Some(0), 0),
+        ] {
+            assert_eq!(of_container(g, Some(&c), reason, override_seconds), want, "{name}");
+        }
+        assert_eq!(of_container(grace(None, Some(9)), None, Some(KillReason::LivenessProbe), None), 9);
+    }
+
+    #[test]
+    fn time_spent_is_taken_off_and_a_stop_gets_two_seconds_at_least() {
+        assert_eq!(left_after(10, Duration::from_millis(2999)), 8);
+        assert_eq!(stop_timeout(left_after(10, Duration::from_secs(60))), 2);
+        assert_eq!(stop_timeout(30), 30);
+        assert_eq!(left_until(Duration::from_secs(10), Duration::from_millis(7500)), 3);
+        assert_eq!(left_until(Duration::from_secs(10), Duration::from_secs(11)), 0);
+    }
+
+    #[test]
+    fn a_lost_pods_grace_is_read_from_its_containers() {
+        let runtime = RuntimeBuilder::ready()
+            .running("c")
+            .edit(|c| {
+                c.annotations.insert(labels::POD_TERMINATION_GRACE.to_owned(), "12".to_owned());
+                c.annotations.insert(labels::POD_DELETION_GRACE.to_owned(), "x".to_owned());
+            })
+            .build();
+        let got = PodGrace::of_record(&runtime.containers[0]);
+        assert_eq!(got, PodGrace { deletion: None, termination: Some(12) });
+    }
+
+    #[test]
+    fn sidecars_stop_after_the_regular_containers_in_reverse_order() {
+        let sidecar = |n: &str| json!({"name": n, "image": "i", "restartPolicy": "Always"});
+        let p = pod_json(json!({
+            "initContainers": [sidecar("s0"), sidecar("s1"), sidecar("s2")],
+            "containers": [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}],
+            "ephemeralContainers": [{"name": "e", "image": "i"}],
+        }));
+        let plan = |r: RuntimeBuilder, p: Option<&Pod>| {
+            termination_plan(p, &r.build()).into_iter().map(|s| (s.name, s.after)).collect::<Vec<_>>()
+        };
+        let all = || {
+            ["s0", "s1", "s2", "a", "b", "e"]
+                .into_iter()
+                .fold(RuntimeBuilder::ready(), RuntimeBuilder::running)
+        };
+        let got = plan(all(), Some(&p));
+        let find = |n: &str| got.iter().find(|(name, _)| name == n).unwrap().1.clone();
+        assert_eq!(find("a"), Vec::<String>::new());
+        assert_eq!(find("e"), Vec::<String>::new());
+        assert_eq!(find("s2"), ["a", "b"]);
+        assert_eq!(find("s1"), ["a", "b", "s2"]);
+        assert_eq!(find("s0"), ["a", "b", "s1"]);
+        let order: Vec<_> = got[3..].iter().map(|(n, _)| n.as_str()).collect();
+        assert_eq!(order, ["s2", "s1", "s0"]);
+        let got = plan(
+            RuntimeBuilder::ready().running("s0").exited("s1", 0).running("s2").exited("a", 0),
+            Some(&p),
+        );
+        assert_eq!(got, [("s2".to_owned(), vec![]), ("s0".to_owned(), vec!["s2".to_owned()])]);
+        let got = plan(all(), None);
+        assert!(got.iter().all(|(_, after)| after.is_empty()));
+    }
+}

@@ -1,0 +1,310 @@
+//! Snapshots of a source to changes (pod-sync.md §1.6).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use quintlet_model::ids::PodUid;
+use quintlet_model::labels::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
+
+/// What became of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Gone from the source.
+    Remove,
+    /// New.
+    Add,
+    /// Spec, labels or annotations changed.
+    Update,
+    /// Marked for deletion, or changed after that.
+    Delete,
+    /// Only its status changed.
+    Reconcile,
+}
+
+/// One change.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Change {
+    /// What.
+    pub op: Op,
+    /// The pod as it is now; with [`Op::Remove`] as it was.
+    pub pod: Arc<Pod>,
+}
+
+/// What a snapshot brought.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Merged {
+    /// In the order in which they are to be handled: removed, added, updated, deleted, reconciled.
+    pub changes: Vec<Change>,
+    /// Dropped: an earlier entry has the same full name.
+    pub duplicates: Vec<Pod>,
+    /// Dropped: the UID is missing or not usable.
+    pub unusable: Vec<Pod>,
+    /// This was the source's first snapshot: it counts as seen once the changes are handled, also when there are none.
+    pub first: bool,
+}
+
+/// The last snapshot of one source.
+#[derive(Debug)]
+pub struct SourceStore {
+    source: &'static str,
+    pods: BTreeMap<PodUid, Arc<Pod>>,
+    seen: bool,
+}
+
+fn is_local(key: &str) -> bool {
+    matches!(key, CONFIG_SOURCE | CONFIG_MIRROR | CONFIG_SEEN)
+}
+
+fn same_meaning(a: &Pod, b: &Pod) -> bool {
+    let annotations = |p: &Pod| {
+        let all = p.metadata.annotations.clone().unwrap_or_default();
+        all.into_iter().filter(|(k, _)| !is_local(k)).collect::<BTreeMap<_, _>>()
+    };
+    let labels = |p: &Pod| p.metadata.labels.clone().unwrap_or_default();
+    a.spec == b.spec
+        && a.metadata.deletion_timestamp == b.metadata.deletion_timestamp
+        && a.metadata.deletion_grace_period_seconds == b.metadata.deletion_grace_period_seconds
+        && labels(a) == labels(b)
+        && annotations(a) == annotations(b)
+}
+
+fn full_name(pod: &Pod) -> (&str, &str) {
+    (pod.metadata.namespace.as_deref().unwrap_or("default"), pod.metadata.name.as_deref().unwrap_or_default())
+}
+
+impl SourceStore {
+    /// A store for `file`, `http` or `api`.
+    #[must_use]
+    pub fn new(source: &'static str) -> Self {
+        Self { source, pods: BTreeMap::new(), seen: false }
+    }
+
+    /// The source delivered at least once.
+    #[must_use]
+    pub fn is_seen(&self) -> bool {
+        self.seen
+    }
+
+    /// Pods of the last snapshot.
+    pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.pods.values()
+    }
+
+    /// Takes a whole snapshot. `now` goes into the first-seen annotation of new pods.
+    pub fn set(&mut self, snapshot: Vec<Pod>, now: jiff::Timestamp) -> Merged {
+        let mut merged = Merged { first: !std::mem::replace(&mut self.seen, true), ..Merged::default() };
+        let (mut added, mut updated, mut deleted, mut reconciled) = (vec![], vec![], vec![], vec![]);
+        let mut names = BTreeSet::new();
+        let mut next = BTreeMap::new();
+        for mut pod in snapshot {
+            let Ok(uid) = PodUid::parse(pod.metadata.uid.as_deref().unwrap_or_default()) else {
+                merged.unusable.push(pod);
+                continue;
+            };
+            let (namespace, name) = full_name(&pod);
+            if !names.insert((namespace.to_owned(), name.to_owned())) || next.contains_key(&uid) {
+                merged.duplicates.push(pod);
+                continue;
+            }
+            let annotations = pod.metadata.annotations.get_or_insert_default();
+            annotations.insert(CONFIG_SOURCE.to_owned(), self.source.to_owned());
+            let Some(known) = self.pods.remove(&uid) else {
+                annotations
+                    .insert(CONFIG_SEEN.to_owned(), now.strftime("%Y-%m-%dT%H:%M:%S%.9fZ").to_string());
+                let pod = Arc::new(pod);
+                next.insert(uid, Arc::clone(&pod));
+                added.push(Change { op: Op::Add, pod });
+                continue;
+            };
+            let first_seen = known.metadata.annotations.as_ref().and_then(|a| a.get(CONFIG_SEEN)).cloned();
+            if let Some(first_seen) = first_seen {
+                annotations.insert(CONFIG_SEEN.to_owned(), first_seen);
+            }
+            let (op, list) = if !same_meaning(&known, &pod) {
+                if pod.metadata.deletion_timestamp.is_some() {
+                    (Op::Delete, &mut deleted)
+                } else {
+                    (Op::Update, &mut updated)
+                }
+            } else if known.status != pod.status {
+                (Op::Reconcile, &mut reconciled)
+            } else {
+                next.insert(uid, known);
+                continue;
+            };
+            // Owners and finalizers stay as first seen, as in the kubelet; the resource version does not, since status writes
+            // are based on it.
+            let mut metadata = known.metadata.clone();
+            metadata.resource_version = pod.metadata.resource_version.take();
+            if op != Op::Reconcile {
+                metadata.labels = pod.metadata.labels.take();
+                metadata.annotations = pod.metadata.annotations.take();
+                metadata.deletion_timestamp = pod.metadata.deletion_timestamp.take();
+                metadata.deletion_grace_period_seconds = pod.metadata.deletion_grace_period_seconds;
+                metadata.generation = pod.metadata.generation;
+            }
+            let pod = Arc::new(Pod { metadata, spec: pod.spec, status: pod.status });
+            next.insert(uid, Arc::clone(&pod));
+            list.push(Change { op, pod });
+        }
+        let gone = std::mem::replace(&mut self.pods, next);
+        merged.changes = gone
+            .into_values()
+            .map(|pod| Change { op: Op::Remove, pod })
+            .chain(added)
+            .chain(updated)
+            .chain(deleted)
+            .chain(reconciled)
+            .collect();
+        merged
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::testing::{at, time};
+    use proptest::prelude::*;
+    use quintlet_model::pod::annotation;
+    use serde_json::json;
+
+    fn pod(uid: &str, name: &str) -> Pod {
+        serde_json::from_value(json!({"metadata": {"uid": uid, "name": name, "namespace": "n"},
+            "spec": {"containers": [{"name": "c", "image": "i"}]}}))
+        .unwrap()
+    }
+
+    fn ops(merged: &Merged) -> Vec<(Op, &str)> {
+        merged.changes.iter().map(|c| (c.op, c.pod.metadata.uid.as_deref().unwrap())).collect()
+    }
+
+    #[test]
+    fn changes_come_in_order_and_only_where_something_changed() {
+        let mut store = SourceStore::new("file");
+        let all: Vec<_> = ["a", "b", "c", "d", "e"].map(|u| pod(u, u)).into();
+        let first = store.set(all.clone(), at(0));
+        assert!(first.first);
+        assert_eq!(ops(&first).len(), 5);
+        assert_eq!(annotation(&first.changes[0].pod, CONFIG_SOURCE), Some("file"));
+        assert_eq!(annotation(&first.changes[0].pod, CONFIG_SEEN), Some("2026-01-01T00:00:00.000000000Z"));
+        assert_eq!(store.set(all.clone(), at(9)), Merged::default());
+
+        let mut next = all;
+        next.remove(0);
+        next[0].spec.as_mut().unwrap().containers[0].image = Some("j".into());
+        next[1].metadata.deletion_timestamp = Some(time(1));
+        next[2].status = Some(Default::default());
+        next.push(pod("f", "f"));
+        let merged = store.set(next, at(9));
+        assert_eq!(
+            ops(&merged),
+            [(Op::Remove, "a"), (Op::Add, "f"), (Op::Update, "b"), (Op::Delete, "c"), (Op::Reconcile, "d")]
+        );
+        let seen: Vec<_> = merged.changes.iter().map(|c| annotation(&c.pod, CONFIG_SEEN).unwrap()).collect();
+        assert_eq!(seen[2], "2026-01-01T00:00:00.000000000Z");
+        assert_eq!(seen[1], "2026-01-01T00:00:09.000000000Z");
+    }
+
+    #[test]
+    fn a_pod_made_again_under_its_name_is_removed_and_added() {
+        let mut store = SourceStore::new("api");
+        store.set(vec![pod("u1", "web")], at(0));
+        let merged = store.set(vec![pod("u2", "web")], at(1));
+        assert_eq!(ops(&merged), [(Op::Remove, "u1"), (Op::Add, "u2")]);
+    }
+
+    #[test]
+    fn of_two_with_one_name_the_first_stays() {
+        let mut store = SourceStore::new("file");
+        let merged =
+            store.set(vec![pod("u1", "web"), pod("u2", "web"), pod("", "x"), pod("u1", "other")], at(0));
+        assert_eq!(ops(&merged), [(Op::Add, "u1")]);
+        assert_eq!(merged.duplicates.len(), 2);
+        assert_eq!(merged.unusable.len(), 1);
+        // The one dropped takes the place when the first goes.
+        let merged = store.set(vec![pod("u2", "web")], at(1));
+        assert_eq!(ops(&merged), [(Op::Remove, "u1"), (Op::Add, "u2")]);
+    }
+
+    #[test]
+    fn each_meaningful_field_makes_an_update_and_the_local_annotations_do_not() {
+        type Edit = fn(&mut Pod);
+        let cases: [(&str, Edit, Option<Op>); 8] = [
+            ("labels", |p| p.metadata.labels = Some([("a".into(), "b".into())].into()), Some(Op::Update)),
+            (
+                "annotations",
+                |p| p.metadata.annotations = Some([("a".into(), "b".into())].into()),
+                Some(Op::Update),
+            ),
+            ("grace", |p| p.metadata.deletion_grace_period_seconds = Some(1), Some(Op::Update)),
+            ("empty labels", |p| p.metadata.labels = Some(Default::default()), None),
+            (
+                "source",
+                |p| p.metadata.annotations = Some([(CONFIG_SOURCE.into(), "file".into())].into()),
+                None,
+            ),
+            ("mirror", |p| p.metadata.annotations = Some([(CONFIG_MIRROR.into(), "x".into())].into()), None),
+            ("resource version", |p| p.metadata.resource_version = Some("7".into()), None),
+            ("finalizers", |p| p.metadata.finalizers = Some(vec!["x".into()]), None),
+        ];
+        for (name, edit, want) in cases {
+            let mut store = SourceStore::new("api");
+            store.set(vec![pod("u", "web")], at(0));
+            let mut p = pod("u", "web");
+            edit(&mut p);
+            let merged = store.set(vec![p], at(1));
+            assert_eq!(merged.changes.first().map(|c| c.op), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_update_carries_status_and_resource_version_and_keeps_the_owners() {
+        let mut store = SourceStore::new("api");
+        store.set(vec![pod("u", "web")], at(0));
+        let mut p = pod("u", "web");
+        p.metadata.resource_version = Some("7".into());
+        p.metadata.finalizers = Some(vec!["x".into()]);
+        p.metadata.generation = Some(2);
+        p.metadata.deletion_timestamp = Some(time(0));
+        p.status = Some(Default::default());
+        let merged = store.set(vec![p], at(1));
+        let got = &merged.changes[0];
+        assert_eq!(got.op, Op::Delete);
+        assert_eq!(got.pod.metadata.resource_version.as_deref(), Some("7"));
+        assert_eq!((got.pod.metadata.generation, got.pod.metadata.finalizers.clone()), (Some(2), None));
+        assert!(got.pod.status.is_some());
+    }
+
+    proptest! {
+        #[test]
+        fn replaying_the_changes_gives_the_snapshot(
+            snapshots in prop::collection::vec(prop::collection::vec((0..5_u8, 0..3_u8), 0..6), 1..8)
+        ) {
+            let mut store = SourceStore::new("file");
+            let mut mine: BTreeMap<String, Option<String>> = BTreeMap::new();
+            for snapshot in snapshots {
+                let pods = snapshot.iter().map(|(u, image)| {
+                    let mut p = pod(&format!("u{u}"), &format!("p{u}"));
+                    p.spec.as_mut().unwrap().containers[0].image = Some(format!("i{image}"));
+                    p
+                }).collect();
+                for c in store.set(pods, at(0)).changes {
+                    let uid = c.pod.metadata.uid.clone().unwrap();
+                    let image = c.pod.spec.as_ref().unwrap().containers[0].image.clone();
+                    match c.op {
+                        Op::Remove => prop_assert!(mine.remove(&uid).is_some()),
+                        Op::Add => prop_assert!(mine.insert(uid, image).is_none()),
+                        Op::Update | Op::Delete | Op::Reconcile => prop_assert!(mine.insert(uid, image).is_some()),
+                    }
+                }
+                // The first entry of a UID counts.
+                let mut want = BTreeMap::new();
+                for (u, image) in &snapshot {
+                    want.entry(format!("u{u}")).or_insert(Some(format!("i{image}")));
+                }
+                prop_assert_eq!(&mine, &want);
+            }
+        }
+    }
+}
