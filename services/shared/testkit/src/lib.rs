@@ -1,1 +1,20 @@
-//! testkit.
+//! Test doubles and waiting, for the tests of every crate.
+//!
+//! [`fake_runtime`] is a container runtime in memory behind a real CRI socket; [`wait`] waits for a predicate with a
+//! deadline. Nothing here runs outside tests.
+
+pub mod fake_runtime;
+pub mod wait;
+
+/// Starts a task of a test double. These have no names: a test names its own scene.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "kit's named tasks are for services; test doubles must not need kit"
+)]
+pub(crate) fn spawn<F>(future: F) -> tokio::task::JoinHandle<F::Output>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    tokio::spawn(future)
+}

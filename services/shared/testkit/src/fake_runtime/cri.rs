@@ -1,0 +1,752 @@
+//! The runtime service.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use k8s_cri::v1;
+use k8s_cri::v1::runtime_service_server::RuntimeService;
+use prost::Message;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::Shared;
+use super::events::{self, Event};
+use super::script::{Method, Plan};
+use super::world::{self, StopReply, no_container, no_sandbox};
+
+pub(crate) struct Cri(pub(crate) Arc<Shared>);
+
+/// Counts a call out, however it ends.
+struct Leave(Arc<Shared>, Method);
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        self.0.script.leave(self.1);
+    }
+}
+
+/// A name reserved by a call in flight, given back if the call comes to nothing.
+struct Reserved(Arc<Shared>, String);
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.0.world.lock().release_unmade(&self.1);
+    }
+}
+
+impl Shared {
+    /// Records a call, follows the script and acts. `act` says itself when it passes the script's delays.
+    pub(crate) async fn call<Q, R, F>(
+        self: &Arc<Self>,
+        method: Method,
+        request: Request<Q>,
+        subjects: Vec<String>,
+        act: impl FnOnce(Arc<Self>, Plan, Q) -> F,
+    ) -> Result<Response<R>, Status>
+    where
+        Q: Message,
+        R: Send + 'static,
+        F: Future<Output = (Plan, Result<R, Status>)> + Send + 'static,
+    {
+        let bytes = Bytes::from(request.get_ref().encode_to_vec());
+        let (metadata, _, request) = request.into_parts();
+        let plan = self.script.enter(method, metadata, subjects, bytes);
+        let leave = Leave(Arc::clone(self), method);
+        let act = act(Arc::clone(self), plan, request);
+        let work = async move {
+            let (plan, result) = act.await;
+            drop(leave);
+            match plan.after {
+                Some(status) => Err(status),
+                None => result,
+            }
+        };
+        let result = if self.finish_abandoned.load(Ordering::Relaxed) {
+            crate::spawn(work).await.unwrap_or_else(|e| Err(Status::internal(e.to_string())))
+        } else {
+            work.await
+        };
+        result.map(Response::new)
+    }
+
+    /// A call that acts at once after the script's delays.
+    pub(crate) async fn simple<Q: Message + Send + 'static, R: Send + 'static>(
+        self: &Arc<Self>,
+        method: Method,
+        request: Request<Q>,
+        subjects: impl FnOnce(&Q) -> Vec<String>,
+        act: impl FnOnce(&Arc<Self>, Q) -> Result<R, Status> + Send + 'static,
+    ) -> Result<Response<R>, Status> {
+        let subjects = subjects(request.get_ref());
+        self.call(method, request, subjects, |shared, mut plan, q| async move {
+            let result = match shared.script.pass(&mut plan).await {
+                Ok(()) => act(&shared, q),
+                Err(status) => Err(status),
+            };
+            (plan, result)
+        })
+        .await
+    }
+
+    async fn run_sandbox(
+        self: &Arc<Self>,
+        plan: &mut Plan,
+        q: v1::RunPodSandboxRequest,
+    ) -> Result<String, Status> {
+        let config = q.config.ok_or_else(|| Status::invalid_argument("sandbox config is nil"))?;
+        let id = self.world.lock().next_id();
+        self.world.lock().reserve("sandbox", &world::sandbox_name(&config), &id)?;
+        let _reserved = Reserved(Arc::clone(self), id.clone());
+        self.script.pass(plan).await?;
+        self.world.lock().insert_sandbox(id.clone(), config, &q.runtime_handler);
+        self.touch();
+        self.sandbox_events(&id);
+        Ok(id)
+    }
+
+    async fn create(
+        self: &Arc<Self>,
+        plan: &mut Plan,
+        q: v1::CreateContainerRequest,
+    ) -> Result<String, Status> {
+        let config = q.config.ok_or_else(|| Status::invalid_argument("container config is nil"))?;
+        let id = {
+            let mut world = self.world.lock();
+            let sandbox =
+                world.sandboxes.get(&q.pod_sandbox_id).ok_or_else(|| no_sandbox(&q.pod_sandbox_id))?;
+            if !sandbox.ready() {
+                return Err(Status::unknown(format!("sandbox {:?} is not running", q.pod_sandbox_id)));
+            }
+            let image = config.image.as_ref().map_or("", |i| &i.image);
+            if world.image(image).is_none() {
+                return Err(Status::not_found(format!("failed to resolve image {image:?}: not found")));
+            }
+            let id = world.next_id();
+            let name = world.container_name(&q.pod_sandbox_id, &config);
+            world.reserve("container", &name, &id)?;
+            id
+        };
+        let _reserved = Reserved(Arc::clone(self), id.clone());
+        self.script.pass(plan).await?;
+        self.world.lock().insert_container(id.clone(), &q.pod_sandbox_id, config);
+        self.touch();
+        self.bus.containerd(Event::Created { id: id.clone() });
+        self.cri_event(&id, v1::ContainerEventType::ContainerCreatedEvent);
+        Ok(id)
+    }
+
+    /// The signal, the grace, the kill; returns once the CRI state says exited.
+    async fn stop_container(self: &Arc<Self>, id: &str, timeout: Duration) {
+        if !self.world.lock().containers.get(id).is_some_and(world::ContainerRecord::running) {
+            return;
+        }
+        let (after, code) = match self.world.lock().behaviour_of(id).stop {
+            StopReply::Exits { after, code } if after < timeout || after.is_zero() => (after, code),
+            StopReply::Exits { .. } | StopReply::Ignores => (timeout, 137),
+        };
+        let stopped = |w: &world::World| !w.containers.get(id).is_some_and(world::ContainerRecord::running);
+        // It may end by itself in the meantime.
+        if tokio::time::timeout(after, self.wait_world(stopped)).await.is_err() {
+            self.exit(id, code, None);
+        }
+        self.wait_world(stopped).await;
+    }
+
+    async fn stop_sandbox(self: &Arc<Self>, id: &str) {
+        let containers = self.world.lock().containers_of(id);
+        for container in containers {
+            self.exit(&container, 137, None);
+        }
+        self.exit(id, 137, None);
+        self.wait_world(|w| !w.sandboxes.get(id).is_some_and(world::SandboxRecord::ready)).await;
+    }
+
+    async fn exec_sync(self: &Arc<Self>, q: v1::ExecSyncRequest) -> Result<v1::ExecSyncResponse, Status> {
+        let (state, exec_id) = {
+            let mut world = self.world.lock();
+            let state = world.containers.get(&q.container_id).map(|c| c.status.state());
+            (state.ok_or_else(|| no_container(&q.container_id))?, world.next_id())
+        };
+        if state != v1::ContainerState::ContainerRunning {
+            return Err(Status::unknown(format!("container is in {} state", state.as_str_name())));
+        }
+        let handler = Arc::clone(&self.exec.lock());
+        let reply = handler(&q.container_id, &q.cmd);
+        let limit = u64::try_from(q.timeout).ok().filter(|s| *s > 0).map(Duration::from_secs);
+        if let Some(limit) = limit.filter(|l| reply.after > *l) {
+            events::exec_exit(self, &q.container_id, &exec_id, limit, 137).await;
+            let text =
+                format!("failed to exec in container: timeout {limit:?} exceeded: context deadline exceeded");
+            return Err(Status::deadline_exceeded(text));
+        }
+        events::exec_exit(self, &q.container_id, &exec_id, reply.after, reply.exit_code).await;
+        Ok(v1::ExecSyncResponse { stdout: reply.stdout, stderr: reply.stderr, exit_code: reply.exit_code })
+    }
+
+    fn streaming_url(&self, what: &str) -> Result<String, Status> {
+        match &self.options.streaming_base {
+            Some(base) => Ok(format!("{base}/{what}/token")),
+            None => Err(Status::unimplemented("no streaming server")),
+        }
+    }
+}
+
+fn labels_match(selector: &HashMap<String, String>, labels: &HashMap<String, String>) -> bool {
+    selector.iter().all(|(k, v)| labels.get(k) == Some(v))
+}
+
+fn id_matches(wanted: &str, id: &str) -> bool {
+    wanted.is_empty() || id.starts_with(wanted)
+}
+
+fn attributes(c: &world::ContainerRecord) -> v1::ContainerStats {
+    v1::ContainerStats {
+        attributes: Some(v1::ContainerAttributes {
+            id: c.status.id.clone(),
+            metadata: c.status.metadata.clone(),
+            labels: c.status.labels.clone(),
+            annotations: c.status.annotations.clone(),
+        }),
+        ..Default::default()
+    }
+}
+
+fn sandbox_stats(s: &world::SandboxRecord) -> v1::PodSandboxStats {
+    v1::PodSandboxStats {
+        attributes: Some(v1::PodSandboxAttributes {
+            id: s.status.id.clone(),
+            metadata: s.status.metadata.clone(),
+            labels: s.status.labels.clone(),
+            annotations: s.status.annotations.clone(),
+        }),
+        ..Default::default()
+    }
+}
+
+/// Methods the fake has no use for yet answer as a runtime that lacks them.
+fn lacking<T>(method: &str) -> Result<T, Status> {
+    Err(Status::unimplemented(format!("method {method} not implemented")))
+}
+
+#[tonic::async_trait]
+impl RuntimeService for Cri {
+    type GetContainerEventsStream = ReceiverStream<Result<v1::ContainerEventResponse, Status>>;
+
+    async fn version(&self, q: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
+        self.0
+            .simple(
+                Method::Version,
+                q,
+                |_| Vec::new(),
+                |shared, _| {
+                    Ok(v1::VersionResponse {
+                        version: "0.1.0".to_owned(),
+                        runtime_name: shared.options.name.clone(),
+                        runtime_version: shared.options.version.clone(),
+                        runtime_api_version: "v1".to_owned(),
+                    })
+                },
+            )
+            .await
+    }
+
+    async fn status(&self, q: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
+        self.0
+            .simple(
+                Method::Status,
+                q,
+                |_| Vec::new(),
+                |shared, _| {
+                    let conditions = shared.world.lock().conditions.clone();
+                    Ok(v1::StatusResponse {
+                        status: Some(v1::RuntimeStatus { conditions }),
+                        ..Default::default()
+                    })
+                },
+            )
+            .await
+    }
+
+    async fn run_pod_sandbox(
+        &self,
+        q: Request<v1::RunPodSandboxRequest>,
+    ) -> Result<Response<v1::RunPodSandboxResponse>, Status> {
+        let subjects = q.get_ref().config.as_ref().and_then(|c| c.metadata.clone());
+        let subjects = subjects.map(|m| vec![m.uid, m.name]).unwrap_or_default();
+        self.0
+            .call(Method::RunPodSandbox, q, subjects, |shared, mut plan, q| async move {
+                let result = shared.run_sandbox(&mut plan, q).await;
+                (plan, result.map(|pod_sandbox_id| v1::RunPodSandboxResponse { pod_sandbox_id }))
+            })
+            .await
+    }
+
+    async fn stop_pod_sandbox(
+        &self,
+        q: Request<v1::StopPodSandboxRequest>,
+    ) -> Result<Response<v1::StopPodSandboxResponse>, Status> {
+        let subjects = vec![q.get_ref().pod_sandbox_id.clone()];
+        self.0
+            .call(Method::StopPodSandbox, q, subjects, |shared, mut plan, q| async move {
+                let result = shared.script.pass(&mut plan).await;
+                if result.is_ok() {
+                    shared.stop_sandbox(&q.pod_sandbox_id).await;
+                }
+                (plan, result.map(|()| v1::StopPodSandboxResponse {}))
+            })
+            .await
+    }
+
+    async fn remove_pod_sandbox(
+        &self,
+        q: Request<v1::RemovePodSandboxRequest>,
+    ) -> Result<Response<v1::RemovePodSandboxResponse>, Status> {
+        self.0
+            .simple(
+                Method::RemovePodSandbox,
+                q,
+                |q| vec![q.pod_sandbox_id.clone()],
+                |shared, q| {
+                    shared.remove(&q.pod_sandbox_id);
+                    Ok(v1::RemovePodSandboxResponse {})
+                },
+            )
+            .await
+    }
+
+    async fn pod_sandbox_status(
+        &self,
+        q: Request<v1::PodSandboxStatusRequest>,
+    ) -> Result<Response<v1::PodSandboxStatusResponse>, Status> {
+        self.0
+            .simple(
+                Method::PodSandboxStatus,
+                q,
+                |q| vec![q.pod_sandbox_id.clone()],
+                |shared, q| {
+                    let world = shared.world.lock();
+                    let sandbox = world
+                        .sandboxes
+                        .get(&q.pod_sandbox_id)
+                        .ok_or_else(|| no_sandbox(&q.pod_sandbox_id))?;
+                    Ok(v1::PodSandboxStatusResponse {
+                        status: Some(sandbox.status.clone()),
+                        ..Default::default()
+                    })
+                },
+            )
+            .await
+    }
+
+    async fn list_pod_sandbox(
+        &self,
+        q: Request<v1::ListPodSandboxRequest>,
+    ) -> Result<Response<v1::ListPodSandboxResponse>, Status> {
+        let subjects = |q: &v1::ListPodSandboxRequest| {
+            q.filter.iter().flat_map(|f| f.label_selector.values().cloned().chain([f.id.clone()])).collect()
+        };
+        self.0
+            .simple(Method::ListPodSandbox, q, subjects, |shared, q| {
+                let filter = q.filter.unwrap_or_default();
+                let world = shared.world.lock();
+                let items = world
+                    .sandboxes
+                    .values()
+                    .map(|s| &s.status)
+                    .filter(|s| id_matches(&filter.id, &s.id))
+                    .filter(|s| filter.state.is_none_or(|f| f.state == s.state))
+                    .filter(|s| labels_match(&filter.label_selector, &s.labels))
+                    .map(|s| v1::PodSandbox {
+                        id: s.id.clone(),
+                        metadata: s.metadata.clone(),
+                        state: s.state,
+                        created_at: s.created_at,
+                        labels: s.labels.clone(),
+                        annotations: s.annotations.clone(),
+                        runtime_handler: s.runtime_handler.clone(),
+                    })
+                    .collect();
+                Ok(v1::ListPodSandboxResponse { items })
+            })
+            .await
+    }
+
+    async fn create_container(
+        &self,
+        q: Request<v1::CreateContainerRequest>,
+    ) -> Result<Response<v1::CreateContainerResponse>, Status> {
+        let mut subjects = vec![q.get_ref().pod_sandbox_id.clone()];
+        if let Some(config) = &q.get_ref().config {
+            subjects.extend(config.metadata.iter().map(|m| m.name.clone()));
+            subjects.extend(config.labels.values().cloned());
+        }
+        self.0
+            .call(Method::CreateContainer, q, subjects, |shared, mut plan, q| async move {
+                let result = shared.create(&mut plan, q).await;
+                (plan, result.map(|container_id| v1::CreateContainerResponse { container_id }))
+            })
+            .await
+    }
+
+    async fn start_container(
+        &self,
+        q: Request<v1::StartContainerRequest>,
+    ) -> Result<Response<v1::StartContainerResponse>, Status> {
+        self.0
+            .simple(
+                Method::StartContainer,
+                q,
+                |q| vec![q.container_id.clone()],
+                |shared, q| {
+                    shared.world.lock().start(&q.container_id)?;
+                    shared.touch();
+                    shared.bus.containerd(Event::Started { id: q.container_id.clone() });
+                    shared.cri_event(&q.container_id, v1::ContainerEventType::ContainerStartedEvent);
+                    shared.run_behaviour(&q.container_id);
+                    Ok(v1::StartContainerResponse {})
+                },
+            )
+            .await
+    }
+
+    async fn stop_container(
+        &self,
+        q: Request<v1::StopContainerRequest>,
+    ) -> Result<Response<v1::StopContainerResponse>, Status> {
+        let subjects = vec![q.get_ref().container_id.clone()];
+        self.0
+            .call(Method::StopContainer, q, subjects, |shared, mut plan, q| async move {
+                let result = shared.script.pass(&mut plan).await;
+                if result.is_ok() {
+                    let grace = Duration::from_secs(u64::try_from(q.timeout).unwrap_or(0));
+                    shared.stop_container(&q.container_id, grace).await;
+                }
+                (plan, result.map(|()| v1::StopContainerResponse {}))
+            })
+            .await
+    }
+
+    async fn remove_container(
+        &self,
+        q: Request<v1::RemoveContainerRequest>,
+    ) -> Result<Response<v1::RemoveContainerResponse>, Status> {
+        self.0
+            .simple(
+                Method::RemoveContainer,
+                q,
+                |q| vec![q.container_id.clone()],
+                |shared, q| {
+                    shared.remove(&q.container_id);
+                    Ok(v1::RemoveContainerResponse {})
+                },
+            )
+            .await
+    }
+
+    async fn list_containers(
+        &self,
+        q: Request<v1::ListContainersRequest>,
+    ) -> Result<Response<v1::ListContainersResponse>, Status> {
+        let subjects = |q: &v1::ListContainersRequest| {
+            q.filter.iter().flat_map(|f| f.label_selector.values().cloned().chain([f.id.clone()])).collect()
+        };
+        self.0
+            .simple(Method::ListContainers, q, subjects, |shared, q| {
+                let filter = q.filter.unwrap_or_default();
+                let world = shared.world.lock();
+                let containers = world
+                    .containers
+                    .values()
+                    .filter(|c| id_matches(&filter.id, &c.status.id))
+                    .filter(|c| filter.state.is_none_or(|f| f.state == c.status.state))
+                    .filter(|c| id_matches(&filter.pod_sandbox_id, &c.sandbox_id))
+                    .filter(|c| labels_match(&filter.label_selector, &c.status.labels))
+                    .map(|c| v1::Container {
+                        id: c.status.id.clone(),
+                        pod_sandbox_id: c.sandbox_id.clone(),
+                        metadata: c.status.metadata.clone(),
+                        image: c.status.image.clone(),
+                        image_ref: c.status.image_ref.clone(),
+                        state: c.status.state,
+                        created_at: c.status.created_at,
+                        labels: c.status.labels.clone(),
+                        annotations: c.status.annotations.clone(),
+                        image_id: c.status.image_id.clone(),
+                    })
+                    .collect();
+                Ok(v1::ListContainersResponse { containers })
+            })
+            .await
+    }
+
+    async fn container_status(
+        &self,
+        q: Request<v1::ContainerStatusRequest>,
+    ) -> Result<Response<v1::ContainerStatusResponse>, Status> {
+        self.0
+            .simple(
+                Method::ContainerStatus,
+                q,
+                |q| vec![q.container_id.clone()],
+                |shared, q| {
+                    let world = shared.world.lock();
+                    let container =
+                        world.containers.get(&q.container_id).ok_or_else(|| no_container(&q.container_id))?;
+                    Ok(v1::ContainerStatusResponse {
+                        status: Some(container.status.clone()),
+                        ..Default::default()
+                    })
+                },
+            )
+            .await
+    }
+
+    async fn update_container_resources(
+        &self,
+        q: Request<v1::UpdateContainerResourcesRequest>,
+    ) -> Result<Response<v1::UpdateContainerResourcesResponse>, Status> {
+        self.0
+            .simple(
+                Method::UpdateContainerResources,
+                q,
+                |q| vec![q.container_id.clone()],
+                |shared, q| {
+                    let mut world = shared.world.lock();
+                    let container = world
+                        .containers
+                        .get_mut(&q.container_id)
+                        .ok_or_else(|| no_container(&q.container_id))?;
+                    container.status.resources =
+                        q.linux.map(|r| v1::ContainerResources { linux: Some(r), windows: None });
+                    Ok(v1::UpdateContainerResourcesResponse {})
+                },
+            )
+            .await
+    }
+
+    async fn reopen_container_log(
+        &self,
+        q: Request<v1::ReopenContainerLogRequest>,
+    ) -> Result<Response<v1::ReopenContainerLogResponse>, Status> {
+        self.0
+            .simple(
+                Method::ReopenContainerLog,
+                q,
+                |q| vec![q.container_id.clone()],
+                |shared, q| {
+                    let running =
+                        shared.world.lock().containers.get(&q.container_id).is_some_and(|c| c.running());
+                    if running {
+                        Ok(v1::ReopenContainerLogResponse {})
+                    } else {
+                        Err(Status::unknown("container is not running"))
+                    }
+                },
+            )
+            .await
+    }
+
+    async fn exec_sync(
+        &self,
+        q: Request<v1::ExecSyncRequest>,
+    ) -> Result<Response<v1::ExecSyncResponse>, Status> {
+        let subjects = vec![q.get_ref().container_id.clone()];
+        self.0
+            .call(Method::ExecSync, q, subjects, |shared, mut plan, q| async move {
+                let result = match shared.script.pass(&mut plan).await {
+                    Ok(()) => shared.exec_sync(q).await,
+                    Err(status) => Err(status),
+                };
+                (plan, result)
+            })
+            .await
+    }
+
+    async fn exec(&self, q: Request<v1::ExecRequest>) -> Result<Response<v1::ExecResponse>, Status> {
+        self.0
+            .simple(
+                Method::Exec,
+                q,
+                |q| vec![q.container_id.clone()],
+                |shared, _| shared.streaming_url("exec").map(|url| v1::ExecResponse { url }),
+            )
+            .await
+    }
+
+    async fn attach(&self, q: Request<v1::AttachRequest>) -> Result<Response<v1::AttachResponse>, Status> {
+        self.0
+            .simple(
+                Method::Attach,
+                q,
+                |q| vec![q.container_id.clone()],
+                |shared, _| shared.streaming_url("attach").map(|url| v1::AttachResponse { url }),
+            )
+            .await
+    }
+
+    async fn port_forward(
+        &self,
+        q: Request<v1::PortForwardRequest>,
+    ) -> Result<Response<v1::PortForwardResponse>, Status> {
+        self.0
+            .simple(
+                Method::PortForward,
+                q,
+                |q| vec![q.pod_sandbox_id.clone()],
+                |shared, _| shared.streaming_url("portforward").map(|url| v1::PortForwardResponse { url }),
+            )
+            .await
+    }
+
+    async fn container_stats(
+        &self,
+        q: Request<v1::ContainerStatsRequest>,
+    ) -> Result<Response<v1::ContainerStatsResponse>, Status> {
+        self.0
+            .simple(
+                Method::ContainerStats,
+                q,
+                |q| vec![q.container_id.clone()],
+                |shared, q| {
+                    let world = shared.world.lock();
+                    let container =
+                        world.containers.get(&q.container_id).ok_or_else(|| no_container(&q.container_id))?;
+                    Ok(v1::ContainerStatsResponse { stats: Some(attributes(container)) })
+                },
+            )
+            .await
+    }
+
+    async fn list_container_stats(
+        &self,
+        q: Request<v1::ListContainerStatsRequest>,
+    ) -> Result<Response<v1::ListContainerStatsResponse>, Status> {
+        self.0
+            .simple(
+                Method::ListContainerStats,
+                q,
+                |_| Vec::new(),
+                |shared, _| {
+                    let world = shared.world.lock();
+                    let stats = world.containers.values().filter(|c| c.running()).map(attributes).collect();
+                    Ok(v1::ListContainerStatsResponse { stats })
+                },
+            )
+            .await
+    }
+
+    async fn pod_sandbox_stats(
+        &self,
+        q: Request<v1::PodSandboxStatsRequest>,
+    ) -> Result<Response<v1::PodSandboxStatsResponse>, Status> {
+        self.0
+            .simple(
+                Method::PodSandboxStats,
+                q,
+                |q| vec![q.pod_sandbox_id.clone()],
+                |shared, q| {
+                    let world = shared.world.lock();
+                    let sandbox = world
+                        .sandboxes
+                        .get(&q.pod_sandbox_id)
+                        .ok_or_else(|| no_sandbox(&q.pod_sandbox_id))?;
+                    Ok(v1::PodSandboxStatsResponse { stats: Some(sandbox_stats(sandbox)) })
+                },
+            )
+            .await
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        q: Request<v1::ListPodSandboxStatsRequest>,
+    ) -> Result<Response<v1::ListPodSandboxStatsResponse>, Status> {
+        self.0
+            .simple(
+                Method::ListPodSandboxStats,
+                q,
+                |_| Vec::new(),
+                |shared, _| {
+                    let stats = shared.world.lock().sandboxes.values().map(sandbox_stats).collect();
+                    Ok(v1::ListPodSandboxStatsResponse { stats })
+                },
+            )
+            .await
+    }
+
+    async fn update_runtime_config(
+        &self,
+        q: Request<v1::UpdateRuntimeConfigRequest>,
+    ) -> Result<Response<v1::UpdateRuntimeConfigResponse>, Status> {
+        self.0
+            .simple(
+                Method::UpdateRuntimeConfig,
+                q,
+                |_| Vec::new(),
+                |_, _| Ok(v1::UpdateRuntimeConfigResponse {}),
+            )
+            .await
+    }
+
+    async fn checkpoint_container(
+        &self,
+        q: Request<v1::CheckpointContainerRequest>,
+    ) -> Result<Response<v1::CheckpointContainerResponse>, Status> {
+        self.0
+            .simple(
+                Method::CheckpointContainer,
+                q,
+                |q| vec![q.container_id.clone()],
+                |_, _| lacking("CheckpointContainer"),
+            )
+            .await
+    }
+
+    async fn get_container_events(
+        &self,
+        q: Request<v1::GetEventsRequest>,
+    ) -> Result<Response<Self::GetContainerEventsStream>, Status> {
+        self.0
+            .simple(Method::GetContainerEvents, q, |_| Vec::new(), |shared, _| shared.bus.subscribe_cri())
+            .await
+    }
+
+    async fn list_metric_descriptors(
+        &self,
+        q: Request<v1::ListMetricDescriptorsRequest>,
+    ) -> Result<Response<v1::ListMetricDescriptorsResponse>, Status> {
+        self.0
+            .simple(Method::ListMetricDescriptors, q, |_| Vec::new(), |_, _| lacking("ListMetricDescriptors"))
+            .await
+    }
+
+    async fn list_pod_sandbox_metrics(
+        &self,
+        q: Request<v1::ListPodSandboxMetricsRequest>,
+    ) -> Result<Response<v1::ListPodSandboxMetricsResponse>, Status> {
+        self.0
+            .simple(Method::ListPodSandboxMetrics, q, |_| Vec::new(), |_, _| lacking("ListPodSandboxMetrics"))
+            .await
+    }
+
+    async fn runtime_config(
+        &self,
+        q: Request<v1::RuntimeConfigRequest>,
+    ) -> Result<Response<v1::RuntimeConfigResponse>, Status> {
+        self.0
+            .simple(
+                Method::RuntimeConfig,
+                q,
+                |_| Vec::new(),
+                |shared, _| match shared.options.cgroup_driver {
+                    Some(driver) => Ok(v1::RuntimeConfigResponse {
+                        linux: Some(v1::LinuxRuntimeConfiguration { cgroup_driver: driver as i32 }),
+                    }),
+                    None => lacking("RuntimeConfig"),
+                },
+            )
+            .await
+    }
+}

@@ -1,0 +1,128 @@
+//! The image service.
+
+use std::sync::Arc;
+
+use k8s_cri::v1;
+use k8s_cri::v1::image_service_server::ImageService;
+use tonic::{Request, Response, Status};
+
+use super::Shared;
+use super::script::Method;
+
+pub(crate) struct Images(pub(crate) Arc<Shared>);
+
+fn name(spec: &Option<v1::ImageSpec>) -> String {
+    spec.as_ref().map(|s| s.image.clone()).unwrap_or_default()
+}
+
+#[tonic::async_trait]
+impl ImageService for Images {
+    async fn list_images(
+        &self,
+        request: Request<v1::ListImagesRequest>,
+    ) -> Result<Response<v1::ListImagesResponse>, Status> {
+        self.0
+            .simple(
+                Method::ListImages,
+                request,
+                |_| Vec::new(),
+                |shared, q| {
+                    let world = shared.world.lock();
+                    let wanted = q.filter.map(|f| name(&f.image)).filter(|n| !n.is_empty());
+                    let images = match wanted {
+                        Some(n) => world.image(&n).cloned().into_iter().collect(),
+                        None => world.images.values().cloned().collect(),
+                    };
+                    Ok(v1::ListImagesResponse { images })
+                },
+            )
+            .await
+    }
+
+    async fn image_status(
+        &self,
+        request: Request<v1::ImageStatusRequest>,
+    ) -> Result<Response<v1::ImageStatusResponse>, Status> {
+        self.0
+            .simple(
+                Method::ImageStatus,
+                request,
+                |q| vec![name(&q.image)],
+                |shared, q| {
+                    let image = shared.world.lock().image(&name(&q.image)).cloned();
+                    Ok(v1::ImageStatusResponse { image, ..Default::default() })
+                },
+            )
+            .await
+    }
+
+    async fn pull_image(
+        &self,
+        request: Request<v1::PullImageRequest>,
+    ) -> Result<Response<v1::PullImageResponse>, Status> {
+        self.0
+            .simple(Method::PullImage, request, |q| vec![name(&q.image)], |shared, q| {
+                let image = name(&q.image);
+                let mut world = shared.world.lock();
+                if image.is_empty() || !(shared.options.registry_has_everything || world.image(&image).is_some()) {
+                    let text = format!(
+                        "failed to pull and unpack image {image:?}: failed to resolve reference {image:?}: {image}: not found"
+                    );
+                    return Err(Status::not_found(text));
+                }
+                let id = match world.image(&image) {
+                    Some(present) => present.id.clone(),
+                    None => world.add_image(&image, 1 << 20),
+                };
+                Ok(v1::PullImageResponse { image_ref: id })
+            })
+            .await
+    }
+
+    async fn remove_image(
+        &self,
+        request: Request<v1::RemoveImageRequest>,
+    ) -> Result<Response<v1::RemoveImageResponse>, Status> {
+        self.0
+            .simple(
+                Method::RemoveImage,
+                request,
+                |q| vec![name(&q.image)],
+                |shared, q| {
+                    let mut world = shared.world.lock();
+                    if let Some(id) = world.image(&name(&q.image)).map(|i| i.id.clone()) {
+                        world.images.remove(&id);
+                    }
+                    Ok(v1::RemoveImageResponse {})
+                },
+            )
+            .await
+    }
+
+    async fn image_fs_info(
+        &self,
+        request: Request<v1::ImageFsInfoRequest>,
+    ) -> Result<Response<v1::ImageFsInfoResponse>, Status> {
+        self.0
+            .simple(
+                Method::ImageFsInfo,
+                request,
+                |_| Vec::new(),
+                |shared, _| {
+                    let mut world = shared.world.lock();
+                    let used = world.images.values().map(|i| i.size).sum();
+                    let timestamp = world.now();
+                    Ok(v1::ImageFsInfoResponse {
+                        image_filesystems: vec![v1::FilesystemUsage {
+                            timestamp,
+                            fs_id: Some(v1::FilesystemIdentifier { mountpoint: "/var/lib/fake".to_owned() }),
+                            used_bytes: Some(v1::UInt64Value { value: used }),
+                            inodes_used: Some(v1::UInt64Value { value: 1 }),
+                        }],
+                        container_filesystems: Vec::new(),
+                    })
+                },
+            )
+            .await
+    }
+}

@@ -1,0 +1,518 @@
+//! A container runtime in memory, behind the CRI v1 services on a unix socket.
+//!
+//! Pods, containers and images live in a [`world::World`]; what the runtime does wrong is told by [`script::Rule`]s;
+//! every call is kept by the [`script`] recorder. Events go out as containerd 1.x sends them (its event service, an exit
+//! before the CRI state changes), as CRI events, both or not at all. [`FakeRuntime::down`] and [`FakeRuntime::up`] are a
+//! restart: connections break, state stays.
+//!
+//! All time is tokio's, so that a test that pauses time has the runtime paused too.
+
+mod cri;
+mod events;
+mod images;
+mod script;
+mod serve;
+mod world;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use k8s_cri::v1;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+pub use script::{Call, Method, Rule, RuleId};
+pub use world::{Behaviour, ContainerRecord, ContainerSeed, SandboxRecord, StopReply};
+
+use events::Event;
+
+/// 2026-01-01T00:00:00Z in nanoseconds: where the runtime's wall clock starts unless told otherwise.
+pub const WALL_BASE_UNIX_NS: i64 = 1_767_225_600_000_000_000;
+
+/// What kind of runtime this is.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// `runtime_name` of Version.
+    pub name: String,
+    /// `runtime_version` of Version.
+    pub version: String,
+    /// Serves containerd's event service.
+    pub containerd_events: bool,
+    /// Serves CRI GetContainerEvents.
+    pub cri_events: bool,
+    /// How long after the exit event the CRI state changes, as with containerd.
+    pub exit_lag: Duration,
+    /// Wall clock at creation, nanoseconds since 1970.
+    pub wall_base_unix_ns: i64,
+    /// Base of the URLs Exec, Attach and PortForward answer with; they are Unimplemented without.
+    pub streaming_base: Option<String>,
+    /// Answer of RuntimeConfig; Unimplemented without.
+    pub cgroup_driver: Option<v1::CgroupDriver>,
+    /// An image that is not there is found in the registry.
+    pub registry_has_everything: bool,
+}
+
+impl Default for Options {
+    /// containerd 1.6: its own event service, no CRI events, the exit event 5 ms before the state.
+    fn default() -> Self {
+        Self {
+            name: "containerd".to_owned(),
+            version: "1.6.20".to_owned(),
+            containerd_events: true,
+            cri_events: false,
+            exit_lag: Duration::from_millis(5),
+            wall_base_unix_ns: WALL_BASE_UNIX_NS,
+            streaming_base: None,
+            cgroup_driver: None,
+            registry_has_everything: true,
+        }
+    }
+}
+
+impl Options {
+    /// containerd 2.x: CRI events as well, after the state changed.
+    #[must_use]
+    pub fn containerd2() -> Self {
+        Self { version: "2.1.4".to_owned(), cri_events: true, exit_lag: Duration::ZERO, ..Self::default() }
+    }
+
+    /// A runtime that tells nothing by itself.
+    #[must_use]
+    pub fn silent() -> Self {
+        Self {
+            name: "silent".to_owned(),
+            version: "1.0.0".to_owned(),
+            containerd_events: false,
+            exit_lag: Duration::ZERO,
+            ..Self::default()
+        }
+    }
+}
+
+/// What a command run by ExecSync does.
+#[derive(Debug, Clone, Default)]
+pub struct ExecReply {
+    /// Standard output.
+    pub stdout: Vec<u8>,
+    /// Standard error.
+    pub stderr: Vec<u8>,
+    /// Exit code.
+    pub exit_code: i32,
+    /// How long it runs; beyond the call's timeout it is a DEADLINE_EXCEEDED.
+    pub after: Duration,
+}
+
+type ExecHandler = Arc<dyn Fn(&str, &[String]) -> ExecReply + Send + Sync>;
+
+pub(crate) struct Shared {
+    pub(crate) options: Options,
+    pub(crate) world: Mutex<world::World>,
+    pub(crate) script: script::Script,
+    pub(crate) bus: events::Bus,
+    pub(crate) exec: Mutex<ExecHandler>,
+    /// Counts changes of the world, for whoever waits for one.
+    pub(crate) changed: watch::Sender<u64>,
+    pub(crate) finish_abandoned: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn touch(&self) {
+        self.changed.send_modify(|n| *n += 1);
+    }
+
+    /// The process of a container or sandbox ends: first the containerd event, then, after the lag, the CRI state.
+    pub(crate) fn exit(self: &Arc<Self>, id: &str, code: i32, reason: Option<&str>) -> bool {
+        if !self.world.lock().begin_exit(id) {
+            return false;
+        }
+        self.bus.containerd(Event::Exit { id: id.to_owned(), exec_id: None, code });
+        let lag = self.options.exit_lag;
+        if lag.is_zero() {
+            self.finish_exit(id, code, reason);
+        } else {
+            let (shared, id, reason) = (Arc::clone(self), id.to_owned(), reason.map(str::to_owned));
+            crate::spawn(async move {
+                tokio::time::sleep(lag).await;
+                shared.finish_exit(&id, code, reason.as_deref());
+            });
+        }
+        true
+    }
+
+    fn finish_exit(&self, id: &str, code: i32, reason: Option<&str>) {
+        self.world.lock().finish_exit(id, code, reason);
+        self.touch();
+        self.bus.containerd(Event::TaskDeleted { id: id.to_owned(), code });
+        self.cri_event(id, v1::ContainerEventType::ContainerStoppedEvent);
+    }
+
+    pub(crate) fn cri_event(&self, id: &str, kind: v1::ContainerEventType) {
+        if let Some(event) = self.world.lock().cri_event(id, kind) {
+            self.bus.cri(event);
+        }
+    }
+
+    /// Ends what runs in `id` by itself after what its behaviour says.
+    pub(crate) fn run_behaviour(self: &Arc<Self>, id: &str) {
+        let Some((after, code)) = self.world.lock().behaviour_of(id).exit else { return };
+        let (shared, id) = (Arc::clone(self), id.to_owned());
+        crate::spawn(async move {
+            tokio::time::sleep(after).await;
+            shared.exit(&id, code, None);
+        });
+    }
+
+    /// Waits until `done` holds of the world.
+    pub(crate) async fn wait_world(&self, mut done: impl FnMut(&world::World) -> bool) {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            if done(&self.world.lock()) {
+                return;
+            }
+            if changed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Handle of the fake runtime; clones are the same runtime.
+#[derive(Clone)]
+pub struct FakeRuntime {
+    shared: Arc<Shared>,
+    path: PathBuf,
+    server: Arc<Mutex<Option<CancellationToken>>>,
+}
+
+impl FakeRuntime {
+    /// Makes a runtime and serves it on `path`.
+    ///
+    /// # Errors
+    /// The socket cannot be bound.
+    pub fn start(path: &Path, options: Options) -> io::Result<Self> {
+        let runtime = Self::stopped(path, options);
+        runtime.up()?;
+        Ok(runtime)
+    }
+
+    /// Makes a runtime that is not there yet: nothing listens on `path` until [`Self::up`].
+    #[must_use]
+    pub fn stopped(path: &Path, options: Options) -> Self {
+        let shared = Arc::new(Shared {
+            world: Mutex::new(world::World::new(options.wall_base_unix_ns)),
+            script: script::Script::default(),
+            bus: events::Bus::new(options.containerd_events, options.cri_events),
+            exec: Mutex::new(Arc::new(|_, _| ExecReply::default())),
+            changed: watch::Sender::new(0),
+            finish_abandoned: AtomicBool::new(false),
+            options,
+        });
+        Self { shared, path: path.to_owned(), server: Arc::default() }
+    }
+
+    /// Where the socket is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Listens, if it does not already.
+    ///
+    /// # Errors
+    /// The socket cannot be bound.
+    pub fn up(&self) -> io::Result<()> {
+        let mut server = self.server.lock();
+        if server.is_none() {
+            *server = Some(serve::start(&self.shared, &self.path)?);
+        }
+        Ok(())
+    }
+
+    /// As a crash: calls in flight end, connections break, the socket is gone. State stays, running containers run on.
+    pub fn down(&self) {
+        if let Some(token) = self.server.lock().take() {
+            token.cancel();
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    // What the runtime does wrong.
+
+    /// Adds a rule to the script.
+    pub fn script(&self, rule: Rule) -> RuleId {
+        self.shared.script.add(rule)
+    }
+
+    /// Takes a rule out of the script; calls that hang in it go on.
+    pub fn unscript(&self, rule: RuleId) {
+        self.shared.script.remove(rule);
+    }
+
+    /// Takes all rules out.
+    pub fn unscript_all(&self) {
+        self.shared.script.clear();
+    }
+
+    /// Every call of `method` takes this long.
+    pub fn latency(&self, method: Method, latency: Duration) -> RuleId {
+        self.script(Rule::on(method).latency(latency))
+    }
+
+    /// The next `times` calls of `method` fail.
+    pub fn fail(&self, method: Method, code: Code, text: &str, times: u32) -> RuleId {
+        self.script(Rule::on(method).fail(code, text).times(times))
+    }
+
+    /// Calls of `method` hang until the rule is taken out.
+    pub fn hang(&self, method: Method) -> RuleId {
+        self.script(Rule::on(method).hang())
+    }
+
+    /// Calls whose caller went away run to their end, instead of being cut.
+    pub fn finish_abandoned_calls(&self, yes: bool) {
+        self.shared.finish_abandoned.store(yes, Ordering::Relaxed);
+    }
+
+    /// The next `count` events are lost.
+    pub fn drop_events(&self, count: u64) {
+        self.shared.bus.drop_next(count);
+    }
+
+    /// Every event is sent twice.
+    pub fn duplicate_events(&self, yes: bool) {
+        self.shared.bus.duplicate(yes);
+    }
+
+    /// Ends every open event stream with UNAVAILABLE.
+    pub fn cut_event_streams(&self) {
+        self.shared.bus.cut();
+    }
+
+    /// How many event streams are open.
+    #[must_use]
+    pub fn event_streams(&self) -> usize {
+        self.shared.bus.open()
+    }
+
+    /// Moves the runtime's wall clock.
+    pub fn step_wall_clock(&self, by_ns: i64) {
+        self.shared.world.lock().step_clock(by_ns);
+    }
+
+    /// What containers named `name` do once started. `*` is every name without a word of its own.
+    pub fn behave(&self, name: &str, behaviour: Behaviour) {
+        self.shared.world.lock().set_behaviour(name, behaviour);
+    }
+
+    /// What ExecSync answers, by container id and command.
+    pub fn on_exec(&self, handler: impl Fn(&str, &[String]) -> ExecReply + Send + Sync + 'static) {
+        *self.shared.exec.lock() = Arc::new(handler);
+    }
+
+    /// Sets a condition of Status, `RuntimeReady` or `NetworkReady`.
+    pub fn set_condition(&self, kind: &str, status: bool, reason: &str, message: &str) {
+        self.shared.world.lock().set_condition(v1::RuntimeCondition {
+            r#type: kind.to_owned(),
+            status,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+        });
+    }
+
+    // Things that happen in the runtime without a call.
+
+    /// A ready sandbox as if RunPodSandbox had been called. Returns its id.
+    pub fn add_sandbox(&self, uid: &str, name: &str, namespace: &str, attempt: u32) -> String {
+        let id = self.shared.world.lock().add_sandbox(world::pod_config(uid, name, namespace, attempt), "");
+        self.shared.touch();
+        self.sandbox_events(&id);
+        id
+    }
+
+    /// A container as if CreateContainer, and StartContainer where the seed says so, had been called. Returns its id.
+    ///
+    /// # Panics
+    /// There is no such sandbox.
+    pub fn add_container(&self, sandbox: &str, seed: &ContainerSeed) -> String {
+        let config = self.shared.world.lock().seed_config(sandbox, seed);
+        let id = self.shared.world.lock().add_container(sandbox, config);
+        self.shared.touch();
+        self.created_events(&id);
+        if seed.running {
+            self.start_container(&id);
+        }
+        id
+    }
+
+    /// The process of a created container starts.
+    pub fn start_container(&self, id: &str) {
+        if self.shared.world.lock().start(id).is_ok() {
+            self.shared.touch();
+            self.shared.bus.containerd(Event::Started { id: id.to_owned() });
+            self.shared.cri_event(id, v1::ContainerEventType::ContainerStartedEvent);
+            self.shared.run_behaviour(id);
+        }
+    }
+
+    /// The process of a container, or the pause process of a sandbox, ends. False where nothing runs.
+    pub fn exit(&self, id: &str, code: i32) -> bool {
+        self.shared.exit(id, code, None)
+    }
+
+    /// As [`Self::exit`], for a reason of the runtime's own: `OOMKilled`.
+    pub fn exit_because(&self, id: &str, code: i32, reason: &str) -> bool {
+        if reason == "OOMKilled" {
+            self.shared.bus.containerd(Event::Oom { id: id.to_owned() });
+        }
+        self.shared.exit(id, code, Some(reason))
+    }
+
+    /// A container or sandbox, with all in it, is gone.
+    pub fn remove(&self, id: &str) {
+        self.shared.remove(id);
+    }
+
+    /// Changes what ContainerStatus and lists say of a container, to make what no good runtime says.
+    pub fn edit_container(&self, id: &str, edit: impl FnOnce(&mut v1::ContainerStatus)) {
+        if let Some(container) = self.shared.world.lock().containers.get_mut(id) {
+            edit(&mut container.status);
+        }
+    }
+
+    /// Changes what PodSandboxStatus and lists say of a sandbox.
+    pub fn edit_sandbox(&self, id: &str, edit: impl FnOnce(&mut v1::PodSandboxStatus)) {
+        if let Some(sandbox) = self.shared.world.lock().sandboxes.get_mut(id) {
+            edit(&mut sandbox.status);
+        }
+    }
+
+    /// An image is there. Returns its id.
+    pub fn add_image(&self, name: &str, size: u64) -> String {
+        self.shared.world.lock().add_image(name, size)
+    }
+
+    // What there is.
+
+    /// All sandboxes, oldest first.
+    #[must_use]
+    pub fn sandboxes(&self) -> Vec<SandboxRecord> {
+        let mut all: Vec<_> = self.shared.world.lock().sandboxes.values().cloned().collect();
+        all.sort_by_key(|s| s.status.created_at);
+        all
+    }
+
+    /// All containers, oldest first.
+    #[must_use]
+    pub fn containers(&self) -> Vec<ContainerRecord> {
+        let mut all: Vec<_> = self.shared.world.lock().containers.values().cloned().collect();
+        all.sort_by_key(|c| c.status.created_at);
+        all
+    }
+
+    /// One container.
+    #[must_use]
+    pub fn container(&self, id: &str) -> Option<ContainerRecord> {
+        self.shared.world.lock().containers.get(id).cloned()
+    }
+
+    /// The newest instance of a container of a pod.
+    #[must_use]
+    pub fn newest(&self, pod_uid: &str, container: &str) -> Option<ContainerRecord> {
+        self.containers().into_iter().rfind(|c| c.pod_uid() == pod_uid && c.name() == container)
+    }
+
+    /// Names of all images.
+    #[must_use]
+    pub fn images(&self) -> Vec<String> {
+        self.shared.world.lock().images.values().flat_map(|i| i.repo_tags.clone()).collect()
+    }
+
+    /// Waits until `done` holds of the sandboxes and containers; they are only looked at again when something changed.
+    pub async fn wait(&self, mut done: impl FnMut(&Self) -> bool) {
+        let mut changed = self.shared.changed.subscribe();
+        loop {
+            changed.borrow_and_update();
+            if done(self) || changed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    // What was asked.
+
+    /// The calls kept, oldest first: the last 65,536.
+    #[must_use]
+    pub fn calls(&self) -> Vec<Call> {
+        self.shared.script.calls()
+    }
+
+    /// The calls of one method.
+    #[must_use]
+    pub fn calls_of(&self, method: Method) -> Vec<Call> {
+        self.shared.script.calls().into_iter().filter(|c| c.method == method).collect()
+    }
+
+    /// How many calls of `method` ever came.
+    #[must_use]
+    pub fn count(&self, method: Method) -> u64 {
+        self.shared.script.counts().get(&method).copied().unwrap_or(0)
+    }
+
+    /// How many calls of each method ever came.
+    #[must_use]
+    pub fn counts(&self) -> HashMap<Method, u64> {
+        self.shared.script.counts()
+    }
+
+    /// How many calls of `method` are being answered now, hanging ones included.
+    #[must_use]
+    pub fn in_flight(&self, method: Method) -> usize {
+        self.shared.script.in_flight(method)
+    }
+
+    /// Waits until `count` calls of `method` have come in all.
+    pub async fn wait_count(&self, method: Method, count: u64) {
+        self.shared.script.wait_count(method, count).await;
+    }
+
+    /// Forgets the calls kept and their counts.
+    pub fn forget_calls(&self) {
+        self.shared.script.forget();
+    }
+
+    fn sandbox_events(&self, id: &str) {
+        self.shared.sandbox_events(id);
+    }
+
+    fn created_events(&self, id: &str) {
+        self.shared.bus.containerd(Event::Created { id: id.to_owned() });
+        self.shared.cri_event(id, v1::ContainerEventType::ContainerCreatedEvent);
+    }
+}
+
+impl Shared {
+    pub(crate) fn sandbox_events(&self, id: &str) {
+        self.bus.containerd(Event::Created { id: id.to_owned() });
+        self.bus.containerd(Event::Started { id: id.to_owned() });
+        self.cri_event(id, v1::ContainerEventType::ContainerCreatedEvent);
+        self.cri_event(id, v1::ContainerEventType::ContainerStartedEvent);
+    }
+
+    pub(crate) fn remove(&self, id: &str) {
+        let all = self.world.lock().remove(id);
+        for gone in all {
+            self.bus.containerd(Event::Deleted { id: gone.id });
+            if let Some(event) = gone.event {
+                self.bus.cri(event);
+            }
+        }
+        self.touch();
+    }
+}
