@@ -1,1 +1,4 @@
-//! quintctl: see ARCHITECTURE.md.
+//! The operator's tool: see ARCHITECTURE.md.
+
+pub mod image;
+pub mod up;

@@ -58,6 +58,8 @@ pub struct Options {
     /// Pods outlive the owner: [`Containerd::stop`] and a killed owner leave them running, and the next start in the same directory
     /// takes them over.
     pub keep_pods: bool,
+    /// Containerd's own log. Default: `containerd.log` in the directory, gone with it.
+    pub log_file: Option<PathBuf>,
     /// How long to wait for the CRI to answer.
     pub start_timeout: Duration,
 }
@@ -74,6 +76,7 @@ impl Options {
             lock_dir: PathBuf::from(index::DEFAULT_LOCK_DIR),
             masquerade: false,
             keep_pods: false,
+            log_file: None,
             start_timeout: Duration::from_secs(30),
         }
     }
@@ -112,6 +115,7 @@ pub struct Containerd {
     traces: Traces,
     binary: PathBuf,
     path: std::ffi::OsString,
+    log_file: PathBuf,
     start_timeout: Duration,
     keep_pods: bool,
     index: Option<Index>,
@@ -185,6 +189,7 @@ impl Containerd {
         let first: Vec<&Path> = [containerd.parent(), runc.parent()].into_iter().flatten().collect();
         let mut node = Self {
             path: host::path_with(&first),
+            log_file: options.log_file.clone().unwrap_or_else(|| dir.join("containerd.log")),
             traces: Traces { dir, socket, owned, names },
             binary: containerd,
             start_timeout: options.start_timeout,
@@ -222,8 +227,8 @@ impl Containerd {
     }
 
     /// Containerd's own log.
-    pub fn log_file(&self) -> PathBuf {
-        self.traces.dir.join("containerd.log")
+    pub fn log_file(&self) -> &Path {
+        &self.log_file
     }
 
     /// Process id while it runs.
@@ -345,7 +350,7 @@ impl Containerd {
     }
 
     async fn launch(&mut self) -> Result<(), Error> {
-        let log_path = self.log_file();
+        let log_path = self.log_file.clone();
         let log = OpenOptions::new()
             .create(true)
             .append(true)
@@ -364,6 +369,8 @@ impl Containerd {
             .stderr(log)
             // A Ctrl-C in the terminal is for the owner alone.
             .process_group(0)
+            // An owner that goes without saying so; its pods stay when they are to be kept.
+            .kill_on_drop(true)
             .spawn()
             .map_err(|e| Error::Program {
                 program: self.binary.display().to_string(),

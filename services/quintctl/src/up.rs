@@ -1,0 +1,436 @@
+//! `quintctl up`: supervises the five services where neither systemd nor Kubernetes does.
+//!
+//! Tasks: one per service ([`service`]), one that follows pod-sync's view of the pods ([`view`]). The main loop prints changes, judges
+//! expectations with `--once`, and waits for a signal. Ending goes in order: with `--down` pod-sync terminates all pods
+//! first; then pod-sync, those that it calls, cri-proxy, the private containerd. A second signal forces every wait.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use quintlet_localnode::{Containerd, Options};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use expect::{Judge, Verdict};
+use lines::{Lines, print, print_part};
+use plan::{Layout, POD_SYNC, Runtime, SERVICES, STOP_ORDER};
+use processes::Processes;
+use service::{Order, Service, State};
+use view::View;
+
+mod expect;
+mod lines;
+mod plan;
+mod processes;
+mod restarts;
+mod service;
+mod view;
+
+/// Longest path of a unix socket.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// On top of the pods' grace period until pod-sync has to have ended.
+const DRAIN_MARGIN: Duration = Duration::from_secs(10);
+
+/// How often expectations are judged without a change: some depend on time alone.
+const JUDGE_PERIOD: Duration = Duration::from_secs(1);
+
+/// Run the five services on this machine until interrupted.
+#[derive(Debug, Clone, clap::Args)]
+pub struct UpArgs {
+    /// Directory of pod manifests [default: BASE/manifests, or /etc/kubernetes/manifests]
+    #[arg(long, value_name = "DIR")]
+    pub manifests: Option<PathBuf>,
+    /// URL of a pod manifest
+    #[arg(long, value_name = "URL")]
+    pub manifest_url: Option<String>,
+    /// Directory below which everything lies that no other option places [default: .run with --private-containerd]
+    #[arg(long, value_name = "DIR")]
+    pub base: Option<PathBuf>,
+    /// The node's root directory [default: BASE/root, or /var/lib/kubelet]
+    #[arg(long, value_name = "DIR")]
+    pub root_dir: Option<PathBuf>,
+    /// Directory of the services' sockets and state [default: BASE/run, or /run/quintlet]
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Directory of the services' logs [default: BASE/logs, or /var/log/quintlet]
+    #[arg(long, value_name = "DIR")]
+    pub log_dir: Option<PathBuf>,
+    /// Directory of the containers' logs [default: BASE/pod-logs, or /var/log/pods]
+    #[arg(long, value_name = "DIR")]
+    pub pod_logs_dir: Option<PathBuf>,
+    /// Directory of the services' binaries [default: that of quintctl]
+    #[arg(long, value_name = "DIR")]
+    pub bin_dir: Option<PathBuf>,
+    /// Start a containerd of our own, with images made on this machine
+    #[arg(long, conflicts_with = "runtime_endpoint")]
+    pub private_containerd: bool,
+    /// Socket of the container runtime
+    #[arg(long, value_name = "URL", required_unless_present = "private_containerd")]
+    pub runtime_endpoint: Option<String>,
+    /// Root of the pods' cgroups [default: / or, with --private-containerd, one of our own]
+    #[arg(long, value_name = "PATH")]
+    pub cgroup_root: Option<String>,
+    /// API server access; without it the node is standalone
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Name of the node [default: the host name]
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// DNS domain of the cluster
+    #[arg(long, value_name = "DOMAIN")]
+    pub cluster_domain: Option<String>,
+    /// Remove all pods at the end; without it they run on
+    #[arg(long)]
+    pub down: bool,
+    /// End when all pods have settled and compare with their annotation quintlet.dev/expect: exit 1 on a difference
+    #[arg(long)]
+    pub once: bool,
+    /// With --once: how long pods may take to settle, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 180)]
+    pub once_timeout: u64,
+    /// Log level of the services
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: String,
+    /// Log format of the services: text or json
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: String,
+    /// OTLP/gRPC endpoint for the services' traces
+    #[arg(long, value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+}
+
+/// Why the services cannot be run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UpError {
+    /// Binaries are not where they should be.
+    #[error("{} not found in {}: build them (cargo build) or give --bin-dir", names.join(", "), dir.display())]
+    NoBinaries {
+        /// Which.
+        names: Vec<&'static str>,
+        /// Where they were looked for.
+        dir: PathBuf,
+    },
+    /// A directory cannot be used.
+    #[error("cannot use directory {}", path.display())]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Another supervisor has the directory.
+    #[error("another quintctl up runs in {}", .0.display())]
+    AlreadyRunning(PathBuf),
+    /// A socket's path would be too long for the kernel.
+    #[error("{} is too long for a unix socket (at most {SOCKET_PATH_MAX} bytes): choose a shorter --run-dir", .0.display())]
+    SocketPath(PathBuf),
+    /// The private containerd does not work, or something of it cannot be removed.
+    #[error("private containerd")]
+    Containerd(#[source] quintlet_localnode::Error),
+    /// Something of the operating system failed.
+    #[error("cannot {action}")]
+    Os {
+        /// What was tried.
+        action: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// `--once` with nothing to wait for.
+    #[error("no manifest in {} has the annotation quintlet.dev/expect", .0.display())]
+    NothingExpected(PathBuf),
+}
+
+/// Runs the services until a signal, or with `--once` until all pods have settled.
+///
+/// # Errors
+/// When they cannot be started, or something cannot be removed at the end.
+pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
+    let mut signals = Signals::new()?;
+    let cwd = std::env::current_dir().map_err(|source| UpError::Os { action: "find the current directory", source })?;
+    let layout = Layout::resolve(&args, &cwd);
+    let bin_dir = bin_dir(&args)?;
+    check(&layout, &bin_dir)?;
+    let node = node_name(&args)?;
+    let mut judge = expectations(&args, &layout, &node)?;
+
+    let (processes, left) = Processes::take_over(&layout.control).await?;
+    if !left.is_empty() {
+        print(&[format!("ended what an earlier run left: {}", left.join(", "))]);
+    }
+    make_log_dir(&layout.log_dir)?;
+    // Dropping the start when a signal comes takes down what it had started.
+    let containerd = tokio::select! {
+        started = start_containerd(&args, &layout) => started?,
+        () = signals.next() => return Ok(ExitCode::from(130)),
+    };
+    let runtime = Runtime {
+        endpoint: containerd
+            .as_ref()
+            .map(Containerd::endpoint)
+            .or_else(|| args.runtime_endpoint.clone())
+            .unwrap_or_default(),
+        cgroup_root: args
+            .cgroup_root
+            .clone()
+            .or_else(|| containerd.as_ref().map(Containerd::cgroup_root))
+            .unwrap_or_else(|| "/".to_owned()),
+    };
+    print(&header(&args, &layout, &runtime, &node));
+
+    let mut tasks = JoinSet::new();
+    let processes = Arc::new(Mutex::new(processes));
+    let services: Vec<Service> = plan::services(&args, &layout, &runtime, &node)
+        .into_iter()
+        .map(|plan| Service::start(plan, &bin_dir, &layout.log_dir, processes.clone(), &mut tasks))
+        .collect();
+    let (views, mut view) = watch::channel(View::default());
+    tasks.spawn(view::follow(layout.podsync_socket(), views));
+    for service in &services {
+        tasks.spawn(tell_restarts(service.name, service.state()));
+    }
+
+    let began = Instant::now();
+    let outcome = attend(&mut view, &mut signals, judge.as_mut(), began, &args).await;
+    let result = outcome.map_or(ExitCode::SUCCESS, |same| if same { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+
+    stop(&args, &services, &view, containerd, &mut signals).await?;
+    tasks.shutdown().await;
+    Ok(result)
+}
+
+/// Until a signal (`None`) or, with a judge, its verdict: whether all is as expected.
+async fn attend(
+    view: &mut watch::Receiver<View>,
+    signals: &mut Signals,
+    mut judge: Option<&mut Judge>,
+    began: Instant,
+    args: &UpArgs,
+) -> Option<bool> {
+    let deadline = began + Duration::from_secs(args.once_timeout);
+    let mut lines = Lines::default();
+    let mut period = tokio::time::interval(JUDGE_PERIOD);
+    loop {
+        // All three only wait and lose nothing when dropped.
+        tokio::select! {
+            () = signals.next() => return None,
+            changed = view.changed() => {
+                // The task that follows pod-sync never ends before its readers.
+                changed.ok()?;
+                let changes = lines.changes(&view.borrow_and_update());
+                print(&changes);
+            }
+            _ = period.tick() => {}
+        }
+        let Some(judge) = judge.as_deref_mut() else { continue };
+        let now = Instant::now();
+        let differences = match judge.judge(&view.borrow(), now) {
+            Verdict::Same => {
+                let took = now.duration_since(began).as_secs_f64();
+                print(&[format!("{0} of {0} as expected after {took:.1}s", judge.len())]);
+                return Some(true);
+            }
+            Verdict::Different(differences) => differences,
+            Verdict::Pending if now >= deadline => {
+                print(&[format!("not settled after {}s", args.once_timeout)]);
+                judge.differences()
+            }
+            Verdict::Pending => continue,
+        };
+        print(&differences);
+        return Some(false);
+    }
+}
+
+async fn stop(
+    args: &UpArgs,
+    services: &[Service],
+    view: &watch::Receiver<View>,
+    containerd: Option<Containerd>,
+    signals: &mut Signals,
+) -> Result<(), UpError> {
+    let began = Instant::now();
+    let (pods, grace) = {
+        let view = view.borrow();
+        (view.pods.len(), view.longest_grace())
+    };
+    let noun = if pods == 1 { "pod" } else { "pods" };
+    if args.down {
+        print_part(&format!("stopping {pods} {noun} (grace {grace}s, press again to force) … "));
+    } else {
+        print_part(&format!("stopping the services, {pods} {noun} run on … "));
+    }
+    let in_order = async {
+        if args.down {
+            drain(services, Duration::from_secs(grace) + DRAIN_MARGIN).await;
+        }
+        for group in STOP_ORDER {
+            let group: Vec<&Service> = services.iter().filter(|s| group.contains(&s.name)).collect();
+            group.iter().for_each(|s| s.order(Order::Stop));
+            futures::future::join_all(group.iter().map(|s| s.ended())).await;
+        }
+    };
+    // When forced, the orderly end is dropped: it only waits.
+    let forced = tokio::select! {
+        () = in_order => false,
+        () = signals.next() => true,
+    };
+    if forced {
+        services.iter().for_each(|s| s.order(Order::Kill));
+        futures::future::join_all(services.iter().map(Service::ended)).await;
+    }
+    let private = containerd.is_some();
+    if let Some(containerd) = containerd {
+        if args.down {
+            containerd.down().await.map_err(UpError::Containerd)?;
+        } else {
+            containerd.stop().await;
+        }
+    }
+    let remaining = view.borrow().pods.len();
+    let left = match (args.down, private || remaining == 0) {
+        (true, true) => ", nothing left behind".to_owned(),
+        (true, false) => format!(", {remaining} not known to be gone"),
+        (false, _) => String::new(),
+    };
+    print(&[format!("done in {:.1}s{left}", began.elapsed().as_secs_f64())]);
+    Ok(())
+}
+
+/// Has pod-sync terminate all pods, which ends it.
+async fn drain(services: &[Service], within: Duration) {
+    let Some(pod_sync) = services.iter().find(|s| s.name == POD_SYNC) else { return };
+    // One that is down now would come back only to be told the same: what it leaves is removed with the runtime.
+    if pod_sync.is_running() {
+        pod_sync.order(Order::Drain);
+        if tokio::time::timeout(within, pod_sync.ended()).await.is_err() {
+            tracing::warn!(seconds = within.as_secs(), "pod-sync did not end in time");
+        }
+    }
+}
+
+async fn start_containerd(args: &UpArgs, layout: &Layout) -> Result<Option<Containerd>, UpError> {
+    if !args.private_containerd {
+        return Ok(None);
+    }
+    let mut options = Options::new(&layout.containerd);
+    options.masquerade = true;
+    options.keep_pods = !args.down;
+    options.log_file = Some(layout.log_dir.join("containerd.log"));
+    if args.down {
+        options.owned = vec![layout.root_dir.clone(), layout.run_dir.clone(), layout.pod_logs_dir.clone()];
+    }
+    let containerd = Containerd::start(options).await.map_err(UpError::Containerd)?;
+    containerd.import_local_images().await.map_err(UpError::Containerd)?;
+    Ok(Some(containerd))
+}
+
+/// Prints restarts of a service.
+async fn tell_restarts(name: &'static str, mut state: watch::Receiver<State>) {
+    while state.changed().await.is_ok() {
+        let told = match &*state.borrow_and_update() {
+            State::Waiting { exit, delay } => Some(format!("{name} ended ({exit}), again in {} ms", delay.as_millis())),
+            State::Running { pid, starts } if *starts > 1 => Some(format!("{name} runs again, pid {pid}")),
+            State::New | State::Running { .. } | State::Ended => None,
+        };
+        print(told.as_slice());
+    }
+}
+
+fn header(args: &UpArgs, layout: &Layout, runtime: &Runtime, node: &str) -> Vec<String> {
+    let mode = match &args.kubeconfig {
+        Some(file) => format!("node \"{node}\"  (API server of {})", file.display()),
+        None => format!(
+            "standalone on host \"{node}\"  (no API server; manifests from {})",
+            layout.manifests.display()
+        ),
+    };
+    let kind = if args.private_containerd { "private, " } else { "" };
+    vec![
+        format!("quintlet {}  {mode}", env!("CARGO_PKG_VERSION")),
+        format!("  runtime   {kind}{}", runtime.endpoint),
+        format!("  sockets   {}   logs {}", layout.run_dir.display(), layout.log_dir.display()),
+    ]
+}
+
+fn expectations(args: &UpArgs, layout: &Layout, node: &str) -> Result<Option<Judge>, UpError> {
+    if !args.once {
+        return Ok(None);
+    }
+    let found = expect::read_dir(&layout.manifests)
+        .map_err(|source| UpError::Directory { path: layout.manifests.clone(), source })?;
+    if found.is_empty() {
+        return Err(UpError::NothingExpected(layout.manifests.clone()));
+    }
+    Ok(Some(Judge::new(found, node)))
+}
+
+fn bin_dir(args: &UpArgs) -> Result<PathBuf, UpError> {
+    if let Some(dir) = &args.bin_dir {
+        return Ok(dir.clone());
+    }
+    let own = std::env::current_exe().map_err(|source| UpError::Os { action: "find this program's path", source })?;
+    Ok(own.parent().unwrap_or(Path::new("/")).to_path_buf())
+}
+
+fn check(layout: &Layout, bin_dir: &Path) -> Result<(), UpError> {
+    let names: Vec<&str> = SERVICES.into_iter().filter(|name| !bin_dir.join(name).is_file()).collect();
+    if !names.is_empty() {
+        return Err(UpError::NoBinaries { names, dir: bin_dir.to_path_buf() });
+    }
+    let socket = layout.longest_socket();
+    if socket.as_os_str().len() > SOCKET_PATH_MAX {
+        return Err(UpError::SocketPath(socket));
+    }
+    Ok(())
+}
+
+fn node_name(args: &UpArgs) -> Result<String, UpError> {
+    if let Some(name) = &args.node_name {
+        return Ok(name.clone());
+    }
+    let name = nix::unistd::gethostname()
+        .map_err(|e| UpError::Os { action: "find the host name", source: e.into() })?;
+    // As the kubelet does.
+    Ok(name.to_string_lossy().trim().to_lowercase())
+}
+
+/// Logs are of this run alone: they are kept at its end, for a look.
+fn make_log_dir(dir: &Path) -> Result<(), UpError> {
+    let io = |source| UpError::Directory { path: dir.to_path_buf(), source };
+    std::fs::create_dir_all(dir).map_err(io)?;
+    for name in SERVICES.into_iter().chain(["containerd"]) {
+        std::fs::File::create(dir.join(format!("{name}.log"))).map_err(io)?;
+    }
+    Ok(())
+}
+
+/// Signals that end the supervisor.
+struct Signals([Signal; 3]);
+
+impl Signals {
+    fn new() -> Result<Self, UpError> {
+        let listen = |kind| signal(kind).map_err(|source| UpError::Os { action: "listen for signals", source });
+        Ok(Self([
+            listen(SignalKind::interrupt())?,
+            listen(SignalKind::terminate())?,
+            listen(SignalKind::hangup())?,
+        ]))
+    }
+
+    /// The next one; dropping it loses none.
+    async fn next(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What manifests say they come to (`quintlet.dev/expect`), and whether they did. Pure but for reading the directory.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use quintlet_proto::podsync::v1::PodView;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::view::View;
+
+/// The annotation; in a file that is no manifest at all, a comment `# quintlet.dev/expect: InvalidManifest`.
+const ANNOTATION: &str = "quintlet.dev/expect";
+
+/// What is expected of a manifest that cannot be used.
+const INVALID: &str = "InvalidManifest";
+
+/// A pod that is not as expected, but has been the same for this long, has settled.
+const SETTLED: Duration = Duration::from_secs(15);
+
+/// One manifest's expectation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Expectation {
+    file: String,
+    /// Absent where the file does not say.
+    pod: Option<(String, String)>,
+    expect: String,
+}
+
+impl Expectation {
+    fn title(&self) -> &str {
+        self.pod.as_ref().map_or(self.file.as_str(), |(_, name)| name)
+    }
+
+    /// What became of it: `Ready`, or the status as kubectl prints it, `InvalidManifest`, or `absent`.
+    fn actual(&self, view: &View, node: &str) -> String {
+        let invalid = view
+            .problems
+            .iter()
+            .any(|p| Path::new(&p.origin).file_name().is_some_and(|name| name == self.file.as_str()));
+        let pod = self.pod.as_ref().and_then(|(namespace, name)| {
+            let full = format!("{name}-{node}");
+            view.pods.values().find(|p| p.namespace == *namespace && (p.name == *name || p.name == full))
+        });
+        match pod {
+            _ if invalid && self.expect == INVALID => INVALID.to_owned(),
+            Some(pod) if is_ready(pod) => "Ready".to_owned(),
+            Some(pod) => pod.status.clone(),
+            None if invalid => INVALID.to_owned(),
+            None => "absent".to_owned(),
+        }
+    }
+}
+
+fn is_ready(pod: &PodView) -> bool {
+    pod.status == "Running" && pod.ready.split_once('/').is_some_and(|(ready, all)| ready == all && all != "0")
+}
+
+/// Reads the expectations of all manifests in a directory.
+pub(super) fn read_dir(dir: &Path) -> std::io::Result<Vec<Expectation>> {
+    let mut files: Vec<_> = std::fs::read_dir(dir)?.collect::<Result<Vec<_>, _>>()?;
+    files.sort_by_key(std::fs::DirEntry::file_name);
+    let mut all = Vec::new();
+    for file in files {
+        let name = file.file_name().to_string_lossy().into_owned();
+        // As pod-sync: hidden files are not manifests.
+        if !name.starts_with('.') && file.path().is_file() {
+            all.extend(read(&name, &String::from_utf8_lossy(&std::fs::read(file.path())?)));
+        }
+    }
+    Ok(all)
+}
+
+fn read(file: &str, text: &str) -> Vec<Expectation> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_default();
+    let mut found: Vec<Expectation> = documents
+        .iter()
+        .filter_map(|document| {
+            let metadata = document.get("metadata")?;
+            let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
+            let expect = text(metadata.get("annotations")?.get(ANNOTATION))?;
+            let namespace = text(metadata.get("namespace")).unwrap_or_else(|| "default".to_owned());
+            let pod = text(metadata.get("name")).map(|name| (namespace, name));
+            Some(Expectation { file: file.to_owned(), pod, expect })
+        })
+        .collect();
+    if found.is_empty() {
+        let mark = format!("{ANNOTATION}:");
+        found.extend(
+            text.lines()
+                .filter_map(|l| l.trim().strip_prefix('#')?.trim().strip_prefix(&mark))
+                .map(|expect| Expectation { file: file.to_owned(), pod: None, expect: expect.trim().to_owned() }),
+        );
+    }
+    found
+}
+
+/// What was found to differ, one line each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Not all have settled.
+    Pending,
+    /// All are as expected.
+    Same,
+    /// All have settled, some otherwise.
+    Different(Vec<String>),
+}
+
+/// Compares again and again.
+#[derive(Debug)]
+pub(super) struct Judge {
+    expectations: Vec<Expectation>,
+    node: String,
+    /// Last status per expectation, and since when.
+    last: BTreeMap<usize, (String, Instant)>,
+}
+
+impl Judge {
+    pub(super) fn new(expectations: Vec<Expectation>, node: &str) -> Self {
+        Self { expectations, node: node.to_owned(), last: BTreeMap::new() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.expectations.len()
+    }
+
+    /// Compares with what is seen at `now`.
+    pub(super) fn judge(&mut self, view: &View, now: Instant) -> Verdict {
+        if !view.complete {
+            return Verdict::Pending;
+        }
+        let mut settled = true;
+        for (index, expectation) in self.expectations.iter().enumerate() {
+            let actual = expectation.actual(view, &self.node);
+            let (status, since) = self.last.entry(index).or_insert_with(|| (actual.clone(), now));
+            if *status != actual {
+                (*status, *since) = (actual, now);
+            }
+            settled &= *status == expectation.expect || now.duration_since(*since) >= SETTLED;
+        }
+        let differences = self.differences();
+        match (differences.is_empty(), settled) {
+            (true, _) => Verdict::Same,
+            (false, true) => Verdict::Different(differences),
+            (false, false) => Verdict::Pending,
+        }
+    }
+
+    /// What differs as of the last look.
+    pub(super) fn differences(&self) -> Vec<String> {
+        self.expectations
+            .iter()
+            .enumerate()
+            .filter_map(|(index, wanted)| {
+                let actual = self.last.get(&index).map_or("unknown", |(status, _)| status);
+                (actual != wanted.expect).then(|| {
+                    format!("{}: expected {}, is {actual} ({})", wanted.title(), wanted.expect, wanted.file)
+                })
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quintlet_proto::podsync::v1::SourceProblem;
+
+    use super::*;
+
+    const WEB: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n---\napiVersion: v1\nkind: Pod\n\
+                       metadata:\n  name: web\n  annotations: {quintlet.dev/expect: Ready}\n";
+
+    fn view(pods: &[(&str, &str, &str)], broken: &[&str]) -> View {
+        let pods = pods.iter().map(|(name, ready, status)| PodView {
+            uid: (*name).to_owned(),
+            name: (*name).to_owned(),
+            namespace: "default".to_owned(),
+            ready: (*ready).to_owned(),
+            status: (*status).to_owned(),
+            ..PodView::default()
+        });
+        let problem = |file: &&str| SourceProblem { origin: format!("/m/{file}"), ..SourceProblem::default() };
+        View {
+            pods: pods.map(|p| (p.uid.clone(), p)).collect(),
+            problems: broken.iter().map(problem).collect(),
+            complete: true,
+        }
+    }
+
+    #[test]
+    fn expectations_are_found_in_annotations_and_where_there_are_none_in_comments() {
+        let found = read("web.yaml", WEB);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].title(), found[0].expect.as_str()), ("web", "Ready"));
+        let found = read("bad.yaml", "# quintlet.dev/expect: InvalidManifest\n{ not yaml\n");
+        assert_eq!((found[0].title(), found[0].expect.as_str()), ("bad.yaml", INVALID));
+        assert!(read("plain.yaml", "kind: Pod\nmetadata: {name: x}\n").is_empty());
+    }
+
+    #[test]
+    fn each_state_is_compared_as_a_person_would() {
+        let cases: [(&str, &[(&str, &str, &str)], &[&str], bool); 9] = [
+            ("Ready", &[("web", "1/1", "Running")], &[], true),
+            ("Ready", &[("web-node", "2/2", "Running")], &[], true),
+            ("Ready", &[("web", "1/2", "Running")], &[], false),
+            ("Completed", &[("web", "0/1", "Completed")], &[], true),
+            ("CrashLoopBackOff", &[("web", "0/1", "CrashLoopBackOff")], &[], true),
+            ("CrashLoopBackOff", &[("web", "1/1", "Running")], &[], false),
+            ("InvalidManifest", &[], &["web.yaml"], true),
+            ("InvalidManifest", &[], &["other.yaml"], false),
+            ("Ready", &[], &["web.yaml"], false),
+        ];
+        for (expect, pods, broken, same) in cases {
+            let wanted = read("web.yaml", &WEB.replace("Ready", expect));
+            let verdict = Judge::new(wanted, "node").judge(&view(pods, broken), Instant::now());
+            assert_eq!(verdict == Verdict::Same, same, "{expect} {pods:?} {broken:?}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_expectation_is_reported_once_its_pod_stays_as_it_is() {
+        let mut judge = Judge::new(read("web.yaml", &WEB.replace("Ready", "Completed")), "node");
+        let start = Instant::now();
+        let seen = view(&[("web", "1/1", "Running")], &[]);
+        assert_eq!(judge.judge(&View::default(), start), Verdict::Pending);
+        assert_eq!(judge.judge(&seen, start), Verdict::Pending);
+        assert_eq!(judge.judge(&seen, start + SETTLED / 2), Verdict::Pending);
+        let Verdict::Different(lines) = judge.judge(&seen, start + SETTLED) else { panic!("not settled") };
+        assert_eq!(lines, ["web: expected Completed, is Ready (web.yaml)"]);
+    }
+}

@@ -1,0 +1,122 @@
+//! The processes of a supervisor, on disk: what one that was killed left running is ended by the next.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+use super::UpError;
+
+/// Between two looks at a process that is to end.
+const STEP: Duration = Duration::from_millis(20);
+
+/// Looks before SIGKILL: 3 s.
+const STEPS: usize = 150;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Process {
+    pid: u32,
+    /// In clock ticks since boot: tells the process from a later one with the same id.
+    started: u64,
+}
+
+/// The processes that run now, and the lock on the directory.
+#[derive(Debug)]
+pub(super) struct Processes {
+    file: PathBuf,
+    running: BTreeMap<String, Process>,
+    _lock: Flock<std::fs::File>,
+}
+
+impl Processes {
+    /// Locks a directory and ends what an earlier supervisor left there. Returns the names of those, too.
+    pub(super) async fn take_over(dir: &Path) -> Result<(Self, Vec<String>), UpError> {
+        let io = |source| UpError::Directory { path: dir.to_path_buf(), source };
+        std::fs::create_dir_all(dir).map_err(io)?;
+        let lock = std::fs::File::create(dir.join("up.lock")).map_err(io)?;
+        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
+            .map_err(|_| UpError::AlreadyRunning(dir.to_path_buf()))?;
+        let file = dir.join("up.json");
+        let left: BTreeMap<String, Process> =
+            std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        let alive: Vec<(String, Process)> = left.into_iter().filter(|(_, p)| p.is_alive()).collect();
+        for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+            for (_, process) in alive.iter().filter(|(_, p)| p.is_alive()) {
+                let _ = kill(Pid::from_raw(process.pid.cast_signed()), signal);
+                let _ = kill(Pid::from_raw(process.pid.cast_signed()), Signal::SIGCONT);
+            }
+            for _ in 0..STEPS {
+                if !alive.iter().any(|(_, p)| p.is_alive()) {
+                    break;
+                }
+                tokio::time::sleep(STEP).await;
+            }
+        }
+        let names = alive.into_iter().map(|(name, _)| name).collect();
+        Ok((Self { file, running: BTreeMap::new(), _lock: lock }, names))
+    }
+
+    /// Notes that a service runs as `pid`, or no more.
+    pub(super) fn set(&mut self, name: &str, pid: Option<u32>) {
+        match pid.and_then(Process::of) {
+            Some(process) => self.running.insert(name.to_owned(), process),
+            None => self.running.remove(name),
+        };
+        if self.running.is_empty() {
+            let _ = std::fs::remove_file(&self.file);
+        } else if let Ok(bytes) = serde_json::to_vec(&self.running) {
+            // Written beside and renamed, as a reader comes after a crash.
+            let new = self.file.with_extension("new");
+            let _ = std::fs::write(&new, bytes).and_then(|()| std::fs::rename(&new, &self.file));
+        }
+    }
+}
+
+impl Process {
+    fn of(pid: u32) -> Option<Self> {
+        let (started, _) = stat(pid)?;
+        Some(Self { pid, started })
+    }
+
+    fn is_alive(&self) -> bool {
+        stat(self.pid).is_some_and(|(started, state)| started == self.started && state != "Z")
+    }
+}
+
+/// Start time and state.
+fn stat(pid: u32) -> Option<(u64, String)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // After the name in parentheses: state is the first field, the start time the twentieth.
+    let mut fields = text.get(text.rfind(')')? + 1..)?.split_whitespace();
+    let state = fields.next()?.to_owned();
+    Some((fields.nth(18)?.parse().ok()?, state))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_killed_supervisor_left_is_ended_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut left = tokio::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut other = tokio::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (mut first, _) = Processes::take_over(dir.path()).await.unwrap();
+        first.set("pleg-service", left.id());
+        assert!(matches!(Processes::take_over(dir.path()).await, Err(UpError::AlreadyRunning(_))));
+        // The same id, but of a process that started at another time.
+        let reused = Process { pid: other.id().unwrap(), started: 1 };
+        first.running.insert("reused".to_owned(), reused);
+        first.set("gone", None);
+        drop(first);
+        let (_second, ended) = Processes::take_over(dir.path()).await.unwrap();
+        assert_eq!(ended, ["pleg-service"]);
+        assert!(!left.wait().await.unwrap().success());
+        assert!(other.try_wait().unwrap().is_none());
+        other.kill().await.unwrap();
+    }
+}

@@ -1,0 +1,76 @@
+//! When a service that ended is started again. Pure: time is an argument.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Before an ordinary restart.
+const DELAY: Duration = Duration::from_millis(200);
+
+/// Longest delay.
+const MAX_DELAY: Duration = Duration::from_secs(5);
+
+/// So many exits within [`WINDOW`] are a crash loop.
+const EXITS: usize = 5;
+
+/// A process that ran this long is well again.
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// The exits of one service.
+#[derive(Debug, Default)]
+pub(super) struct Restarts {
+    recent: VecDeque<Instant>,
+    backing_off: Option<Duration>,
+}
+
+impl Restarts {
+    /// How long to wait after an exit at `now` of a process that had run for `ran`.
+    pub(super) fn after_exit(&mut self, now: Instant, ran: Duration) -> Duration {
+        if ran >= WINDOW {
+            *self = Self::default();
+        }
+        self.recent.push_back(now);
+        while self.recent.front().is_some_and(|at| now.duration_since(*at) > WINDOW) {
+            self.recent.pop_front();
+        }
+        let delay = match self.backing_off {
+            Some(last) => (last * 2).min(MAX_DELAY),
+            None if self.recent.len() >= EXITS => DELAY * 2,
+            None => return DELAY,
+        };
+        self.backing_off = Some(delay);
+        delay
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delays(runs_ms: &[u64]) -> Vec<u64> {
+        let mut restarts = Restarts::default();
+        let mut now = Instant::now();
+        runs_ms
+            .iter()
+            .map(|ms| {
+                let ran = Duration::from_millis(*ms);
+                now += ran;
+                let delay = restarts.after_exit(now, ran);
+                now += delay;
+                u64::try_from(delay.as_millis()).unwrap()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn only_the_fifth_exit_within_ten_seconds_waits_longer() {
+        assert_eq!(delays(&[0; 12]), [200, 200, 200, 200, 400, 800, 1600, 3200, 5000, 5000, 5000, 5000]);
+        assert_eq!(delays(&[3000; 8]), [200; 8]);
+    }
+
+    #[test]
+    fn a_run_of_ten_seconds_ends_the_back_off() {
+        assert_eq!(delays(&[0, 0, 0, 0, 0, 0, 10_000, 0]), [200, 200, 200, 200, 400, 800, 200, 200]);
+    }
+}

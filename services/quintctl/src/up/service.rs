@@ -1,0 +1,209 @@
+//! One supervised service: a child process in a process group of its own, started again when it ends.
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+use super::plan::Plan;
+use super::processes::Processes;
+use super::restarts::Restarts;
+
+/// Between SIGTERM and SIGKILL: a service ends within its own grace of a few seconds.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// What a service is to do. Later ones are stronger; it never goes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Order {
+    /// Run, and start again when it ended.
+    Run,
+    /// Terminate all pods, then end (SIGUSR1; only pod-sync understands it).
+    Drain,
+    /// End (SIGTERM, SIGKILL after a grace).
+    Stop,
+    /// End now (SIGKILL).
+    Kill,
+}
+
+/// What a service does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum State {
+    /// Not started yet.
+    New,
+    /// The process runs; `starts` counts from 1.
+    Running { pid: u32, starts: u32 },
+    /// It ended, as told in words, and is started again after the delay.
+    Waiting { exit: String, delay: Duration },
+    /// It ended and stays so.
+    Ended,
+}
+
+/// Handle of one supervised service.
+#[derive(Debug)]
+pub(super) struct Service {
+    pub(super) name: &'static str,
+    order: watch::Sender<Order>,
+    state: watch::Receiver<State>,
+}
+
+impl Service {
+    /// Starts supervising on `tasks`.
+    pub(super) fn start(
+        plan: Plan,
+        bin_dir: &Path,
+        log_dir: &Path,
+        processes: Arc<Mutex<Processes>>,
+        tasks: &mut JoinSet<()>,
+    ) -> Self {
+        let (order, orders) = watch::channel(Order::Run);
+        let (states, state) = watch::channel(State::New);
+        let name = plan.name;
+        let log = log_dir.join(format!("{name}.log"));
+        let supervised = Supervised { binary: bin_dir.join(name), plan, log, processes, orders, states };
+        tasks.spawn(supervised.run());
+        Self { name, order, state }
+    }
+
+    /// Raises the order; a weaker one than given before changes nothing.
+    pub(super) fn order(&self, order: Order) {
+        self.order.send_if_modified(|current| {
+            let raise = order > *current;
+            *current = order.max(*current);
+            raise
+        });
+    }
+
+    /// Its state, to follow.
+    pub(super) fn state(&self) -> watch::Receiver<State> {
+        self.state.clone()
+    }
+
+    /// Whether a process is there now.
+    pub(super) fn is_running(&self) -> bool {
+        matches!(*self.state.borrow(), State::Running { .. })
+    }
+
+    /// Waits until it ended for good.
+    pub(super) async fn ended(&self) {
+        // An error means that the supervising task is gone, and the process with it.
+        let _ = self.state.clone().wait_for(|s| *s == State::Ended).await;
+    }
+}
+
+struct Supervised {
+    binary: PathBuf,
+    plan: Plan,
+    log: PathBuf,
+    processes: Arc<Mutex<Processes>>,
+    orders: watch::Receiver<Order>,
+    states: watch::Sender<State>,
+}
+
+impl Supervised {
+    async fn run(mut self) {
+        let mut restarts = Restarts::default();
+        let mut starts = 0;
+        while *self.orders.borrow() == Order::Run {
+            let began = Instant::now();
+            let exit = match self.spawn() {
+                Ok(mut child) => {
+                    starts += 1;
+                    let pid = child.id().unwrap_or_default();
+                    self.remember(Some(pid));
+                    self.states.send_replace(State::Running { pid, starts });
+                    let exit = self.attend(&mut child).await;
+                    self.remember(None);
+                    exit
+                }
+                Err(e) => format!("cannot start {}: {e}", self.binary.display()),
+            };
+            if *self.orders.borrow() > Order::Run {
+                break;
+            }
+            let now = Instant::now();
+            let delay = restarts.after_exit(now, now.duration_since(began));
+            self.states.send_replace(State::Waiting { exit, delay });
+            // Either arm may be dropped: both only wait.
+            tokio::select! {
+                () = sleep_until(now + delay) => {}
+                _ = self.orders.wait_for(|o| *o > Order::Run) => {}
+            }
+        }
+        self.states.send_replace(State::Ended);
+    }
+
+    /// Passes orders on to the process until it ends; returns how it ended.
+    async fn attend(&mut self, child: &mut Child) -> String {
+        let mut kill_at: Option<Instant> = None;
+        loop {
+            // Child::wait and watch::changed lose nothing when dropped.
+            tokio::select! {
+                ended = child.wait() => return ended.map_or_else(|e| e.to_string(), in_words),
+                changed = self.orders.changed() => {
+                    // The handle went away without an order: nobody is left to run for.
+                    let order = if changed.is_err() { Order::Kill } else { *self.orders.borrow_and_update() };
+                    match order {
+                        Order::Run => {}
+                        Order::Drain => send(child, Signal::SIGUSR1),
+                        Order::Stop => {
+                            send(child, Signal::SIGTERM);
+                            // A stopped process must wake up to hear it.
+                            send(child, Signal::SIGCONT);
+                            kill_at = Some(Instant::now() + STOP_GRACE);
+                        }
+                        Order::Kill => kill_at = Some(Instant::now()),
+                    }
+                }
+                () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
+                    send(child, Signal::SIGKILL);
+                    return child.wait().await.map_or_else(|e| e.to_string(), in_words);
+                }
+            }
+        }
+    }
+
+    fn spawn(&self) -> std::io::Result<Child> {
+        let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
+        Command::new(&self.binary)
+            .args(&self.plan.args)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            // A Ctrl-C in the terminal is for the supervisor, which ends the services in order.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+    }
+
+    fn remember(&self, pid: Option<u32>) {
+        if let Ok(mut processes) = self.processes.lock() {
+            processes.set(self.plan.name, pid);
+        }
+    }
+}
+
+fn send(child: &Child, signal: Signal) {
+    if let Some(pid) = child.id() {
+        let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+    }
+}
+
+fn in_words(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt as _;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit {code}"),
+        (None, Some(signal)) => match Signal::try_from(signal) {
+            Ok(signal) => signal.to_string(),
+            Err(_) => format!("signal {signal}"),
+        },
+        (None, None) => status.to_string(),
+    }
+}
