@@ -1,1 +1,25 @@
-//! status-reporter: see ARCHITECTURE.md.
+//! status-reporter: the one writer of API objects.
+//!
+//! pod-sync says what each pod's status should be; this service merges it with what the API server has and writes it
+//! ([`reporter`], one PATCH per change and no read on the ordinary path). It registers the Node and keeps its status
+//! ([`node::keeper`]), renews the lease ([`lease`]), writes events ([`events::recorder`]) and mirror pods ([`mirror`]).
+//!
+//! What decides is plain functions: [`status`], [`node::setters`], [`events::correlate`], [`lease::next`].
+//! Tasks: `status-write` (at most 64), `status-retry`, `node`, `lease`, `events`, `kubeconfig`, one `peer-health` per
+//! service, one `report-stream` per caller. All memory can be rebuilt from pod-sync and the API server.
+
+pub mod api;
+pub mod clients;
+pub mod convert;
+pub mod events;
+pub mod gate;
+pub mod lease;
+pub mod metrics;
+pub mod mirror;
+pub mod node;
+pub mod reporter;
+pub mod run;
+pub mod service;
+pub mod status;
+pub mod update;
+pub mod write;

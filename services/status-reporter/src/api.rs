@@ -1,0 +1,215 @@
+//! Calls to the API server, on JSON, with their failures sorted by what to do about them.
+
+use std::time::Duration;
+
+use http::{Method, Request, header};
+use serde_json::{Value, json};
+
+use crate::clients::{Current, Purpose};
+
+/// How long one call may take.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+const JSON: &str = "application/json";
+const STRATEGIC: &str = "application/strategic-merge-patch+json";
+
+/// Why a call failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ApiFailure {
+    /// 404.
+    #[error("not found: {0}")]
+    NotFound(String),
+    /// 409 on create.
+    #[error("already exists: {0}")]
+    AlreadyExists(String),
+    /// 409: another version, another UID.
+    #[error("conflict: {0}")]
+    Conflict(String),
+    /// 422: the object would not be valid.
+    #[error("invalid: {0}")]
+    Invalid(String),
+    /// 4xx that no retry mends.
+    #[error("refused: {0}")]
+    Refused(String),
+    /// 401, 403: credentials or rules may change.
+    #[error("denied: {0}")]
+    Denied(String),
+    /// 429.
+    #[error("too many requests")]
+    TooMany {
+        /// What the server asks for.
+        retry_after: Option<Duration>,
+    },
+    /// 5xx.
+    #[error("server error: {0}")]
+    Server(String),
+    /// No answer.
+    #[error("unreachable: {0}")]
+    Unreachable(String),
+}
+
+impl ApiFailure {
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Conflict(_) | Self::Denied(_) | Self::TooMany { .. } | Self::Server(_) | Self::Unreachable(_) => true,
+            Self::NotFound(_) | Self::AlreadyExists(_) | Self::Invalid(_) | Self::Refused(_) => false,
+        }
+    }
+
+    /// Whether it says something of the server, not of one object.
+    #[must_use]
+    pub fn is_of_server(&self) -> bool {
+        match self {
+            Self::TooMany { .. } | Self::Unreachable(_) => true,
+            Self::NotFound(_)
+            | Self::AlreadyExists(_)
+            | Self::Conflict(_)
+            | Self::Invalid(_)
+            | Self::Refused(_)
+            | Self::Denied(_)
+            | Self::Server(_) => false,
+        }
+    }
+
+    /// How long the server asks to stay away.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::TooMany { retry_after } => *retry_after,
+            _ => None,
+        }
+    }
+}
+
+impl From<kube::Error> for ApiFailure {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => {
+                let message = status.message.clone();
+                match (status.code, status.reason.as_str()) {
+                    (404, _) => Self::NotFound(message),
+                    (409, "AlreadyExists") => Self::AlreadyExists(message),
+                    (409 | 410, _) => Self::Conflict(message),
+                    (422, _) => Self::Invalid(message),
+                    (401 | 403, _) => Self::Denied(message),
+                    (429, _) => {
+                        let seconds = status.details.as_ref().map(|d| d.retry_after_seconds).filter(|s| *s > 0);
+                        Self::TooMany { retry_after: seconds.map(|s| Duration::from_secs(u64::from(s))) }
+                    }
+                    (400..=499, _) => Self::Refused(message),
+                    _ => Self::Server(message),
+                }
+            }
+            other => Self::Unreachable(quintlet_kit::error_chain(&other)),
+        }
+    }
+}
+
+/// The path of an object or a collection.
+#[must_use]
+pub fn pod_path(namespace: &str, name: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/pods/{name}")
+}
+
+/// The path of a node.
+#[must_use]
+pub fn node_path(name: &str) -> String {
+    format!("/api/v1/nodes/{name}")
+}
+
+#[derive(Clone)]
+enum Source {
+    Fixed(kube::Client),
+    Followed(Current, Purpose),
+}
+
+/// Calls for one purpose.
+#[derive(Clone)]
+pub struct ApiClient {
+    source: Source,
+    timeout: Duration,
+}
+
+impl ApiClient {
+    /// Wraps a client that does not retry by itself.
+    #[must_use]
+    pub fn new(client: kube::Client) -> Self {
+        Self { source: Source::Fixed(client), timeout: CALL_TIMEOUT }
+    }
+
+    /// Takes the newest client from a kubeconfig.
+    #[must_use]
+    pub fn following(clients: Current, purpose: Purpose) -> Self {
+        Self { source: Source::Followed(clients, purpose), timeout: CALL_TIMEOUT }
+    }
+
+    fn client(&self) -> Result<kube::Client, ApiFailure> {
+        match &self.source {
+            Source::Fixed(client) => Ok(client.clone()),
+            Source::Followed(clients, purpose) => match clients.borrow().as_ref() {
+                Some(clients) => Ok(clients.of(*purpose)),
+                None => Err(ApiFailure::Unreachable("there is no usable kubeconfig yet".to_owned())),
+            },
+        }
+    }
+
+    async fn call(&self, method: Method, path: &str, content_type: &str, body: Option<&Value>) -> Result<Value, ApiFailure> {
+        let body = body.map(|b| b.to_string().into_bytes()).unwrap_or_default();
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::CONTENT_TYPE, content_type)
+            .body(body)
+            .map_err(|e| ApiFailure::Refused(format!("{path}: {e}")))?;
+        let client = self.client()?;
+        match tokio::time::timeout(self.timeout, client.request::<Value>(request)).await {
+            Ok(answer) => answer.map_err(ApiFailure::from),
+            Err(_) => Err(ApiFailure::Unreachable(format!("no answer within {} s", self.timeout.as_secs()))),
+        }
+    }
+
+    /// GET.
+    ///
+    /// # Errors
+    /// As [`ApiFailure`].
+    pub async fn get(&self, path: &str) -> Result<Value, ApiFailure> {
+        self.call(Method::GET, path, JSON, None).await
+    }
+
+    /// POST to a collection.
+    ///
+    /// # Errors
+    /// As [`ApiFailure`].
+    pub async fn create(&self, path: &str, object: &Value) -> Result<Value, ApiFailure> {
+        self.call(Method::POST, path, JSON, Some(object)).await
+    }
+
+    /// PUT.
+    ///
+    /// # Errors
+    /// As [`ApiFailure`].
+    pub async fn update(&self, path: &str, object: &Value) -> Result<Value, ApiFailure> {
+        self.call(Method::PUT, path, JSON, Some(object)).await
+    }
+
+    /// Strategic merge patch.
+    ///
+    /// # Errors
+    /// As [`ApiFailure`].
+    pub async fn patch(&self, path: &str, patch: &Value) -> Result<Value, ApiFailure> {
+        self.call(Method::PATCH, path, STRATEGIC, Some(patch)).await
+    }
+
+    /// Deletes at once, only the object with this UID.
+    ///
+    /// # Errors
+    /// As [`ApiFailure`].
+    pub async fn delete_now(&self, path: &str, uid: &str) -> Result<Value, ApiFailure> {
+        let options = json!({
+            "kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0, "preconditions": {"uid": uid},
+        });
+        self.call(Method::DELETE, path, JSON, Some(&options)).await
+    }
+}

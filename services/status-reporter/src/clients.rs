@@ -1,0 +1,117 @@
+//! Clients of the API server, made from a kubeconfig that may come late and change.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+/// How often the files are looked at: until they are usable, and after.
+const LOOK_FOR_EVERY: Duration = Duration::from_millis(500);
+const LOOK_AGAIN_EVERY: Duration = Duration::from_secs(5);
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// Who calls: each has connections of its own, so that none waits behind another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// Pod statuses and mirrors.
+    Pods,
+    /// The Node object.
+    Node,
+    /// The lease.
+    Lease,
+    /// Events.
+    Events,
+}
+
+/// One client per purpose.
+pub struct Clients([kube::Client; 4]);
+
+impl Clients {
+    /// The client for a purpose.
+    #[must_use]
+    pub fn of(&self, purpose: Purpose) -> kube::Client {
+        let [pods, node, lease, events] = &self.0;
+        match purpose {
+            Purpose::Pods => pods,
+            Purpose::Node => node,
+            Purpose::Lease => lease,
+            Purpose::Events => events,
+        }
+        .clone()
+    }
+
+    async fn load(path: &Path) -> Result<Self, kube::Error> {
+        let kubeconfig = Kubeconfig::read_from(path).map_err(kube::Error::InferKubeconfig)?;
+        let options = KubeConfigOptions::default();
+        let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(kube::Error::InferKubeconfig)?;
+        config.connect_timeout = Some(CONNECT_WITHIN);
+        // Repeating is decided here, where a newer status can take the place of an older one.
+        config.default_retry = false;
+        let client = || kube::Client::try_from(config.clone());
+        Ok(Self([client()?, client()?, client()?, client()?]))
+    }
+}
+
+/// The newest clients; none while the kubeconfig is not usable.
+pub type Current = watch::Receiver<Option<Arc<Clients>>>;
+
+/// Starts the task that loads the kubeconfig and loads it again when it or a file it names changes.
+#[must_use]
+pub fn follow(path: PathBuf, stop: CancellationToken) -> Current {
+    let (sender, receiver) = watch::channel(None);
+    quintlet_kit::task::spawn("kubeconfig", async move {
+        // A look cut short is of no use any more.
+        tokio::select! {
+            () = look(path, sender) => {}
+            () = stop.cancelled() => {}
+        }
+    });
+    receiver
+}
+
+type Fingerprint = Vec<(PathBuf, Option<(SystemTime, u64)>)>;
+
+async fn look(path: PathBuf, current: watch::Sender<Option<Arc<Clients>>>) {
+    let mut known = None::<Fingerprint>;
+    let mut complained = false;
+    loop {
+        let seen = fingerprint(&path);
+        if known.as_ref() != Some(&seen) {
+            match Clients::load(&path).await {
+                Ok(clients) => {
+                    info!(path = %path.display(), "kubeconfig loaded");
+                    current.send_replace(Some(Arc::new(clients)));
+                    (known, complained) = (Some(seen), false);
+                }
+                Err(error) if !complained => {
+                    let why = quintlet_kit::error_chain(&error);
+                    warn!(path = %path.display(), %why, "the kubeconfig cannot be used yet");
+                    complained = true;
+                }
+                Err(_) => {}
+            }
+        }
+        tokio::time::sleep(if known.is_some() { LOOK_AGAIN_EVERY } else { LOOK_FOR_EVERY }).await;
+    }
+}
+
+/// The files a kubeconfig consists of, with their times and sizes.
+fn fingerprint(path: &Path) -> Fingerprint {
+    let mut files = vec![path.to_owned()];
+    if let Ok(config) = Kubeconfig::read_from(path) {
+        files.extend(config.clusters.iter().filter_map(|c| c.cluster.as_ref()?.certificate_authority.clone()).map(PathBuf::from));
+        for user in config.auth_infos.iter().filter_map(|u| u.auth_info.as_ref()) {
+            files.extend(user.client_certificate.iter().chain(&user.client_key).map(PathBuf::from));
+        }
+    }
+    let look = |file: PathBuf| {
+        let seen = std::fs::metadata(&file).ok().and_then(|m| Some((m.modified().ok()?, m.len())));
+        (file, seen)
+    };
+    files.into_iter().map(look).collect()
+}

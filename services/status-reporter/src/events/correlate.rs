@@ -1,0 +1,311 @@
+//! Which events are written, and how often (`client-go/tools/record/events_cache.go`). No I/O, no clock.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use lru::LruCache;
+use serde_json::{Value, json};
+
+use super::Occurrence;
+use crate::status::normalize::seconds;
+use crate::status::text;
+
+/// Entries of each of the three memories.
+const ENTRIES: NonZeroUsize = NonZeroUsize::new(4096).expect("4096 is not zero");
+
+/// Distinct messages after which similar events are told as one.
+const SIMILAR: usize = 10;
+
+/// A pause after which similar events are no longer counted together.
+const SIMILAR_WINDOW: Duration = Duration::from_secs(600);
+
+/// Events about one object at once, and how long until one more is allowed.
+const BURST: f64 = 25.0;
+const REFILL: Duration = Duration::from_secs(300);
+
+const COMBINED: &str = "(combined from similar events): ";
+
+/// What to do about an occurrence.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Decision {
+    /// Write this event, and tell [`Correlator::stored`].
+    Create(CountKey, Value),
+    /// Count one more on an event written before; if it is gone, create the event given.
+    Count {
+        /// Which count.
+        key: CountKey,
+        /// The whole event as it is now.
+        event: Value,
+        /// What changes.
+        patch: Value,
+    },
+    /// Too many about this object.
+    Drop,
+}
+
+/// What makes events similar.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Kind {
+    object: [String; 4],
+    event_type: String,
+    reason: String,
+}
+
+/// What makes events the same.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct CountKey {
+    kind: Kind,
+    field_path: String,
+    /// Empty for the event that stands for many.
+    message: String,
+}
+
+struct Similar {
+    messages: HashSet<String>,
+    last: Timestamp,
+}
+
+struct Written {
+    name: String,
+    count: u64,
+    first: String,
+}
+
+struct Bucket {
+    tokens: f64,
+    last: Timestamp,
+}
+
+/// The memories of what was said.
+pub struct Correlator {
+    node: String,
+    similar: LruCache<Kind, Similar>,
+    written: LruCache<CountKey, Written>,
+    spam: LruCache<([String; 4], String), Bucket>,
+}
+
+impl Correlator {
+    /// Empty memories; `node` is the host in the source of events.
+    #[must_use]
+    pub fn new(node: &str) -> Self {
+        Self {
+            node: node.to_owned(),
+            similar: LruCache::new(ENTRIES),
+            written: LruCache::new(ENTRIES),
+            spam: LruCache::new(ENTRIES),
+        }
+    }
+
+    /// Aggregates, counts, filters: in this order, so that filtered events count as well.
+    pub fn decide(&mut self, occurrence: &Occurrence, now: Timestamp) -> Decision {
+        let object = [&occurrence.kind, &occurrence.namespace, &occurrence.name, &occurrence.uid].map(Clone::clone);
+        let kind = Kind {
+            object: object.clone(),
+            event_type: occurrence.event_type.clone(),
+            reason: occurrence.reason.clone(),
+        };
+        let mut event = occurrence.to_event(&self.node, now);
+        let combined = self.is_one_of_many(&kind, &occurrence.message, now);
+        let key = if combined {
+            event["message"] = json!(format!("{COMBINED}{}", occurrence.message));
+            if let Some(event) = event.as_object_mut() {
+                event.remove("reportingComponent");
+                event.remove("reportingInstance");
+            }
+            CountKey { kind, field_path: String::new(), message: String::new() }
+        } else {
+            CountKey { kind, field_path: occurrence.field_path.clone(), message: occurrence.message.clone() }
+        };
+        let decision = match self.written.get_mut(&key) {
+            Some(written) => {
+                written.count += 1;
+                event["metadata"]["name"] = json!(written.name);
+                event["firstTimestamp"] = json!(written.first);
+                event["count"] = json!(written.count);
+                let patch = json!({
+                    "count": written.count, "lastTimestamp": event["lastTimestamp"], "message": event["message"],
+                });
+                Decision::Count { key, event, patch }
+            }
+            None => {
+                let written = Written {
+                    name: text(&event["metadata"], "name").to_owned(),
+                    count: 1,
+                    first: seconds(now),
+                };
+                self.written.put(key.clone(), written);
+                Decision::Create(key, event)
+            }
+        };
+        if self.is_spam((object, occurrence.event_type.clone()), now) { Decision::Drop } else { decision }
+    }
+
+    /// Takes over what the API server answered.
+    pub fn stored(&mut self, key: &CountKey, event: &Value) {
+        let written = Written {
+            name: text(&event["metadata"], "name").to_owned(),
+            count: event["count"].as_u64().unwrap_or(1),
+            first: text(event, "firstTimestamp").to_owned(),
+        };
+        self.written.put(key.clone(), written);
+    }
+
+    fn is_one_of_many(&mut self, kind: &Kind, message: &str, now: Timestamp) -> bool {
+        let fresh = || Similar { messages: HashSet::new(), last: now };
+        let similar = self.similar.get_or_insert_mut(kind.clone(), fresh);
+        if since(similar.last, now) > SIMILAR_WINDOW {
+            *similar = fresh();
+        }
+        similar.last = now;
+        similar.messages.insert(message.to_owned());
+        if similar.messages.len() < SIMILAR {
+            return false;
+        }
+        // Any one makes room, so that the set stays bounded.
+        if let Some(any) = similar.messages.iter().next().cloned() {
+            similar.messages.remove(&any);
+        }
+        true
+    }
+
+    fn is_spam(&mut self, key: ([String; 4], String), now: Timestamp) -> bool {
+        let bucket = self.spam.get_or_insert_mut(key, || Bucket { tokens: BURST, last: now });
+        let earned = since(bucket.last, now).as_secs_f64() / REFILL.as_secs_f64();
+        bucket.tokens = (bucket.tokens + earned).min(BURST);
+        bucket.last = now;
+        if bucket.tokens < 1.0 {
+            return true;
+        }
+        bucket.tokens -= 1.0;
+        false
+    }
+}
+
+/// Never negative: the wall clock may be set back.
+fn since(earlier: Timestamp, later: Timestamp) -> Duration {
+    Duration::try_from(later.duration_since(earlier)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + second).unwrap()
+    }
+
+    fn occurrence(reason: &str, message: &str) -> Occurrence {
+        Occurrence {
+            kind: "Pod".into(),
+            namespace: "default".into(),
+            name: "web".into(),
+            uid: "u".into(),
+            event_type: "Normal".into(),
+            reason: reason.into(),
+            message: message.into(),
+            ..Occurrence::default()
+        }
+    }
+
+    fn create(decision: Decision) -> Value {
+        match decision {
+            Decision::Create(_, event) => event,
+            other => panic!("not a create: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_first_event_is_created_as_the_kubelet_writes_it() {
+        let mut correlator = Correlator::new("n1");
+        let mut what = occurrence("Started", "Container started");
+        what.field_path = "spec.containers{main}".into();
+        let event = create(correlator.decide(&what, at(0)));
+        assert_eq!(event["source"], json!({"component": "kubelet", "host": "n1"}));
+        assert_eq!(event["involvedObject"]["fieldPath"], "spec.containers{main}");
+        assert_eq!(event["metadata"]["name"], format!("web.{:x}", at(0).as_nanosecond()));
+        assert_eq!((&event["count"], &event["firstTimestamp"]), (&json!(1), &event["lastTimestamp"]));
+        let node = create(correlator.decide(&Occurrence::of_node("n1", "Normal", "NodeReady", "m".into()), at(0)));
+        assert_eq!(node["metadata"]["namespace"], "default");
+        assert_eq!(node["involvedObject"], json!({"apiVersion": "v1", "kind": "Node", "name": "n1"}));
+    }
+
+    #[test]
+    fn a_repeated_event_is_counted_without_limit_in_time() {
+        let mut correlator = Correlator::new("n1");
+        let what = occurrence("BackOff", "Back-off");
+        let first = create(correlator.decide(&what, at(0)));
+        for (n, second) in [(2, 10), (3, 100_000)] {
+            let Decision::Count { event, patch, .. } = correlator.decide(&what, at(second)) else { panic!("not counted") };
+            assert_eq!(event["metadata"]["name"], first["metadata"]["name"]);
+            assert_eq!(event["firstTimestamp"], first["firstTimestamp"]);
+            assert_eq!(patch, json!({"count": n, "lastTimestamp": seconds(at(second)), "message": "Back-off"}));
+        }
+    }
+
+    #[test]
+    fn the_answer_of_the_server_is_counted_on() {
+        let mut correlator = Correlator::new("n1");
+        let what = occurrence("BackOff", "Back-off");
+        let Decision::Create(key, mut event) = correlator.decide(&what, at(0)) else { panic!("not created") };
+        event["count"] = json!(41);
+        correlator.stored(&key, &event);
+        let Decision::Count { patch, .. } = correlator.decide(&what, at(1)) else { panic!("not counted") };
+        assert_eq!(patch["count"], 42);
+    }
+
+    #[test]
+    fn the_tenth_different_message_is_combined() {
+        let mut correlator = Correlator::new("n1");
+        for n in 0..9 {
+            create(correlator.decide(&occurrence("Failed", &format!("m{n}")), at(n)));
+        }
+        let combined = create(correlator.decide(&occurrence("Failed", "m9"), at(9)));
+        assert_eq!(combined["message"], "(combined from similar events): m9");
+        assert_eq!(combined.get("reportingComponent"), None);
+        let Decision::Count { patch, .. } = correlator.decide(&occurrence("Failed", "m10"), at(10)) else {
+            panic!("the combined event is not counted")
+        };
+        assert_eq!((&patch["count"], &patch["message"]), (&json!(2), &json!("(combined from similar events): m10")));
+        create(correlator.decide(&occurrence("Other", "m11"), at(11)));
+    }
+
+    #[test]
+    fn a_quiet_time_forgets_similar_events() {
+        let mut correlator = Correlator::new("n1");
+        for n in 0..9 {
+            create(correlator.decide(&occurrence("Failed", &format!("m{n}")), at(n)));
+        }
+        let event = create(correlator.decide(&occurrence("Failed", "late"), at(8 + 601)));
+        assert_eq!(event["message"], "late");
+    }
+
+    #[test]
+    fn an_object_has_a_budget_per_type_that_refills_slowly() {
+        let mut correlator = Correlator::new("n1");
+        let spam = |n: i64| occurrence(&format!("R{n}"), "m");
+        for n in 0..25 {
+            assert_ne!(correlator.decide(&spam(n), at(0)), Decision::Drop, "{n}");
+        }
+        assert_eq!(correlator.decide(&spam(25), at(0)), Decision::Drop);
+        assert_eq!(correlator.decide(&spam(25), at(299)), Decision::Drop);
+        let mut warning = spam(26);
+        warning.event_type = "Warning".into();
+        assert_ne!(correlator.decide(&warning, at(299)), Decision::Drop, "another type has its own");
+        let mut other = spam(26);
+        other.name = "other".into();
+        assert_ne!(correlator.decide(&other, at(299)), Decision::Drop, "another object has its own");
+        let Decision::Count { patch, .. } = correlator.decide(&spam(25), at(301)) else { panic!("not counted") };
+        assert_eq!(patch["count"], 3, "filtered ones were counted");
+        assert_eq!(correlator.decide(&spam(25), at(301)), Decision::Drop, "one more per 300 s");
+    }
+
+    #[test]
+    fn a_clock_set_back_harms_nothing() {
+        let mut correlator = Correlator::new("n1");
+        create(correlator.decide(&occurrence("A", "m"), at(1000)));
+        assert!(matches!(correlator.decide(&occurrence("A", "m"), at(0)), Decision::Count { .. }));
+    }
+}

@@ -1,0 +1,142 @@
+//! The queue of events and the one task that writes them.
+
+use std::time::Duration;
+
+use quintlet_kit::clock::Clock;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::Occurrence;
+use super::correlate::{Correlator, CountKey, Decision};
+use crate::api::{ApiClient, ApiFailure};
+use crate::metrics::Metrics;
+
+/// Events that may wait, as in the kubelet.
+const QUEUE: usize = 1000;
+
+/// How long one event is tried before it is given up: the kubelet's twelve tries, ten seconds apart.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Pauses between tries.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Hands events over. Clones share the queue.
+#[derive(Clone)]
+pub struct Recorder {
+    /// None: there is no API server.
+    queue: Option<mpsc::Sender<Occurrence>>,
+    metrics: Metrics,
+}
+
+impl Recorder {
+    /// A recorder that only logs.
+    #[must_use]
+    pub fn standalone(metrics: Metrics) -> Self {
+        Self { queue: None, metrics }
+    }
+
+    /// Starts the task that writes events. It ends with `stop`; what waits then is lost.
+    #[must_use]
+    pub fn start(api: ApiClient, node: &str, clock: Clock, metrics: Metrics, stop: CancellationToken) -> Self {
+        let (queue, waiting) = mpsc::channel(QUEUE);
+        let writer = Writer { api, clock, correlator: Correlator::new(node), metrics: metrics.clone() };
+        quintlet_kit::task::spawn("events", async move {
+            // Dropping the writer loses events only; the kubelet does the same.
+            tokio::select! {
+                () = writer.run(waiting) => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        Self { queue: Some(queue), metrics }
+    }
+
+    /// Queues an event. False: the queue is full and the event is lost.
+    pub fn record(&self, occurrence: Occurrence) -> bool {
+        debug!(
+            pod.uid = %occurrence.uid, kind = %occurrence.kind, name = %occurrence.name, reason = %occurrence.reason,
+            "event: {}", occurrence.message
+        );
+        let Some(queue) = &self.queue else { return true };
+        let queued = queue.try_send(occurrence).is_ok();
+        if !queued && self.metrics.events_dropped.inc() % 100 == 0 {
+            warn!("the event queue is full: events are lost");
+        }
+        self.metrics.events_queued.set(i64::try_from(QUEUE - queue.capacity()).unwrap_or(i64::MAX));
+        queued
+    }
+}
+
+struct Writer {
+    api: ApiClient,
+    clock: Clock,
+    correlator: Correlator,
+    metrics: Metrics,
+}
+
+impl Writer {
+    async fn run(mut self, mut waiting: mpsc::Receiver<Occurrence>) {
+        while let Some(occurrence) = waiting.recv().await {
+            match self.correlator.decide(&occurrence, self.clock.wall()) {
+                Decision::Create(key, event) => self.create(&key, &event).await,
+                Decision::Count { key, event, patch } => self.count(&key, event, &patch).await,
+                Decision::Drop => {
+                    self.metrics.events_filtered.inc();
+                }
+            }
+        }
+    }
+
+    async fn create(&mut self, key: &CountKey, event: &Value) {
+        let path = format!("/api/v1/namespaces/{}/events", namespace(event));
+        let api = self.api.clone();
+        let answer = retry(|| api.create(&path, event)).await;
+        self.settle(key, answer);
+    }
+
+    async fn count(&mut self, key: &CountKey, mut event: Value, patch: &Value) {
+        let name = event["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let path = format!("/api/v1/namespaces/{}/events/{name}", namespace(&event));
+        let api = self.api.clone();
+        match retry(|| api.patch(&path, patch)).await {
+            // It has expired: say it anew under the same name.
+            Err(ApiFailure::NotFound(_)) => {
+                event["metadata"]["resourceVersion"] = json!("");
+                self.create(key, &event).await;
+            }
+            answer => self.settle(key, answer),
+        }
+    }
+
+    fn settle(&mut self, key: &CountKey, answer: Result<Value, ApiFailure>) {
+        match answer {
+            Ok(event) => self.correlator.stored(key, &event),
+            Err(failure) => warn!(%failure, "an event is given up"),
+        }
+    }
+}
+
+fn namespace(event: &Value) -> &str {
+    event["metadata"]["namespace"].as_str().unwrap_or("default")
+}
+
+/// Repeats while there is no answer; an answer, whatever it is, is final.
+async fn retry<F>(mut call: impl FnMut() -> F) -> Result<Value, ApiFailure>
+where
+    F: Future<Output = Result<Value, ApiFailure>>,
+{
+    let start = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match call().await {
+            Err(ApiFailure::Unreachable(_)) if start.elapsed() < PATIENCE => {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            answer => return answer,
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! How often the API server is tried while it does not answer.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// The first pause after a failure.
+const FIRST: Duration = Duration::from_millis(50);
+/// The longest pause, so that a server that is back is noticed within it.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Lets everything pass while the server answers; one attempt per pause while it does not.
+#[derive(Debug)]
+pub struct Gate {
+    state: Mutex<State>,
+    opened: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    /// None while the server answers.
+    pause: Option<Duration>,
+    next: Instant,
+    /// The server asked to be left alone until then.
+    hold: Option<Instant>,
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self { state: Mutex::new(State { pause: None, next: Instant::now(), hold: None }), opened: Notify::new() }
+    }
+}
+
+impl Gate {
+    /// Waits until an attempt may be made.
+    pub async fn enter(&self) {
+        loop {
+            let opened = self.opened.notified();
+            let until = {
+                let mut state = self.state.lock();
+                let now = Instant::now();
+                match (state.hold.filter(|h| *h > now), state.pause) {
+                    (Some(hold), _) => hold,
+                    (None, None) => return,
+                    (None, Some(pause)) if state.next <= now => {
+                        state.next = now + pause;
+                        return;
+                    }
+                    (None, Some(_)) => state.next,
+                }
+            };
+            // Both arms only lead to another look.
+            tokio::select! {
+                () = opened => {}
+                () = tokio::time::sleep_until(until) => {}
+            }
+        }
+    }
+
+    /// The server answered.
+    pub fn answered(&self) {
+        let mut state = self.state.lock();
+        if state.pause.take().is_some() {
+            self.opened.notify_waiters();
+        }
+    }
+
+    /// The server did not answer, or asked for time.
+    pub fn failed(&self, retry_after: Option<Duration>) {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        let pause = state.pause.map_or(FIRST, |p| (p * 2).min(LONGEST));
+        state.pause = Some(pause);
+        state.next = now + pause;
+        if let Some(after) = retry_after {
+            let until = now + after;
+            state.hold = Some(state.hold.map_or(until, |h| h.max(until)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[tokio::test(start_paused = true)]
+    async fn attempts_are_spaced_while_it_fails_and_free_once_it_answers() {
+        let gate = Arc::new(Gate::default());
+        let start = Instant::now();
+        gate.enter().await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        let mut pauses = Vec::new();
+        for _ in 0..7 {
+            gate.failed(None);
+            let before = Instant::now();
+            gate.enter().await;
+            pauses.push(before.elapsed().as_millis());
+        }
+        assert_eq!(pauses, [50, 100, 200, 400, 800, 1000, 1000]);
+        let waiter = { let gate = gate.clone(); async move { gate.enter().await } };
+        tokio::pin!(waiter);
+        assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiter).await.is_err());
+        gate.answered();
+        let before = Instant::now();
+        waiter.await;
+        assert_eq!(before.elapsed(), Duration::ZERO, "who waits goes on at once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_server_asks_for_is_kept_even_if_another_call_succeeds() {
+        let gate = Gate::default();
+        gate.failed(Some(Duration::from_secs(7)));
+        gate.answered();
+        let start = Instant::now();
+        gate.enter().await;
+        assert_eq!(start.elapsed(), Duration::from_secs(7));
+    }
+}

@@ -1,0 +1,210 @@
+//! The node's lease: its heartbeat, apart from everything else.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use quintlet_kit::clock::Clock;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use crate::api::{ApiClient, ApiFailure, node_path};
+use crate::status::text;
+
+const COLLECTION: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+
+/// How long the lease counts without renewal.
+const DURATION_SECONDS: u32 = 40;
+
+/// A quarter of the duration, and up to 4 % more.
+const RENEW_EVERY: Duration = Duration::from_secs(10);
+const JITTER: f64 = 0.04;
+
+/// Immediate tries per renewal.
+const TRIES: u32 = 5;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What to do after an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// The lease is fresh: wait until the next renewal.
+    Rest,
+    /// Update again at once.
+    Again,
+    /// Read the lease, or make it, then update.
+    Ensure,
+    /// Read or make it after this pause.
+    Pause(Duration),
+}
+
+/// The decision after an update or an ensure that ended so; `failures` counts this one.
+#[must_use]
+pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
+    match outcome {
+        Ok(()) => Next::Rest,
+        Err(_) if failures >= TRIES => {
+            let doubled = FIRST_PAUSE * 2_u32.saturating_pow((failures - TRIES).min(10));
+            Next::Pause(doubled.min(LONGEST_PAUSE))
+        }
+        // Somebody else wrote it, or it went: what is there must be read.
+        Err(ApiFailure::Conflict(_) | ApiFailure::NotFound(_) | ApiFailure::AlreadyExists(_) | ApiFailure::Invalid(_)) => {
+            Next::Ensure
+        }
+        Err(
+            ApiFailure::Refused(_)
+            | ApiFailure::Denied(_)
+            | ApiFailure::TooMany { .. }
+            | ApiFailure::Server(_)
+            | ApiFailure::Unreachable(_),
+        ) => Next::Again,
+    }
+}
+
+/// A lease with a fresh renewal; what else it has stays.
+#[must_use]
+pub fn renewed(lease: Option<&Value>, node: &str, node_uid: Option<&str>, now: Timestamp) -> Value {
+    let mut lease = lease.cloned().unwrap_or_else(|| {
+        json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": node, "namespace": "kube-node-lease"}, "spec": {},
+        })
+    });
+    lease["spec"]["holderIdentity"] = json!(node);
+    lease["spec"]["leaseDurationSeconds"] = json!(DURATION_SECONDS);
+    lease["spec"]["renewTime"] = json!(now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string());
+    if !has_owner(&lease)
+        && let Some(uid) = node_uid
+    {
+        lease["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]);
+    }
+    lease
+}
+
+fn has_owner(lease: &Value) -> bool {
+    lease["metadata"]["ownerReferences"].as_array().is_some_and(|o| !o.is_empty())
+}
+
+/// Keeps the lease fresh until `stop`. The lease is never deleted.
+pub async fn run(api: ApiClient, node: String, clock: Clock, stop: CancellationToken) {
+    let keeper = Keeper { path: format!("{COLLECTION}/{node}"), api, node, clock };
+    // A renewal cut short is repeated by the next process.
+    tokio::select! {
+        () = keeper.run() => {}
+        () = stop.cancelled() => {}
+    }
+}
+
+struct Keeper {
+    api: ApiClient,
+    node: String,
+    path: String,
+    clock: Clock,
+}
+
+impl Keeper {
+    async fn run(self) {
+        let mut lease = None;
+        loop {
+            self.renew(&mut lease).await;
+            let jitter = 1.0 + JITTER * rand::random::<f64>();
+            tokio::time::sleep(RENEW_EVERY.mul_f64(jitter)).await;
+        }
+    }
+
+    /// Renews, however long it takes.
+    async fn renew(&self, lease: &mut Option<Value>) {
+        let mut failures = 0;
+        loop {
+            let outcome = match lease.as_ref() {
+                Some(known) => self.update(known).await,
+                None => self.ensure().await,
+            };
+            let step = match outcome {
+                Ok(fresh) => {
+                    *lease = Some(fresh);
+                    next(Ok(()), failures)
+                }
+                Err(failure) => {
+                    failures += 1;
+                    debug!(%failure, failures, "the lease is not renewed");
+                    if failures == TRIES {
+                        warn!(%failure, "the node's lease cannot be renewed");
+                    }
+                    next(Err(&failure), failures)
+                }
+            };
+            match step {
+                Next::Rest => return,
+                Next::Again => {}
+                Next::Ensure => *lease = None,
+                Next::Pause(pause) => {
+                    *lease = None;
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+    }
+
+    async fn update(&self, lease: &Value) -> Result<Value, ApiFailure> {
+        let owner = if has_owner(lease) { None } else { self.node_uid().await };
+        self.api.update(&self.path, &renewed(Some(lease), &self.node, owner.as_deref(), self.clock.wall())).await
+    }
+
+    async fn ensure(&self) -> Result<Value, ApiFailure> {
+        match self.api.get(&self.path).await {
+            Ok(lease) => self.update(&lease).await,
+            Err(ApiFailure::NotFound(_)) => {
+                let owner = self.node_uid().await;
+                let fresh = renewed(None, &self.node, owner.as_deref(), self.clock.wall());
+                self.api.create(COLLECTION, &fresh).await
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// A node that is not there yet becomes the owner with a later renewal; the heartbeat does not wait for it.
+    async fn node_uid(&self) -> Option<String> {
+        let node = self.api.get(&node_path(&self.node)).await.ok()?;
+        Some(text(&node["metadata"], "uid").to_owned()).filter(|uid| !uid.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_failure_has_its_next_step() {
+        let unreachable = ApiFailure::Unreachable("x".into());
+        let conflict = ApiFailure::Conflict("x".into());
+        let cases = [
+            (Ok(()), 0, Next::Rest),
+            (Err(&unreachable), 1, Next::Again),
+            (Err(&unreachable), 4, Next::Again),
+            (Err(&conflict), 1, Next::Ensure),
+            (Err(&unreachable), 5, Next::Pause(Duration::from_millis(200))),
+            (Err(&conflict), 6, Next::Pause(Duration::from_millis(400))),
+            (Err(&unreachable), 50, Next::Pause(Duration::from_secs(1))),
+        ];
+        for (outcome, failures, want) in cases {
+            assert_eq!(next(outcome, failures), want, "{outcome:?} {failures}");
+        }
+    }
+
+    #[test]
+    fn a_renewal_keeps_what_is_there_and_adds_the_owner_late() {
+        let now = "2026-01-01T00:00:00.1234567Z".parse().unwrap();
+        let first = renewed(None, "n1", None, now);
+        assert_eq!(first["spec"], json!({"holderIdentity": "n1", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.123456Z"}));
+        assert_eq!(first["metadata"].get("ownerReferences"), None);
+        let mut live = first;
+        live["metadata"]["resourceVersion"] = json!("7");
+        let owned = renewed(Some(&live), "n1", Some("u"), now);
+        assert_eq!(owned["metadata"]["resourceVersion"], "7");
+        assert_eq!(owned["metadata"]["ownerReferences"][0]["uid"], "u");
+        let kept = renewed(Some(&owned), "n1", Some("other"), now);
+        assert_eq!(kept["metadata"]["ownerReferences"][0]["uid"], "u");
+    }
+}

@@ -1,0 +1,87 @@
+//! What this service counts.
+
+use std::sync::OnceLock;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use quintlet_telemetry::metrics as registry;
+
+use crate::update::Verdict;
+
+/// Buckets of the kubelet's metric, in seconds.
+const SYNC_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
+
+/// What became of an update.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct VerdictLabel {
+    verdict: &'static str,
+}
+
+/// All metrics; clones share their values.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    /// Pods with a status known here.
+    pub pods: Gauge,
+    /// Writes in flight.
+    pub in_flight: Gauge,
+    /// Acks by verdict.
+    pub acks: Family<VerdictLabel, Counter>,
+    /// Attempts that must be repeated.
+    pub failures: Counter,
+    /// From the first unsynced change to the write.
+    pub sync_seconds: Histogram,
+    /// Events lost because the queue was full.
+    pub events_dropped: Counter,
+    /// Events held back by the spam filter.
+    pub events_filtered: Counter,
+    /// Events waiting.
+    pub events_queued: Gauge,
+}
+
+impl Metrics {
+    /// Registers the metrics of this process, or finds them.
+    #[must_use]
+    pub fn register() -> Self {
+        Self {
+            pods: registry::gauge("quintlet_status_pods", "Pods with a status known to status-reporter"),
+            in_flight: registry::gauge("quintlet_status_writes_in_flight", "Status writes in flight"),
+            acks: registry::counter_family("quintlet_status_acks", "Acks sent to pod-sync by verdict"),
+            failures: registry::counter("quintlet_status_write_failures", "Status writes that must be repeated"),
+            sync_seconds: sync_seconds(),
+            events_dropped: registry::counter("quintlet_events_dropped", "Events lost because the queue was full"),
+            events_filtered: registry::counter("quintlet_events_filtered", "Events held back by the spam filter"),
+            events_queued: registry::gauge("quintlet_events_queued", "Events waiting to be written"),
+        }
+    }
+
+    pub(crate) fn acked(&self, verdict: &Verdict) {
+        let verdict = match verdict {
+            Verdict::Written(_) => "written",
+            Verdict::Gone => "gone",
+            Verdict::UidMismatch(_) => "uid_mismatch",
+            Verdict::Refused(_) => "refused",
+            Verdict::NoApi => "no_api",
+            Verdict::Queued(_) => "queued",
+            Verdict::Deleted => "deleted",
+        };
+        self.acks.get_or_create(&VerdictLabel { verdict }).inc();
+    }
+}
+
+/// The helpers have buckets of their own; this one has the kubelet's.
+fn sync_seconds() -> Histogram {
+    static SYNC_SECONDS: OnceLock<Histogram> = OnceLock::new();
+    let made = SYNC_SECONDS.get_or_init(|| {
+        let histogram = Histogram::new(SYNC_BUCKETS);
+        registry::registry().register(
+            "kubelet_pod_status_sync_duration_seconds",
+            "Seconds from a changed pod status to its write",
+            histogram.clone(),
+        );
+        histogram
+    });
+    made.clone()
+}

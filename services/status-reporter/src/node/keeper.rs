@@ -1,0 +1,175 @@
+//! Registers the node and keeps its status.
+
+use std::time::Duration;
+
+use quintlet_kit::clock::Clock;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::FactBoard;
+use super::health::HealthBoard;
+use super::setters::{self, View, Weight};
+use crate::api::{ApiClient, ApiFailure, node_path};
+use crate::events::recorder::Recorder;
+use crate::status::normalize::seconds;
+
+/// How often a changed status is written.
+const UPDATE_EVERY: Duration = Duration::from_secs(10);
+/// How often an unchanged one is.
+const REPORT_EVERY: Duration = Duration::from_secs(300);
+/// How often readiness is judged without news: peers and facts grow old by themselves.
+const JUDGE_EVERY: Duration = Duration::from_secs(2);
+/// How long a registration waits for facts, so that the node usually starts complete.
+const FACTS_WITHIN: Duration = Duration::from_secs(1);
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The one writer of the Node object.
+pub struct NodeKeeper {
+    /// Calls for this task alone.
+    pub api: ApiClient,
+    /// Name of the node.
+    pub name: String,
+    /// Create the node if it is not there.
+    pub register: bool,
+    /// Wall and boot time.
+    pub clock: Clock,
+    /// What the services say.
+    pub facts: FactBoard,
+    /// Whether they serve.
+    pub health: HealthBoard,
+    /// Where events go.
+    pub events: Recorder,
+}
+
+impl NodeKeeper {
+    /// Runs until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        // A write cut short is repeated by the next process.
+        tokio::select! {
+            () = self.keep() => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    async fn keep(&self) {
+        let started = self.clock.boot();
+        let mut live = self.appear(started).await;
+        let mut last_update = None::<Instant>;
+        let mut last_report = None::<Instant>;
+        let mut report_every = spread();
+        let mut failures = 0_u32;
+        loop {
+            let (desired, events) = self.desired(&live, started);
+            let weight = setters::weigh(&live, &desired);
+            let elapsed = |at: Option<Instant>, every: Duration| at.is_none_or(|at| at.elapsed() >= every);
+            let report = elapsed(last_report, report_every);
+            let due = report || weight == Weight::Turned || (weight == Weight::Changed && elapsed(last_update, UPDATE_EVERY));
+            if due {
+                match self.write(&live, &desired, report).await {
+                    Ok(written) => {
+                        failures = 0;
+                        last_update = Some(Instant::now());
+                        // A periodic report keeps the pace, a change starts a new one.
+                        report_every = if report && weight == Weight::Nothing { REPORT_EVERY } else { spread() };
+                        last_report = last_update;
+                        self.tell(&live, &written, events);
+                        live = written;
+                    }
+                    Err(failure) => {
+                        failures = failures.saturating_add(1);
+                        if failures == 1 {
+                            warn!(%failure, "the node's status cannot be written");
+                        }
+                        if let Ok(read) = self.api.get(&node_path(&self.name)).await {
+                            live = read;
+                        }
+                        let after = failure.retry_after().unwrap_or_else(|| pause(failures));
+                        tokio::time::sleep(after).await;
+                        continue;
+                    }
+                }
+            }
+            // Both arms only lead to another look.
+            tokio::select! {
+                () = self.facts.changed() => {}
+                () = tokio::time::sleep(JUDGE_EVERY) => {}
+            }
+        }
+    }
+
+    fn desired(&self, live: &Value, started: Duration) -> (Value, Vec<crate::events::Occurrence>) {
+        let (facts, peers) = (self.facts.snapshot(), self.health.peers());
+        let readiness = setters::readiness(View { facts: &facts, peers: &peers, boot: self.clock.boot(), started });
+        setters::desired(live, &facts, &readiness, &seconds(self.clock.wall()))
+    }
+
+    async fn write(&self, live: &Value, desired: &Value, heartbeat: bool) -> Result<Value, ApiFailure> {
+        let Some(patch) = setters::patch(live, desired, heartbeat) else { return Ok(live.clone()) };
+        debug!(patch = %patch, "node status");
+        self.api.patch(&format!("{}/status", node_path(&self.name)), &patch).await
+    }
+
+    fn tell(&self, before: &Value, after: &Value, events: Vec<crate::events::Occurrence>) {
+        for event in events.into_iter().chain(setters::schedulable_event(Some(before), after)) {
+            // A full queue is counted there.
+            self.events.record(event);
+        }
+    }
+
+    /// The node as it is in the API server, made if need be.
+    async fn appear(&self, started: Duration) -> Value {
+        let initial = setters::initial(&self.name, setters::go_arch(std::env::consts::ARCH));
+        if self.register && self.facts.snapshot().is_empty() {
+            // Without facts by then the node is made without them.
+            let _no_facts = tokio::time::timeout(FACTS_WITHIN, self.facts.changed()).await;
+        }
+        let mut failures = 0;
+        loop {
+            let attempt = if self.register { self.register(&initial, started).await } else { self.api.get(&node_path(&self.name)).await };
+            match attempt {
+                Ok(node) => return node,
+                Err(failure) => {
+                    failures += 1;
+                    if failures == 1 {
+                        warn!(%failure, node = %self.name, "the node cannot be registered yet");
+                    }
+                    tokio::time::sleep(failure.retry_after().unwrap_or_else(|| pause(failures))).await;
+                }
+            }
+        }
+    }
+
+    async fn register(&self, initial: &Value, started: Duration) -> Result<Value, ApiFailure> {
+        let (node, events) = self.desired(initial, started);
+        match self.api.create("/api/v1/nodes", &node).await {
+            Ok(made) => {
+                info!(node = %self.name, "node registered");
+                self.tell(&json!({}), &made, events);
+                Ok(made)
+            }
+            Err(ApiFailure::AlreadyExists(_) | ApiFailure::Denied(_)) => {
+                let live = self.api.get(&node_path(&self.name)).await?;
+                let adopted = setters::adopt(&live, initial);
+                info!(node = %self.name, "node found");
+                match setters::patch(&live, &adopted, false) {
+                    Some(patch) => self.api.patch(&format!("{}/status", node_path(&self.name)), &patch).await,
+                    None => Ok(live),
+                }
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+/// The report period, up to half of it earlier or later, so that nodes do not report together.
+fn spread() -> Duration {
+    REPORT_EVERY.mul_f64(0.5 + rand::random::<f64>())
+}
+
+fn pause(failures: u32) -> Duration {
+    (FIRST_PAUSE * 2_u32.saturating_pow(failures.saturating_sub(1).min(10))).min(LONGEST_PAUSE)
+}

@@ -1,0 +1,363 @@
+//! Which status is written when: newest wins per pod, one write at a time per pod, many pods at once.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use quintlet_kit::clock::Clock;
+use quintlet_model::ids::PodUid;
+use quintlet_telemetry::propagate;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+use tracing::{Instrument, debug, info, info_span, warn};
+
+use crate::api::{ApiClient, ApiFailure};
+use crate::gate::Gate;
+use crate::metrics::Metrics;
+use crate::status::normalize::{normalize, seconds};
+use crate::status::{is_terminal, is_true, phase};
+use crate::update::{Ack, Stamp, Update, Verdict};
+use crate::write::{self, Memory, Outcome};
+
+/// Writes in flight over all pods.
+const IN_FLIGHT: usize = 64;
+
+/// Pods known at once: far more than a node runs, small enough to bound memory (a few KiB each).
+const PODS: usize = 4096;
+
+/// Acks one stream may be behind: several for each of a full node's pods. A stream further behind is ended.
+const ACKS: usize = 4096;
+
+/// Pauses of one pod whose writes fail: 50 ms doubling to 1 s.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    Urgent,
+    Routine,
+}
+
+/// What is known of one pod.
+#[derive(Default)]
+struct Entry {
+    /// The newest update not begun, and since when there is one.
+    waiting: Option<(Update, Instant)>,
+    /// The update being written.
+    writing: Option<Stamp>,
+    /// The queue it stands in; a place in the other queue is void.
+    queued: Option<Lane>,
+    memory: Option<Memory>,
+    done: Option<(Stamp, Verdict)>,
+    failures: u32,
+    /// No longer wanted; removed once its write has ended.
+    forgotten: bool,
+}
+
+impl Entry {
+    fn newest(&self) -> Option<Stamp> {
+        let waiting = self.waiting.as_ref().map(|(u, _)| u.stamp);
+        waiting.max(self.writing).max(self.done.as_ref().map(|(s, _)| *s))
+    }
+
+    /// What a reader waits for, or what ends a pod, goes first.
+    fn lane(&self, update: &Update) -> Lane {
+        let known = self.memory.as_ref().map_or(&update.base, Memory::status);
+        let first_ready = is_true(&update.desired, "Ready") && !is_true(known, "Ready");
+        let ends = is_terminal(phase(&update.desired)) && !is_terminal(phase(known));
+        if first_ready || ends || (update.finished && update.deleting) { Lane::Urgent } else { Lane::Routine }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    pods: HashMap<PodUid, Entry>,
+    urgent: VecDeque<PodUid>,
+    routine: VecDeque<PodUid>,
+    in_flight: usize,
+    /// The highest owner epoch seen.
+    epoch: u64,
+    listeners: Vec<mpsc::Sender<Ack>>,
+}
+
+struct Shared {
+    /// None: standalone.
+    api: Option<ApiClient>,
+    clock: Clock,
+    state: Mutex<State>,
+    gate: Gate,
+    idle: Notify,
+    metrics: Metrics,
+}
+
+/// Takes updates and writes them. Clones share the work.
+#[derive(Clone)]
+pub struct Reporter {
+    shared: Arc<Shared>,
+}
+
+impl Reporter {
+    /// A reporter; without a client every update is acked with [`Verdict::NoApi`].
+    #[must_use]
+    pub fn new(api: Option<ApiClient>, clock: Clock, metrics: Metrics) -> Self {
+        let shared = Shared {
+            api,
+            clock,
+            state: Mutex::default(),
+            gate: Gate::default(),
+            idle: Notify::new(),
+            metrics,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Starts to listen: what is held from before, and acks from now on. A listener that falls too far behind is cut off.
+    #[must_use]
+    pub fn listen(&self) -> (Vec<(PodUid, Stamp)>, mpsc::Receiver<Ack>) {
+        let (sender, receiver) = mpsc::channel(ACKS);
+        let mut state = self.shared.state.lock();
+        let held = state.pods.iter().filter_map(|(uid, entry)| {
+            let stamp = entry.waiting.as_ref().map(|(u, _)| u.stamp).or(entry.writing)?;
+            Some((uid.clone(), stamp))
+        });
+        let held = held.collect();
+        state.listeners.retain(|l| !l.is_closed());
+        state.listeners.push(sender);
+        (held, receiver)
+    }
+
+    /// Takes an update. Older ones of the same pod that have not begun are dropped.
+    pub fn submit(&self, mut update: Update) {
+        let shared = &self.shared;
+        let mut state = shared.state.lock();
+        let (uid, stamp) = (update.uid.clone(), update.stamp);
+        if shared.api.is_none() {
+            return shared.tell(&mut state, Ack { uid, stamp, verdict: Verdict::NoApi });
+        }
+        if stamp.epoch < state.epoch {
+            let why = format!("owner epoch {} has been replaced by {}", stamp.epoch, state.epoch);
+            return shared.tell(&mut state, Ack { uid, stamp, verdict: Verdict::Refused(why) });
+        }
+        state.epoch = stamp.epoch;
+        if !state.pods.contains_key(&uid) && state.pods.len() >= PODS {
+            let why = format!("more than {PODS} pods are known");
+            return shared.tell(&mut state, Ack { uid, stamp, verdict: Verdict::Refused(why) });
+        }
+        let entry = state.pods.entry(uid.clone()).or_default();
+        entry.forgotten = false;
+        match entry.newest() {
+            Some(newest) if stamp < newest => {
+                debug!(pod.uid = %uid, "an older status than the one known is dropped");
+                return;
+            }
+            Some(newest) if stamp == newest => {
+                let seen = entry.memory.as_ref().map_or(0, Memory::version);
+                if entry.writing == Some(stamp) {
+                    return;
+                }
+                if let Some((_, verdict)) = entry.done.as_ref().filter(|(s, _)| *s == stamp && update.base_version <= seen) {
+                    let verdict = verdict.clone();
+                    return shared.tell(&mut state, Ack { uid, stamp, verdict });
+                }
+            }
+            Some(_) | None => {}
+        }
+        normalize(&mut update.desired);
+        let since = entry.waiting.take().map_or_else(Instant::now, |(_, since)| since);
+        entry.waiting = Some((update, since));
+        shared.enqueue(&mut state, &uid);
+        Shared::pump(shared, &mut state);
+    }
+
+    /// Forgets every pod that is not in the set.
+    pub fn retain(&self, uids: &HashSet<PodUid>) {
+        let mut state = self.shared.state.lock();
+        state.pods.retain(|uid, entry| {
+            if uids.contains(uid) {
+                return true;
+            }
+            entry.waiting = None;
+            entry.forgotten = true;
+            entry.writing.is_some()
+        });
+        self.shared.metrics.pods.set(count(state.pods.len()));
+    }
+
+    /// Waits until no write is in flight.
+    pub async fn idle(&self) {
+        loop {
+            let idle = self.shared.idle.notified();
+            if self.shared.state.lock().in_flight == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+}
+
+fn count(n: usize) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+impl Shared {
+    fn tell(&self, state: &mut State, ack: Ack) {
+        self.metrics.acked(&ack.verdict);
+        state.listeners.retain(|listener| match listener.try_send(ack.clone()) {
+            Ok(()) => true,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                warn!("a stream does not read its acks and is ended");
+                false
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) => false,
+        });
+    }
+
+    fn enqueue(&self, state: &mut State, uid: &PodUid) {
+        let Some(entry) = state.pods.get_mut(uid) else { return };
+        let Some((update, _)) = entry.waiting.as_ref().filter(|_| entry.writing.is_none()) else { return };
+        let lane = entry.lane(update);
+        if entry.queued == Some(lane) || entry.queued == Some(Lane::Urgent) {
+            return;
+        }
+        entry.queued = Some(lane);
+        match lane {
+            Lane::Urgent => state.urgent.push_back(uid.clone()),
+            Lane::Routine => state.routine.push_back(uid.clone()),
+        }
+        self.metrics.pods.set(count(state.pods.len()));
+    }
+
+    /// Begins as many writes as may be in flight.
+    fn pump(shared: &Arc<Self>, state: &mut State) {
+        while state.in_flight < IN_FLIGHT {
+            let (uid, lane) = if let Some(uid) = state.urgent.pop_front() {
+                (uid, Lane::Urgent)
+            } else if let Some(uid) = state.routine.pop_front() {
+                (uid, Lane::Routine)
+            } else {
+                break;
+            };
+            let Some(entry) = state.pods.get_mut(&uid).filter(|e| e.queued == Some(lane)) else { continue };
+            entry.queued = None;
+            let Some((update, _)) = &entry.waiting else { continue };
+            entry.writing = Some(update.stamp);
+            state.in_flight += 1;
+            let work = Arc::clone(shared).work(uid);
+            quintlet_kit::task::spawn("status-write", work);
+        }
+        self::count_in_flight(shared, state);
+    }
+
+    async fn work(self: Arc<Self>, uid: PodUid) {
+        self.gate.enter().await;
+        let begun = {
+            let mut state = self.state.lock();
+            // What came while the gate was closed is written instead.
+            state.pods.get_mut(&uid).and_then(|entry| {
+                let (update, since) = entry.waiting.take()?;
+                entry.writing = Some(update.stamp);
+                Some((update, since, entry.memory.take()))
+            })
+        };
+        let (Some(api), Some((update, since, mut memory))) = (self.api.as_ref(), begun) else {
+            return Self::ended(&self, &uid, None);
+        };
+        let span = info_span!("write_status", pod.uid = %uid, version = update.stamp.version);
+        propagate::set_parent(&span, &update.trace);
+        let now = seconds(self.clock.wall());
+        let outcome = write::write(api, &update, &mut memory, &now).instrument(span).await;
+        match &outcome {
+            Outcome::Later(failure) if failure.is_of_server() => self.gate.failed(failure.retry_after()),
+            Outcome::Later(_) | Outcome::Done(_) => self.gate.answered(),
+        }
+        Self::ended(&self, &uid, Some(Attempt { update, since, memory, outcome }));
+    }
+
+    fn ended(shared: &Arc<Self>, uid: &PodUid, attempt: Option<Attempt>) {
+        let mut state = shared.state.lock();
+        let state = &mut *state;
+        state.in_flight = state.in_flight.saturating_sub(1);
+        if let Some(entry) = state.pods.get_mut(uid) {
+            entry.writing = None;
+            let (ack, pause) = match attempt {
+                Some(attempt) => shared.settle(entry, attempt),
+                None => (None, None),
+            };
+            let over = matches!(ack.as_ref().map(|a| &a.verdict), Some(Verdict::Gone | Verdict::Deleted));
+            if entry.waiting.is_none() && (entry.forgotten || over) {
+                state.pods.remove(uid);
+            }
+            if let Some(ack) = ack {
+                shared.tell(state, ack);
+            }
+            match pause {
+                Some(pause) => Self::resume_after(shared, uid.clone(), pause),
+                None => shared.enqueue(state, uid),
+            }
+        }
+        Self::pump(shared, state);
+        if state.in_flight == 0 {
+            shared.idle.notify_waiters();
+        }
+    }
+
+    /// Books an attempt: what to say and how long to wait before the next.
+    fn settle(&self, entry: &mut Entry, attempt: Attempt) -> (Option<Ack>, Option<Duration>) {
+        let Attempt { update, since, memory, outcome } = attempt;
+        let (uid, stamp) = (update.uid.clone(), update.stamp);
+        entry.memory = memory;
+        match outcome {
+            Outcome::Done(verdict) => {
+                entry.failures = 0;
+                entry.done = Some((stamp, verdict.clone()));
+                self.metrics.sync_seconds.observe(since.elapsed().as_secs_f64());
+                match &verdict {
+                    Verdict::Refused(why) => warn!(pod.uid = %uid, %why, "the API server refuses a status"),
+                    Verdict::Deleted => info!(pod.uid = %uid, pod = %update.name, "deleted from the API server"),
+                    verdict => debug!(pod.uid = %uid, ?verdict, "status settled"),
+                }
+                (Some(Ack { uid, stamp, verdict }), None)
+            }
+            Outcome::Later(failure) => {
+                entry.failures = entry.failures.saturating_add(1);
+                self.metrics.failures.inc();
+                if entry.waiting.is_none() && !entry.forgotten {
+                    entry.waiting = Some((update, since));
+                }
+                let first = entry.failures == 1;
+                if first {
+                    warn!(pod.uid = %uid, %failure, "a status cannot be written yet");
+                }
+                let ack = first.then(|| Ack { uid, stamp, verdict: Verdict::Queued(failure.to_string()) });
+                (ack, Some(pause(entry.failures, &failure)))
+            }
+        }
+    }
+
+    fn resume_after(shared: &Arc<Self>, uid: PodUid, pause: Duration) {
+        let shared = Arc::clone(shared);
+        quintlet_kit::task::spawn("status-retry", async move {
+            tokio::time::sleep(pause).await;
+            let mut state = shared.state.lock();
+            shared.enqueue(&mut state, &uid);
+            Self::pump(&shared, &mut state);
+        });
+    }
+}
+
+fn count_in_flight(shared: &Shared, state: &State) {
+    shared.metrics.in_flight.set(count(state.in_flight));
+}
+
+struct Attempt {
+    update: Update,
+    since: Instant,
+    memory: Option<Memory>,
+    outcome: Outcome,
+}
+
+fn pause(failures: u32, failure: &ApiFailure) -> Duration {
+    let doubled = FIRST_PAUSE * 2_u32.saturating_pow(failures.saturating_sub(1).min(10));
+    failure.retry_after().unwrap_or_else(|| doubled.min(LONGEST_PAUSE))
+}

@@ -1,0 +1,116 @@
+//! Puts the parts together.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use quintlet_kit::clock::Clock;
+use quintlet_kit::paths::Paths;
+use quintlet_kit::server::{HealthHandle, Server};
+use quintlet_kit::socket::{self, PeerPolicy};
+use quintlet_proto::status::v1::status_reporter_server::StatusReporterServer;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::api::ApiClient;
+use crate::clients::{self, Current, Purpose};
+use crate::events::recorder::Recorder;
+use crate::lease;
+use crate::metrics::Metrics;
+use crate::node::FactBoard;
+use crate::node::health::{HealthBoard, Watched};
+use crate::node::keeper::NodeKeeper;
+use crate::reporter::Reporter;
+use crate::service::Service;
+
+/// How long writes in flight may take after the stop signal.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// The kubelet's limits: a dead runtime and a dead agent count after 30 s, PLEG after 3 min.
+const PEER_LIMIT: Duration = Duration::from_secs(30);
+const PLEG_LIMIT: Duration = Duration::from_secs(180);
+
+/// What the service is told.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where the sockets are.
+    pub paths: Paths,
+    /// None: standalone.
+    pub kubeconfig: Option<PathBuf>,
+    /// Name of the node.
+    pub node_name: String,
+    /// Create the Node object if it is not there.
+    pub register_node: bool,
+}
+
+/// Runs until `stop`, then finishes the writes in flight.
+///
+/// # Errors
+/// The socket cannot be bound or served.
+pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::Result<()> {
+    let path = config.paths.status();
+    let listener = socket::bind_unix(&path, 0o660)?;
+    let metrics = Metrics::register();
+    let facts = FactBoard::default();
+    let followed = config.kubeconfig.clone().map(|path| clients::follow(path, stop.clone()));
+    let events = match &followed {
+        Some(clients) => {
+            let api = ApiClient::following(clients.clone(), Purpose::Events);
+            Recorder::start(api, &config.node_name, clock.clone(), metrics.clone(), stop.clone())
+        }
+        None => {
+            info!("no kubeconfig: standalone, nothing is written");
+            Recorder::standalone(metrics.clone())
+        }
+    };
+    let pods = followed.clone().map(|clients| ApiClient::following(clients, Purpose::Pods));
+    let reporter = Reporter::new(pods.clone(), clock.clone(), metrics);
+    let service = Service {
+        reporter: reporter.clone(),
+        events: events.clone(),
+        facts: facts.clone(),
+        api: pods,
+        node: config.node_name.clone(),
+        stop: stop.clone(),
+    };
+    let server = Server::new("status-reporter").add_service(StatusReporterServer::new(service));
+    if let Some(clients) = followed {
+        quintlet_kit::task::spawn("readiness", serve_once_loaded(server.health(), clients.clone()));
+        keep_node(&config, &clients, clock, facts, events, &stop);
+    }
+    info!(socket = %path.display(), node = %config.node_name, "serving");
+    server.serve(listener, PeerPolicy::root_and_self(), stop).await.map_err(io::Error::other)?;
+    if tokio::time::timeout(DRAIN, reporter.idle()).await.is_err() {
+        warn!("writes in flight are given up");
+    }
+    Ok(())
+}
+
+/// Without a usable kubeconfig the service holds what it is given and says that it does not serve.
+async fn serve_once_loaded(health: HealthHandle, mut clients: Current) {
+    health.set_not_serving("").await;
+    if clients.wait_for(Option::is_some).await.is_ok() {
+        health.set_serving("").await;
+    }
+}
+
+/// The tasks of the Node object and of the lease.
+fn keep_node(config: &Config, clients: &Current, clock: Clock, facts: FactBoard, events: Recorder, stop: &CancellationToken) {
+    let watched = |name, socket, limit| Watched { name, socket, limit };
+    let peers = vec![
+        watched("pod-sync", config.paths.podsync(), PEER_LIMIT),
+        watched("pleg-service", config.paths.pleg(), PLEG_LIMIT),
+    ];
+    let keeper = NodeKeeper {
+        api: ApiClient::following(clients.clone(), Purpose::Node),
+        name: config.node_name.clone(),
+        register: config.register_node,
+        clock: clock.clone(),
+        facts,
+        health: HealthBoard::start(peers, clock.clone(), stop),
+        events,
+    };
+    quintlet_kit::task::spawn("node", keeper.run(stop.clone()));
+    let api = ApiClient::following(clients.clone(), Purpose::Lease);
+    quintlet_kit::task::spawn("lease", lease::run(api, config.node_name.clone(), clock, stop.clone()));
+}

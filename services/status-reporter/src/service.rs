@@ -1,0 +1,219 @@
+//! `quintlet.status.v1` over the parts of this crate.
+
+use std::collections::HashSet;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt, stream};
+use quintlet_kit::error_chain;
+use quintlet_model::ids::PodUid;
+use quintlet_proto::status::v1 as wire;
+use quintlet_proto::status::v1::report_reply::Reply;
+use quintlet_proto::status::v1::report_request::Request as Inbound;
+use quintlet_proto::status::v1::status_reporter_server::StatusReporter;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+use tracing::{debug, warn};
+
+use crate::api::{ApiClient, ApiFailure};
+use crate::convert;
+use crate::events::Occurrence;
+use crate::events::recorder::Recorder;
+use crate::mirror;
+use crate::node::{FactBoard, Facts};
+use crate::reporter::Reporter;
+use crate::update::{Ack, Stamp, Verdict};
+
+/// The gRPC face.
+pub struct Service {
+    /// Pod statuses.
+    pub reporter: Reporter,
+    /// Events.
+    pub events: Recorder,
+    /// Facts of the node.
+    pub facts: FactBoard,
+    /// Mirrors; none standalone.
+    pub api: Option<ApiClient>,
+    /// Name of the node.
+    pub node: String,
+    /// Ends the streams.
+    pub stop: CancellationToken,
+}
+
+fn reply(reply: Reply) -> wire::ReportReply {
+    wire::ReportReply { reply: Some(reply), trace: quintlet_telemetry::propagate::current_trace() }
+}
+
+impl Service {
+    fn api(&self) -> Result<&ApiClient, Status> {
+        self.api.as_ref().ok_or_else(|| Status::failed_precondition("there is no API server: standalone"))
+    }
+}
+
+/// One message in; an ack out where the message itself settles it.
+fn take(reporter: &Reporter, message: wire::ReportRequest) -> Option<wire::Ack> {
+    match message.request {
+        Some(Inbound::Hello(hello)) => {
+            debug!(build = %hello.build, schema = hello.schema, "report stream opened");
+            None
+        }
+        Some(Inbound::Update(update)) => {
+            let (uid, epoch, version) = (update.uid.clone(), update.owner_epoch, update.version);
+            match convert::update(update, message.trace) {
+                Ok(update) => {
+                    reporter.submit(update);
+                    None
+                }
+                Err(error) => {
+                    warn!(pod.uid = %uid, why = error.message(), "an update cannot be read");
+                    let uid = PodUid::parse(&uid).ok()?;
+                    let verdict = Verdict::Refused(error.message().to_owned());
+                    Some(convert::ack(Ack { uid, stamp: Stamp { epoch, version }, verdict }))
+                }
+            }
+        }
+        Some(Inbound::Complete(set)) => {
+            let uids: HashSet<PodUid> = set.uids.iter().filter_map(|uid| PodUid::parse(uid).ok()).collect();
+            reporter.retain(&uids);
+            None
+        }
+        None => {
+            warn!("a message of a kind this build does not know is skipped");
+            None
+        }
+    }
+}
+
+fn status(failure: &ApiFailure) -> Status {
+    let text = failure.to_string();
+    match failure {
+        ApiFailure::NotFound(_) => Status::not_found(text),
+        ApiFailure::AlreadyExists(_) => Status::already_exists(text),
+        ApiFailure::Conflict(_) => Status::aborted(text),
+        ApiFailure::Invalid(_) | ApiFailure::Refused(_) => Status::invalid_argument(text),
+        ApiFailure::Denied(_) => Status::permission_denied(text),
+        ApiFailure::TooMany { .. } => Status::resource_exhausted(text),
+        ApiFailure::Server(_) | ApiFailure::Unreachable(_) => Status::unavailable(text),
+    }
+}
+
+#[tonic::async_trait]
+impl StatusReporter for Service {
+    type ReportStream = Pin<Box<dyn Stream<Item = Result<wire::ReportReply, Status>> + Send>>;
+
+    async fn report(&self, request: Request<Streaming<wire::ReportRequest>>) -> Result<Response<Self::ReportStream>, Status> {
+        let mut inbound = request.into_inner();
+        let (held, acks) = self.reporter.listen();
+        let reporter = self.reporter.clone();
+        let ended = self.stop.child_token();
+        // Acks to unreadable updates: few, and the reader may wait for room.
+        let (unreadable, refusals) = tokio::sync::mpsc::channel(16);
+        let closing = ended.clone();
+        quintlet_kit::task::spawn("report-stream", async move {
+            let _closing = closing.drop_guard();
+            loop {
+                match inbound.message().await {
+                    Ok(Some(message)) => {
+                        if let Some(ack) = take(&reporter, message)
+                            && unreadable.send(ack).await.is_err()
+                        {
+                            return;
+                        }
+                    }
+                    Ok(None) => return,
+                    Err(error) => {
+                        debug!(why = %error_chain(&error), "report stream ended");
+                        return;
+                    }
+                }
+            }
+        });
+        let hello = reply(Reply::Hello(quintlet_proto::hello()));
+        let held = held.into_iter().map(|(uid, stamp)| {
+            reply(Reply::Held(wire::Held { uid: uid.into(), owner_epoch: stamp.epoch, version: stamp.version }))
+        });
+        let opening: Vec<_> = std::iter::once(hello).chain(held).chain([reply(Reply::HeldEnd(wire::HeldEnd {}))]).collect();
+        let acks = ReceiverStream::new(acks).map(convert::ack);
+        // A listener that was cut off ends the stream, and with it the reader.
+        let acks = acks.map(Some).chain(stream::once(async { None }));
+        let refusals = ReceiverStream::new(refusals).map(Some);
+        let acks = stream::select(acks, refusals)
+            .take_while(|ack| futures::future::ready(ack.is_some()))
+            .filter_map(futures::future::ready)
+            .map(|ack| reply(Reply::Ack(ack)))
+            .take_until(ended.cancelled_owned());
+        Ok(Response::new(Box::pin(stream::iter(opening).chain(acks).map(Ok))))
+    }
+
+    async fn record_event(&self, request: Request<wire::RecordEventRequest>) -> Result<Response<wire::RecordEventReply>, Status> {
+        let event = request.into_inner();
+        if !matches!(event.r#type.as_str(), "Normal" | "Warning") {
+            return Err(Status::invalid_argument("type: neither Normal nor Warning"));
+        }
+        let queued = self.events.record(Occurrence {
+            kind: event.kind,
+            namespace: if event.namespace.is_empty() { String::new() } else { convert::segment("namespace", event.namespace)? },
+            name: convert::segment("name", event.name)?,
+            uid: event.uid,
+            resource_version: event.resource_version,
+            field_path: event.field_path,
+            event_type: event.r#type,
+            reason: event.reason,
+            message: event.message,
+        });
+        Ok(Response::new(wire::RecordEventReply { queued }))
+    }
+
+    async fn update_node(&self, request: Request<wire::UpdateNodeRequest>) -> Result<Response<wire::UpdateNodeReply>, Status> {
+        let facts = request.into_inner();
+        if facts.source.is_empty() {
+            return Err(Status::invalid_argument("source: empty"));
+        }
+        let facts = Facts {
+            node: convert::object("node", &facts.node)?,
+            source: facts.source,
+            not_ready: facts.not_ready,
+            observed: Duration::from_nanos(facts.observed_boottime_ns),
+        };
+        if !self.facts.put(facts) {
+            return Err(Status::resource_exhausted("source: too many sources"));
+        }
+        Ok(Response::new(wire::UpdateNodeReply { has_api: self.api.is_some() }))
+    }
+
+    async fn ensure_mirror(&self, request: Request<wire::EnsureMirrorRequest>) -> Result<Response<wire::EnsureMirrorReply>, Status> {
+        let api = self.api()?.clone();
+        let pod = convert::object("pod", &request.into_inner().pod)?;
+        for field in ["name", "namespace"] {
+            let text = pod["metadata"][field].as_str().unwrap_or_default().to_owned();
+            convert::segment(&format!("pod.metadata.{field}"), text)?;
+        }
+        let node = self.node.clone();
+        // A caller that goes away does not cut it in half.
+        let work = quintlet_kit::task::spawn("ensure-mirror", async move { mirror::ensure(&api, &node, &pod).await });
+        let (uid, created) = finished(work.await)?;
+        Ok(Response::new(wire::EnsureMirrorReply { uid, created }))
+    }
+
+    async fn delete_mirror(&self, request: Request<wire::DeleteMirrorRequest>) -> Result<Response<wire::DeleteMirrorReply>, Status> {
+        let api = self.api()?.clone();
+        let mirror = request.into_inner();
+        let namespace = convert::segment("namespace", mirror.namespace)?;
+        let name = convert::segment("name", mirror.name)?;
+        let uid = convert::segment("uid", mirror.uid)?;
+        let work = quintlet_kit::task::spawn("delete-mirror", async move {
+            mirror::delete(&api, &namespace, &name, &uid).await
+        });
+        let deleted = finished(work.await)?;
+        Ok(Response::new(wire::DeleteMirrorReply { deleted }))
+    }
+}
+
+fn finished<T>(work: Result<Result<T, ApiFailure>, tokio::task::JoinError>) -> Result<T, Status> {
+    match work {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(failure)) => Err(status(&failure)),
+        Err(_) => Err(Status::internal("the task ended early")),
+    }
+}

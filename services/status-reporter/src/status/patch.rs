@@ -1,0 +1,252 @@
+//! The strategic merge patch that turns one status into another.
+
+use serde_json::{Map, Value, json};
+
+use super::equal::canonical;
+use super::{FOREIGN_FIELDS, OWNED, condition, list, text};
+
+/// Fields of a condition that may be absent.
+const OPTIONAL_IN_CONDITION: [&str; 3] = ["reason", "message", "observedGeneration"];
+
+/// Fields of a status that may be absent and that the agent owns.
+const OPTIONAL_IN_STATUS: [&str; 9] =
+    ["reason", "message", "podIP", "hostIP", "startTime", "qosClass", "resize", "nominatedNodeName", "observedGeneration"];
+
+/// How far the status a patch starts from can be trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Base {
+    /// It is what the API server last answered to us, or newer: only differences are sent.
+    Known,
+    /// It may be older than our own last write: everything owned is sent, so that the result does not depend on it.
+    Claimed,
+}
+
+/// A patch of `status` for the object with this UID; none if there is nothing to change.
+///
+/// `metadata.uid` makes the API server refuse the patch for another object of that name.
+#[must_use]
+pub fn pod_status(uid: &str, base: &Value, merged: &Value, trust: Base) -> Option<Value> {
+    let mut status = Map::new();
+    for field in fields(base, merged) {
+        if FOREIGN_FIELDS.contains(&field.as_str()) {
+            continue;
+        }
+        let (old, new) = (present(base, &field), present(merged, &field));
+        let change = match field.as_str() {
+            "conditions" => conditions(base, merged).map(Value::Array),
+            "podIPs" | "hostIPs" => whole_list(old, new),
+            _ => difference(&field, old, new),
+        };
+        if let Some(change) = change {
+            status.insert(field, change);
+        }
+    }
+    if status.is_empty() {
+        return None;
+    }
+    if trust == Base::Claimed {
+        complete(&mut status, merged);
+    }
+    Some(json!({"metadata": {"uid": uid}, "status": status}))
+}
+
+/// Adds what a difference leaves out because the base has it already.
+fn complete(status: &mut Map<String, Value>, merged: &Value) {
+    for (field, value) in merged.as_object().into_iter().flatten() {
+        if FOREIGN_FIELDS.contains(&field.as_str()) || status.contains_key(field) || field == "conditions" {
+            continue;
+        }
+        let value = match field.as_str() {
+            "podIPs" | "hostIPs" => whole_list(None, Some(value)),
+            _ => Some(value.clone()),
+        };
+        if let Some(value) = value {
+            status.insert(field.clone(), value);
+        }
+    }
+    for field in OPTIONAL_IN_STATUS {
+        if present(merged, field).is_none() {
+            status.insert(field.to_owned(), Value::Null);
+        }
+    }
+    let mut conditions: Vec<Value> = match status.remove("conditions") {
+        Some(Value::Array(changes)) => changes.into_iter().filter(|c| !OWNED.contains(&text(c, "type"))).collect(),
+        _ => Vec::new(),
+    };
+    for kind in OWNED {
+        conditions.push(match condition(merged, kind) {
+            Some(wanted) => whole_condition(wanted),
+            None => json!({"$patch": "delete", "type": kind}),
+        });
+    }
+    status.insert("conditions".to_owned(), Value::Array(conditions));
+}
+
+fn whole_condition(wanted: &Value) -> Value {
+    let mut whole = wanted.clone();
+    if let Some(whole) = whole.as_object_mut() {
+        for field in OPTIONAL_IN_CONDITION {
+            whole.entry(field).or_insert(Value::Null);
+        }
+    }
+    whole
+}
+
+fn fields(base: &Value, merged: &Value) -> Vec<String> {
+    let names = |value: &Value| value.as_object().map(|o| o.keys().cloned().collect::<Vec<_>>()).unwrap_or_default();
+    let mut all = names(base);
+    all.extend(names(merged));
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// Null is absent.
+fn present<'a>(object: &'a Value, field: &str) -> Option<&'a Value> {
+    object.get(field).filter(|v| !v.is_null())
+}
+
+fn same(field: &str, old: &Value, new: &Value) -> bool {
+    // The field's name decides how values compare.
+    canonical(&json!({ field: old })) == canonical(&json!({ field: new }))
+}
+
+/// The change of one field that is not a keyed list: set, merged or removed.
+pub(crate) fn difference(field: &str, old: Option<&Value>, new: Option<&Value>) -> Option<Value> {
+    let empty = Value::Null;
+    if same(field, old.unwrap_or(&empty), new.unwrap_or(&empty)) {
+        return None;
+    }
+    Some(match (old, new) {
+        (Some(Value::Object(old)), Some(Value::Object(new))) => {
+            let mut change = Map::new();
+            for (field, value) in new {
+                if let Some(inner) = difference(field, old.get(field), Some(value)) {
+                    change.insert(field.clone(), inner);
+                }
+            }
+            for field in old.keys().filter(|f| !new.contains_key(*f)) {
+                change.insert(field.clone(), Value::Null);
+            }
+            Value::Object(change)
+        }
+        (_, Some(new)) => new.clone(),
+        (_, None) => Value::Null,
+    })
+}
+
+/// A list told apart by its elements, sent whole: its order matters.
+fn whole_list(old: Option<&Value>, new: Option<&Value>) -> Option<Value> {
+    let empty = Value::Null;
+    if same("list", old.unwrap_or(&empty), new.unwrap_or(&empty)) {
+        return None;
+    }
+    let mut items = new.and_then(Value::as_array).cloned().unwrap_or_default();
+    items.push(json!({"$patch": "replace"}));
+    Some(Value::Array(items))
+}
+
+/// Conditions by type: changed ones whole, vanished ones deleted by name.
+fn conditions(base: &Value, merged: &Value) -> Option<Vec<Value>> {
+    let mut changes = Vec::new();
+    for wanted in list(merged, "conditions") {
+        let old = condition(base, text(wanted, "type"));
+        if old.is_some_and(|old| canonical(old) == canonical(wanted)) {
+            continue;
+        }
+        let mut change = wanted.clone();
+        if let (Some(change), Some(Value::Object(old))) = (change.as_object_mut(), old) {
+            for (field, _) in old.iter().filter(|(_, v)| !v.is_null()) {
+                change.entry(field).or_insert(Value::Null);
+            }
+        }
+        changes.push(change);
+    }
+    for old in list(base, "conditions") {
+        let kind = text(old, "type");
+        if condition(merged, kind).is_none() {
+            changes.push(json!({"$patch": "delete", "type": kind}));
+        }
+    }
+    (!changes.is_empty()).then_some(changes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(base: Value, merged: Value) -> Option<Value> {
+        pod_status("u", &base, &merged, Base::Known).map(|mut p| p["status"].take())
+    }
+
+    #[test]
+    fn nothing_changed_is_no_patch() {
+        let base = json!({"phase": "Running", "message": "", "podIPs": [], "conditions": [{"type": "Ready", "status": "True", "lastProbeTime": null}],
+            "containerStatuses": [{"name": "a", "lastState": {}, "imageID": ""}], "resourceClaimStatuses": [{"name": "c"}]});
+        let merged = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [{"name": "a"}]});
+        for trust in [Base::Known, Base::Claimed] {
+            assert_eq!(pod_status("u", &base, &merged, trust), None);
+        }
+    }
+
+    #[test]
+    fn differences_are_sent_and_deletions_are_said() {
+        let cases = [
+            ("a scalar", json!({"phase": "Pending"}), json!({"phase": "Running"}), json!({"phase": "Running"})),
+            ("a scalar that went", json!({"phase": "Running", "reason": "x"}), json!({"phase": "Running"}), json!({"reason": null})),
+            (
+                "a condition with a field less",
+                json!({"conditions": [{"type": "Ready", "status": "False", "reason": "r", "lastProbeTime": null}]}),
+                json!({"conditions": [{"type": "Ready", "status": "True"}]}),
+                json!({"conditions": [{"type": "Ready", "status": "True", "reason": null}]}),
+            ),
+            (
+                "one condition more, one less, one kept",
+                json!({"conditions": [{"type": "A", "status": "True"}, {"type": "B", "status": "True"}]}),
+                json!({"conditions": [{"type": "B", "status": "True"}, {"type": "C", "status": "True"}]}),
+                json!({"conditions": [{"type": "C", "status": "True"}, {"$patch": "delete", "type": "A"}]}),
+            ),
+            (
+                "addresses as a whole",
+                json!({"podIPs": [{"ip": "a"}]}),
+                json!({"podIPs": [{"ip": "b"}, {"ip": "a"}]}),
+                json!({"podIPs": [{"ip": "b"}, {"ip": "a"}, {"$patch": "replace"}]}),
+            ),
+            ("addresses that went", json!({"podIPs": [{"ip": "a"}]}), json!({}), json!({"podIPs": [{"$patch": "replace"}]})),
+            (
+                "containers as a whole",
+                json!({"containerStatuses": [{"name": "a", "ready": false}]}),
+                json!({"containerStatuses": [{"name": "a", "ready": true}]}),
+                json!({"containerStatuses": [{"name": "a", "ready": true}]}),
+            ),
+            (
+                "maps by key",
+                json!({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}),
+                json!({"resources": {"limits": {"cpu": "2"}}}),
+                json!({"resources": {"limits": {"cpu": "2", "memory": null}}}),
+            ),
+        ];
+        for (name, base, merged, want) in cases {
+            assert_eq!(known(base, merged), Some(want), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_uid_is_a_precondition() {
+        let patch = pod_status("u-1", &json!({}), &json!({"phase": "Running"}), Base::Known).unwrap();
+        assert_eq!(patch["metadata"], json!({"uid": "u-1"}));
+    }
+
+    #[test]
+    fn a_patch_on_a_claimed_base_says_everything_owned() {
+        let base = json!({"phase": "Pending", "conditions": [{"type": "Ready", "status": "True"}, {"type": "x/y", "status": "True"}]});
+        let merged = json!({"phase": "Running", "podIPs": [{"ip": "a"}], "conditions": [{"type": "x/y", "status": "True"}, {"type": "Ready", "status": "True"}]});
+        let patch = pod_status("u", &base, &merged, Base::Claimed).unwrap();
+        let conditions = list(&patch["status"], "conditions");
+        assert_eq!(conditions.len(), OWNED.len(), "each owned one is set or deleted, no foreign one is touched: {patch}");
+        assert!(conditions.contains(&json!({"type": "Ready", "status": "True", "reason": null, "message": null, "observedGeneration": null})));
+        assert!(conditions.contains(&json!({"$patch": "delete", "type": "Initialized"})));
+        assert_eq!(patch["status"]["reason"], Value::Null);
+        assert_eq!(patch["status"]["podIPs"], json!([{"ip": "a"}, {"$patch": "replace"}]));
+    }
+}

@@ -1,0 +1,121 @@
+//! One update becomes one write.
+
+use serde_json::Value;
+use tracing::debug;
+
+use crate::api::{ApiClient, ApiFailure, pod_path};
+use crate::status::patch::{self, Base};
+use crate::status::{is_terminal, merge, phase, text};
+use crate::update::{Update, Verdict};
+
+/// Patches per update before the conflict is left for later.
+const ROUNDS: usize = 3;
+
+/// What the API server last answered about a pod.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    api_uid: String,
+    version: u64,
+    status: Value,
+}
+
+impl Memory {
+    fn of(pod: &Value) -> Self {
+        let meta = &pod["metadata"];
+        Self {
+            api_uid: text(meta, "uid").to_owned(),
+            version: text(meta, "resourceVersion").parse().unwrap_or(0),
+            status: pod["status"].clone(),
+        }
+    }
+
+    /// Version of the object.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Status at that version.
+    #[must_use]
+    pub fn status(&self) -> &Value {
+        &self.status
+    }
+}
+
+/// What came of an attempt.
+#[derive(Debug)]
+pub enum Outcome {
+    /// It is settled.
+    Done(Verdict),
+    /// It is to be tried again.
+    Later(ApiFailure),
+}
+
+/// Writes an update. `memory` is read and kept up to date, also when the attempt fails half way.
+///
+/// On the ordinary path this is one PATCH; the live object is read only after a conflict.
+pub async fn write(api: &ApiClient, update: &Update, memory: &mut Option<Memory>, now: &str) -> Outcome {
+    if update.api_uid.is_empty() {
+        // A static pod without mirror: there is nothing to write to.
+        return Outcome::Done(Verdict::Gone);
+    }
+    if memory.as_ref().is_some_and(|m| m.api_uid != update.api_uid) {
+        *memory = None;
+    }
+    let (mut base, mut version, mut trust) = match memory.as_ref() {
+        Some(own) if own.version >= update.base_version => (own.status.clone(), own.version, Base::Known),
+        Some(_) => (update.base.clone(), update.base_version, Base::Known),
+        None => (update.base.clone(), update.base_version, Base::Claimed),
+    };
+    let path = pod_path(&update.namespace, &update.name);
+    let mut last = None;
+    for _ in 0..ROUNDS {
+        let merged = merge::merge(&base, &update.desired, update.could_run, now);
+        let Some(patch) = patch::pod_status(&update.api_uid, &base, &merged, trust) else {
+            return finish(api, update, &path, phase(&merged), version).await;
+        };
+        let failure = match api.patch(&format!("{path}/status"), &patch).await {
+            Ok(pod) => {
+                let written = memory.insert(Memory::of(&pod));
+                let (phase, version) = (phase(&written.status).to_owned(), written.version);
+                return finish(api, update, &path, &phase, version).await;
+            }
+            Err(failure) => failure,
+        };
+        match failure {
+            ApiFailure::NotFound(_) => return Outcome::Done(Verdict::Gone),
+            ApiFailure::Invalid(why) if last.is_some() => return Outcome::Done(Verdict::Refused(why)),
+            ApiFailure::Conflict(_) | ApiFailure::Invalid(_) => {}
+            failure if failure.is_retryable() => return Outcome::Later(failure),
+            failure => return Outcome::Done(Verdict::Refused(failure.to_string())),
+        }
+        debug!(pod.uid = %update.uid, %failure, "the status is computed again from the live object");
+        last = Some(failure);
+        let live = match api.get(&path).await {
+            Ok(live) => live,
+            Err(ApiFailure::NotFound(_)) => return Outcome::Done(Verdict::Gone),
+            Err(failure) => return Outcome::Later(failure),
+        };
+        let live = Memory::of(&live);
+        if live.api_uid != update.api_uid {
+            return Outcome::Done(Verdict::UidMismatch(live.api_uid));
+        }
+        (base, version, trust) = (live.status.clone(), live.version, Base::Known);
+        *memory = Some(live);
+    }
+    Outcome::Later(last.unwrap_or_else(|| ApiFailure::Conflict("the object keeps changing".to_owned())))
+}
+
+/// Deletes the object if nothing is left to wait for.
+async fn finish(api: &ApiClient, update: &Update, path: &str, phase: &str, version: u64) -> Outcome {
+    let removable = update.finished && update.deleting && !update.mirror && is_terminal(phase);
+    if !removable {
+        return Outcome::Done(Verdict::Written(version.to_string()));
+    }
+    match api.delete_now(path, &update.api_uid).await {
+        Ok(_) | Err(ApiFailure::NotFound(_)) => Outcome::Done(Verdict::Deleted),
+        Err(ApiFailure::Conflict(why)) => Outcome::Done(Verdict::UidMismatch(why)),
+        Err(failure) if failure.is_retryable() => Outcome::Later(failure),
+        Err(failure) => Outcome::Done(Verdict::Refused(failure.to_string())),
+    }
+}

@@ -1,0 +1,280 @@
+//! Node, lease, events and mirrors against a test API server, and the whole service on its socket.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+
+use std::time::Duration;
+
+use quintlet_kit::clock::Clock;
+use quintlet_kit::paths::Paths;
+use quintlet_proto::status::v1 as wire;
+use quintlet_proto::status::v1::report_reply::Reply;
+use quintlet_proto::status::v1::report_request::Request as Inbound;
+use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
+use quintlet_testapi::{Failure, TestApi};
+use serde_json::{Value, json};
+use status_reporter::run::{Config, run};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+struct Running {
+    client: StatusReporterClient<Channel>,
+    stop: CancellationToken,
+    task: JoinHandle<std::io::Result<()>>,
+    dir: tempfile::TempDir,
+}
+
+impl Running {
+    /// The service on a socket of its own; standalone without a server.
+    async fn start(api: Option<&TestApi>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let kubeconfig = api.map(|api| {
+            let path = dir.path().join("kubeconfig");
+            api.kubeconfig(&path).unwrap();
+            path
+        });
+        let paths = Paths::new(dir.path());
+        let socket = paths.status();
+        let config = Config { paths, kubeconfig, node_name: "n1".into(), register_node: true };
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(run(config, Clock::system(), stop.clone()));
+        let client = StatusReporterClient::new(quintlet_kit::socket::channel(socket.clone()));
+        let up = async {
+            while tokio::net::UnixStream::connect(&socket).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, up).await.expect("the socket appears");
+        Self { client, stop, task, dir }
+    }
+
+    async fn facts(&mut self, not_ready: &[&str]) {
+        let node = json!({"status": {
+            "capacity": {"cpu": "2", "memory": "1Gi", "pods": "110", "ephemeral-storage": "9Gi"},
+            "nodeInfo": {"bootID": "b", "kubeletVersion": "v1.36.0"}, "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        }});
+        let request = wire::UpdateNodeRequest {
+            source: "pod-sync".into(),
+            node: node.to_string().into_bytes(),
+            not_ready: not_ready.iter().map(|s| (*s).to_owned()).collect(),
+            observed_boottime_ns: u64::try_from(Clock::system().boot().as_nanos()).unwrap(),
+        };
+        self.client.update_node(request).await.unwrap();
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        tokio::time::timeout(PATIENCE, self.task).await.expect("it stops").unwrap().unwrap();
+        drop(self.dir);
+    }
+}
+
+fn ready(node: &Value) -> (&str, &str) {
+    let conditions = node["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let ready = conditions.iter().find(|c| c["type"] == "Ready").unwrap_or(&Value::Null);
+    (ready["status"].as_str().unwrap_or_default(), ready["message"].as_str().unwrap_or_default())
+}
+
+#[tokio::test]
+async fn the_node_is_registered_and_ready_soon_after_its_facts() {
+    let api = TestApi::start().await;
+    let mut service = Running::start(Some(&api)).await;
+    let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| !n.is_null()).await;
+    assert_eq!(ready(&node).0, "False", "nothing is known yet: {node:#}");
+    assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "n1");
+    service.facts(&[]).await;
+    let start = tokio::time::Instant::now();
+    let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    assert!(start.elapsed() < Duration::from_millis(300), "{:?}", start.elapsed());
+    assert_eq!((ready(&node).1, &node["status"]["capacity"]["cpu"]), ("kubelet is posting ready status", &json!("2")));
+    service.facts(&["container runtime is down"]).await;
+    let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "False").await;
+    assert_eq!(ready(&node).1, "container runtime is down");
+    api.wait_for("nodes", "", "n1", PATIENCE, |_| {
+        api.list("events").iter().any(|e| e["reason"] == "NodeNotReady" && e["involvedObject"]["kind"] == "Node")
+    })
+    .await;
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_restart_leaves_ready_as_it_is_and_foreign_conditions_alone() {
+    let api = TestApi::start().await;
+    let mut service = Running::start(Some(&api)).await;
+    service.facts(&[]).await;
+    api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    service.stop().await;
+    let foreign = json!({"type": "KernelDeadlock", "status": "False"});
+    api.edit("nodes/status", "", "n1", |n| n["status"]["conditions"].as_array_mut().unwrap().push(foreign.clone())).unwrap();
+    let before = ready(&api.get("nodes", "", "n1").unwrap()).0.to_owned();
+    api.reset_counts();
+    let mut service = Running::start(Some(&api)).await;
+    api.wait_for("nodes", "", "n1", PATIENCE, |_| api.counts().of("get nodes") > 0).await;
+    assert_eq!(ready(&api.get("nodes", "", "n1").unwrap()).0, before);
+    service.facts(&["x"]).await;
+    let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "False").await;
+    assert!(node["status"]["conditions"].as_array().unwrap().contains(&foreign), "{node:#}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn the_lease_is_made_owned_and_survives_failures() {
+    let api = TestApi::start().await;
+    api.faults().fail("create leases", 3, Failure::Internal);
+    api.faults().fail("get leases", 2, Failure::Unavailable);
+    let mut service = Running::start(Some(&api)).await;
+    service.facts(&[]).await;
+    let lease = api.wait_for("leases", "kube-node-lease", "n1", PATIENCE, |l| !l.is_null()).await;
+    assert_eq!((&lease["spec"]["holderIdentity"], &lease["spec"]["leaseDurationSeconds"]), (&json!("n1"), &json!(40)));
+    service.stop().await;
+    // The next process renews the one that is there and adds the owner.
+    let service = Running::start(Some(&api)).await;
+    let renewed = api
+        .wait_for("leases", "kube-node-lease", "n1", PATIENCE, |l| l["spec"]["renewTime"] != lease["spec"]["renewTime"])
+        .await;
+    let uid = &api.get("nodes", "", "n1").unwrap()["metadata"]["uid"];
+    assert_eq!(renewed["metadata"]["ownerReferences"][0]["uid"], *uid, "{renewed:#}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn events_are_written_counted_and_made_anew_when_they_expired() {
+    let api = TestApi::start().await;
+    let mut service = Running::start(Some(&api)).await;
+    let event = wire::RecordEventRequest {
+        kind: "Pod".into(),
+        namespace: "default".into(),
+        name: "web".into(),
+        uid: "u".into(),
+        r#type: "Warning".into(),
+        reason: "BackOff".into(),
+        message: "Back-off restarting".into(),
+        ..Default::default()
+    };
+    let find = |count: u64| {
+        let api = api.clone();
+        move |_: &Value| api.list("events").iter().any(|e| e["reason"] == "BackOff" && e["count"] == count)
+    };
+    api.faults().fail("create events", 2, Failure::Disconnect);
+    for _ in 0..3 {
+        assert!(service.client.record_event(event.clone()).await.unwrap().into_inner().queued);
+    }
+    api.wait_for("namespaces", "", "default", PATIENCE, find(3)).await;
+    let name = api.requests("patch events")[0].name.clone();
+    api.delete("events", "default", &name, None).unwrap();
+    service.client.record_event(event.clone()).await.unwrap();
+    api.wait_for("namespaces", "", "default", PATIENCE, find(4)).await;
+    let bad = service.client.record_event(wire::RecordEventRequest { r#type: "Odd".into(), ..event }).await.unwrap_err();
+    assert_eq!(bad.code(), tonic::Code::InvalidArgument);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_mirror_is_made_once_replaced_when_its_manifest_changed_and_deleted_by_uid() {
+    let api = TestApi::start().await;
+    let mut service = Running::start(Some(&api)).await;
+    api.wait_for("nodes", "", "n1", PATIENCE, |n| !n.is_null()).await;
+    let pod = |hash: &str| {
+        let pod = json!({
+            "metadata": {"name": "web-n1", "namespace": "default", "uid": "static", "annotations": {"kubernetes.io/config.mirror": hash, "kubernetes.io/config.hash": hash}},
+            "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "busybox:1"}]},
+        });
+        wire::EnsureMirrorRequest { pod: pod.to_string().into_bytes() }
+    };
+    let first = service.client.ensure_mirror(pod("a")).await.unwrap().into_inner();
+    assert!(first.created && first.uid != "static");
+    let live = api.get("pods", "default", "web-n1").unwrap();
+    assert_eq!(live["metadata"]["ownerReferences"][0]["kind"], "Node");
+    let again = service.client.ensure_mirror(pod("a")).await.unwrap().into_inner();
+    assert_eq!((again.created, &again.uid), (false, &first.uid));
+    let second = service.client.ensure_mirror(pod("b")).await.unwrap().into_inner();
+    assert!(second.created && second.uid != first.uid);
+    let delete = |uid: &str| wire::DeleteMirrorRequest { namespace: "default".into(), name: "web-n1".into(), uid: uid.into() };
+    assert!(!service.client.delete_mirror(delete(&first.uid)).await.unwrap().into_inner().deleted, "another one by now");
+    assert!(service.client.delete_mirror(delete(&second.uid)).await.unwrap().into_inner().deleted);
+    assert!(api.get("pods", "default", "web-n1").is_none());
+    service.stop().await;
+}
+
+fn message(request: Inbound) -> wire::ReportRequest {
+    wire::ReportRequest { request: Some(request), trace: None }
+}
+
+#[tokio::test]
+async fn the_stream_greets_replays_and_acks() {
+    let api = TestApi::start().await;
+    let mut service = Running::start(Some(&api)).await;
+    let pod = api.create_pod(json!({"metadata": {"name": "web"}, "spec": {"nodeName": "n1", "containers": [{"name": "a", "image": "b:1"}]}}));
+    let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+    let update = |version: u64| wire::PodStatusUpdate {
+        uid: uid.clone(),
+        api_uid: uid.clone(),
+        name: "web".into(),
+        namespace: "default".into(),
+        owner_epoch: 1,
+        version,
+        base_status: pod["status"].to_string().into_bytes(),
+        base_resource_version: pod["metadata"]["resourceVersion"].as_str().unwrap().into(),
+        desired_status: json!({"phase": "Running", "qosClass": "BestEffort"}).to_string().into_bytes(),
+        could_run: true,
+        ..Default::default()
+    };
+    let (send, receive) = tokio::sync::mpsc::channel(8);
+    let mut replies = service.client.report(ReceiverStream::new(receive)).await.unwrap().into_inner();
+    let mut next = async || tokio::time::timeout(PATIENCE, replies.message()).await.unwrap().unwrap().and_then(|r| r.reply);
+    assert!(matches!(next().await, Some(Reply::Hello(_))));
+    assert!(matches!(next().await, Some(Reply::HeldEnd(_))));
+    send.send(message(Inbound::Hello(quintlet_proto::hello()))).await.unwrap();
+    send.send(message(Inbound::Update(wire::PodStatusUpdate { name: "../x".into(), ..update(1) }))).await.unwrap();
+    let Some(Reply::Ack(refused)) = next().await else { panic!("no ack") };
+    assert_eq!((refused.kind(), refused.detail.as_str()), (wire::AckKind::Refused, "update.name: not a name of an object"));
+    send.send(message(Inbound::Update(update(2)))).await.unwrap();
+    let Some(Reply::Ack(written)) = next().await else { panic!("no ack") };
+    assert_eq!((written.kind(), written.version), (wire::AckKind::Written, 2));
+    let live = api.get("pods", "default", "web").unwrap();
+    assert_eq!((&live["status"]["phase"], live["metadata"]["resourceVersion"].as_str().unwrap()), (&json!("Running"), written.resource_version.as_str()));
+    drop(send);
+    assert!(next().await.is_none(), "the stream ends with its sender");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn standalone_serves_and_writes_nothing() {
+    let mut service = Running::start(None).await;
+    service.facts(&[]).await;
+    let event = wire::RecordEventRequest { kind: "Pod".into(), name: "web".into(), r#type: "Normal".into(), ..Default::default() };
+    assert!(service.client.record_event(event).await.unwrap().into_inner().queued);
+    let mirror = wire::EnsureMirrorRequest { pod: json!({"metadata": {"name": "a", "namespace": "b"}}).to_string().into_bytes() };
+    assert_eq!(service.client.ensure_mirror(mirror).await.unwrap_err().code(), tonic::Code::FailedPrecondition);
+    let update = wire::PodStatusUpdate { uid: "u".into(), name: "web".into(), namespace: "default".into(), version: 1, ..Default::default() };
+    let requests = tokio_stream::iter([message(Inbound::Update(update))]);
+    let (keep, open) = tokio::sync::mpsc::channel(1);
+    let requests = tokio_stream::StreamExt::chain(requests, ReceiverStream::new(open));
+    let mut replies = service.client.report(requests).await.unwrap().into_inner();
+    let ack = loop {
+        let reply = tokio::time::timeout(PATIENCE, replies.message()).await.unwrap().unwrap().unwrap();
+        if let Some(Reply::Ack(ack)) = reply.reply {
+            break ack;
+        }
+    };
+    assert_eq!(ack.kind(), wire::AckKind::NoApi);
+    drop(keep);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_kubeconfig_may_come_after_the_start() {
+    let api = TestApi::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let kubeconfig = dir.path().join("late");
+    let config = Config { paths: Paths::new(dir.path()), kubeconfig: Some(kubeconfig.clone()), node_name: "n1".into(), register_node: true };
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(run(config, Clock::system(), stop.clone()));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    api.kubeconfig(&kubeconfig).unwrap();
+    api.wait_for("nodes", "", "n1", PATIENCE, |n| !n.is_null()).await;
+    stop.cancel();
+    task.await.unwrap().unwrap();
+}
