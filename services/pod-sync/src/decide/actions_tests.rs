@@ -599,7 +599,7 @@ proptest! {
         // One plain init container at a time, and none beside a running one of the same sandbox.
         let plain = |i: &usize| !pod::is_sidecar(&inits[*i]);
         prop_assert!(got.init_to_start.iter().filter(|i| plain(i)).count() <= 1);
-        if !got.kill_pod && got.init_to_start.iter().any(|i| plain(i)) {
+        if !got.kill_pod && got.init_to_start.iter().any(plain) {
             let sandbox = got.sandbox_id.clone().unwrap();
             let other = inits.iter().filter(|c| !pod::is_sidecar(c)).filter_map(|c| runtime.newest(&c.name))
                 .filter(|c| c.sandbox_id == sandbox && c.state == ContainerState::Running)
@@ -608,7 +608,7 @@ proptest! {
             prop_assert_eq!(other, 0);
         }
         // Plain init containers and regular ones never start together.
-        prop_assert!(got.to_start.is_empty() || !got.init_to_start.iter().any(|i| plain(i)));
+        prop_assert!(got.to_start.is_empty() || !got.init_to_start.iter().any(plain));
 
         if got.kill_pod {
             prop_assert!(got.to_kill.is_empty() && got.ephemeral_to_start.is_empty());

@@ -222,11 +222,22 @@ pub fn ready_to_start(pod: &Pod, runtime: &PodRuntime) -> PodCondition {
 /// AllContainersRestarting, for pods with such a rule. `triggered`: see
 /// [`super::restart::restart_all_triggered`].
 #[must_use]
-pub fn all_containers_restarting(runtime: &PodRuntime, phase: Phase, triggered: bool) -> PodCondition {
+pub fn all_containers_restarting(
+    pod: &Pod,
+    runtime: &PodRuntime,
+    phase: Phase,
+    triggered: bool,
+) -> PodCondition {
+    // Ephemeral containers stay, so they are not waited for.
+    let left = pod::spec(pod)
+        .containers
+        .iter()
+        .chain(pod::init_containers(pod))
+        .any(|c| runtime.newest(&c.name).is_some());
     match phase {
         Phase::Succeeded => condition(ALL_CONTAINERS_RESTARTING, false, "PodCompleted", ""),
         Phase::Failed => condition(ALL_CONTAINERS_RESTARTING, false, "PodFailed", ""),
-        Phase::Pending | Phase::Running if triggered && !runtime.containers.is_empty() => condition(
+        Phase::Pending | Phase::Running if triggered && left => condition(
             ALL_CONTAINERS_RESTARTING,
             true,
             "RestartAllContainersStarted",
@@ -354,11 +365,12 @@ mod tests {
     #[test]
     fn a_restart_of_all_lasts_until_the_last_instance_is_gone() {
         let some = RuntimeBuilder::ready().exited("a", 1).build();
-        let none = RuntimeBuilder::ready().build();
-        assert_eq!(brief(&all_containers_restarting(&some, Phase::Running, true)).0, "True");
-        assert_eq!(brief(&all_containers_restarting(&some, Phase::Running, false)).0, "False");
-        assert_eq!(brief(&all_containers_restarting(&none, Phase::Running, true)).0, "False");
-        assert_eq!(brief(&all_containers_restarting(&some, Phase::Failed, true)).1, "PodFailed");
-        assert_eq!(brief(&all_containers_restarting(&some, Phase::Succeeded, true)).1, "PodCompleted");
+        let none = RuntimeBuilder::ready().exited("e", 0).build();
+        let p = two();
+        assert_eq!(brief(&all_containers_restarting(&p, &some, Phase::Running, true)).0, "True");
+        assert_eq!(brief(&all_containers_restarting(&p, &some, Phase::Running, false)).0, "False");
+        assert_eq!(brief(&all_containers_restarting(&p, &none, Phase::Running, true)).0, "False");
+        assert_eq!(brief(&all_containers_restarting(&p, &some, Phase::Failed, true)).1, "PodFailed");
+        assert_eq!(brief(&all_containers_restarting(&p, &some, Phase::Succeeded, true)).1, "PodCompleted");
     }
 }

@@ -264,6 +264,14 @@ fn state_of(context: &Context<'_>, instance: &Container, old: Option<&ContainerS
                 ..ContainerState::default()
             }
         }
+        // Once forced, the end stays: the runtime knows no more of this instance than before.
+        RuntimeState::Unknown
+            if old.is_some_and(|o| {
+                terminated(o).is_some() && bare_id(o.container_id.as_deref()) == instance.id.as_str()
+            }) =>
+        {
+            old.and_then(|o| o.state.clone()).unwrap_or_default()
+        }
         RuntimeState::Unknown if old.is_some_and(is_running) => {
             let reason = if context.restarting_all { RESTARTING_ALL } else { STATUS_UNKNOWN };
             forced(reason, LOST_WHEN_TERMINATED, UNKNOWN_EXIT_CODE)

@@ -159,6 +159,9 @@ fn each_runtime_state_has_its_api_state() {
         assert_eq!(s.container_id.as_deref(), Some("containerd://c-0"), "{name}");
         assert_eq!((s.image.as_str(), s.image_id.as_str()), ("i", "i@sha256:1"), "{name}");
     }
+    let w = World::new(one("Always"), RuntimeBuilder::ready().unknown("c"));
+    let first = w.regular(&old("c", 1, running(), json!(null)));
+    assert_eq!(w.regular(std::slice::from_ref(&first)), first, "an unknown one that ran stays ended");
     let s = World::new(one("Always"), RuntimeBuilder::ready().exited("c", 7)).regular(&[]);
     let t = s.state.unwrap().terminated.unwrap();
     assert_eq!(t.started_at.unwrap().0, at(2));

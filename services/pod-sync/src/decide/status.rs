@@ -103,18 +103,25 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         recursive_read_only: input.node.recursive_read_only,
         restarting_all: triggered,
     };
-    let of = |l: &Option<Vec<ContainerStatus>>| l.clone().unwrap_or_default();
-    let regular =
-        containers::convert(&context, List::Regular, &spec.containers, &of(&old.container_statuses));
+    let regular = containers::convert(
+        &context,
+        List::Regular,
+        &spec.containers,
+        old.container_statuses.as_deref().unwrap_or_default(),
+    );
     let init = containers::convert(
         &context,
         List::Init,
         pod::init_containers(pod),
-        &of(&old.init_container_statuses),
+        old.init_container_statuses.as_deref().unwrap_or_default(),
     );
     let ephemeral: Vec<_> = spec.ephemeral_containers.iter().flatten().map(from_ephemeral).collect();
-    let ephemeral =
-        containers::convert(&context, List::Ephemeral, &ephemeral, &of(&old.ephemeral_container_statuses));
+    let ephemeral = containers::convert(
+        &context,
+        List::Ephemeral,
+        &ephemeral,
+        old.ephemeral_container_statuses.as_deref().unwrap_or_default(),
+    );
 
     let api_phase = api.and_then(|s| Phase::parse(s.phase.as_deref())).filter(|p| p.is_terminal());
     let old_phase = Phase::parse(old.phase.as_deref());
@@ -208,7 +215,7 @@ fn conditions_of(
     list.push(containers_ready);
     list.push(condition(conditions::POD_SCHEDULED, true, "", ""));
     if has_restart_all_rule(pod) {
-        list.push(conditions::all_containers_restarting(input.runtime, phase, triggered));
+        list.push(conditions::all_containers_restarting(pod, input.runtime, phase, triggered));
     }
     for c in &mut list[own_from_computed..] {
         c.observed_generation = pod.metadata.generation.filter(|g| *g > 0);
@@ -296,25 +303,23 @@ pub fn illegal_transition(pod: &Pod, old: &PodStatus, new: &PodStatus) -> bool {
     if pod::restart_policy(pod) == "Always" || has_restart_all_rule(pod) {
         return false;
     }
-    let left = |old: Option<&Vec<ContainerStatus>>, new: Option<&Vec<ContainerStatus>>, name: &str| {
-        let find =
-            |l: Option<&Vec<ContainerStatus>>| l.into_iter().flatten().find(|s| s.name == name).cloned();
-        let state = |s: ContainerStatus| s.state.and_then(|s| s.terminated);
-        let ended = find(old).and_then(state)?;
-        let still = find(new).is_none_or(|s| state(s).is_some());
-        (!still).then_some(ended)
-    };
+    type List = Option<Vec<ContainerStatus>>;
+    fn ended<'a>(list: &'a List, name: &str) -> Option<&'a ContainerStateTerminated> {
+        list.iter().flatten().find(|s| s.name == name)?.state.as_ref()?.terminated.as_ref()
+    }
+    // How it had ended, if it is listed and no longer so.
+    fn left<'a>(old: &'a List, new: &List, name: &str) -> Option<&'a ContainerStateTerminated> {
+        let listed = new.iter().flatten().any(|s| s.name == name);
+        ended(old, name).filter(|_| listed && ended(new, name).is_none())
+    }
     let regular = pod::spec(pod).containers.iter().any(|c| {
-        left(old.container_statuses.as_ref(), new.container_statuses.as_ref(), &c.name)
+        left(&old.container_statuses, &new.container_statuses, &c.name)
             .is_some_and(|t| !container_should_restart(c, pod, t.exit_code))
     });
     let init = pod::init_containers(pod).iter().filter(|c| !pod::is_sidecar(c)).any(|c| {
-        left(old.init_container_statuses.as_ref(), new.init_container_statuses.as_ref(), &c.name).is_some_and(
-            |t| {
-                // A new sandbox runs init containers that ended well once more.
-                t.exit_code != 0 && !container_should_restart(c, pod, t.exit_code)
-            },
-        )
+        // One that ended well runs once more in a new sandbox: that is no contradiction.
+        left(&old.init_container_statuses, &new.init_container_statuses, &c.name)
+            .is_some_and(|t| t.exit_code != 0 && !container_should_restart(c, pod, t.exit_code))
     });
     regular || init
 }
@@ -324,8 +329,7 @@ pub fn illegal_transition(pod: &Pod, old: &PodStatus, new: &PodStatus) -> bool {
 pub fn finish(pod: &Pod, old: &PodStatus, mut new: PodStatus, now: jiff::Timestamp) -> PodStatus {
     for c in new.conditions.iter_mut().flatten().filter(|c| conditions::has_transition_time(&c.type_)) {
         let before = old.conditions.iter().flatten().find(|o| o.type_ == c.type_ && o.status == c.status);
-        c.last_transition_time =
-            before.and_then(|o| o.last_transition_time.clone()).or_else(|| Some(Time(now)));
+        c.last_transition_time = before.and_then(|o| o.last_transition_time.clone()).or(Some(Time(now)));
     }
     new.start_time = old.start_time.clone().or(new.start_time).or(Some(Time(now)));
     let generation = pod.metadata.generation.filter(|g| *g > 0);

@@ -364,3 +364,114 @@ fn a_restart_of_all_goes_through_its_condition() {
     assert!(next.container_statuses.iter().flatten().all(|c| c.restart_count == 1));
     assert_eq!(next.phase.as_deref(), Some("Running"));
 }
+
+mod over_time {
+    use super::*;
+    use proptest::prelude::*;
+    use quintlet_model::runtime::ContainerState as State;
+
+    /// What happens to the runtime between two statuses.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Create(usize),
+        Run(usize),
+        Exit(usize, i32),
+        Lose(usize),
+        Forget(usize),
+        LoseSandbox,
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0..3_usize).prop_map(Step::Create),
+            (0..3_usize).prop_map(Step::Run),
+            (0..3_usize, 0..3).prop_map(|(c, code)| Step::Exit(c, code)),
+            (0..3_usize).prop_map(Step::Lose),
+            (0..3_usize).prop_map(Step::Forget),
+            Just(Step::LoseSandbox),
+        ]
+    }
+
+    fn apply(runtime: &mut PodRuntime, step: &Step, clock: &mut i64) {
+        *clock += 1;
+        let names = ["n", "c", "d"];
+        let newest = |r: &PodRuntime, i: usize| r.containers.iter().position(|c| c.name == names[i]);
+        match step {
+            Step::Create(i) => {
+                let attempt = runtime.newest(names[*i]).map_or(0, |c| c.attempt + 1);
+                let mut c = RuntimeBuilder::ready().created(names[*i]).build().containers.remove(0);
+                c.attempt = attempt;
+                c.created_unix_ns = *clock;
+                c.id = id(&format!("{}-{clock}", names[*i]));
+                c.annotations.insert(quintlet_model::labels::RESTART_COUNT.to_owned(), attempt.to_string());
+                runtime.containers.push(c);
+                runtime.sort();
+            }
+            Step::Run(i) => {
+                if let Some(at) =
+                    newest(runtime, *i).filter(|at| runtime.containers[*at].state == State::Created)
+                {
+                    runtime.containers[at].state = State::Running;
+                }
+            }
+            Step::Exit(i, code) => {
+                if let Some(at) =
+                    newest(runtime, *i).filter(|at| runtime.containers[*at].state == State::Running)
+                {
+                    runtime.containers[at].state = State::Exited;
+                    runtime.containers[at].exit_code = *code;
+                }
+            }
+            Step::Lose(i) => {
+                if let Some(at) = newest(runtime, *i) {
+                    runtime.containers[at].state = State::Unknown;
+                }
+            }
+            Step::Forget(i) => runtime.containers.retain(|c| c.name != names[*i]),
+            Step::LoseSandbox => runtime.sandboxes.clear(),
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+
+        #[test]
+        fn nothing_goes_backwards_and_nothing_moves_by_itself(
+            policy in prop_oneof![Just("Always"), Just("OnFailure"), Just("Never")],
+            steps in prop::collection::vec(any_step(), 1..20),
+        ) {
+            let spec = json!({"restartPolicy": policy, "initContainers": [{"name": "n", "image": "i"}],
+                "containers": [{"name": "c", "image": "i"}, {"name": "d", "image": "i"}]});
+            let mut w = World::new(spec, RuntimeBuilder::ready());
+            let mut old = w.at(None, 0);
+            let mut clock = 0;
+            for (i, step) in steps.iter().enumerate() {
+                apply(&mut w.runtime, step, &mut clock);
+                let now = i64::try_from(i).unwrap() + 1;
+                let next = w.at(Some(&old), now);
+                prop_assert_eq!(&w.at(Some(&next), now + 100), &next, "settled at once");
+                let counts = |s: &PodStatus| -> BTreeMap<String, i32> {
+                    s.container_statuses.iter().flatten().chain(s.init_container_statuses.iter().flatten())
+                        .map(|c| (c.name.clone(), c.restart_count)).collect()
+                };
+                let before = counts(&old);
+                for (name, count) in counts(&next) {
+                    prop_assert!(count >= before[&name], "{name}: {count} after {}", before[&name]);
+                    prop_assert!(count <= before[&name] + i32::try_from(steps.len()).unwrap());
+                }
+                prop_assert_eq!(&next.start_time, &old.start_time);
+                if matches!(old.phase.as_deref(), Some("Succeeded" | "Failed")) {
+                    prop_assert_eq!(&next.phase, &old.phase);
+                }
+                let ready = cond(&next, "Ready").status == "True";
+                prop_assert!(!ready || next.phase.as_deref() == Some("Running"));
+                for c in next.conditions.iter().flatten() {
+                    let same = old.conditions.iter().flatten().find(|o| o.type_ == c.type_ && o.status == c.status);
+                    let want = same.map_or(Some(time(now)), |o| o.last_transition_time.clone());
+                    prop_assert_eq!(&c.last_transition_time, &want);
+                }
+                old = next;
+            }
+        }
+    }
+}

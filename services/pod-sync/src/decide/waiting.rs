@@ -420,34 +420,30 @@ pub fn from_status(pod: &Pod, status: &PodStatus, holds: &Holds, now: jiff::Time
     let find = |list: &Option<Vec<ContainerStatus>>, name: &str| {
         list.iter().flatten().find(|s| s.name == name).cloned()
     };
-    for c in pod::init_containers(pod) {
-        let Some(s) = find(&status.init_container_statuses, &c.name) else { continue };
+    let inits = || {
+        pod::init_containers(pod)
+            .iter()
+            .filter_map(|c| Some((c, find(&status.init_container_statuses, &c.name)?)))
+    };
+    for (c, s) in inits() {
         let sidecar = pod::is_sidecar(c);
         let done = if sidecar { s.started == Some(true) } else { s.ready };
-        if done && !(sidecar && !s.ready) {
+        if done {
             continue;
         }
-        let regular_ran = status
-            .container_statuses
-            .iter()
-            .flatten()
-            .any(|s| s.state.as_ref().is_some_and(|s| s.waiting.is_none()));
-        if let Some(w) = of_container(&s, holds, now, start) {
-            // A sidecar that passed startup holds up nobody; it shows up with the regular ones below.
-            if !done || regular_ran {
-                return Some(w);
-            }
-        }
-        if !done {
+        // A plain one has no probes: while it runs, its end is what is waited for.
+        let running = s.state.as_ref().is_some_and(|s| s.running.is_some());
+        let own = if running && !sidecar { None } else { of_container(&s, holds, now, start) };
+        return own.or_else(|| {
             let what = Waiting::PodInitializing { container: c.name.clone() };
-            return Some(WaitingFor { what, since: since_of(&s).or(start), until: None });
-        }
+            Some(WaitingFor { what, since: since_of(&s).or(start), until: None })
+        });
     }
-    for c in &pod::spec(pod).containers {
-        let Some(s) = find(&status.container_statuses, &c.name) else { continue };
-        if let Some(w) = of_container(&s, holds, now, start) {
-            return Some(w);
-        }
+    let regular = pod::spec(pod).containers.iter().filter_map(|c| find(&status.container_statuses, &c.name));
+    // A started sidecar holds up nobody, but the pod is not Ready before it is.
+    let sidecars = inits().filter(|(c, _)| pod::is_sidecar(c)).map(|(_, s)| s);
+    if let Some(w) = regular.chain(sidecars).find_map(|s| of_container(&s, holds, now, start)) {
+        return Some(w);
     }
     let true_condition =
         |name: &str| status.conditions.iter().flatten().any(|c| c.type_ == name && c.status == "True");
@@ -628,6 +624,18 @@ mod tests {
                 fresh(),
                 json!([{"name": "n", "state": {"terminated": {"exitCode": 1}}}]),
                 Some(("PodInitializing", "n")),
+            ),
+            (
+                "plain init runs",
+                fresh(),
+                json!([{"name": "n", "started": true, "state": {"running": {}}}]),
+                Some(("PodInitializing", "n")),
+            ),
+            (
+                "sidecar not ready",
+                json!([runs(true, true)]),
+                json!([done, {"name": "s", "started": true, "state": {"running": {}}}]),
+                Some(("ReadinessProbe", "s")),
             ),
             ("not tried yet", fresh(), inits(), Some(("ContainerCreating", "c"))),
             ("no image", c(waits("ImagePullBackOff")), inits(), Some(("ImagePullBackOff", "c"))),
