@@ -153,7 +153,8 @@ pub enum UpError {
 /// When they cannot be started, or something cannot be removed at the end.
 pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     let mut signals = Signals::new()?;
-    let cwd = std::env::current_dir().map_err(|source| UpError::Os { action: "find the current directory", source })?;
+    let cwd = std::env::current_dir()
+        .map_err(|source| UpError::Os { action: "find the current directory", source })?;
     let layout = Layout::resolve(&args, &cwd);
     let bin_dir = bin_dir(&args)?;
     check(&layout, &bin_dir)?;
@@ -198,7 +199,8 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
 
     let began = Instant::now();
     let outcome = attend(&mut view, &mut signals, judge.as_mut(), began, &args).await;
-    let result = outcome.map_or(ExitCode::SUCCESS, |same| if same { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    let result =
+        outcome.map_or(ExitCode::SUCCESS, |same| if same { ExitCode::SUCCESS } else { ExitCode::FAILURE });
 
     stop(&args, &services, &view, containerd, &mut signals).await?;
     tasks.shutdown().await;
@@ -335,7 +337,9 @@ async fn start_containerd(args: &UpArgs, layout: &Layout) -> Result<Option<Conta
 async fn tell_restarts(name: &'static str, mut state: watch::Receiver<State>) {
     while state.changed().await.is_ok() {
         let told = match &*state.borrow_and_update() {
-            State::Waiting { exit, delay } => Some(format!("{name} ended ({exit}), again in {} ms", delay.as_millis())),
+            State::Waiting { exit, delay } => {
+                Some(format!("{name} ended ({exit}), again in {} ms", delay.as_millis()))
+            }
             State::Running { pid, starts } if *starts > 1 => Some(format!("{name} runs again, pid {pid}")),
             State::New | State::Running { .. } | State::Ended => None,
         };
@@ -375,7 +379,8 @@ fn bin_dir(args: &UpArgs) -> Result<PathBuf, UpError> {
     if let Some(dir) = &args.bin_dir {
         return Ok(dir.clone());
     }
-    let own = std::env::current_exe().map_err(|source| UpError::Os { action: "find this program's path", source })?;
+    let own = std::env::current_exe()
+        .map_err(|source| UpError::Os { action: "find this program's path", source })?;
     Ok(own.parent().unwrap_or(Path::new("/")).to_path_buf())
 }
 
@@ -416,7 +421,8 @@ struct Signals([Signal; 3]);
 
 impl Signals {
     fn new() -> Result<Self, UpError> {
-        let listen = |kind| signal(kind).map_err(|source| UpError::Os { action: "listen for signals", source });
+        let listen =
+            |kind| signal(kind).map_err(|source| UpError::Os { action: "listen for signals", source });
         Ok(Self([
             listen(SignalKind::interrupt())?,
             listen(SignalKind::terminate())?,

@@ -54,7 +54,8 @@ impl Expectation {
 }
 
 fn is_ready(pod: &PodView) -> bool {
-    pod.status == "Running" && pod.ready.split_once('/').is_some_and(|(ready, all)| ready == all && all != "0")
+    pod.status == "Running"
+        && pod.ready.split_once('/').is_some_and(|(ready, all)| ready == all && all != "0")
 }
 
 /// Reads the expectations of all manifests in a directory.
@@ -88,9 +89,9 @@ fn read(file: &str, text: &str) -> Vec<Expectation> {
     if found.is_empty() {
         let mark = format!("{ANNOTATION}:");
         found.extend(
-            text.lines()
-                .filter_map(|l| l.trim().strip_prefix('#')?.trim().strip_prefix(&mark))
-                .map(|expect| Expectation { file: file.to_owned(), pod: None, expect: expect.trim().to_owned() }),
+            text.lines().filter_map(|l| l.trim().strip_prefix('#')?.trim().strip_prefix(&mark)).map(
+                |expect| Expectation { file: file.to_owned(), pod: None, expect: expect.trim().to_owned() },
+            ),
         );
     }
     found
@@ -180,7 +181,8 @@ mod tests {
             status: (*status).to_owned(),
             ..PodView::default()
         });
-        let problem = |file: &&str| SourceProblem { origin: format!("/m/{file}"), ..SourceProblem::default() };
+        let problem =
+            |file: &&str| SourceProblem { origin: format!("/m/{file}"), ..SourceProblem::default() };
         View {
             pods: pods.map(|p| (p.uid.clone(), p)).collect(),
             problems: broken.iter().map(problem).collect(),
@@ -200,7 +202,8 @@ mod tests {
 
     #[test]
     fn each_state_is_compared_as_a_person_would() {
-        let cases: [(&str, &[(&str, &str, &str)], &[&str], bool); 9] = [
+        type Case<'a> = (&'a str, &'a [(&'a str, &'a str, &'a str)], &'a [&'a str], bool);
+        let cases: [Case<'_>; 9] = [
             ("Ready", &[("web", "1/1", "Running")], &[], true),
             ("Ready", &[("web-node", "2/2", "Running")], &[], true),
             ("Ready", &[("web", "1/2", "Running")], &[], false),

@@ -151,7 +151,8 @@ mod tests {
 
     #[test]
     fn a_private_node_lies_below_one_directory_and_a_host_agent_where_the_kubelet_does() {
-        let private = Layout::resolve(&args(&["--private-containerd", "--manifests", "examples"]), Path::new("/w"));
+        let private =
+            Layout::resolve(&args(&["--private-containerd", "--manifests", "examples"]), Path::new("/w"));
         assert_eq!(private.root_dir, Path::new("/w/.run/root"));
         assert_eq!(private.run_dir, Path::new("/w/.run/run"));
         assert_eq!(private.control, Path::new("/w/.run"));

@@ -41,8 +41,10 @@ impl Processes {
         let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
             .map_err(|_| UpError::AlreadyRunning(dir.to_path_buf()))?;
         let file = dir.join("up.json");
-        let left: BTreeMap<String, Process> =
-            std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        let left: BTreeMap<String, Process> = std::fs::read(&file)
+            .ok()
+            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+            .unwrap_or_default();
         let alive: Vec<(String, Process)> = left.into_iter().filter(|(_, p)| p.is_alive()).collect();
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
             for (_, process) in alive.iter().filter(|(_, p)| p.is_alive()) {

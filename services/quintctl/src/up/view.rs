@@ -100,7 +100,11 @@ mod tests {
         assert_eq!(view.pods.len(), 2);
         apply(&mut view, &mut seen, end());
         assert_eq!(view.pods.keys().collect::<Vec<_>>(), ["b"]);
-        apply(&mut view, &mut seen, Some(Event::Removed(PodRemoved { uid: "b".into(), ..PodRemoved::default() })));
+        apply(
+            &mut view,
+            &mut seen,
+            Some(Event::Removed(PodRemoved { uid: "b".into(), ..PodRemoved::default() })),
+        );
         assert!(view.pods.is_empty());
     }
 

@@ -1,0 +1,36 @@
+# The gates and the ways to run. Everything works on a fresh Debian machine with a Rust toolchain.
+
+BINS := cri-proxy pleg-service probe-service status-reporter pod-sync quintctl
+BIN_FLAGS := $(foreach bin,$(BINS),-p $(bin))
+CARGO := cargo
+
+.PHONY: all install build check test run
+
+all: build
+
+# Packages that are missing.
+install:
+	scripts/install.sh
+
+build: install
+	$(CARGO) build --locked --release --bins $(BIN_FLAGS)
+
+# What a change must pass before its tests matter.
+check: install
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	scripts/helm-lint.sh
+
+# All tests, those with a real containerd included; as root.
+test: install
+	$(CARGO) build --locked --bins $(BIN_FLAGS)
+	if $(CARGO) nextest --version >/dev/null 2>&1; then \
+		$(CARGO) nextest run --workspace --locked; \
+	else \
+		$(CARGO) test --workspace --locked; \
+	fi
+
+# The five services with a private containerd and the manifests of examples/. ONCE=1: end when all has settled, and compare.
+run: build
+	ONCE=$(ONCE) scripts/run.sh

