@@ -1,5 +1,5 @@
 //! The fake runtime behaves as its clients are promised.
-#![allow(clippy::disallowed_methods)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 use std::path::Path;
 use std::time::Duration;

@@ -383,12 +383,11 @@ impl RuntimeService for Cri {
             subjects.extend(config.metadata.iter().map(|m| m.name.clone()));
             subjects.extend(config.labels.values().cloned());
         }
-        self.0
-            .call(Method::CreateContainer, q, subjects, |shared, mut plan, q| async move {
-                let result = shared.create(&mut plan, q).await;
-                (plan, result.map(|container_id| v1::CreateContainerResponse { container_id }))
-            })
-            .await
+        let call = self.0.call(Method::CreateContainer, q, subjects, |shared, mut plan, q| async move {
+            let result = Box::pin(shared.create(&mut plan, q)).await;
+            (plan, result.map(|container_id| v1::CreateContainerResponse { container_id }))
+        });
+        Box::pin(call).await
     }
 
     async fn start_container(
