@@ -4,13 +4,16 @@
 //! [`std::time::Duration`] since boot. A worker's pass is
 //!
 //! 1. [`status::generate`] from spec, last status, inspection, probe results and waiting reasons;
-//! 2. a terminal phase ends it; else [`actions::compute_actions`] with `restart_all` from that status;
-//! 3. the driver acts: kills ([`grace`]), sandbox, init, ephemeral and regular containers, each start asked of
-//!    [`backoff`];
-//! 4. [`waiting::explain`] says in words what was decided and what the pod waits for.
+//! 2. [`sync::gate`]: a terminal phase ends it, a missing network holds it up; [`sync::cgroup_plan`];
+//! 3. [`actions::compute_actions`], with [`sync::restarts_all`] of that status;
+//! 4. the driver acts: kills ([`grace::of_container`]), sandbox, ephemeral, init and regular containers; each start is
+//!    asked of [`backoff`] first and numbered by [`sync::next_attempt`]; what fails becomes a waiting reason
+//!    ([`waiting::StartFailure::with_message`]);
+//! 5. [`waiting::explain`] says in words what was decided, [`waiting::from_status`] what the pod waits for.
 //!
 //! Termination: [`grace::effective`] for the pod, [`grace::termination_plan`] for its containers, `generate` with
-//! `is_terminal`, [`status::terminate`] last. Sources go through [`merge::SourceStore`], then [`admission::admit`].
+//! `is_terminal`, [`status::terminate`] last; [`status::with_kill_override`] for what the agent itself ends. Sources go
+//! through [`merge::SourceStore`], new pods through [`admission::admit`].
 
 pub mod actions;
 pub mod admission;
@@ -25,6 +28,7 @@ pub mod qos;
 pub mod quantity;
 pub mod restart;
 pub mod status;
+pub mod sync;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod waiting;
