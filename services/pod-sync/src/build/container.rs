@@ -1,0 +1,239 @@
+//! Configuration of a container (generateContainerConfig).
+
+use std::collections::{BTreeMap, HashMap};
+
+use k8s_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount, UserNamespace};
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
+use quintlet_model::hash::container_hash;
+use quintlet_model::ids::PodRef;
+use quintlet_model::labels;
+
+use super::env::expand_argument;
+use super::error::ConfigError;
+use super::security::ImageUser;
+use super::{HandlerFeatures, NodeSettings, paths, resources, security};
+
+/// What a container is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct ContainerInput<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// Its names.
+    pub names: &'a PodRef,
+    /// The container; an ephemeral one through [`ephemeral_as_container`].
+    pub container: &'a Container,
+    /// Restart count it gets.
+    pub restarts: u32,
+    /// Image as resolved by the pull.
+    pub image_ref: &'a str,
+    /// User the image names.
+    pub image_user: &'a ImageUser,
+    /// Settings and facts of the node.
+    pub node: &'a NodeSettings,
+    /// Variables, from [`super::env::make_env`].
+    pub env: &'a BTreeMap<String, String>,
+    /// Mounts, from [`super::mounts::make_mounts`].
+    pub mounts: &'a [Mount],
+    /// Handler of the pod's RuntimeClass; empty for the default.
+    pub runtime_handler: &'a str,
+    /// What that handler can do.
+    pub features: HandlerFeatures,
+    /// The pod's id mappings, where it has a user namespace.
+    pub userns: Option<&'a UserNamespace>,
+    /// Container whose processes an ephemeral one sees.
+    pub target_id: Option<&'a str>,
+}
+
+/// The configuration of a container.
+///
+/// # Errors
+/// The text is the message of `CreateContainerConfigError`.
+pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, ConfigError> {
+    let ContainerInput { pod, names, container, node, env, .. } = input;
+    security::verify_run_as_non_root(pod, container, input.image_user)?;
+    let expanded = |list: &Option<Vec<String>>| -> Vec<String> {
+        list.iter().flatten().map(|a| expand_argument(a, env)).collect()
+    };
+    let namespaces = security::namespaces(pod, input.features, input.runtime_handler, input.userns)?;
+    let context = security::container_context(
+        pod,
+        container,
+        input.image_user,
+        node,
+        namespaces,
+        input.target_id,
+    )?;
+    Ok(ContainerConfig {
+        metadata: Some(ContainerMetadata { name: container.name.clone(), attempt: input.restarts }),
+        image: Some(ImageSpec {
+            image: input.image_ref.to_owned(),
+            user_specified_image: container.image.clone().unwrap_or_default(),
+            runtime_handler: input.runtime_handler.to_owned(),
+            ..ImageSpec::default()
+        }),
+        command: expanded(&container.command),
+        args: expanded(&container.args),
+        working_dir: container.working_dir.clone().unwrap_or_default(),
+        envs: env.iter().map(|(k, v)| KeyValue { key: k.clone(), value: v.clone() }).collect(),
+        mounts: input.mounts.to_vec(),
+        labels: container_labels(names, container),
+        annotations: container_annotations(pod, container, input.restarts)?,
+        log_path: paths::container_log_path(&container.name, input.restarts),
+        stdin: container.stdin.unwrap_or(false),
+        stdin_once: container.stdin_once.unwrap_or(false),
+        tty: container.tty.unwrap_or(false),
+        linux: Some(LinuxContainerConfig {
+            resources: Some(resources::container_resources(pod, container, node)),
+            security_context: Some(context),
+        }),
+        ..ContainerConfig::default()
+    })
+}
+
+fn container_labels(names: &PodRef, container: &Container) -> HashMap<String, String> {
+    [
+        (labels::POD_NAME, names.name.to_string()),
+        (labels::POD_NAMESPACE, names.namespace.to_string()),
+        (labels::POD_UID, names.uid.to_string()),
+        (labels::CONTAINER_NAME, container.name.clone()),
+    ]
+    .into_iter()
+    .map(|(k, v)| (k.to_owned(), v))
+    .collect()
+}
+
+// They are all there is for killing a container whose pod's spec is lost.
+fn container_annotations(
+    pod: &Pod,
+    container: &Container,
+    restarts: u32,
+) -> Result<HashMap<String, String>, ConfigError> {
+    let json = |what: &str, value: Result<String, serde_json::Error>| {
+        value.map_err(|e| ConfigError::invalid(format!("cannot write {what}: {e}")))
+    };
+    let image = container.image.as_deref().unwrap_or_default();
+    let text = |t: &Option<String>| t.clone().unwrap_or_default();
+    let mut out: HashMap<String, String> = [
+        (labels::CONTAINER_HASH, container_hash(&container.name, image)),
+        (labels::RESTART_COUNT, restarts.to_string()),
+        (labels::TERMINATION_MESSAGE_PATH, text(&container.termination_message_path)),
+        (labels::TERMINATION_MESSAGE_POLICY, text(&container.termination_message_policy)),
+    ]
+    .into_iter()
+    .map(|(k, v)| (k.to_owned(), v))
+    .collect();
+    if let Some(grace) = pod.metadata.deletion_grace_period_seconds {
+        out.insert(labels::POD_DELETION_GRACE.to_owned(), grace.to_string());
+    }
+    if let Some(grace) = quintlet_model::pod::spec(pod).termination_grace_period_seconds {
+        out.insert(labels::POD_TERMINATION_GRACE.to_owned(), grace.to_string());
+    }
+    if let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref()) {
+        let hook = json("preStop handler", serde_json::to_string(hook))?;
+        out.insert(labels::PRE_STOP_HANDLER.to_owned(), hook);
+    }
+    if let Some(ports) = container.ports.as_ref().filter(|p| !p.is_empty()) {
+        out.insert(labels::CONTAINER_PORTS.to_owned(), json("ports", serde_json::to_string(ports))?);
+    }
+    Ok(out)
+}
+
+/// An ephemeral container as an ordinary one: all fields but the target.
+#[must_use]
+pub fn ephemeral_as_container(e: &EphemeralContainer) -> Container {
+    let e = e.clone();
+    Container {
+        args: e.args,
+        command: e.command,
+        env: e.env,
+        env_from: e.env_from,
+        image: e.image,
+        image_pull_policy: e.image_pull_policy,
+        lifecycle: e.lifecycle,
+        liveness_probe: e.liveness_probe,
+        name: e.name,
+        ports: e.ports,
+        readiness_probe: e.readiness_probe,
+        resize_policy: e.resize_policy,
+        resources: e.resources,
+        restart_policy: e.restart_policy,
+        restart_policy_rules: e.restart_policy_rules,
+        security_context: e.security_context,
+        startup_probe: e.startup_probe,
+        stdin: e.stdin,
+        stdin_once: e.stdin_once,
+        termination_message_path: e.termination_message_path,
+        termination_message_policy: e.termination_message_policy,
+        tty: e.tty,
+        volume_devices: e.volume_devices,
+        volume_mounts: e.volume_mounts,
+        working_dir: e.working_dir,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::testing::pod_of;
+    use serde_json::{Value, json};
+
+    fn build(container: Value) -> Result<ContainerConfig, String> {
+        let mut p = pod_of(json!({"terminationGracePeriodSeconds": 30, "containers": [container]}));
+        p.metadata.deletion_grace_period_seconds = Some(5);
+        let env = [("A".to_owned(), "1".to_owned())].into();
+        container_config(ContainerInput {
+            pod: &p,
+            names: &quintlet_model::pod::pod_ref(&p).unwrap(),
+            container: &p.spec.as_ref().unwrap().containers[0],
+            restarts: 3,
+            image_ref: "sha256:abc",
+            image_user: &ImageUser::Uid(0),
+            node: &NodeSettings::default(),
+            env: &env,
+            mounts: &[],
+            runtime_handler: "",
+            features: HandlerFeatures::default(),
+            userns: None,
+            target_id: None,
+        })
+        .map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_container_carries_what_the_kubelet_writes() {
+        let c = build(json!({"name": "foo", "image": "bar", "command": ["sh", "$(A)", "$$(A)", "$(B)"],
+            "args": ["x$(A)"], "workingDir": "/w", "stdin": true, "tty": true,
+            "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",
+            "ports": [{"containerPort": 80}],
+            "lifecycle": {"preStop": {"exec": {"command": ["true"]}}}}))
+        .unwrap();
+        assert_eq!(c.metadata.unwrap(), ContainerMetadata { name: "foo".into(), attempt: 3 });
+        let image = c.image.unwrap();
+        assert_eq!((image.image.as_str(), image.user_specified_image.as_str()), ("sha256:abc", "bar"));
+        assert_eq!(c.command, ["sh", "1", "$(A)", "$(B)"]);
+        assert_eq!(c.args, ["x1"]);
+        assert_eq!(c.log_path, "foo/3.log");
+        assert_eq!((c.stdin, c.stdin_once, c.tty, c.working_dir.as_str()), (true, false, true, "/w"));
+        assert_eq!(c.envs, [KeyValue { key: "A".into(), value: "1".into() }]);
+        assert_eq!(c.labels.len(), 4);
+        assert_eq!(c.labels[labels::CONTAINER_NAME], "foo");
+        for (key, want) in [
+            (labels::CONTAINER_HASH, "11a6d6d6"),
+            (labels::RESTART_COUNT, "3"),
+            (labels::TERMINATION_MESSAGE_PATH, "/dev/termination-log"),
+            (labels::TERMINATION_MESSAGE_POLICY, "File"),
+            (labels::POD_DELETION_GRACE, "5"),
+            (labels::POD_TERMINATION_GRACE, "30"),
+            (labels::PRE_STOP_HANDLER, "{\"exec\":{\"command\":[\"true\"]}}"),
+            (labels::CONTAINER_PORTS, "[{\"containerPort\":80}]"),
+        ] {
+            assert_eq!(c.annotations[key], want, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_container_that_must_not_be_root_is_refused() {
+        let got = build(json!({"name": "c", "securityContext": {"runAsNonRoot": true}}));
+        assert!(got.unwrap_err().starts_with("container has runAsNonRoot and image will run as root"));
+    }
+}

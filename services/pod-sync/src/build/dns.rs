@@ -1,0 +1,327 @@
+//! DNS of a pod (pkg/kubelet/network/dns).
+
+use std::io::{self, Read as _};
+use std::net::IpAddr;
+use std::path::Path;
+
+use k8s_cri::v1::DnsConfig;
+use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
+use quintlet_model::pod;
+
+use super::NodeSettings;
+use super::error::ConfigError;
+
+const MAX_SERVERS: usize = 3;
+const MAX_SEARCHES: usize = 32;
+const MAX_SEARCH_CHARS: usize = 2048;
+const MAX_NAME: usize = 253;
+// A file beyond this is no resolv.conf.
+const MAX_FILE: u64 = 10 << 20;
+
+/// What a host's resolv.conf says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ResolvConf {
+    /// Name servers.
+    pub servers: Vec<String>,
+    /// The last search line.
+    pub searches: Vec<String>,
+    /// Options, merged by name.
+    pub options: Vec<String>,
+}
+
+/// A Warning the caller records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DnsWarning {
+    /// `MissingClusterDNS`, on the pod and on the node.
+    MissingClusterDns,
+    /// `DNSConfigForming` with this text, on the pod.
+    Forming(String),
+}
+
+impl DnsWarning {
+    /// Reason of the event.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::MissingClusterDns => "MissingClusterDNS",
+            Self::Forming(_) => "DNSConfigForming",
+        }
+    }
+
+    /// Message of the event on the node, or on the pod where only that has one.
+    #[must_use]
+    pub fn message(&self) -> String {
+        match self {
+            Self::MissingClusterDns => "kubelet does not have ClusterDNS IP configured and cannot create Pod using \
+                \"ClusterFirst\" policy. Falling back to \"Default\" policy."
+                .to_owned(),
+            Self::Forming(text) => text.clone(),
+        }
+    }
+}
+
+/// Reads a resolv.conf.
+///
+/// # Errors
+/// A `nameserver` without an address.
+pub fn parse_resolv_conf(text: &str) -> Result<ResolvConf, ConfigError> {
+    let mut out = ResolvConf::default();
+    for line in text.lines() {
+        let line = line.trim();
+        if line.starts_with('#') {
+            continue;
+        }
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("nameserver") => match words.next() {
+                Some(server) => out.servers.push(server.to_owned()),
+                None => return Err(ConfigError::invalid("nameserver list is empty")),
+            },
+            Some("search") => {
+                out.searches = words
+                    .filter(|s| *s != ".")
+                    .map(|s| s.strip_suffix('.').unwrap_or(s).to_owned())
+                    .collect();
+            }
+            Some("options") => words.for_each(|o| merge_option(&mut out.options, o)),
+            Some(_) | None => {}
+        }
+    }
+    Ok(out)
+}
+
+/// Reads the node's resolv.conf, at most 10 MiB of it.
+///
+/// # Errors
+/// The file cannot be read or understood.
+pub fn read_resolv_conf(path: &Path) -> Result<ResolvConf, ConfigError> {
+    let mut text = Vec::new();
+    let read = || -> io::Result<()> {
+        std::fs::File::open(path)?.take(MAX_FILE).read_to_end(&mut text)?;
+        Ok(())
+    };
+    let mut read = read;
+    read().map_err(|e| ConfigError::io(format!("cannot read {}", path.display()), e))?;
+    parse_resolv_conf(&String::from_utf8_lossy(&text))
+}
+
+fn merge_option(options: &mut Vec<String>, new: &str) {
+    let name = |o: &str| o.split(':').next().unwrap_or_default().to_owned();
+    match options.iter_mut().find(|o| name(o) == name(new)) {
+        Some(old) => *old = new.to_owned(),
+        None => options.push(new.to_owned()),
+    }
+}
+
+enum Mode {
+    Cluster,
+    Host,
+    None,
+}
+
+fn mode(pod: &Pod) -> Mode {
+    let host_network = pod::host_network(pod);
+    match pod::spec(pod).dns_policy.as_deref() {
+        Some("None") => Mode::None,
+        Some("ClusterFirst") | None if host_network => Mode::Host,
+        Some("Default") => Mode::Host,
+        // ClusterFirst, ClusterFirstWithHostNet, and what the API server would have refused.
+        Some(_) | None => Mode::Cluster,
+    }
+}
+
+/// The configuration for the runtime and what the user is to be warned of. `host` is the node's resolv.conf.
+#[must_use]
+pub fn pod_dns(pod: &Pod, node: &NodeSettings, host: &ResolvConf) -> (DnsConfig, Vec<DnsWarning>) {
+    let mut warnings = Vec::new();
+    let mut config = match mode(pod) {
+        Mode::None => DnsConfig::default(),
+        Mode::Cluster if !node.cluster_dns.is_empty() => cluster(pod, node, host),
+        Mode::Cluster => {
+            warnings.push(DnsWarning::MissingClusterDns);
+            from_host(node, host)
+        }
+        Mode::Host => from_host(node, host),
+    };
+    if let Some(own) = &pod::spec(pod).dns_config {
+        append(&mut config, own);
+    }
+    fit(&mut config, &mut warnings);
+    (config, warnings)
+}
+
+fn cluster(pod: &Pod, node: &NodeSettings, host: &ResolvConf) -> DnsConfig {
+    let domain = &node.cluster_domain;
+    let mut searches = Vec::new();
+    if !domain.is_empty() {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+        searches.extend([format!("{namespace}.svc.{domain}"), format!("svc.{domain}"), domain.clone()]);
+    }
+    extend_new(&mut searches, &host.searches);
+    DnsConfig { servers: node.cluster_dns.clone(), searches, options: vec!["ndots:5".to_owned()] }
+}
+
+fn from_host(node: &NodeSettings, host: &ResolvConf) -> DnsConfig {
+    if node.resolv_conf.is_some() {
+        return DnsConfig {
+            servers: host.servers.clone(),
+            searches: host.searches.clone(),
+            options: host.options.clone(),
+        };
+    }
+    let v4 = node.node_ips.is_empty() || node.node_ips.iter().any(IpAddr::is_ipv4);
+    let v6 = node.node_ips.iter().any(IpAddr::is_ipv6);
+    let servers = [(v4, "127.0.0.1"), (v6, "::1")];
+    DnsConfig {
+        servers: servers.into_iter().filter(|(has, _)| *has).map(|(_, s)| s.to_owned()).collect(),
+        searches: vec![".".to_owned()],
+        options: Vec::new(),
+    }
+}
+
+fn extend_new(list: &mut Vec<String>, more: &[String]) {
+    for item in more {
+        if !list.contains(item) {
+            list.push(item.clone());
+        }
+    }
+}
+
+fn append(config: &mut DnsConfig, own: &PodDNSConfig) {
+    extend_new(&mut config.servers, own.nameservers.as_deref().unwrap_or_default());
+    extend_new(&mut config.searches, own.searches.as_deref().unwrap_or_default());
+    for option in own.options.iter().flatten() {
+        let name = option.name.as_deref().unwrap_or_default();
+        let text = match option.value.as_deref().filter(|v| !v.is_empty()) {
+            Some(value) => format!("{name}:{value}"),
+            None => name.to_owned(),
+        };
+        merge_option(&mut config.options, &text);
+    }
+}
+
+fn fit(config: &mut DnsConfig, warnings: &mut Vec<DnsWarning>) {
+    if config.servers.len() > MAX_SERVERS {
+        config.servers.truncate(MAX_SERVERS);
+        warnings.push(DnsWarning::Forming(format!(
+            "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: {}",
+            config.servers.join(" ")
+        )));
+    }
+    let before = config.searches.len();
+    config.searches.truncate(MAX_SEARCHES);
+    config.searches.retain(|s| s.len() <= MAX_NAME);
+    while config.searches.join(" ").len() > MAX_SEARCH_CHARS {
+        config.searches.pop();
+    }
+    if config.searches.len() != before {
+        warnings.push(DnsWarning::Forming(format!(
+            "Search Line limits were exceeded, some search paths have been omitted, the applied search line is: {}",
+            config.searches.join(" ")
+        )));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::testing::pod_of;
+    use serde_json::{Value, json};
+
+    fn node() -> NodeSettings {
+        NodeSettings {
+            cluster_domain: "cluster.local".into(),
+            cluster_dns: vec!["10.0.0.10".into()],
+            node_ips: vec!["192.168.0.1".parse().unwrap()],
+            ..NodeSettings::default()
+        }
+    }
+
+    fn host() -> ResolvConf {
+        parse_resolv_conf("# c\nnameserver 1.1.1.1\nsearch old\nsearch corp.example. . svc.cluster.local\noptions ndots:1 rotate\noptions ndots:2\n")
+            .unwrap()
+    }
+
+    fn dns(spec: Value, node: &NodeSettings) -> (Vec<String>, Vec<String>, Vec<String>, Vec<DnsWarning>) {
+        let mut spec = spec;
+        spec["containers"] = json!([]);
+        let (c, w) = pod_dns(&pod_of(spec), node, &host());
+        (c.servers, c.searches, c.options, w)
+    }
+
+    #[test]
+    fn the_last_search_line_wins_and_options_merge() {
+        let host = host();
+        assert_eq!(host.searches, ["corp.example", "svc.cluster.local"]);
+        assert_eq!(host.options, ["ndots:2", "rotate"]);
+        assert!(parse_resolv_conf("nameserver\n").is_err());
+        assert_eq!(parse_resolv_conf("; x\n\nfoo bar").unwrap(), ResolvConf::default());
+    }
+
+    #[test]
+    fn the_policy_selects_cluster_host_or_nothing() {
+        let cluster = (
+            vec!["10.0.0.10".to_owned()],
+            ["default.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"]
+                .map(str::to_owned)
+                .to_vec(),
+            vec!["ndots:5".to_owned()],
+        );
+        let from_host = (vec!["1.1.1.1".to_owned()], host().searches, host().options);
+        for (spec, want) in [
+            (json!({"dnsPolicy": "ClusterFirst"}), cluster.clone()),
+            (json!({}), cluster.clone()),
+            (json!({"dnsPolicy": "ClusterFirst", "hostNetwork": true}), from_host.clone()),
+            (json!({"dnsPolicy": "ClusterFirstWithHostNet", "hostNetwork": true}), cluster.clone()),
+            (json!({"dnsPolicy": "Default"}), from_host),
+            (json!({"dnsPolicy": "None"}), (vec![], vec![], vec![])),
+            (json!({"dnsPolicy": "Strange"}), cluster),
+        ] {
+            let (servers, searches, options, warnings) = dns(spec.clone(), &node());
+            assert_eq!((servers, searches, options), want, "{spec}");
+            assert!(warnings.is_empty());
+        }
+    }
+
+    #[test]
+    fn without_cluster_dns_the_host_answers_and_the_user_is_told() {
+        let bare = NodeSettings { cluster_dns: vec![], ..node() };
+        let (servers, .., warnings) = dns(json!({}), &bare);
+        assert_eq!(servers, ["1.1.1.1"]);
+        assert_eq!(warnings, [DnsWarning::MissingClusterDns]);
+        let none = NodeSettings { resolv_conf: None, ..bare };
+        let (servers, searches, ..) = dns(json!({"dnsPolicy": "Default"}), &none);
+        assert_eq!((servers, searches), (vec!["127.0.0.1".to_owned()], vec![".".to_owned()]));
+    }
+
+    #[test]
+    fn the_pods_own_settings_are_added() {
+        let spec = json!({"dnsConfig": {"nameservers": ["10.0.0.10", "9.9.9.9"], "searches": ["corp.example", "x"],
+            "options": [{"name": "ndots", "value": "2"}, {"name": "edns0"}]}});
+        let (servers, searches, options, _) = dns(spec, &node());
+        assert_eq!(servers, ["10.0.0.10", "9.9.9.9"]);
+        assert_eq!(searches.last().unwrap(), "x");
+        assert_eq!(searches.len(), 5);
+        assert_eq!(options, ["ndots:2", "edns0"]);
+    }
+
+    #[test]
+    fn what_is_too_much_is_cut_with_a_warning() {
+        let names: Vec<String> = (0..40).map(|i| format!("d{i}")).collect();
+        let spec = json!({"dnsPolicy": "None", "dnsConfig": {
+            "nameservers": ["1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"], "searches": names}});
+        let (servers, searches, _, warnings) = dns(spec, &node());
+        assert_eq!((servers.len(), searches.len()), (3, 32));
+        assert_eq!(
+            warnings[0].message(),
+            "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: \
+             1.0.0.1 1.0.0.2 1.0.0.3"
+        );
+        assert_eq!(warnings.len(), 2);
+        let long: Vec<String> = (0..12).map(|i| format!("{i:0>200}")).chain(["y".repeat(254)]).collect();
+        let (_, searches, _, warnings) = dns(json!({"dnsPolicy": "None", "dnsConfig": {"searches": long}}), &node());
+        assert_eq!(searches.len(), 10);
+        assert!(searches.join(" ").len() <= 2048);
+        assert_eq!(warnings.len(), 1);
+    }
+}

@@ -1,0 +1,505 @@
+//! Variables of a container (pkg/kubelet/kubelet_pods.go: makeEnvironmentVariables).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Container, EnvVar, EnvVarSource, FileKeySelector, ObjectFieldSelector, Pod, Secret, Service,
+};
+use quintlet_model::pod;
+
+use super::error::ConfigError;
+use super::expand::{expand, expand_known};
+use super::fields::{ResourceField, metadata_field, resource_field};
+use super::objects::{ObjectError, ObjectSource};
+use super::services::{MASTER_NAMESPACE, service_variables};
+use super::{NodeSettings, env_file};
+
+/// The objects one container's variables need, asked for once per start; each keeps its own error.
+#[derive(Debug, Clone, Default)]
+pub struct EnvObjects {
+    /// ConfigMaps by name.
+    pub config_maps: BTreeMap<String, Result<Arc<ConfigMap>, ObjectError>>,
+    /// Secrets by name.
+    pub secrets: BTreeMap<String, Result<Arc<Secret>, ObjectError>>,
+    /// Services of the pod's namespace and of `default`; `None` until they are known.
+    pub services: Option<Vec<Arc<Service>>>,
+}
+
+impl EnvObjects {
+    /// Asks for everything `container` refers to.
+    pub async fn fetch(pod: &Pod, container: &Container, source: &dyn ObjectSource) -> Self {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+        let mut out = Self::default();
+        for from in container.env_from.iter().flatten() {
+            if let Some(r) = &from.config_map_ref {
+                out.want_config_map(namespace, &r.name, source).await;
+            }
+            if let Some(r) = &from.secret_ref {
+                out.want_secret(namespace, &r.name, source).await;
+            }
+        }
+        for value in container.env.iter().flatten().filter_map(|e| e.value_from.as_ref()) {
+            if let Some(r) = &value.config_map_key_ref {
+                out.want_config_map(namespace, &r.name, source).await;
+            }
+            if let Some(r) = &value.secret_key_ref {
+                out.want_secret(namespace, &r.name, source).await;
+            }
+        }
+        out.services = services(namespace, source).await;
+        out
+    }
+
+    async fn want_config_map(&mut self, namespace: &str, name: &str, source: &dyn ObjectSource) {
+        if !self.config_maps.contains_key(name) {
+            let got = source.config_map(namespace, name).await;
+            self.config_maps.insert(name.to_owned(), got);
+        }
+    }
+
+    async fn want_secret(&mut self, namespace: &str, name: &str, source: &dyn ObjectSource) {
+        if !self.secrets.contains_key(name) {
+            let got = source.secret(namespace, name).await;
+            self.secrets.insert(name.to_owned(), got);
+        }
+    }
+
+    fn config_map(&self, name: &str, optional: bool) -> Result<Option<&ConfigMap>, ConfigError> {
+        get(&self.config_maps, name, optional)
+    }
+
+    fn secret(&self, name: &str, optional: bool) -> Result<Option<&Secret>, ConfigError> {
+        get(&self.secrets, name, optional)
+    }
+}
+
+async fn services(namespace: &str, source: &dyn ObjectSource) -> Option<Vec<Arc<Service>>> {
+    let mut all = source.services(namespace).await.ok()?;
+    if namespace != MASTER_NAMESPACE {
+        all.extend(source.services(MASTER_NAMESPACE).await.ok()?);
+    }
+    Some(all)
+}
+
+fn get<'a, T>(
+    from: &'a BTreeMap<String, Result<Arc<T>, ObjectError>>,
+    name: &str,
+    optional: bool,
+) -> Result<Option<&'a T>, ConfigError> {
+    match from.get(name) {
+        Some(Ok(object)) => Ok(Some(object)),
+        Some(Err(e)) if optional && e.is_not_found() => Ok(None),
+        Some(Err(e)) => Err(ConfigError::Object(e.clone())),
+        None => Err(ConfigError::invalid(format!("object {name:?} was not asked for"))),
+    }
+}
+
+/// What variables are made from.
+#[derive(Debug, Clone, Copy)]
+pub struct EnvInput<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// The container.
+    pub container: &'a Container,
+    /// Settings and facts of the node.
+    pub node: &'a NodeSettings,
+    /// Addresses of the sandbox, primary first.
+    pub pod_ips: &'a [IpAddr],
+    /// Objects, fetched.
+    pub objects: &'a EnvObjects,
+    /// Where the pod's emptyDir volumes are, for `fileKeyRef`.
+    pub volume_paths: &'a BTreeMap<String, PathBuf>,
+}
+
+/// The variables of a container, by name.
+///
+/// # Errors
+/// A text for the user; see [`ConfigError`].
+pub fn make_env(input: EnvInput<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
+    let spec = pod::spec(input.pod);
+    let links = spec.enable_service_links.ok_or_else(|| {
+        ConfigError::invalid("nil pod.spec.enableServiceLinks encountered, cannot construct envvars")
+    })?;
+    let known = match &input.objects.services {
+        Some(services) => services.as_slice(),
+        None if pod::is_static(input.pod) => &[],
+        None => return Err(ConfigError::ServicesNotReady),
+    };
+    let namespace = input.pod.metadata.namespace.as_deref().unwrap_or("default");
+    let services = service_variables(known, namespace, links);
+
+    let mut env = env_from(input)?;
+    for var in input.container.env.iter().flatten() {
+        if let Some(value) = variable(input, var, &env, &services)? {
+            env.insert(var.name.clone(), value);
+        }
+    }
+    for (name, value) in services {
+        env.entry(name).or_insert(value);
+    }
+    Ok(env)
+}
+
+fn env_from(input: EnvInput<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
+    let mut env = BTreeMap::new();
+    for from in input.container.env_from.iter().flatten() {
+        let prefix = from.prefix.as_deref().unwrap_or_default();
+        if let Some(r) = &from.config_map_ref
+            && let Some(map) = input.objects.config_map(&r.name, r.optional.unwrap_or(false))?
+        {
+            for (k, v) in map.data.iter().flatten() {
+                env.insert(format!("{prefix}{k}"), v.clone());
+            }
+        }
+        if let Some(r) = &from.secret_ref
+            && let Some(secret) = input.objects.secret(&r.name, r.optional.unwrap_or(false))?
+        {
+            for (k, v) in secret.data.iter().flatten() {
+                env.insert(format!("{prefix}{k}"), secret_text(&r.name, k, &v.0)?);
+            }
+        }
+    }
+    Ok(env)
+}
+
+// The CRI carries values as text; which bytes are wrong is not said, since they are secret.
+fn secret_text(name: &str, key: &str, bytes: &[u8]) -> Result<String, ConfigError> {
+    String::from_utf8(bytes.to_vec())
+        .map_err(|_| ConfigError::invalid(format!("key {key} in Secret {name} is not UTF-8 text")))
+}
+
+fn variable(
+    input: EnvInput<'_>,
+    var: &EnvVar,
+    env: &BTreeMap<String, String>,
+    services: &BTreeMap<String, String>,
+) -> Result<Option<String>, ConfigError> {
+    let literal = var.value.as_deref().unwrap_or_default();
+    if !literal.is_empty() {
+        let look = |name: &str| env.get(name).or_else(|| services.get(name)).map(String::as_str);
+        return Ok(Some(expand_known(literal, look)));
+    }
+    match &var.value_from {
+        Some(source) => from_source(input, source),
+        None => Ok(Some(String::new())),
+    }
+}
+
+fn from_source(input: EnvInput<'_>, source: &EnvVarSource) -> Result<Option<String>, ConfigError> {
+    let namespace = input.pod.metadata.namespace.as_deref().unwrap_or("default");
+    if let Some(field) = &source.field_ref {
+        return pod_field(input, field).map(Some);
+    }
+    if let Some(selector) = &source.resource_field_ref {
+        let of = ResourceField {
+            pod: input.pod,
+            own: Some(input.container),
+            allocatable: &input.node.allocatable,
+        };
+        return resource_field(of, selector).map(Some);
+    }
+    if let Some(r) = &source.config_map_key_ref {
+        let optional = r.optional.unwrap_or(false);
+        let Some(map) = input.objects.config_map(&r.name, optional)? else { return Ok(None) };
+        return match map.data.as_ref().and_then(|d| d.get(&r.key)) {
+            Some(value) => Ok(Some(value.clone())),
+            None if optional => Ok(None),
+            None => Err(ConfigError::invalid(format!(
+                "couldn't find key {} in ConfigMap {namespace}/{}",
+                r.key, r.name
+            ))),
+        };
+    }
+    if let Some(r) = &source.secret_key_ref {
+        let optional = r.optional.unwrap_or(false);
+        let Some(secret) = input.objects.secret(&r.name, optional)? else { return Ok(None) };
+        return match secret.data.as_ref().and_then(|d| d.get(&r.key)) {
+            Some(value) => secret_text(&r.name, &r.key, &value.0).map(Some),
+            None if optional => Ok(None),
+            None => Err(ConfigError::invalid(format!(
+                "couldn't find key {} in Secret {namespace}/{}",
+                r.key, r.name
+            ))),
+        };
+    }
+    if let Some(r) = &source.file_key_ref {
+        return file_key(input, r);
+    }
+    Ok(Some(String::new()))
+}
+
+fn pod_field(input: EnvInput<'_>, field: &ObjectFieldSelector) -> Result<String, ConfigError> {
+    let spec = pod::spec(input.pod);
+    let ips = || -> &[IpAddr] {
+        if input.pod_ips.is_empty() && pod::host_network(input.pod) {
+            &input.node.node_ips
+        } else {
+            input.pod_ips
+        }
+    };
+    let joined = |all: &[IpAddr]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    Ok(match field.field_path.as_str() {
+        "spec.nodeName" => spec.node_name.clone().unwrap_or_else(|| input.node.node_name.clone()),
+        "spec.serviceAccountName" => spec.service_account_name.clone().unwrap_or_default(),
+        "status.hostIP" => input.node.node_ips.first().map(ToString::to_string).unwrap_or_default(),
+        "status.hostIPs" => joined(&input.node.node_ips),
+        "status.podIP" => sorted(ips(), &input.node.node_ips).first().map(ToString::to_string).unwrap_or_default(),
+        "status.podIPs" => joined(&sorted(ips(), &input.node.node_ips)),
+        path => metadata_field(input.pod, path)?,
+    })
+}
+
+/// Addresses of a pod with the node's primary family first, at most one per family.
+#[must_use]
+pub fn sorted(pod_ips: &[IpAddr], node_ips: &[IpAddr]) -> Vec<IpAddr> {
+    let v4_first = node_ips.first().is_none_or(IpAddr::is_ipv4);
+    let of = |v4: bool| pod_ips.iter().find(move |ip| ip.is_ipv4() == v4).copied();
+    [of(v4_first), of(!v4_first)].into_iter().flatten().collect()
+}
+
+fn file_key(input: EnvInput<'_>, r: &FileKeySelector) -> Result<Option<String>, ConfigError> {
+    let optional = r.optional.unwrap_or(false);
+    let root = input.volume_paths.get(&r.volume_name).ok_or_else(|| {
+        ConfigError::invalid(format!("cannot find the volume {:?} referenced by FileKeyRef", r.volume_name))
+    })?;
+    let missing = || {
+        if optional {
+            Ok(None)
+        } else {
+            Err(ConfigError::invalid(format!(
+                "environment variable key {:?} not found in file {:?}",
+                r.key, r.path
+            )))
+        }
+    };
+    let Ok(text) = super::subpath::read_beneath(root, &r.path) else { return missing() };
+    match env_file::find(&text, &r.key) {
+        Ok(Some(value)) if !value.is_empty() => Ok(Some(value)),
+        Ok(_) => missing(),
+        Err(line) => Err(ConfigError::invalid(format!("couldn't parse env file: line {line}"))),
+    }
+}
+
+/// Expands one argument with the final variables.
+#[must_use]
+pub fn expand_argument(argument: &str, env: &BTreeMap<String, String>) -> String {
+    expand_known(argument, |name| env.get(name).map(String::as_str))
+}
+
+/// Expands a `subPathExpr`; unset and empty variables are errors.
+///
+/// # Errors
+/// `missing value for a, b`
+pub fn expand_sub_path(expression: &str, env: &BTreeMap<String, String>) -> Result<String, ConfigError> {
+    let mut missing = std::collections::BTreeSet::new();
+    let out = expand(expression, |name| match env.get(name) {
+        Some(value) if !value.is_empty() => value.clone(),
+        Some(_) | None => {
+            missing.insert(name.to_owned());
+            String::new()
+        }
+    });
+    if missing.is_empty() {
+        return Ok(out);
+    }
+    let names: Vec<String> = missing.into_iter().collect();
+    Err(ConfigError::invalid(format!("missing value for {}", names.join(", "))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::objects::ObjectKind;
+    use crate::build::testing::pod_of;
+    use serde_json::{Value, json};
+
+    struct Case {
+        node: NodeSettings,
+        ips: Vec<IpAddr>,
+        objects: EnvObjects,
+        paths: BTreeMap<String, PathBuf>,
+        static_pod: bool,
+    }
+
+    impl Default for Case {
+        fn default() -> Self {
+            let node = NodeSettings {
+                node_name: "n1".into(),
+                node_ips: vec!["192.168.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+                ..NodeSettings::default()
+            };
+            let map = json!({"data": {"k": "v", "two": "2"}, "binaryData": {"b": "AAA="}});
+            let secret = json!({"data": {"pw": "c2VjcmV0", "raw": "/w=="}});
+            let service = json!({"metadata": {"name": "db", "namespace": "default"},
+                "spec": {"clusterIP": "10.0.0.9", "ports": [{"port": 1}]}});
+            let not_found = |kind| ObjectError::NotFound { kind, name: "gone".into() };
+            Self {
+                node,
+                ips: vec!["fd00::5".parse().unwrap(), "10.0.0.5".parse().unwrap()],
+                objects: EnvObjects {
+                    config_maps: [
+                        ("cm".to_owned(), Ok(Arc::new(serde_json::from_value(map).unwrap()))),
+                        ("gone".to_owned(), Err(not_found(ObjectKind::ConfigMap))),
+                        ("slow".to_owned(), Err(ObjectError::NotReady { kind: ObjectKind::ConfigMap })),
+                    ]
+                    .into(),
+                    secrets: [
+                        ("s".to_owned(), Ok(Arc::new(serde_json::from_value(secret).unwrap()))),
+                        ("gone".to_owned(), Err(not_found(ObjectKind::Secret))),
+                    ]
+                    .into(),
+                    services: Some(vec![Arc::new(serde_json::from_value(service).unwrap())]),
+                },
+                paths: BTreeMap::new(),
+                static_pod: false,
+            }
+        }
+    }
+
+    impl Case {
+        fn run(&self, container: Value) -> Result<BTreeMap<String, String>, String> {
+            let mut p = pod_of(json!({"containers": [container], "serviceAccountName": "sa"}));
+            if self.static_pod {
+                p.metadata.annotations = Some([("kubernetes.io/config.source".into(), "file".into())].into());
+            }
+            make_env(EnvInput {
+                pod: &p,
+                container: &p.spec.as_ref().unwrap().containers[0],
+                node: &self.node,
+                pod_ips: &self.ips,
+                objects: &self.objects,
+                volume_paths: &self.paths,
+            })
+            .map_err(|e| e.to_string())
+        }
+
+        fn one(&self, source: Value) -> Result<Option<String>, String> {
+            let got = self.run(json!({"name": "c", "env": [{"name": "X", "valueFrom": source}]}));
+            got.map(|env| env.get("X").cloned())
+        }
+    }
+
+    #[test]
+    fn variables_come_in_the_order_of_the_kubelet() {
+        let env = Case::default()
+            .run(json!({"name": "c",
+            "envFrom": [{"configMapRef": {"name": "cm"}}, {"prefix": "P_", "configMapRef": {"name": "cm"}},
+                {"secretRef": {"name": "gone", "optional": true}}],
+            "env": [
+                {"name": "A", "value": "1"},
+                {"name": "B", "value": "$(A)-$(k)-$(P_two)-$(LATER)-$(DB_SERVICE_HOST)-$$(A)"},
+                {"name": "LATER", "value": "x"},
+                {"name": "A", "value": "2"},
+                {"name": "EMPTY"},
+                {"name": "k", "value": "own"},
+                {"name": "DB_SERVICE_PORT", "value": "mine"},
+            ]}))
+            .unwrap();
+        assert_eq!(env["B"], "1-v-2-$(LATER)-10.0.0.9-$(A)");
+        assert_eq!(env["A"], "2");
+        assert_eq!(env["EMPTY"], "");
+        assert_eq!(env["k"], "own");
+        assert_eq!(env["P_k"], "v");
+        assert!(!env.contains_key("b"), "binaryData is no variable");
+        assert_eq!(env["DB_SERVICE_PORT"], "mine");
+        assert_eq!(env["DB_SERVICE_HOST"], "10.0.0.9");
+    }
+
+    #[test]
+    fn a_reference_gives_a_value_nothing_or_the_kubelets_words() {
+        let case = Case::default();
+        let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
+        let map = |name: &str, key: &str, optional: bool| json!({"configMapKeyRef": {"name": name, "key": key, "optional": optional}});
+        let secret = |name: &str, key: &str, optional: bool| json!({"secretKeyRef": {"name": name, "key": key, "optional": optional}});
+        for (source, want) in [
+            (field("metadata.name"), Ok(Some("web"))),
+            (field("spec.nodeName"), Ok(Some("n1"))),
+            (field("spec.serviceAccountName"), Ok(Some("sa"))),
+            (field("status.hostIP"), Ok(Some("192.168.0.1"))),
+            (field("status.hostIPs"), Ok(Some("192.168.0.1,fd00::1"))),
+            (field("status.podIP"), Ok(Some("10.0.0.5"))),
+            (field("status.podIPs"), Ok(Some("10.0.0.5,fd00::5"))),
+            (field("status.phase"), Err("unsupported fieldPath: status.phase")),
+            (json!({"resourceFieldRef": {"resource": "requests.cpu"}}), Ok(Some("0"))),
+            (json!({"resourceFieldRef": {"resource": "x"}}), Err("unsupported container resource : x")),
+            (map("cm", "k", false), Ok(Some("v"))),
+            (map("cm", "none", false), Err("couldn't find key none in ConfigMap default/cm")),
+            (map("cm", "none", true), Ok(None)),
+            (map("gone", "k", false), Err("configmap \"gone\" not found")),
+            (map("gone", "k", true), Ok(None)),
+            (map("slow", "k", true), Err("failed to sync configmap cache: timed out waiting for the condition")),
+            (secret("s", "pw", false), Ok(Some("secret"))),
+            (secret("s", "raw", false), Err("key raw in Secret s is not UTF-8 text")),
+            (secret("s", "none", false), Err("couldn't find key none in Secret default/s")),
+            (secret("gone", "k", false), Err("secret \"gone\" not found")),
+            (secret("gone", "k", true), Ok(None)),
+        ] {
+            let got = case.one(source.clone());
+            assert_eq!(got.as_ref().map(Option::as_deref).map_err(String::as_str), want, "{source}");
+        }
+    }
+
+    #[test]
+    fn a_pod_waits_for_services_unless_it_is_static() {
+        let mut case = Case::default();
+        case.objects.services = None;
+        assert_eq!(
+            case.run(json!({"name": "c"})).unwrap_err(),
+            "services have not yet been read at least once, cannot construct envvars"
+        );
+        case.static_pod = true;
+        assert!(case.run(json!({"name": "c"})).unwrap().is_empty());
+        let mut p = pod_of(json!({"containers": [{"name": "c"}]}));
+        p.spec.as_mut().unwrap().enable_service_links = None;
+        let got = make_env(EnvInput {
+            pod: &p,
+            container: &p.spec.as_ref().unwrap().containers[0],
+            node: &case.node,
+            pod_ips: &[],
+            objects: &case.objects,
+            volume_paths: &case.paths,
+        });
+        assert_eq!(
+            got.unwrap_err().to_string(),
+            "nil pod.spec.enableServiceLinks encountered, cannot construct envvars"
+        );
+    }
+
+    #[test]
+    fn a_key_of_a_file_comes_from_an_empty_dir() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("f"), "A='1'\n").unwrap();
+        std::fs::write(dir.path().join("bad"), "A=1\n").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join("out")).unwrap();
+        let mut case = Case::default();
+        case.paths.insert("v".into(), dir.path().into());
+        let ask = |volume: &str, path: &str, key: &str, optional: bool| {
+            case.one(json!({"fileKeyRef": {"volumeName": volume, "path": path, "key": key, "optional": optional}}))
+        };
+        assert_eq!(ask("v", "f", "A", false), Ok(Some("1".into())));
+        assert_eq!(ask("v", "f", "B", true), Ok(None));
+        assert_eq!(
+            ask("v", "f", "B", false).unwrap_err(),
+            "environment variable key \"B\" not found in file \"f\""
+        );
+        assert!(ask("v", "bad", "A", false).unwrap_err().starts_with("couldn't parse env file"));
+        assert_eq!(ask("v", "out", "root", true), Ok(None));
+        assert_eq!(
+            ask("w", "f", "A", false).unwrap_err(),
+            "cannot find the volume \"w\" referenced by FileKeyRef"
+        );
+    }
+
+    #[test]
+    fn a_sub_path_names_every_variable_it_misses() {
+        let env = [("A".to_owned(), "a".to_owned()), ("E".to_owned(), String::new())].into();
+        assert_eq!(expand_sub_path("x/$(A)", &env).unwrap(), "x/a");
+        assert_eq!(
+            expand_sub_path("$(Z)/$(E)/$(B)", &env).unwrap_err().to_string(),
+            "missing value for B, E, Z"
+        );
+    }
+}

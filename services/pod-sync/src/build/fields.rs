@@ -1,0 +1,227 @@
+//! Fields of a pod as text: `fieldRef` and `resourceFieldRef` of variables and files
+//! (pkg/fieldpath, pkg/api/v1/resource).
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
+use quintlet_model::pod;
+
+use super::error::ConfigError;
+use crate::decide::qos::{self, ResourceList};
+use crate::decide::quantity::{Format, Quantity};
+
+/// A metadata field: `metadata.name`, `.namespace`, `.uid`, `.labels`, `.annotations` and one key of these.
+///
+/// # Errors
+/// Any other path.
+pub fn metadata_field(pod: &Pod, path: &str) -> Result<String, ConfigError> {
+    let meta = &pod.metadata;
+    if let Some((map, key)) = subscript(path) {
+        let from = match map {
+            "metadata.labels" => meta.labels.as_ref(),
+            "metadata.annotations" => meta.annotations.as_ref(),
+            _ => return Err(ConfigError::invalid(format!("fieldPath {path:?} does not support subscript"))),
+        };
+        return Ok(from.and_then(|m| m.get(key)).cloned().unwrap_or_default());
+    }
+    match path {
+        "metadata.name" => Ok(meta.name.clone().unwrap_or_default()),
+        "metadata.namespace" => Ok(meta.namespace.clone().unwrap_or_default()),
+        "metadata.uid" => Ok(meta.uid.clone().unwrap_or_default()),
+        "metadata.labels" => Ok(meta.labels.as_ref().map(format_map).unwrap_or_default()),
+        "metadata.annotations" => Ok(meta.annotations.as_ref().map(format_map).unwrap_or_default()),
+        _ => Err(ConfigError::invalid(format!("unsupported fieldPath: {path}"))),
+    }
+}
+
+fn subscript(path: &str) -> Option<(&str, &str)> {
+    path.strip_suffix("']")?.split_once("['")
+}
+
+/// Sorted lines `key="escaped value"` without a newline at the end.
+fn format_map(map: &BTreeMap<String, String>) -> String {
+    map.iter().map(|(k, v)| format!("{k}={}", go_quote(v))).collect::<Vec<_>>().join("\n")
+}
+
+/// Go's `%q`.
+#[must_use]
+pub fn go_quote(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\u{7}' => out.push_str("\\a"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{b}' => out.push_str("\\v"),
+            '\'' => out.push('\''),
+            c if printable(c) => out.push(c),
+            c => {
+                let code = u32::from(c);
+                let _ = match code {
+                    0..=0x7f => write!(out, "\\x{code:02x}"),
+                    0x80..=0xffff => write!(out, "\\u{code:04x}"),
+                    _ => write!(out, "\\U{code:08x}"),
+                };
+            }
+        }
+    }
+    out.push('"');
+    out
+}
+
+// Rust also escapes a combining mark at the start of a text, which Go prints; after another character it does not.
+fn printable(c: char) -> bool {
+    format!("a{c}").escape_debug().count() == 2
+}
+
+/// What a `resourceFieldRef` is of.
+#[derive(Debug, Clone, Copy)]
+pub struct ResourceField<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// Container meant where the selector names none; files have none.
+    pub own: Option<&'a Container>,
+    /// Stands in for limits that are not set.
+    pub allocatable: &'a ResourceList,
+}
+
+/// A container's request or limit in multiples of the divisor, rounded up.
+///
+/// # Errors
+/// No such container, or a resource that is not offered.
+pub fn resource_field(of: ResourceField<'_>, selector: &ResourceFieldSelector) -> Result<String, ConfigError> {
+    let name = selector.container_name.as_deref().unwrap_or_default();
+    let container = if name.is_empty() {
+        of.own.ok_or_else(|| ConfigError::invalid(format!("container {name} not found")))?
+    } else {
+        pod::spec(of.pod)
+            .containers
+            .iter()
+            .chain(pod::init_containers(of.pod))
+            .find(|c| c.name == name)
+            .ok_or_else(|| ConfigError::invalid(format!("container {name} not found")))?
+    };
+    let unsupported =
+        || ConfigError::invalid(format!("unsupported container resource : {}", selector.resource));
+    let (kind, resource) = selector.resource.split_once('.').ok_or_else(unsupported)?;
+    let known = matches!(resource, "cpu" | "memory" | "ephemeral-storage");
+    if !known && !resource.starts_with("hugepages-") {
+        return Err(unsupported());
+    }
+    let amount = match kind {
+        "requests" => qos::container_requests(container).get(resource).copied().unwrap_or_default(),
+        "limits" => {
+            let own = qos::container_limits(container).get(resource).copied().filter(|q| !q.is_zero());
+            match own {
+                Some(limit) => limit,
+                None if known => default_limit(of, resource),
+                None => Quantity::default(),
+            }
+        }
+        _ => return Err(unsupported()),
+    };
+    let divisor = selector
+        .divisor
+        .as_ref()
+        .map(Quantity::of)
+        .filter(|d| !d.is_zero())
+        .unwrap_or_else(|| Quantity::from_units(1, Format::Decimal));
+    let (amount, divisor) = if resource == "cpu" {
+        (amount.milli_value(), divisor.milli_value())
+    } else {
+        (amount.value(), divisor.value())
+    };
+    let quotient = (i128::from(amount) + i128::from(divisor) - 1).div_euclid(i128::from(divisor.max(1)));
+    Ok(quotient.to_string())
+}
+
+fn default_limit(of: ResourceField<'_>, resource: &str) -> Quantity {
+    let pod_level = pod::spec(of.pod).resources.as_ref().and_then(|r| r.limits.as_ref());
+    pod_level
+        .and_then(|l| l.get(resource))
+        .map(Quantity::of)
+        .filter(|q| !q.is_zero())
+        .or_else(|| of.allocatable.get(resource).copied())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::testing::pod_of;
+    use serde_json::json;
+
+    #[test]
+    fn metadata_reads_as_the_downward_api_writes_it() {
+        let mut p = pod_of(json!({"containers": []}));
+        p.metadata.labels = Some([("b".into(), "2".into()), ("a".into(), "x\"y\n\u{7f}é\u{200b}'".into())].into());
+        for (path, want) in [
+            ("metadata.name", "web"),
+            ("metadata.namespace", "default"),
+            ("metadata.uid", "u1"),
+            ("metadata.labels", "a=\"x\\\"y\\n\\x7fé\\u200b'\"\nb=\"2\""),
+            ("metadata.labels['b']", "2"),
+            ("metadata.labels['none']", ""),
+            ("metadata.annotations['kubernetes.io/config.source']", "api"),
+        ] {
+            assert_eq!(metadata_field(&p, path).unwrap(), want, "{path}");
+        }
+        assert_eq!(
+            metadata_field(&p, "spec.containers").unwrap_err().to_string(),
+            "unsupported fieldPath: spec.containers"
+        );
+        assert_eq!(
+            metadata_field(&p, "spec.x['a']").unwrap_err().to_string(),
+            "fieldPath \"spec.x['a']\" does not support subscript"
+        );
+    }
+
+    #[test]
+    fn a_resource_is_divided_and_rounded_up() {
+        let p = pod_of(json!({"containers": [{"name": "c", "resources": {
+            "requests": {"cpu": "1500m", "memory": "64Mi"},
+            "limits": {"memory": "100Mi", "hugepages-2Mi": "4Mi"}}}]}));
+        let allocatable: ResourceList = [("cpu", "4"), ("memory", "8Gi"), ("ephemeral-storage", "10Gi")]
+            .map(|(k, v)| (k.to_owned(), Quantity::parse(v).unwrap()))
+            .into();
+        let of = ResourceField { pod: &p, own: None, allocatable: &allocatable };
+        let ask = |resource: &str, divisor: &str| {
+            let selector: ResourceFieldSelector =
+                serde_json::from_value(json!({"containerName": "c", "resource": resource, "divisor": divisor})).unwrap();
+            resource_field(of, &selector).map_err(|e| e.to_string())
+        };
+        for (resource, divisor, want) in [
+            ("requests.cpu", "0", "2"),
+            ("requests.cpu", "1m", "1500"),
+            ("limits.cpu", "1", "4"),
+            ("requests.memory", "1Mi", "64"),
+            ("limits.memory", "1", "104857600"),
+            ("limits.memory", "64Mi", "2"),
+            ("limits.ephemeral-storage", "1Gi", "10"),
+            ("requests.ephemeral-storage", "1Gi", "0"),
+            ("limits.hugepages-2Mi", "1Mi", "4"),
+        ] {
+            assert_eq!(ask(resource, divisor).unwrap(), want, "{resource} {divisor}");
+        }
+        assert_eq!(ask("limits.gpu", "1").unwrap_err(), "unsupported container resource : limits.gpu");
+        let nobody: ResourceFieldSelector =
+            serde_json::from_value(json!({"containerName": "x", "resource": "limits.cpu"})).unwrap();
+        assert_eq!(resource_field(of, &nobody).unwrap_err().to_string(), "container x not found");
+    }
+
+    #[test]
+    fn a_pod_level_limit_goes_before_the_nodes_allocatable() {
+        let p = pod_of(json!({"containers": [{"name": "c"}], "resources": {"limits": {"cpu": "2"}}}));
+        let allocatable: ResourceList = [("cpu".to_owned(), Quantity::parse("4").unwrap())].into();
+        let own = &p.spec.as_ref().unwrap().containers[0];
+        let selector: ResourceFieldSelector = serde_json::from_value(json!({"resource": "limits.cpu"})).unwrap();
+        let of = ResourceField { pod: &p, own: Some(own), allocatable: &allocatable };
+        assert_eq!(resource_field(of, &selector).unwrap(), "2");
+    }
+}

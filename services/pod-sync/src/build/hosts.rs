@@ -1,0 +1,79 @@
+//! The managed `/etc/hosts` (ensureHostsFile).
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::HostAlias;
+
+use super::hostname::HostName;
+
+const HEADER: &str = "# Kubernetes-managed hosts file.\n";
+const HOST_NETWORK_HEADER: &str = "# Kubernetes-managed hosts file (host network).\n";
+const FIXED: &str = "127.0.0.1\tlocalhost\n\
+    ::1\tlocalhost ip6-localhost ip6-loopback\n\
+    fe00::0\tip6-localnet\n\
+    fe00::0\tip6-mcastprefix\n\
+    fe00::1\tip6-allnodes\n\
+    fe00::2\tip6-allrouters\n";
+
+/// The file of a pod with a network of its own.
+#[must_use]
+pub fn pod_hosts(ips: &[IpAddr], name: &HostName, aliases: &[HostAlias]) -> String {
+    let mut out = format!("{HEADER}{FIXED}");
+    for ip in ips {
+        let _ = match &name.domain {
+            Some(domain) => writeln!(out, "{ip}\t{}.{domain}\t{}", name.host, name.host),
+            None => writeln!(out, "{ip}\t{}", name.host),
+        };
+    }
+    add_aliases(&mut out, aliases);
+    out
+}
+
+/// The file of a pod in the node's network: the node's, with aliases.
+#[must_use]
+pub fn host_network_hosts(node_file: &str, aliases: &[HostAlias]) -> String {
+    let mut out = format!("{HOST_NETWORK_HEADER}{node_file}");
+    add_aliases(&mut out, aliases);
+    out
+}
+
+fn add_aliases(out: &mut String, aliases: &[HostAlias]) {
+    if aliases.is_empty() {
+        return;
+    }
+    out.push_str("\n# Entries added by HostAliases.\n");
+    for alias in aliases {
+        let names = alias.hostnames.as_deref().unwrap_or_default().join("\t");
+        let _ = writeln!(out, "{}\t{names}", alias.ip);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_of_a_pod_lists_its_addresses_and_aliases() {
+        let aliases = [HostAlias { ip: "1.2.3.4".into(), hostnames: Some(vec!["a".into(), "b".into()]) }];
+        let ips: Vec<IpAddr> = vec!["10.0.0.5".parse().unwrap(), "fd00::5".parse().unwrap()];
+        let name = HostName { host: "web".into(), domain: Some("s.default.svc.cluster.local".into()) };
+        assert_eq!(
+            pod_hosts(&ips, &name, &aliases),
+            "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
+             fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n\
+             10.0.0.5\tweb.s.default.svc.cluster.local\tweb\nfd00::5\tweb.s.default.svc.cluster.local\tweb\n\
+             \n# Entries added by HostAliases.\n1.2.3.4\ta\tb\n"
+        );
+        let plain = HostName { host: "web".into(), domain: None };
+        assert!(pod_hosts(&ips[..1], &plain, &[]).ends_with("ip6-allrouters\n10.0.0.5\tweb\n"));
+    }
+
+    #[test]
+    fn a_pod_in_the_nodes_network_has_the_nodes_file() {
+        assert_eq!(
+            host_network_hosts("127.0.0.1 me\n", &[]),
+            "# Kubernetes-managed hosts file (host network).\n127.0.0.1 me\n"
+        );
+    }
+}

@@ -1,0 +1,129 @@
+//! From a pod to what the runtime is asked for: sandbox and container configurations.
+//!
+//! Functions here are pure but for three edges: [`env::EnvObjects::fetch`] asks an [`objects::ObjectSource`],
+//! [`subpath`] and [`mounts::make_mounts`] prepare files below the pod's directory, and [`dns::read_resolv_conf`]
+//! reads the node's file. The texts of [`error::ConfigError`] are the kubelet's, since they become the message of
+//! a container that waits with `CreateContainerConfigError`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use crate::decide::qos::{CgroupSettings, ResourceList};
+
+pub mod container;
+pub mod dns;
+pub mod env;
+pub mod env_file;
+pub mod error;
+pub mod expand;
+pub mod fields;
+pub mod hostname;
+pub mod hosts;
+pub mod mounts;
+pub mod objects;
+pub mod paths;
+pub mod resources;
+pub mod sandbox;
+pub mod security;
+pub mod services;
+pub mod subpath;
+
+#[cfg(test)]
+pub(crate) mod testing;
+
+/// What configurations take from the node: settings and facts.
+#[derive(Debug, Clone)]
+pub struct NodeSettings {
+    /// Name of the node.
+    pub node_name: String,
+    /// Addresses of the node, primary first; at most one per family.
+    pub node_ips: Vec<IpAddr>,
+    /// The kubelet's root directory.
+    pub root_dir: PathBuf,
+    /// `podLogsDir`.
+    pub pod_logs_dir: PathBuf,
+    /// `clusterDomain`; may be empty.
+    pub cluster_domain: String,
+    /// `clusterDNS`; may be empty.
+    pub cluster_dns: Vec<String>,
+    /// `resolvConf`; `None` where the setting is the empty text.
+    pub resolv_conf: Option<PathBuf>,
+    /// `seccompDefault`.
+    pub seccomp_default: bool,
+    /// Allocatable of the node, for downward API limits.
+    pub allocatable: ResourceList,
+    /// CFS quota and period.
+    pub cgroup: CgroupSettings,
+    /// Memory of the machine, bytes.
+    pub memory_bytes: i64,
+    /// The unified hierarchy is in use.
+    pub cgroup_v2: bool,
+    /// Huge page sizes of the machine, bytes.
+    pub hugepage_sizes: Vec<u64>,
+    /// The swap controller is there.
+    pub swap_controller: bool,
+    /// Swap of the machine in bytes where the behaviour is `LimitedSwap`.
+    pub limited_swap_bytes: Option<i64>,
+    /// `singleProcessOOMKill`.
+    pub single_process_oom_kill: bool,
+    /// SELinux is on, so volumes are relabelled.
+    pub selinux: bool,
+    /// The existing `/sys/devices/system/cpu/cpu<N>/thermal_throttle` directories, masked in containers.
+    pub thermal_throttle: Vec<String>,
+}
+
+impl Default for NodeSettings {
+    fn default() -> Self {
+        Self {
+            node_name: String::new(),
+            node_ips: Vec::new(),
+            root_dir: PathBuf::from("/var/lib/kubelet"),
+            pod_logs_dir: PathBuf::from("/var/log/pods"),
+            cluster_domain: String::new(),
+            cluster_dns: Vec::new(),
+            resolv_conf: Some(PathBuf::from("/etc/resolv.conf")),
+            seccomp_default: false,
+            allocatable: ResourceList::new(),
+            cgroup: CgroupSettings::default(),
+            memory_bytes: 0,
+            cgroup_v2: false,
+            hugepage_sizes: Vec::new(),
+            swap_controller: false,
+            limited_swap_bytes: None,
+            single_process_oom_kill: false,
+            selinux: false,
+            thermal_throttle: Vec::new(),
+        }
+    }
+}
+
+impl NodeSettings {
+    /// Fills the facts that the machine itself tells: memory, cgroup version, huge pages, swap controller,
+    /// SELinux, thermal throttling.
+    pub fn detect(&mut self) {
+        use procfs::Current as _;
+        if let Ok(info) = procfs::Meminfo::current() {
+            self.memory_bytes = i64::try_from(info.mem_total).unwrap_or(i64::MAX);
+        }
+        self.cgroup_v2 = crate::cgroup::is_v2(std::path::Path::new("/sys/fs/cgroup"));
+        self.swap_controller = !self.cgroup_v2
+            && std::path::Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
+            || self.cgroup_v2 && crate::cgroup::has_swap_controller();
+        self.single_process_oom_kill = !self.cgroup_v2;
+        self.selinux = std::path::Path::new("/sys/fs/selinux/enforce").exists();
+        self.hugepage_sizes = resources::hugepage_sizes(std::path::Path::new("/sys/kernel/mm/hugepages"));
+        self.thermal_throttle =
+            security::thermal_throttle_paths(std::path::Path::new("/sys/devices/system/cpu"));
+    }
+}
+
+/// What the pod's runtime handler can do (CRI Status).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HandlerFeatures {
+    /// Recursive read-only mounts.
+    pub recursive_read_only_mounts: bool,
+    /// User namespaces.
+    pub user_namespaces: bool,
+    /// `supplementalGroupsPolicy: Strict`.
+    pub supplemental_groups_policy: bool,
+}

@@ -1,0 +1,389 @@
+//! Mounts of a container (makeMounts), `/etc/hosts` and the termination log among them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write as _};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Component, Path, PathBuf};
+
+use k8s_cri::v1::{IdMapping, Mount, MountPropagation};
+use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
+use quintlet_model::ids::PodUid;
+use quintlet_model::pod;
+use rand::RngExt as _;
+
+use super::env::{expand_sub_path, sorted};
+use super::error::ConfigError;
+use super::hostname::host_name;
+use super::{HandlerFeatures, NodeSettings, hosts, paths, subpath};
+use crate::volumes::MountedVolumes;
+
+const ETC_HOSTS: &str = "/etc/hosts";
+
+/// What mounts are made from.
+#[derive(Debug, Clone, Copy)]
+pub struct MountsInput<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// Its UID.
+    pub uid: &'a PodUid,
+    /// The container.
+    pub container: &'a Container,
+    /// Settings and facts of the node.
+    pub node: &'a NodeSettings,
+    /// The pod's volumes, set up.
+    pub volumes: &'a MountedVolumes,
+    /// Variables, for `subPathExpr`.
+    pub env: &'a BTreeMap<String, String>,
+    /// Addresses of the sandbox.
+    pub pod_ips: &'a [IpAddr],
+    /// What the pod's runtime handler can do.
+    pub features: HandlerFeatures,
+    /// The pod's id mappings (uid, gid), where it has a user namespace.
+    pub id_mappings: Option<(&'a [IdMapping], &'a [IdMapping])>,
+}
+
+/// The mounts of a container, in the kubelet's order. Binds subpaths, writes the hosts file, creates a termination
+/// log: it blocks, and is called for each start of a container.
+///
+/// # Errors
+/// The text is the message of `CreateContainerConfigError`.
+pub fn make_mounts(input: MountsInput<'_>) -> Result<Vec<Mount>, ConfigError> {
+    let pod_dir = paths::pod_dir(&input.node.root_dir, input.uid);
+    let mut out = Vec::new();
+    let mut own_hosts = false;
+    for (index, mount) in input.container.volume_mounts.iter().flatten().enumerate() {
+        own_hosts |= mount.mount_path == ETC_HOSTS;
+        out.push(volume_mount(input, mount, index, &pod_dir)?);
+    }
+    if !own_hosts && (pod::host_network(input.pod) || !input.pod_ips.is_empty()) {
+        let path = write_hosts(input, &pod_dir)?;
+        out.push(file_mount(&path, ETC_HOSTS, input.node.selinux));
+    }
+    if let Some(inside) = input.container.termination_message_path.as_deref().filter(|p| !p.is_empty()) {
+        let path = new_termination_log(&pod_dir, &input.container.name)
+            .map_err(|e| ConfigError::io("cannot create the termination log", e))?;
+        out.push(file_mount(&path, &absolute(inside), input.node.selinux));
+    }
+    if let Some((uids, gids)) = input.id_mappings {
+        for mount in &mut out {
+            mount.uid_mappings = uids.to_vec();
+            mount.gid_mappings = gids.to_vec();
+        }
+    }
+    Ok(out)
+}
+
+fn file_mount(host: &Path, inside: &str, relabel: bool) -> Mount {
+    Mount {
+        container_path: inside.to_owned(),
+        host_path: host.display().to_string(),
+        selinux_relabel: relabel,
+        ..Mount::default()
+    }
+}
+
+fn absolute(path: &str) -> String {
+    if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
+}
+
+fn volume_mount(
+    input: MountsInput<'_>,
+    mount: &VolumeMount,
+    index: usize,
+    pod_dir: &Path,
+) -> Result<Mount, ConfigError> {
+    let container = &input.container.name;
+    let volume = input.volumes.get(&mount.name).ok_or_else(|| {
+        ConfigError::invalid(format!(
+            "cannot find volume {:?} to mount into container {container:?}",
+            mount.name
+        ))
+    })?;
+    let sub = match mount.sub_path_expr.as_deref().filter(|e| !e.is_empty()) {
+        Some(expression) => expand_sub_path(expression, input.env)?,
+        None => mount.sub_path.clone().unwrap_or_default(),
+    };
+    let propagation = propagation(mount.mount_propagation.as_deref())?;
+    let recursive = recursive_read_only(mount, input.features).map_err(|problem| {
+        ConfigError::invalid(format!("failed to resolve recursive read-only mode: {problem}"))
+    })?;
+    let host_path = if sub.is_empty() {
+        volume.host_path.clone()
+    } else {
+        let at = subpath::target(pod_dir, &mount.name, container, index);
+        prepare_sub_path(&sub, mount, container, &volume.host_path, &at)?;
+        at
+    };
+    Ok(Mount {
+        container_path: absolute(&mount.mount_path),
+        host_path: host_path.display().to_string(),
+        readonly: volume.read_only || mount.read_only.unwrap_or(false),
+        selinux_relabel: input.node.selinux && volume.relabel,
+        propagation: propagation as i32,
+        recursive_read_only: recursive,
+        ..Mount::default()
+    })
+}
+
+fn prepare_sub_path(
+    sub: &str,
+    mount: &VolumeMount,
+    container: &str,
+    volume: &Path,
+    at: &Path,
+) -> Result<(), ConfigError> {
+    let path = Path::new(sub);
+    if path.is_absolute() {
+        return Err(ConfigError::invalid(format!("error SubPath `{sub}` must not be an absolute path")));
+    }
+    if path.components().any(|c| c == Component::ParentDir) {
+        return Err(ConfigError::invalid(format!(
+            "unable to provision SubPath `{sub}`: must not contain '..'"
+        )));
+    }
+    if fs::symlink_metadata(volume.join(path)).is_err() {
+        let make = || -> io::Result<()> {
+            let mode = fs::metadata(volume)?.permissions().mode();
+            subpath::make_dirs(volume, path, mode)
+        };
+        if let Err(e) = make() {
+            tracing::warn!(volume = %volume.display(), sub, error = %e, "cannot create a subPath directory");
+            return Err(ConfigError::invalid(format!(
+                "failed to create subPath directory for volumeMount {:?} of container {container:?}",
+                mount.name
+            )));
+        }
+    }
+    subpath::bind(volume, path, at).map_err(|e| {
+        // The path may be the attacker's choice, so why it failed is for the log only, as upstream.
+        tracing::warn!(volume = %volume.display(), sub, error = %e, "cannot prepare a subPath");
+        ConfigError::invalid(format!(
+            "failed to prepare subPath for volumeMount {:?} of container {container:?}",
+            mount.name
+        ))
+    })
+}
+
+fn propagation(mode: Option<&str>) -> Result<MountPropagation, ConfigError> {
+    match mode {
+        None | Some("None") => Ok(MountPropagation::PropagationPrivate),
+        Some("HostToContainer") => Ok(MountPropagation::PropagationHostToContainer),
+        Some("Bidirectional") => Ok(MountPropagation::PropagationBidirectional),
+        Some(other) => Err(ConfigError::invalid(format!("invalid MountPropagation mode: {other:?}"))),
+    }
+}
+
+fn recursive_read_only(mount: &VolumeMount, features: HandlerFeatures) -> Result<bool, String> {
+    let mode = match mount.recursive_read_only.as_deref() {
+        None | Some("Disabled") => return Ok(false),
+        Some(mode) => mode,
+    };
+    let asked = format!("volume {:?} requested recursive read-only mode, but it is not", mount.name);
+    if !mount.read_only.unwrap_or(false) {
+        return Err(format!("{asked} read-only"));
+    }
+    if let Some(p) = mount.mount_propagation.as_deref().filter(|p| *p != "None") {
+        return Err(format!("{asked} compatible with propagation {p:?}"));
+    }
+    match mode {
+        "IfPossible" => Ok(features.recursive_read_only_mounts),
+        "Enabled" if features.recursive_read_only_mounts => Ok(true),
+        "Enabled" => Err(format!("{asked} supported by the runtime")),
+        other => Err(format!("unknown recursive read-only mode {other:?}")),
+    }
+}
+
+// Written in place: containers that already run have this very file mounted.
+fn write_hosts(input: MountsInput<'_>, pod_dir: &Path) -> Result<PathBuf, ConfigError> {
+    let spec = pod::spec(input.pod);
+    let aliases = spec.host_aliases.as_deref().unwrap_or_default();
+    let text = if pod::host_network(input.pod) {
+        let node_file = fs::read_to_string(ETC_HOSTS)
+            .map_err(|e| ConfigError::io("cannot read the node's /etc/hosts", e))?;
+        hosts::host_network_hosts(&node_file, aliases)
+    } else {
+        let name = host_name(input.pod, &input.node.cluster_domain)?;
+        hosts::pod_hosts(&sorted(input.pod_ips, &input.node.node_ips), &name, aliases)
+    };
+    let path = pod_dir.join("etc-hosts");
+    let write = || -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o750).create(pod_dir)?;
+        let mut file =
+            fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o644).open(&path)?;
+        file.write_all(text.as_bytes())?;
+        file.set_permissions(fs::Permissions::from_mode(0o644))
+    };
+    write().map_err(|e| ConfigError::io("cannot write the hosts file", e))?;
+    Ok(path)
+}
+
+/// Creates an empty termination log `containers/<container>/<8 hex>` that any user in the container may write.
+///
+/// # Errors
+/// The directory or file cannot be made.
+pub fn new_termination_log(pod_dir: &Path, container: &str) -> io::Result<PathBuf> {
+    let dir = pod_dir.join("containers").join(container);
+    fs::DirBuilder::new().recursive(true).mode(0o750).create(&dir)?;
+    let path = dir.join(format!("{:08x}", rand::rng().random::<u32>()));
+    let file = fs::OpenOptions::new().create_new(true).write(true).open(&path)?;
+    file.set_permissions(fs::Permissions::from_mode(0o666))?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::testing::pod_of;
+    use crate::volumes::MountedVolume;
+    use serde_json::{Value, json};
+
+    struct Root {
+        dir: tempfile::TempDir,
+        node: NodeSettings,
+        volumes: MountedVolumes,
+    }
+
+    impl Root {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let volume = dir.path().join("v");
+            fs::create_dir(&volume).unwrap();
+            fs::write(volume.join("f"), "x").unwrap();
+            std::os::unix::fs::symlink("/etc", volume.join("out")).unwrap();
+            let plain = MountedVolume { host_path: volume.clone(), read_only: false, relabel: true };
+            let fixed = MountedVolume { read_only: true, ..plain.clone() };
+            let node = NodeSettings {
+                root_dir: dir.path().to_owned(),
+                node_ips: vec!["192.168.0.1".parse().unwrap()],
+                ..NodeSettings::default()
+            };
+            Self { dir, node, volumes: [("v".to_owned(), plain), ("ro".to_owned(), fixed)].into() }
+        }
+
+        fn run(&self, spec: Value, ips: &[&str], features: HandlerFeatures) -> Result<Vec<Mount>, String> {
+            let p = pod_of(spec);
+            let ips: Vec<IpAddr> = ips.iter().map(|i| i.parse().unwrap()).collect();
+            let env = [("SUB".to_owned(), "made".to_owned())].into();
+            make_mounts(MountsInput {
+                pod: &p,
+                uid: &PodUid::parse("u1").unwrap(),
+                container: &p.spec.as_ref().unwrap().containers[0],
+                node: &self.node,
+                volumes: &self.volumes,
+                env: &env,
+                pod_ips: &ips,
+                features,
+                id_mappings: None,
+            })
+            .map_err(|e| e.to_string())
+        }
+
+        fn one(&self, mount: Value) -> Result<Mount, String> {
+            self.run(
+                json!({"containers": [{"name": "c", "volumeMounts": [mount]}]}),
+                &[],
+                HandlerFeatures::default(),
+            )
+            .map(|m| m[0].clone())
+        }
+    }
+
+    impl Drop for Root {
+        fn drop(&mut self) {
+            for v in ["v", "ro"] {
+                for i in 0..4 {
+                    let _ = subpath::unmount_all(&subpath::target(&self.dir.path().join("pods/u1"), v, "c", i));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn volumes_hosts_and_termination_log_come_in_this_order() {
+        let root = Root::new();
+        let spec = json!({"containers": [{"name": "c", "terminationMessagePath": "/dev/termination-log",
+            "volumeMounts": [{"name": "ro", "mountPath": "data"}, {"name": "v", "mountPath": "/b", "readOnly": true}]}]});
+        let got = root.run(spec, &["10.0.0.5"], HandlerFeatures::default()).unwrap();
+        let short: Vec<(&str, bool)> = got.iter().map(|m| (m.container_path.as_str(), m.readonly)).collect();
+        assert_eq!(short, [("/data", true), ("/b", true), ("/etc/hosts", false), ("/dev/termination-log", false)]);
+        let hosts = fs::read_to_string(&got[2].host_path).unwrap();
+        assert!(hosts.ends_with("10.0.0.5\tweb\n"));
+        let log = fs::metadata(&got[3].host_path).unwrap();
+        assert_eq!((log.permissions().mode() & 0o777, log.len()), (0o666, 0));
+        let name = Path::new(&got[3].host_path).file_name().unwrap().to_str().unwrap();
+        assert_eq!(name.len(), 8);
+        assert!(got.iter().all(|m| !m.selinux_relabel));
+    }
+
+    #[test]
+    fn the_hosts_file_is_managed_unless_the_container_brings_its_own() {
+        let root = Root::new();
+        let count = |spec: Value, ips: &[&str]| root.run(spec, ips, HandlerFeatures::default()).unwrap().len();
+        assert_eq!(count(json!({"containers": [{"name": "c"}]}), &[]), 0);
+        assert_eq!(count(json!({"hostNetwork": true, "containers": [{"name": "c"}]}), &[]), 1);
+        let own = json!({"containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/etc/hosts"}]}]});
+        assert_eq!(count(own, &["10.0.0.5"]), 1);
+        let text = fs::read_to_string(root.dir.path().join("pods/u1/etc-hosts")).unwrap();
+        assert!(text.starts_with("# Kubernetes-managed hosts file (host network).\n"));
+    }
+
+    #[test]
+    fn a_mount_that_breaks_a_rule_says_which() {
+        let root = Root::new();
+        let m = |more: Value| {
+            let mut mount = json!({"name": "v", "mountPath": "/m"});
+            mount.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            root.one(mount).unwrap_err()
+        };
+        for (more, want) in [
+            (json!({"name": "x"}), "cannot find volume \"x\" to mount into container \"c\""),
+            (json!({"subPath": "/a"}), "error SubPath `/a` must not be an absolute path"),
+            (json!({"subPath": "a/../b"}), "unable to provision SubPath `a/../b`: must not contain '..'"),
+            (json!({"subPathExpr": "$(NO)"}), "missing value for NO"),
+            (json!({"subPath": "out"}), "failed to prepare subPath for volumeMount \"v\" of container \"c\""),
+            (json!({"subPath": "out/new"}), "failed to create subPath directory for volumeMount \"v\" of container \"c\""),
+            (json!({"mountPropagation": "X"}), "invalid MountPropagation mode: \"X\""),
+            (json!({"recursiveReadOnly": "Enabled"}), "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but it is not read-only"),
+            (json!({"recursiveReadOnly": "Enabled", "readOnly": true, "mountPropagation": "HostToContainer"}), "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but it is not compatible with propagation \"HostToContainer\""),
+            (json!({"recursiveReadOnly": "Enabled", "readOnly": true}), "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but it is not supported by the runtime"),
+            (json!({"recursiveReadOnly": "X", "readOnly": true}), "failed to resolve recursive read-only mode: unknown recursive read-only mode \"X\""),
+        ] {
+            assert_eq!(m(more.clone()), want, "{more}");
+        }
+    }
+
+    #[test]
+    fn propagation_and_recursive_read_only_reach_the_runtime() {
+        let root = Root::new();
+        let mount = |more: Value, able: bool| {
+            let mut mount = json!({"name": "v", "mountPath": "/m", "readOnly": true});
+            mount.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let features = HandlerFeatures { recursive_read_only_mounts: able, ..HandlerFeatures::default() };
+            let spec = json!({"containers": [{"name": "c", "volumeMounts": [mount]}]});
+            let m = root.run(spec, &[], features).unwrap().remove(0);
+            (m.propagation, m.recursive_read_only)
+        };
+        assert_eq!(mount(json!({}), true), (0, false));
+        assert_eq!(mount(json!({"mountPropagation": "HostToContainer"}), true), (1, false));
+        assert_eq!(mount(json!({"mountPropagation": "Bidirectional"}), true), (2, false));
+        assert_eq!(mount(json!({"recursiveReadOnly": "IfPossible"}), false), (0, false));
+        assert_eq!(mount(json!({"recursiveReadOnly": "IfPossible"}), true), (0, true));
+        assert_eq!(mount(json!({"recursiveReadOnly": "Enabled"}), true), (0, true));
+    }
+
+    #[test]
+    fn a_sub_path_is_bound_below_the_pods_directory() {
+        let root = Root::new();
+        let spec = json!({"containers": [{"name": "c", "volumeMounts": [
+            {"name": "v", "mountPath": "/f", "subPath": "f"}, {"name": "v", "mountPath": "/d", "subPathExpr": "$(SUB)/x"}]}]});
+        let got = root.run(spec, &[], HandlerFeatures::default()).unwrap();
+        let base = root.dir.path().join("pods/u1/volume-subpaths/v/c");
+        assert_eq!(Path::new(&got[0].host_path), base.join("0"));
+        assert_eq!(fs::read_to_string(base.join("0")).unwrap(), "x");
+        assert!(root.dir.path().join("v/made/x").is_dir());
+        fs::write(base.join("1/seen"), "").unwrap();
+        assert!(root.dir.path().join("v/made/x/seen").exists());
+    }
+}

@@ -1,0 +1,109 @@
+//! The API objects a pod refers to, behind the one seam the rest of this crate asks.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
+
+/// Kind of an object, as its resource is written in messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ObjectKind {
+    /// `configmap`
+    ConfigMap,
+    /// `secret`
+    Secret,
+    /// `services`
+    Service,
+}
+
+impl ObjectKind {
+    fn singular(self) -> &'static str {
+        match self {
+            Self::ConfigMap => "configmap",
+            Self::Secret => "secret",
+            Self::Service => "service",
+        }
+    }
+
+    // The kubelet writes the kind of `no kubeClient` messages in another case.
+    fn camel(self) -> &'static str {
+        match self {
+            Self::ConfigMap => "configMap",
+            Self::Secret => "secret",
+            Self::Service => "service",
+        }
+    }
+}
+
+/// Why an object cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ObjectError {
+    /// There is none of that name. Only this is tolerated by `optional`.
+    #[error("{} {name:?} not found", kind.singular())]
+    NotFound {
+        /// Kind.
+        kind: ObjectKind,
+        /// Name.
+        name: String,
+    },
+    /// The first list has not come yet.
+    #[error("failed to sync {} cache: timed out waiting for the condition", kind.singular())]
+    NotReady {
+        /// Kind.
+        kind: ObjectKind,
+    },
+    /// The pod is not registered with the cache.
+    #[error("object {namespace:?}/{name:?} not registered")]
+    NotRegistered {
+        /// Namespace.
+        namespace: String,
+        /// Name.
+        name: String,
+    },
+    /// Standalone, and no manifest defines it.
+    #[error("couldn't get {} {namespace}/{name}, no kubeClient defined", kind.camel())]
+    NoClient {
+        /// Kind.
+        kind: ObjectKind,
+        /// Namespace.
+        namespace: String,
+        /// Name.
+        name: String,
+    },
+    /// The API server's answer.
+    #[error("{0}")]
+    Api(String),
+}
+
+impl ObjectError {
+    /// No object of that name exists.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        match self {
+            Self::NotFound { .. } => true,
+            Self::NotReady { .. } | Self::NotRegistered { .. } | Self::NoClient { .. } | Self::Api(_) => false,
+        }
+    }
+}
+
+/// Where objects come from: manifests in standalone mode, watches elsewhere.
+#[async_trait]
+pub trait ObjectSource: Send + Sync {
+    /// A ConfigMap.
+    ///
+    /// # Errors
+    /// See [`ObjectError`].
+    async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<ConfigMap>, ObjectError>;
+
+    /// A Secret, with `stringData` already merged into `data` where it comes from a manifest.
+    ///
+    /// # Errors
+    /// See [`ObjectError`].
+    async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Secret>, ObjectError>;
+
+    /// All services of a namespace; none in standalone mode.
+    ///
+    /// # Errors
+    /// [`ObjectError::NotReady`] until the first list has come.
+    async fn services(&self, namespace: &str) -> Result<Vec<Arc<Service>>, ObjectError>;
+}

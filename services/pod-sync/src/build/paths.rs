@@ -1,0 +1,88 @@
+//! Where the files of a pod are (the kubelet's layout).
+
+use std::path::{Path, PathBuf};
+
+use quintlet_model::ids::{PodRef, PodUid};
+
+/// `<root>/pods`
+#[must_use]
+pub fn pods_dir(root: &Path) -> PathBuf {
+    root.join("pods")
+}
+
+/// `<root>/pods/<uid>`
+#[must_use]
+pub fn pod_dir(root: &Path, uid: &PodUid) -> PathBuf {
+    pods_dir(root).join(uid.as_str())
+}
+
+/// Log directory of a pod: `<podLogsDir>/<namespace>_<name>_<uid>`.
+#[must_use]
+pub fn pod_log_dir(pod_logs_dir: &Path, pod: &PodRef) -> PathBuf {
+    pod_logs_dir.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid))
+}
+
+/// Log file of a container relative to its pod's log directory: `<container>/<restarts>.log`.
+#[must_use]
+pub fn container_log_path(container: &str, restarts: u32) -> String {
+    format!("{container}/{restarts}.log")
+}
+
+/// File name of the symlink in `/var/log/containers`, at most 255 bytes.
+#[must_use]
+pub fn legacy_log_name(pod: &PodRef, container: &str, id: &str) -> String {
+    const SUFFIX: &str = ".log";
+    let mut name = format!("{}_{}_{container}-{id}", pod.name, pod.namespace);
+    let mut end = name.len().min(255 - SUFFIX.len());
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    name.truncate(end);
+    name + SUFFIX
+}
+
+/// The restart count that the files of a container's log directory tell of: the highest `N.log` plus one.
+///
+/// Used where the runtime has no record of the container left.
+#[must_use]
+pub fn restarts_from_log_names<'a>(names: impl IntoIterator<Item = &'a str>) -> u32 {
+    names
+        .into_iter()
+        .filter_map(|name| {
+            let digits = name.bytes().take_while(u8::is_ascii_digit).count();
+            let (number, rest) = name.split_at(digits);
+            let rest = rest.strip_prefix(".log")?;
+            (rest.is_empty() || rest.starts_with('.')).then(|| number.parse::<u32>().ok()).flatten()
+        })
+        .max()
+        .map_or(0, |n| n.saturating_add(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_kubelets_layout() {
+        let pod =
+            PodRef { uid: PodUid::parse("u1").unwrap(), namespace: "default".into(), name: "web".into() };
+        assert_eq!(pod_dir(Path::new("/r"), &pod.uid), Path::new("/r/pods/u1"));
+        assert_eq!(pod_log_dir(Path::new("/l"), &pod), Path::new("/l/default_web_u1"));
+        assert_eq!(container_log_path("c", 3), "c/3.log");
+        assert_eq!(legacy_log_name(&pod, "c", "abc"), "web_default_c-abc.log");
+        let long = legacy_log_name(&pod, &"é".repeat(200), "abc");
+        assert!(long.len() <= 255 && long.ends_with(".log"));
+    }
+
+    #[test]
+    fn the_restart_count_survives_in_log_names() {
+        for (names, want) in [
+            (vec![], 0),
+            (vec!["0.log"], 1),
+            (vec!["0.log", "10.log.20260101-000000.gz", "2.log"], 11),
+            (vec!["x.log", "3.txt", "4.logx", ".log"], 0),
+        ] {
+            assert_eq!(restarts_from_log_names(names.iter().copied()), want, "{names:?}");
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Resources of containers and sandboxes as the CRI carries them (kuberuntime_container_linux.go).
+
+use std::path::Path;
+
+use k8s_cri::v1::{HugepageLimit, LinuxContainerResources};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use quintlet_model::pod;
+
+use super::NodeSettings;
+use crate::decide::qos::{self, QosClass, ResourceList};
+use crate::decide::quantity::Quantity;
+
+fn linux(requests: &ResourceList, limits: &ResourceList, node: &NodeSettings) -> LinuxContainerResources {
+    let milli = |l: &ResourceList| l.get("cpu").map(|q| q.milli_value());
+    let limit = milli(limits);
+    let shares = qos::milli_to_shares(milli(requests).or(limit).unwrap_or(0));
+    let mut out = LinuxContainerResources {
+        cpu_shares: i64::try_from(shares).unwrap_or(i64::MAX),
+        memory_limit_in_bytes: limits.get("memory").map_or(0, |q| q.value()),
+        ..LinuxContainerResources::default()
+    };
+    if node.cgroup.cfs_quota {
+        out.cpu_period = i64::try_from(node.cgroup.period_us).unwrap_or(i64::MAX);
+        out.cpu_quota = qos::milli_to_quota(limit.unwrap_or(0), node.cgroup.period_us);
+    }
+    if node.cgroup_v2 && !node.single_process_oom_kill {
+        out.unified.insert("memory.oom.group".to_owned(), "1".to_owned());
+    }
+    out
+}
+
+/// Resources of a container. Without limits of its own it takes those of the pod level.
+#[must_use]
+pub fn container_resources(pod: &Pod, container: &Container, node: &NodeSettings) -> LinuxContainerResources {
+    let mut limits = qos::container_limits(container);
+    let requests = qos::container_requests(container);
+    let pod_level: ResourceList = pod::spec(pod)
+        .resources
+        .as_ref()
+        .and_then(|r| r.limits.as_ref())
+        .into_iter()
+        .flatten()
+        .map(|(k, v)| (k.clone(), Quantity::of(v)))
+        .collect();
+    for (name, limit) in pod_level {
+        limits.entry(name).or_insert(limit);
+    }
+    let mut out = linux(&requests, &limits, node);
+    out.oom_score_adj = qos::oom_score_adj(pod, container, node.memory_bytes);
+    out.hugepage_limits = hugepages(&limits, node);
+    swap(pod, container, node, &mut out);
+    out
+}
+
+fn hugepages(limits: &ResourceList, node: &NodeSettings) -> Vec<HugepageLimit> {
+    let asked = |size: u64| {
+        limits.iter().find_map(|(name, amount)| {
+            let of = Quantity::parse(name.strip_prefix("hugepages-")?).ok()?;
+            (u64::try_from(of.value()) == Ok(size)).then(|| u64::try_from(amount.value()).unwrap_or(0))
+        })
+    };
+    node.hugepage_sizes
+        .iter()
+        .map(|size| HugepageLimit { page_size: page_size_name(*size), limit: asked(*size).unwrap_or(0) })
+        .collect()
+}
+
+fn swap(pod: &Pod, container: &Container, node: &NodeSettings, out: &mut LinuxContainerResources) {
+    if !node.swap_controller {
+        return;
+    }
+    if !node.cgroup_v2 {
+        out.memory_swap_limit_in_bytes = out.memory_limit_in_bytes;
+        return;
+    }
+    let limit = node.limited_swap_bytes.filter(|_| {
+        qos::qos_class(pod) == QosClass::Burstable && !pod::is_critical(pod)
+    });
+    let memory = |l: ResourceList| l.get("memory").map(|q| q.value());
+    let request = memory(qos::container_requests(container));
+    let max = memory(qos::container_limits(container));
+    let value = match (limit, request, max) {
+        (None, ..) | (_, None, None) => 0,
+        (Some(_), request, max) if request == max => 0,
+        (Some(swap), request, _) => {
+            let share = i128::from(request.unwrap_or(0)) * i128::from(swap);
+            i64::try_from(share / i128::from(node.memory_bytes.max(1))).unwrap_or(i64::MAX)
+        }
+    };
+    out.unified.insert("memory.swap.max".to_owned(), value.to_string());
+}
+
+/// Resources of the sandbox: what the pod's containers need together, without overhead.
+#[must_use]
+pub fn sandbox_resources(pod: &Pod, node: &NodeSettings) -> LinuxContainerResources {
+    linux(&qos::pod_requests_without_overhead(pod), &qos::pod_limits_without_overhead(pod), node)
+}
+
+/// Overhead of the sandbox as request and limit; nothing where the pod has none.
+#[must_use]
+pub fn sandbox_overhead(pod: &Pod, node: &NodeSettings) -> LinuxContainerResources {
+    let overhead: ResourceList = pod::spec(pod)
+        .overhead
+        .iter()
+        .flatten()
+        .map(|(k, v)| (k.clone(), Quantity::of(v)))
+        .collect();
+    if overhead.is_empty() {
+        return LinuxContainerResources::default();
+    }
+    linux(&overhead, &overhead, node)
+}
+
+/// A page size as the CRI and the hugetlb controller name it: `2MB`, `1GB`.
+#[must_use]
+pub fn page_size_name(bytes: u64) -> String {
+    let mut value = bytes;
+    let mut unit = 0;
+    while value >= 1024 && value.is_multiple_of(1024) && unit < 4 {
+        value /= 1024;
+        unit += 1;
+    }
+    format!("{value}{}", ["B", "KB", "MB", "GB", "TB"][unit])
+}
+
+/// Page sizes of the machine, bytes, ascending; from names like `hugepages-2048kB`.
+#[must_use]
+pub fn hugepage_sizes(dir: &Path) -> Vec<u64> {
+    let mut sizes: Vec<u64> = std::fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|e| {
+            let name = e.file_name();
+            let kib: u64 = name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            kib.checked_mul(1024)
+        })
+        .collect();
+    sizes.sort_unstable();
+    sizes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::testing::pod_of;
+    use serde_json::{Value, json};
+
+    fn of(pod_level: Value, resources: Value, node: &NodeSettings) -> LinuxContainerResources {
+        let p = pod_of(json!({"containers": [{"name": "c", "resources": resources}], "resources": pod_level}));
+        container_resources(&p, &p.spec.as_ref().unwrap().containers[0], node)
+    }
+
+    #[test]
+    fn shares_quota_and_memory_follow_requests_and_limits() {
+        let node = NodeSettings { memory_bytes: 4 << 30, ..NodeSettings::default() };
+        for (name, pod_level, resources, want) in [
+            ("nothing", json!({}), json!({}), (2, 0, 100_000, 0, 1000)),
+            ("request", json!({}), json!({"requests": {"cpu": "250m"}}), (256, 0, 100_000, 0, 999)),
+            ("limit only", json!({}), json!({"limits": {"cpu": "500m"}}), (512, 50_000, 100_000, 0, 999)),
+            (
+                "request of zero",
+                json!({}),
+                json!({"requests": {"cpu": "0"}, "limits": {"cpu": "500m"}}),
+                (2, 50_000, 100_000, 0, 999),
+            ),
+            ("memory", json!({}), json!({"limits": {"memory": "64Mi"}}), (2, 0, 100_000, 64 << 20, 999)),
+            (
+                "pod level",
+                json!({"limits": {"cpu": "1", "memory": "1Gi"}}),
+                json!({}),
+                (1024, 100_000, 100_000, 1 << 30, 999),
+            ),
+        ] {
+            let r = of(pod_level, resources, &node);
+            let got = (r.cpu_shares, r.cpu_quota, r.cpu_period, r.memory_limit_in_bytes, r.oom_score_adj);
+            assert_eq!(got, want, "{name}");
+            assert!(r.unified.is_empty());
+        }
+        let off = NodeSettings { cgroup: qos::CgroupSettings { cfs_quota: false, ..Default::default() }, ..node };
+        let r = of(json!({}), json!({"limits": {"cpu": "1"}}), &off);
+        assert_eq!((r.cpu_quota, r.cpu_period), (0, 0));
+    }
+
+    #[test]
+    fn every_page_size_of_the_node_is_listed() {
+        let node = NodeSettings { hugepage_sizes: vec![2 << 20, 1 << 30], ..NodeSettings::default() };
+        let r = of(json!({}), json!({"limits": {"hugepages-2Mi": "4Mi"}}), &node);
+        let got: Vec<(&str, u64)> = r.hugepage_limits.iter().map(|h| (h.page_size.as_str(), h.limit)).collect();
+        assert_eq!(got, [("2MB", 4 << 20), ("1GB", 0)]);
+        assert_eq!(page_size_name(64 << 10), "64KB");
+    }
+
+    #[test]
+    fn the_unified_hierarchy_gets_group_kill_and_swap() {
+        let v2 = NodeSettings {
+            cgroup_v2: true,
+            swap_controller: true,
+            memory_bytes: 8 << 30,
+            ..NodeSettings::default()
+        };
+        let resources = json!({"requests": {"memory": "1Gi"}, "limits": {"memory": "2Gi"}});
+        let r = of(json!({}), resources.clone(), &v2);
+        assert_eq!(r.unified["memory.oom.group"], "1");
+        assert_eq!(r.unified["memory.swap.max"], "0");
+        let limited = NodeSettings { limited_swap_bytes: Some(4 << 30), ..v2.clone() };
+        assert_eq!(of(json!({}), resources, &limited).unified["memory.swap.max"], (512 << 20).to_string());
+        let equal = json!({"requests": {"memory": "1Gi", "cpu": "1"}, "limits": {"memory": "1Gi"}});
+        assert_eq!(of(json!({}), equal, &limited).unified["memory.swap.max"], "0");
+        let v1 = NodeSettings { cgroup_v2: false, ..v2 };
+        let r = of(json!({}), json!({"limits": {"memory": "2Gi"}}), &v1);
+        assert_eq!(r.memory_swap_limit_in_bytes, 2 << 30);
+        assert!(r.unified.is_empty());
+    }
+
+    #[test]
+    fn the_sandbox_carries_the_sum_and_the_overhead_apart() {
+        let p = pod_of(json!({"overhead": {"cpu": "100m", "memory": "10Mi"}, "containers": [
+            {"name": "a", "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "64Mi"}}},
+            {"name": "b", "resources": {"requests": {"cpu": "500m"}}}]}));
+        let node = NodeSettings::default();
+        let r = sandbox_resources(&p, &node);
+        assert_eq!((r.cpu_shares, r.cpu_quota, r.memory_limit_in_bytes), (1024, 100_000, 64 << 20));
+        let o = sandbox_overhead(&p, &node);
+        assert_eq!((o.cpu_shares, o.cpu_quota, o.memory_limit_in_bytes), (102, 10_000, 10 << 20));
+    }
+}

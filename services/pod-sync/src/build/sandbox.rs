@@ -1,0 +1,209 @@
+//! Configuration of a pod's sandbox (generatePodSandboxConfig).
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use k8s_cri::v1::{
+    DnsConfig, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol, UserNamespace,
+};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use quintlet_model::ids::PodRef;
+use quintlet_model::{labels, pod};
+
+use super::error::ConfigError;
+use super::hostname::{host_name, kernel_name};
+use super::{HandlerFeatures, NodeSettings, paths, resources, security};
+
+/// What a sandbox is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct SandboxInput<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// Its names.
+    pub names: &'a PodRef,
+    /// Number of this sandbox.
+    pub attempt: u32,
+    /// Settings and facts of the node.
+    pub node: &'a NodeSettings,
+    /// The pod's cgroup in the driver's form; empty where pods have none.
+    pub cgroup_parent: &'a str,
+    /// DNS as computed by [`super::dns::pod_dns`].
+    pub dns: &'a DnsConfig,
+    /// Handler of the pod's RuntimeClass; empty for the default.
+    pub runtime_handler: &'a str,
+    /// What that handler can do.
+    pub features: HandlerFeatures,
+    /// The pod's id mappings, where it has a user namespace.
+    pub userns: Option<&'a UserNamespace>,
+}
+
+/// The configuration of a sandbox.
+///
+/// # Errors
+/// A rule of the spec is broken; the caller prefixes `Failed to generate sandbox config for pod %q: `.
+pub fn sandbox_config(input: SandboxInput<'_>) -> Result<PodSandboxConfig, ConfigError> {
+    let SandboxInput { pod, names, node, .. } = input;
+    let meta = &pod.metadata;
+    let mut all_labels: HashMap<String, String> = meta.labels.clone().unwrap_or_default().into_iter().collect();
+    all_labels.extend([
+        (labels::POD_NAME.to_owned(), names.name.to_string()),
+        (labels::POD_NAMESPACE.to_owned(), names.namespace.to_string()),
+        (labels::POD_UID.to_owned(), names.uid.to_string()),
+    ]);
+    let mut annotations: HashMap<String, String> =
+        meta.annotations.clone().unwrap_or_default().into_iter().collect();
+    annotations.insert(labels::OWNER_NODE.to_owned(), node.node_name.clone());
+
+    let hostname = if pod::host_network(pod) {
+        String::new()
+    } else {
+        kernel_name(pod, &host_name(pod, &node.cluster_domain)?)?
+    };
+    let namespaces = security::namespaces(pod, input.features, input.runtime_handler, input.userns)?;
+    Ok(PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: names.name.to_string(),
+            uid: names.uid.to_string(),
+            namespace: names.namespace.to_string(),
+            attempt: input.attempt,
+        }),
+        hostname,
+        log_directory: paths::pod_log_dir(&node.pod_logs_dir, names).display().to_string(),
+        dns_config: Some(input.dns.clone()),
+        port_mappings: pod::spec(pod).containers.iter().flat_map(port_mappings).collect(),
+        labels: all_labels,
+        annotations,
+        linux: Some(LinuxPodSandboxConfig {
+            cgroup_parent: input.cgroup_parent.to_owned(),
+            security_context: Some(security::sandbox_context(pod, namespaces)?),
+            sysctls: sysctls(pod),
+            overhead: Some(resources::sandbox_overhead(pod, node)),
+            resources: Some(resources::sandbox_resources(pod, node)),
+        }),
+        ..PodSandboxConfig::default()
+    })
+}
+
+// The API also takes sysctls in the kernel's path form.
+fn sysctls(pod: &Pod) -> HashMap<String, String> {
+    let context = pod::spec(pod).security_context.as_ref();
+    context
+        .and_then(|c| c.sysctls.as_ref())
+        .into_iter()
+        .flatten()
+        .map(|s| (s.name.replace('/', "."), s.value.clone()))
+        .collect()
+}
+
+/// Ports of one container; a name or an unnamed mapping counts once.
+#[must_use]
+pub fn port_mappings(container: &Container) -> Vec<PortMapping> {
+    let mut seen = BTreeSet::new();
+    let mut out = Vec::new();
+    for port in container.ports.iter().flatten() {
+        let host_ip = port.host_ip.clone().unwrap_or_default();
+        let host_port = port.host_port.unwrap_or(0);
+        let protocol = port.protocol.as_deref().filter(|p| !p.is_empty()).unwrap_or("TCP");
+        let key = match port.name.as_deref().filter(|n| !n.is_empty()) {
+            Some(name) => name.to_owned(),
+            None => {
+                let family = match host_ip.parse::<IpAddr>() {
+                    Ok(IpAddr::V4(_)) => "v4",
+                    Ok(IpAddr::V6(_)) => "v6",
+                    Err(_) => "any",
+                };
+                format!("{family}-{protocol}-{host_ip}:{}:{host_port}", port.container_port)
+            }
+        };
+        if !seen.insert(key) {
+            continue;
+        }
+        let protocol = match protocol {
+            "UDP" => Protocol::Udp,
+            "SCTP" => Protocol::Sctp,
+            _ => Protocol::Tcp,
+        };
+        out.push(PortMapping {
+            protocol: protocol as i32,
+            container_port: port.container_port,
+            host_port,
+            host_ip,
+        });
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::testing::pod_of;
+    use serde_json::{Value, json};
+
+    fn build(spec: Value) -> Result<PodSandboxConfig, ConfigError> {
+        let mut p = pod_of(spec);
+        p.metadata.labels = Some([("app".into(), "web".into())].into());
+        let node = NodeSettings {
+            node_name: "n1".into(),
+            cluster_domain: "cluster.local".into(),
+            ..NodeSettings::default()
+        };
+        sandbox_config(SandboxInput {
+            pod: &p,
+            names: &pod::pod_ref(&p).unwrap(),
+            attempt: 2,
+            node: &node,
+            cgroup_parent: "/kubepods/besteffort/podu1",
+            dns: &DnsConfig { servers: vec!["1.1.1.1".into()], ..DnsConfig::default() },
+            runtime_handler: "",
+            features: HandlerFeatures::default(),
+            userns: None,
+        })
+    }
+
+    #[test]
+    fn a_sandbox_carries_names_labels_and_whose_it_is() {
+        let c = build(json!({"containers": [{"name": "c"}], "subdomain": "s",
+            "securityContext": {"sysctls": [{"name": "net/core/somaxconn", "value": "7"}]}}))
+        .unwrap();
+        let m = c.metadata.unwrap();
+        assert_eq!((m.name.as_str(), m.uid.as_str(), m.namespace.as_str(), m.attempt), ("web", "u1", "default", 2));
+        assert_eq!(c.log_directory, "/var/log/pods/default_web_u1");
+        assert_eq!(c.hostname, "web");
+        assert_eq!(c.labels["app"], "web");
+        assert_eq!(c.labels[labels::POD_UID], "u1");
+        assert_eq!(c.annotations[labels::CONFIG_SOURCE], "api");
+        assert_eq!(c.annotations[labels::OWNER_NODE], "n1");
+        let linux = c.linux.unwrap();
+        assert_eq!(linux.cgroup_parent, "/kubepods/besteffort/podu1");
+        assert_eq!(linux.sysctls["net.core.somaxconn"], "7");
+        assert_eq!(linux.resources.unwrap().cpu_shares, 2);
+        assert_eq!(c.dns_config.unwrap().servers, ["1.1.1.1"]);
+    }
+
+    #[test]
+    fn a_pod_in_the_nodes_network_has_no_hostname_of_its_own() {
+        let c = build(json!({"containers": [], "hostNetwork": true})).unwrap();
+        assert_eq!(c.hostname, "");
+        assert!(build(json!({"containers": [], "hostname": "X"})).is_err());
+    }
+
+    #[test]
+    fn ports_of_regular_containers_are_mapped_once() {
+        let c = build(json!({
+            "initContainers": [{"name": "i", "ports": [{"containerPort": 1}]}],
+            "containers": [{"name": "a", "ports": [
+                {"containerPort": 80},
+                {"containerPort": 80, "protocol": "TCP"},
+                {"containerPort": 53, "protocol": "UDP", "hostPort": 5353, "hostIP": "127.0.0.1"},
+                {"name": "x", "containerPort": 9, "protocol": "SCTP"},
+                {"name": "x", "containerPort": 10}]},
+                {"name": "b", "ports": [{"containerPort": 80}]}]}))
+        .unwrap();
+        let got: Vec<(i32, i32, i32, &str)> = c
+            .port_mappings
+            .iter()
+            .map(|p| (p.protocol, p.container_port, p.host_port, p.host_ip.as_str()))
+            .collect();
+        assert_eq!(got, [(0, 80, 0, ""), (1, 53, 5353, "127.0.0.1"), (2, 9, 0, ""), (0, 80, 0, "")]);
+    }
+}

@@ -1,0 +1,470 @@
+//! Security contexts (pkg/securitycontext, kuberuntime/security_context.go).
+
+use std::path::Path;
+
+use k8s_cri::v1::security_profile::ProfileType;
+use k8s_cri::v1::{
+    Capability, Int64Value, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode,
+    NamespaceOption, SeLinuxOption, SecurityProfile, SupplementalGroupsPolicy, UserNamespace,
+};
+use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, SELinuxOptions, SeccompProfile};
+use quintlet_model::pod;
+
+use super::error::ConfigError;
+use super::{HandlerFeatures, NodeSettings};
+
+const MASKED: [&str; 12] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+/// The user an image names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ImageUser {
+    /// By number.
+    Uid(i64),
+    /// By name, which says nothing of the number.
+    Name(String),
+}
+
+impl ImageUser {
+    /// From the runtime's image status: uid if present, else the name, else root.
+    #[must_use]
+    pub fn of(uid: Option<i64>, name: &str) -> Self {
+        match uid {
+            Some(uid) => Self::Uid(uid),
+            None if name.is_empty() => Self::Uid(0),
+            None => Self::Name(name.to_owned()),
+        }
+    }
+}
+
+/// Which `thermal_throttle` directories there are.
+#[must_use]
+pub fn thermal_throttle_paths(cpus: &Path) -> Vec<String> {
+    let mut paths: Vec<String> = std::fs::read_dir(cpus)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|e| {
+            let name = e.file_name();
+            let digits = name.to_str().and_then(|n| n.strip_prefix("cpu")).unwrap_or_default();
+            !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
+        })
+        .map(|e| e.path().join("thermal_throttle"))
+        .filter(|p| p.exists())
+        .map(|p| p.display().to_string())
+        .collect();
+    paths.sort();
+    paths
+}
+
+/// `runAsNonRoot` against the user the container would have.
+///
+/// # Errors
+/// The container would run as root, or that cannot be ruled out.
+pub fn verify_run_as_non_root(pod: &Pod, container: &Container, image: &ImageUser) -> Result<(), ConfigError> {
+    let pod_context = pod::spec(pod).security_context.as_ref();
+    let own = container.security_context.as_ref();
+    let non_root =
+        own.and_then(|c| c.run_as_non_root).or_else(|| pod_context.and_then(|c| c.run_as_non_root));
+    if non_root != Some(true) {
+        return Ok(());
+    }
+    let described = pod::pod_ref(pod).map(|r| r.to_string()).unwrap_or_default();
+    let whom = format!("(pod: {described:?}, container: {})", container.name);
+    let user = own.and_then(|c| c.run_as_user).or_else(|| pod_context.and_then(|c| c.run_as_user));
+    let problem = match (user, image) {
+        (Some(0), _) => format!("container's runAsUser breaks non-root policy {whom}"),
+        (Some(_), _) => return Ok(()),
+        (None, ImageUser::Uid(0)) => {
+            format!("container has runAsNonRoot and image will run as root {whom}")
+        }
+        (None, ImageUser::Uid(uid)) if !(1..=i64::from(i32::MAX)).contains(uid) => format!(
+            "container has runAsNonRoot and image has an invalid user id ({uid}). (Must be 1-(2147483647)): {whom}"
+        ),
+        (None, ImageUser::Uid(_)) => return Ok(()),
+        (None, ImageUser::Name(name)) => format!(
+            "container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root {whom}"
+        ),
+    };
+    Err(ConfigError::Invalid(problem))
+}
+
+fn int(value: i64) -> Int64Value {
+    Int64Value { value }
+}
+
+fn selinux(options: &SELinuxOptions) -> SeLinuxOption {
+    SeLinuxOption {
+        user: options.user.clone().unwrap_or_default(),
+        role: options.role.clone().unwrap_or_default(),
+        r#type: options.type_.clone().unwrap_or_default(),
+        level: options.level.clone().unwrap_or_default(),
+    }
+}
+
+fn profile(profile_type: ProfileType, localhost_ref: String) -> SecurityProfile {
+    SecurityProfile { profile_type: profile_type as i32, localhost_ref }
+}
+
+fn seccomp(pod: &Pod, container: &Container, node: &NodeSettings) -> Result<SecurityProfile, ConfigError> {
+    let chosen: Option<&SeccompProfile> =
+        container.security_context.as_ref().and_then(|c| c.seccomp_profile.as_ref()).or_else(|| {
+            pod::spec(pod).security_context.as_ref().and_then(|c| c.seccomp_profile.as_ref())
+        });
+    let fallback = if node.seccomp_default { ProfileType::RuntimeDefault } else { ProfileType::Unconfined };
+    Ok(match chosen.map(|p| (p.type_.as_str(), p.localhost_profile.as_deref())) {
+        Some(("Localhost", Some(name))) if !name.is_empty() => {
+            let path = node.root_dir.join("seccomp").join(name);
+            profile(ProfileType::Localhost, path.display().to_string())
+        }
+        Some(("Localhost", _)) => {
+            return Err(ConfigError::invalid(
+                "localhostProfile must be set if seccompProfile type is Localhost.",
+            ));
+        }
+        Some(("RuntimeDefault", _)) => profile(ProfileType::RuntimeDefault, String::new()),
+        Some(("Unconfined", _)) => profile(ProfileType::Unconfined, String::new()),
+        Some(_) | None => profile(fallback, String::new()),
+    })
+}
+
+/// The AppArmor profile of a container as type and name: field, then annotation, then the pod's field.
+fn apparmor(pod: &Pod, container: &Container) -> Result<Option<SecurityProfile>, ConfigError> {
+    let field = |p: &AppArmorProfile| match p.type_.as_str() {
+        "RuntimeDefault" => Ok(profile(ProfileType::RuntimeDefault, String::new())),
+        "Unconfined" => Ok(profile(ProfileType::Unconfined, String::new())),
+        "Localhost" => match p.localhost_profile.as_deref().filter(|n| !n.is_empty()) {
+            Some(name) => Ok(profile(ProfileType::Localhost, name.to_owned())),
+            None => Err(ConfigError::invalid(
+                "missing localhost apparmor profile name: localhostProfile must be set if appArmorProfile type is Localhost.",
+            )),
+        },
+        other => Err(ConfigError::invalid(format!("unknown apparmor profile type: {other}"))),
+    };
+    if let Some(own) = container.security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref()) {
+        return field(own).map(Some);
+    }
+    let key = format!("{APPARMOR_ANNOTATION}{}", container.name);
+    match pod::annotation(pod, &key) {
+        Some("runtime/default") => return Ok(Some(profile(ProfileType::RuntimeDefault, String::new()))),
+        Some("unconfined") => return Ok(Some(profile(ProfileType::Unconfined, String::new()))),
+        Some(text) => {
+            if let Some(name) = text.strip_prefix("localhost/") {
+                return Ok(Some(profile(ProfileType::Localhost, name.to_owned())));
+            }
+        }
+        None => {}
+    }
+    let of_pod = pod::spec(pod).security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());
+    of_pod.map(field).transpose()
+}
+
+fn legacy_apparmor(profile: &SecurityProfile) -> String {
+    match ProfileType::try_from(profile.profile_type) {
+        Ok(ProfileType::RuntimeDefault) => "runtime/default".to_owned(),
+        Ok(ProfileType::Unconfined) => "unconfined".to_owned(),
+        Ok(ProfileType::Localhost) => format!("localhost/{}", profile.localhost_ref),
+        Err(_) => String::new(),
+    }
+}
+
+fn groups_policy(pod: &Pod) -> Result<SupplementalGroupsPolicy, ConfigError> {
+    let policy =
+        pod::spec(pod).security_context.as_ref().and_then(|c| c.supplemental_groups_policy.as_deref());
+    match policy {
+        None | Some("" | "Merge") => Ok(SupplementalGroupsPolicy::Merge),
+        Some("Strict") => Ok(SupplementalGroupsPolicy::Strict),
+        Some(other) => Err(ConfigError::invalid(format!("unsupported supplementalGroupsPolicy: {other}"))),
+    }
+}
+
+/// Namespaces of the pod.
+///
+/// # Errors
+/// The pod asks for a user namespace and `userns` is `None`.
+pub fn namespaces(
+    pod: &Pod,
+    features: HandlerFeatures,
+    runtime_handler: &str,
+    userns: Option<&UserNamespace>,
+) -> Result<NamespaceOption, ConfigError> {
+    let spec = pod::spec(pod);
+    let node_or_pod =
+        |host: Option<bool>| if host.unwrap_or(false) { NamespaceMode::Node } else { NamespaceMode::Pod } as i32;
+    let pid = if spec.host_pid.unwrap_or(false) {
+        NamespaceMode::Node
+    } else if spec.share_process_namespace.unwrap_or(false) {
+        NamespaceMode::Pod
+    } else {
+        NamespaceMode::Container
+    };
+    let users = match (spec.host_users, userns) {
+        (None | Some(true), _) => {
+            UserNamespace { mode: NamespaceMode::Node as i32, ..UserNamespace::default() }
+        }
+        (Some(false), Some(mapped)) if features.user_namespaces => mapped.clone(),
+        (Some(false), _) if runtime_handler.is_empty() => {
+            return Err(ConfigError::invalid(
+                "can't set `spec.hostUsers: false`, runtime does not support user namespaces",
+            ));
+        }
+        (Some(false), _) => {
+            return Err(ConfigError::invalid(format!(
+                "can't set `spec.hostUsers: false`, RuntimeClass handler {runtime_handler:?} does not support user \
+                 namespaces"
+            )));
+        }
+    };
+    Ok(NamespaceOption {
+        network: node_or_pod(spec.host_network),
+        ipc: node_or_pod(spec.host_ipc),
+        pid: pid as i32,
+        target_id: String::new(),
+        userns_options: Some(users),
+    })
+}
+
+/// Whether any container of the pod, ephemeral ones included, is privileged.
+#[must_use]
+pub fn any_privileged(pod: &Pod) -> bool {
+    let spec = pod::spec(pod);
+    let own = spec.containers.iter().chain(pod::init_containers(pod)).map(|c| c.security_context.as_ref());
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|c| c.security_context.as_ref());
+    own.chain(ephemeral).flatten().any(|c| c.privileged.unwrap_or(false))
+}
+
+/// Context of the sandbox. Namespaces are set only where the pod has a context, which defaulting sees to.
+///
+/// # Errors
+/// A policy that is unknown, or a user namespace that cannot be had.
+pub fn sandbox_context(
+    pod: &Pod,
+    namespaces: NamespaceOption,
+) -> Result<LinuxSandboxSecurityContext, ConfigError> {
+    let mut out = LinuxSandboxSecurityContext {
+        privileged: any_privileged(pod),
+        seccomp: Some(profile(ProfileType::RuntimeDefault, String::new())),
+        ..LinuxSandboxSecurityContext::default()
+    };
+    let Some(context) = &pod::spec(pod).security_context else { return Ok(out) };
+    out.run_as_user = context.run_as_user.map(int);
+    out.run_as_group = context.run_as_group.map(int);
+    out.selinux_options = context.se_linux_options.as_ref().map(selinux);
+    out.namespace_options = Some(namespaces);
+    out.supplemental_groups.extend(context.fs_group);
+    out.supplemental_groups.extend(context.supplemental_groups.iter().flatten());
+    out.supplemental_groups_policy = groups_policy(pod)? as i32;
+    Ok(out)
+}
+
+/// Context of a container; each field of its own goes before the pod's.
+///
+/// # Errors
+/// A profile or policy that cannot be used.
+// The CRI still carries the AppArmor profile as text too, for older runtimes.
+#[allow(deprecated)]
+pub fn container_context(
+    pod: &Pod,
+    container: &Container,
+    image: &ImageUser,
+    node: &NodeSettings,
+    mut namespaces: NamespaceOption,
+    target_id: Option<&str>,
+) -> Result<LinuxContainerSecurityContext, ConfigError> {
+    let own = container.security_context.clone().unwrap_or_default();
+    let of_pod = pod::spec(pod).security_context.clone().unwrap_or_default();
+    if let Some(target) = target_id
+        && namespaces.pid == NamespaceMode::Container as i32
+    {
+        namespaces.pid = NamespaceMode::Target as i32;
+        target.clone_into(&mut namespaces.target_id);
+    }
+    let mut out = LinuxContainerSecurityContext {
+        privileged: own.privileged.unwrap_or(false),
+        readonly_rootfs: own.read_only_root_filesystem.unwrap_or(false),
+        no_new_privs: own.allow_privilege_escalation == Some(false),
+        capabilities: own.capabilities.map(|c| Capability {
+            add_capabilities: c.add.unwrap_or_default(),
+            drop_capabilities: c.drop.unwrap_or_default(),
+            ..Capability::default()
+        }),
+        namespace_options: Some(namespaces),
+        selinux_options: own.se_linux_options.or(of_pod.se_linux_options).as_ref().map(selinux),
+        run_as_group: own.run_as_group.or(of_pod.run_as_group).map(int),
+        seccomp: Some(seccomp(pod, container, node)?),
+        apparmor: apparmor(pod, container)?,
+        supplemental_groups_policy: groups_policy(pod)? as i32,
+        ..LinuxContainerSecurityContext::default()
+    };
+    match (own.run_as_user.or(of_pod.run_as_user), image) {
+        (Some(uid), _) => out.run_as_user = Some(int(uid)),
+        (None, ImageUser::Uid(uid)) => out.run_as_user = Some(int(*uid)),
+        (None, ImageUser::Name(name)) => out.run_as_username.clone_from(name),
+    }
+    out.apparmor_profile = out.apparmor.as_ref().map(legacy_apparmor).unwrap_or_default();
+    out.supplemental_groups.extend(of_pod.fs_group);
+    out.supplemental_groups.extend(of_pod.supplemental_groups.iter().flatten());
+    if own.proc_mount.as_deref() != Some("Unmasked") {
+        out.masked_paths = MASKED.iter().map(|p| (*p).to_owned()).chain(node.thermal_throttle.clone()).collect();
+        out.readonly_paths = READ_ONLY.map(str::to_owned).to_vec();
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+#[allow(deprecated)]
+mod tests {
+    use super::*;
+    use crate::build::testing::pod_of;
+    use serde_json::{Value, json};
+
+    fn context(pod_context: Value, own: Value, image: &ImageUser) -> Result<LinuxContainerSecurityContext, String> {
+        let p = pod_of(json!({"securityContext": pod_context, "containers": [{"name": "c", "securityContext": own}]}));
+        let node = NodeSettings { root_dir: "/r".into(), ..NodeSettings::default() };
+        let ns = namespaces(&p, HandlerFeatures::default(), "", None).unwrap();
+        container_context(&p, &p.spec.as_ref().unwrap().containers[0], image, &node, ns, None)
+            .map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_non_root_promise_is_checked_against_spec_and_image() {
+        let uid = ImageUser::Uid;
+        for (pod_context, own, image, want) in [
+            (json!({}), json!({}), uid(0), None),
+            (json!({"runAsNonRoot": true}), json!({"runAsNonRoot": false}), uid(0), None),
+            (json!({"runAsNonRoot": true}), json!({"runAsUser": 5}), uid(0), None),
+            (json!({"runAsNonRoot": true}), json!({}), uid(5), None),
+            (json!({"runAsNonRoot": true, "runAsUser": 0}), json!({}), uid(5), Some("container's runAsUser breaks non-root policy (pod: \"web_default(u1)\", container: c)")),
+            (json!({"runAsNonRoot": true}), json!({}), uid(0), Some("container has runAsNonRoot and image will run as root (pod: \"web_default(u1)\", container: c)")),
+            (json!({}), json!({"runAsNonRoot": true}), ImageUser::Name("www".into()), Some("container has runAsNonRoot and image has non-numeric user (www), cannot verify user is non-root (pod: \"web_default(u1)\", container: c)")),
+            (json!({}), json!({"runAsNonRoot": true}), uid(-2), Some("container has runAsNonRoot and image has an invalid user id (-2). (Must be 1-(2147483647)): (pod: \"web_default(u1)\", container: c)")),
+        ] {
+            let p = pod_of(json!({"securityContext": pod_context, "containers": [{"name": "c", "securityContext": own}]}));
+            let got = verify_run_as_non_root(&p, &p.spec.as_ref().unwrap().containers[0], &image);
+            assert_eq!(got.err().map(|e| e.to_string()).as_deref(), want, "{pod_context} {own}");
+        }
+        assert_eq!(ImageUser::of(None, ""), uid(0));
+        assert_eq!(ImageUser::of(Some(3), "x"), uid(3));
+        assert_eq!(ImageUser::of(None, "x"), ImageUser::Name("x".into()));
+    }
+
+    #[test]
+    fn a_containers_word_goes_before_the_pods() {
+        let c = context(
+            json!({"runAsUser": 1, "runAsGroup": 2, "fsGroup": 7, "supplementalGroups": [8, 9]}),
+            json!({"runAsUser": 3, "privileged": true, "allowPrivilegeEscalation": false,
+                "readOnlyRootFilesystem": true, "capabilities": {"add": ["NET_ADMIN"], "drop": ["ALL"]}}),
+            &ImageUser::Name("www".into()),
+        )
+        .unwrap();
+        assert_eq!(c.run_as_user, Some(int(3)));
+        assert_eq!(c.run_as_group, Some(int(2)));
+        assert_eq!(c.run_as_username, "");
+        assert_eq!(c.supplemental_groups, [7, 8, 9]);
+        assert!(c.privileged && c.no_new_privs && c.readonly_rootfs);
+        assert_eq!(c.capabilities.unwrap().drop_capabilities, ["ALL"]);
+        let image = context(json!({}), json!({}), &ImageUser::Name("www".into())).unwrap();
+        assert_eq!((image.run_as_user, image.run_as_username.as_str()), (None, "www"));
+        assert!(!image.no_new_privs);
+        assert!(context(json!({"supplementalGroupsPolicy": "X"}), json!({}), &ImageUser::Uid(0))
+            .unwrap_err()
+            .starts_with("unsupported supplementalGroupsPolicy: X"));
+    }
+
+    #[test]
+    fn proc_is_masked_unless_the_container_unmasks_it() {
+        let c = context(json!({}), json!({}), &ImageUser::Uid(0)).unwrap();
+        assert_eq!((c.masked_paths.len(), c.readonly_paths.len()), (12, 5));
+        let c = context(json!({}), json!({"procMount": "Unmasked"}), &ImageUser::Uid(0)).unwrap();
+        assert!(c.masked_paths.is_empty() && c.readonly_paths.is_empty());
+    }
+
+    #[test]
+    fn profiles_come_from_container_then_annotation_then_pod() {
+        let seccomp = |pod: Value, own: Value| {
+            context(pod, own, &ImageUser::Uid(0)).map(|c| {
+                let s = c.seccomp.unwrap();
+                (s.profile_type, s.localhost_ref)
+            })
+        };
+        let local = json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "a/b.json"}});
+        let default = json!({"seccompProfile": {"type": "RuntimeDefault"}});
+        assert_eq!(seccomp(json!({}), json!({})).unwrap(), (1, String::new()));
+        assert_eq!(seccomp(default.clone(), json!({})).unwrap(), (0, String::new()));
+        assert_eq!(seccomp(default, local).unwrap(), (2, "/r/seccomp/a/b.json".to_owned()));
+        assert_eq!(
+            seccomp(json!({}), json!({"seccompProfile": {"type": "Localhost"}})).unwrap_err(),
+            "localhostProfile must be set if seccompProfile type is Localhost."
+        );
+
+        let mut p = pod_of(json!({"securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "c"}]}));
+        let of = |p: &Pod| legacy_apparmor(&apparmor(p, &p.spec.as_ref().unwrap().containers[0]).unwrap().unwrap());
+        assert_eq!(of(&p), "runtime/default");
+        p.metadata.annotations.as_mut().unwrap().insert(format!("{APPARMOR_ANNOTATION}c"), "localhost/x".into());
+        assert_eq!(of(&p), "localhost/x");
+        p.spec.as_mut().unwrap().containers[0].security_context =
+            Some(serde_json::from_value(json!({"appArmorProfile": {"type": "Unconfined"}})).unwrap());
+        assert_eq!(of(&p), "unconfined");
+    }
+
+    #[test]
+    fn namespaces_follow_the_spec() {
+        let of = |spec: Value| {
+            let mut spec = spec;
+            spec["containers"] = json!([]);
+            namespaces(&pod_of(spec), HandlerFeatures::default(), "", None)
+                .map(|n| (n.network, n.ipc, n.pid, n.userns_options.unwrap().mode))
+                .map_err(|e| e.to_string())
+        };
+        let (pod, container, node) = (0, 1, 2);
+        for (spec, want) in [
+            (json!({}), (pod, pod, container, node)),
+            (json!({"hostNetwork": true, "hostIPC": true, "hostPID": true}), (node, node, node, node)),
+            (json!({"shareProcessNamespace": true, "hostUsers": true}), (pod, pod, pod, node)),
+        ] {
+            assert_eq!(of(spec.clone()).unwrap(), want, "{spec}");
+        }
+        assert_eq!(
+            of(json!({"hostUsers": false})).unwrap_err(),
+            "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
+        );
+        let p = pod_of(json!({"containers": [{"name": "c"}]}));
+        let ns = namespaces(&p, HandlerFeatures::default(), "", None).unwrap();
+        let c = &p.spec.as_ref().unwrap().containers[0];
+        let got = container_context(&p, c, &ImageUser::Uid(0), &NodeSettings::default(), ns, Some("id1")).unwrap();
+        let ns = got.namespace_options.unwrap();
+        assert_eq!((ns.pid, ns.target_id.as_str()), (3, "id1"));
+    }
+
+    #[test]
+    fn the_sandbox_is_privileged_if_any_container_is() {
+        for key in ["containers", "initContainers", "ephemeralContainers"] {
+            let mut spec = json!({"containers": [{"name": "a"}]});
+            spec[key] = json!([{"name": "p", "securityContext": {"privileged": true}}]);
+            let p = pod_of(spec);
+            let ns = namespaces(&p, HandlerFeatures::default(), "", None).unwrap();
+            let s = sandbox_context(&p, ns).unwrap();
+            assert!(s.privileged, "{key}");
+            assert_eq!(s.seccomp.unwrap().profile_type, 0);
+        }
+        let mut p = pod_of(json!({"containers": [{"name": "a"}]}));
+        let ns = namespaces(&p, HandlerFeatures::default(), "", None).unwrap();
+        p.spec.as_mut().unwrap().security_context = None;
+        assert_eq!(sandbox_context(&p, ns).unwrap().namespace_options, None);
+    }
+}

@@ -1,0 +1,270 @@
+//! Paths inside a volume that a container may change at any time: nothing here follows a link out of it
+//! (pkg/volume/util/subpath).
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::mount::UnmountFlags;
+
+// A file of variables is small; more is not read.
+const MAX_TEXT: u64 = 1 << 20;
+
+fn escape(path: &Path) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, format!("{} leaves its volume", path.display()))
+}
+
+/// Opens the volume itself; its own path is ours and may be trusted.
+fn open_volume(volume: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(CWD, volume, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Opens `sub` in `volume` for use as a path. Links are resolved first and refused if they leave the volume; then
+/// the result is opened following none, so a link that appears in between is an error.
+///
+/// # Errors
+/// It leaves the volume, changed meanwhile, or cannot be opened.
+pub fn open_beneath(volume: &Path, sub: &Path) -> io::Result<OwnedFd> {
+    open_resolved(volume, sub, || {})
+}
+
+// `between` runs after resolution and before the open: the moment an attacker waits for.
+fn open_resolved(volume: &Path, sub: &Path, between: impl FnOnce()) -> io::Result<OwnedFd> {
+    let real_volume = fs::canonicalize(volume)?;
+    let real = fs::canonicalize(volume.join(sub))?;
+    let inside = real.strip_prefix(&real_volume).map_err(|_| escape(sub))?.to_owned();
+    between();
+    let root = open_volume(&real_volume)?;
+    if inside.as_os_str().is_empty() {
+        return Ok(root);
+    }
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    Ok(rustix::fs::openat2(&root, &inside, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?)
+}
+
+/// Reads a text file in a volume, at most 1 MiB of it.
+///
+/// # Errors
+/// It leaves the volume, is no regular file, or is no UTF-8 text.
+pub fn read_beneath(volume: &Path, sub: &str) -> io::Result<String> {
+    use io::Read as _;
+    let fd = open_beneath(volume, Path::new(sub))?;
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let meta = fs::metadata(&link)?;
+    if !meta.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let mut text = String::new();
+    fs::File::open(&link)?.take(MAX_TEXT).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Makes the directories of `sub` that are missing, with `mode` whatever the umask; links are followed only within
+/// the volume, and none among the new ones.
+///
+/// # Errors
+/// The path leaves the volume or a directory cannot be made.
+pub fn make_dirs(volume: &Path, sub: &Path, mode: u32) -> io::Result<()> {
+    let parts: Vec<_> = sub.components().collect();
+    let mut existing = PathBuf::new();
+    let mut count = 0;
+    for part in &parts {
+        let next = existing.join(part);
+        // A dangling link exists; opening it below is what refuses it.
+        if fs::symlink_metadata(volume.join(&next)).is_err() {
+            break;
+        }
+        existing = next;
+        count += 1;
+    }
+    let mut dir = open_beneath(volume, &existing)?;
+    for part in &parts[count..] {
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        match rustix::fs::mkdirat(&dir, part.as_os_str(), mode) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+        dir = rustix::fs::openat(&dir, part.as_os_str(), flags, Mode::empty())?;
+        rustix::fs::fchmod(&dir, mode)?;
+    }
+    Ok(())
+}
+
+/// Where subpath `index` of a container's mount list is bound: `volume-subpaths/<volume>/<container>/<index>`.
+#[must_use]
+pub fn target(pod_dir: &Path, volume: &str, container: &str, index: usize) -> PathBuf {
+    pod_dir.join("volume-subpaths").join(volume).join(container).join(index.to_string())
+}
+
+/// Binds `sub` of `volume` at `target` and returns it: the one path that stays what it was when checked.
+///
+/// Doing it again changes nothing while both are still the same file, else the old one is unmounted first.
+///
+/// # Errors
+/// The path leaves the volume, or the mount fails.
+pub fn bind(volume: &Path, sub: &Path, target: &Path) -> io::Result<()> {
+    let fd = open_beneath(volume, sub)?;
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let source = fs::metadata(&link)?;
+    if let Ok(there) = fs::symlink_metadata(target) {
+        if (there.dev(), there.ino()) == (source.dev(), source.ino()) {
+            return Ok(());
+        }
+        unmount_all(target)?;
+    }
+    if let Some(parent) = target.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o750).create(parent)?;
+    }
+    if source.is_dir() {
+        if fs::symlink_metadata(target).is_ok_and(|t| !t.is_dir()) {
+            fs::remove_file(target)?;
+        }
+        fs::DirBuilder::new().recursive(true).mode(0o750).create(target)?;
+    } else {
+        if fs::symlink_metadata(target).is_ok_and(|t| t.is_dir()) {
+            fs::remove_dir(target)?;
+        }
+        fs::OpenOptions::new().create(true).append(true).mode(0o640).open(target)?;
+    }
+    rustix::mount::mount_bind(&link, target)?;
+    Ok(())
+}
+
+/// Unmounts everything stacked on a path; nothing mounted is fine.
+///
+/// # Errors
+/// It is busy.
+pub fn unmount_all(path: &Path) -> io::Result<()> {
+    loop {
+        match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
+            Ok(()) => {}
+            // EINVAL: not a mount point.
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => return Ok(()),
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    struct Places {
+        _dir: tempfile::TempDir,
+        volume: PathBuf,
+        outside: PathBuf,
+        pod: PathBuf,
+    }
+
+    fn places() -> Places {
+        let dir = tempfile::tempdir().unwrap();
+        let [volume, outside, pod] = ["volume", "outside", "pod"].map(|n| dir.path().join(n));
+        for p in [&volume, &outside, &pod] {
+            fs::create_dir(p).unwrap();
+        }
+        fs::write(outside.join("secret"), "host").unwrap();
+        fs::create_dir_all(volume.join("a/b")).unwrap();
+        fs::write(volume.join("a/file"), "mine").unwrap();
+        Places { _dir: dir, volume, outside, pod }
+    }
+
+    #[test]
+    fn a_link_may_point_within_the_volume_only() {
+        let p = places();
+        symlink("a", p.volume.join("in")).unwrap();
+        symlink(p.volume.join("a"), p.volume.join("absolute-in")).unwrap();
+        symlink(&p.outside, p.volume.join("absolute-out")).unwrap();
+        symlink("../outside", p.volume.join("relative-out")).unwrap();
+        symlink("a/../../outside", p.volume.join("around")).unwrap();
+        symlink("/proc/self/root", p.volume.join("magic")).unwrap();
+        for (sub, fine) in [
+            ("a/b", true),
+            ("in/file", true),
+            ("absolute-in/b", true),
+            ("", true),
+            ("absolute-out", false),
+            ("absolute-out/secret", false),
+            ("relative-out/secret", false),
+            ("around", false),
+            ("magic", false),
+            ("missing", false),
+        ] {
+            assert_eq!(open_beneath(&p.volume, Path::new(sub)).is_ok(), fine, "{sub}");
+        }
+        assert_eq!(read_beneath(&p.volume, "in/file").unwrap(), "mine");
+        assert!(read_beneath(&p.volume, "relative-out/secret").is_err());
+        assert!(read_beneath(&p.volume, "a").is_err());
+    }
+
+    #[test]
+    fn a_directory_swapped_for_a_link_after_the_check_is_refused() {
+        let p = places();
+        let swap = || {
+            fs::rename(p.volume.join("a"), p.volume.join("moved")).unwrap();
+            symlink(&p.outside, p.volume.join("a")).unwrap();
+        };
+        fs::create_dir(p.outside.join("b")).unwrap();
+        assert!(open_resolved(&p.volume, Path::new("a/b"), swap).is_err());
+    }
+
+    #[test]
+    fn a_volume_that_flips_under_the_open_never_leads_outside() {
+        let p = places();
+        fs::create_dir(p.outside.join("b")).unwrap();
+        symlink(&p.outside, p.volume.join("link")).unwrap();
+        let outside = fs::metadata(p.outside.join("b")).unwrap().ino();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let flags = rustix::fs::RenameFlags::EXCHANGE;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    rustix::fs::renameat_with(CWD, p.volume.join("a"), CWD, p.volume.join("link"), flags).unwrap();
+                }
+            });
+            for _ in 0..2000 {
+                if let Ok(fd) = open_beneath(&p.volume, Path::new("a/b")) {
+                    assert_ne!(rustix::fs::fstat(&fd).unwrap().st_ino, outside);
+                }
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn missing_directories_are_made_with_the_mode_of_the_volume() {
+        let p = places();
+        symlink("a", p.volume.join("in")).unwrap();
+        symlink(&p.outside, p.volume.join("out")).unwrap();
+        symlink("nowhere", p.volume.join("dangling")).unwrap();
+        make_dirs(&p.volume, Path::new("in/new/deep"), 0o2777).unwrap();
+        let mode = fs::metadata(p.volume.join("a/new/deep")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o2777);
+        assert!(make_dirs(&p.volume, Path::new("out/new"), 0o755).is_err());
+        assert!(make_dirs(&p.volume, Path::new("dangling/new"), 0o755).is_err());
+        assert!(!p.outside.join("new").exists());
+    }
+
+    #[test]
+    fn a_bind_is_made_once_and_follows_a_change_of_the_source() {
+        let p = places();
+        let at = target(&p.pod, "v", "c", 0);
+        bind(&p.volume, Path::new("a/file"), &at).unwrap();
+        bind(&p.volume, Path::new("a/file"), &at).unwrap();
+        assert_eq!(fs::read_to_string(&at).unwrap(), "mine");
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert_eq!(mounts.matches(at.to_str().unwrap()).count(), 1);
+        fs::remove_file(p.volume.join("a/file")).unwrap();
+        fs::write(p.volume.join("a/file"), "new").unwrap();
+        bind(&p.volume, Path::new("a/file"), &at).unwrap();
+        assert_eq!(fs::read_to_string(&at).unwrap(), "new");
+        bind(&p.volume, Path::new("a"), &at).unwrap();
+        assert!(at.join("b").is_dir());
+        unmount_all(&at).unwrap();
+        assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
+    }
+}
