@@ -1,6 +1,6 @@
 //! `quintctl up`: supervises the five services where neither systemd nor Kubernetes does.
 //!
-//! Tasks: one per service ([`service`]), one that follows pod-sync's view of the pods ([`view`]). The main loop prints changes, judges
+//! Tasks: one per service, one that follows pod-sync's view of the pods. The main loop prints changes, judges
 //! expectations with `--once`, and waits for a signal. Ending goes in order: with `--down` pod-sync terminates all pods
 //! first; then pod-sync, those that it calls, cri-proxy, the private containerd. A second signal forces every wait.
 
@@ -10,10 +10,10 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use quintlet_kit::task::{self, TaskGroup};
 use quintlet_localnode::{Containerd, Options};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use expect::{Judge, Verdict};
@@ -36,6 +36,9 @@ const SOCKET_PATH_MAX: usize = 107;
 
 /// On top of the pods' grace period until pod-sync has to have ended.
 const DRAIN_MARGIN: Duration = Duration::from_secs(10);
+
+/// For tasks whose service has ended: they only have to notice.
+const TASK_GRACE: Duration = Duration::from_secs(1);
 
 /// How often expectations are judged without a change: some depend on time alone.
 const JUDGE_PERIOD: Duration = Duration::from_secs(1);
@@ -185,16 +188,16 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     };
     print(&header(&args, &layout, &runtime, &node));
 
-    let mut tasks = JoinSet::new();
+    let tasks = TaskGroup::new();
     let processes = Arc::new(Mutex::new(processes));
     let services: Vec<Service> = plan::services(&args, &layout, &runtime, &node)
         .into_iter()
-        .map(|plan| Service::start(plan, &bin_dir, &layout.log_dir, processes.clone(), &mut tasks))
+        .map(|plan| Service::start(plan, &bin_dir, &layout.log_dir, processes.clone(), &tasks))
         .collect();
     let (views, mut view) = watch::channel(View::default());
-    tasks.spawn(view::follow(layout.podsync_socket(), views));
+    let follower = task::spawn("follow pods", view::follow(layout.podsync_socket(), views));
     for service in &services {
-        tasks.spawn(tell_restarts(service.name, service.state()));
+        tasks.spawn("tell restarts", tell_restarts(service.name, service.state()));
     }
 
     let began = Instant::now();
@@ -203,7 +206,10 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
         outcome.map_or(ExitCode::SUCCESS, |same| if same { ExitCode::SUCCESS } else { ExitCode::FAILURE });
 
     stop(&args, &services, &view, containerd, &mut signals).await?;
-    tasks.shutdown().await;
+    follower.abort();
+    for name in tasks.shutdown(TASK_GRACE).await {
+        tracing::warn!(task = name, "did not end");
+    }
     Ok(result)
 }
 

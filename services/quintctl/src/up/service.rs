@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use quintlet_kit::task::TaskGroup;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use super::plan::Plan;
@@ -61,14 +61,14 @@ impl Service {
         bin_dir: &Path,
         log_dir: &Path,
         processes: Arc<Mutex<Processes>>,
-        tasks: &mut JoinSet<()>,
+        tasks: &TaskGroup,
     ) -> Self {
         let (order, orders) = watch::channel(Order::Run);
         let (states, state) = watch::channel(State::New);
         let name = plan.name;
         let log = log_dir.join(format!("{name}.log"));
         let supervised = Supervised { binary: bin_dir.join(name), plan, log, processes, orders, states };
-        tasks.spawn(supervised.run());
+        tasks.spawn("supervise", supervised.run());
         Self { name, order, state }
     }
 
