@@ -53,7 +53,11 @@ impl ApiFailure {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Conflict(_) | Self::Denied(_) | Self::TooMany { .. } | Self::Server(_) | Self::Unreachable(_) => true,
+            Self::Conflict(_)
+            | Self::Denied(_)
+            | Self::TooMany { .. }
+            | Self::Server(_)
+            | Self::Unreachable(_) => true,
             Self::NotFound(_) | Self::AlreadyExists(_) | Self::Invalid(_) | Self::Refused(_) => false,
         }
     }
@@ -95,7 +99,8 @@ impl From<kube::Error> for ApiFailure {
                     (422, _) => Self::Invalid(message),
                     (401 | 403, _) => Self::Denied(message),
                     (429, _) => {
-                        let seconds = status.details.as_ref().map(|d| d.retry_after_seconds).filter(|s| *s > 0);
+                        let seconds =
+                            status.details.as_ref().map(|d| d.retry_after_seconds).filter(|s| *s > 0);
                         Self::TooMany { retry_after: seconds.map(|s| Duration::from_secs(u64::from(s))) }
                     }
                     (400..=499, _) => Self::Refused(message),
@@ -155,7 +160,13 @@ impl ApiClient {
         }
     }
 
-    async fn call(&self, method: Method, path: &str, content_type: &str, body: Option<&Value>) -> Result<Value, ApiFailure> {
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, ApiFailure> {
         let body = body.map(|b| b.to_string().into_bytes()).unwrap_or_default();
         let request = Request::builder()
             .method(method)

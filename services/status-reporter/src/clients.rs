@@ -48,7 +48,9 @@ impl Clients {
     async fn load(path: &Path) -> Result<Self, kube::Error> {
         let kubeconfig = Kubeconfig::read_from(path).map_err(kube::Error::InferKubeconfig)?;
         let options = KubeConfigOptions::default();
-        let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(kube::Error::InferKubeconfig)?;
+        let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options)
+            .await
+            .map_err(kube::Error::InferKubeconfig)?;
         config.connect_timeout = Some(CONNECT_WITHIN);
         // Repeating is decided here, where a newer status can take the place of an older one.
         config.default_retry = false;
@@ -104,7 +106,13 @@ async fn look(path: PathBuf, current: watch::Sender<Option<Arc<Clients>>>) {
 fn fingerprint(path: &Path) -> Fingerprint {
     let mut files = vec![path.to_owned()];
     if let Ok(config) = Kubeconfig::read_from(path) {
-        files.extend(config.clusters.iter().filter_map(|c| c.cluster.as_ref()?.certificate_authority.clone()).map(PathBuf::from));
+        files.extend(
+            config
+                .clusters
+                .iter()
+                .filter_map(|c| c.cluster.as_ref()?.certificate_authority.clone())
+                .map(PathBuf::from),
+        );
         for user in config.auth_infos.iter().filter_map(|u| u.auth_info.as_ref()) {
             files.extend(user.client_certificate.iter().chain(&user.client_key).map(PathBuf::from));
         }

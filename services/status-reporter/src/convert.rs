@@ -100,7 +100,10 @@ mod tests {
             ("update.uid", wire::PodStatusUpdate { uid: "../x".into(), ..good.clone() }),
             ("update.name", wire::PodStatusUpdate { name: "a/b".into(), ..good.clone() }),
             ("update.namespace", wire::PodStatusUpdate { namespace: "..".into(), ..good.clone() }),
-            ("update.desired_status", wire::PodStatusUpdate { desired_status: b"[]".to_vec(), ..good.clone() }),
+            (
+                "update.desired_status",
+                wire::PodStatusUpdate { desired_status: b"[]".to_vec(), ..good.clone() },
+            ),
             ("update.base_status", wire::PodStatusUpdate { base_status: b"{".to_vec(), ..good }),
         ];
         for (field, bad) in cases {

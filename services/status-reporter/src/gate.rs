@@ -29,7 +29,10 @@ struct State {
 
 impl Default for Gate {
     fn default() -> Self {
-        Self { state: Mutex::new(State { pause: None, next: Instant::now(), hold: None }), opened: Notify::new() }
+        Self {
+            state: Mutex::new(State { pause: None, next: Instant::now(), hold: None }),
+            opened: Notify::new(),
+        }
     }
 }
 
@@ -100,7 +103,10 @@ mod tests {
             pauses.push(before.elapsed().as_millis());
         }
         assert_eq!(pauses, [50, 100, 200, 400, 800, 1000, 1000]);
-        let waiter = { let gate = gate.clone(); async move { gate.enter().await } };
+        let waiter = {
+            let gate = gate.clone();
+            async move { gate.enter().await }
+        };
         tokio::pin!(waiter);
         assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiter).await.is_err());
         gate.answered();

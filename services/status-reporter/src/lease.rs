@@ -16,8 +16,8 @@ const COLLECTION: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-leas
 /// How long the lease counts without renewal.
 const DURATION_SECONDS: u32 = 40;
 
-/// A quarter of the duration, and up to 4 % more.
-const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// The pause between renewals: a quarter of the duration. Up to 4 % are added.
+pub const RENEW_EVERY: Duration = Duration::from_secs(10);
 const JITTER: f64 = 0.04;
 
 /// Immediate tries per renewal.
@@ -49,9 +49,12 @@ pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
             Next::Pause(doubled.min(LONGEST_PAUSE))
         }
         // Somebody else wrote it, or it went: what is there must be read.
-        Err(ApiFailure::Conflict(_) | ApiFailure::NotFound(_) | ApiFailure::AlreadyExists(_) | ApiFailure::Invalid(_)) => {
-            Next::Ensure
-        }
+        Err(
+            ApiFailure::Conflict(_)
+            | ApiFailure::NotFound(_)
+            | ApiFailure::AlreadyExists(_)
+            | ApiFailure::Invalid(_),
+        ) => Next::Ensure,
         Err(
             ApiFailure::Refused(_)
             | ApiFailure::Denied(_)
@@ -77,7 +80,8 @@ pub fn renewed(lease: Option<&Value>, node: &str, node_uid: Option<&str>, now: T
     if !has_owner(&lease)
         && let Some(uid) = node_uid
     {
-        lease["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]);
+        lease["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]);
     }
     lease
 }
@@ -86,9 +90,9 @@ fn has_owner(lease: &Value) -> bool {
     lease["metadata"]["ownerReferences"].as_array().is_some_and(|o| !o.is_empty())
 }
 
-/// Keeps the lease fresh until `stop`. The lease is never deleted.
-pub async fn run(api: ApiClient, node: String, clock: Clock, stop: CancellationToken) {
-    let keeper = Keeper { path: format!("{COLLECTION}/{node}"), api, node, clock };
+/// Keeps the lease fresh until `stop`, pausing `every` between renewals. The lease is never deleted.
+pub async fn run(api: ApiClient, node: String, clock: Clock, every: Duration, stop: CancellationToken) {
+    let keeper = Keeper { path: format!("{COLLECTION}/{node}"), api, node, clock, every };
     // A renewal cut short is repeated by the next process.
     tokio::select! {
         () = keeper.run() => {}
@@ -101,6 +105,7 @@ struct Keeper {
     node: String,
     path: String,
     clock: Clock,
+    every: Duration,
 }
 
 impl Keeper {
@@ -109,7 +114,7 @@ impl Keeper {
         loop {
             self.renew(&mut lease).await;
             let jitter = 1.0 + JITTER * rand::random::<f64>();
-            tokio::time::sleep(RENEW_EVERY.mul_f64(jitter)).await;
+            tokio::time::sleep(self.every.mul_f64(jitter)).await;
         }
     }
 
@@ -149,7 +154,9 @@ impl Keeper {
 
     async fn update(&self, lease: &Value) -> Result<Value, ApiFailure> {
         let owner = if has_owner(lease) { None } else { self.node_uid().await };
-        self.api.update(&self.path, &renewed(Some(lease), &self.node, owner.as_deref(), self.clock.wall())).await
+        self.api
+            .update(&self.path, &renewed(Some(lease), &self.node, owner.as_deref(), self.clock.wall()))
+            .await
     }
 
     async fn ensure(&self) -> Result<Value, ApiFailure> {
@@ -197,7 +204,10 @@ mod tests {
     fn a_renewal_keeps_what_is_there_and_adds_the_owner_late() {
         let now = "2026-01-01T00:00:00.1234567Z".parse().unwrap();
         let first = renewed(None, "n1", None, now);
-        assert_eq!(first["spec"], json!({"holderIdentity": "n1", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.123456Z"}));
+        assert_eq!(
+            first["spec"],
+            json!({"holderIdentity": "n1", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.123456Z"})
+        );
         assert_eq!(first["metadata"].get("ownerReferences"), None);
         let mut live = first;
         live["metadata"]["resourceVersion"] = json!("7");

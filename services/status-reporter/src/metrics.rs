@@ -49,10 +49,19 @@ impl Metrics {
             pods: registry::gauge("quintlet_status_pods", "Pods with a status known to status-reporter"),
             in_flight: registry::gauge("quintlet_status_writes_in_flight", "Status writes in flight"),
             acks: registry::counter_family("quintlet_status_acks", "Acks sent to pod-sync by verdict"),
-            failures: registry::counter("quintlet_status_write_failures", "Status writes that must be repeated"),
+            failures: registry::counter(
+                "quintlet_status_write_failures",
+                "Status writes that must be repeated",
+            ),
             sync_seconds: sync_seconds(),
-            events_dropped: registry::counter("quintlet_events_dropped", "Events lost because the queue was full"),
-            events_filtered: registry::counter("quintlet_events_filtered", "Events held back by the spam filter"),
+            events_dropped: registry::counter(
+                "quintlet_events_dropped",
+                "Events lost because the queue was full",
+            ),
+            events_filtered: registry::counter(
+                "quintlet_events_filtered",
+                "Events held back by the spam filter",
+            ),
             events_queued: registry::gauge("quintlet_events_queued", "Events waiting to be written"),
         }
     }

@@ -156,7 +156,9 @@ impl Reporter {
                 if entry.writing == Some(stamp) {
                     return;
                 }
-                if let Some((_, verdict)) = entry.done.as_ref().filter(|(s, _)| *s == stamp && update.base_version <= seen) {
+                if let Some((_, verdict)) =
+                    entry.done.as_ref().filter(|(s, _)| *s == stamp && update.base_version <= seen)
+                {
                     let verdict = verdict.clone();
                     return shared.tell(&mut state, Ack { uid, stamp, verdict });
                 }
@@ -314,7 +316,9 @@ impl Shared {
                 self.metrics.sync_seconds.observe(since.elapsed().as_secs_f64());
                 match &verdict {
                     Verdict::Refused(why) => warn!(pod.uid = %uid, %why, "the API server refuses a status"),
-                    Verdict::Deleted => info!(pod.uid = %uid, pod = %update.name, "deleted from the API server"),
+                    Verdict::Deleted => {
+                        info!(pod.uid = %uid, pod = %update.name, "deleted from the API server")
+                    }
                     verdict => debug!(pod.uid = %uid, ?verdict, "status settled"),
                 }
                 (Some(Ack { uid, stamp, verdict }), None)

@@ -94,8 +94,22 @@ async fn serve_once_loaded(health: HealthHandle, mut clients: Current) {
     }
 }
 
+/// Begins when there are clients; without a loader left it ends.
+async fn once_loaded(mut clients: Current, work: impl Future<Output = ()>) {
+    if clients.wait_for(Option::is_some).await.is_ok() {
+        work.await;
+    }
+}
+
 /// The tasks of the Node object and of the lease.
-fn keep_node(config: &Config, clients: &Current, clock: Clock, facts: FactBoard, events: Recorder, stop: &CancellationToken) {
+fn keep_node(
+    config: &Config,
+    clients: &Current,
+    clock: Clock,
+    facts: FactBoard,
+    events: Recorder,
+    stop: &CancellationToken,
+) {
     let watched = |name, socket, limit| Watched { name, socket, limit };
     let peers = vec![
         watched("pod-sync", config.paths.podsync(), PEER_LIMIT),
@@ -110,7 +124,8 @@ fn keep_node(config: &Config, clients: &Current, clock: Clock, facts: FactBoard,
         health: HealthBoard::start(peers, clock.clone(), stop),
         events,
     };
-    quintlet_kit::task::spawn("node", keeper.run(stop.clone()));
+    quintlet_kit::task::spawn("node", once_loaded(clients.clone(), keeper.run(stop.clone())));
     let api = ApiClient::following(clients.clone(), Purpose::Lease);
-    quintlet_kit::task::spawn("lease", lease::run(api, config.node_name.clone(), clock, stop.clone()));
+    let lease = lease::run(api, config.node_name.clone(), clock, lease::RENEW_EVERY, stop.clone());
+    quintlet_kit::task::spawn("lease", once_loaded(clients.clone(), lease));
 }

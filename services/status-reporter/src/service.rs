@@ -102,7 +102,10 @@ fn status(failure: &ApiFailure) -> Status {
 impl StatusReporter for Service {
     type ReportStream = Pin<Box<dyn Stream<Item = Result<wire::ReportReply, Status>> + Send>>;
 
-    async fn report(&self, request: Request<Streaming<wire::ReportRequest>>) -> Result<Response<Self::ReportStream>, Status> {
+    async fn report(
+        &self,
+        request: Request<Streaming<wire::ReportRequest>>,
+    ) -> Result<Response<Self::ReportStream>, Status> {
         let mut inbound = request.into_inner();
         let (held, acks) = self.reporter.listen();
         let reporter = self.reporter.clone();
@@ -131,9 +134,14 @@ impl StatusReporter for Service {
         });
         let hello = reply(Reply::Hello(quintlet_proto::hello()));
         let held = held.into_iter().map(|(uid, stamp)| {
-            reply(Reply::Held(wire::Held { uid: uid.into(), owner_epoch: stamp.epoch, version: stamp.version }))
+            reply(Reply::Held(wire::Held {
+                uid: uid.into(),
+                owner_epoch: stamp.epoch,
+                version: stamp.version,
+            }))
         });
-        let opening: Vec<_> = std::iter::once(hello).chain(held).chain([reply(Reply::HeldEnd(wire::HeldEnd {}))]).collect();
+        let opening: Vec<_> =
+            std::iter::once(hello).chain(held).chain([reply(Reply::HeldEnd(wire::HeldEnd {}))]).collect();
         let acks = ReceiverStream::new(acks).map(convert::ack);
         // A listener that was cut off ends the stream, and with it the reader.
         let acks = acks.map(Some).chain(stream::once(async { None }));
@@ -146,14 +154,21 @@ impl StatusReporter for Service {
         Ok(Response::new(Box::pin(stream::iter(opening).chain(acks).map(Ok))))
     }
 
-    async fn record_event(&self, request: Request<wire::RecordEventRequest>) -> Result<Response<wire::RecordEventReply>, Status> {
+    async fn record_event(
+        &self,
+        request: Request<wire::RecordEventRequest>,
+    ) -> Result<Response<wire::RecordEventReply>, Status> {
         let event = request.into_inner();
         if !matches!(event.r#type.as_str(), "Normal" | "Warning") {
             return Err(Status::invalid_argument("type: neither Normal nor Warning"));
         }
         let queued = self.events.record(Occurrence {
             kind: event.kind,
-            namespace: if event.namespace.is_empty() { String::new() } else { convert::segment("namespace", event.namespace)? },
+            namespace: if event.namespace.is_empty() {
+                String::new()
+            } else {
+                convert::segment("namespace", event.namespace)?
+            },
             name: convert::segment("name", event.name)?,
             uid: event.uid,
             resource_version: event.resource_version,
@@ -165,7 +180,10 @@ impl StatusReporter for Service {
         Ok(Response::new(wire::RecordEventReply { queued }))
     }
 
-    async fn update_node(&self, request: Request<wire::UpdateNodeRequest>) -> Result<Response<wire::UpdateNodeReply>, Status> {
+    async fn update_node(
+        &self,
+        request: Request<wire::UpdateNodeRequest>,
+    ) -> Result<Response<wire::UpdateNodeReply>, Status> {
         let facts = request.into_inner();
         if facts.source.is_empty() {
             return Err(Status::invalid_argument("source: empty"));
@@ -182,7 +200,10 @@ impl StatusReporter for Service {
         Ok(Response::new(wire::UpdateNodeReply { has_api: self.api.is_some() }))
     }
 
-    async fn ensure_mirror(&self, request: Request<wire::EnsureMirrorRequest>) -> Result<Response<wire::EnsureMirrorReply>, Status> {
+    async fn ensure_mirror(
+        &self,
+        request: Request<wire::EnsureMirrorRequest>,
+    ) -> Result<Response<wire::EnsureMirrorReply>, Status> {
         let api = self.api()?.clone();
         let pod = convert::object("pod", &request.into_inner().pod)?;
         for field in ["name", "namespace"] {
@@ -191,12 +212,19 @@ impl StatusReporter for Service {
         }
         let node = self.node.clone();
         // A caller that goes away does not cut it in half.
-        let work = quintlet_kit::task::spawn("ensure-mirror", async move { mirror::ensure(&api, &node, &pod).await });
+        let work =
+            quintlet_kit::task::spawn(
+                "ensure-mirror",
+                async move { mirror::ensure(&api, &node, &pod).await },
+            );
         let (uid, created) = finished(work.await)?;
         Ok(Response::new(wire::EnsureMirrorReply { uid, created }))
     }
 
-    async fn delete_mirror(&self, request: Request<wire::DeleteMirrorRequest>) -> Result<Response<wire::DeleteMirrorReply>, Status> {
+    async fn delete_mirror(
+        &self,
+        request: Request<wire::DeleteMirrorRequest>,
+    ) -> Result<Response<wire::DeleteMirrorReply>, Status> {
         let api = self.api()?.clone();
         let mirror = request.into_inner();
         let namespace = convert::segment("namespace", mirror.namespace)?;

@@ -11,6 +11,7 @@ use quintlet_proto::status::v1::report_request::Request as Inbound;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
 use quintlet_testapi::{Failure, TestApi};
 use serde_json::{Value, json};
+use status_reporter::lease;
 use status_reporter::run::{Config, run};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
@@ -29,6 +30,10 @@ struct Running {
 impl Running {
     /// The service on a socket of its own; standalone without a server.
     async fn start(api: Option<&TestApi>) -> Self {
+        Self::start_at(api, Clock::system()).await
+    }
+
+    async fn start_at(api: Option<&TestApi>, clock: Clock) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let kubeconfig = api.map(|api| {
             let path = dir.path().join("kubeconfig");
@@ -39,7 +44,7 @@ impl Running {
         let socket = paths.status();
         let config = Config { paths, kubeconfig, node_name: "n1".into(), register_node: true };
         let stop = CancellationToken::new();
-        let task = tokio::spawn(run(config, Clock::system(), stop.clone()));
+        let task = tokio::spawn(run(config, clock, stop.clone()));
         let client = StatusReporterClient::new(quintlet_kit::socket::channel(socket.clone()));
         let up = async {
             while tokio::net::UnixStream::connect(&socket).await.is_err() {
@@ -51,6 +56,10 @@ impl Running {
     }
 
     async fn facts(&mut self, not_ready: &[&str]) {
+        self.facts_at(Clock::system().boot(), not_ready).await;
+    }
+
+    async fn facts_at(&mut self, observed: Duration, not_ready: &[&str]) {
         let node = json!({"status": {
             "capacity": {"cpu": "2", "memory": "1Gi", "pods": "110", "ephemeral-storage": "9Gi"},
             "nodeInfo": {"bootID": "b", "kubeletVersion": "v1.36.0"}, "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
@@ -59,7 +68,7 @@ impl Running {
             source: "pod-sync".into(),
             node: node.to_string().into_bytes(),
             not_ready: not_ready.iter().map(|s| (*s).to_owned()).collect(),
-            observed_boottime_ns: u64::try_from(Clock::system().boot().as_nanos()).unwrap(),
+            observed_boottime_ns: u64::try_from(observed.as_nanos()).unwrap(),
         };
         self.client.update_node(request).await.unwrap();
     }
@@ -88,12 +97,17 @@ async fn the_node_is_registered_and_ready_soon_after_its_facts() {
     let start = tokio::time::Instant::now();
     let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
     assert!(start.elapsed() < Duration::from_millis(300), "{:?}", start.elapsed());
-    assert_eq!((ready(&node).1, &node["status"]["capacity"]["cpu"]), ("kubelet is posting ready status", &json!("2")));
+    assert_eq!(
+        (ready(&node).1, &node["status"]["capacity"]["cpu"]),
+        ("kubelet is posting ready status", &json!("2"))
+    );
     service.facts(&["container runtime is down"]).await;
     let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "False").await;
     assert_eq!(ready(&node).1, "container runtime is down");
     api.wait_for("nodes", "", "n1", PATIENCE, |_| {
-        api.list("events").iter().any(|e| e["reason"] == "NodeNotReady" && e["involvedObject"]["kind"] == "Node")
+        api.list("events")
+            .iter()
+            .any(|e| e["reason"] == "NodeNotReady" && e["involvedObject"]["kind"] == "Node")
     })
     .await;
     service.stop().await;
@@ -107,11 +121,14 @@ async fn a_restart_leaves_ready_as_it_is_and_foreign_conditions_alone() {
     api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
     service.stop().await;
     let foreign = json!({"type": "KernelDeadlock", "status": "False"});
-    api.edit("nodes/status", "", "n1", |n| n["status"]["conditions"].as_array_mut().unwrap().push(foreign.clone())).unwrap();
+    api.edit("nodes/status", "", "n1", |n| {
+        n["status"]["conditions"].as_array_mut().unwrap().push(foreign.clone())
+    })
+    .unwrap();
     let before = ready(&api.get("nodes", "", "n1").unwrap()).0.to_owned();
     api.reset_counts();
     let mut service = Running::start(Some(&api)).await;
-    api.wait_for("nodes", "", "n1", PATIENCE, |_| api.counts().of("get nodes") > 0).await;
+    api.wait_for_requests("get nodes", 1, PATIENCE).await;
     assert_eq!(ready(&api.get("nodes", "", "n1").unwrap()).0, before);
     service.facts(&["x"]).await;
     let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "False").await;
@@ -127,15 +144,64 @@ async fn the_lease_is_made_owned_and_survives_failures() {
     let mut service = Running::start(Some(&api)).await;
     service.facts(&[]).await;
     let lease = api.wait_for("leases", "kube-node-lease", "n1", PATIENCE, |l| !l.is_null()).await;
-    assert_eq!((&lease["spec"]["holderIdentity"], &lease["spec"]["leaseDurationSeconds"]), (&json!("n1"), &json!(40)));
+    assert_eq!(
+        (&lease["spec"]["holderIdentity"], &lease["spec"]["leaseDurationSeconds"]),
+        (&json!("n1"), &json!(40))
+    );
     service.stop().await;
     // The next process renews the one that is there and adds the owner.
     let service = Running::start(Some(&api)).await;
     let renewed = api
-        .wait_for("leases", "kube-node-lease", "n1", PATIENCE, |l| l["spec"]["renewTime"] != lease["spec"]["renewTime"])
+        .wait_for("leases", "kube-node-lease", "n1", PATIENCE, |l| {
+            l["spec"]["renewTime"] != lease["spec"]["renewTime"]
+        })
         .await;
     let uid = &api.get("nodes", "", "n1").unwrap()["metadata"]["uid"];
     assert_eq!(renewed["metadata"]["ownerReferences"][0]["uid"], *uid, "{renewed:#}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn the_lease_is_renewed_lost_and_made_again() {
+    let api = TestApi::start().await;
+    let stop = CancellationToken::new();
+    let client = status_reporter::api::ApiClient::new(api.client());
+    let task = tokio::spawn(lease::run(
+        client,
+        "n1".into(),
+        Clock::system(),
+        Duration::from_millis(20),
+        stop.clone(),
+    ));
+    api.wait_for_requests("update leases", 3, PATIENCE).await;
+    assert_eq!(api.counts().of("create leases"), 1);
+    let before = api.counts().of("get leases");
+    api.wait_for_requests("update leases", 6, PATIENCE).await;
+    assert_eq!(api.counts().of("get leases"), before, "a renewal reads nothing");
+    // Another writer, then nobody's.
+    api.edit("leases", "kube-node-lease", "n1", |l| l["metadata"]["labels"] = json!({"a": "b"})).unwrap();
+    let lease = api.get("leases", "kube-node-lease", "n1").unwrap();
+    let renewed = |l: &Value| l["spec"]["renewTime"] != lease["spec"]["renewTime"];
+    let live = api.wait_for("leases", "kube-node-lease", "n1", PATIENCE, renewed).await;
+    assert_eq!(live["metadata"]["labels"]["a"], "b", "what others wrote stays");
+    api.delete("leases", "kube-node-lease", "n1", None).unwrap();
+    api.wait_for("leases", "kube-node-lease", "n1", PATIENCE, |l| !l.is_null()).await;
+    stop.cancel();
+    task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_silent_pod_sync_makes_the_node_not_ready_and_is_named() {
+    let api = TestApi::start().await;
+    let clock = Clock::fixed(jiff::Timestamp::now(), Duration::from_secs(1000));
+    let mut service = Running::start_at(Some(&api), clock.clone()).await;
+    service.facts_at(Duration::from_secs(1000), &[]).await;
+    api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    clock.advance(Duration::from_secs(29));
+    service.facts_at(Duration::from_secs(1000), &[]).await;
+    clock.advance(Duration::from_secs(2));
+    let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "False").await;
+    assert!(ready(&node).1.contains("pod-sync has not reported for more than 30 s"), "{node:#}");
     service.stop().await;
 }
 
@@ -166,7 +232,11 @@ async fn events_are_written_counted_and_made_anew_when_they_expired() {
     api.delete("events", "default", &name, None).unwrap();
     service.client.record_event(event.clone()).await.unwrap();
     api.wait_for("namespaces", "", "default", PATIENCE, find(4)).await;
-    let bad = service.client.record_event(wire::RecordEventRequest { r#type: "Odd".into(), ..event }).await.unwrap_err();
+    let bad = service
+        .client
+        .record_event(wire::RecordEventRequest { r#type: "Odd".into(), ..event })
+        .await
+        .unwrap_err();
     assert_eq!(bad.code(), tonic::Code::InvalidArgument);
     service.stop().await;
 }
@@ -191,8 +261,15 @@ async fn a_mirror_is_made_once_replaced_when_its_manifest_changed_and_deleted_by
     assert_eq!((again.created, &again.uid), (false, &first.uid));
     let second = service.client.ensure_mirror(pod("b")).await.unwrap().into_inner();
     assert!(second.created && second.uid != first.uid);
-    let delete = |uid: &str| wire::DeleteMirrorRequest { namespace: "default".into(), name: "web-n1".into(), uid: uid.into() };
-    assert!(!service.client.delete_mirror(delete(&first.uid)).await.unwrap().into_inner().deleted, "another one by now");
+    let delete = |uid: &str| wire::DeleteMirrorRequest {
+        namespace: "default".into(),
+        name: "web-n1".into(),
+        uid: uid.into(),
+    };
+    assert!(
+        !service.client.delete_mirror(delete(&first.uid)).await.unwrap().into_inner().deleted,
+        "another one by now"
+    );
     assert!(service.client.delete_mirror(delete(&second.uid)).await.unwrap().into_inner().deleted);
     assert!(api.get("pods", "default", "web-n1").is_none());
     service.stop().await;
@@ -223,18 +300,28 @@ async fn the_stream_greets_replays_and_acks() {
     };
     let (send, receive) = tokio::sync::mpsc::channel(8);
     let mut replies = service.client.report(ReceiverStream::new(receive)).await.unwrap().into_inner();
-    let mut next = async || tokio::time::timeout(PATIENCE, replies.message()).await.unwrap().unwrap().and_then(|r| r.reply);
+    let mut next = async || {
+        tokio::time::timeout(PATIENCE, replies.message()).await.unwrap().unwrap().and_then(|r| r.reply)
+    };
     assert!(matches!(next().await, Some(Reply::Hello(_))));
     assert!(matches!(next().await, Some(Reply::HeldEnd(_))));
     send.send(message(Inbound::Hello(quintlet_proto::hello()))).await.unwrap();
-    send.send(message(Inbound::Update(wire::PodStatusUpdate { name: "../x".into(), ..update(1) }))).await.unwrap();
+    send.send(message(Inbound::Update(wire::PodStatusUpdate { name: "../x".into(), ..update(1) })))
+        .await
+        .unwrap();
     let Some(Reply::Ack(refused)) = next().await else { panic!("no ack") };
-    assert_eq!((refused.kind(), refused.detail.as_str()), (wire::AckKind::Refused, "update.name: not a name of an object"));
+    assert_eq!(
+        (refused.kind(), refused.detail.as_str()),
+        (wire::AckKind::Refused, "update.name: not a name of an object")
+    );
     send.send(message(Inbound::Update(update(2)))).await.unwrap();
     let Some(Reply::Ack(written)) = next().await else { panic!("no ack") };
     assert_eq!((written.kind(), written.version), (wire::AckKind::Written, 2));
     let live = api.get("pods", "default", "web").unwrap();
-    assert_eq!((&live["status"]["phase"], live["metadata"]["resourceVersion"].as_str().unwrap()), (&json!("Running"), written.resource_version.as_str()));
+    assert_eq!(
+        (&live["status"]["phase"], live["metadata"]["resourceVersion"].as_str().unwrap()),
+        (&json!("Running"), written.resource_version.as_str())
+    );
     drop(send);
     assert!(next().await.is_none(), "the stream ends with its sender");
     service.stop().await;
@@ -244,11 +331,27 @@ async fn the_stream_greets_replays_and_acks() {
 async fn standalone_serves_and_writes_nothing() {
     let mut service = Running::start(None).await;
     service.facts(&[]).await;
-    let event = wire::RecordEventRequest { kind: "Pod".into(), name: "web".into(), r#type: "Normal".into(), ..Default::default() };
+    let event = wire::RecordEventRequest {
+        kind: "Pod".into(),
+        name: "web".into(),
+        r#type: "Normal".into(),
+        ..Default::default()
+    };
     assert!(service.client.record_event(event).await.unwrap().into_inner().queued);
-    let mirror = wire::EnsureMirrorRequest { pod: json!({"metadata": {"name": "a", "namespace": "b"}}).to_string().into_bytes() };
-    assert_eq!(service.client.ensure_mirror(mirror).await.unwrap_err().code(), tonic::Code::FailedPrecondition);
-    let update = wire::PodStatusUpdate { uid: "u".into(), name: "web".into(), namespace: "default".into(), version: 1, ..Default::default() };
+    let mirror = wire::EnsureMirrorRequest {
+        pod: json!({"metadata": {"name": "a", "namespace": "b"}}).to_string().into_bytes(),
+    };
+    assert_eq!(
+        service.client.ensure_mirror(mirror).await.unwrap_err().code(),
+        tonic::Code::FailedPrecondition
+    );
+    let update = wire::PodStatusUpdate {
+        uid: "u".into(),
+        name: "web".into(),
+        namespace: "default".into(),
+        version: 1,
+        ..Default::default()
+    };
     let requests = tokio_stream::iter([message(Inbound::Update(update))]);
     let (keep, open) = tokio::sync::mpsc::channel(1);
     let requests = tokio_stream::StreamExt::chain(requests, ReceiverStream::new(open));
@@ -269,7 +372,12 @@ async fn a_kubeconfig_may_come_after_the_start() {
     let api = TestApi::start().await;
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = dir.path().join("late");
-    let config = Config { paths: Paths::new(dir.path()), kubeconfig: Some(kubeconfig.clone()), node_name: "n1".into(), register_node: true };
+    let config = Config {
+        paths: Paths::new(dir.path()),
+        kubeconfig: Some(kubeconfig.clone()),
+        node_name: "n1".into(),
+        register_node: true,
+    };
     let stop = CancellationToken::new();
     let task = tokio::spawn(run(config, Clock::system(), stop.clone()));
     tokio::time::sleep(Duration::from_millis(50)).await;

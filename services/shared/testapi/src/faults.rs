@@ -244,10 +244,16 @@ impl Counts {
 }
 
 /// What came in.
-#[derive(Default)]
 pub(crate) struct Traffic {
     counts: Mutex<Counts>,
     log: Mutex<VecDeque<Request>>,
+    came: watch::Sender<u64>,
+}
+
+impl Default for Traffic {
+    fn default() -> Self {
+        Self { counts: Mutex::default(), log: Mutex::default(), came: watch::channel(0).0 }
+    }
 }
 
 impl Traffic {
@@ -260,6 +266,13 @@ impl Traffic {
             log.pop_front();
         }
         log.push_back(request.clone());
+        drop(log);
+        self.came.send_modify(|n| *n += 1);
+    }
+
+    /// Changes with every request.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.came.subscribe()
     }
 
     pub(crate) fn counts(&self) -> Counts {

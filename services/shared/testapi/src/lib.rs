@@ -180,6 +180,18 @@ impl TestApi {
         self.inner.server.traffic.reset();
     }
 
+    /// Waits until at least so many matching requests have come.
+    ///
+    /// # Panics
+    /// They do not within `timeout`; the message has the counts.
+    pub async fn wait_for_requests(&self, which: impl Into<Requests>, at_least: u64, timeout: Duration) {
+        let which = which.into();
+        let mut came = self.inner.server.traffic.subscribe();
+        let enough = came.wait_for(|_| self.counts().of(which.clone()) >= at_least);
+        let in_time = tokio::time::timeout(timeout, enough).await.is_ok();
+        assert!(in_time, "fewer than {at_least} of {which:?} after {timeout:?}: {:?}", self.counts());
+    }
+
     /// Makes every resourceVersion given out so far too old; open watches end with 410.
     pub fn expire(&self) {
         self.inner.server.store.compact();
@@ -293,6 +305,14 @@ impl TestApi {
             );
         }
     }
+}
+
+/// Applies a strategic merge patch as the API server would. `resource` is the plural name.
+///
+/// # Errors
+/// The patch does not have the shape of one.
+pub fn strategic_merge(resource: &str, object: &mut Value, patch: Value) -> Result<(), String> {
+    patch::apply(patch::PatchKind::Strategic, resource, object, patch)
 }
 
 fn known(plural: &str) -> Result<&'static Resource, ApiError> {

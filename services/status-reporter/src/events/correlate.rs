@@ -101,7 +101,8 @@ impl Correlator {
 
     /// Aggregates, counts, filters: in this order, so that filtered events count as well.
     pub fn decide(&mut self, occurrence: &Occurrence, now: Timestamp) -> Decision {
-        let object = [&occurrence.kind, &occurrence.namespace, &occurrence.name, &occurrence.uid].map(Clone::clone);
+        let object =
+            [&occurrence.kind, &occurrence.namespace, &occurrence.name, &occurrence.uid].map(Clone::clone);
         let kind = Kind {
             object: object.clone(),
             event_type: occurrence.event_type.clone(),
@@ -227,7 +228,8 @@ mod tests {
         assert_eq!(event["involvedObject"]["fieldPath"], "spec.containers{main}");
         assert_eq!(event["metadata"]["name"], format!("web.{:x}", at(0).as_nanosecond()));
         assert_eq!((&event["count"], &event["firstTimestamp"]), (&json!(1), &event["lastTimestamp"]));
-        let node = create(correlator.decide(&Occurrence::of_node("n1", "Normal", "NodeReady", "m".into()), at(0)));
+        let node =
+            create(correlator.decide(&Occurrence::of_node("n1", "Normal", "NodeReady", "m".into()), at(0)));
         assert_eq!(node["metadata"]["namespace"], "default");
         assert_eq!(node["involvedObject"], json!({"apiVersion": "v1", "kind": "Node", "name": "n1"}));
     }
@@ -238,10 +240,15 @@ mod tests {
         let what = occurrence("BackOff", "Back-off");
         let first = create(correlator.decide(&what, at(0)));
         for (n, second) in [(2, 10), (3, 100_000)] {
-            let Decision::Count { event, patch, .. } = correlator.decide(&what, at(second)) else { panic!("not counted") };
+            let Decision::Count { event, patch, .. } = correlator.decide(&what, at(second)) else {
+                panic!("not counted")
+            };
             assert_eq!(event["metadata"]["name"], first["metadata"]["name"]);
             assert_eq!(event["firstTimestamp"], first["firstTimestamp"]);
-            assert_eq!(patch, json!({"count": n, "lastTimestamp": seconds(at(second)), "message": "Back-off"}));
+            assert_eq!(
+                patch,
+                json!({"count": n, "lastTimestamp": seconds(at(second)), "message": "Back-off"})
+            );
         }
     }
 
@@ -268,7 +275,10 @@ mod tests {
         let Decision::Count { patch, .. } = correlator.decide(&occurrence("Failed", "m10"), at(10)) else {
             panic!("the combined event is not counted")
         };
-        assert_eq!((&patch["count"], &patch["message"]), (&json!(2), &json!("(combined from similar events): m10")));
+        assert_eq!(
+            (&patch["count"], &patch["message"]),
+            (&json!(2), &json!("(combined from similar events): m10"))
+        );
         create(correlator.decide(&occurrence("Other", "m11"), at(11)));
     }
 
@@ -297,7 +307,9 @@ mod tests {
         let mut other = spam(26);
         other.name = "other".into();
         assert_ne!(correlator.decide(&other, at(299)), Decision::Drop, "another object has its own");
-        let Decision::Count { patch, .. } = correlator.decide(&spam(25), at(301)) else { panic!("not counted") };
+        let Decision::Count { patch, .. } = correlator.decide(&spam(25), at(301)) else {
+            panic!("not counted")
+        };
         assert_eq!(patch["count"], 3, "filtered ones were counted");
         assert_eq!(correlator.decide(&spam(25), at(301)), Decision::Drop, "one more per 300 s");
     }

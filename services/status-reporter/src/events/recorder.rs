@@ -41,7 +41,13 @@ impl Recorder {
 
     /// Starts the task that writes events. It ends with `stop`; what waits then is lost.
     #[must_use]
-    pub fn start(api: ApiClient, node: &str, clock: Clock, metrics: Metrics, stop: CancellationToken) -> Self {
+    pub fn start(
+        api: ApiClient,
+        node: &str,
+        clock: Clock,
+        metrics: Metrics,
+        stop: CancellationToken,
+    ) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
         let writer = Writer { api, clock, correlator: Correlator::new(node), metrics: metrics.clone() };
         quintlet_kit::task::spawn("events", async move {
@@ -62,7 +68,7 @@ impl Recorder {
         );
         let Some(queue) = &self.queue else { return true };
         let queued = queue.try_send(occurrence).is_ok();
-        if !queued && self.metrics.events_dropped.inc() % 100 == 0 {
+        if !queued && self.metrics.events_dropped.inc().is_multiple_of(100) {
             warn!("the event queue is full: events are lost");
         }
         self.metrics.events_queued.set(i64::try_from(QUEUE - queue.capacity()).unwrap_or(i64::MAX));

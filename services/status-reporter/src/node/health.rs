@@ -70,7 +70,8 @@ impl HealthBoard {
         loop {
             let question = client.check(HealthCheckRequest { service: String::new() });
             let answer = tokio::time::timeout(ANSWER_WITHIN, question).await;
-            let serving = matches!(answer, Ok(Ok(reply)) if reply.get_ref().status() == ServingStatus::Serving);
+            let serving =
+                matches!(answer, Ok(Ok(reply)) if reply.get_ref().status() == ServingStatus::Serving);
             if serving && let Some(seen) = self.seen.lock().get_mut(at) {
                 seen.last_good = self.clock.boot();
             }
@@ -85,7 +86,11 @@ impl HealthBoard {
         let fresh = ASK_EVERY + ANSWER_WITHIN;
         let peer = |seen: &Seen| {
             let silent = now.saturating_sub(seen.last_good);
-            Peer { name: seen.watched.name, down_for: (silent > fresh).then_some(silent), limit: seen.watched.limit }
+            Peer {
+                name: seen.watched.name,
+                down_for: (silent > fresh).then_some(silent),
+                limit: seen.watched.limit,
+            }
         };
         self.seen.lock().iter().map(peer).collect()
     }

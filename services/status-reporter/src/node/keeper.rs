@@ -57,24 +57,28 @@ impl NodeKeeper {
 
     async fn keep(&self) {
         let started = self.clock.boot();
-        let mut live = self.appear(started).await;
-        let mut last_update = None::<Instant>;
-        let mut last_report = None::<Instant>;
+        let (mut live, made) = self.appear(started).await;
+        let mut last_update = made.then(Instant::now);
+        let mut last_report = last_update;
         let mut report_every = spread();
         let mut failures = 0_u32;
         loop {
             let (desired, events) = self.desired(&live, started);
             let weight = setters::weigh(&live, &desired);
             let elapsed = |at: Option<Instant>, every: Duration| at.is_none_or(|at| at.elapsed() >= every);
-            let report = elapsed(last_report, report_every);
-            let due = report || weight == Weight::Turned || (weight == Weight::Changed && elapsed(last_update, UPDATE_EVERY));
+            // Without facts there is nothing to renew.
+            let report = !self.facts.is_empty() && elapsed(last_report, report_every);
+            let due = report
+                || weight == Weight::Turned
+                || (weight == Weight::Changed && elapsed(last_update, UPDATE_EVERY));
             if due {
                 match self.write(&live, &desired, report).await {
                     Ok(written) => {
                         failures = 0;
                         last_update = Some(Instant::now());
                         // A periodic report keeps the pace, a change starts a new one.
-                        report_every = if report && weight == Weight::Nothing { REPORT_EVERY } else { spread() };
+                        report_every =
+                            if report && weight == Weight::Nothing { REPORT_EVERY } else { spread() };
                         last_report = last_update;
                         self.tell(&live, &written, events);
                         live = written;
@@ -103,7 +107,8 @@ impl NodeKeeper {
 
     fn desired(&self, live: &Value, started: Duration) -> (Value, Vec<crate::events::Occurrence>) {
         let (facts, peers) = (self.facts.snapshot(), self.health.peers());
-        let readiness = setters::readiness(View { facts: &facts, peers: &peers, boot: self.clock.boot(), started });
+        let readiness =
+            setters::readiness(View { facts: &facts, peers: &peers, boot: self.clock.boot(), started });
         setters::desired(live, &facts, &readiness, &seconds(self.clock.wall()))
     }
 
@@ -120,18 +125,22 @@ impl NodeKeeper {
         }
     }
 
-    /// The node as it is in the API server, made if need be.
-    async fn appear(&self, started: Duration) -> Value {
+    /// The node as it is in the API server, made if need be; true if it was made now.
+    async fn appear(&self, started: Duration) -> (Value, bool) {
         let initial = setters::initial(&self.name, setters::go_arch(std::env::consts::ARCH));
-        if self.register && self.facts.snapshot().is_empty() {
+        if self.register && self.facts.is_empty() {
             // Without facts by then the node is made without them.
             let _no_facts = tokio::time::timeout(FACTS_WITHIN, self.facts.changed()).await;
         }
         let mut failures = 0;
         loop {
-            let attempt = if self.register { self.register(&initial, started).await } else { self.api.get(&node_path(&self.name)).await };
+            let attempt = if self.register {
+                self.register(&initial, started).await
+            } else {
+                self.api.get(&node_path(&self.name)).await.map(|node| (node, false))
+            };
             match attempt {
-                Ok(node) => return node,
+                Ok(found) => return found,
                 Err(failure) => {
                     failures += 1;
                     if failures == 1 {
@@ -143,22 +152,25 @@ impl NodeKeeper {
         }
     }
 
-    async fn register(&self, initial: &Value, started: Duration) -> Result<Value, ApiFailure> {
+    async fn register(&self, initial: &Value, started: Duration) -> Result<(Value, bool), ApiFailure> {
         let (node, events) = self.desired(initial, started);
         match self.api.create("/api/v1/nodes", &node).await {
             Ok(made) => {
                 info!(node = %self.name, "node registered");
                 self.tell(&json!({}), &made, events);
-                Ok(made)
+                Ok((made, true))
             }
             Err(ApiFailure::AlreadyExists(_) | ApiFailure::Denied(_)) => {
                 let live = self.api.get(&node_path(&self.name)).await?;
                 let adopted = setters::adopt(&live, initial);
                 info!(node = %self.name, "node found");
-                match setters::patch(&live, &adopted, false) {
-                    Some(patch) => self.api.patch(&format!("{}/status", node_path(&self.name)), &patch).await,
-                    None => Ok(live),
-                }
+                let node = match setters::patch(&live, &adopted, false) {
+                    Some(patch) => {
+                        self.api.patch(&format!("{}/status", node_path(&self.name)), &patch).await?
+                    }
+                    None => live,
+                };
+                Ok((node, false))
             }
             Err(failure) => Err(failure),
         }

@@ -60,6 +60,12 @@ impl FactBoard {
         self.inner.facts.lock().clone()
     }
 
+    /// Whether nothing was ever said.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.inner.facts.lock().is_empty()
+    }
+
     /// Waits for facts put since the last wait.
     pub async fn changed(&self) {
         self.inner.changed.notified().await;

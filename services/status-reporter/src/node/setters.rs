@@ -22,7 +22,14 @@ const RESOURCES: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
 
 /// Fields of the status that facts may set, each as a whole.
 const WHOLE_FIELDS: [&str; 8] = [
-    "addresses", "daemonEndpoints", "images", "volumesInUse", "runtimeHandlers", "features", "declaredFeatures", "config",
+    "addresses",
+    "daemonEndpoints",
+    "images",
+    "volumesInUse",
+    "runtimeHandlers",
+    "features",
+    "declaredFeatures",
+    "config",
 ];
 
 /// Fields of the status that facts set key by key; keys of others stay.
@@ -81,7 +88,11 @@ pub fn readiness(view: View<'_>) -> Readiness {
     }
     for peer in view.peers {
         if peer.down_for.is_some_and(|d| d > peer.limit) {
-            add(format!("{} is not healthy: not serving for more than {} s", peer.name, peer.limit.as_secs()));
+            add(format!(
+                "{} is not healthy: not serving for more than {} s",
+                peer.name,
+                peer.limit.as_secs()
+            ));
         }
     }
     if !known {
@@ -184,8 +195,16 @@ struct Pressure {
 const PRESSURES: [Pressure; 3] = [
     Pressure {
         kind: "MemoryPressure",
-        on: ("KubeletHasInsufficientMemory", "kubelet has insufficient memory available", "NodeHasInsufficientMemory"),
-        off: ("KubeletHasSufficientMemory", "kubelet has sufficient memory available", "NodeHasSufficientMemory"),
+        on: (
+            "KubeletHasInsufficientMemory",
+            "kubelet has insufficient memory available",
+            "NodeHasInsufficientMemory",
+        ),
+        off: (
+            "KubeletHasSufficientMemory",
+            "kubelet has sufficient memory available",
+            "NodeHasSufficientMemory",
+        ),
     },
     Pressure {
         kind: "DiskPressure",
@@ -275,7 +294,8 @@ pub enum Weight {
 pub fn weigh(live: &Value, desired: &Value) -> Weight {
     let statuses = |node: &Value| -> Vec<(String, String)> {
         let own = list(&node["status"], "conditions").iter().filter(|c| is_own(c));
-        let mut all: Vec<_> = own.map(|c| (text(c, "type").to_owned(), text(c, "status").to_owned())).collect();
+        let mut all: Vec<_> =
+            own.map(|c| (text(c, "type").to_owned(), text(c, "status").to_owned())).collect();
         all.sort();
         all
     };
@@ -294,7 +314,11 @@ fn is_own(condition: &Value) -> bool {
 pub fn patch(live: &Value, desired: &Value, heartbeat: bool) -> Option<Value> {
     let mut metadata = Map::new();
     for field in ["labels", "annotations"] {
-        if let Some(change) = crate::status::patch::difference(field, live["metadata"].get(field), desired["metadata"].get(field)) {
+        if let Some(change) = crate::status::patch::difference(
+            field,
+            live["metadata"].get(field),
+            desired["metadata"].get(field),
+        ) {
             metadata.insert(field.to_owned(), change);
         }
     }
@@ -311,9 +335,11 @@ pub fn patch(live: &Value, desired: &Value, heartbeat: bool) -> Option<Value> {
             status.insert((*field).to_owned(), change);
         }
     }
-    let conditions: Vec<&Value> = list(&desired["status"], "conditions").iter().filter(|c| is_own(c)).collect();
+    let conditions: Vec<&Value> =
+        list(&desired["status"], "conditions").iter().filter(|c| is_own(c)).collect();
     let moved = conditions.iter().any(|c| {
-        condition(&live["status"], text(c, "type")).is_none_or(|old| without_heartbeat(old) != without_heartbeat(c))
+        condition(&live["status"], text(c, "type"))
+            .is_none_or(|old| without_heartbeat(old) != without_heartbeat(c))
     });
     if moved || heartbeat || !status.is_empty() || !metadata.is_empty() {
         status.insert("conditions".to_owned(), json!(conditions));
@@ -381,7 +407,8 @@ pub fn schedulable_event(before: Option<&Value>, after: &Value) -> Option<Occurr
     let (was, is) = (before.is_some_and(unschedulable), unschedulable(after));
     let reason = if is { "NodeNotSchedulable" } else { "NodeSchedulable" };
     let name = text(&after["metadata"], "name");
-    (was != is).then(|| Occurrence::of_node(name, "Normal", reason, format!("Node {name} status is now: {reason}")))
+    (was != is)
+        .then(|| Occurrence::of_node(name, "Normal", reason, format!("Node {name} status is now: {reason}")))
 }
 
 #[cfg(test)]
@@ -421,7 +448,10 @@ mod tests {
         assert_eq!(judge(&[], &[], 129, 100), Readiness::Unknown);
         assert_eq!(judge(&[], &[], 130, 100), not(&["pod-sync has not reported yet"]));
         assert_eq!(judge(&[facts(100, &[])], &[], 130, 100), Readiness::Ready);
-        assert_eq!(judge(&[facts(100, &[])], &[], 131, 100), not(&["pod-sync has not reported for more than 30 s"]));
+        assert_eq!(
+            judge(&[facts(100, &[])], &[], 131, 100),
+            not(&["pod-sync has not reported for more than 30 s"])
+        );
         assert_eq!(judge(&[facts(500, &[])], &[], 131, 100), Readiness::Ready, "the future is fresh");
         assert_eq!(
             judge(&[facts(100, &["runtime down", "no network", "runtime down"])], &[], 101, 100),
@@ -455,8 +485,14 @@ mod tests {
                 "lastHeartbeatTime": NOW, "lastTransitionTime": NOW})
         );
         assert_eq!(text(cond(&node, "DiskPressure"), "reason"), "KubeletHasNoDiskPressure");
-        assert_eq!(reasons(&events), ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"]);
-        assert_eq!((&node["metadata"]["labels"]["a"], &node["status"]["capacity"]["cpu"]), (&json!("b"), &json!("2")));
+        assert_eq!(
+            reasons(&events),
+            ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"]
+        );
+        assert_eq!(
+            (&node["metadata"]["labels"]["a"], &node["status"]["capacity"]["cpu"]),
+            (&json!("b"), &json!("2"))
+        );
     }
 
     #[test]
@@ -472,16 +508,33 @@ mod tests {
         let problems = |p: &[&str]| Readiness::NotReady(p.iter().map(|s| (*s).to_owned()).collect());
         let (down, events) = desired(&first, &[facts(1, &[])], &problems(&["a", "b"]), NOW);
         let ready = cond(&down, "Ready");
-        assert_eq!((text(ready, "status"), text(ready, "message"), text(ready, "lastTransitionTime")), ("False", "[a, b]", NOW));
-        assert_eq!(events, [Occurrence::of_node("n1", "Normal", "NodeNotReady", "Node n1 status is now: NodeNotReady".into())]);
+        assert_eq!(
+            (text(ready, "status"), text(ready, "message"), text(ready, "lastTransitionTime")),
+            ("False", "[a, b]", NOW)
+        );
+        assert_eq!(
+            events,
+            [Occurrence::of_node(
+                "n1",
+                "Normal",
+                "NodeNotReady",
+                "Node n1 status is now: NodeNotReady".into()
+            )]
+        );
         let (other, events) = desired(&down, &[facts(1, &[])], &problems(&["c"]), "2026-01-01T00:02:00Z");
-        assert_eq!((text(cond(&other, "Ready"), "message"), text(cond(&other, "Ready"), "lastTransitionTime")), ("c", NOW));
+        assert_eq!(
+            (text(cond(&other, "Ready"), "message"), text(cond(&other, "Ready"), "lastTransitionTime")),
+            ("c", NOW)
+        );
         assert!(events.is_empty(), "another message is no transition");
 
         let mut low = facts(1, &[]);
         low.node["status"]["conditions"] = json!([{"type": "MemoryPressure", "status": "True"}]);
         let (pressed, events) = desired(&first, &[low], &Readiness::Ready, NOW);
-        assert_eq!(text(cond(&pressed, "MemoryPressure"), "message"), "kubelet has insufficient memory available");
+        assert_eq!(
+            text(cond(&pressed, "MemoryPressure"), "message"),
+            "kubelet has insufficient memory available"
+        );
         assert_eq!(reasons(&events), ["NodeHasInsufficientMemory"]);
     }
 
@@ -490,7 +543,10 @@ mod tests {
         let mut bare = facts(1, &[]);
         bare.node = json!({"status": {"capacity": {"cpu": "1"}}});
         let (node, _) = desired(&initial("n1", "amd64"), &[bare], &Readiness::Ready, NOW);
-        assert_eq!(text(cond(&node, "Ready"), "message"), "missing node capacity for resources: memory, pods, ephemeral-storage");
+        assert_eq!(
+            text(cond(&node, "Ready"), "message"),
+            "missing node capacity for resources: memory, pods, ephemeral-storage"
+        );
 
         let mut live = initial("n1", "amd64");
         live["status"]["conditions"] = json!([{"type": "Ready", "status": "True", "lastHeartbeatTime": "x"}]);
@@ -520,7 +576,10 @@ mod tests {
         assert_eq!(weigh(&live, &node), Weight::Turned);
         let first = patch(&live, &node, false).unwrap();
         assert_eq!(first["metadata"], json!({"labels": {"a": "b"}}));
-        assert_eq!(first["status"]["addresses"], json!([{"type": "InternalIP", "address": "10.0.0.1"}, {"$patch": "replace"}]));
+        assert_eq!(
+            first["status"]["addresses"],
+            json!([{"type": "InternalIP", "address": "10.0.0.1"}, {"$patch": "replace"}])
+        );
         assert_eq!(first["status"]["conditions"].as_array().unwrap().len(), 4, "no foreign condition");
         assert_eq!(first["status"]["capacity"].get("example.com/gpu"), None);
 
@@ -543,7 +602,10 @@ mod tests {
         let mut live = initial("n1", "amd64");
         live["metadata"]["labels"] = json!({"mine": "1", "kubernetes.io/arch": "old"});
         let adopted = adopt(&live, &initial("n1", "arm64"));
-        assert_eq!((&adopted["metadata"]["labels"]["mine"], &adopted["metadata"]["labels"]["kubernetes.io/arch"]), (&json!("1"), &json!("arm64")));
+        assert_eq!(
+            (&adopted["metadata"]["labels"]["mine"], &adopted["metadata"]["labels"]["kubernetes.io/arch"]),
+            (&json!("1"), &json!("arm64"))
+        );
     }
 
     #[test]

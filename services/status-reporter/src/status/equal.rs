@@ -80,7 +80,8 @@ fn exact_quantity(value: &Value) -> Value {
 
 /// A quantity in billionths; none if it is not one, or out of range.
 fn nano(text: &str) -> Option<i128> {
-    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '-' || c == '+')).unwrap_or(text.len());
+    let end =
+        text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '-' || c == '+')).unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     // (numerator, denominator) of one unit in billionths.
     let (unit, divisor): (i128, i128) = match suffix {
@@ -138,8 +139,16 @@ mod tests {
             ("another reason", ready(json!({"reason": "r"})), false),
             ("another message", ready(json!({"message": "r"})), false),
             ("another status", ready(json!({"status": "False"})), false),
-            ("a foreign condition", with("conditions", json!([base["conditions"][0], {"type": "x/y", "status": "True"}])), true),
-            ("the shared condition", with("conditions", json!([base["conditions"][0], {"type": SHARED, "status": "True"}])), false),
+            (
+                "a foreign condition",
+                with("conditions", json!([base["conditions"][0], {"type": "x/y", "status": "True"}])),
+                true,
+            ),
+            (
+                "the shared condition",
+                with("conditions", json!([base["conditions"][0], {"type": SHARED, "status": "True"}])),
+                false,
+            ),
             ("one owned condition less", with("conditions", json!([])), false),
             ("another observed generation", with("observedGeneration", json!(2)), false),
             ("claims", with("resourceClaimStatuses", json!([{"name": "c"}])), true),
@@ -155,7 +164,8 @@ mod tests {
 
     #[test]
     fn quantities_compare_by_value_and_states_by_kind() {
-        let status = |cpu: Value| json!({"containerStatuses": [{"name": "a", "allocatedResources": {"cpu": cpu}}]});
+        let status =
+            |cpu: Value| json!({"containerStatuses": [{"name": "a", "allocatedResources": {"cpu": cpu}}]});
         assert!(equal(&status(json!("100m")), &status(json!("0.1"))));
         assert!(equal(&status(json!("1Gi")), &status(json!("1024Mi"))));
         assert!(equal(&status(json!("1e3")), &status(json!("1k"))));

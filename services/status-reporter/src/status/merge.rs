@@ -12,7 +12,8 @@ use super::{FOREIGN_FIELDS, OWNED, SHARED, condition, is_terminal, is_true, list
 pub fn merge(live: &Value, desired: &Value, could_run: bool, now: &str) -> Value {
     let mut merged = desired.clone();
     let ending = !is_terminal(phase(live)) && is_terminal(phase(desired));
-    let mut conditions: Vec<Value> = list(live, "conditions").iter().filter(|c| !is_owned(c)).cloned().collect();
+    let mut conditions: Vec<Value> =
+        list(live, "conditions").iter().filter(|c| !is_owned(c)).cloned().collect();
     for wanted in list(desired, "conditions") {
         if is_owned(wanted) {
             conditions.push(wanted.clone());
@@ -27,6 +28,10 @@ pub fn merge(live: &Value, desired: &Value, could_run: bool, now: &str) -> Value
     set(&mut merged, "conditions", (!conditions.is_empty()).then_some(Value::Array(conditions)));
     for field in FOREIGN_FIELDS {
         set(&mut merged, field, live.get(*field).cloned());
+    }
+    if merged.get("qosClass").is_none() {
+        // Fixed when the pod is made: it is never taken away.
+        set(&mut merged, "qosClass", live.get("qosClass").cloned());
     }
     if ending && could_run {
         for field in ["phase", "reason", "message"] {
@@ -58,7 +63,9 @@ fn set(object: &mut Value, field: &str, value: Option<Value>) {
 /// The time moves only when the status does.
 fn with_transition_time(wanted: &Value, live: Option<&Value>, now: &str) -> Value {
     let mut wanted = wanted.clone();
-    let kept = live.filter(|l| text(l, "status") == text(&wanted, "status")).and_then(|l| l.get("lastTransitionTime"));
+    let kept = live
+        .filter(|l| text(l, "status") == text(&wanted, "status"))
+        .and_then(|l| l.get("lastTransitionTime"));
     wanted["lastTransitionTime"] = kept.cloned().unwrap_or_else(|| json!(now));
     wanted
 }
@@ -90,7 +97,10 @@ mod tests {
     }
 
     fn kinds(status: &Value) -> Vec<String> {
-        list(status, "conditions").iter().map(|c| format!("{}={}", text(c, "type"), text(c, "status"))).collect()
+        list(status, "conditions")
+            .iter()
+            .map(|c| format!("{}={}", text(c, "type"), text(c, "status")))
+            .collect()
     }
 
     #[test]
@@ -116,7 +126,10 @@ mod tests {
         let early = merge(&live, &desired, true, NOW);
         assert_eq!(early, json!({"phase": "Running", "message": "m", "containerStatuses": [{"name": "a"}]}));
         let late = merge(&live, &desired, false, NOW);
-        assert_eq!((phase(&late), text(&late, "reason"), text(&late, "message")), ("Failed", "Evicted", "low"));
+        assert_eq!(
+            (phase(&late), text(&late, "reason"), text(&late, "message")),
+            ("Failed", "Evicted", "low")
+        );
     }
 
     #[test]
@@ -142,7 +155,10 @@ mod tests {
             let live = json!({"phase": "Running", "conditions": conditions});
             let merged = merge(&live, &desired, could_run, NOW);
             assert_eq!(kinds(&merged), want);
-            assert_eq!(condition(&merged, SHARED).map(|c| text(c, "lastTransitionTime")).unwrap_or_default(), time);
+            assert_eq!(
+                condition(&merged, SHARED).map(|c| text(c, "lastTransitionTime")).unwrap_or_default(),
+                time
+            );
         }
         let running = json!({"phase": "Running", "conditions": [cond(SHARED, "True")]});
         assert!(kinds(&merge(&json!({"phase": "Running"}), &running, false, NOW)).is_empty());
@@ -171,8 +187,12 @@ mod tests {
 
     #[test]
     fn what_others_fill_is_kept_and_what_the_agent_never_fills_goes() {
-        let live = json!({"phase": "Running", "resourceClaimStatuses": [{"name": "c"}], "nominatedNodeName": "n", "resize": "Proposed"});
-        let merged = merge(&live, &json!({"phase": "Running", "resourceClaimStatuses": [{"name": "x"}]}), true, NOW);
-        assert_eq!(merged, json!({"phase": "Running", "resourceClaimStatuses": [{"name": "c"}]}));
+        let live = json!({"phase": "Running", "resourceClaimStatuses": [{"name": "c"}], "nominatedNodeName": "n", "resize": "Proposed", "qosClass": "Burstable"});
+        let merged =
+            merge(&live, &json!({"phase": "Running", "resourceClaimStatuses": [{"name": "x"}]}), true, NOW);
+        assert_eq!(
+            merged,
+            json!({"phase": "Running", "resourceClaimStatuses": [{"name": "c"}], "qosClass": "Burstable"})
+        );
     }
 }

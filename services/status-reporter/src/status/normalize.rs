@@ -91,22 +91,34 @@ mod tests {
 
     #[test]
     fn messages_share_twelve_kibibytes() {
-        let container = |name: &str| json!({"name": name, "state": {"terminated": {"message": "x".repeat(20_000)}}});
+        let container =
+            |name: &str| json!({"name": name, "state": {"terminated": {"message": "x".repeat(20_000)}}});
         let mut status = json!({"initContainerStatuses": [container("i")], "containerStatuses": [container("a"), container("b")]});
         normalize(&mut status);
         for list in ["initContainerStatuses", "containerStatuses"] {
-            assert_eq!(status[list][0]["state"]["terminated"]["message"].as_str().unwrap().len(), 4096, "{list}");
+            assert_eq!(
+                status[list][0]["state"]["terminated"]["message"].as_str().unwrap().len(),
+                4096,
+                "{list}"
+            );
         }
         let mut wide = json!({"containerStatuses": [{"name": "a", "state": {"terminated": {"message": "é".repeat(7000)}}}]});
         normalize(&mut wide);
-        assert_eq!(wide["containerStatuses"][0]["state"]["terminated"]["message"].as_str().unwrap().len(), 12288);
+        assert_eq!(
+            wide["containerStatuses"][0]["state"]["terminated"]["message"].as_str().unwrap().len(),
+            12288
+        );
     }
 
     #[test]
     fn regular_containers_are_sorted_and_init_containers_keep_their_order() {
         let names = |names: &[&str]| -> Vec<Value> { names.iter().map(|n| json!({"name": n})).collect() };
-        let mut status = json!({"containerStatuses": names(&["b", "a"]), "initContainerStatuses": names(&["z", "y"])});
+        let mut status =
+            json!({"containerStatuses": names(&["b", "a"]), "initContainerStatuses": names(&["z", "y"])});
         normalize(&mut status);
-        assert_eq!(status, json!({"containerStatuses": names(&["a", "b"]), "initContainerStatuses": names(&["z", "y"])}));
+        assert_eq!(
+            status,
+            json!({"containerStatuses": names(&["a", "b"]), "initContainerStatuses": names(&["z", "y"])})
+        );
     }
 }

@@ -8,9 +8,24 @@ use super::{FOREIGN_FIELDS, OWNED, condition, list, text};
 /// Fields of a condition that may be absent.
 const OPTIONAL_IN_CONDITION: [&str; 3] = ["reason", "message", "observedGeneration"];
 
-/// Fields of a status that may be absent and that the agent owns.
-const OPTIONAL_IN_STATUS: [&str; 9] =
-    ["reason", "message", "podIP", "hostIP", "startTime", "qosClass", "resize", "nominatedNodeName", "observedGeneration"];
+/// Fields of a status that may be absent and that the agent owns, if only by clearing them.
+const OPTIONAL_IN_STATUS: [&str; 15] = [
+    "reason",
+    "message",
+    "podIP",
+    "podIPs",
+    "hostIP",
+    "hostIPs",
+    "startTime",
+    "resize",
+    "nominatedNodeName",
+    "observedGeneration",
+    "initContainerStatuses",
+    "containerStatuses",
+    "ephemeralContainerStatuses",
+    "resources",
+    "allocatedResources",
+];
 
 /// How far the status a patch starts from can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,33 +59,36 @@ pub fn pod_status(uid: &str, base: &Value, merged: &Value, trust: Base) -> Optio
     if status.is_empty() {
         return None;
     }
-    if trust == Base::Claimed {
-        complete(&mut status, merged);
-    }
+    let status = match trust {
+        Base::Known => status,
+        Base::Claimed => complete(status.remove("conditions"), merged),
+    };
     Some(json!({"metadata": {"uid": uid}, "status": status}))
 }
 
-/// Adds what a difference leaves out because the base has it already.
-fn complete(status: &mut Map<String, Value>, merged: &Value) {
-    for (field, value) in merged.as_object().into_iter().flatten() {
-        if FOREIGN_FIELDS.contains(&field.as_str()) || status.contains_key(field) || field == "conditions" {
-            continue;
-        }
-        let value = match field.as_str() {
-            "podIPs" | "hostIPs" => whole_list(None, Some(value)),
-            _ => Some(value.clone()),
-        };
-        if let Some(value) = value {
-            status.insert(field.clone(), value);
-        }
-    }
+/// Everything owned, set or cleared. `changes` are those of the conditions, foreign ones among them.
+fn complete(changes: Option<Value>, merged: &Value) -> Map<String, Value> {
+    let mut status = Map::new();
     for field in OPTIONAL_IN_STATUS {
-        if present(merged, field).is_none() {
-            status.insert(field.to_owned(), Value::Null);
-        }
+        status.insert(field.to_owned(), Value::Null);
     }
-    let mut conditions: Vec<Value> = match status.remove("conditions") {
-        Some(Value::Array(changes)) => changes.into_iter().filter(|c| !OWNED.contains(&text(c, "type"))).collect(),
+    for (field, value) in merged.as_object().into_iter().flatten() {
+        let value = match (field.as_str(), value) {
+            (field, _) if FOREIGN_FIELDS.contains(&field) => continue,
+            ("podIPs" | "hostIPs", value) => whole_list(None, Some(value)).unwrap_or(Value::Null),
+            (_, Value::Object(map)) => {
+                let mut map = map.clone();
+                map.insert("$patch".to_owned(), json!("replace"));
+                Value::Object(map)
+            }
+            (_, value) => value.clone(),
+        };
+        status.insert(field.clone(), value);
+    }
+    let mut conditions: Vec<Value> = match changes {
+        Some(Value::Array(changes)) => {
+            changes.into_iter().filter(|c| !OWNED.contains(&text(c, "type"))).collect()
+        }
         _ => Vec::new(),
     };
     for kind in OWNED {
@@ -80,6 +98,7 @@ fn complete(status: &mut Map<String, Value>, merged: &Value) {
         });
     }
     status.insert("conditions".to_owned(), Value::Array(conditions));
+    status
 }
 
 fn whole_condition(wanted: &Value) -> Value {
@@ -93,7 +112,8 @@ fn whole_condition(wanted: &Value) -> Value {
 }
 
 fn fields(base: &Value, merged: &Value) -> Vec<String> {
-    let names = |value: &Value| value.as_object().map(|o| o.keys().cloned().collect::<Vec<_>>()).unwrap_or_default();
+    let names =
+        |value: &Value| value.as_object().map(|o| o.keys().cloned().collect::<Vec<_>>()).unwrap_or_default();
     let mut all = names(base);
     all.extend(names(merged));
     all.sort();
@@ -192,8 +212,18 @@ mod tests {
     #[test]
     fn differences_are_sent_and_deletions_are_said() {
         let cases = [
-            ("a scalar", json!({"phase": "Pending"}), json!({"phase": "Running"}), json!({"phase": "Running"})),
-            ("a scalar that went", json!({"phase": "Running", "reason": "x"}), json!({"phase": "Running"}), json!({"reason": null})),
+            (
+                "a scalar",
+                json!({"phase": "Pending"}),
+                json!({"phase": "Running"}),
+                json!({"phase": "Running"}),
+            ),
+            (
+                "a scalar that went",
+                json!({"phase": "Running", "reason": "x"}),
+                json!({"phase": "Running"}),
+                json!({"reason": null}),
+            ),
             (
                 "a condition with a field less",
                 json!({"conditions": [{"type": "Ready", "status": "False", "reason": "r", "lastProbeTime": null}]}),
@@ -212,7 +242,12 @@ mod tests {
                 json!({"podIPs": [{"ip": "b"}, {"ip": "a"}]}),
                 json!({"podIPs": [{"ip": "b"}, {"ip": "a"}, {"$patch": "replace"}]}),
             ),
-            ("addresses that went", json!({"podIPs": [{"ip": "a"}]}), json!({}), json!({"podIPs": [{"$patch": "replace"}]})),
+            (
+                "addresses that went",
+                json!({"podIPs": [{"ip": "a"}]}),
+                json!({}),
+                json!({"podIPs": [{"$patch": "replace"}]}),
+            ),
             (
                 "containers as a whole",
                 json!({"containerStatuses": [{"name": "a", "ready": false}]}),
@@ -243,7 +278,11 @@ mod tests {
         let merged = json!({"phase": "Running", "podIPs": [{"ip": "a"}], "conditions": [{"type": "x/y", "status": "True"}, {"type": "Ready", "status": "True"}]});
         let patch = pod_status("u", &base, &merged, Base::Claimed).unwrap();
         let conditions = list(&patch["status"], "conditions");
-        assert_eq!(conditions.len(), OWNED.len(), "each owned one is set or deleted, no foreign one is touched: {patch}");
+        assert_eq!(
+            conditions.len(),
+            OWNED.len(),
+            "each owned one is set or deleted, no foreign one is touched: {patch}"
+        );
         assert!(conditions.contains(&json!({"type": "Ready", "status": "True", "reason": null, "message": null, "observedGeneration": null})));
         assert!(conditions.contains(&json!({"$patch": "delete", "type": "Initialized"})));
         assert_eq!(patch["status"]["reason"], Value::Null);
