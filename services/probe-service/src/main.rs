@@ -1,3 +1,67 @@
 //! The `probe-service` binary.
 
-fn main() {}
+use std::time::Duration;
+
+use clap::Parser;
+use quintlet_kit::args::{self, CommonArgs};
+use quintlet_kit::task::TaskGroup;
+use quintlet_kit::{error_chain, server, signals};
+use tokio_util::sync::CancellationToken;
+
+/// Probes the containers of a node and remembers the results. Needs neither root nor API credentials.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Args {
+    /// Name of this instance; its socket is RUN_DIR/probe/ID.sock. pod-sync shares the pods among all instances.
+    #[arg(long, default_value = "0", value_parser = instance_id, value_name = "ID")]
+    id: String,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+fn instance_id(value: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if value.is_empty() || value.len() > 64 || !value.chars().all(fits) {
+        return Err("1 to 64 letters, digits, - or _".to_owned());
+    }
+    Ok(value.to_owned())
+}
+
+fn main() -> anyhow::Result<()> {
+    let args: Args = args::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(serve(args))
+}
+
+async fn serve(args: Args) -> anyhow::Result<()> {
+    let telemetry = quintlet_telemetry::init(probe_service::SERVICE, &args.common.telemetry())?;
+    let stop = CancellationToken::new();
+    let tasks = TaskGroup::new();
+    tasks.spawn("stop-signal", {
+        let stop = stop.clone();
+        async move {
+            // Without a signal the service may still end by itself.
+            tokio::select! {
+                reason = signals::stop_signal() => tracing::info!(?reason, "stopping"),
+                () = stop.cancelled() => {}
+            }
+            stop.cancel();
+        }
+    });
+    if let Some(address) = args.common.metrics_listen {
+        let stop = stop.clone();
+        tasks.spawn("metrics", async move {
+            if let Err(error) = server::serve_metrics(address, stop).await {
+                tracing::error!(%address, error = %error_chain(&error), "no metrics over HTTP");
+            }
+        });
+    }
+    tracing::info!(id = args.id, "probe-service starts");
+    let served = probe_service::run(&args.common.run_dir, &args.id, stop.clone()).await;
+    stop.cancel();
+    for name in tasks.shutdown(Duration::from_secs(1)).await {
+        tracing::warn!(task = name, "did not end in time");
+    }
+    telemetry.shutdown().await;
+    Ok(served?)
+}

@@ -1,0 +1,173 @@
+//! Wire types of `quintlet.probe.v1` to the types of this crate and back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quintlet_model::convert::{self, ConvertError};
+use quintlet_model::ids::{ContainerId, PodRef, PodUid};
+use quintlet_model::probe::{ProbeKey, ProbeMemory, ProbeType};
+use quintlet_proto::probe::v1 as wire;
+
+use crate::target::{Handler, HttpGet, Pod, Probe, Target, View};
+
+/// Longest output in a report, in bytes.
+pub const MAX_REPORT_OUTPUT: usize = 1024;
+
+/// Reads a pod UID.
+///
+/// # Errors
+/// It is not usable.
+pub fn uid(value: &str) -> Result<PodUid, ConvertError> {
+    PodUid::parse(value).map_err(|source| ConvertError::Id { field: "uid", source })
+}
+
+/// Reads a target. What is zero gets the default of the API: period 10 s, timeout 1 s, thresholds 1 and 3.
+///
+/// # Errors
+/// An id, a probe type or a memory cannot be understood. An unknown handler is no error: it fails when probed.
+pub fn pod(wire: wire::PodTarget) -> Result<Pod, ConvertError> {
+    let pod = PodRef { uid: uid(&wire.uid)?, namespace: wire.namespace.into(), name: wire.name.into() };
+    let mut probes = Vec::new();
+    for container in wire.containers {
+        let name: Arc<str> = container.name.into();
+        let container_id = match container.container_id.as_str() {
+            "" => None,
+            id => Some(
+                ContainerId::parse(id)
+                    .map_err(|source| ConvertError::Id { field: "containers.container_id", source })?,
+            ),
+        };
+        let view = View {
+            container_id,
+            running: container.running,
+            started_at: (container.started_boottime_ns > 0)
+                .then(|| Duration::from_nanos(container.started_boottime_ns)),
+            started: container.started,
+            pod_ip: wire.pod_ip.clone(),
+        };
+        for spec in container.probes {
+            let seed = match spec.memory.clone() {
+                Some(memory) if !memory.container_id.is_empty() => Some(ProbeMemory::try_from(memory)?),
+                _ => None,
+            };
+            probes.push(Target {
+                container: Arc::clone(&name),
+                probe: Arc::new(probe(spec)?),
+                view: view.clone(),
+                seed,
+            });
+        }
+    }
+    Ok(Pod { pod, generation: wire.generation, probes })
+}
+
+fn probe(spec: wire::ProbeSpec) -> Result<Probe, ConvertError> {
+    let host = |host: String| Some(host).filter(|h| !h.is_empty());
+    let handler = match spec.handler {
+        Some(wire::probe_spec::Handler::Http(http)) => Handler::Http(HttpGet {
+            tls: http.scheme.eq_ignore_ascii_case("https"),
+            host: host(http.host),
+            port: http.port,
+            path: http.path,
+            headers: http.headers.into_iter().map(|h| (h.key, h.value)).collect(),
+        }),
+        Some(wire::probe_spec::Handler::Tcp(tcp)) => Handler::Tcp { host: host(tcp.host), port: tcp.port },
+        Some(wire::probe_spec::Handler::Grpc(grpc)) => {
+            Handler::Grpc { port: grpc.port, service: grpc.service }
+        }
+        Some(wire::probe_spec::Handler::Exec(exec)) => {
+            Handler::Exec { command: exec.command, grant: exec.grant }
+        }
+        None => Handler::Missing,
+    };
+    let or = |value: u32, default: u32| if value == 0 { default } else { value };
+    Ok(Probe {
+        kind: convert::probe_type(spec.r#type)?,
+        handler,
+        initial_delay: Duration::from_secs(spec.initial_delay_seconds.into()),
+        period: Duration::from_secs(or(spec.period_seconds, 10).into()),
+        timeout: Duration::from_secs(or(spec.timeout_seconds, 1).into()),
+        success_threshold: or(spec.success_threshold, 1),
+        failure_threshold: or(spec.failure_threshold, 3),
+    })
+}
+
+/// The report of what is remembered of one probe.
+#[must_use]
+pub fn result(key: &ProbeKey, generation: u64, memory: &ProbeMemory, output: &str) -> wire::Result {
+    wire::Result {
+        uid: key.uid.to_string(),
+        generation,
+        container: key.container.clone(),
+        r#type: kind(key.probe),
+        memory: Some(memory.into()),
+        output: cut(output, MAX_REPORT_OUTPUT).to_owned(),
+    }
+}
+
+/// A probe type on the wire.
+#[must_use]
+pub fn kind(kind: ProbeType) -> i32 {
+    wire::ProbeType::from(kind) as i32
+}
+
+/// The longest beginning of `text` that has at most `max` bytes.
+#[must_use]
+pub fn cut(text: &str, max: usize) -> &str {
+    let mut end = text.len().min(max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(spec: wire::ProbeSpec) -> wire::PodTarget {
+        wire::PodTarget {
+            uid: "u1".into(),
+            name: "web".into(),
+            namespace: "default".into(),
+            generation: 3,
+            pod_ip: "10.0.0.1".into(),
+            containers: vec![wire::ContainerTarget {
+                name: "app".into(),
+                container_id: "c1".into(),
+                running: true,
+                started_boottime_ns: 5_000_000_000,
+                started: true,
+                probes: vec![spec],
+            }],
+        }
+    }
+
+    #[test]
+    fn what_is_zero_gets_the_default_of_the_api() {
+        let spec = wire::ProbeSpec { r#type: kind(ProbeType::Liveness), ..Default::default() };
+        let pod = pod(target(spec)).unwrap();
+        let Target { probe, view, seed, .. } = &pod.probes[0];
+        assert_eq!(probe.period, Duration::from_secs(10));
+        assert_eq!(probe.timeout, Duration::from_secs(1));
+        assert_eq!((probe.success_threshold, probe.failure_threshold), (1, 3));
+        assert_eq!(probe.handler, Handler::Missing);
+        assert_eq!(view.started_at, Some(Duration::from_secs(5)));
+        assert_eq!(*seed, None);
+    }
+
+    #[test]
+    fn what_cannot_be_understood_names_its_field() {
+        let mut no_type = target(wire::ProbeSpec::default());
+        assert_eq!(pod(no_type.clone()).unwrap_err().to_string(), "probe.type: unknown value 0");
+        no_type.uid = "../etc".into();
+        assert!(matches!(pod(no_type), Err(ConvertError::Id { field: "uid", .. })));
+    }
+
+    #[test]
+    fn output_is_cut_between_characters() {
+        assert_eq!(cut("aé", 2), "a");
+        assert_eq!(cut("aé", 3), "aé");
+        assert_eq!(cut("", 3), "");
+    }
+}

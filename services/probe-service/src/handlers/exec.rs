@@ -1,0 +1,47 @@
+//! Commands in the container, run by cri-proxy against a grant.
+
+use std::time::Duration;
+
+use quintlet_proto::runtime::v1::ProbeExecRequest;
+use quintlet_proto::runtime::v1::probe_exec_client::ProbeExecClient;
+use quintlet_telemetry::PropagatingInterceptor;
+use tonic::Code;
+use tonic::transport::Channel;
+
+use super::{Attempt, Broken, MAX_OUTPUT, go_duration, go_status};
+use crate::convert::cut;
+
+/// What a call may take beyond the command's own timeout, which the runtime enforces (the kubelet's
+/// `runtimeRequestTimeout`).
+const CALL_MARGIN: Duration = Duration::from_secs(120);
+
+pub(super) async fn probe(
+    channel: Channel,
+    container_id: String,
+    command: Vec<String>,
+    grant: Vec<u8>,
+    timeout: Duration,
+) -> Attempt {
+    let line = command.join(" ");
+    let timeout_seconds = u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX);
+    let mut request = tonic::Request::new(ProbeExecRequest { container_id, command, timeout_seconds, grant });
+    request.set_timeout(timeout.saturating_add(CALL_MARGIN));
+    let mut client = ProbeExecClient::with_interceptor(channel, PropagatingInterceptor);
+    let reply = match client.exec(request).await {
+        Ok(reply) => reply.into_inner(),
+        Err(status) => {
+            // Neither a proxy nor a runtime that is away is news of the pod; a status with a source was made here,
+            // of a connection that broke.
+            let away = status.code() == Code::Unavailable || std::error::Error::source(&status).is_some();
+            let event = !away;
+            return Attempt::Broken(Broken { state: "unknown", error: go_status(&status), event });
+        }
+    };
+    if reply.timed_out {
+        let after = go_duration(timeout);
+        return Attempt::Failure(format!("command timed out: {line:?} timed out after {after}"));
+    }
+    let output = String::from_utf8_lossy(&reply.output);
+    let output = cut(&output, MAX_OUTPUT).to_owned();
+    if reply.exit_code == 0 { Attempt::Success(output) } else { Attempt::Failure(output) }
+}

@@ -1,0 +1,341 @@
+//! HTTP GET as the kubelet does it: a new connection per request, no proxy, no verification, redirects within the
+//! host.
+
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Incoming;
+use hyper::rt::Executor;
+use hyper_util::rt::TokioIo;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsConnector;
+
+use super::dial;
+use super::url::{self, Url};
+use super::{Attempt, Broken, MAX_OUTPUT, USER_AGENT};
+use crate::target::HttpGet;
+
+/// Requests of one probe at most: the tenth redirect ends it.
+const MAX_REQUESTS: usize = 10;
+const TLS_HANDSHAKE: Duration = Duration::from_secs(10);
+
+const TIMED_OUT: &str = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
+const BODY_TIMED_OUT: &str =
+    "context deadline exceeded (Client.Timeout or context cancellation while reading body)";
+
+pub(super) async fn probe(get: &HttpGet, host: &str, port: u16, timeout: Duration) -> Attempt {
+    let deadline = Instant::now() + timeout;
+    let url = Url::of_probe(get.tls, host, port, &get.path);
+    let failure =
+        |url: &dyn std::fmt::Display, error: &str| Attempt::Failure(format!("Get \"{url}\": {error}"));
+    let (headers, host_header) = match headers(&get.headers) {
+        Ok(headers) => headers,
+        Err(error) => return failure(&url, &error),
+    };
+    let mut request = Get { url, headers, host_header };
+    let mut sent = 0;
+    loop {
+        let exchange = match timeout_at(deadline, request.send()).await {
+            Ok(Ok(exchange)) => exchange,
+            Ok(Err(error)) => return failure(&request.url, &error),
+            Err(_) => return failure(&request.url, TIMED_OUT),
+        };
+        sent += 1;
+        let status = exchange.response.status();
+        let location = exchange.response.headers().get(header::LOCATION);
+        if let (true, Some(location)) = (is_redirect(status), location) {
+            let location = String::from_utf8_lossy(location.as_bytes()).into_owned();
+            let next = match request.url.join(&location) {
+                Ok(next) => next,
+                Err(error) => return failure(&location, &error),
+            };
+            if next.host == host {
+                if sent == MAX_REQUESTS {
+                    return failure(&location, "stopped after 10 redirects");
+                }
+                if url::is_absolute(&location) {
+                    request.host_header = None;
+                }
+                request.url = next;
+                continue;
+            }
+        }
+        let body = match timeout_at(deadline, exchange.body()).await {
+            Ok(Ok(body)) => body,
+            Ok(Err(error)) => return body_error(error),
+            Err(_) => return body_error(BODY_TIMED_OUT.to_owned()),
+        };
+        return match status.as_u16() {
+            200..300 => Attempt::Success(body),
+            300..400 => Attempt::Warning(format!("Probe terminated redirects, Response body: {body}")),
+            code => Attempt::Failure(format!("HTTP probe failed with statuscode: {code}")),
+        };
+    }
+}
+
+fn body_error(error: String) -> Attempt {
+    Attempt::Broken(Broken { state: "failure", error, event: true })
+}
+
+fn is_redirect(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
+}
+
+/// The headers of the request, and the host it names where that is not the one connected to.
+fn headers(given: &[(String, String)]) -> Result<(HeaderMap, Option<HeaderValue>), String> {
+    let mut headers = HeaderMap::new();
+    let mut host = None;
+    for (key, value) in given {
+        let name = HeaderName::from_bytes(key.as_bytes())
+            .map_err(|_| format!("net/http: invalid header field name {key:?}"))?;
+        let value = HeaderValue::from_str(value.trim())
+            .map_err(|_| format!("net/http: invalid header field value for {key:?}"))?;
+        if name == header::HOST {
+            host = Some(value).filter(|v| !v.is_empty());
+        } else {
+            headers.append(name, value);
+        }
+    }
+    if !headers.contains_key(header::USER_AGENT) {
+        headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
+    } else if headers[header::USER_AGENT].is_empty() {
+        headers.remove(header::USER_AGENT);
+    }
+    if !headers.contains_key(header::ACCEPT) {
+        headers.insert(header::ACCEPT, HeaderValue::from_static("*/*"));
+    } else if headers[header::ACCEPT].is_empty() {
+        headers.remove(header::ACCEPT);
+    }
+    Ok((headers, host))
+}
+
+struct Get {
+    url: Url,
+    headers: HeaderMap,
+    host_header: Option<HeaderValue>,
+}
+
+impl Get {
+    async fn send(&self) -> Result<Exchange, String> {
+        let tcp = dial::dial(&self.url.host, self.url.port).await?;
+        let route = tcp.route().to_owned();
+        if !self.url.tls {
+            return self.http1(tcp, route).await;
+        }
+        let name = ServerName::try_from(self.url.host.clone()).map_err(|e| format!("tls: {e}"))?;
+        let connector = TlsConnector::from(tls_config());
+        let tls = match timeout(TLS_HANDSHAKE, connector.connect(name, tcp)).await {
+            Ok(Ok(tls)) => tls,
+            Ok(Err(error)) => return Err(tls_words(&error)),
+            Err(_) => return Err("net/http: TLS handshake timeout".to_owned()),
+        };
+        if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
+            return self.http2(tls, route).await;
+        }
+        self.http1(tls, route).await
+    }
+
+    async fn http1<I>(&self, io: I, route: String) -> Result<Exchange, String>
+    where
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let authority = HeaderValue::from_str(&self.url.authority);
+        let host = self.host_header.clone().or(authority.ok()).ok_or("http: invalid Host header")?;
+        let mut request = Request::get(self.url.target.as_str())
+            .body(Empty::<Bytes>::new())
+            .map_err(|e| format!("invalid URL: {e}"))?;
+        *request.headers_mut() = self.headers.clone();
+        request.headers_mut().insert(header::HOST, host);
+        request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
+            .title_case_headers(true)
+            .handshake(TokioIo::new(io))
+            .await
+            .map_err(|e| words(&e, &route))?;
+        let mut connection = connection.map(drop).boxed().fuse();
+        let response = alongside(&mut connection, sender.send_request(request)).await;
+        let response = response.map_err(|e| words(&e, &route))?;
+        Ok(Exchange { response, connection: Box::pin(connection), route })
+    }
+
+    async fn http2<I>(&self, io: I, route: String) -> Result<Exchange, String>
+    where
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let host = self.host_header.as_ref().and_then(|h| h.to_str().ok()).unwrap_or(&self.url.authority);
+        let mut request = Request::get(format!("https://{host}{}", self.url.target))
+            .body(Empty::<Bytes>::new())
+            .map_err(|e| format!("invalid URL: {e}"))?;
+        *request.headers_mut() = self.headers.clone();
+        let (mut sender, connection) = hyper::client::conn::http2::Builder::new(Tasks)
+            .handshake(TokioIo::new(io))
+            .await
+            .map_err(|e| words(&e, &route))?;
+        let mut connection = connection.map(drop).boxed().fuse();
+        let response = alongside(&mut connection, sender.send_request(request)).await;
+        let response = response.map_err(|e| words(&e, &route))?;
+        Ok(Exchange { response, connection: Box::pin(connection), route })
+    }
+}
+
+/// A response whose body is still on the wire.
+struct Exchange {
+    response: Response<Incoming>,
+    connection: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>,
+    route: String,
+}
+
+impl Exchange {
+    /// The body, as far as it is kept.
+    async fn body(self) -> Result<String, String> {
+        let Self { response, mut connection, route } = self;
+        let mut body = response.into_body();
+        let mut kept = Vec::new();
+        let read = async {
+            while kept.len() < MAX_OUTPUT {
+                match body.frame().await {
+                    Some(Ok(frame)) => kept.extend(frame.into_data().unwrap_or_default()),
+                    Some(Err(error)) => {
+                        let words = words(&error, &route);
+                        return Err(if words == "EOF" { "unexpected EOF".to_owned() } else { words });
+                    }
+                    None => break,
+                }
+            }
+            Ok(())
+        };
+        alongside(&mut connection, read).await?;
+        kept.truncate(MAX_OUTPUT);
+        Ok(String::from_utf8_lossy(&kept).into_owned())
+    }
+}
+
+/// Drives the connection while `work` waits for it, in one task: whoever drops the attempt drops the connection.
+async fn alongside<T>(
+    connection: &mut (impl Future<Output = ()> + Unpin),
+    work: impl Future<Output = T>,
+) -> T {
+    let mut work = pin!(work);
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(done) = work.as_mut().poll(cx) {
+            return Poll::Ready(done);
+        }
+        // Whether it has ended is for the work to find out.
+        let _ = connection.poll_unpin(cx);
+        work.as_mut().poll(cx)
+    })
+    .await
+}
+
+/// Where hyper runs what belongs to an HTTP/2 connection.
+#[derive(Clone)]
+struct Tasks;
+
+impl<F> Executor<F> for Tasks
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, work: F) {
+        drop(quintlet_kit::task::spawn("http2-connection", work));
+    }
+}
+
+/// A transport error in Go's words.
+fn words(error: &hyper::Error, route: &str) -> String {
+    if error.is_incomplete_message() {
+        return "EOF".to_owned();
+    }
+    if error.is_parse() {
+        return "net/http: HTTP/1.x transport connection broken: malformed HTTP response".to_owned();
+    }
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            return match io.kind() {
+                std::io::ErrorKind::UnexpectedEof => "EOF".to_owned(),
+                _ => format!("read tcp {route}: read: {}", dial::words(io)),
+            };
+        }
+        source = error.source();
+    }
+    quintlet_kit::error_chain(error)
+}
+
+fn tls_words(error: &std::io::Error) -> String {
+    match error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) {
+        Some(rustls::Error::InvalidMessage(_)) => {
+            "tls: first record does not look like a TLS handshake".to_owned()
+        }
+        Some(rustls::Error::AlertReceived(alert)) => format!("remote error: tls: {alert:?}"),
+        Some(other) => format!("tls: {other}"),
+        None if error.kind() == std::io::ErrorKind::UnexpectedEof => "EOF".to_owned(),
+        None => dial::words(error),
+    }
+}
+
+fn tls_config() -> Arc<ClientConfig> {
+    static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+    let config = CONFIG.get_or_init(|| {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .expect("ring has suites for TLS 1.2 and 1.3")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Unverified(provider)))
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Arc::new(config)
+    });
+    Arc::clone(config)
+}
+
+/// Takes any certificate: a probe asks whether a server answers, not who it is.
+#[derive(Debug)]
+struct Unverified(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

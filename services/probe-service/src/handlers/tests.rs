@@ -1,0 +1,443 @@
+#![allow(clippy::disallowed_methods)]
+use std::io;
+use std::net::SocketAddr;
+
+use quintlet_proto::runtime::v1 as runtime;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
+
+use super::*;
+use crate::target::HttpGet;
+
+/// What a scripted server does with a request: writes these bytes and closes, or says nothing more for ever.
+#[derive(Clone)]
+enum Reply {
+    Close(String),
+    Hang(String),
+}
+
+fn page(status: &str, headers: &str, body: &str) -> Reply {
+    Reply::Close(format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n{body}", body.len()))
+}
+
+fn redirect(status: u16, location: &str) -> Reply {
+    page(&format!("{status} Moved"), &format!("Location: {location}\r\n"), "moved")
+}
+
+/// Answers every connection by the path of its one request; the requests are passed on.
+async fn serve(
+    tls: Option<TlsAcceptor>,
+    answer: impl Fn(&str) -> Reply + Send + Sync + 'static,
+) -> (SocketAddr, mpsc::UnboundedReceiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (seen, requests) = mpsc::unbounded_channel();
+    let answer = Arc::new(answer);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (seen, answer, tls) = (seen.clone(), Arc::clone(&answer), tls.clone());
+            tokio::spawn(async move {
+                match tls {
+                    Some(tls) => one(tls.accept(stream).await?, &*answer, seen).await,
+                    None => one(stream, &*answer, seen).await,
+                }
+            });
+        }
+    });
+    (address, requests)
+}
+
+async fn one(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    answer: &(dyn Fn(&str) -> Reply + Send + Sync),
+    seen: mpsc::UnboundedSender<String>,
+) -> io::Result<()> {
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        request.push(stream.read_u8().await?);
+    }
+    let request = String::from_utf8_lossy(&request).into_owned();
+    let reply = answer(request.split(' ').nth(1).unwrap_or_default());
+    let _ = seen.send(request);
+    match reply {
+        Reply::Close(bytes) => {
+            stream.write_all(bytes.as_bytes()).await?;
+            stream.shutdown().await
+        }
+        Reply::Hang(bytes) => {
+            stream.write_all(bytes.as_bytes()).await?;
+            stream.flush().await?;
+            std::future::pending().await
+        }
+    }
+}
+
+fn get(address: SocketAddr, path: &str) -> HttpGet {
+    HttpGet { tls: false, host: None, port: address.port().into(), path: path.into(), headers: Vec::new() }
+}
+
+fn real() -> RealAttempts {
+    RealAttempts::new(Path::new("/nonexistent/cri.sock"))
+}
+
+async fn attempt(attempts: &RealAttempts, handler: Handler, timeout: Duration) -> Attempt {
+    let probe = Probe {
+        kind: quintlet_model::probe::ProbeType::Readiness,
+        handler,
+        initial_delay: Duration::ZERO,
+        period: Duration::from_secs(10),
+        timeout,
+        success_threshold: 1,
+        failure_threshold: 3,
+    };
+    attempts.attempt(Arc::new(probe), "c1".into(), "127.0.0.1".into()).await
+}
+
+async fn http_get(get: HttpGet) -> Attempt {
+    attempt(&real(), Handler::Http(get), Duration::from_secs(5)).await
+}
+
+fn failure(text: impl Into<String>) -> Attempt {
+    Attempt::Failure(text.into())
+}
+
+fn warning(body: &str) -> Attempt {
+    Attempt::Warning(format!("Probe terminated redirects, Response body: {body}"))
+}
+
+/// A port nobody listens on.
+async fn closed_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+#[tokio::test]
+async fn the_status_decides_and_the_body_is_the_output() {
+    let (address, _requests) = serve(None, |path| match path {
+        "/200" => page("200 OK", "", "fine"),
+        "/204" => page("204 No Content", "", ""),
+        "/299" => page("299 Odd", "", "odd"),
+        "/304" => page("304 Not Modified", "", ""),
+        "/302" => page("302 Found", "", "nowhere"),
+        "/400" => page("400 Bad Request", "", "secret"),
+        "/500" => page("500 Internal Server Error", "", "secret"),
+        _ => page("404 Not Found", "", ""),
+    })
+    .await;
+    for (path, expected) in [
+        ("/200", Attempt::Success("fine".into())),
+        ("/204", Attempt::Success(String::new())),
+        ("/299", Attempt::Success("odd".into())),
+        ("/304", warning("")),
+        ("/302", warning("nowhere")),
+        ("/400", failure("HTTP probe failed with statuscode: 400")),
+        ("/500", failure("HTTP probe failed with statuscode: 500")),
+        ("", failure("HTTP probe failed with statuscode: 404")),
+    ] {
+        assert_eq!(http_get(get(address, path)).await, expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn headers_are_canonical_and_defaults_give_way() {
+    let (address, mut requests) = serve(None, |_| page("200 OK", "", "")).await;
+    let host = format!("Host: {address}");
+    let cases: [(&[(&str, &str)], &[&str], &[&str]); 5] = [
+        (
+            &[],
+            &["User-Agent: kube-probe/1.36", "Accept: */*", "Connection: close", &host],
+            &["Accept-Encoding"],
+        ),
+        (
+            &[("X-muffins-OR-not", "a"), ("x-Muffins-or-not", "b")],
+            &["X-Muffins-Or-Not: a", "X-Muffins-Or-Not: b"],
+            &[],
+        ),
+        (&[("user-agent", "foo/1.0")], &["User-Agent: foo/1.0"], &["kube-probe"]),
+        (&[("Accept", "")], &[], &["Accept"]),
+        (&[("host", "muffins.cupcakes.org")], &["Host: muffins.cupcakes.org"], &[&host]),
+    ];
+    for (headers, present, absent) in cases {
+        let headers = headers.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        assert_eq!(http_get(HttpGet { headers, ..get(address, "/") }).await, Attempt::Success(String::new()));
+        let request = requests.recv().await.unwrap();
+        let has = |wanted: &str| request.lines().any(|line| line.starts_with(wanted));
+        assert!(present.iter().all(|line| has(line)), "{present:?} in {request}");
+        assert!(!absent.iter().any(|line| request.contains(line)), "{absent:?} not in {request}");
+    }
+    let bad = HttpGet { headers: vec![("a b".into(), "c".into())], ..get(address, "/") };
+    let text = format!("Get \"http://{address}/\": net/http: invalid header field name \"a b\"");
+    assert_eq!(http_get(bad).await, failure(text));
+}
+
+#[tokio::test]
+async fn redirects_are_followed_within_the_host_name() {
+    let (other, _other_requests) = serve(None, |_| page("200 OK", "", "other port")).await;
+    let (address, _requests) = serve(None, move |path| match path {
+        "/301" | "/302" | "/303" | "/307" | "/308" => redirect(path[1..].parse().unwrap(), "/ok"),
+        "/bad" => redirect(302, "/500"),
+        "/300" => page("300 Choices", "Location: /ok\r\n", "choices"),
+        "/port" => redirect(302, &format!("http://{other}/")),
+        "/foreign" => redirect(302, "http://example.invalid/"),
+        "/loop" => redirect(302, "/loop"),
+        "/ftp" => redirect(302, "ftp://127.0.0.1/"),
+        "/ok" => page("200 OK", "", "ok"),
+        _ => page("500 Broken", "", ""),
+    })
+    .await;
+    let ok = Attempt::Success("ok".into());
+    for (path, expected) in [
+        ("/301", ok.clone()),
+        ("/302", ok.clone()),
+        ("/303", ok.clone()),
+        ("/307", ok.clone()),
+        ("/308", ok),
+        ("/bad", failure("HTTP probe failed with statuscode: 500")),
+        ("/300", warning("choices")),
+        ("/port", Attempt::Success("other port".into())),
+        ("/foreign", warning("moved")),
+        ("/loop", failure("Get \"/loop\": stopped after 10 redirects")),
+        ("/ftp", failure("Get \"ftp://127.0.0.1/\": unsupported protocol scheme \"ftp\"")),
+    ] {
+        assert_eq!(http_get(get(address, path)).await, expected, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_host_header_is_kept_on_relative_redirects_only() {
+    let (address, mut requests) = serve(None, |path| match path {
+        "/relative" => redirect(302, "/ok"),
+        "/absolute" => Reply::Close(String::new()),
+        _ => page("200 OK", "", ""),
+    })
+    .await;
+    let headers = vec![("Host".to_owned(), "example.com".to_owned())];
+    http_get(HttpGet { headers, ..get(address, "/relative") }).await;
+    requests.recv().await.unwrap();
+    assert!(requests.recv().await.unwrap().contains("Host: example.com\r\n"));
+}
+
+#[tokio::test]
+async fn a_long_body_is_cut_and_is_no_error() {
+    let (address, _requests) = serve(None, |_| page("200 OK", "", &"x".repeat(MAX_OUTPUT + 5000))).await;
+    assert_eq!(http_get(get(address, "/")).await, Attempt::Success("x".repeat(MAX_OUTPUT)));
+}
+
+#[tokio::test]
+async fn what_goes_wrong_before_the_headers_is_a_failure_and_after_them_an_error() {
+    let (address, _requests) = serve(None, |path| match path {
+        "/silent" => Reply::Hang(String::new()),
+        "/closed" => Reply::Close(String::new()),
+        "/garbage" => Reply::Close("hello there\r\n\r\n".into()),
+        "/half" => Reply::Close("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf".into()),
+        _ => Reply::Hang("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf".into()),
+    })
+    .await;
+    let url = |path: &str| format!("Get \"http://{address}{path}\": ");
+    let error =
+        |error: &str| Attempt::Broken(Broken { state: "failure", error: error.to_owned(), event: true });
+    for (path, expected) in [
+        (
+            "/silent",
+            failure(
+                url("/silent") + "context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
+            ),
+        ),
+        ("/closed", failure(url("/closed") + "EOF")),
+        (
+            "/garbage",
+            failure(
+                url("/garbage") + "net/http: HTTP/1.x transport connection broken: malformed HTTP response",
+            ),
+        ),
+        ("/half", error("unexpected EOF")),
+        (
+            "/stuck",
+            error("context deadline exceeded (Client.Timeout or context cancellation while reading body)"),
+        ),
+    ] {
+        let handler = Handler::Http(get(address, path));
+        assert_eq!(attempt(&real(), handler, Duration::from_millis(200)).await, expected, "{path}");
+    }
+    let closed = closed_port().await;
+    let text = format!("Get \"http://{closed}/\": dial tcp {closed}: connect: connection refused");
+    assert_eq!(http_get(get(closed, "/")).await, failure(text));
+}
+
+#[tokio::test]
+async fn any_certificate_is_taken_and_plain_text_is_told_apart() {
+    let certified = rcgen::generate_simple_self_signed(vec!["somebody.else".into()]).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certified.cert.der().clone()], key)
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let (address, _requests) = serve(Some(acceptor), |_| page("200 OK", "", "sealed")).await;
+    let tls = |address| HttpGet { tls: true, ..get(address, "/") };
+    assert_eq!(http_get(tls(address)).await, Attempt::Success("sealed".into()));
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let plain = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await?;
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await?;
+        stream.read_to_end(&mut Vec::new()).await
+    });
+    let text = format!("Get \"https://{plain}/\": tls: first record does not look like a TLS handshake");
+    assert_eq!(http_get(tls(plain)).await, failure(text));
+}
+
+#[tokio::test]
+async fn tcp_tells_an_open_port_from_a_closed_one() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let open = listener.local_addr().unwrap();
+    let closed = closed_port().await;
+    let unresolved = "dial tcp: lookup no-such-host.invalid: no such host";
+    for (host, port, expected) in [
+        (None, u32::from(open.port()), Attempt::Success(String::new())),
+        (Some("localhost".to_owned()), open.port().into(), Attempt::Success(String::new())),
+        (None, closed.port().into(), failure(format!("dial tcp {closed}: connect: connection refused"))),
+        (Some("no-such-host.invalid".into()), 80, failure(unresolved)),
+        (None, 0, Attempt::unknown("invalid port number: 0")),
+        (None, 65536, Attempt::unknown("invalid port number: 65536")),
+    ] {
+        let handler = Handler::Tcp { host, port };
+        assert_eq!(attempt(&real(), handler.clone(), Duration::from_secs(5)).await, expected, "{handler:?}");
+    }
+}
+
+#[tokio::test]
+async fn tcp_that_is_not_answered_times_out() {
+    // A full backlog drops further connections.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let full = listener.local_addr().unwrap();
+    let mut held = Vec::new();
+    while let Ok(Ok(stream)) =
+        tokio::time::timeout(Duration::from_millis(200), tokio::net::TcpStream::connect(full)).await
+    {
+        held.push(stream);
+    }
+    let handler = Handler::Tcp { host: None, port: full.port().into() };
+    let outcome = attempt(&real(), handler, Duration::from_millis(200)).await;
+    assert_eq!(outcome, failure(format!("dial tcp {full}: i/o timeout")));
+}
+
+#[tokio::test]
+async fn grpc_is_healthy_only_when_it_says_so() {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    reporter.set_service_status("up", tonic_health::ServingStatus::Serving).await;
+    reporter.set_service_status("down", tonic_health::ServingStatus::NotServing).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    tokio::spawn(tonic::transport::Server::builder().add_service(health).serve_with_incoming(incoming));
+    let bare = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let unimplemented = bare.local_addr().unwrap();
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(bare);
+    let none = tonic::service::Routes::default();
+    tokio::spawn(tonic::transport::Server::builder().add_routes(none).serve_with_incoming(incoming));
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let closed = closed_port().await;
+    for (port, service, expected) in [
+        (address.port(), "up", Attempt::Success("service healthy".into())),
+        (address.port(), "down", failure("service unhealthy (responded with \"NOT_SERVING\")")),
+        (
+            address.port(),
+            "none",
+            failure(
+                "error: health rpc probe failed: rpc error: code = NotFound desc = service not registered",
+            ),
+        ),
+        (
+            unimplemented.port(),
+            "",
+            failure(
+                "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): ",
+            ),
+        ),
+        (silent.local_addr().unwrap().port(), "", failure("timeout: health rpc did not complete within 1s")),
+        (
+            closed.port(),
+            "",
+            failure(format!(
+                "timeout: failed to connect service \"{closed}\" within 1s: context deadline exceeded"
+            )),
+        ),
+    ] {
+        let handler = Handler::Grpc { port: port.into(), service: service.into() };
+        let outcome = attempt(&real(), handler, Duration::from_secs(1)).await;
+        assert_eq!(outcome, expected, "{service:?}");
+    }
+}
+
+/// Answers by the first word of the command.
+struct FakeExec;
+
+#[tonic::async_trait]
+impl runtime::probe_exec_server::ProbeExec for FakeExec {
+    async fn exec(
+        &self,
+        request: tonic::Request<runtime::ProbeExecRequest>,
+    ) -> Result<tonic::Response<runtime::ProbeExecReply>, tonic::Status> {
+        let request = request.into_inner();
+        assert_eq!((request.container_id.as_str(), request.timeout_seconds), ("c1", 90));
+        let reply = |exit_code, output: &str, timed_out| {
+            Ok(tonic::Response::new(runtime::ProbeExecReply { exit_code, output: output.into(), timed_out }))
+        };
+        match request.command[0].as_str() {
+            "true" => reply(0, "fine", false),
+            "false" => reply(1, "not fine", false),
+            "loud" => reply(0, &"x".repeat(MAX_OUTPUT + 10), false),
+            "sleep" => reply(0, "", true),
+            "away" => Err(tonic::Status::unavailable("no runtime")),
+            _ => Err(tonic::Status::permission_denied("no such grant")),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_command_fails_by_its_exit_code_and_never_by_a_missing_runtime() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("cri.sock");
+    let listener = quintlet_kit::socket::bind_unix(&socket, 0o600).unwrap();
+    let server = quintlet_kit::server::Server::new("fake")
+        .add_service(runtime::probe_exec_server::ProbeExecServer::new(FakeExec));
+    let stop = tokio_util::sync::CancellationToken::new();
+    tokio::spawn(server.serve(listener, quintlet_kit::socket::PeerPolicy::Any, stop));
+    let broken = |error: &str, event| {
+        Attempt::Broken(Broken { state: "unknown", error: format!("rpc error: code = {error}"), event })
+    };
+    let attempts = RealAttempts::new(&socket);
+    for (command, expected) in [
+        ("true", Attempt::Success("fine".into())),
+        ("false", failure("not fine")),
+        ("loud", Attempt::Success("x".repeat(MAX_OUTPUT))),
+        ("sleep 100", failure("command timed out: \"sleep 100\" timed out after 1m30s")),
+        ("away", broken("Unavailable desc = no runtime", false)),
+        ("forbidden", broken("PermissionDenied desc = no such grant", true)),
+    ] {
+        let command = command.split(' ').map(str::to_owned).collect();
+        let handler = Handler::Exec { command, grant: vec![1] };
+        let outcome = attempt(&attempts, handler.clone(), Duration::from_secs(90)).await;
+        assert_eq!(outcome, expected, "{handler:?}");
+    }
+    let handler = Handler::Exec { command: vec!["true".into()], grant: Vec::new() };
+    let outcome = attempt(&real(), handler, Duration::from_secs(90)).await;
+    assert!(matches!(outcome, Attempt::Broken(Broken { event: false, .. })), "no proxy at all: {outcome:?}");
+    let missing = attempt(&real(), Handler::Missing, Duration::from_secs(1)).await;
+    assert_eq!(missing, Attempt::unknown("missing probe handler"));
+}
+
+#[test]
+fn durations_are_written_as_go_does() {
+    for (seconds, text) in [(1, "1s"), (60, "1m0s"), (95, "1m35s"), (3600, "1h0m0s")] {
+        assert_eq!(go_duration(Duration::from_secs(seconds)), text);
+    }
+}

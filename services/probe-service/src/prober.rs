@@ -1,0 +1,297 @@
+//! All probes of this instance, its driver and its observers.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use parking_lot::Mutex;
+use quintlet_kit::clock::Clock;
+use quintlet_kit::task;
+use quintlet_model::ids::PodUid;
+use quintlet_model::probe::{ProbeKey, ProbeType};
+use quintlet_proto::common::v1::Trace;
+use quintlet_proto::probe::v1 as wire;
+use quintlet_proto::probe::v1::drive_report::Report;
+use tokio::sync::broadcast;
+use tokio::task::JoinHandle;
+
+use crate::decide;
+use crate::handlers::Attempts;
+use crate::mailbox::Mailbox;
+use crate::metrics::Metrics;
+use crate::slot::Slot;
+use crate::target::{Pod, Target};
+use crate::worker;
+
+/// Evaluations an observer may lag behind: three seconds of 330 probes with a period of 1 s.
+pub const WATCH_CAPACITY: usize = 1024;
+
+/// Gives a number from 0 to 1 for the jitter of a probe.
+pub type Chance = Box<dyn Fn() -> f64 + Send + Sync>;
+
+/// All probes of this instance. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Prober {
+    shared: Arc<Shared>,
+    table: Arc<Mutex<Table>>,
+}
+
+/// What every probe needs. Locks are taken in the order table, slot, driver.
+pub(crate) struct Shared {
+    pub(crate) attempts: Arc<dyn Attempts>,
+    pub(crate) clock: Clock,
+    /// CLOCK_BOOTTIME of the start of this service.
+    pub(crate) born: Duration,
+    pub(crate) metrics: Metrics,
+    chance: Chance,
+    driver: Mutex<Option<Arc<Mailbox>>>,
+    observers: broadcast::Sender<wire::Evaluation>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    pods: HashMap<PodUid, Entry>,
+    /// Pods given away on this driver's word: what it said of them before is late.
+    released: HashMap<PodUid, u64>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    generation: u64,
+    workers: BTreeMap<(Arc<str>, ProbeType), Worker>,
+}
+
+#[derive(Debug)]
+struct Worker {
+    slot: Arc<Slot>,
+    period: Duration,
+    task: JoinHandle<()>,
+}
+
+/// The driver has been replaced: what it says does not count any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("replaced by another driver")]
+pub struct Replaced;
+
+impl Shared {
+    pub(crate) fn with_driver(&self, tell: impl FnOnce(&Mailbox)) {
+        if let Some(driver) = self.driver.lock().as_deref() {
+            tell(driver);
+        }
+    }
+
+    pub(crate) fn observe(&self, evaluation: impl FnOnce() -> wire::Evaluation) {
+        if self.observers.receiver_count() > 0 {
+            // Fails only when the last observer has just gone.
+            let _ = self.observers.send(evaluation());
+        }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("born", &self.born).finish_non_exhaustive()
+    }
+}
+
+impl Prober {
+    /// Without probes. `chance` spreads the probes of a node after a start.
+    #[must_use]
+    pub fn new(attempts: Arc<dyn Attempts>, clock: Clock, metrics: Metrics, chance: Chance) -> Self {
+        let born = clock.boot();
+        let observers = broadcast::Sender::new(WATCH_CAPACITY);
+        let shared = Shared { attempts, clock, born, metrics, chance, driver: Mutex::new(None), observers };
+        Self { shared: Arc::new(shared), table: Arc::default() }
+    }
+
+    /// A new driver, in place of any other. Its box holds everything remembered, then the end of the replay.
+    #[must_use]
+    pub fn attach(&self) -> Arc<Mailbox> {
+        let mailbox = Arc::new(Mailbox::new(self.shared.metrics.dropped.clone()));
+        let mut table = self.table.lock();
+        table.released.clear();
+        if let Some(old) = self.shared.driver.lock().replace(Arc::clone(&mailbox)) {
+            old.replaced.cancel();
+        }
+        for worker in table.workers() {
+            let key = worker.slot.key.clone();
+            worker.slot.replay(|report| mailbox.result(key, report, None));
+        }
+        mailbox.answer(Report::ReplayEnd(wire::ReplayEnd {}));
+        mailbox
+    }
+
+    /// The driver is gone; probing goes on.
+    pub fn detach(&self, driver: &Arc<Mailbox>) {
+        let mut current = self.shared.driver.lock();
+        if current.as_ref().is_some_and(|c| Arc::ptr_eq(c, driver)) {
+            *current = None;
+        }
+    }
+
+    /// Adds a pod, or replaces what is known of it. Lower generations are dropped.
+    ///
+    /// # Errors
+    /// `driver` has been replaced.
+    pub fn set(&self, driver: &Arc<Mailbox>, pod: Pod, trace: Option<&Trace>) -> Result<(), Replaced> {
+        let mut table = self.lock_for(driver)?;
+        let Table { pods, released } = &mut *table;
+        let uid = &pod.pod.uid;
+        if released.get(uid).is_some_and(|given| pod.generation <= *given) {
+            return Ok(());
+        }
+        let entry = pods
+            .entry(uid.clone())
+            .or_insert_with(|| Entry { generation: pod.generation, workers: BTreeMap::new() });
+        if pod.generation < entry.generation {
+            return Ok(());
+        }
+        entry.generation = pod.generation;
+        let wanted: HashSet<_> =
+            pod.probes.iter().map(|t| (Arc::clone(&t.container), t.probe.kind)).collect();
+        let gone: Vec<_> = entry.workers.keys().filter(|k| !wanted.contains(*k)).cloned().collect();
+        for key in gone {
+            if let Some(worker) = entry.workers.remove(&key) {
+                self.end(worker);
+            }
+        }
+        for target in &pod.probes {
+            let key = (Arc::clone(&target.container), target.probe.kind);
+            match entry.workers.get_mut(&key) {
+                Some(worker) => {
+                    worker.slot.update(&self.shared, target, pod.generation, trace);
+                    if worker.period != target.probe.period {
+                        worker.task.abort();
+                        worker.period = target.probe.period;
+                        worker.task = self.spawn(&worker.slot, Duration::ZERO);
+                    }
+                }
+                None => {
+                    entry.workers.insert(key, self.start(&pod, target, trace));
+                }
+            }
+        }
+        self.count(&table);
+        Ok(())
+    }
+
+    /// Stops probing a pod and forgets it.
+    ///
+    /// # Errors
+    /// `driver` has been replaced.
+    pub fn remove(&self, driver: &Arc<Mailbox>, uid: &PodUid, generation: u64) -> Result<(), Replaced> {
+        let mut table = self.lock_for(driver)?;
+        if table.pods.get(uid).is_some_and(|e| generation >= e.generation) {
+            self.forget(&mut table, uid);
+        }
+        Ok(())
+    }
+
+    /// Stops probing a pod, forgets it, and puts its final memory into the driver's box.
+    ///
+    /// # Errors
+    /// `driver` has been replaced.
+    pub fn release(&self, driver: &Arc<Mailbox>, uid: &PodUid, generation: u64) -> Result<(), Replaced> {
+        let mut table = self.lock_for(driver)?;
+        if table.pods.get(uid).is_some_and(|e| generation < e.generation) {
+            return Ok(());
+        }
+        let memory = table
+            .pods
+            .get(uid)
+            .map(|e| e.workers.values().filter_map(|w| w.slot.report()).collect())
+            .unwrap_or_default();
+        self.forget(&mut table, uid);
+        table.released.insert(uid.clone(), generation);
+        driver.answer(Report::Released(wire::Released { uid: uid.to_string(), generation, memory }));
+        Ok(())
+    }
+
+    /// The driver has said all it wants: other pods go.
+    ///
+    /// # Errors
+    /// `driver` has been replaced.
+    pub fn complete(&self, driver: &Arc<Mailbox>, wanted: &HashSet<PodUid>) -> Result<(), Replaced> {
+        let mut table = self.lock_for(driver)?;
+        let gone: Vec<_> = table.pods.keys().filter(|uid| !wanted.contains(*uid)).cloned().collect();
+        for uid in gone {
+            self.forget(&mut table, &uid);
+        }
+        Ok(())
+    }
+
+    /// Every evaluation from now on.
+    #[must_use]
+    pub fn observe(&self) -> broadcast::Receiver<wire::Evaluation> {
+        self.shared.observers.subscribe()
+    }
+
+    /// Counts evaluations that an observer missed.
+    pub fn count_missed(&self, missed: u64) {
+        self.shared.metrics.missed.inc_by(missed);
+    }
+
+    /// Ends all probes.
+    pub fn shutdown(&self) {
+        let mut table = self.table.lock();
+        let all: Vec<_> = table.pods.keys().cloned().collect();
+        for uid in all {
+            self.forget(&mut table, &uid);
+        }
+    }
+
+    fn lock_for(&self, driver: &Arc<Mailbox>) -> Result<parking_lot::MutexGuard<'_, Table>, Replaced> {
+        let table = self.table.lock();
+        let current = self.shared.driver.lock();
+        if current.as_ref().is_some_and(|c| Arc::ptr_eq(c, driver)) { Ok(table) } else { Err(Replaced) }
+    }
+
+    fn start(&self, pod: &Pod, target: &Target, trace: Option<&Trace>) -> Worker {
+        let key = ProbeKey {
+            uid: pod.pod.uid.clone(),
+            container: target.container.to_string(),
+            probe: target.probe.kind,
+        };
+        let slot = Arc::new(Slot::new(key, pod.pod.clone(), target));
+        slot.update(&self.shared, target, pod.generation, trace);
+        let Shared { born, clock, chance, .. } = &*self.shared;
+        let handed_over =
+            target.seed.as_ref().is_some_and(|s| Some(&s.container_id) == target.view.container_id.as_ref());
+        let jitter = decide::jitter(&target.probe, &target.view, handed_over, *born, clock.boot(), chance());
+        // What the first update woke is the worker's first tick.
+        let _ = slot.wake.notified().now_or_never();
+        let task = self.spawn(&slot, jitter);
+        Worker { slot, period: target.probe.period, task }
+    }
+
+    fn spawn(&self, slot: &Arc<Slot>, jitter: Duration) -> JoinHandle<()> {
+        task::spawn("probe", worker::run(Arc::clone(&self.shared), Arc::clone(slot), jitter))
+    }
+
+    fn forget(&self, table: &mut Table, uid: &PodUid) {
+        for worker in table.pods.remove(uid).into_iter().flat_map(|e| e.workers.into_values()) {
+            self.end(worker);
+        }
+        self.count(table);
+    }
+
+    fn end(&self, worker: Worker) {
+        worker.slot.end(&self.shared);
+        worker.task.abort();
+    }
+
+    fn count(&self, table: &Table) {
+        self.shared.metrics.workers.set(i64::try_from(table.workers().count()).unwrap_or(i64::MAX));
+    }
+}
+
+impl Table {
+    fn workers(&self) -> impl Iterator<Item = &Worker> {
+        self.pods.values().flat_map(|e| e.workers.values())
+    }
+}
+
+#[cfg(test)]
+mod tests;

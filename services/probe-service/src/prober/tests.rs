@@ -1,0 +1,347 @@
+#![allow(clippy::disallowed_methods)]
+use std::collections::VecDeque;
+
+use futures::future::BoxFuture;
+use quintlet_model::ids::{ContainerId, PodRef};
+use quintlet_model::probe::{ProbeMemory, ProbeResult};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::*;
+use crate::handlers::{Attempt, Broken};
+use crate::target::{Handler, Probe, View};
+
+/// Replays scripted attempts, the last one for ever, and records when each began.
+struct FakeAttempts {
+    script: Mutex<VecDeque<(Duration, Attempt)>>,
+    begun: Mutex<Vec<Instant>>,
+}
+
+impl Attempts for FakeAttempts {
+    fn attempt(&self, _: Arc<Probe>, _: String, _: String) -> BoxFuture<'static, Attempt> {
+        self.begun.lock().push(Instant::now());
+        let mut script = self.script.lock();
+        let next = if script.len() > 1 { script.pop_front() } else { script.front().cloned() };
+        let (takes, attempt) = next.expect("a script has at least one attempt");
+        Box::pin(async move {
+            sleep(takes).await;
+            attempt
+        })
+    }
+}
+
+struct Rig {
+    prober: Prober,
+    attempts: Arc<FakeAttempts>,
+    clock: Clock,
+    start: Instant,
+}
+
+fn pass() -> (Duration, Attempt) {
+    (Duration::ZERO, Attempt::Success("ok".into()))
+}
+
+fn fail() -> (Duration, Attempt) {
+    (Duration::ZERO, Attempt::Failure("no".into()))
+}
+
+impl Rig {
+    fn new(script: impl IntoIterator<Item = (Duration, Attempt)>) -> Self {
+        let attempts = Arc::new(FakeAttempts {
+            script: Mutex::new(script.into_iter().collect()),
+            begun: Mutex::default(),
+        });
+        let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1000));
+        let shared: Arc<dyn Attempts> = attempts.clone();
+        let prober = Prober::new(shared, clock.clone(), Metrics::new(), Box::new(|| 0.5));
+        Self { prober, attempts, clock, start: Instant::now() }
+    }
+
+    /// Lets tokio's time and boottime go on together.
+    async fn run(&self, time: Duration) {
+        let step = Duration::from_millis(50);
+        for _ in 0..time.as_millis() / step.as_millis() {
+            sleep(step).await;
+            self.clock.advance(step);
+        }
+    }
+
+    /// Seconds after the start at which attempts began.
+    fn begun(&self) -> Vec<f64> {
+        self.attempts.begun.lock().iter().map(|at| (*at - self.start).as_secs_f64()).collect()
+    }
+}
+
+fn uid(uid: &str) -> PodUid {
+    PodUid::parse(uid).unwrap()
+}
+
+fn view() -> View {
+    View {
+        container_id: Some(ContainerId::parse("c1").unwrap()),
+        running: true,
+        started_at: Some(Duration::from_secs(999)),
+        started: true,
+        pod_ip: "10.0.0.1".into(),
+    }
+}
+
+fn memory(counter: u64) -> ProbeMemory {
+    ProbeMemory {
+        container_id: ContainerId::parse("c1").unwrap(),
+        counter,
+        result: Some(ProbeResult::Success),
+        last: ProbeResult::Success,
+        run: 1,
+        on_hold: false,
+    }
+}
+
+fn pod(name: &str, generation: u64, view: View, seed: Option<ProbeMemory>) -> Pod {
+    let probe = Probe {
+        kind: ProbeType::Readiness,
+        handler: Handler::Tcp { host: None, port: 80 },
+        initial_delay: Duration::ZERO,
+        period: Duration::from_secs(1),
+        timeout: Duration::from_secs(1),
+        success_threshold: 1,
+        failure_threshold: 3,
+    };
+    Pod {
+        pod: PodRef { uid: uid(name), namespace: "default".into(), name: name.into() },
+        generation,
+        probes: vec![Target { container: "app".into(), probe: Arc::new(probe), view, seed }],
+    }
+}
+
+/// What the driver has been told: results as `counter result`, events as their message, and the names of answers.
+async fn told(driver: &Mailbox) -> Vec<String> {
+    let batch = timeout(Duration::from_millis(1), driver.take()).await.unwrap_or_default();
+    let one = |report: wire::DriveReport| match report.report.expect("a report has something to say") {
+        Report::Hello(_) => "hello".to_owned(),
+        Report::Result(r) => {
+            let memory = r.memory.unwrap_or_default();
+            format!(
+                "{} {} {}",
+                r.uid,
+                memory.counter,
+                memory.result().as_str_name().trim_start_matches("OUTCOME_")
+            )
+        }
+        Report::Unhealthy(u) => format!("{}: {}", u.reason, u.message),
+        Report::Released(r) => format!("released {} with {}", r.uid, r.memory.len()),
+        Report::ReplayEnd(_) => "replay end".to_owned(),
+    };
+    batch.into_iter().map(one).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn evaluations_come_at_a_fixed_rate_and_missed_ticks_collapse() {
+    let slow = (Duration::from_millis(2500), Attempt::Success(String::new()));
+    let rig = Rig::new([pass(), slow, pass()]);
+    let driver = rig.prober.attach();
+    rig.prober.set(&driver, pod("a", 1, view(), Some(memory(7))), None).unwrap();
+    rig.run(Duration::from_secs(6)).await;
+    let begun: Vec<_> = rig.begun().iter().map(|s| s.round()).collect();
+    // The slow one from 1 to 3.5 loses the ticks at 2 and 3, and one of them follows it at once.
+    assert_eq!(begun[..5], [0.0, 1.0, 4.0, 4.0, 5.0], "{:?}", rig.begun());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_view_does_not_move_the_ticks_and_a_started_container_is_probed_at_once() {
+    let rig = Rig::new([pass()]);
+    let driver = rig.prober.attach();
+    rig.prober.set(&driver, pod("a", 1, view(), Some(memory(7))), None).unwrap();
+    rig.run(Duration::from_millis(1500)).await;
+    let moved = View { pod_ip: "10.0.0.2".into(), ..view() };
+    rig.prober.set(&driver, pod("a", 1, moved, None), None).unwrap();
+    rig.run(Duration::from_millis(700)).await;
+    let rounded = |rig: &Rig| rig.begun().iter().map(|s| (s * 10.0).round() / 10.0).collect::<Vec<_>>();
+    assert_eq!(rounded(&rig), [0.0, 1.0, 2.0]);
+
+    let restarted = View { container_id: Some(ContainerId::parse("c2").unwrap()), ..view() };
+    rig.prober.set(&driver, pod("a", 1, restarted, None), None).unwrap();
+    rig.run(Duration::from_millis(1300)).await;
+    assert_eq!(rounded(&rig), [0.0, 1.0, 2.0, 2.2, 3.2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_probe_comes_when_the_initial_delay_ends() {
+    let rig = Rig::new([pass()]);
+    let driver = rig.prober.attach();
+    let mut target = pod("a", 1, View { started_at: Some(Duration::from_secs(1000)), ..view() }, None);
+    let probe = Arc::make_mut(&mut target.probes[0].probe);
+    probe.initial_delay = Duration::from_millis(2500);
+    probe.period = Duration::from_secs(10);
+    rig.prober.set(&driver, target, None).unwrap();
+    rig.run(Duration::from_secs(3)).await;
+    let begun = rig.begun();
+    assert!(begun.len() == 1 && (2.4..2.7).contains(&begun[0]), "{begun:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_changes_are_reported_and_every_failure_is_an_event() {
+    let rig = Rig::new([pass(), pass(), pass(), fail(), fail(), fail(), fail(), pass()]);
+    let driver = rig.prober.attach();
+    assert_eq!(told(&driver).await, ["replay end"]);
+    let fresh = View { started: true, ..view() };
+    rig.prober.set(&driver, pod("a", 1, fresh, Some(memory(7))), None).unwrap();
+    assert_eq!(told(&driver).await, ["a 7 SUCCESS"]);
+    rig.run(Duration::from_millis(2500)).await;
+    assert!(told(&driver).await.is_empty(), "three more successes are no news");
+    rig.run(Duration::from_secs(1)).await;
+    assert_eq!(told(&driver).await, ["a 11 SUCCESS", "Unhealthy: Readiness probe failed: no"]);
+    rig.run(Duration::from_secs(2)).await;
+    // Two failures on, the driver that was slow sees the last memory and both events.
+    let event = "Unhealthy: Readiness probe failed: no";
+    assert_eq!(told(&driver).await, ["a 13 FAILURE", event, event]);
+    rig.run(Duration::from_secs(1)).await;
+    assert_eq!(told(&driver).await, [event], "saturated");
+    rig.run(Duration::from_secs(1)).await;
+    assert_eq!(told(&driver).await, ["a 15 SUCCESS"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_breaks_is_tried_three_times_and_says_nothing_of_the_container() {
+    let broken =
+        |event| (Duration::ZERO, Attempt::Broken(Broken { state: "unknown", error: "gone".into(), event }));
+    let rig = Rig::new([broken(true), broken(true), broken(true), broken(false)]);
+    let driver = rig.prober.attach();
+    rig.prober.set(&driver, pod("a", 1, view(), Some(memory(7))), None).unwrap();
+    rig.run(Duration::from_millis(500)).await;
+    assert_eq!(rig.begun().len(), 3);
+    let event = "Unhealthy: Readiness probe errored and resulted in unknown state: gone";
+    assert_eq!(told(&driver).await, ["a 7 SUCCESS", event, "replay end"]);
+    // A runtime that is away is no event of the pod either.
+    rig.run(Duration::from_secs(3)).await;
+    assert_eq!(rig.begun().len(), 12);
+    assert!(told(&driver).await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_during_a_stall_of_the_prober_is_unknown() {
+    let slow = (Duration::from_millis(300), Attempt::Failure("timeout".into()));
+    let rig = Rig::new([slow]);
+    let driver = rig.prober.attach();
+    let mut target = pod("a", 1, view(), Some(memory(7)));
+    Arc::make_mut(&mut target.probes[0].probe).failure_threshold = 1;
+    rig.prober.set(&driver, target, None).unwrap();
+    rig.run(Duration::from_millis(100)).await;
+    rig.clock.advance(Duration::from_secs(5));
+    rig.run(Duration::from_millis(500)).await;
+    assert_eq!(told(&driver).await, ["a 7 SUCCESS", "replay end"]);
+    rig.run(Duration::from_secs(1)).await;
+    assert_eq!(told(&driver).await[0], "a 8 FAILURE");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_driver_replaces_the_first_and_hears_everything_again() {
+    let rig = Rig::new([pass()]);
+    let first = rig.prober.attach();
+    rig.prober.set(&first, pod("a", 3, view(), Some(memory(7))), None).unwrap();
+    let second = rig.prober.attach();
+    assert!(first.replaced.is_cancelled());
+    assert_eq!(told(&second).await, ["a 7 SUCCESS", "replay end"]);
+    assert_eq!(rig.prober.set(&first, pod("b", 3, view(), None), None), Err(Replaced));
+    assert_eq!(rig.prober.complete(&first, &HashSet::new()), Err(Replaced));
+    rig.prober.detach(&first);
+    rig.prober.set(&second, pod("b", 3, view(), Some(memory(1))), None).unwrap();
+    assert_eq!(told(&second).await, ["b 1 SUCCESS"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_driver_probing_goes_on_and_the_next_one_hears_what_came_of_it() {
+    let rig = Rig::new([fail()]);
+    let driver = rig.prober.attach();
+    rig.prober.set(&driver, pod("a", 3, view(), Some(memory(7))), None).unwrap();
+    rig.prober.detach(&driver);
+    rig.run(Duration::from_millis(3500)).await;
+    assert_eq!(rig.begun().len(), 4);
+    let next = rig.prober.attach();
+    assert_eq!(told(&next).await, ["a 11 FAILURE", "replay end"]);
+    // What it still believes does not overwrite what has happened since.
+    rig.prober.set(&next, pod("a", 3, view(), Some(memory(7))), None).unwrap();
+    assert!(told(&next).await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_go_by_word_only_and_lower_generations_do_not_count() {
+    let rig = Rig::new([pass()]);
+    let driver = rig.prober.attach();
+    for name in ["a", "b", "c"] {
+        rig.prober.set(&driver, pod(name, 3, view(), Some(memory(7))), None).unwrap();
+    }
+    let pods = |rig: &Rig| {
+        let mut pods: Vec<_> = rig.prober.table.lock().pods.keys().map(ToString::to_string).collect();
+        pods.sort();
+        pods.join(" ")
+    };
+    rig.prober.remove(&driver, &uid("a"), 2).unwrap();
+    assert_eq!(pods(&rig), "a b c", "a lower generation");
+    rig.prober.remove(&driver, &uid("a"), 3).unwrap();
+    assert_eq!(pods(&rig), "b c");
+    rig.prober.complete(&driver, &HashSet::from([uid("b")])).unwrap();
+    assert_eq!(pods(&rig), "b");
+    told(&driver).await;
+
+    rig.prober.set(&driver, pod("b", 2, view(), Some(memory(50))), None).unwrap();
+    assert!(told(&driver).await.is_empty(), "a lower generation");
+    rig.prober.release(&driver, &uid("b"), 3).unwrap();
+    rig.prober.release(&driver, &uid("x"), 1).unwrap();
+    assert_eq!(told(&driver).await, ["released b with 1", "released x with 0"]);
+    rig.prober.set(&driver, pod("b", 3, view(), None), None).unwrap();
+    assert_eq!(pods(&rig), "", "given away at this generation");
+    rig.prober.set(&driver, pod("b", 5, view(), None), None).unwrap();
+    assert_eq!(pods(&rig), "b");
+    let before = rig.begun().len();
+    rig.prober.shutdown();
+    rig.run(Duration::from_secs(3)).await;
+    assert_eq!(rig.begun().len(), before, "nothing is probed any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_that_stops_is_failed_at_once_and_an_attempt_under_way_does_not_count() {
+    let slow = (Duration::from_millis(500), Attempt::Success(String::new()));
+    let rig = Rig::new([slow]);
+    let driver = rig.prober.attach();
+    rig.prober.set(&driver, pod("a", 3, view(), Some(memory(7))), None).unwrap();
+    rig.run(Duration::from_millis(100)).await;
+    rig.prober.set(&driver, pod("a", 3, View { running: false, ..view() }, None), None).unwrap();
+    assert_eq!(told(&driver).await[0], "a 8 FAILURE");
+    rig.run(Duration::from_secs(2)).await;
+    assert!(told(&driver).await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_full_of_old_containers_is_spread_over_a_period_unless_handed_over() {
+    let rig = Rig::new([pass()]);
+    let driver = rig.prober.attach();
+    let old = View { started_at: Some(Duration::from_secs(5)), ..view() };
+    rig.prober.set(&driver, pod("a", 1, old.clone(), None), None).unwrap();
+    rig.run(Duration::from_millis(300)).await;
+    assert!(rig.begun().is_empty());
+    rig.prober.set(&driver, pod("b", 1, old, Some(memory(3))), None).unwrap();
+    rig.run(Duration::from_millis(100)).await;
+    assert_eq!(rig.begun().len(), 1);
+    rig.run(Duration::from_millis(300)).await;
+    assert_eq!(rig.begun().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_series_of_a_probe_end_with_it_and_observers_see_every_evaluation() {
+    let rig = Rig::new([pass()]);
+    let mut observer = rig.prober.observe();
+    let driver = rig.prober.attach();
+    rig.prober.set(&driver, pod("series", 1, view(), Some(memory(1))), None).unwrap();
+    rig.run(Duration::from_millis(1500)).await;
+    let series = || {
+        let text = quintlet_telemetry::metrics::text();
+        text.lines().filter(|l| l.contains("pod=\"series\"")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let total = "prober_probe_total{probe_type=\"Readiness\",result=\"successful\",container=\"app\",pod=\"series\",namespace=\"default\",pod_uid=\"series\"} 2";
+    assert!(series().iter().any(|l| l == total), "{:?}", series());
+    assert!(series().iter().any(|l| l.starts_with("prober_probe_duration_seconds_bucket")), "{:?}", series());
+    rig.prober.remove(&driver, &uid("series"), 1).unwrap();
+    assert!(series().is_empty(), "{:?}", series());
+    let seen = observer.try_recv().unwrap();
+    assert_eq!((seen.pod_name.as_str(), seen.run, seen.output.as_str()), ("series", 1, "ok"));
+}

@@ -1,0 +1,202 @@
+//! `quintlet.probe.v1` over gRPC.
+
+use std::collections::HashSet;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::Stream;
+use quintlet_kit::{error_chain, task};
+use quintlet_proto::probe::v1 as wire;
+use quintlet_proto::probe::v1::drive_report::Report;
+use quintlet_proto::probe::v1::drive_request::Request as Said;
+use quintlet_proto::probe::v1::probe_server::Probe;
+use quintlet_proto::probe::v1::watch_event::Event;
+use tokio::sync::broadcast::error::RecvError;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::convert;
+use crate::mailbox::Mailbox;
+use crate::prober::{Prober, Replaced};
+
+/// The service. Its streams end when `stop` is cancelled.
+#[derive(Debug, Clone)]
+pub struct ProbeService {
+    prober: Prober,
+    stop: CancellationToken,
+}
+
+impl ProbeService {
+    /// Serves `prober`.
+    #[must_use]
+    pub fn new(prober: Prober, stop: CancellationToken) -> Self {
+        Self { prober, stop }
+    }
+}
+
+type Out<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Probe for ProbeService {
+    type DriveStream = Out<wire::DriveReport>;
+    type WatchStream = Out<wire::WatchEvent>;
+
+    async fn drive(
+        &self,
+        request: Request<Streaming<wire::DriveRequest>>,
+    ) -> Result<Response<Self::DriveStream>, Status> {
+        let driver = self.prober.attach();
+        // Ends the reports when the driver has nothing more to say.
+        let closed = CancellationToken::new();
+        task::spawn(
+            "drive",
+            listen(self.prober.clone(), Arc::clone(&driver), request.into_inner(), closed.clone()),
+        );
+        let hello = Report::Hello(quintlet_proto::hello());
+        let first = vec![wire::DriveReport { report: Some(hello), trace: None }];
+        let (stop, state) = (self.stop.clone(), (driver, first.into_iter()));
+        let reports = futures::stream::unfold(Some(state), move |state| {
+            let (stop, closed) = (stop.clone(), closed.clone());
+            async move {
+                let (driver, mut batch) = state?;
+                loop {
+                    if let Some(report) = batch.next() {
+                        return Some((Ok(report), Some((driver, batch))));
+                    }
+                    // What is not taken waits in the box.
+                    tokio::select! {
+                        biased;
+                        () = driver.replaced.cancelled() => {
+                            return Some((Err(Status::aborted(Replaced.to_string())), None));
+                        }
+                        () = stop.cancelled() => return None,
+                        reports = driver.take() => batch = reports.into_iter(),
+                        () = closed.cancelled() => return None,
+                    }
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(reports)))
+    }
+
+    async fn watch(
+        &self,
+        request: Request<wire::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let uid = request.into_inner().uid;
+        let (prober, stop, evaluations) = (self.prober.clone(), self.stop.clone(), self.prober.observe());
+        let hello = Some(Event::Hello(quintlet_proto::hello()));
+        let events = futures::stream::unfold((evaluations, hello), move |(mut evaluations, first)| {
+            let (prober, stop, uid) = (prober.clone(), stop.clone(), uid.clone());
+            async move {
+                let event = match first {
+                    Some(hello) => hello,
+                    None => loop {
+                        // Receiving is cancel safe.
+                        let received = tokio::select! {
+                            () = stop.cancelled() => return None,
+                            received = evaluations.recv() => received,
+                        };
+                        match received {
+                            Ok(evaluation) if uid.is_empty() || evaluation.uid == uid => {
+                                break Event::Evaluation(evaluation);
+                            }
+                            Ok(_) => {}
+                            Err(RecvError::Lagged(count)) => {
+                                prober.count_missed(count);
+                                break Event::Missed(wire::Missed { count });
+                            }
+                            Err(RecvError::Closed) => return None,
+                        }
+                    },
+                };
+                Some((Ok(wire::WatchEvent { event: Some(event), trace: None }), (evaluations, None)))
+            }
+        });
+        Ok(Response::new(Box::pin(events)))
+    }
+}
+
+/// Does what the driver says until it ends or is replaced.
+async fn listen(
+    prober: Prober,
+    driver: Arc<Mailbox>,
+    mut requests: Streaming<wire::DriveRequest>,
+    closed: CancellationToken,
+) {
+    let mut wanted = HashSet::new();
+    loop {
+        // A dropped read loses at most what a replaced driver said.
+        let request = tokio::select! {
+            () = driver.replaced.cancelled() => break,
+            request = requests.message() => request,
+        };
+        match request {
+            Ok(Some(request)) => {
+                if obey(&prober, &driver, &mut wanted, request).is_err() {
+                    break;
+                }
+            }
+            Ok(None) => break,
+            Err(status) => {
+                tracing::info!(error = %error_chain(&status), "the driver is gone, probing goes on");
+                break;
+            }
+        }
+    }
+    prober.detach(&driver);
+    closed.cancel();
+}
+
+/// Does one thing the driver says. What cannot be understood is logged and changes nothing.
+fn obey(
+    prober: &Prober,
+    driver: &Arc<Mailbox>,
+    wanted: &mut HashSet<quintlet_model::ids::PodUid>,
+    request: wire::DriveRequest,
+) -> Result<(), Replaced> {
+    let wire::DriveRequest { request, trace } = request;
+    let uid = match &request {
+        Some(Said::Target(wire::PodTarget { uid, .. })) => convert::uid(uid),
+        Some(Said::Remove(wire::RemovePod { uid, .. })) => convert::uid(uid),
+        Some(Said::Release(wire::ReleasePod { uid, .. })) => convert::uid(uid),
+        Some(Said::Complete(_)) => return prober.complete(driver, wanted),
+        Some(Said::Hello(hello)) => {
+            tracing::info!(build = hello.build, schema = hello.schema, "driver connected");
+            return Ok(());
+        }
+        None => {
+            tracing::warn!("the driver said something this build does not know");
+            return Ok(());
+        }
+    };
+    let uid = match uid {
+        Ok(uid) => uid,
+        Err(error) => {
+            tracing::warn!(error = %error_chain(&error), "request of the driver refused");
+            return Ok(());
+        }
+    };
+    match request {
+        Some(Said::Target(target)) => {
+            // A target that is not understood still says that the pod is wanted.
+            wanted.insert(uid.clone());
+            match convert::pod(target) {
+                Ok(pod) => prober.set(driver, pod, trace.as_ref()),
+                Err(error) => {
+                    tracing::warn!(pod.uid = %uid, error = %error_chain(&error), "target refused");
+                    Ok(())
+                }
+            }
+        }
+        Some(Said::Remove(remove)) => {
+            wanted.remove(&uid);
+            prober.remove(driver, &uid, remove.generation)
+        }
+        Some(Said::Release(release)) => {
+            wanted.remove(&uid);
+            prober.release(driver, &uid, release.generation)
+        }
+        Some(Said::Complete(_) | Said::Hello(_)) | None => Ok(()),
+    }
+}

@@ -1,0 +1,278 @@
+//! One probe of one container: what it is, what is remembered of it, and its evaluations.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use quintlet_model::ids::PodRef;
+use quintlet_model::probe::{ProbeKey, ProbeMemory, ProbeResult};
+use quintlet_proto::common::v1::Trace;
+use quintlet_proto::probe::v1 as wire;
+use quintlet_telemetry::propagate;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tracing::{Instrument as _, Span};
+
+use crate::convert;
+use crate::decide::{self, Gate, Raw};
+use crate::handlers::{Attempt, Broken};
+use crate::metrics::Counted;
+use crate::prober::Shared;
+use crate::stall;
+use crate::target::{Probe, Target, View};
+
+/// Attempts in a row while they break; a failure is final at once.
+const MAX_ATTEMPTS: usize = 3;
+
+/// One probe. Its state changes under its lock and is reported under it, so that reports keep their order.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) key: ProbeKey,
+    pub(crate) pod: PodRef,
+    /// Tells the worker that there may be something to do before the next tick.
+    pub(crate) wake: Notify,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    probe: Arc<Probe>,
+    view: View,
+    generation: u64,
+    memory: Option<ProbeMemory>,
+    output: String,
+    /// Of what the driver did to this container instance.
+    trace: Option<Trace>,
+    /// Nothing is counted or reported any more.
+    ended: bool,
+}
+
+/// What one evaluation needs.
+struct Begun {
+    probe: Arc<Probe>,
+    memory: ProbeMemory,
+    pod_ip: String,
+    span: Span,
+}
+
+impl Slot {
+    /// A probe nothing is known of before the first [`Slot::update`].
+    pub(crate) fn new(key: ProbeKey, pod: PodRef, target: &Target) -> Self {
+        let state = State {
+            probe: Arc::clone(&target.probe),
+            view: View::default(),
+            generation: 0,
+            memory: None,
+            output: String::new(),
+            trace: None,
+            ended: false,
+        };
+        Self { key, pod, wake: Notify::new(), state: Mutex::new(state) }
+    }
+
+    /// Takes over what the driver says, and wakes the worker if that opens the way for a probe.
+    pub(crate) fn update(&self, shared: &Shared, target: &Target, generation: u64, trace: Option<&Trace>) {
+        let mut state = self.state.lock();
+        let now = shared.clock.boot();
+        let before = state.gate(now);
+        if state.view.container_id != target.view.container_id {
+            state.trace = trace.cloned();
+            state.output.clear();
+        }
+        state.probe = Arc::clone(&target.probe);
+        state.view = target.view.clone();
+        state.generation = generation;
+        let (own, seed) = (state.memory.as_ref(), target.seed.as_ref());
+        if let Some(memory) = decide::adopt(&state.probe, &state.view, own, seed, shared.born) {
+            self.remember(shared, &mut state, memory);
+        }
+        self.settle_stopped(shared, &mut state, now);
+        let after = state.gate(now);
+        let opened = match after {
+            Gate::Probe(_) => after != before,
+            Gate::After(_) => !matches!(before, Gate::After(_)),
+            Gate::Idle(_) | Gate::Stopped(_) => false,
+        };
+        if opened {
+            self.wake.notify_one();
+        }
+    }
+
+    /// What to do now.
+    pub(crate) fn gate(&self, now: Duration) -> Gate {
+        self.state.lock().gate(now)
+    }
+
+    /// From one tick to the next.
+    pub(crate) fn period(&self) -> Duration {
+        self.state.lock().probe.period
+    }
+
+    /// The report of all that is remembered; None when that is nothing.
+    pub(crate) fn report(&self) -> Option<wire::Result> {
+        self.state.lock().report(&self.key)
+    }
+
+    /// Calls `put` with the report of all that is remembered, with no later one before it.
+    pub(crate) fn replay(&self, put: impl FnOnce(wire::Result)) {
+        let state = self.state.lock();
+        if let Some(report) = state.report(&self.key) {
+            put(report);
+        }
+    }
+
+    /// Ends it: an evaluation under way counts for nothing.
+    pub(crate) fn end(&self, shared: &Shared) {
+        let mut state = self.state.lock();
+        state.ended = true;
+        shared.metrics.remove(&self.pod, &self.key);
+        shared.with_driver(|driver| driver.forget(&self.key));
+    }
+
+    /// One evaluation, if it is time for one. Dropping it is as if it had not begun.
+    pub(crate) async fn evaluate(&self, shared: &Shared) {
+        let Some(begun) = self.begin(shared) else { return };
+        let started = Instant::now();
+        let (mut attempt, mut stalled) = self.attempt(shared, &begun).await;
+        for _ in 1..MAX_ATTEMPTS {
+            if stalled || !matches!(attempt, Attempt::Broken(_)) {
+                break;
+            }
+            (attempt, stalled) = self.attempt(shared, &begun).await;
+        }
+        self.settle(shared, &begun, attempt, stalled, started.elapsed());
+    }
+
+    async fn attempt(&self, shared: &Shared, begun: &Begun) -> (Attempt, bool) {
+        let id = begun.memory.container_id.to_string();
+        let attempt = shared.attempts.attempt(Arc::clone(&begun.probe), id, begun.pod_ip.clone());
+        stall::watch(&shared.clock, attempt).instrument(begun.span.clone()).await
+    }
+
+    fn begin(&self, shared: &Shared) -> Option<Begun> {
+        let mut state = self.state.lock();
+        let now = shared.clock.boot();
+        self.settle_stopped(shared, &mut state, now);
+        let Gate::Probe(_) = state.gate(now) else { return None };
+        let memory = state.memory.clone()?;
+        // One that passes as it did before is not worth a span.
+        let span = match memory.last {
+            ProbeResult::Success => Span::none(),
+            ProbeResult::Unknown | ProbeResult::Failure => self.span(state.trace.as_ref()),
+        };
+        Some(Begun { probe: Arc::clone(&state.probe), memory, pod_ip: state.view.pod_ip.clone(), span })
+    }
+
+    fn span(&self, trace: Option<&Trace>) -> Span {
+        let span = tracing::info_span!(
+            "probe",
+            otel.name = %format_args!("{} probe {}", self.key.probe, self.key.container),
+            pod.uid = %self.key.uid,
+            container.name = %self.key.container,
+            probe.r#type = %self.key.probe,
+            probe.outcome = tracing::field::Empty,
+        );
+        propagate::set_parent(&span, &trace.cloned());
+        span
+    }
+
+    fn settle(&self, shared: &Shared, begun: &Begun, attempt: Attempt, stalled: bool, took: Duration) {
+        let mut state = self.state.lock();
+        // The container has become another or has stopped under the attempt: it says nothing of what is there now.
+        let current = state.memory.as_ref().filter(|m| m.container_id == begun.memory.container_id).cloned();
+        let Some(memory) = current.filter(|_| !state.ended && state.view.running) else { return };
+        let passed = matches!(attempt, Attempt::Success(_) | Attempt::Warning(_));
+        if stalled && !passed {
+            shared.metrics.stalls.inc();
+        }
+        let (raw, counted, output) = match &attempt {
+            Attempt::Success(output) | Attempt::Warning(output) => {
+                (Raw::Success, Some(Counted::Successful), output)
+            }
+            Attempt::Failure(output) if stalled => (Raw::Unknown, Some(Counted::Unknown), output),
+            Attempt::Failure(output) => (Raw::Failure, Some(Counted::Failed), output),
+            // As in the kubelet, what broke is not counted.
+            Attempt::Broken(Broken { error, .. }) => (Raw::Unknown, None, error),
+        };
+        let span = if passed || !begun.span.is_none() { begun.span.clone() } else { self.span(None) };
+        span.record("probe.outcome", tracing::field::debug(raw));
+        let _reports_belong_to_it = span.enter();
+        if let Some(counted) = counted {
+            shared.metrics.evaluated(&self.pod, &self.key, counted, took);
+        }
+        output.clone_into(&mut state.output);
+        if let Some(next) = decide::evaluate(&begun.probe, &memory, raw) {
+            self.remember(shared, &mut state, next);
+        }
+        if let Some(unhealthy) = self.unhealthy(&memory, &attempt).filter(|_| passed || !stalled) {
+            shared.with_driver(|driver| driver.unhealthy(unhealthy, propagate::current_trace()));
+        }
+        shared.observe(|| self.evaluation(shared, &state, raw, took));
+    }
+
+    fn unhealthy(&self, memory: &ProbeMemory, attempt: &Attempt) -> Option<wire::Unhealthy> {
+        let probe = self.key.probe;
+        let (reason, message) = match attempt {
+            Attempt::Success(_) => return None,
+            Attempt::Warning(output) => ("ProbeWarning", format!("{probe} probe warning: {output}")),
+            Attempt::Failure(output) => ("Unhealthy", format!("{probe} probe failed: {output}")),
+            Attempt::Broken(Broken { event: false, .. }) => return None,
+            Attempt::Broken(Broken { state, error, event: true }) => {
+                ("Unhealthy", format!("{probe} probe errored and resulted in {state} state: {error}"))
+            }
+        };
+        Some(wire::Unhealthy {
+            uid: self.key.uid.to_string(),
+            container: self.key.container.clone(),
+            r#type: convert::kind(probe),
+            container_id: memory.container_id.to_string(),
+            reason: reason.to_owned(),
+            message,
+        })
+    }
+
+    fn evaluation(&self, shared: &Shared, state: &State, raw: Raw, took: Duration) -> wire::Evaluation {
+        let outcome = match raw {
+            Raw::Success => wire::Outcome::Success,
+            Raw::Failure => wire::Outcome::Failure,
+            Raw::Unknown => wire::Outcome::Unknown,
+        };
+        wire::Evaluation {
+            uid: self.key.uid.to_string(),
+            pod_name: self.pod.name.to_string(),
+            pod_namespace: self.pod.namespace.to_string(),
+            container: self.key.container.clone(),
+            r#type: convert::kind(self.key.probe),
+            outcome: outcome as i32,
+            run: state.memory.as_ref().map_or(0, |m| m.run),
+            seconds: took.as_secs_f64(),
+            output: convert::cut(&state.output, convert::MAX_REPORT_OUTPUT).to_owned(),
+            at_unix_ns: i64::try_from(shared.clock.wall().as_nanosecond()).unwrap_or_default(),
+        }
+    }
+
+    fn settle_stopped(&self, shared: &Shared, state: &mut State, now: Duration) {
+        if let Gate::Stopped(memory) = state.gate(now) {
+            self.remember(shared, state, memory);
+        }
+    }
+
+    fn remember(&self, shared: &Shared, state: &mut State, memory: ProbeMemory) {
+        let news = decide::is_news(state.memory.as_ref(), &memory);
+        state.memory = Some(memory);
+        if let Some(report) = state.report(&self.key).filter(|_| news) {
+            shared.with_driver(|driver| driver.result(self.key.clone(), report, propagate::current_trace()));
+        }
+    }
+}
+
+impl State {
+    fn gate(&self, now: Duration) -> Gate {
+        decide::gate(&self.probe, &self.view, self.memory.as_ref(), now)
+    }
+
+    fn report(&self, key: &ProbeKey) -> Option<wire::Result> {
+        let memory = self.memory.as_ref().filter(|_| !self.ended)?;
+        Some(convert::result(key, self.generation, memory, &self.output))
+    }
+}
