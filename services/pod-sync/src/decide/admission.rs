@@ -34,7 +34,9 @@ impl Shortage {
         self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
     }
 
-    fn rejection(&self) -> Rejection {
+    /// The refusal it makes.
+    #[must_use]
+    pub fn rejection(&self) -> Rejection {
         Rejection {
             reason: format!("OutOf{}", self.resource),
             message: format!(

@@ -13,7 +13,7 @@
 //!
 //! Termination: [`grace::effective`] for the pod, [`grace::termination_plan`] for its containers, `generate` with
 //! `is_terminal`, [`status::terminate`] last; [`status::with_kill_override`] for what the agent itself ends. Sources go
-//! through [`merge::SourceStore`], new pods through [`admission::admit`].
+//! through [`merge::SourceStore`], new pods through [`admission::admit`]; [`preempt::victims`] makes room for critical ones.
 
 pub mod actions;
 pub mod admission;
@@ -23,10 +23,13 @@ pub mod container_status;
 pub mod grace;
 pub mod merge;
 pub mod phase;
+pub mod preempt;
 pub mod probes;
 pub mod qos;
 pub mod quantity;
 pub mod restart;
+#[cfg(test)]
+mod simulation_tests;
 pub mod status;
 pub mod sync;
 #[cfg(test)]
