@@ -11,7 +11,10 @@ use quintlet_proto::status::v1::report_request::Request as Inbound;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
 use quintlet_testapi::{Failure, TestApi};
 use serde_json::{Value, json};
+use status_reporter::events::Occurrence;
+use status_reporter::events::recorder::Recorder;
 use status_reporter::lease;
+use status_reporter::metrics::Metrics;
 use status_reporter::run::{Config, run};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
@@ -239,6 +242,28 @@ async fn events_are_written_counted_and_made_anew_when_they_expired() {
         .unwrap_err();
     assert_eq!(bad.code(), tonic::Code::InvalidArgument);
     service.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_event_queue_loses_events_and_blocks_nobody() {
+    let api = TestApi::start().await;
+    api.faults().block("create events");
+    let stop = CancellationToken::new();
+    let client = status_reporter::api::ApiClient::new(api.client());
+    let recorder = Recorder::start(client, "n1", Clock::system(), Metrics::register(), stop.clone());
+    let event = |n: usize| Occurrence {
+        kind: "Pod".into(),
+        namespace: "default".into(),
+        name: format!("p{n}"),
+        event_type: "Normal".into(),
+        reason: "Started".into(),
+        ..Occurrence::default()
+    };
+    let lost = (0..1100).filter(|n| !recorder.record(event(*n))).count();
+    assert!((99..=100).contains(&lost), "a thousand wait and one may be on its way: {lost}");
+    api.faults().clear();
+    api.wait_for_requests("create events", 1000, PATIENCE).await;
+    stop.cancel();
 }
 
 #[tokio::test]

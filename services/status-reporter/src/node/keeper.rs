@@ -10,15 +10,11 @@ use tracing::{debug, info, warn};
 
 use super::FactBoard;
 use super::health::HealthBoard;
-use super::setters::{self, View, Weight};
+use super::setters::{self, Due, REPORT_EVERY, View, Weight};
 use crate::api::{ApiClient, ApiFailure, node_path};
 use crate::events::recorder::Recorder;
 use crate::status::normalize::seconds;
 
-/// How often a changed status is written.
-const UPDATE_EVERY: Duration = Duration::from_secs(10);
-/// How often an unchanged one is.
-const REPORT_EVERY: Duration = Duration::from_secs(300);
 /// How often readiness is judged without news: peers and facts grow old by themselves.
 const JUDGE_EVERY: Duration = Duration::from_secs(2);
 /// How long a registration waits for facts, so that the node usually starts complete.
@@ -65,20 +61,17 @@ impl NodeKeeper {
         loop {
             let (desired, events) = self.desired(&live, started);
             let weight = setters::weigh(&live, &desired);
-            let elapsed = |at: Option<Instant>, every: Duration| at.is_none_or(|at| at.elapsed() >= every);
-            // Without facts there is nothing to renew.
-            let report = !self.facts.is_empty() && elapsed(last_report, report_every);
-            let due = report
-                || weight == Weight::Turned
-                || (weight == Weight::Changed && elapsed(last_update, UPDATE_EVERY));
-            if due {
-                match self.write(&live, &desired, report).await {
+            let since = |at: Option<Instant>| at.map(|at| at.elapsed());
+            let has_facts = !self.facts.is_empty();
+            let due = setters::due(weight, has_facts, since(last_update), since(last_report), report_every);
+            if due != Due::Nothing {
+                match self.write(&live, &desired, due == Due::Report).await {
                     Ok(written) => {
                         failures = 0;
                         last_update = Some(Instant::now());
                         // A periodic report keeps the pace, a change starts a new one.
-                        report_every =
-                            if report && weight == Weight::Nothing { REPORT_EVERY } else { spread() };
+                        let periodic = due == Due::Report && weight == Weight::Nothing;
+                        report_every = if periodic { REPORT_EVERY } else { spread() };
                         last_report = last_update;
                         self.tell(&live, &written, events);
                         live = written;

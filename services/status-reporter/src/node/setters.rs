@@ -289,6 +289,46 @@ pub enum Weight {
     Turned,
 }
 
+/// How often a changed status is written.
+pub const UPDATE_EVERY: Duration = Duration::from_secs(10);
+
+/// How often an unchanged one is.
+pub const REPORT_EVERY: Duration = Duration::from_secs(300);
+
+/// What is to be written now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due {
+    /// Nothing.
+    Nothing,
+    /// What changed.
+    Change,
+    /// Everything, heartbeats included.
+    Report,
+}
+
+/// Whether to write: turned conditions at once, other changes every 10 s, heartbeats every `report_every`.
+///
+/// The ages are those of the last write and the last report, none before the first. Without facts there is nothing to
+/// renew.
+#[must_use]
+pub fn due(
+    weight: Weight,
+    has_facts: bool,
+    since_update: Option<Duration>,
+    since_report: Option<Duration>,
+    report_every: Duration,
+) -> Due {
+    let passed = |since: Option<Duration>, every: Duration| since.is_none_or(|since| since >= every);
+    if has_facts && passed(since_report, report_every) {
+        return Due::Report;
+    }
+    match weight {
+        Weight::Turned => Due::Change,
+        Weight::Changed if passed(since_update, UPDATE_EVERY) => Due::Change,
+        Weight::Changed | Weight::Nothing => Due::Nothing,
+    }
+}
+
 /// How the desired node differs from the live one.
 #[must_use]
 pub fn weigh(live: &Value, desired: &Value) -> Weight {
@@ -595,6 +635,30 @@ mod tests {
         same.node["status"]["capacity"]["memory"] = json!("1024Mi");
         let (same, _) = desired(&node, &[same], &Readiness::Ready, NOW);
         assert_eq!(weigh(&node, &same), Weight::Nothing, "the same quantity in other words");
+    }
+
+    #[test]
+    fn turns_go_out_at_once_changes_soon_and_heartbeats_rarely() {
+        let s = |seconds: u64| Some(Duration::from_secs(seconds));
+        let cases = [
+            (Weight::Nothing, true, s(299), s(299), Due::Nothing),
+            (Weight::Nothing, true, s(300), s(300), Due::Report),
+            (Weight::Nothing, true, None, None, Due::Report),
+            (Weight::Nothing, false, None, None, Due::Nothing),
+            (Weight::Changed, true, s(9), s(9), Due::Nothing),
+            (Weight::Changed, true, s(10), s(10), Due::Change),
+            (Weight::Changed, false, None, None, Due::Change),
+            (Weight::Turned, true, s(0), s(0), Due::Change),
+            (Weight::Turned, true, s(0), s(300), Due::Report),
+            (Weight::Turned, false, s(0), None, Due::Change),
+        ];
+        for (weight, facts, update, report, want) in cases {
+            assert_eq!(
+                due(weight, facts, update, report, REPORT_EVERY),
+                want,
+                "{weight:?} {facts} {update:?} {report:?}"
+            );
+        }
     }
 
     #[test]
