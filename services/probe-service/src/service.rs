@@ -48,10 +48,17 @@ impl Probe for ProbeService {
         let driver = self.prober.attach();
         // Ends the reports when the driver has nothing more to say.
         let closed = CancellationToken::new();
-        task::spawn(
-            "drive",
-            listen(self.prober.clone(), Arc::clone(&driver), request.into_inner(), closed.clone()),
-        );
+        let listening = listen(self.prober.clone(), Arc::clone(&driver), request.into_inner());
+        task::spawn("drive", {
+            let (stop, closed) = (self.stop.clone(), closed.clone());
+            async move {
+                // A connection with an open request stream would not end.
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = listening => closed.cancel(),
+                }
+            }
+        });
         let hello = Report::Hello(quintlet_proto::hello());
         let first = vec![wire::DriveReport { report: Some(hello), trace: None }];
         let (stop, state) = (self.stop.clone(), (driver, first.into_iter()));
@@ -118,12 +125,7 @@ impl Probe for ProbeService {
 }
 
 /// Does what the driver says until it ends or is replaced.
-async fn listen(
-    prober: Prober,
-    driver: Arc<Mailbox>,
-    mut requests: Streaming<wire::DriveRequest>,
-    closed: CancellationToken,
-) {
+async fn listen(prober: Prober, driver: Arc<Mailbox>, mut requests: Streaming<wire::DriveRequest>) {
     let mut wanted = HashSet::new();
     loop {
         // A dropped read loses at most what a replaced driver said.
@@ -145,7 +147,6 @@ async fn listen(
         }
     }
     prober.detach(&driver);
-    closed.cancel();
 }
 
 /// Does one thing the driver says. What cannot be understood is logged and changes nothing.

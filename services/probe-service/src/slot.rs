@@ -155,10 +155,11 @@ impl Slot {
         self.settle_stopped(shared, &mut state, now);
         let Gate::Probe(_) = state.gate(now) else { return None };
         let memory = state.memory.clone()?;
-        // One that passes as it did before is not worth a span.
+        // The first belongs to what started the container; one that passes as it did before is not worth a span.
         let span = match memory.last {
             ProbeResult::Success => Span::none(),
-            ProbeResult::Unknown | ProbeResult::Failure => self.span(state.trace.as_ref()),
+            ProbeResult::Unknown => self.span(state.trace.as_ref()),
+            ProbeResult::Failure => self.span(None),
         };
         Some(Begun { probe: Arc::clone(&state.probe), memory, pod_ip: state.view.pod_ip.clone(), span })
     }

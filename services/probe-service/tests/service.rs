@@ -1,5 +1,5 @@
 //! The service on its socket, as pod-sync and observers see it.
-#![allow(clippy::disallowed_methods, missing_docs)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::path::Path;
 use std::time::Duration;

@@ -143,7 +143,8 @@ async fn the_status_decides_and_the_body_is_the_output() {
 async fn headers_are_canonical_and_defaults_give_way() {
     let (address, mut requests) = serve(None, |_| page("200 OK", "", "")).await;
     let host = format!("Host: {address}");
-    let cases: [(&[(&str, &str)], &[&str], &[&str]); 5] = [
+    type Headers = &'static [(&'static str, &'static str)];
+    let cases: [(Headers, &[&str], &[&str]); 5] = [
         (
             &[],
             &["User-Agent: kube-probe/1.36", "Accept: */*", "Connection: close", &host],
