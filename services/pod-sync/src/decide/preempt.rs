@@ -63,7 +63,7 @@ pub fn preemptable(by: &Pod, victim: &Pod) -> bool {
 }
 
 // Greedy by what would be left to free, each resource weighing the same; of equals the one that asks for less.
-fn choose<'a>(mut pods: Vec<&'a Pod>, mut needs: Vec<Need>) -> Vec<&'a Pod> {
+fn choose(mut pods: Vec<&Pod>, mut needs: Vec<Need>) -> Vec<&Pod> {
     let distance = |pod: &Pod, needs: &[Need]| -> f64 {
         needs
             .iter()
