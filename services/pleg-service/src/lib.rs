@@ -1,1 +1,83 @@
-//! pleg-service: see ARCHITECTURE.md.
+//! pleg-service: the only cache of what the runtime says of pods.
+//!
+//! Tasks: `relist` lists everything now and then, `hints` reads the runtime's hints, `hint-resolver` finds the pods of ids
+//! nobody knows yet; all three only *nominate* pods. Each pod has a `pod-owner` task with a mailbox, the only writer of
+//! that pod's entry: it inspects the pod and publishes what changed to the [`store`]. [`server`] serves the contract
+//! pleg.v1 from the store; a `Watch` is a place in the order of changes, not a queue. `health` sets SERVING.
+//!
+//! This crate changes nothing in the runtime and writes no files. The runtime is only asked through [`seams`].
+
+pub mod args;
+mod convert;
+mod core;
+pub mod cri;
+mod entry;
+mod expect;
+pub mod health;
+mod hints;
+mod inspect;
+mod metrics;
+mod owner;
+mod relist;
+pub mod seams;
+mod server;
+mod store;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quintlet_kit::clock::Clock;
+use quintlet_kit::server::HealthHandle;
+use quintlet_proto::pleg::v1::pleg_server::PlegServer;
+use tokio_util::sync::CancellationToken;
+
+pub use crate::core::Periods;
+pub use crate::server::PlegService;
+
+use crate::core::Core;
+use crate::seams::{ContainerRuntime, HintStream};
+
+/// Name of the service in grpc.health.v1.
+pub const SERVICE: &str = "quintlet.pleg.v1.Pleg";
+
+/// How often health is judged.
+const HEALTH_PERIOD: Duration = Duration::from_millis(200);
+
+/// Starts the tasks; they end with `stop`. Returns the service to serve.
+#[must_use]
+pub fn start(
+    runtime: Arc<dyn ContainerRuntime>, hints: Arc<dyn HintStream>, clock: Clock, periods: Periods,
+    health: HealthHandle, stop: &CancellationToken,
+) -> PlegServer<PlegService> {
+    let core = Core::new(runtime, clock, periods);
+    // The stream is opened first: what happens between it and the first list is then in one of the two.
+    let hints = hints::run(Arc::clone(&core), hints);
+    let relist = relist::run(Arc::clone(&core));
+    let judge = judge(Arc::clone(&core), health);
+    quintlet_kit::task::spawn("hints", stop.clone().run_until_cancelled_owned(hints));
+    quintlet_kit::task::spawn("relist", stop.clone().run_until_cancelled_owned(relist));
+    quintlet_kit::task::spawn("health", stop.clone().run_until_cancelled_owned(judge));
+    PlegServer::new(PlegService::new(core, stop.clone()))
+}
+
+/// SERVING once the first full list is in and while lists succeed.
+async fn judge(core: Arc<Core>, health: HealthHandle) {
+    let mut serving = None;
+    loop {
+        let now = core.store.is_primed() && health::problem(core.last_list_age(), core.periods.threshold).is_none();
+        if serving != Some(now) {
+            for name in ["", SERVICE] {
+                if now {
+                    health.set_serving(name).await;
+                } else {
+                    health.set_not_serving(name).await;
+                }
+            }
+            if serving.is_some() {
+                tracing::info!(serving = now, error = core.lists.lock().error.as_deref(), "health");
+            }
+            serving = Some(now);
+        }
+        tokio::time::sleep(HEALTH_PERIOD).await;
+    }
+}

@@ -1,0 +1,65 @@
+//! Command line.
+
+use std::time::Duration;
+
+use quintlet_kit::args::CommonArgs;
+
+use crate::Periods;
+
+/// Knows what the runtime says of every pod, and tells who asks.
+#[derive(Debug, clap::Parser)]
+#[command(name = "pleg-service", version)]
+pub struct Args {
+    /// What every service has.
+    #[command(flatten)]
+    pub common: CommonArgs,
+
+    /// Pause between full lists of the runtime without live hints, with a unit: 1s.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = positive)]
+    pub relist_period: Duration,
+
+    /// Pause between full lists while the runtime's hints are live, with a unit: 30s.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = positive)]
+    pub relist_period_live: Duration,
+
+    /// Age of the last successful list that makes the node not ready, with a unit: 3m.
+    #[arg(long, value_name = "DURATION", default_value = "3m", value_parser = positive)]
+    pub relist_threshold: Duration,
+}
+
+impl Args {
+    /// The periods to run with.
+    #[must_use]
+    pub fn periods(&self) -> Periods {
+        Periods {
+            relist: self.relist_period,
+            relist_live: self.relist_period_live,
+            threshold: self.relist_threshold,
+            ..Periods::default()
+        }
+    }
+}
+
+fn positive(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(d) if d.is_zero() => Err("must be more than zero".to_owned()),
+        Ok(d) => Ok(d),
+        Err(e) => Err(format!("{e}; a duration needs a unit, e.g. 5s")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[test]
+    fn durations_need_a_unit_and_are_more_than_zero() {
+        assert!(Args::try_parse_from(["pleg-service", "--relist-period", "5"]).is_err());
+        assert!(Args::try_parse_from(["pleg-service", "--relist-period", "0s"]).is_err());
+        let args = Args::try_parse_from(["pleg-service", "--relist-period-live", "10m"]).expect("a unit is there");
+        assert_eq!(args.periods().relist_live, Duration::from_secs(600));
+        assert_eq!(args.periods().relist, Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,194 @@
+//! CRI messages to the types of the model. Errors name the path of the field.
+
+use std::collections::HashMap;
+
+use k8s_cri::v1;
+use quintlet_model::ids::{ContainerId, PodRef, PodUid, SandboxId};
+use quintlet_model::labels;
+use quintlet_model::runtime::{
+    Container, ContainerState, Mount, Resources, Sandbox, SandboxState, User,
+};
+use quintlet_proto::runtime::v1 as hints;
+
+use crate::seams::{HintEvent, HintKind, ListedContainer, ListedSandbox, ReadError};
+
+fn bad(what: impl std::fmt::Display) -> ReadError {
+    ReadError::Data(what.to_string())
+}
+
+/// The pod the labels name; None where the uid is missing or unusable.
+fn labelled(labels: &HashMap<String, String>) -> Option<PodRef> {
+    let text = |key: &str| labels.get(key).map_or("", String::as_str);
+    Some(PodRef {
+        uid: PodUid::parse(text(labels::POD_UID)).ok()?,
+        namespace: text(labels::POD_NAMESPACE).into(),
+        name: text(labels::POD_NAME).into(),
+    })
+}
+
+fn sandbox_state(state: i32) -> SandboxState {
+    match v1::PodSandboxState::try_from(state) {
+        Ok(v1::PodSandboxState::SandboxReady) => SandboxState::Ready,
+        // A state of a later CRI is not one a pod can run in.
+        Ok(v1::PodSandboxState::SandboxNotready) | Err(_) => SandboxState::NotReady,
+    }
+}
+
+fn container_state(state: i32) -> ContainerState {
+    match v1::ContainerState::try_from(state) {
+        Ok(v1::ContainerState::ContainerCreated) => ContainerState::Created,
+        Ok(v1::ContainerState::ContainerRunning) => ContainerState::Running,
+        Ok(v1::ContainerState::ContainerExited) => ContainerState::Exited,
+        Ok(v1::ContainerState::ContainerUnknown) | Err(_) => ContainerState::Unknown,
+    }
+}
+
+/// An item of ListPodSandbox.
+pub(crate) fn listed_sandbox(s: v1::PodSandbox) -> ListedSandbox {
+    let mut pod = labelled(&s.labels);
+    if let (Some(pod), Some(meta)) = (&mut pod, s.metadata) {
+        pod.namespace = meta.namespace.into();
+        pod.name = meta.name.into();
+    }
+    ListedSandbox { id: s.id, pod, state: sandbox_state(s.state) }
+}
+
+/// An item of ListContainers.
+pub(crate) fn listed_container(c: v1::Container) -> ListedContainer {
+    let pod = labelled(&c.labels);
+    ListedContainer { id: c.id, sandbox_id: c.pod_sandbox_id, pod, state: container_state(c.state) }
+}
+
+/// The answer of PodSandboxStatus, checked as the kubelet does (cri-client utils.go verifySandboxStatus).
+pub(crate) fn sandbox(status: Option<v1::PodSandboxStatus>) -> Result<(PodRef, Sandbox), ReadError> {
+    let s = status.ok_or_else(|| bad("pod sandbox status is nil"))?;
+    let id = SandboxId::parse(&s.id).map_err(|e| bad(format_args!("sandbox.id: {e}")))?;
+    let at = |field: &str, problem: &str| bad(format_args!("sandbox {id}: {field}: {problem}"));
+    let meta = s.metadata.as_ref().ok_or_else(|| at("metadata", "missing"))?;
+    if meta.name.is_empty() {
+        return Err(at("metadata.name", "empty"));
+    }
+    if meta.namespace.is_empty() {
+        return Err(at("metadata.namespace", "empty"));
+    }
+    if s.created_at == 0 {
+        return Err(at("created_at", "zero"));
+    }
+    let uid = PodUid::parse(s.labels.get(labels::POD_UID).unwrap_or(&meta.uid))
+        .map_err(|e| at("metadata.uid", &e.to_string()))?;
+    let pod = PodRef { uid, namespace: meta.namespace.as_str().into(), name: meta.name.as_str().into() };
+    let has_network = s.network.is_some();
+    let network = s.network.clone().unwrap_or_default();
+    let texts = std::iter::once(network.ip).chain(network.additional_ips.into_iter().map(|p| p.ip));
+    let ips = match texts.filter(|t| !t.is_empty()).map(|t| t.parse()).collect::<Result<Vec<_>, _>>() {
+        Ok(ips) => ips,
+        // As the kubelet does: one address that cannot be read loses all of them.
+        Err(error) => {
+            tracing::warn!(pod.uid = %pod.uid, sandbox = %id, %error, "the runtime reports an address that is none");
+            Vec::new()
+        }
+    };
+    let options = s.linux.and_then(|l| l.namespaces).and_then(|n| n.options).unwrap_or_default();
+    let sandbox = Sandbox {
+        attempt: meta.attempt,
+        state: sandbox_state(s.state),
+        created_unix_ns: s.created_at,
+        ips,
+        has_network,
+        host_network: options.network() == v1::NamespaceMode::Node,
+        runtime_handler: s.runtime_handler,
+        labels: s.labels.into_iter().collect(),
+        annotations: s.annotations.into_iter().collect(),
+        id,
+    };
+    Ok((pod, sandbox))
+}
+
+/// The answer of ContainerStatus, checked as the kubelet does (cri-client utils.go verifyContainerStatus).
+pub(crate) fn container(status: Option<v1::ContainerStatus>, sandbox_id: &str) -> Result<Container, ReadError> {
+    let c = status.ok_or_else(|| bad("container status is nil"))?;
+    let id = ContainerId::parse(&c.id).map_err(|e| bad(format_args!("container.id: {e}")))?;
+    let at = |field: &str, problem: &str| bad(format_args!("container {id}: {field}: {problem}"));
+    let sandbox_id = SandboxId::parse(sandbox_id).map_err(|e| at("sandbox_id", &e.to_string()))?;
+    let meta = c.metadata.as_ref().ok_or_else(|| at("metadata", "missing"))?;
+    if meta.name.is_empty() {
+        return Err(at("metadata.name", "empty"));
+    }
+    if c.created_at == 0 {
+        return Err(at("created_at", "zero"));
+    }
+    let image = c.image.as_ref().map(|i| i.image.clone()).unwrap_or_default();
+    if image.is_empty() {
+        return Err(at("image.image", "empty"));
+    }
+    if c.image_ref.is_empty() {
+        return Err(at("image_ref", "empty"));
+    }
+    let state = container_state(c.state);
+    let exited = state == ContainerState::Exited;
+    Ok(Container {
+        sandbox_id,
+        name: c.labels.get(labels::CONTAINER_NAME).unwrap_or(&meta.name).clone(),
+        attempt: meta.attempt,
+        state,
+        created_unix_ns: c.created_at,
+        started_unix_ns: if state == ContainerState::Created { 0 } else { c.started_at },
+        finished_unix_ns: if exited { c.finished_at } else { 0 },
+        exit_code: if exited { c.exit_code } else { 0 },
+        reason: if exited { c.reason } else { String::new() },
+        message: if exited { c.message } else { String::new() },
+        image,
+        image_id: if c.image_id.is_empty() { c.image_ref.clone() } else { c.image_id },
+        image_ref: c.image_ref,
+        log_path: c.log_path,
+        labels: c.labels.into_iter().collect(),
+        annotations: c.annotations.into_iter().collect(),
+        mounts: c
+            .mounts
+            .into_iter()
+            .map(|m| Mount { container_path: m.container_path, host_path: m.host_path, readonly: m.readonly })
+            .collect(),
+        resources: c.resources.and_then(|r| r.linux).map(|r| Resources {
+            cpu_shares: r.cpu_shares,
+            cpu_quota: r.cpu_quota,
+            cpu_period: r.cpu_period,
+            memory_limit_bytes: r.memory_limit_in_bytes,
+        }),
+        user: c.user.and_then(|u| u.linux).map(|u| User {
+            uid: u.uid,
+            gid: u.gid,
+            supplemental_groups: u.supplemental_groups,
+        }),
+        id,
+    })
+}
+
+/// A message of `RuntimeEvents.Watch`; None where it says nothing to act on or is of a later version.
+pub(crate) fn hint(event: hints::RuntimeEvent) -> Option<HintEvent> {
+    use hints::runtime_event::Event;
+    match event.event? {
+        Event::Hello(_) => None,
+        Event::Source(s) => Some(HintEvent::Source {
+            name: match s.source() {
+                hints::HintSource::Containerd => "containerd",
+                hints::HintSource::Cri => "cri",
+                hints::HintSource::None | hints::HintSource::Unspecified => "none",
+            },
+            live: s.live,
+        }),
+        Event::Hint(h) => Some(HintEvent::Hint {
+            kind: match h.kind() {
+                hints::HintKind::Created => HintKind::Created,
+                hints::HintKind::Started => HintKind::Started,
+                hints::HintKind::Exited => HintKind::Exited,
+                hints::HintKind::Deleted => HintKind::Deleted,
+                hints::HintKind::Oom => HintKind::Oom,
+                hints::HintKind::Unspecified => return None,
+            },
+            pod: PodUid::parse(&h.pod_uid).ok(),
+            id: h.id,
+            trace: event.trace,
+        }),
+        Event::Overrun(o) => Some(HintEvent::Overrun { missed: o.missed }),
+    }
+}

@@ -1,0 +1,232 @@
+//! What the tasks of this service share, and the owners' mailboxes.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use quintlet_kit::clock::Clock;
+use quintlet_model::ids::{PodRef, PodUid};
+use quintlet_model::runtime::{Cursor, SharedPodRuntime};
+use quintlet_proto::common::v1::Trace;
+use tokio::sync::{Notify, Semaphore, broadcast, oneshot, watch};
+use tokio::time::Instant;
+
+use crate::entry::ChangeKind;
+use crate::metrics::Metrics;
+use crate::owner;
+use crate::seams::{ContainerRuntime, HintKind, ReadError};
+use crate::store::{Store, TOMBSTONES};
+
+/// Inspections at once. The runtime answers a status in about a millisecond; more would only queue inside it.
+pub(crate) const INSPECTIONS: usize = 16;
+/// Of these, at most so many for pods a relist named: hints and callers never wait for a relist's work.
+pub(crate) const RELIST_INSPECTIONS: usize = 8;
+/// Lifecycle events a slow reader may be behind before it misses some: the kubelet's plegChannelCapacity.
+const LIFECYCLE_EVENTS: usize = 1000;
+
+/// A lifecycle event with its place.
+#[derive(Debug)]
+pub(crate) struct LifecycleChange {
+    pub(crate) kind: ChangeKind,
+    pub(crate) pod: PodRef,
+    pub(crate) id: String,
+    pub(crate) container: String,
+    pub(crate) exit_code: i32,
+    pub(crate) at: jiff::Timestamp,
+    pub(crate) cursor: Cursor,
+    pub(crate) trace: Option<Trace>,
+}
+
+/// How the hint stream is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HintState {
+    pub(crate) source: &'static str,
+    pub(crate) live: bool,
+}
+
+/// What the lists came to.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Lists {
+    /// When the last that succeeded began.
+    pub(crate) last: Option<Instant>,
+    /// Why the newest failed.
+    pub(crate) error: Option<String>,
+}
+
+/// How long things take and last.
+#[derive(Debug, Clone, Copy)]
+pub struct Periods {
+    /// From the end of a full list to the next, without live hints.
+    pub relist: Duration,
+    /// The same with live hints.
+    pub relist_live: Duration,
+    /// Age of the last good list that makes the node not ready.
+    pub threshold: Duration,
+    /// A message on an idle Watch.
+    pub beat: Duration,
+    /// Between attempts to open the hint stream.
+    pub reconnect: Duration,
+}
+
+impl Default for Periods {
+    fn default() -> Self {
+        Self {
+            relist: Duration::from_secs(1),
+            relist_live: Duration::from_secs(30),
+            threshold: crate::health::THRESHOLD,
+            beat: Duration::from_secs(5),
+            reconnect: Duration::from_millis(100),
+        }
+    }
+}
+
+/// Answer to who waits for an inspection: the pod, or None where the runtime knows nothing of it, and the place.
+pub(crate) type Answer = Result<(Option<SharedPodRuntime>, Cursor), ReadError>;
+
+/// Why a pod is to be looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Nomination {
+    /// The pod's names, where known.
+    pub(crate) pod: Option<PodRef>,
+    /// Sandboxes known to be the pod's.
+    pub(crate) sandboxes: Vec<String>,
+    /// Containers known to be the pod's, with their sandboxes.
+    pub(crate) containers: Vec<(String, String)>,
+    /// Ids of which the kind is not known; one the entry lacks makes a list by label.
+    pub(crate) ids: Vec<String>,
+    /// List by label.
+    pub(crate) list: bool,
+    /// A relist named it: nobody waits.
+    pub(crate) by_relist: bool,
+    /// A hint told of this.
+    pub(crate) expect: Option<(String, HintKind)>,
+    /// Who waits for an inspection that begins from now on.
+    pub(crate) waiter: Option<oneshot::Sender<Answer>>,
+    /// Trace of the cause.
+    pub(crate) trace: Option<Trace>,
+}
+
+/// Nominations since the last inspection began.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    pub(crate) nominated: bool,
+    /// Someone or a hint waits, not just a relist.
+    pub(crate) urgent: bool,
+    pub(crate) pod: Option<PodRef>,
+    pub(crate) sandboxes: BTreeSet<String>,
+    pub(crate) containers: HashMap<String, String>,
+    pub(crate) ids: BTreeSet<String>,
+    pub(crate) list: bool,
+    pub(crate) expects: Vec<(String, HintKind)>,
+    pub(crate) waiters: Vec<oneshot::Sender<Answer>>,
+    pub(crate) trace: Option<Trace>,
+}
+
+impl Work {
+    fn add(&mut self, n: Nomination) {
+        self.nominated = true;
+        self.urgent |= !n.by_relist;
+        self.pod = n.pod.or(self.pod.take());
+        self.sandboxes.extend(n.sandboxes);
+        self.containers.extend(n.containers);
+        self.ids.extend(n.ids);
+        self.list |= n.list;
+        self.expects.extend(n.expect);
+        self.waiters.extend(n.waiter);
+        // The first cause names the trace; the others share its inspection.
+        self.trace = self.trace.take().or(n.trace);
+    }
+}
+
+/// Where nominations of one pod wait for its owner.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    pub(crate) work: Mutex<Work>,
+    pub(crate) wake: Notify,
+}
+
+/// Shared by all tasks.
+pub(crate) struct Core {
+    pub(crate) runtime: Arc<dyn ContainerRuntime>,
+    pub(crate) clock: Clock,
+    pub(crate) periods: Periods,
+    pub(crate) store: Store,
+    pub(crate) metrics: Metrics,
+    pub(crate) inspections: Semaphore,
+    pub(crate) relist_inspections: Semaphore,
+    pub(crate) lifecycle: broadcast::Sender<Arc<LifecycleChange>>,
+    pub(crate) hints: watch::Sender<HintState>,
+    pub(crate) lists: Mutex<Lists>,
+    /// Asks for a full list at once. One that is asked for during a list runs after it.
+    pub(crate) relist_now: Notify,
+    mailboxes: Mutex<HashMap<PodUid, Arc<Mailbox>>>,
+    tickets: AtomicU64,
+}
+
+impl Core {
+    pub(crate) fn new(runtime: Arc<dyn ContainerRuntime>, clock: Clock, periods: Periods) -> Arc<Self> {
+        // Later runs begin later in the same boot; nothing that holds a cursor outlives a boot.
+        let epoch = u64::try_from(clock.boot().as_nanos()).unwrap_or(u64::MAX).max(1);
+        Arc::new(Self {
+            runtime,
+            clock,
+            periods,
+            store: Store::new(epoch, TOMBSTONES),
+            metrics: Metrics::new(),
+            inspections: Semaphore::new(INSPECTIONS),
+            relist_inspections: Semaphore::new(RELIST_INSPECTIONS),
+            lifecycle: broadcast::Sender::new(LIFECYCLE_EVENTS),
+            hints: watch::Sender::new(HintState { source: "none", live: false }),
+            lists: Mutex::default(),
+            relist_now: Notify::new(),
+            mailboxes: Mutex::default(),
+            tickets: AtomicU64::new(1),
+        })
+    }
+
+    /// Order of inspections: drawn when one begins.
+    pub(crate) fn ticket(&self) -> u64 {
+        self.tickets.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Puts a nomination in the pod's mailbox; a pod without an owner gets one.
+    pub(crate) fn nominate(self: &Arc<Self>, uid: &PodUid, nomination: Nomination) {
+        let mut mailboxes = self.mailboxes.lock();
+        let mailbox = mailboxes.entry(uid.clone()).or_insert_with(|| {
+            let mailbox = Arc::<Mailbox>::default();
+            quintlet_kit::task::spawn("pod-owner", owner::own(Arc::clone(self), uid.clone(), Arc::clone(&mailbox)));
+            mailbox
+        });
+        mailbox.work.lock().add(nomination);
+        mailbox.wake.notify_one();
+    }
+
+    /// As [`Self::nominate`]; the receiver gets the answer of the first inspection that begins from now on.
+    pub(crate) fn inspect(self: &Arc<Self>, uid: &PodUid, nomination: Nomination) -> oneshot::Receiver<Answer> {
+        let (waiter, answer) = oneshot::channel();
+        self.nominate(uid, Nomination { waiter: Some(waiter), ..nomination });
+        answer
+    }
+
+    /// Lets an owner with nothing left to own end. False: something came for it meanwhile.
+    pub(crate) fn retire(&self, uid: &PodUid, mailbox: &Mailbox) -> bool {
+        let mut mailboxes = self.mailboxes.lock();
+        let idle = !mailbox.work.lock().nominated;
+        if idle {
+            mailboxes.remove(uid);
+        }
+        idle
+    }
+
+    /// Age of the last list that succeeded.
+    pub(crate) fn last_list_age(&self) -> Option<Duration> {
+        self.lists.lock().last.map(|at| at.elapsed())
+    }
+
+    /// Pause between full lists as things are.
+    pub(crate) fn relist_period(&self) -> Duration {
+        if self.hints.borrow().live { self.periods.relist_live } else { self.periods.relist }
+    }
+}

@@ -1,0 +1,138 @@
+//! The runtime and its hints behind cri-proxy's read socket.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use k8s_cri::v1;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_model::ids::PodRef;
+use quintlet_model::labels;
+use quintlet_model::runtime::{Container, Sandbox};
+use quintlet_proto::runtime::v1::WatchHintsRequest;
+use quintlet_proto::runtime::v1::runtime_events_client::RuntimeEventsClient;
+use quintlet_telemetry::propagate::PropagatingInterceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
+
+use crate::convert;
+use crate::seams::{ContainerRuntime, Filter, HintEvent, HintStream, ListedContainer, ListedSandbox, ReadError};
+
+/// The largest answer taken, as the kubelet's (cri-client utils.go).
+const MAX_MESSAGE: usize = 16 * 1024 * 1024;
+
+/// One list or status. A runtime that is this slow is counted as not answering; the pod is asked for again.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// The CRI on a unix socket.
+#[derive(Debug, Clone)]
+pub struct CriRuntime {
+    client: RuntimeServiceClient<InterceptedService<Channel, PropagatingInterceptor>>,
+}
+
+impl CriRuntime {
+    /// Connects when first asked, and again whenever needed.
+    #[must_use]
+    pub fn new(socket: PathBuf) -> Self {
+        let channel = quintlet_kit::socket::channel(socket);
+        let client = RuntimeServiceClient::with_interceptor(channel, PropagatingInterceptor)
+            .max_decoding_message_size(MAX_MESSAGE);
+        Self { client }
+    }
+}
+
+async fn call<T>(
+    method: &'static str, answer: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, ReadError> {
+    match tokio::time::timeout(CALL_LIMIT, answer).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(source)) => Err(ReadError::Call { method, source }),
+        Err(_) => Err(ReadError::Timeout { what: method, limit: CALL_LIMIT }),
+    }
+}
+
+/// NOT_FOUND is an answer, not a failure.
+fn known<T>(answer: Result<T, ReadError>) -> Result<Option<T>, ReadError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(ReadError::Call { source, .. }) if source.code() == Code::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[async_trait]
+impl ContainerRuntime for CriRuntime {
+    async fn sandboxes(&self, filter: Filter) -> Result<Vec<ListedSandbox>, ReadError> {
+        let filter = match filter {
+            Filter::All => None,
+            Filter::Pod(uid) => Some(v1::PodSandboxFilter {
+                label_selector: [(labels::POD_UID.to_owned(), uid.to_string())].into(),
+                ..Default::default()
+            }),
+            Filter::Id(id) => Some(v1::PodSandboxFilter { id, ..Default::default() }),
+        };
+        let mut client = self.client.clone();
+        let request = v1::ListPodSandboxRequest { filter };
+        let answer = call("ListPodSandbox", client.list_pod_sandbox(request)).await?;
+        Ok(answer.items.into_iter().map(convert::listed_sandbox).collect())
+    }
+
+    async fn containers(&self, filter: Filter) -> Result<Vec<ListedContainer>, ReadError> {
+        let filter = match filter {
+            Filter::All => None,
+            Filter::Pod(uid) => Some(v1::ContainerFilter {
+                label_selector: [(labels::POD_UID.to_owned(), uid.to_string())].into(),
+                ..Default::default()
+            }),
+            Filter::Id(id) => Some(v1::ContainerFilter { id, ..Default::default() }),
+        };
+        let mut client = self.client.clone();
+        let request = v1::ListContainersRequest { filter };
+        let answer = call("ListContainers", client.list_containers(request)).await?;
+        Ok(answer.containers.into_iter().map(convert::listed_container).collect())
+    }
+
+    async fn sandbox(&self, id: &str) -> Result<Option<(PodRef, Sandbox)>, ReadError> {
+        let mut client = self.client.clone();
+        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
+        match known(call("PodSandboxStatus", client.pod_sandbox_status(request)).await)? {
+            Some(answer) => convert::sandbox(answer.status).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    async fn container(&self, id: &str, sandbox_id: &str) -> Result<Option<Container>, ReadError> {
+        let mut client = self.client.clone();
+        let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+        match known(call("ContainerStatus", client.container_status(request)).await)? {
+            Some(answer) => convert::container(answer.status, sandbox_id).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+/// `RuntimeEvents.Watch` on a unix socket.
+#[derive(Debug, Clone)]
+pub struct ProxyHints {
+    client: RuntimeEventsClient<Channel>,
+}
+
+impl ProxyHints {
+    /// Connects when opened.
+    #[must_use]
+    pub fn new(socket: PathBuf) -> Self {
+        Self { client: RuntimeEventsClient::new(quintlet_kit::socket::channel(socket)) }
+    }
+}
+
+#[async_trait]
+impl HintStream for ProxyHints {
+    async fn open(&self) -> Result<BoxStream<'static, Result<HintEvent, Status>>, Status> {
+        let request = WatchHintsRequest { hello: Some(quintlet_proto::hello()) };
+        let stream = self.client.clone().watch(request).await?.into_inner();
+        Ok(stream.filter_map(|event| async { event.map(convert::hint).transpose() }).boxed())
+    }
+}

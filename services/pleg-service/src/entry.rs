@@ -1,0 +1,233 @@
+//! What is known of one pod, and what an inspection makes of it. No I/O, no clock.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use quintlet_model::ids::{PodRef, PodUid, SandboxId};
+use quintlet_model::runtime::{Container, ContainerState, Cursor, PodRuntime, Sandbox, SandboxState};
+
+use crate::seams::{HintKind, ListedContainer, ListedSandbox};
+
+/// What an inspection found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Found {
+    /// The pod by what was found; None where nothing was.
+    pub(crate) pod: Option<PodRef>,
+    pub(crate) sandboxes: Vec<Sandbox>,
+    pub(crate) containers: Vec<Container>,
+}
+
+/// What a lifecycle event tells of (pkg/kubelet/pleg PodLifecycleEventType).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ChangeKind {
+    Started,
+    Died,
+    Removed,
+    Changed,
+}
+
+/// One lifecycle event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) kind: ChangeKind,
+    /// Of the container or sandbox.
+    pub(crate) id: String,
+    /// Empty for a sandbox.
+    pub(crate) container: String,
+    /// Of one that died.
+    pub(crate) exit_code: i32,
+}
+
+/// What applying an inspection came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It began before the last one applied: dropped.
+    Stale,
+    /// The runtime knows nothing of the pod, and that is not news.
+    Nothing,
+    /// As before, only seen later.
+    Same,
+    /// News.
+    Changed(Vec<Change>),
+    /// The pod is gone.
+    Gone(Vec<Change>),
+}
+
+/// One pod, as its owner keeps it.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    uid: PodUid,
+    record: Option<PodRuntime>,
+    /// Ticket of the last inspection applied; tickets are drawn when an inspection begins.
+    applied: Option<u64>,
+    /// The last addresses seen and the sandbox that had them.
+    addresses: Option<(SandboxId, Vec<IpAddr>)>,
+}
+
+impl Entry {
+    pub(crate) fn new(uid: PodUid) -> Self {
+        Self { uid, record: None, applied: None, addresses: None }
+    }
+
+    pub(crate) fn record(&self) -> Option<&PodRuntime> {
+        self.record.as_ref()
+    }
+
+    /// Applies an inspection that began at `observed` with `ticket`. `pod` names the pod where nothing found does.
+    pub(crate) fn apply(
+        &mut self, ticket: u64, observed: Duration, pod: Option<&PodRef>, found: Result<Found, String>,
+    ) -> Verdict {
+        if self.applied.is_some_and(|last| ticket <= last) {
+            return Verdict::Stale;
+        }
+        self.applied = Some(ticket);
+        let old = self.record.take();
+        let mut new = match found {
+            Ok(found) if found.sandboxes.is_empty() && found.containers.is_empty() => {
+                self.addresses = None;
+                return match old {
+                    Some(old) => Verdict::Gone(changes(Some(&old), None)),
+                    None => Verdict::Nothing,
+                };
+            }
+            Ok(found) => {
+                let known = found.pod.or_else(|| pod.cloned()).or_else(|| old.as_ref().map(|o| o.pod.clone()));
+                let mut new = PodRuntime::empty(known.unwrap_or_else(|| nameless(&self.uid)), Cursor::default(), observed);
+                new.sandboxes = found.sandboxes;
+                new.containers = found.containers;
+                new.sort();
+                self.keep_addresses(&mut new);
+                new
+            }
+            Err(text) => {
+                let mut new = old.clone().unwrap_or_else(|| {
+                    let pod = pod.cloned().unwrap_or_else(|| nameless(&self.uid));
+                    PodRuntime::empty(pod, Cursor::default(), observed)
+                });
+                new.error = Some(text);
+                new
+            }
+        };
+        let verdict = match &old {
+            Some(old) => {
+                new.cursor = old.cursor;
+                let seen = std::mem::replace(&mut new.observed, old.observed);
+                let same = new == *old;
+                new.observed = seen;
+                if same { Verdict::Same } else { Verdict::Changed(changes(Some(old), Some(&new))) }
+            }
+            None => Verdict::Changed(changes(None, Some(&new))),
+        };
+        self.record = Some(new);
+        verdict
+    }
+
+    /// The addresses of a stopped sandbox stay with it until a newer one is ready or the pod is gone, since the runtime
+    /// forgets them at the stop and the pod's status still needs them (kubelet: pkg/kubelet/pleg getPodIPs).
+    fn keep_addresses(&mut self, pod: &mut PodRuntime) {
+        if let Some(active) = pod.active_sandbox() {
+            self.addresses = (!active.ips.is_empty()).then(|| (active.id.clone(), active.ips.clone()));
+        }
+        let Some((owner, ips)) = &self.addresses else { return };
+        for sandbox in &mut pod.sandboxes {
+            if sandbox.id == *owner && sandbox.state == SandboxState::NotReady && sandbox.ips.is_empty() {
+                sandbox.ips.clone_from(ips);
+            }
+        }
+    }
+}
+
+fn nameless(uid: &PodUid) -> PodRef {
+    PodRef { uid: uid.clone(), namespace: "".into(), name: "".into() }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Running,
+    Exited,
+    Created,
+    Unknown,
+}
+
+fn phases(pod: Option<&PodRuntime>) -> BTreeMap<&str, (Phase, &str, i32)> {
+    let Some(pod) = pod else { return BTreeMap::new() };
+    let sandboxes = pod.sandboxes.iter().map(|s| {
+        let phase = match s.state {
+            SandboxState::Ready => Phase::Running,
+            SandboxState::NotReady => Phase::Exited,
+        };
+        (s.id.as_str(), (phase, "", 0))
+    });
+    let containers = pod.containers.iter().map(|c| {
+        let phase = match c.state {
+            ContainerState::Created => Phase::Created,
+            ContainerState::Running => Phase::Running,
+            ContainerState::Exited => Phase::Exited,
+            ContainerState::Unknown => Phase::Unknown,
+        };
+        (c.id.as_str(), (phase, c.name.as_str(), c.exit_code))
+    });
+    sandboxes.chain(containers).collect()
+}
+
+/// The events between two states of a pod (pkg/kubelet/pleg/generic.go generateEvents). Created and unknown differ here.
+pub(crate) fn changes(old: Option<&PodRuntime>, new: Option<&PodRuntime>) -> Vec<Change> {
+    let (old, new) = (phases(old), phases(new));
+    let mut out = Vec::new();
+    let mut event = |kind, id: &str, container: &str, exit_code| {
+        out.push(Change { kind, id: id.to_owned(), container: container.to_owned(), exit_code });
+    };
+    for (id, (was, name, code)) in &old {
+        if !new.contains_key(id) {
+            if *was != Phase::Exited {
+                event(ChangeKind::Died, id, name, *code);
+            }
+            event(ChangeKind::Removed, id, name, 0);
+        }
+    }
+    for (id, (is, name, code)) in &new {
+        if old.get(id).is_some_and(|(was, _, _)| was == is) {
+            continue;
+        }
+        match is {
+            Phase::Running => event(ChangeKind::Started, id, name, 0),
+            Phase::Exited => event(ChangeKind::Died, id, name, *code),
+            Phase::Created | Phase::Unknown => event(ChangeKind::Changed, id, name, 0),
+        }
+    }
+    out
+}
+
+/// Whether what a hint told of shows in the record (None: the pod is gone).
+pub(crate) fn effect_shows(kind: HintKind, id: &str, record: Option<&PodRuntime>) -> bool {
+    let sandbox = record.and_then(|r| r.sandboxes.iter().find(|s| s.id.as_str() == id));
+    let container = record.and_then(|r| r.containers.iter().find(|c| c.id.as_str() == id));
+    let visible = sandbox.is_some() || container.is_some();
+    match kind {
+        HintKind::Created => visible,
+        HintKind::Started => visible && container.is_none_or(|c| c.state != ContainerState::Created),
+        HintKind::Exited => {
+            sandbox.is_none_or(|s| s.state == SandboxState::NotReady)
+                && container.is_none_or(|c| c.state == ContainerState::Exited)
+        }
+        HintKind::Deleted => !visible,
+        HintKind::Oom => true,
+    }
+}
+
+/// Whether a list says other than the record: ids or states.
+pub(crate) fn differs(record: &PodRuntime, sandboxes: &[ListedSandbox], containers: &[ListedContainer]) -> bool {
+    record.error.is_some()
+        || record.sandboxes.len() != sandboxes.len()
+        || record.containers.len() != containers.len()
+        || sandboxes
+            .iter()
+            .any(|l| !record.sandboxes.iter().any(|s| s.id.as_str() == l.id && s.state == l.state))
+        || containers
+            .iter()
+            .any(|l| !record.containers.iter().any(|c| c.id.as_str() == l.id && c.state == l.state))
+}
+
+#[cfg(test)]
+mod tests;

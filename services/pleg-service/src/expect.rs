@@ -1,0 +1,52 @@
+//! What a hint makes us expect, and when to look for it again.
+
+use std::time::Duration;
+
+use crate::seams::HintKind;
+
+/// First look again after this.
+const FIRST: Duration = Duration::from_millis(2);
+/// Doubling ends here.
+const DOUBLING_MAX: Duration = Duration::from_millis(200);
+/// From then on.
+const SLOW: Duration = Duration::from_secs(1);
+
+/// The pause after a pause, until what is expected shows: 2 ms doubling to 200 ms, then every second.
+pub(crate) fn next_pause(last: Option<Duration>) -> Duration {
+    match last {
+        None => FIRST,
+        Some(last) if last >= DOUBLING_MAX => SLOW,
+        Some(last) => (last * 2).min(DOUBLING_MAX),
+    }
+}
+
+/// How long an effect is waited for; None: until it shows.
+///
+/// An exit is certain: the process has ended. A creation or start may fail after its event, and a deleted id may be of
+/// something the CRI never shows.
+pub(crate) fn patience(kind: HintKind) -> Option<Duration> {
+    match kind {
+        HintKind::Created => Some(Duration::from_secs(2)),
+        HintKind::Started => Some(Duration::from_secs(10)),
+        HintKind::Exited => None,
+        HintKind::Deleted => Some(Duration::from_secs(60)),
+        HintKind::Oom => Some(Duration::ZERO),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_from_2_to_200_ms_and_are_a_second_from_then_on() {
+        let mut last = None;
+        let pauses: Vec<u128> = (0..10)
+            .map(|_| {
+                last = Some(next_pause(last));
+                last.map_or(0, |p| p.as_millis())
+            })
+            .collect();
+        assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 200, 1000, 1000]);
+    }
+}

@@ -1,0 +1,194 @@
+//! The hint stream, and finding the pods of ids nobody here knows yet.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use quintlet_model::ids::PodUid;
+use quintlet_proto::common::v1::Trace;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::core::{Core, HintState, Nomination};
+use crate::expect::{next_pause, patience};
+use crate::metrics::KindLabel;
+use crate::seams::{Filter, HintEvent, HintKind, HintStream, ListedContainer, ListedSandbox, ReadError};
+
+/// Unknown ids waiting at once: a burst of a hundred pods with a few containers each, their events included. Beyond it a
+/// full list does the same work.
+const UNKNOWN: usize = 1024;
+
+/// Up to so many unknown ids are listed one by one; more by one list of everything.
+const ONE_BY_ONE: usize = 2;
+
+/// A hint about an id of an unknown pod.
+#[derive(Debug)]
+pub(crate) struct Unknown {
+    id: String,
+    kind: HintKind,
+    trace: Option<Trace>,
+}
+
+/// Opens the stream, reads it, opens it again. Never ends.
+pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
+    let (to, from) = mpsc::channel(UNKNOWN);
+    quintlet_kit::task::spawn("hint-resolver", resolve(Arc::clone(&core), from));
+    let mut failing = false;
+    loop {
+        match hints.open().await {
+            Ok(mut stream) => {
+                failing = false;
+                core.metrics.stream_opens.inc();
+                while let Some(event) = stream.next().await {
+                    match event {
+                        Ok(event) => take(&core, &to, event),
+                        Err(error) => {
+                            tracing::warn!(%error, "the hint stream failed");
+                            break;
+                        }
+                    }
+                }
+            }
+            Err(error) if failing => tracing::debug!(%error, "no hint stream"),
+            Err(error) => {
+                tracing::warn!(%error, "no hint stream");
+                failing = true;
+            }
+        }
+        core.metrics.stream_errors.inc();
+        set_source(&core, HintState { source: "none", live: false });
+        tokio::time::sleep(core.periods.reconnect).await;
+    }
+}
+
+/// A change either way means: list everything now. Live hints begin with a list, and without them lists are all there is.
+fn set_source(core: &Core, state: HintState) {
+    let changed = core.hints.send_if_modified(|s| {
+        let changed = s.live != state.live;
+        *s = state;
+        changed
+    });
+    if changed {
+        tracing::info!(live = state.live, source = state.source, "hints");
+        core.relist_now.notify_one();
+    }
+}
+
+fn take(core: &Arc<Core>, resolver: &mpsc::Sender<Unknown>, event: HintEvent) {
+    match event {
+        HintEvent::Source { name, live } => set_source(core, HintState { source: name, live }),
+        HintEvent::Overrun { missed } => {
+            core.metrics.hints_lost.inc_by(missed);
+            core.relist_now.notify_one();
+        }
+        HintEvent::Hint { kind, id, pod, trace } => {
+            core.metrics.hints.get_or_create_owned(&KindLabel { kind: kind.name() }).inc();
+            if let Some(uid) = core.store.pod_of(&id).or(pod) {
+                core.nominate(&uid, hinted(id, kind, trace));
+            } else if matches!(kind, HintKind::Deleted | HintKind::Oom) {
+                // Nothing here shows it, so nothing changes.
+                core.metrics.hints_unknown.inc();
+            } else if resolver.try_send(Unknown { id, kind, trace }).is_err() {
+                core.metrics.hints_lost.inc();
+                core.relist_now.notify_one();
+            }
+        }
+    }
+}
+
+fn hinted(id: String, kind: HintKind, trace: Option<Trace>) -> Nomination {
+    // Of a deleted id nothing more is to be found.
+    let ids = if kind == HintKind::Deleted { Vec::new() } else { vec![id.clone()] };
+    Nomination { ids, expect: Some((id, kind)), trace, ..Nomination::default() }
+}
+
+struct Pending {
+    hints: Vec<(HintKind, Option<Trace>)>,
+    pause: Option<Duration>,
+    due: Instant,
+    until: Instant,
+}
+
+/// Finds the pods of unknown ids. containerd tells of an id before the CRI shows it, so each is looked for a while.
+async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
+    let longest = patience(HintKind::Created).unwrap_or_default();
+    let mut pending = HashMap::<String, Pending>::new();
+    let mut batch = Vec::new();
+    loop {
+        let due = pending.values().map(|p| p.due).min();
+        tokio::select! {
+            // Cancel safe: what was received stays received.
+            n = from.recv_many(&mut batch, UNKNOWN), if pending.len() < UNKNOWN => if n == 0 { return },
+            () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+        }
+        let now = Instant::now();
+        for unknown in batch.drain(..) {
+            let new = || Pending { hints: Vec::new(), pause: None, due: now, until: now + longest };
+            pending.entry(unknown.id).or_insert_with(new).hints.push((unknown.kind, unknown.trace));
+        }
+        let due: Vec<String> = pending.iter().filter(|(_, p)| p.due <= now).map(|(id, _)| id.clone()).collect();
+        if due.is_empty() {
+            continue;
+        }
+        let found = match find(&core, &due).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::debug!(%error, "pods of new ids could not be asked for");
+                HashMap::new()
+            }
+        };
+        for id in due {
+            // An inspection may have met it meanwhile.
+            let known = core.store.pod_of(&id);
+            if let Some((uid, place)) = found.get(&id).cloned().or_else(|| known.map(|uid| (uid, Place::Known))) {
+                for (kind, trace) in pending.remove(&id).map(|p| p.hints).unwrap_or_default() {
+                    core.nominate(&uid, place.clone().nomination(id.clone(), kind, trace));
+                }
+            } else if let Some(p) = pending.get_mut(&id) {
+                let pause = next_pause(p.pause);
+                p.pause = Some(pause);
+                p.due = Instant::now() + pause;
+                if p.due > p.until {
+                    pending.remove(&id);
+                    core.metrics.hints_unknown.inc();
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone)]
+enum Place {
+    Known,
+    Sandbox,
+    Container(String),
+}
+
+impl Place {
+    fn nomination(self, id: String, kind: HintKind, trace: Option<Trace>) -> Nomination {
+        let nomination = hinted(id.clone(), kind, trace);
+        match self {
+            Self::Known => nomination,
+            Self::Sandbox => Nomination { sandboxes: vec![id], ..nomination },
+            Self::Container(sandbox) => Nomination { containers: vec![(id, sandbox)], ..nomination },
+        }
+    }
+}
+
+async fn find(core: &Core, ids: &[String]) -> Result<HashMap<String, (PodUid, Place)>, ReadError> {
+    let filters = if ids.len() <= ONE_BY_ONE {
+        ids.iter().map(|id| Filter::Id(id.clone())).collect()
+    } else {
+        vec![Filter::All]
+    };
+    let mut found = HashMap::new();
+    for filter in filters {
+        let (containers, sandboxes): (Vec<ListedContainer>, Vec<ListedSandbox>) =
+            tokio::try_join!(core.runtime.containers(filter.clone()), core.runtime.sandboxes(filter))?;
+        let containers = containers.into_iter().filter_map(|c| Some((c.id, (c.pod?.uid, Place::Container(c.sandbox_id)))));
+        let sandboxes = sandboxes.into_iter().filter_map(|s| Some((s.id, (s.pod?.uid, Place::Sandbox))));
+        found.extend(containers.chain(sandboxes));
+    }
+    Ok(found)
+}

@@ -1,0 +1,64 @@
+//! One inspection of one pod: every status asked for after it began.
+
+use std::collections::{BTreeSet, HashMap};
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use quintlet_model::ids::PodUid;
+
+use crate::entry::Found;
+use crate::seams::{ContainerRuntime, Filter, ReadError};
+
+/// Statuses of one pod asked for at once: a pod has a handful.
+const PARALLEL: usize = 8;
+
+/// Ids to ask for.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Targets {
+    pub(crate) sandboxes: BTreeSet<String>,
+    /// With their sandboxes.
+    pub(crate) containers: HashMap<String, String>,
+    /// Find more by the pod's label first.
+    pub(crate) list: bool,
+}
+
+/// Asks the runtime for everything it knows of a pod. Ids it does not know are left out.
+///
+/// A pod of which no known id is left is listed by label before it counts as gone.
+pub(crate) async fn inspect(
+    runtime: &dyn ContainerRuntime, uid: &PodUid, mut targets: Targets,
+) -> Result<Found, ReadError> {
+    loop {
+        let listed = targets.list;
+        if listed {
+            let (sandboxes, containers) =
+                tokio::try_join!(runtime.sandboxes(Filter::Pod(uid.clone())), runtime.containers(Filter::Pod(uid.clone())))?;
+            targets.sandboxes.extend(sandboxes.into_iter().map(|s| s.id));
+            targets.containers.extend(containers.into_iter().map(|c| (c.id, c.sandbox_id)));
+        }
+        let found = statuses(runtime, uid, &targets).await?;
+        if listed || !found.sandboxes.is_empty() || !found.containers.is_empty() {
+            return Ok(found);
+        }
+        targets.list = true;
+    }
+}
+
+async fn statuses(runtime: &dyn ContainerRuntime, uid: &PodUid, targets: &Targets) -> Result<Found, ReadError> {
+    let sandboxes = futures::stream::iter(targets.sandboxes.clone())
+        .map(|id| async move { runtime.sandbox(&id).await })
+        .buffer_unordered(PARALLEL)
+        .try_filter_map(|found| std::future::ready(Ok(found)))
+        .try_collect::<Vec<_>>();
+    let containers = futures::stream::iter(targets.containers.clone())
+        .map(|(id, sandbox)| async move { runtime.container(&id, &sandbox).await })
+        .buffer_unordered(PARALLEL)
+        .try_filter_map(|found| std::future::ready(Ok(found)))
+        .try_collect::<Vec<_>>();
+    let (mut sandboxes, mut containers) = tokio::try_join!(sandboxes, containers)?;
+    // A caller may name an id of another pod by mistake.
+    sandboxes.retain(|(pod, _)| pod.uid == *uid);
+    containers.retain(|c| c.labels.get(quintlet_model::labels::POD_UID).is_none_or(|l| l == uid.as_str()));
+    let newest = sandboxes.iter().max_by_key(|(_, s)| (s.attempt, s.created_unix_ns));
+    let pod = newest.map(|(pod, _)| pod.clone());
+    Ok(Found { pod, sandboxes: sandboxes.into_iter().map(|(_, s)| s).collect(), containers })
+}

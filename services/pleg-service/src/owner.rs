@@ -1,0 +1,192 @@
+//! The owner of one pod: the only writer of its entry.
+//!
+//! Nominations wait in a mailbox until an inspection begins and share it; who comes later waits for the next. The owner
+//! ends when the pod is gone and nothing is left to look for.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quintlet_model::ids::PodUid;
+use quintlet_telemetry::propagate;
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use crate::core::{Core, LifecycleChange, Mailbox, Work};
+use crate::entry::{Change, Entry, Verdict, effect_shows};
+use crate::expect::{next_pause, patience};
+use crate::inspect::{Targets, inspect};
+use crate::metrics::ResultLabel;
+use crate::seams::{HintKind, ReadError};
+
+/// A failed inspection is repeated after this, as by the kubelet's relist.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// All statuses of a pod, queues of the proxy included.
+const LIMIT: Duration = Duration::from_secs(30);
+
+struct Expectation {
+    pause: Option<Duration>,
+    due: Instant,
+    until: Option<Instant>,
+}
+
+type Expectations = HashMap<(String, HintKind), Expectation>;
+
+/// Runs the pod's entry until the pod is gone.
+pub(crate) async fn own(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
+    let mut entry = Entry::new(uid.clone());
+    let mut expectations = Expectations::new();
+    let mut retry: Option<Instant> = None;
+    loop {
+        let (nominated, urgent) = {
+            let work = mailbox.work.lock();
+            (work.nominated, work.urgent)
+        };
+        let due = expectations.values().map(|e| e.due).chain(retry).min();
+        if !nominated && due.is_none_or(|due| due > Instant::now()) {
+            match due {
+                Some(due) => tokio::select! {
+                    // Both only say "look again".
+                    () = mailbox.wake.notified() => {}
+                    () = tokio::time::sleep_until(due) => {}
+                },
+                None if entry.record().is_none() && core.retire(&uid, &mailbox) => return,
+                None => mailbox.wake.notified().await,
+            }
+            continue;
+        }
+        let by_relist = nominated && !urgent && expectations.is_empty();
+        let lane = if by_relist {
+            tokio::select! {
+                lane = core.relist_inspections.acquire() => lane.ok(),
+                // Something more urgent may have come; the place in the queue is given up for the faster lane.
+                () = mailbox.wake.notified() => continue,
+            }
+        } else {
+            None
+        };
+        let Ok(slot) = core.inspections.acquire().await else { return };
+        // From here on the inspection has begun: what comes now waits for the next.
+        let work = std::mem::take(&mut *mailbox.work.lock());
+        let now = Instant::now();
+        for expected in &work.expects {
+            let until = patience(expected.1).map(|p| now + p);
+            expectations.insert(expected.clone(), Expectation { pause: None, due: now, until });
+        }
+        let span = tracing::info_span!("inspect", pod.uid = %uid);
+        propagate::set_parent(&span, &work.trace);
+        let answer = once(&core, &mut entry, &uid, &work, &expectations).instrument(span).await;
+        drop((slot, lane));
+        retry = answer.is_err().then(|| Instant::now() + RETRY);
+        settle(&mut expectations, &entry);
+        for waiter in work.waiters {
+            // Who no longer waits does not care.
+            let _ = waiter.send(answer.clone());
+        }
+    }
+}
+
+/// One inspection, applied and published.
+async fn once(
+    core: &Core, entry: &mut Entry, uid: &PodUid, work: &Work, expectations: &Expectations,
+) -> crate::core::Answer {
+    let mut targets = Targets {
+        sandboxes: work.sandboxes.clone(),
+        containers: work.containers.clone(),
+        list: work.list || entry.record().is_none(),
+    };
+    if let Some(record) = entry.record() {
+        targets.sandboxes.extend(record.sandboxes.iter().map(|s| s.id.to_string()));
+        let containers = record.containers.iter().map(|c| (c.id.to_string(), c.sandbox_id.to_string()));
+        targets.containers.extend(containers);
+        targets.list |= record.error.is_some();
+    }
+    let unknown = |id: &String| !targets.sandboxes.contains(id) && !targets.containers.contains_key(id);
+    let hinted = expectations.keys().filter(|(_, kind)| *kind != HintKind::Deleted).map(|(id, _)| id);
+    targets.list |= work.ids.iter().chain(hinted).any(unknown);
+    let began = Instant::now();
+    let observed = core.clock.boot();
+    let ticket = core.ticket();
+    let found = match tokio::time::timeout(LIMIT, inspect(core.runtime.as_ref(), uid, targets)).await {
+        Ok(found) => found,
+        Err(_) => Err(ReadError::Timeout { what: "pod inspection", limit: LIMIT }),
+    };
+    core.metrics.inspect_duration.observe(began.elapsed().as_secs_f64());
+    let result = if found.is_ok() { "ok" } else { "error" };
+    core.metrics.inspections.get_or_create(&ResultLabel { result }).inc();
+    let failure = found.as_ref().err().cloned();
+    if let Some(error) = failure.as_ref().filter(|e| !entry.record().is_some_and(|r| r.error.as_ref() == Some(&e.to_string()))) {
+        tracing::warn!(%error, "the pod could not be inspected");
+    }
+    let before = entry.record().map(|r| r.pod.clone());
+    let verdict = entry.apply(ticket, observed, work.pod.as_ref(), found.map_err(|e| e.to_string()));
+    let trace = propagate::current_trace();
+    let record = entry.record().cloned();
+    let reply = match (verdict, record) {
+        (Verdict::Changed(changes), Some(record)) => {
+            let pod = record.pod.clone();
+            let shared = core.store.publish(record, trace.clone());
+            let cursor = shared.cursor;
+            announce(core, changes, &pod, cursor, trace);
+            (Some(shared), cursor)
+        }
+        (Verdict::Gone(changes), _) => {
+            let cursor = core.store.remove(uid, trace.clone());
+            if let Some(pod) = before {
+                announce(core, changes, &pod, cursor, trace);
+            }
+            (None, cursor)
+        }
+        (Verdict::Same, Some(record)) => {
+            let shared = core.store.touch(uid, record.observed);
+            let cursor = core.store.cursor();
+            (shared, cursor)
+        }
+        (Verdict::Stale | Verdict::Nothing | Verdict::Same | Verdict::Changed(_), _) => {
+            (core.store.get(uid), core.store.cursor())
+        }
+    };
+    match failure {
+        // The runtime answered: what it said wrong is the pod's error, in its record.
+        Some(error) if !error.is_data() => Err(error),
+        Some(_) | None => Ok(reply),
+    }
+}
+
+fn announce(
+    core: &Core, changes: Vec<Change>, pod: &quintlet_model::ids::PodRef, cursor: quintlet_model::runtime::Cursor,
+    trace: Option<quintlet_proto::common::v1::Trace>,
+) {
+    let at = core.clock.wall();
+    for change in changes {
+        tracing::debug!(kind = ?change.kind, id = change.id, container = change.container, "lifecycle");
+        // Nobody may be listening.
+        let _ = core.lifecycle.send(Arc::new(LifecycleChange {
+            kind: change.kind,
+            pod: pod.clone(),
+            id: change.id,
+            container: change.container,
+            exit_code: change.exit_code,
+            at,
+            cursor,
+            trace: trace.clone(),
+        }));
+    }
+}
+
+/// Drops what has shown or is given up, and sets when to look for the rest.
+fn settle(expectations: &mut Expectations, entry: &Entry) {
+    let now = Instant::now();
+    expectations.retain(|(id, kind), e| {
+        if effect_shows(*kind, id, entry.record()) || e.until.is_some_and(|until| now >= until) {
+            return false;
+        }
+        if e.due <= now {
+            let pause = next_pause(e.pause);
+            e.pause = Some(pause);
+            e.due = now + pause;
+        }
+        true
+    });
+}

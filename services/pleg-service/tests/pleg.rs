@@ -1,0 +1,341 @@
+//! pleg-service against a fake runtime, with time paused.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Bench, options};
+use pleg_service::Periods;
+use pleg_service::seams::{HintEvent, HintKind};
+use quintlet_proto::pleg::v1 as pb;
+use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Rule};
+use tokio::time::Instant;
+use tonic::Code;
+
+fn web(runtime: &FakeRuntime) -> (String, String) {
+    let sandbox = runtime.add_sandbox("u1", "web", "default", 0);
+    let id = runtime.add_container(&sandbox, &ContainerSeed::running("main"));
+    (sandbox, id)
+}
+
+fn ten_minutes() -> Periods {
+    Periods { relist_live: Duration::from_secs(600), ..Periods::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_picture_has_every_pod_and_comes_after_the_first_list() {
+    let bench = Bench::new(options(Duration::ZERO), false, |r| {
+        web(r);
+        r.add_sandbox("u2", "other", "kube-system", 0);
+        r.latency(Method::ListPodSandbox, Duration::from_secs(7));
+    });
+    let mut watch = bench.watch(None).await;
+    assert!(!bench.health().await.healthy);
+    assert_eq!(bench.health().await.message, "pleg has yet to be successful");
+    watch.snapshot().await;
+    assert_eq!(watch.log[..2], ["hello", "beat"], "nothing is said of pods before the list");
+    assert_eq!(watch.pods.keys().collect::<Vec<_>>(), ["u1", "u2"]);
+    let pod = &watch.pods["u1"];
+    assert_eq!((pod.name.as_str(), pod.namespace.as_str()), ("web", "default"));
+    assert_eq!(pod.containers[0].state(), pb::ContainerState::Running);
+    assert_eq!(pod.sandboxes[0].ips.len(), 1);
+    assert!(bench.health().await.healthy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exit_is_seen_although_its_hint_comes_before_the_state() {
+    let mut id = String::new();
+    let bench = Bench::with(options(Duration::from_millis(80)), true, ten_minutes(), |r| id = web(r).1);
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let began = Instant::now();
+    bench.runtime.exit(&id, 3);
+    bench.hints.hint(HintKind::Exited, &id);
+    watch.until("exit", |w| w.state("u1", &id) == Some(pb::ContainerState::Exited)).await;
+    assert!(began.elapsed() < Duration::from_millis(200), "{:?}", began.elapsed());
+    assert_eq!(watch.pods["u1"].containers[0].exit_code, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hint_about_an_unknown_id_finds_its_pod_and_one_of_nobody_is_dropped() {
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let (sandbox, id) = web(&bench.runtime);
+    bench.hints.hint(HintKind::Started, &id);
+    watch.until("new pod", |w| w.state("u1", &id) == Some(pb::ContainerState::Running)).await;
+    assert_eq!(watch.pods["u1"].sandboxes[0].id, sandbox, "its sandbox was found by label");
+    bench.hints.hint(HintKind::Exited, "0000");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let lists = bench.runtime.count(Method::ListContainers);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(bench.runtime.count(Method::ListContainers), lists, "nobody looks for it any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_id_the_cri_shows_late_is_found() {
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    let (sandbox, id) = web(&bench.runtime);
+    // As containerd: the event first, then the CRI.
+    let hidden = bench.runtime.script(Rule::on(Method::ListContainers).fail(Code::Unavailable, "not yet"));
+    bench.hints.hint(HintKind::Created, &id);
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    bench.runtime.unscript(hidden);
+    watch.until("new pod", |w| w.pods.contains_key("u1")).await;
+    assert_eq!(watch.pods["u1"].sandboxes[0].id, sandbox);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_hint_is_repaired_by_the_next_list() {
+    let mut id = String::new();
+    let bench = Bench::new(options(Duration::ZERO), true, |r| id = web(r).1);
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let began = Instant::now();
+    bench.runtime.exit(&id, 1);
+    watch.until("exit", |w| w.state("u1", &id) == Some(pb::ContainerState::Exited)).await;
+    let took = began.elapsed();
+    assert!(took > Duration::from_secs(20) && took < Duration::from_secs(31), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cut_hint_stream_lists_at_once_and_then_every_second_and_its_return_lists_first() {
+    let bench = Bench::new(options(Duration::ZERO), true, |r| {
+        web(r);
+    });
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let lists = || bench.runtime.count(Method::ListPodSandbox);
+    let before = lists();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(lists(), before, "every 30 s with live hints");
+    assert!(bench.health().await.hints_live);
+    bench.hints.allow(false);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(lists(), before + 1, "at once");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let cut = lists();
+    assert!((before + 10..=before + 12).contains(&cut), "every second: {before} {cut}");
+    assert!(!bench.health().await.hints_live);
+    // Gone while nobody listened; back: a list comes first and finds it.
+    bench.hints.allow(true);
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    assert!(lists() > cut, "a list on return");
+    let back = lists();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert!(lists() <= back + 1, "and then every 30 s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_overrun_lists_everything() {
+    let mut id = String::new();
+    let bench = Bench::new(options(Duration::ZERO), true, |r| id = web(r).1);
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    bench.runtime.exit(&id, 1);
+    let began = Instant::now();
+    bench.hints.event(HintEvent::Overrun { missed: 3 });
+    watch.until("exit", |w| w.state("u1", &id) == Some(pb::ContainerState::Exited)).await;
+    assert!(began.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_back_within_the_buffer_gets_just_what_it_missed() {
+    let (mut sandbox, mut id) = Default::default();
+    let bench = Bench::new(options(Duration::ZERO), false, |r| {
+        (sandbox, id) = web(r);
+        r.add_sandbox("u2", "other", "default", 0);
+        r.add_sandbox("u3", "third", "default", 0);
+    });
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    let cursor = watch.cursor;
+    let pods = watch.pods.clone();
+    drop(watch);
+    bench.runtime.exit(&id, 0);
+    let u3 = bench.runtime.sandboxes().iter().find(|s| s.pod_uid() == "u3").unwrap().id().to_owned();
+    bench.runtime.remove(&u3);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let mut watch = bench.watch(cursor).await;
+    watch.pods = pods;
+    watch.until("both changes", |w| w.log.len() >= 3).await;
+    let mut log = watch.log[1..3].to_vec();
+    log.sort();
+    assert_eq!(log, ["gone u3", "pod u1"]);
+    let cursor = watch.cursor;
+    let mut again = bench.watch(cursor).await;
+    again.until("beat", |w| w.log.len() >= 2).await;
+    assert_eq!(again.log, ["hello", "beat"], "nothing missed, nothing sent");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cursor_of_another_epoch_or_from_the_future_is_resynced_with_a_picture() {
+    let bench = Bench::new(options(Duration::ZERO), false, |r| {
+        web(r);
+    });
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    let now = watch.cursor.unwrap();
+    for cursor in [
+        pb::Cursor { epoch: now.epoch - 1, rev: now.rev },
+        pb::Cursor { epoch: now.epoch + 1, rev: now.rev },
+        pb::Cursor { epoch: now.epoch, rev: now.rev + 1 },
+    ] {
+        let mut watch = bench.watch(Some(cursor)).await;
+        watch.snapshot().await;
+        assert_eq!(watch.log, ["hello", "resync", "begin", "pod u1", "end"], "{cursor:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_does_not_read_harms_nobody_and_skips_to_the_latest() {
+    let bench = Bench::new(options(Duration::ZERO), true, |r| {
+        for n in 0..50 {
+            r.add_sandbox(&format!("p{n}"), "pod", "default", 0);
+        }
+    });
+    let mut slow = bench.watch(None).await;
+    let mut quick = bench.watch(None).await;
+    slow.snapshot().await;
+    quick.snapshot().await;
+    let sandboxes = bench.runtime.sandboxes();
+    for round in 0..40 {
+        for sandbox in &sandboxes {
+            let id = bench.runtime.add_container(sandbox.id(), &ContainerSeed::running("c").attempt(round));
+            bench.hints.hint(HintKind::Started, &id);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    quick.until("all", |w| w.pods.values().all(|p| p.containers.len() == 40)).await;
+    slow.until("all", |w| w.pods.values().all(|p| p.containers.len() == 40)).await;
+    assert!(slow.log.len() < quick.log.len(), "{} {}", slow.log.len(), quick.log.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observation_is_never_answered_by_an_inspection_begun_before_it() {
+    let mut id = String::new();
+    let bench = Bench::new(options(Duration::ZERO), false, |r| id = web(r).1);
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    // An inspection begins and reads "running", but the sandbox's answer hangs.
+    let hang = bench.runtime.script(Rule::on(Method::PodSandboxStatus).hang());
+    let asked = bench.runtime.count(Method::PodSandboxStatus);
+    let client = bench.client.clone();
+    let ask = |mut client: quintlet_proto::pleg::v1::pleg_client::PlegClient<_>| async move {
+        let request = pb::ObserveRequest { uid: "u1".to_owned(), ids: Vec::new(), full: false };
+        client.observe(request).await.unwrap().into_inner()
+    };
+    let first = tokio::spawn(ask(client.clone()));
+    bench.runtime.wait_count(Method::PodSandboxStatus, asked + 1).await;
+    bench.runtime.wait_count(Method::ContainerStatus, asked + 1).await;
+    bench.runtime.exit(&id, 7);
+    let second = tokio::spawn(ask(client));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    bench.runtime.unscript(hang);
+    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    let state = |r: &pb::ObserveReply| r.pod.as_ref().unwrap().containers[0].state();
+    assert_eq!(state(&first), pb::ContainerState::Running);
+    assert_eq!(state(&second), pb::ContainerState::Exited);
+    assert!(second.cursor.unwrap().rev > first.cursor.unwrap().rev);
+    watch.until("the same is published", |w| w.state("u1", &id) == Some(pb::ContainerState::Exited)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observation_says_why_the_runtime_cannot_be_asked_and_works_before_the_first_list() {
+    let bench = Bench::new(options(Duration::ZERO), false, |r| {
+        web(r);
+        r.script(Rule::on(Method::ListPodSandbox).about("").latency(Duration::from_secs(600)));
+        r.hang(Method::ListPodSandbox);
+    });
+    bench.runtime.wait_count(Method::ListPodSandbox, 1).await;
+    bench.runtime.unscript_all();
+    let seen = bench.observe("u1", true).await.unwrap();
+    assert_eq!(seen.pod.unwrap().containers.len(), 1);
+    assert!(bench.observe("nobody", true).await.unwrap().pod.is_none());
+    bench.runtime.fail(Method::ContainerStatus, Code::Unknown, "disk on fire", 1);
+    let error = bench.observe("u1", false).await.unwrap_err();
+    assert_eq!((error.code(), error.message()), (Code::Unavailable, "ContainerStatus: disk on fire"));
+    bench.runtime.down();
+    assert_eq!(bench.observe("u1", true).await.unwrap_err().code(), Code::Unavailable);
+    assert_eq!(bench.observe("../x", true).await.unwrap_err().code(), Code::InvalidArgument);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unreadable_data_is_an_error_on_its_pod_alone_and_strangers_are_skipped() {
+    let mut id = String::new();
+    let bench = Bench::new(options(Duration::ZERO), false, |r| {
+        id = web(r).1;
+        r.edit_container(&id, |c| c.metadata = None);
+        r.add_sandbox("u2", "good", "default", 0);
+        let stranger = r.add_sandbox("u3", "stranger", "default", 0);
+        r.edit_sandbox(&stranger, |s| s.labels.clear());
+    });
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    assert_eq!(watch.pods.keys().collect::<Vec<_>>(), ["u1", "u2"]);
+    assert!(watch.pods["u1"].error.contains("metadata: missing"), "{}", watch.pods["u1"].error);
+    assert_eq!((watch.pods["u1"].name.as_str(), watch.pods["u2"].error.as_str()), ("web", ""));
+    let seen = bench.observe("u1", false).await.unwrap().pod.unwrap();
+    assert!(seen.error.contains("metadata: missing"));
+    bench.runtime.edit_container(&id, |c| {
+        c.metadata = Some(k8s_cri::v1::ContainerMetadata { name: "main".to_owned(), attempt: 0 });
+    });
+    watch.until("recovery", |w| w.pods["u1"].error.is_empty()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_that_fail_too_long_make_it_unhealthy_in_the_kubelets_words_and_it_comes_back() {
+    let bench = Bench::new(options(Duration::ZERO), false, |r| {
+        web(r);
+    });
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    bench.runtime.down();
+    tokio::time::sleep(Duration::from_secs(170)).await;
+    assert!(bench.health().await.healthy);
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    let health = bench.health().await;
+    assert!(!health.healthy);
+    assert!(health.message.starts_with("pleg was last seen active 3m"), "{}", health.message);
+    assert!(health.message.ends_with(" ago; threshold is 3m0s"), "{}", health.message);
+    assert_eq!(watch.pods.len(), 1, "nothing is called gone because nobody answers");
+    bench.runtime.up().unwrap();
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert!(bench.health().await.healthy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lifecycle_events_tell_what_happened_and_a_slow_reader_how_much_it_missed() {
+    use quintlet_proto::pleg::v1::lifecycle_event::Event;
+    let (mut sandbox, mut id) = Default::default();
+    let bench = Bench::new(options(Duration::ZERO), true, |r| (sandbox, id) = web(r));
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let request = pb::LifecycleRequest { hello: None, uid: "u1".to_owned() };
+    let mut events = bench.client.clone().lifecycle(request).await.unwrap().into_inner();
+    assert!(matches!(events.message().await.unwrap().unwrap().event, Some(Event::Hello(_))));
+    bench.runtime.exit(&id, 5);
+    bench.hints.hint(HintKind::Exited, &id);
+    let Some(Event::Lifecycle(died)) = events.message().await.unwrap().unwrap().event else { panic!() };
+    assert_eq!((died.kind(), died.container.as_str(), died.exit_code), (pb::LifecycleKind::Died, "main", 5));
+    bench.runtime.remove(&sandbox);
+    bench.hints.hint(HintKind::Deleted, &id);
+    let mut kinds = Vec::new();
+    for _ in 0..3 {
+        let Some(Event::Lifecycle(e)) = events.message().await.unwrap().unwrap().event else { panic!() };
+        kinds.push((e.kind(), e.id == sandbox));
+    }
+    kinds.sort_by_key(|(k, s)| (*s, *k as i32));
+    use pb::LifecycleKind::{Died, Removed};
+    assert_eq!(kinds, [(Removed, false), (Died, true), (Removed, true)]);
+    watch.until("gone", |w| !w.pods.contains_key("u1")).await;
+}
