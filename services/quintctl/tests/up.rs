@@ -21,7 +21,8 @@ while :; do sleep 0.05; done
 "#;
 
 /// Does not listen to SIGTERM.
-const DEAF: &str = "#!/bin/sh\ntrap '' TERM\necho \"$(basename \"$0\") start $$\" >> NOTES\nwhile :; do sleep 0.05; done\n";
+const DEAF: &str =
+    "#!/bin/sh\ntrap '' TERM\necho \"$(basename \"$0\") start $$\" >> NOTES\nwhile :; do sleep 0.05; done\n";
 
 struct Node {
     dir: tempfile::TempDir,
@@ -109,7 +110,9 @@ impl Drop for Node {
 fn a_killed_service_comes_back_and_the_others_do_not_notice() {
     let mut node = Node::start(&[], "");
     kill(Pid::from_raw(node.pids("pleg-service")[0]), Signal::SIGKILL).unwrap();
-    node.wait_for("second start", |notes| notes.iter().filter(|n| n.starts_with("pleg-service start")).count() == 2);
+    node.wait_for("second start", |notes| {
+        notes.iter().filter(|n| n.starts_with("pleg-service start")).count() == 2
+    });
     for name in ["cri-proxy", "probe-service", "status-reporter", "pod-sync"] {
         assert_eq!(node.pids(name).len(), 1, "{name} was started again");
     }
@@ -179,5 +182,8 @@ fn usage_errors_exit_64_and_missing_binaries_are_named() {
     let output = run(&["up", "--runtime-endpoint", "unix:///x", "--base", &path, "--bin-dir", &path]);
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(error.contains("cri-proxy, pleg-service, probe-service, status-reporter, pod-sync not found"), "{error}");
+    assert!(
+        error.contains("cri-proxy, pleg-service, probe-service, status-reporter, pod-sync not found"),
+        "{error}"
+    );
 }

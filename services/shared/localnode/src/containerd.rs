@@ -31,8 +31,17 @@ const GRACEFUL: Duration = Duration::from_secs(15);
 /// Between SIGTERM and SIGKILL of containerd itself.
 const TERM_GRACE: Duration = Duration::from_secs(3);
 
+/// Between two looks at a process that is to stand still.
+const PAUSE_STEP: Duration = Duration::from_millis(1);
+
+/// For a process to stand still: only one in an uninterruptible wait takes longer, and it does not answer either.
+const PAUSE_LIMIT: Duration = Duration::from_secs(2);
+
 /// Marks a directory as made for a local node, and thus ours to delete.
 const MARKER: &str = ".quintlet-localnode";
+
+/// Environment variable that names the containerd binary: all tests can be run on another version with it.
+pub const CONTAINERD_ENV: &str = "QUINTLET_CONTAINERD";
 
 /// The record of an instance, in its directory.
 const RECORD: &str = "node.json";
@@ -45,7 +54,7 @@ pub struct Options {
     /// Further directories that go with the instance (a node's root directory, logs, sockets). One that existed and was not empty
     /// before is never deleted.
     pub owned: Vec<PathBuf>,
-    /// The containerd binary; its directory also has the shim. Default: from `PATH`.
+    /// The containerd binary; its directory also has the shim. Default: what [`CONTAINERD_ENV`] names, else from `PATH`.
     pub containerd: Option<PathBuf>,
     /// The runc binary. Default: from `PATH`.
     pub runc: Option<PathBuf>,
@@ -70,7 +79,7 @@ impl Options {
         Self {
             dir: dir.into(),
             owned: Vec::new(),
-            containerd: None,
+            containerd: std::env::var_os(CONTAINERD_ENV).map(PathBuf::from),
             runc: None,
             cni_bin_dir: None,
             lock_dir: PathBuf::from(index::DEFAULT_LOCK_DIR),
@@ -282,9 +291,15 @@ impl Containerd {
         }
     }
 
-    /// Stops the process from running (SIGSTOP): connections are accepted by the kernel, nothing is answered.
-    pub fn pause(&self) {
+    /// Stops the process from running (SIGSTOP): connections are accepted by the kernel, nothing is answered. Returns when
+    /// all its threads stand still, as the signal only asks them to: one that runs on another core may still answer.
+    pub async fn pause(&self) {
         self.signal(Signal::SIGSTOP);
+        let Some(pid) = self.pid() else { return };
+        let deadline = Instant::now() + PAUSE_LIMIT;
+        while !host::is_stopped(pid) && Instant::now() < deadline {
+            tokio::time::sleep(PAUSE_STEP).await;
+        }
     }
 
     /// Lets a paused process run on.

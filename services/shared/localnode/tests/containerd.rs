@@ -116,6 +116,7 @@ async fn a_pod_runs_and_nothing_is_left_behind() {
     node.import_local_images().await.unwrap();
     took.push(("import again", began.elapsed()));
 
+    println!("{}", quintlet_localnode::cri::version(node.channel().await.unwrap()).await.unwrap());
     let mut client = Client::new(node.channel().await.unwrap());
     let began = Instant::now();
     let (_, container, ip) = run_pod(&mut client, &node, "web").await;
@@ -133,7 +134,7 @@ async fn a_pod_runs_and_nothing_is_left_behind() {
     node.restart().await.unwrap();
     assert!(running(&mut client, &container).await, "a pod did not survive a restart of containerd");
 
-    node.pause();
+    node.pause().await;
     let asked = tokio::time::timeout(Duration::from_millis(200), running(&mut client, &container)).await;
     assert!(asked.is_err(), "a paused containerd answered");
     node.resume();
