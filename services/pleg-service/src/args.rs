@@ -58,7 +58,8 @@ mod tests {
     fn durations_need_a_unit_and_are_more_than_zero() {
         assert!(Args::try_parse_from(["pleg-service", "--relist-period", "5"]).is_err());
         assert!(Args::try_parse_from(["pleg-service", "--relist-period", "0s"]).is_err());
-        let args = Args::try_parse_from(["pleg-service", "--relist-period-live", "10m"]).expect("a unit is there");
+        let args =
+            Args::try_parse_from(["pleg-service", "--relist-period-live", "10m"]).expect("a unit is there");
         assert_eq!(args.periods().relist_live, Duration::from_secs(600));
         assert_eq!(args.periods().relist, Duration::from_secs(1));
     }

@@ -5,9 +5,7 @@ use std::collections::HashMap;
 use k8s_cri::v1;
 use quintlet_model::ids::{ContainerId, PodRef, PodUid, SandboxId};
 use quintlet_model::labels;
-use quintlet_model::runtime::{
-    Container, ContainerState, Mount, Resources, Sandbox, SandboxState, User,
-};
+use quintlet_model::runtime::{Container, ContainerState, Mount, Resources, Sandbox, SandboxState, User};
 use quintlet_proto::runtime::v1 as hints;
 
 use crate::seams::{HintEvent, HintKind, ListedContainer, ListedSandbox, ReadError};
@@ -105,7 +103,10 @@ pub(crate) fn sandbox(status: Option<v1::PodSandboxStatus>) -> Result<(PodRef, S
 }
 
 /// The answer of ContainerStatus, checked as the kubelet does (cri-client utils.go verifyContainerStatus).
-pub(crate) fn container(status: Option<v1::ContainerStatus>, sandbox_id: &str) -> Result<Container, ReadError> {
+pub(crate) fn container(
+    status: Option<v1::ContainerStatus>,
+    sandbox_id: &str,
+) -> Result<Container, ReadError> {
     let c = status.ok_or_else(|| bad("container status is nil"))?;
     let id = ContainerId::parse(&c.id).map_err(|e| bad(format_args!("container.id: {e}")))?;
     let at = |field: &str, problem: &str| bad(format_args!("container {id}: {field}: {problem}"));

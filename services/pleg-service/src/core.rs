@@ -196,7 +196,10 @@ impl Core {
         let mut mailboxes = self.mailboxes.lock();
         let mailbox = mailboxes.entry(uid.clone()).or_insert_with(|| {
             let mailbox = Arc::<Mailbox>::default();
-            quintlet_kit::task::spawn("pod-owner", owner::own(Arc::clone(self), uid.clone(), Arc::clone(&mailbox)));
+            quintlet_kit::task::spawn(
+                "pod-owner",
+                owner::own(Arc::clone(self), uid.clone(), Arc::clone(&mailbox)),
+            );
             mailbox
         });
         mailbox.work.lock().add(nomination);
@@ -204,7 +207,11 @@ impl Core {
     }
 
     /// As [`Self::nominate`]; the receiver gets the answer of the first inspection that begins from now on.
-    pub(crate) fn inspect(self: &Arc<Self>, uid: &PodUid, nomination: Nomination) -> oneshot::Receiver<Answer> {
+    pub(crate) fn inspect(
+        self: &Arc<Self>,
+        uid: &PodUid,
+        nomination: Nomination,
+    ) -> oneshot::Receiver<Answer> {
         let (waiter, answer) = oneshot::channel();
         self.nominate(uid, Nomination { waiter: Some(waiter), ..nomination });
         answer

@@ -19,7 +19,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use crate::convert;
-use crate::seams::{ContainerRuntime, Filter, HintEvent, HintStream, ListedContainer, ListedSandbox, ReadError};
+use crate::seams::{
+    ContainerRuntime, Filter, HintEvent, HintStream, ListedContainer, ListedSandbox, ReadError,
+};
 
 /// The largest answer taken, as the kubelet's (cri-client utils.go).
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
@@ -45,7 +47,8 @@ impl CriRuntime {
 }
 
 async fn call<T>(
-    method: &'static str, answer: impl Future<Output = Result<Response<T>, Status>>,
+    method: &'static str,
+    answer: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, ReadError> {
     match tokio::time::timeout(CALL_LIMIT, answer).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),

@@ -76,7 +76,11 @@ impl Entry {
 
     /// Applies an inspection that began at `observed` with `ticket`. `pod` names the pod where nothing found does.
     pub(crate) fn apply(
-        &mut self, ticket: u64, observed: Duration, pod: Option<&PodRef>, found: Result<Found, String>,
+        &mut self,
+        ticket: u64,
+        observed: Duration,
+        pod: Option<&PodRef>,
+        found: Result<Found, String>,
     ) -> Verdict {
         if self.applied.is_some_and(|last| ticket <= last) {
             return Verdict::Stale;
@@ -92,8 +96,13 @@ impl Entry {
                 };
             }
             Ok(found) => {
-                let known = found.pod.or_else(|| pod.cloned()).or_else(|| old.as_ref().map(|o| o.pod.clone()));
-                let mut new = PodRuntime::empty(known.unwrap_or_else(|| nameless(&self.uid)), Cursor::default(), observed);
+                let known =
+                    found.pod.or_else(|| pod.cloned()).or_else(|| old.as_ref().map(|o| o.pod.clone()));
+                let mut new = PodRuntime::empty(
+                    known.unwrap_or_else(|| nameless(&self.uid)),
+                    Cursor::default(),
+                    observed,
+                );
                 new.sandboxes = found.sandboxes;
                 new.containers = found.containers;
                 new.sort();
@@ -217,7 +226,11 @@ pub(crate) fn effect_shows(kind: HintKind, id: &str, record: Option<&PodRuntime>
 }
 
 /// Whether a list says other than the record: ids or states.
-pub(crate) fn differs(record: &PodRuntime, sandboxes: &[ListedSandbox], containers: &[ListedContainer]) -> bool {
+pub(crate) fn differs(
+    record: &PodRuntime,
+    sandboxes: &[ListedSandbox],
+    containers: &[ListedContainer],
+) -> bool {
     record.error.is_some()
         || record.sandboxes.len() != sandboxes.len()
         || record.containers.len() != containers.len()

@@ -53,7 +53,10 @@ mod tests {
         for (age, expected) in [
             (None, Some("pleg has yet to be successful")),
             (Some(Duration::from_secs(180)), None),
-            (Some(Duration::from_millis(185_200)), Some("pleg was last seen active 3m5.2s ago; threshold is 3m0s")),
+            (
+                Some(Duration::from_millis(185_200)),
+                Some("pleg was last seen active 3m5.2s ago; threshold is 3m0s"),
+            ),
         ] {
             assert_eq!(problem(age, THRESHOLD).as_deref(), expected, "{age:?}");
         }

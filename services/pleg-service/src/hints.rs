@@ -127,7 +127,8 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
             let new = || Pending { hints: Vec::new(), pause: None, due: now, until: now + longest };
             pending.entry(unknown.id).or_insert_with(new).hints.push((unknown.kind, unknown.trace));
         }
-        let due: Vec<String> = pending.iter().filter(|(_, p)| p.due <= now).map(|(id, _)| id.clone()).collect();
+        let due: Vec<String> =
+            pending.iter().filter(|(_, p)| p.due <= now).map(|(id, _)| id.clone()).collect();
         if due.is_empty() {
             continue;
         }
@@ -141,7 +142,9 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
         for id in due {
             // An inspection may have met it meanwhile.
             let known = core.store.pod_of(&id);
-            if let Some((uid, place)) = found.get(&id).cloned().or_else(|| known.map(|uid| (uid, Place::Known))) {
+            if let Some((uid, place)) =
+                found.get(&id).cloned().or_else(|| known.map(|uid| (uid, Place::Known)))
+            {
                 for (kind, trace) in pending.remove(&id).map(|p| p.hints).unwrap_or_default() {
                     core.nominate(&uid, place.clone().nomination(id.clone(), kind, trace));
                 }
@@ -186,7 +189,8 @@ async fn find(core: &Core, ids: &[String]) -> Result<HashMap<String, (PodUid, Pl
     for filter in filters {
         let (containers, sandboxes): (Vec<ListedContainer>, Vec<ListedSandbox>) =
             tokio::try_join!(core.runtime.containers(filter.clone()), core.runtime.sandboxes(filter))?;
-        let containers = containers.into_iter().filter_map(|c| Some((c.id, (c.pod?.uid, Place::Container(c.sandbox_id)))));
+        let containers =
+            containers.into_iter().filter_map(|c| Some((c.id, (c.pod?.uid, Place::Container(c.sandbox_id)))));
         let sandboxes = sandboxes.into_iter().filter_map(|s| Some((s.id, (s.pod?.uid, Place::Sandbox))));
         found.extend(containers.chain(sandboxes));
     }

@@ -25,13 +25,17 @@ pub(crate) struct Targets {
 ///
 /// A pod of which no known id is left is listed by label before it counts as gone.
 pub(crate) async fn inspect(
-    runtime: &dyn ContainerRuntime, uid: &PodUid, mut targets: Targets,
+    runtime: &dyn ContainerRuntime,
+    uid: &PodUid,
+    mut targets: Targets,
 ) -> Result<Found, ReadError> {
     loop {
         let listed = targets.list;
         if listed {
-            let (sandboxes, containers) =
-                tokio::try_join!(runtime.sandboxes(Filter::Pod(uid.clone())), runtime.containers(Filter::Pod(uid.clone())))?;
+            let (sandboxes, containers) = tokio::try_join!(
+                runtime.sandboxes(Filter::Pod(uid.clone())),
+                runtime.containers(Filter::Pod(uid.clone()))
+            )?;
             targets.sandboxes.extend(sandboxes.into_iter().map(|s| s.id));
             targets.containers.extend(containers.into_iter().map(|c| (c.id, c.sandbox_id)));
         }
@@ -43,7 +47,11 @@ pub(crate) async fn inspect(
     }
 }
 
-async fn statuses(runtime: &dyn ContainerRuntime, uid: &PodUid, targets: &Targets) -> Result<Found, ReadError> {
+async fn statuses(
+    runtime: &dyn ContainerRuntime,
+    uid: &PodUid,
+    targets: &Targets,
+) -> Result<Found, ReadError> {
     let sandboxes = futures::stream::iter(targets.sandboxes.clone())
         .map(|id| async move { runtime.sandbox(&id).await })
         .buffer_unordered(PARALLEL)

@@ -46,8 +46,12 @@ const HEALTH_PERIOD: Duration = Duration::from_millis(200);
 /// Starts the tasks; they end with `stop`. Returns the service to serve.
 #[must_use]
 pub fn start(
-    runtime: Arc<dyn ContainerRuntime>, hints: Arc<dyn HintStream>, clock: Clock, periods: Periods,
-    health: HealthHandle, stop: &CancellationToken,
+    runtime: Arc<dyn ContainerRuntime>,
+    hints: Arc<dyn HintStream>,
+    clock: Clock,
+    periods: Periods,
+    health: HealthHandle,
+    stop: &CancellationToken,
 ) -> PlegServer<PlegService> {
     let core = Core::new(runtime, clock, periods);
     // The stream is opened first: what happens between it and the first list is then in one of the two.
@@ -64,7 +68,8 @@ pub fn start(
 async fn judge(core: Arc<Core>, health: HealthHandle) {
     let mut serving = None;
     loop {
-        let now = core.store.is_primed() && health::problem(core.last_list_age(), core.periods.threshold).is_none();
+        let now =
+            core.store.is_primed() && health::problem(core.last_list_age(), core.periods.threshold).is_none();
         if serving != Some(now) {
             for name in ["", SERVICE] {
                 if now {

@@ -46,22 +46,43 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         Self {
             relist_duration: histogram("kubelet_pleg_relist_duration_seconds", "Duration of full lists"),
-            relist_interval: histogram("kubelet_pleg_relist_interval_seconds", "Time between the begins of full lists"),
-            inspect_duration: histogram("kubelet_pleg_pod_relist_duration_seconds", "Duration of inspections of one pod"),
-            last_seen: gauge("kubelet_pleg_last_seen_seconds", "When the last successful list began, seconds since 1970"),
+            relist_interval: histogram(
+                "kubelet_pleg_relist_interval_seconds",
+                "Time between the begins of full lists",
+            ),
+            inspect_duration: histogram(
+                "kubelet_pleg_pod_relist_duration_seconds",
+                "Duration of inspections of one pod",
+            ),
+            last_seen: gauge(
+                "kubelet_pleg_last_seen_seconds",
+                "When the last successful list began, seconds since 1970",
+            ),
             // Gauges, since counters would not bear the kubelet's names: OpenMetrics adds _total.
-            stream_errors: gauge("kubelet_evented_pleg_connection_error_count", "Hint streams that failed or ended"),
+            stream_errors: gauge(
+                "kubelet_evented_pleg_connection_error_count",
+                "Hint streams that failed or ended",
+            ),
             stream_opens: gauge("kubelet_evented_pleg_connection_success_count", "Hint streams opened"),
             running_pods: gauge("kubelet_running_pods", "Pods with a ready sandbox"),
             running_containers: gauge_family("kubelet_running_containers", "Containers by state"),
-            unlabelled: gauge("quintlet_pleg_unlabelled_entries", "Sandboxes and containers without a pod uid, skipped"),
+            unlabelled: gauge(
+                "quintlet_pleg_unlabelled_entries",
+                "Sandboxes and containers without a pod uid, skipped",
+            ),
             inspections: counter_family("quintlet_pleg_inspections", "Inspections by result"),
             hints: counter_family("quintlet_pleg_hints", "Hints received"),
-            hints_lost: counter("quintlet_pleg_hints_lost", "Hints lost on the way; each loss makes a full list"),
+            hints_lost: counter(
+                "quintlet_pleg_hints_lost",
+                "Hints lost on the way; each loss makes a full list",
+            ),
             hints_unknown: counter("quintlet_pleg_hints_unknown", "Hints about ids that belong to no pod"),
             watchers: gauge("quintlet_pleg_watchers", "Open Watch streams"),
             resyncs: counter("quintlet_pleg_resyncs", "Watch streams that could not be resumed"),
-            lifecycle_missed: counter("quintlet_pleg_lifecycle_missed", "Lifecycle events slow readers missed"),
+            lifecycle_missed: counter(
+                "quintlet_pleg_lifecycle_missed",
+                "Lifecycle events slow readers missed",
+            ),
         }
     }
 }

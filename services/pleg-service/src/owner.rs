@@ -89,7 +89,11 @@ pub(crate) async fn own(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
 
 /// One inspection, applied and published.
 async fn once(
-    core: &Core, entry: &mut Entry, uid: &PodUid, work: &Work, expectations: &Expectations,
+    core: &Core,
+    entry: &mut Entry,
+    uid: &PodUid,
+    work: &Work,
+    expectations: &Expectations,
 ) -> crate::core::Answer {
     let mut targets = Targets {
         sandboxes: work.sandboxes.clone(),
@@ -116,7 +120,9 @@ async fn once(
     let result = if found.is_ok() { "ok" } else { "error" };
     core.metrics.inspections.get_or_create(&ResultLabel { result }).inc();
     let failure = found.as_ref().err().cloned();
-    if let Some(error) = failure.as_ref().filter(|e| !entry.record().is_some_and(|r| r.error.as_ref() == Some(&e.to_string()))) {
+    if let Some(error) =
+        failure.as_ref().filter(|e| !entry.record().is_some_and(|r| r.error.as_ref() == Some(&e.to_string())))
+    {
         tracing::warn!(%error, "the pod could not be inspected");
     }
     let before = entry.record().map(|r| r.pod.clone());
@@ -155,7 +161,10 @@ async fn once(
 }
 
 fn announce(
-    core: &Core, changes: Vec<Change>, pod: &quintlet_model::ids::PodRef, cursor: quintlet_model::runtime::Cursor,
+    core: &Core,
+    changes: Vec<Change>,
+    pod: &quintlet_model::ids::PodRef,
+    cursor: quintlet_model::runtime::Cursor,
     trace: Option<quintlet_proto::common::v1::Trace>,
 ) {
     let at = core.clock.wall();

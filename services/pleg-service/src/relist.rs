@@ -42,16 +42,11 @@ pub(crate) async fn run(core: Arc<Core>) {
         }
         failing = result.is_err();
         core.lists.lock().error = result.err().map(|e| e.to_string());
-        let ended = Instant::now();
-        let mut hints = core.hints.subscribe();
-        loop {
-            let period = if failing { core.relist_period().min(RETRY) } else { core.relist_period() };
-            tokio::select! {
-                // All three only end a wait.
-                () = tokio::time::sleep_until(ended + period) => break,
-                () = core.relist_now.notified() => break,
-                _ = hints.changed() => {}
-            }
+        let period = if failing { core.relist_period().min(RETRY) } else { core.relist_period() };
+        tokio::select! {
+            // Both only end a wait. A change of the hints, and of the period with them, asks for a list too.
+            () = tokio::time::sleep(period) => {}
+            () = core.relist_now.notified() => {}
         }
     }
 }
@@ -99,7 +94,8 @@ async fn list(core: &Arc<Core>, began: Instant) -> Result<(), ReadError> {
         }
         let absent = known.as_ref().is_some_and(|k| {
             let sandboxes = listed.sandboxes.iter().map(|s| s.id.as_str());
-            let ids: HashSet<&str> = sandboxes.chain(listed.containers.iter().map(|c| c.id.as_str())).collect();
+            let ids: HashSet<&str> =
+                sandboxes.chain(listed.containers.iter().map(|c| c.id.as_str())).collect();
             k.ids().iter().any(|id| !ids.contains(id.as_str()))
         });
         let nomination = Nomination {

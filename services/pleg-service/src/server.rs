@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{Stream, StreamExt as _};
 use futures::stream::BoxStream;
+use futures::{Stream, StreamExt as _};
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::Cursor;
 use quintlet_proto::pleg::v1 as pb;
@@ -164,7 +164,10 @@ fn lifecycle(change: &LifecycleChange) -> pb::LifecycleEvent {
     }
 }
 
-fn lifecycle_stream(core: Arc<Core>, uid: Option<PodUid>) -> impl Stream<Item = Result<pb::LifecycleEvent, Status>> + Send {
+fn lifecycle_stream(
+    core: Arc<Core>,
+    uid: Option<PodUid>,
+) -> impl Stream<Item = Result<pb::LifecycleEvent, Status>> + Send {
     let from = core.lifecycle.subscribe();
     let hello = pb::LifecycleEvent {
         event: Some(LifecycleOneof::Hello(quintlet_proto::hello())),
@@ -210,7 +213,10 @@ impl Pleg for PlegService {
         Ok(Response::new(stream.take_until(self.stop.clone().cancelled_owned()).boxed()))
     }
 
-    async fn observe(&self, request: Request<pb::ObserveRequest>) -> Result<Response<pb::ObserveReply>, Status> {
+    async fn observe(
+        &self,
+        request: Request<pb::ObserveRequest>,
+    ) -> Result<Response<pb::ObserveReply>, Status> {
         let span = tracing::info_span!("Observe", pod.uid = request.get_ref().uid);
         propagate::set_parent(&span, request.metadata());
         let request = request.into_inner();
@@ -238,7 +244,8 @@ impl Pleg for PlegService {
     }
 
     async fn lifecycle(
-        &self, request: Request<pb::LifecycleRequest>,
+        &self,
+        request: Request<pb::LifecycleRequest>,
     ) -> Result<Response<Self::LifecycleStream>, Status> {
         let uid = request.into_inner().uid;
         let uid = if uid.is_empty() { None } else { Some(pod_uid(&uid)?) };

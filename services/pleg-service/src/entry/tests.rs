@@ -94,7 +94,8 @@ fn every_row_of_the_kubelets_event_table() {
         (Some(S::Unknown), None, &[Died, Removed]),
     ];
     for (old, new, expected) in rows {
-        let kinds: Vec<_> = changes(record(old).as_ref(), record(new).as_ref()).iter().map(|c| c.kind).collect();
+        let kinds: Vec<_> =
+            changes(record(old).as_ref(), record(new).as_ref()).iter().map(|c| c.kind).collect();
         assert_eq!(kinds, expected, "{old:?} → {new:?}");
     }
 }
@@ -103,7 +104,8 @@ fn every_row_of_the_kubelets_event_table() {
 fn a_sandbox_makes_the_same_events_without_a_container_name() {
     let mut e = entry();
     e.apply(1, at(1), None, Ok(found(vec![sandbox("s", 0, SandboxState::Ready, None)], vec![])));
-    let verdict = e.apply(2, at(2), None, Ok(found(vec![sandbox("s", 0, SandboxState::NotReady, None)], vec![])));
+    let verdict =
+        e.apply(2, at(2), None, Ok(found(vec![sandbox("s", 0, SandboxState::NotReady, None)], vec![])));
     let died = Change { kind: ChangeKind::Died, id: "s".to_owned(), container: String::new(), exit_code: 0 };
     assert_eq!(verdict, Verdict::Changed(vec![died]));
 }
@@ -128,7 +130,10 @@ fn a_failed_inspection_keeps_the_last_good_state_with_the_error() {
     assert_eq!(e.apply(2, at(2), None, Err("no answer".to_owned())), Verdict::Changed(vec![]));
     assert_eq!(e.apply(3, at(3), None, Err("no answer".to_owned())), Verdict::Same, "told once");
     let record = e.record().unwrap();
-    assert_eq!((record.error.as_deref(), record.containers.len(), record.observed), (Some("no answer"), 1, at(1)));
+    assert_eq!(
+        (record.error.as_deref(), record.containers.len(), record.observed),
+        (Some("no answer"), 1, at(1))
+    );
     let back = e.apply(4, at(4), None, Ok(found(vec![], vec![container("c", ContainerState::Running)])));
     assert_eq!(back, Verdict::Changed(vec![]));
     assert_eq!(e.record().unwrap().error, None);

@@ -1,7 +1,7 @@
 //! pleg-service in-process, on a fake runtime and scripted hints.
+#![allow(unreachable_pub, dead_code, reason = "each test binary uses its part")]
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,8 +75,7 @@ pub struct Bench {
     pub runtime: FakeRuntime,
     pub hints: Hints,
     pub client: PlegClient<Channel>,
-    pub stop: CancellationToken,
-    pub socket: PathBuf,
+    stop: CancellationToken,
     _dir: tempfile::TempDir,
 }
 
@@ -108,7 +107,7 @@ impl Bench {
         let socket = dir.path().join("pleg.sock");
         let listener = bind_unix(&socket, 0o600).unwrap();
         tokio::spawn(server.add_service(service).serve(listener, PeerPolicy::Any, stop.clone()));
-        Self { runtime, hints, client: PlegClient::new(channel(socket.clone())), stop, socket, _dir: dir }
+        Self { runtime, hints, client: PlegClient::new(channel(socket)), stop, _dir: dir }
     }
 
     pub async fn watch(&self, resume: Option<pb::Cursor>) -> Watch {
@@ -124,6 +123,13 @@ impl Bench {
 
     pub async fn health(&self) -> pb::HealthReply {
         self.client.clone().health(pb::HealthRequest {}).await.unwrap().into_inner()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.runtime.down();
     }
 }
 

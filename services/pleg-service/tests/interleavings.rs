@@ -1,0 +1,195 @@
+//! Whatever happens in the runtime, and whatever becomes of its hints: once it is quiet, the cache is the runtime.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use common::{Bench, options};
+use pleg_service::seams::HintKind;
+use proptest::prelude::*;
+use quintlet_proto::pleg::v1 as pb;
+use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Rule};
+use tonic::Code;
+
+#[derive(Debug, Clone)]
+enum Act {
+    AddSandbox { pod: u8, attempt: u8 },
+    AddContainer { sandbox: u8, started: bool },
+    Start(u8),
+    Exit(u8),
+    Remove(u8),
+    ExitSandbox(u8),
+    RemoveSandbox(u8),
+    Wait(u16),
+    CutHints,
+    ForbidHints(bool),
+    Observe { pod: u8, full: bool },
+    FailStatus,
+    Restart,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        3 => (0..4u8, 0..3u8).prop_map(|(pod, attempt)| Act::AddSandbox { pod, attempt }),
+        6 => (any::<u8>(), any::<bool>()).prop_map(|(sandbox, started)| Act::AddContainer { sandbox, started }),
+        2 => any::<u8>().prop_map(Act::Start),
+        5 => any::<u8>().prop_map(Act::Exit),
+        3 => any::<u8>().prop_map(Act::Remove),
+        2 => any::<u8>().prop_map(Act::ExitSandbox),
+        2 => any::<u8>().prop_map(Act::RemoveSandbox),
+        6 => (0..2500u16).prop_map(Act::Wait),
+        1 => Just(Act::CutHints),
+        1 => any::<bool>().prop_map(Act::ForbidHints),
+        2 => (0..5u8, any::<bool>()).prop_map(|(pod, full)| Act::Observe { pod, full }),
+        1 => Just(Act::FailStatus),
+        1 => Just(Act::Restart),
+    ]
+}
+
+/// What becomes of the hints of one act: lost, sent, sent twice.
+fn copies() -> impl Strategy<Value = usize> {
+    prop_oneof![2 => Just(0usize), 5 => Just(1), 1 => Just(2)]
+}
+
+type Picture = BTreeMap<String, (BTreeSet<(String, bool)>, BTreeSet<(String, i32)>)>;
+
+fn of_runtime(runtime: &FakeRuntime) -> Picture {
+    let mut picture = Picture::new();
+    for s in runtime.sandboxes() {
+        picture.entry(s.pod_uid().to_owned()).or_default().0.insert((s.id().to_owned(), s.ready()));
+    }
+    for c in runtime.containers() {
+        // The contract's states are the CRI's plus one.
+        picture.entry(c.pod_uid().to_owned()).or_default().1.insert((c.id().to_owned(), c.status.state + 1));
+    }
+    picture
+}
+
+fn of_records<'a>(records: impl Iterator<Item = &'a pb::PodRecord>) -> Picture {
+    let pod = |p: &pb::PodRecord| {
+        let ready = |s: &pb::Sandbox| (s.id.clone(), s.state() == pb::SandboxState::Ready);
+        let sandboxes = p.sandboxes.iter().map(ready).collect();
+        (p.uid.clone(), (sandboxes, p.containers.iter().map(|c| (c.id.clone(), c.state)).collect()))
+    };
+    records.map(pod).collect()
+}
+
+fn pick<T: Clone>(all: &[T], n: u8) -> Option<T> {
+    (!all.is_empty()).then(|| all[usize::from(n) % all.len()].clone())
+}
+
+async fn run(acts: Vec<(Act, usize)>, exit_lag: Duration) {
+    let bench = Bench::new(options(exit_lag), true, |_| {});
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    let mut attempts = BTreeMap::<String, u32>::new();
+    for (act, copies) in acts {
+        let runtime = &bench.runtime;
+        let sandboxes: Vec<_> = runtime.sandboxes().iter().map(|s| s.id().to_owned()).collect();
+        let containers: Vec<_> = runtime.containers().iter().map(|c| c.id().to_owned()).collect();
+        let mut hints = Vec::new();
+        match act {
+            Act::AddSandbox { pod, attempt } => {
+                let id = runtime.add_sandbox(&format!("u{pod}"), "pod", "default", attempt.into());
+                hints.push((HintKind::Created, id.clone()));
+                hints.push((HintKind::Started, id));
+            }
+            Act::AddContainer { sandbox, started } => {
+                if let Some(sandbox) = pick(&sandboxes, sandbox) {
+                    let attempt = attempts.entry(sandbox.clone()).or_default();
+                    *attempt += 1;
+                    let seed = ContainerSeed {
+                        running: started,
+                        ..ContainerSeed::running("main").attempt(*attempt)
+                    };
+                    let id = runtime.add_container(&sandbox, &seed);
+                    hints.push((HintKind::Created, id.clone()));
+                    hints.extend(started.then_some((HintKind::Started, id)));
+                }
+            }
+            Act::Start(n) => {
+                if let Some(id) = pick(&containers, n) {
+                    runtime.start_container(&id);
+                    hints.push((HintKind::Started, id));
+                }
+            }
+            Act::Exit(n) => {
+                if let Some(id) = pick(&containers, n).filter(|id| runtime.exit(id, 1)) {
+                    hints.push((HintKind::Exited, id));
+                }
+            }
+            Act::Remove(n) => {
+                if let Some(id) = pick(&containers, n) {
+                    runtime.remove(&id);
+                    hints.push((HintKind::Deleted, id));
+                }
+            }
+            Act::ExitSandbox(n) => {
+                if let Some(id) = pick(&sandboxes, n).filter(|id| runtime.exit(id, 0)) {
+                    hints.push((HintKind::Exited, id));
+                }
+            }
+            Act::RemoveSandbox(n) => {
+                if let Some(id) = pick(&sandboxes, n) {
+                    runtime.remove(&id);
+                    hints.push((HintKind::Deleted, id));
+                }
+            }
+            Act::Wait(ms) => tokio::time::sleep(Duration::from_millis(ms.into())).await,
+            Act::CutHints => bench.hints.cut(),
+            Act::ForbidHints(yes) => bench.hints.allow(!yes),
+            Act::Observe { pod, full } => {
+                let uid = format!("u{pod}");
+                let before = of_runtime(runtime);
+                if let Ok(reply) = bench.observe(&uid, full).await
+                    && full
+                    && exit_lag.is_zero()
+                {
+                    assert_eq!(
+                        of_records(reply.pod.iter()).get(&uid),
+                        before.get(&uid),
+                        "a full observation is the truth"
+                    );
+                }
+            }
+            Act::FailStatus => {
+                runtime.script(Rule::on(Method::ContainerStatus).fail(Code::Unknown, "scripted").times(2));
+            }
+            Act::Restart => {
+                runtime.down();
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                runtime.up().unwrap();
+            }
+        }
+        for (kind, id) in hints {
+            for _ in 0..copies {
+                bench.hints.hint(kind, &id);
+            }
+        }
+    }
+    bench.runtime.unscript_all();
+    tokio::time::sleep(Duration::from_secs(35)).await;
+    let expected = of_runtime(&bench.runtime);
+    let limit = tokio::time::Instant::now() + Duration::from_secs(30);
+    while of_records(watch.pods.values()) != expected || watch.pods.values().any(|p| !p.error.is_empty()) {
+        let stepped = tokio::time::timeout_at(limit, watch.step()).await;
+        assert!(stepped.is_ok(), "cache:\n{:#?}\nruntime:\n{expected:#?}", watch.pods);
+    }
+    let revs: Vec<u64> = watch.pods.values().map(|p| p.rev).collect();
+    assert!(revs.iter().all(|r| *r <= watch.cursor.unwrap().rev));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn once_it_is_quiet_the_cache_is_the_runtime(
+        acts in proptest::collection::vec((act(), copies()), 1..60),
+        lag in prop_oneof![Just(0u64), 1..400u64],
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(run(acts, Duration::from_millis(lag)));
+    }
+}
