@@ -1,5 +1,6 @@
 //! The `quintctl` binary.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -29,19 +30,16 @@ enum Command {
 }
 
 #[tokio::main]
-async fn main() -> anyhow::Result<ExitCode> {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(e) => {
-            e.print()?;
-            return Ok(if e.use_stderr() { ExitCode::from(64) } else { ExitCode::SUCCESS });
+async fn main() -> ExitCode {
+    let done = match quintlet_kit::args::parse::<Cli>().command {
+        Command::Up(args) => Box::pin(up::run(*args)).await.map_err(anyhow::Error::from),
+        Command::Image { run_dir, args } => {
+            image::run(args, &run_dir).await.map(|()| ExitCode::SUCCESS).map_err(anyhow::Error::from)
         }
     };
-    match cli.command {
-        Command::Up(args) => Ok(Box::pin(up::run(*args)).await?),
-        Command::Image { run_dir, args } => {
-            image::run(args, &run_dir).await?;
-            Ok(ExitCode::SUCCESS)
-        }
-    }
+    done.unwrap_or_else(|e| {
+        // Without a standard error there is nobody to tell.
+        let _ = writeln!(std::io::stderr(), "quintctl: {}", quintlet_kit::error_chain(e.as_ref()));
+        ExitCode::FAILURE
+    })
 }

@@ -332,7 +332,8 @@ async fn start_containerd(args: &UpArgs, layout: &Layout) -> Result<Option<Conta
     options.keep_pods = !args.down;
     options.log_file = Some(layout.log_dir.join("containerd.log"));
     if args.down {
-        options.owned = vec![layout.root_dir.clone(), layout.run_dir.clone(), layout.pod_logs_dir.clone()];
+        let owned = [&layout.root_dir, &layout.run_dir, &layout.pod_logs_dir, &layout.container_logs_dir];
+        options.owned = owned.map(PathBuf::clone).to_vec();
     }
     let containerd = Containerd::start(options).await.map_err(UpError::Containerd)?;
     containerd.import_local_images().await.map_err(UpError::Containerd)?;

@@ -14,6 +14,8 @@ pub(super) struct Layout {
     pub(super) root_dir: PathBuf,
     pub(super) log_dir: PathBuf,
     pub(super) pod_logs_dir: PathBuf,
+    /// Links to the containers' logs, for log collectors.
+    pub(super) container_logs_dir: PathBuf,
     pub(super) manifests: PathBuf,
     /// Of the private containerd.
     pub(super) containerd: PathBuf,
@@ -39,6 +41,7 @@ impl Layout {
             root_dir: place(&args.root_dir, "root", "/var/lib/kubelet"),
             log_dir: place(&args.log_dir, "logs", "/var/log/quintlet"),
             pod_logs_dir: place(&args.pod_logs_dir, "pod-logs", "/var/log/pods"),
+            container_logs_dir: place(&None, "container-logs", "/var/log/containers"),
             manifests: place(&args.manifests, "manifests", "/etc/kubernetes/manifests"),
             containerd: place(&None, "containerd", "/run/quintlet-containerd"),
             run_dir,
@@ -105,6 +108,7 @@ pub(super) fn services(args: &UpArgs, layout: &Layout, runtime: &Runtime, node: 
                     line.flag("--node-name", node);
                     line.flag("--cgroup-root", &runtime.cgroup_root);
                     line.flag("--pod-logs-dir", &layout.pod_logs_dir);
+                    line.flag("--container-logs-dir", &layout.container_logs_dir);
                     line.option("--cluster-domain", args.cluster_domain.as_ref());
                 }
                 _ => {}
@@ -155,6 +159,7 @@ mod tests {
             Layout::resolve(&args(&["--private-containerd", "--manifests", "examples"]), Path::new("/w"));
         assert_eq!(private.root_dir, Path::new("/w/.run/root"));
         assert_eq!(private.run_dir, Path::new("/w/.run/run"));
+        assert_eq!(private.container_logs_dir, Path::new("/w/.run/container-logs"));
         assert_eq!(private.control, Path::new("/w/.run"));
         assert_eq!(private.manifests, Path::new("/w/examples"));
         let agent = Layout::resolve(&args(&["--runtime-endpoint", "unix:///r.sock"]), Path::new("/w"));
@@ -181,7 +186,7 @@ mod tests {
             line("pod-sync"),
             format!(
                 "{common} --root-dir /b/root --manifests /b/manifests --node-name n1 --cgroup-root /quintlet-3 \
-                 --pod-logs-dir /b/pod-logs"
+                 --pod-logs-dir /b/pod-logs --container-logs-dir /b/container-logs"
             )
         );
     }
