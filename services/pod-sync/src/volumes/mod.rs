@@ -1,7 +1,49 @@
 //! Volumes of pods: set up, kept fresh, taken down (pkg/volume, volumes-env.md).
+//!
+//! [`Volumes`] owns them. It keeps no state of its own but a cache of tokens: what is mounted and what is ready is
+//! read from disk and the mount table, so a restart of the agent finds everything as it left it. Calls for one pod
+//! are made by that pod's worker, one at a time. Objects are fetched first, then files are touched, in a blocking
+//! task that a caller that goes away does not cut in half.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Pod, ProjectedVolumeSource, Secret, Volume, VolumeMount, VolumeProjection,
+};
+use quintlet_model::ids::PodUid;
+use quintlet_model::pod;
+use rand::RngExt as _;
+
+pub mod atomic;
+pub mod empty_dir;
+pub mod error;
+pub mod host_path;
+pub mod mount_table;
+pub mod ownership;
+pub mod payload;
+pub mod teardown;
+pub mod token;
+
+#[cfg(test)]
+mod tests;
+
+use crate::build::objects::{ObjectError, ObjectSource};
+use crate::build::{NodeSettings, paths, subpath};
+use crate::decide::quantity::Quantity;
+use atomic::Payload;
+use empty_dir::{EmptyDir, Medium};
+use error::{Step, TearDownError, VolumeError, VolumeFailure};
+use mount_table::{MountTable, ProcMountTable};
+use payload::Selection;
+use teardown::OrphanError;
+use token::{TokenCache, TokenKey, TokenSource};
 
 /// A volume on the node, ready to be mounted into containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,3 +58,456 @@ pub struct MountedVolume {
 
 /// Volumes of a pod by their name in its spec.
 pub type MountedVolumes = BTreeMap<String, MountedVolume>;
+
+/// The volumes of a pod that are ready.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SetUp {
+    /// Every volume that a container refers to.
+    pub volumes: MountedVolumes,
+    /// Those that could not be brought up to date and keep their old content: a Warning `FailedMount` each.
+    pub stale: Vec<VolumeFailure>,
+}
+
+/// What setting up needs from outside.
+#[derive(Clone)]
+pub struct VolumeContext {
+    /// ConfigMaps and Secrets.
+    pub objects: Arc<dyn ObjectSource>,
+    /// Service account tokens; none in standalone mode.
+    pub tokens: Option<Arc<dyn TokenSource>>,
+    /// Settings and facts of the node.
+    pub node: Arc<NodeSettings>,
+    /// Wall time, for the names of versions and the life of tokens.
+    pub now: Timestamp,
+}
+
+// A refresh of a token comes up to this much early, so that not all pods of a node ask at once.
+const TOKEN_JITTER: Duration = Duration::from_secs(10);
+const DEFAULT_TOKEN_SECONDS: i64 = 3600;
+
+/// Sets up, refreshes and takes down the volumes of this node's pods.
+#[derive(Clone)]
+pub struct Volumes {
+    root: PathBuf,
+    table: Arc<dyn MountTable>,
+    tokens: Arc<TokenCache>,
+}
+
+/// What a volume turns out to be once its objects are there.
+enum Plan {
+    HostPath { path: String, kind: String },
+    EmptyDir(EmptyDir),
+    Files { dir: EmptyDir, payload: Result<Payload, String>, nested: Vec<PathBuf> },
+}
+
+impl Volumes {
+    /// Volumes below `root`, the kubelet's root directory.
+    #[must_use]
+    pub fn new(root: PathBuf) -> Self {
+        Self::with_table(root, Arc::new(ProcMountTable))
+    }
+
+    /// The same with another mount table.
+    #[must_use]
+    pub fn with_table(root: PathBuf, table: Arc<dyn MountTable>) -> Self {
+        Self { root, table, tokens: Arc::default() }
+    }
+
+    /// Makes the pod's directories and every volume a container refers to. Doing it again brings files up to date and
+    /// touches nothing else. A volume that was ready and cannot be brought up to date stays as it is and is listed in
+    /// [`SetUp::stale`].
+    ///
+    /// # Errors
+    /// A volume is not ready; the others that could be made are.
+    pub async fn set_up(&self, pod: &Pod, uid: &PodUid, ctx: &VolumeContext) -> Result<SetUp, VolumeError> {
+        let mut plans = Vec::new();
+        let mut failures = Vec::new();
+        for volume in referenced(pod) {
+            match self.plan(pod, uid, volume, ctx).await {
+                Ok(plan) => plans.push((volume.name.clone(), plan)),
+                Err(failure) => failures.push(failure),
+            }
+        }
+        let (table, now) = (self.table.clone(), ctx.now);
+        let fs_group = fs_group(pod);
+        let pod_dir = paths::pod_dir(&self.root, uid);
+        let apply = move || -> Result<(SetUp, Vec<VolumeFailure>), VolumeError> {
+            make_pod_dirs(&pod_dir).map_err(VolumeError::PodDirs)?;
+            let mut done = SetUp::default();
+            for (name, plan) in plans {
+                match apply(&name, plan, fs_group, now, &*table) {
+                    Ok((volume, stale)) => {
+                        done.volumes.insert(name, volume);
+                        done.stale.extend(stale);
+                    }
+                    Err(failure) => failures.push(failure),
+                }
+            }
+            Ok((done, failures))
+        };
+        let (done, failures) =
+            tokio::task::spawn_blocking(apply).await.map_err(|_| VolumeError::Cancelled)??;
+        if failures.is_empty() { Ok(done) } else { Err(VolumeError::Volumes(failures)) }
+    }
+
+    /// Brings files made from API objects up to date. A failure leaves the old content and does not harm the pod; each
+    /// is a Warning `FailedMount`.
+    pub async fn refresh(&self, pod: &Pod, uid: &PodUid, ctx: &VolumeContext) -> Vec<VolumeFailure> {
+        match self.set_up(pod, uid, ctx).await {
+            Ok(done) => done.stale,
+            Err(VolumeError::Volumes(failures)) => failures,
+            Err(e @ (VolumeError::PodDirs(_) | VolumeError::Cancelled)) => {
+                tracing::warn!(pod.uid = %uid, error = %e, "cannot refresh volumes");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Whether any volume of the pod has content that follows an API object.
+    #[must_use]
+    pub fn needs_refresh(pod: &Pod) -> bool {
+        referenced(pod)
+            .into_iter()
+            .any(|v| v.config_map.is_some() || v.secret.is_some() || v.projected.is_some() || v.downward_api.is_some())
+    }
+
+    /// Unmounts and removes the pod's volumes, subpaths first, and forgets its tokens.
+    ///
+    /// # Errors
+    /// Something is busy; it is safe to try again.
+    pub async fn tear_down(&self, uid: &PodUid) -> Result<(), TearDownError> {
+        self.tokens.forget(uid.as_str());
+        let (table, dir) = (self.table.clone(), paths::pod_dir(&self.root, uid));
+        tokio::task::spawn_blocking(move || teardown::tear_down_pod(&dir, &*table)).await.unwrap_or_else(|_| {
+            Err(TearDownError {
+                what: "the task was cut off for pod",
+                path: uid.to_string(),
+                source: io::ErrorKind::Interrupted.into(),
+            })
+        })
+    }
+
+    /// Whether volumes of the pod are still on disk.
+    #[must_use]
+    pub fn remain(&self, uid: &PodUid) -> bool {
+        teardown::volumes_remain(&paths::pod_dir(&self.root, uid))
+    }
+
+    /// Removes the directory of a pod that is gone, its own volumes torn down first. Blocks.
+    ///
+    /// # Errors
+    /// The directory stays, for the reason given.
+    pub fn clean_orphan(&self, uid: &PodUid) -> Result<(), OrphanError> {
+        let dir = paths::pod_dir(&self.root, uid);
+        self.tokens.forget(uid.as_str());
+        teardown::tear_down_pod(&dir, &*self.table)
+            .map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
+        teardown::clean_orphan(&dir, &*self.table)
+    }
+
+    /// UIDs with a directory on disk. Blocks.
+    ///
+    /// # Errors
+    /// The directory of pods cannot be read; that there is none is no error.
+    pub fn on_disk(&self) -> io::Result<Vec<PodUid>> {
+        let entries = match fs::read_dir(paths::pods_dir(&self.root)) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(e),
+        };
+        Ok(entries.flatten().filter_map(|e| PodUid::parse(e.file_name().to_str()?).ok()).collect())
+    }
+
+    /// Drops expired tokens; once a minute is enough.
+    pub fn purge_tokens(&self, now: Timestamp) {
+        self.tokens.purge(now);
+    }
+
+    /// Where the pod's emptyDir volumes are, for `fileKeyRef`.
+    #[must_use]
+    pub fn empty_dirs(&self, pod: &Pod, uid: &PodUid) -> BTreeMap<String, PathBuf> {
+        let volumes = pod::spec(pod).volumes.iter().flatten().filter(|v| v.empty_dir.is_some());
+        volumes.map(|v| (v.name.clone(), self.places(uid, "empty-dir", &v.name, false).0)).collect()
+    }
+
+    fn places(&self, uid: &PodUid, plugin: &str, volume: &str, wrapped: bool) -> (PathBuf, PathBuf) {
+        let pod_dir = paths::pod_dir(&self.root, uid);
+        let marker = if wrapped { format!("wrapped_{volume}") } else { volume.to_owned() };
+        (
+            pod_dir.join("volumes").join(format!("kubernetes.io~{plugin}")).join(volume),
+            pod_dir.join("plugins").join("kubernetes.io~empty-dir").join(marker),
+        )
+    }
+
+    async fn plan(
+        &self,
+        pod: &Pod,
+        uid: &PodUid,
+        volume: &Volume,
+        ctx: &VolumeContext,
+    ) -> Result<Plan, VolumeFailure> {
+        let fail = |step, problem: String| VolumeFailure { volume: volume.name.clone(), step, problem };
+        if let Some(source) = &volume.host_path {
+            return Ok(Plan::HostPath {
+                path: source.path.clone(),
+                kind: source.type_.clone().unwrap_or_default(),
+            });
+        }
+        if let Some(source) = &volume.empty_dir {
+            let limit = source.size_limit.as_ref().map(Quantity::of);
+            let medium =
+                empty_dir::medium(pod, source.medium.as_deref().unwrap_or_default(), limit, &ctx.node)
+                    .map_err(|problem| fail(Step::SetUp, problem))?;
+            let (path, marker_dir) = self.places(uid, "empty-dir", &volume.name, false);
+            return Ok(Plan::EmptyDir(EmptyDir { path, marker_dir, medium, fs_group: fs_group(pod) }));
+        }
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+        let memory = Medium::Memory(empty_dir::memory_size(pod, None, &ctx.node));
+        let (plugin, medium, payload) = if let Some(source) = &volume.config_map {
+            let optional = source.optional.unwrap_or(false);
+            let how = Selection {
+                items: source.items.as_deref(),
+                default_mode: source.default_mode,
+                optional,
+            };
+            let object = config_map(namespace, &source.name, optional, ctx).await;
+            ("configmap", Medium::Disk, object.and_then(|o| payload::config_map(o.as_deref(), how)))
+        } else if let Some(source) = &volume.secret {
+            let optional = source.optional.unwrap_or(false);
+            let how = Selection {
+                items: source.items.as_deref(),
+                default_mode: source.default_mode,
+                optional,
+            };
+            let name = source.secret_name.as_deref().unwrap_or_default();
+            let object = secret(namespace, name, optional, ctx).await;
+            ("secret", memory, object.and_then(|o| payload::secret(o.as_deref(), how)))
+        } else if let Some(source) = &volume.downward_api {
+            let items = source.items.as_deref().unwrap_or_default();
+            ("downward-api", memory, payload::downward_api(pod, items, source.default_mode, &ctx.node))
+        } else if let Some(source) = &volume.projected {
+            ("projected", memory, self.projected(pod, uid, source, ctx).await)
+        } else {
+            let kind = unsupported_kind(volume);
+            return Err(fail(Step::FindPlugin, format!("no volume plugin matched: {kind} is not supported")));
+        };
+        let (path, marker_dir) = self.places(uid, plugin, &volume.name, true);
+        Ok(Plan::Files {
+            dir: EmptyDir { path, marker_dir, medium, fs_group: None },
+            payload,
+            nested: nested_mount_points(pod, &volume.name),
+        })
+    }
+
+    async fn projected(
+        &self,
+        pod: &Pod,
+        uid: &PodUid,
+        source: &ProjectedVolumeSource,
+        ctx: &VolumeContext,
+    ) -> Result<Payload, String> {
+        let Some(default_mode) = source.default_mode else {
+            return Err("no defaultMode used, not even the default value for it".to_owned());
+        };
+        let mut out = Payload::new();
+        let mut problems = Vec::new();
+        for part in source.sources.iter().flatten() {
+            match self.projection(pod, uid, part, default_mode, ctx).await {
+                Ok(files) => out.extend(files),
+                Err(problem) => problems.push(problem),
+            }
+        }
+        if problems.is_empty() { Ok(out) } else { Err(payload::aggregate(problems)) }
+    }
+
+    async fn projection(
+        &self,
+        pod: &Pod,
+        uid: &PodUid,
+        part: &VolumeProjection,
+        default_mode: i32,
+        ctx: &VolumeContext,
+    ) -> Result<Payload, String> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+        if let Some(source) = &part.config_map {
+            let optional = source.optional.unwrap_or(false);
+            let how =
+                Selection { items: source.items.as_deref(), default_mode: Some(default_mode), optional };
+            let object = config_map(namespace, &source.name, optional, ctx).await?;
+            return payload::config_map(object.as_deref(), how);
+        }
+        if let Some(source) = &part.secret {
+            let optional = source.optional.unwrap_or(false);
+            let how =
+                Selection { items: source.items.as_deref(), default_mode: Some(default_mode), optional };
+            let object = secret(namespace, &source.name, optional, ctx).await?;
+            return payload::secret(object.as_deref(), how);
+        }
+        if let Some(source) = &part.downward_api {
+            let items = source.items.as_deref().unwrap_or_default();
+            return payload::downward_api(pod, items, Some(default_mode), &ctx.node);
+        }
+        if let Some(source) = &part.service_account_token {
+            let spec = pod::spec(pod);
+            let key = TokenKey {
+                namespace: namespace.to_owned(),
+                service_account: spec.service_account_name.clone().unwrap_or_else(|| "default".to_owned()),
+                audiences: source.audience.clone().filter(|a| !a.is_empty()).into_iter().collect(),
+                expiration_seconds: source.expiration_seconds.unwrap_or(DEFAULT_TOKEN_SECONDS),
+                pod_name: pod.metadata.name.clone().unwrap_or_default(),
+                pod_uid: uid.to_string(),
+            };
+            let jitter = TOKEN_JITTER.mul_f64(rand::rng().random::<f64>());
+            let token = self.tokens.get(&key, ctx.tokens.as_deref(), ctx.now, jitter).await?;
+            let group = spec.security_context.as_ref().and_then(|c| c.fs_group);
+            let file = payload::token_file(&token.token, default_mode, payload::fs_user(pod), group);
+            return Ok([(source.path.clone(), file)].into());
+        }
+        let kind = if part.cluster_trust_bundle.is_some() {
+            "clusterTrustBundle"
+        } else if part.pod_certificate.is_some() {
+            "podCertificate"
+        } else {
+            "an unknown source"
+        };
+        Err(format!("projection of {kind} is not supported"))
+    }
+}
+
+async fn config_map(
+    namespace: &str,
+    name: &str,
+    optional: bool,
+    ctx: &VolumeContext,
+) -> Result<Option<Arc<ConfigMap>>, String> {
+    found(ctx.objects.config_map(namespace, name).await, optional)
+}
+
+async fn secret(
+    namespace: &str,
+    name: &str,
+    optional: bool,
+    ctx: &VolumeContext,
+) -> Result<Option<Arc<Secret>>, String> {
+    found(ctx.objects.secret(namespace, name).await, optional)
+}
+
+fn found<T>(object: Result<T, ObjectError>, optional: bool) -> Result<Option<T>, String> {
+    match object {
+        Ok(object) => Ok(Some(object)),
+        Err(e) if optional && e.is_not_found() => Ok(None),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+fn apply(
+    name: &str,
+    plan: Plan,
+    fs_group: Option<u32>,
+    now: Timestamp,
+    table: &dyn MountTable,
+) -> Result<(MountedVolume, Option<VolumeFailure>), VolumeFailure> {
+    let fail = |problem: String| VolumeFailure { volume: name.to_owned(), step: Step::SetUp, problem };
+    match plan {
+        Plan::HostPath { path, kind } => {
+            host_path::check(&path, &kind).map_err(fail)?;
+            Ok((MountedVolume { host_path: path.into(), read_only: false, relabel: false }, None))
+        }
+        Plan::EmptyDir(dir) => {
+            dir.set_up(table).map_err(|e| fail(e.to_string()))?;
+            Ok((MountedVolume { host_path: dir.path, read_only: false, relabel: true }, None))
+        }
+        Plan::Files { dir, payload, nested } => {
+            let has_content =
+                dir.is_ready(table).map_err(|e| fail(e.to_string()))? && dir.path.join("..data").exists();
+            let written = payload.and_then(|p| write_files(&dir, &p, &nested, fs_group, now, table));
+            let volume = MountedVolume { host_path: dir.path.clone(), read_only: true, relabel: true };
+            match written {
+                Ok(()) => Ok((volume, None)),
+                Err(problem) if has_content => Ok((volume, Some(fail(problem)))),
+                Err(problem) => Err(fail(problem)),
+            }
+        }
+    }
+}
+
+fn write_files(
+    dir: &EmptyDir,
+    payload: &Payload,
+    nested: &[PathBuf],
+    fs_group: Option<u32>,
+    now: Timestamp,
+    table: &dyn MountTable,
+) -> Result<(), String> {
+    dir.set_up(table).map_err(|e| e.to_string())?;
+    for point in nested {
+        subpath::make_dirs(&dir.path, point, 0o755).map_err(|e| e.to_string())?;
+    }
+    let own = |root: &Path| match fs_group {
+        Some(gid) => ownership::give_to_group(root, gid, true),
+        None => Ok(()),
+    };
+    atomic::write(&dir.path, payload, now, own).map(|_| ()).map_err(|e| e.to_string())
+}
+
+fn make_pod_dirs(pod_dir: &Path) -> io::Result<()> {
+    for dir in [pod_dir.to_owned(), pod_dir.join("volumes"), pod_dir.join("plugins")] {
+        fs::DirBuilder::new().recursive(true).mode(0o750).create(dir)?;
+    }
+    Ok(())
+}
+
+fn fs_group(pod: &Pod) -> Option<u32> {
+    let group = pod::spec(pod).security_context.as_ref()?.fs_group?;
+    u32::try_from(group).ok()
+}
+
+fn mounts_of(pod: &Pod) -> Vec<&[VolumeMount]> {
+    let spec = pod::spec(pod);
+    let own = spec.containers.iter().chain(pod::init_containers(pod)).map(|c| c.volume_mounts.as_deref());
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|c| c.volume_mounts.as_deref());
+    own.chain(ephemeral).flatten().collect()
+}
+
+/// The volumes that some container mounts or uses as a device; the others are ignored.
+#[must_use]
+pub fn referenced(pod: &Pod) -> Vec<&Volume> {
+    let spec = pod::spec(pod);
+    let mut names: BTreeSet<&str> =
+        mounts_of(pod).into_iter().flatten().map(|m| m.name.as_str()).collect();
+    let devices = spec.containers.iter().chain(pod::init_containers(pod)).filter_map(|c| c.volume_devices.as_ref());
+    names.extend(devices.flatten().map(|d| d.name.as_str()));
+    spec.volumes.iter().flatten().filter(|v| names.contains(v.name.as_str())).collect()
+}
+
+// Directories inside a volume on which other volumes of a container are mounted; the outermost of each branch.
+fn nested_mount_points(pod: &Pod, volume: &str) -> Vec<PathBuf> {
+    let clean = |path: &str| -> PathBuf { Path::new("/").join(path).components().collect() };
+    let mut out = BTreeSet::new();
+    for mounts in mounts_of(pod) {
+        let mut all: Vec<PathBuf> = mounts.iter().map(|m| clean(&m.mount_path)).collect();
+        all.sort();
+        for own in mounts.iter().filter(|m| m.name == volume).map(|m| clean(&m.mount_path)) {
+            let mut outermost: Option<&PathBuf> = None;
+            for point in all.iter().filter(|p| **p != own) {
+                let Ok(inside) = point.strip_prefix(&own) else { continue };
+                if outermost.is_none_or(|o| !point.starts_with(o)) {
+                    outermost = Some(point);
+                    out.insert(inside.to_owned());
+                }
+            }
+        }
+    }
+    out.into_iter().collect()
+}
+
+// The name of the field that is set, as the user wrote it.
+fn unsupported_kind(volume: &Volume) -> String {
+    let fields = serde_json::to_value(volume).ok();
+    fields
+        .as_ref()
+        .and_then(|v| v.as_object())
+        .and_then(|o| o.keys().find(|k| k.as_str() != "name"))
+        .cloned()
+        .unwrap_or_else(|| "a volume without a source".to_owned())
+}

@@ -1,0 +1,259 @@
+//! emptyDir, also as the ground of configMap, secret, projected and downwardAPI (pkg/volume/emptydir).
+
+use std::collections::BTreeSet;
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Pod;
+use quintlet_model::pod;
+use rustix::mount::MountFlags;
+
+use super::mount_table::{self, MountTable};
+use super::ownership;
+use crate::build::NodeSettings;
+use crate::decide::qos;
+use crate::decide::quantity::Quantity;
+
+/// What an emptyDir stands on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Medium {
+    /// The node's disk.
+    Disk,
+    /// A tmpfs of at most this many bytes; 0 is the kernel's default.
+    Memory(i64),
+    /// A hugetlbfs of this page size, as in the resource name (`2Mi`).
+    HugePages(String),
+}
+
+/// The medium of a volume by the words of its spec.
+///
+/// # Errors
+/// The kubelet's text.
+pub fn medium(
+    pod: &Pod,
+    name: &str,
+    size_limit: Option<Quantity>,
+    node: &NodeSettings,
+) -> Result<Medium, String> {
+    match name {
+        "" => Ok(Medium::Disk),
+        "Memory" => Ok(Medium::Memory(memory_size(pod, size_limit, node))),
+        _ => match name.strip_prefix("HugePages") {
+            Some(rest) if rest.is_empty() || rest.starts_with('-') => {
+                page_size(pod, name, rest.trim_start_matches('-')).map(Medium::HugePages)
+            }
+            Some(_) | None => Err(format!("unknown storage medium {name:?}")),
+        },
+    }
+}
+
+/// The smallest of the node's allocatable memory, the pod's limit and the volume's own.
+#[must_use]
+pub fn memory_size(pod: &Pod, size_limit: Option<Quantity>, node: &NodeSettings) -> i64 {
+    let of_pod = qos::pod_limits(pod).get("memory").copied();
+    let of_node = node.allocatable.get("memory").copied();
+    let all = [of_node, of_pod, size_limit].into_iter().flatten();
+    all.map(|q| q.value()).filter(|v| *v > 0).min().unwrap_or(0)
+}
+
+fn page_size(pod: &Pod, medium: &str, asked: &str) -> Result<String, String> {
+    let spec = pod::spec(pod);
+    let requests = spec.containers.iter().chain(pod::init_containers(pod)).map(qos::container_requests);
+    let limits = spec.containers.iter().chain(pod::init_containers(pod)).map(qos::container_limits);
+    let sizes: BTreeSet<String> = requests
+        .chain(limits)
+        .chain([qos::pod_requests(pod)])
+        .flatten()
+        .filter(|(_, amount)| amount.is_positive())
+        .filter_map(|(name, _)| Some(name.strip_prefix("hugepages-")?.to_owned()))
+        .collect();
+    let none =
+        || format!("medium {medium}: hugePages storage requested, but there is no resource request for huge pages");
+    if asked.is_empty() {
+        if sizes.len() > 1 {
+            return Err(format!(
+                "medium: {medium} can't be used if container requests multiple huge page sizes"
+            ));
+        }
+        return sizes.into_iter().next().ok_or_else(none);
+    }
+    let same = |s: &&String| Quantity::parse(s).ok() == Quantity::parse(asked).ok();
+    sizes.iter().find(same).cloned().ok_or_else(none)
+}
+
+/// An emptyDir of a pod.
+#[derive(Debug, Clone)]
+pub struct EmptyDir {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Directory of the marker that says it is ready.
+    pub marker_dir: PathBuf,
+    /// What it stands on.
+    pub medium: Medium,
+    /// Group it is given to.
+    pub fs_group: Option<u32>,
+}
+
+impl EmptyDir {
+    fn marker(&self) -> PathBuf {
+        self.marker_dir.join("ready")
+    }
+
+    /// Set up before, and still there: its content is the containers' and stays.
+    ///
+    /// # Errors
+    /// The mount table cannot be read.
+    pub fn is_ready(&self, table: &dyn MountTable) -> io::Result<bool> {
+        if !self.marker().exists() || !self.path.is_dir() {
+            return Ok(false);
+        }
+        match &self.medium {
+            Medium::Disk => Ok(true),
+            Medium::Memory(_) => {
+                Ok(mount_table::at(table, &self.path)?.is_some_and(|m| m.fs_type == "tmpfs"))
+            }
+            Medium::HugePages(_) => {
+                Ok(mount_table::at(table, &self.path)?.is_some_and(|m| m.fs_type == "hugetlbfs"))
+            }
+        }
+    }
+
+    /// Makes it, unless it is ready. Returns whether it was made now.
+    ///
+    /// # Errors
+    /// A directory or mount cannot be made.
+    pub fn set_up(&self, table: &dyn MountTable) -> io::Result<bool> {
+        if self.is_ready(table)? {
+            return Ok(false);
+        }
+        fs::DirBuilder::new().recursive(true).mode(0o777).create(&self.path)?;
+        let mounted = mount_table::at(table, &self.path)?;
+        if mounted.is_none() {
+            // The umask must not matter.
+            fs::set_permissions(&self.path, fs::Permissions::from_mode(0o777))?;
+        }
+        match (&self.medium, &mounted) {
+            (Medium::Disk, _) => {}
+            (Medium::Memory(size), None) => mount_tmpfs(&self.path, *size)?,
+            (Medium::HugePages(size), None) => {
+                let data = CString::new(format!("pagesize={size}"))?;
+                rustix::mount::mount(c"nodev", &self.path, c"hugetlbfs", MountFlags::empty(), data.as_c_str())?;
+            }
+            // A crash came between the mount and the marker.
+            (Medium::Memory(_), Some(m)) if m.fs_type == "tmpfs" => {}
+            (Medium::HugePages(_), Some(m)) if m.fs_type == "hugetlbfs" => {}
+            (Medium::Memory(_) | Medium::HugePages(_), Some(m)) => {
+                return Err(io::Error::other(format!("{} is a mount of {}", self.path.display(), m.fs_type)));
+            }
+        }
+        if let Some(gid) = self.fs_group
+            && let Err(e) = ownership::give_to_group(&self.path, gid, false)
+        {
+            tracing::warn!(path = %self.path.display(), gid, error = %e, "cannot give an emptyDir to its group");
+        }
+        fs::DirBuilder::new().recursive(true).mode(0o750).create(&self.marker_dir)?;
+        fs::File::create(self.marker())?;
+        Ok(true)
+    }
+}
+
+/// Mounts a tmpfs; `noswap` where the kernel has it (6.4 and later).
+fn mount_tmpfs(path: &Path, size: i64) -> io::Result<()> {
+    let size = (size > 0).then(|| format!("size={size}"));
+    let mount = |options: Vec<String>| -> io::Result<()> {
+        let data = CString::new(options.join(","))?;
+        Ok(rustix::mount::mount(c"tmpfs", path, c"tmpfs", MountFlags::empty(), data.as_c_str())?)
+    };
+    let plain: Vec<String> = size.into_iter().collect();
+    let no_swap = plain.iter().cloned().chain(["noswap".to_owned()]).collect();
+    match mount(no_swap) {
+        // EINVAL: an older kernel; EPERM: a user namespace.
+        Err(e) if matches!(e.raw_os_error(), Some(22 | 1)) => mount(plain),
+        done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::subpath::unmount_all;
+    use crate::build::testing::pod_of;
+    use crate::volumes::mount_table::ProcMountTable;
+    use serde_json::{Value, json};
+
+    fn dir(root: &Path, medium: Medium, fs_group: Option<u32>) -> EmptyDir {
+        EmptyDir { path: root.join("volumes/v"), marker_dir: root.join("plugins/v"), medium, fs_group }
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_directory_on_disk_is_made_once_and_open_to_all() {
+        let tmp = tempfile::tempdir().unwrap();
+        let e = dir(tmp.path(), Medium::Disk, None);
+        assert!(e.set_up(&ProcMountTable).unwrap());
+        assert_eq!(mode(&e.path), 0o777);
+        fs::write(e.path.join("kept"), "").unwrap();
+        fs::set_permissions(&e.path, fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(!e.set_up(&ProcMountTable).unwrap());
+        assert!(e.path.join("kept").exists());
+        assert_eq!(mode(&e.path), 0o700, "what a container changed stays");
+        let grouped = dir(&tmp.path().join("g"), Medium::Disk, Some(77));
+        grouped.set_up(&ProcMountTable).unwrap();
+        assert_eq!(mode(&grouped.path), 0o2777);
+    }
+
+    #[test]
+    fn memory_is_a_tmpfs_of_its_size_and_stays_mounted_once() {
+        let tmp = tempfile::tempdir().unwrap();
+        let e = dir(tmp.path(), Medium::Memory(1 << 20), Some(77));
+        assert!(e.set_up(&ProcMountTable).unwrap());
+        let count = || mount_table::below(&ProcMountTable, &e.path).unwrap().len();
+        assert_eq!(count(), 1);
+        assert_eq!(mode(&e.path), 0o3777);
+        let total = rustix::fs::statvfs(&e.path).unwrap();
+        assert_eq!(total.f_blocks * total.f_frsize, 1 << 20);
+        fs::write(e.path.join("kept"), "").unwrap();
+        assert!(!e.set_up(&ProcMountTable).unwrap());
+        fs::remove_file(e.marker()).unwrap();
+        assert!(e.set_up(&ProcMountTable).unwrap(), "a crash before the marker");
+        assert_eq!(count(), 1);
+        assert!(e.path.join("kept").exists());
+        unmount_all(&e.path).unwrap();
+        assert!(!e.is_ready(&ProcMountTable).unwrap());
+    }
+
+    #[test]
+    fn the_medium_follows_the_spec() {
+        let of = |spec: Value, name: &str, size: Option<&str>| {
+            let node = NodeSettings {
+                allocatable: [("memory".to_owned(), Quantity::parse("1Gi").unwrap())].into(),
+                ..NodeSettings::default()
+            };
+            medium(&pod_of(spec), name, size.map(|s| Quantity::parse(s).unwrap()), &node)
+        };
+        let c = |limits: Value| json!({"containers": [{"name": "c", "resources": {"limits": limits.clone(), "requests": limits}}]});
+        assert_eq!(of(c(json!({})), "", None), Ok(Medium::Disk));
+        assert_eq!(of(c(json!({})), "Memory", None), Ok(Medium::Memory(1 << 30)));
+        assert_eq!(of(c(json!({"memory": "64Mi"})), "Memory", None), Ok(Medium::Memory(64 << 20)));
+        assert_eq!(of(c(json!({"memory": "64Mi"})), "Memory", Some("1Mi")), Ok(Medium::Memory(1 << 20)));
+        assert_eq!(of(c(json!({})), "Memory", Some("0")), Ok(Medium::Memory(1 << 30)));
+        let one = c(json!({"hugepages-2Mi": "4Mi"}));
+        let two = c(json!({"hugepages-2Mi": "4Mi", "hugepages-1Gi": "1Gi"}));
+        assert_eq!(of(one.clone(), "HugePages", None), Ok(Medium::HugePages("2Mi".into())));
+        assert_eq!(of(two.clone(), "HugePages-1Gi", None), Ok(Medium::HugePages("1Gi".into())));
+        for (spec, name, want) in [
+            (two, "HugePages", "medium: HugePages can't be used if container requests multiple huge page sizes"),
+            (one, "HugePages-1Gi", "medium HugePages-1Gi: hugePages storage requested, but there is no resource request for huge pages"),
+            (c(json!({})), "HugePages", "medium HugePages: hugePages storage requested, but there is no resource request for huge pages"),
+            (c(json!({})), "Tape", "unknown storage medium \"Tape\""),
+        ] {
+            assert_eq!(of(spec, name, None).unwrap_err(), want);
+        }
+    }
+}

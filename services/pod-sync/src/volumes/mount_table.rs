@@ -1,0 +1,98 @@
+//! What is mounted where.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// One mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Where.
+    pub path: PathBuf,
+    /// File system: `tmpfs`, `hugetlbfs`…
+    pub fs_type: String,
+    /// `pagesize` of a hugetlbfs, as the kernel writes it.
+    pub page_size: Option<String>,
+}
+
+/// The table of mounts; tests bring their own.
+pub trait MountTable: Send + Sync {
+    /// All mounts this process sees, oldest first.
+    ///
+    /// # Errors
+    /// The kernel's table cannot be read.
+    fn entries(&self) -> io::Result<Vec<MountEntry>>;
+}
+
+/// The kernel's table of this process.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProcMountTable;
+
+impl MountTable for ProcMountTable {
+    fn entries(&self) -> io::Result<Vec<MountEntry>> {
+        let table = procfs::process::Process::myself().and_then(|p| p.mountinfo()).map_err(io::Error::other)?;
+        Ok(table
+            .0
+            .into_iter()
+            .map(|m| MountEntry {
+                path: unescape(&m.mount_point),
+                fs_type: m.fs_type,
+                page_size: m.super_options.get("pagesize").cloned().flatten(),
+            })
+            .collect())
+    }
+}
+
+// The kernel writes blank, tab, newline and backslash as three octal digits.
+fn unescape(path: &Path) -> PathBuf {
+    use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+    let bytes = path.as_os_str().as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((first, tail)) = rest.split_first() {
+        let code = (*first == b'\\')
+            .then(|| tail.get(..3).and_then(|d| std::str::from_utf8(d).ok()))
+            .flatten()
+            .and_then(|d| u8::from_str_radix(d, 8).ok());
+        match code {
+            Some(code) => {
+                out.push(code);
+                rest = &tail[3..];
+            }
+            None => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    PathBuf::from(std::ffi::OsString::from_vec(out))
+}
+
+/// The mount on exactly this path, the newest where several are stacked.
+///
+/// # Errors
+/// The table cannot be read.
+pub fn at(table: &dyn MountTable, path: &Path) -> io::Result<Option<MountEntry>> {
+    let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    Ok(table.entries()?.into_iter().rev().find(|e| e.path == path || e.path == real))
+}
+
+/// Mounts at or below a path, newest first: the order in which they come off.
+///
+/// # Errors
+/// The table cannot be read.
+pub fn below(table: &dyn MountTable, path: &Path) -> io::Result<Vec<PathBuf>> {
+    let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let all = table.entries()?.into_iter().rev();
+    Ok(all.filter(|e| e.path.starts_with(&real) || e.path.starts_with(path)).map(|e| e.path).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escaped_paths_read_as_they_are() {
+        assert_eq!(unescape(Path::new("/a\\040b\\134c\\x")), Path::new("/a b\\c\\x"));
+        assert!(ProcMountTable.entries().unwrap().iter().any(|e| e.path == Path::new("/proc")));
+    }
+}

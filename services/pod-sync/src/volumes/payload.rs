@@ -1,0 +1,230 @@
+//! What the files of a volume contain, from API objects (pkg/volume/{configmap,secret,projected,downwardapi}).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Container, DownwardAPIVolumeFile, KeyToPath, Pod, Secret,
+};
+use quintlet_model::pod;
+
+use super::atomic::{FileProjection, Payload};
+use crate::build::NodeSettings;
+use crate::build::container::ephemeral_as_container;
+use crate::build::fields::{ResourceField, metadata_field, resource_field};
+
+/// Which keys become files, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct Selection<'a> {
+    /// Keys and their paths; `None`: every key under its own name.
+    pub items: Option<&'a [KeyToPath]>,
+    /// Mode of files whose item has none.
+    pub default_mode: Option<i32>,
+    /// Missing keys are no error.
+    pub optional: bool,
+}
+
+// Modes are stored as numbers; only the permission bits mean anything.
+fn mode(value: i32) -> u32 {
+    u32::try_from(value).unwrap_or(0) & 0o777
+}
+
+fn select(
+    data: &BTreeMap<&str, Vec<u8>>,
+    how: Selection<'_>,
+    missing: impl Fn(&str) -> String,
+) -> Result<Payload, String> {
+    let default =
+        how.default_mode.ok_or_else(|| "no defaultMode used, not even the default value for it".to_owned())?;
+    let file = |bytes: &Vec<u8>, own: Option<i32>| FileProjection {
+        data: bytes.clone(),
+        mode: mode(own.unwrap_or(default)),
+        owner: None,
+    };
+    let Some(items) = how.items.filter(|i| !i.is_empty()) else {
+        return Ok(data.iter().map(|(k, v)| ((*k).to_owned(), file(v, None))).collect());
+    };
+    let mut out = Payload::new();
+    for item in items {
+        match data.get(item.key.as_str()) {
+            Some(bytes) => {
+                out.insert(item.path.clone(), file(bytes, item.mode));
+            }
+            None if how.optional => {}
+            None => return Err(missing(&item.key)),
+        }
+    }
+    Ok(out)
+}
+
+/// Files of a ConfigMap; `None` is an optional one that does not exist.
+///
+/// # Errors
+/// The kubelet's text.
+pub fn config_map(object: Option<&ConfigMap>, how: Selection<'_>) -> Result<Payload, String> {
+    let mut data = BTreeMap::new();
+    if let Some(object) = object {
+        data.extend(object.data.iter().flatten().map(|(k, v)| (k.as_str(), v.as_bytes().to_vec())));
+        data.extend(object.binary_data.iter().flatten().map(|(k, v)| (k.as_str(), v.0.clone())));
+    }
+    select(&data, how, |key| format!("configmap references non-existent config key: {key}"))
+}
+
+/// Files of a Secret; `None` is an optional one that does not exist.
+///
+/// # Errors
+/// The kubelet's text.
+pub fn secret(object: Option<&Secret>, how: Selection<'_>) -> Result<Payload, String> {
+    let data = object
+        .and_then(|o| o.data.as_ref())
+        .into_iter()
+        .flatten()
+        .map(|(k, v)| (k.as_str(), v.0.clone()))
+        .collect();
+    select(&data, how, |key| format!("references non-existent secret key: {key}"))
+}
+
+/// Files of the downward API.
+///
+/// # Errors
+/// All that is wrong, in brackets where it is several things.
+pub fn downward_api(
+    pod: &Pod,
+    items: &[DownwardAPIVolumeFile],
+    default_mode: Option<i32>,
+    node: &NodeSettings,
+) -> Result<Payload, String> {
+    let default =
+        default_mode.ok_or_else(|| "no defaultMode used, not even the default value for it".to_owned())?;
+    let mut out = Payload::new();
+    let mut problems = Vec::new();
+    for item in items {
+        let value = match (&item.field_ref, &item.resource_field_ref) {
+            (Some(field), _) => metadata_field(pod, &field.field_path),
+            (None, Some(selector)) => {
+                resource_field(ResourceField { pod, own: None, allocatable: &node.allocatable }, selector)
+            }
+            (None, None) => continue,
+        };
+        match value {
+            Ok(text) => {
+                let mode = mode(item.mode.unwrap_or(default));
+                out.insert(item.path.clone(), FileProjection { data: text.into_bytes(), mode, owner: None });
+            }
+            Err(e) => problems.push(e.to_string()),
+        }
+    }
+    if problems.is_empty() { Ok(out) } else { Err(aggregate(problems)) }
+}
+
+/// Several problems as one text, each once: `[a, b]`.
+#[must_use]
+pub fn aggregate(mut problems: Vec<String>) -> String {
+    let mut seen = std::collections::BTreeSet::new();
+    problems.retain(|p| seen.insert(p.clone()));
+    if problems.len() == 1 { problems.remove(0) } else { format!("[{}]", problems.join(", ")) }
+}
+
+/// The user that owns token files: the one explicit runAsUser that all containers share.
+#[must_use]
+pub fn fs_user(pod: &Pod) -> Option<i64> {
+    let spec = pod::spec(pod);
+    let of_pod = spec.security_context.as_ref().and_then(|c| c.run_as_user);
+    let ephemeral: Vec<Container> =
+        spec.ephemeral_containers.iter().flatten().map(ephemeral_as_container).collect();
+    let mut users = spec
+        .containers
+        .iter()
+        .chain(pod::init_containers(pod))
+        .chain(&ephemeral)
+        .map(|c| c.security_context.as_ref().and_then(|s| s.run_as_user).or(of_pod));
+    let first = users.next()??;
+    users.all(|u| u == Some(first)).then_some(first)
+}
+
+/// A token as a file: private where an owner or group is known, since it can then still be read.
+#[must_use]
+pub fn token_file(token: &str, default_mode: i32, fs_user: Option<i64>, fs_group: Option<i64>) -> FileProjection {
+    let private = fs_user.is_some() || fs_group.is_some();
+    FileProjection {
+        data: token.as_bytes().to_vec(),
+        mode: if private { 0o600 } else { mode(default_mode) },
+        owner: fs_user.and_then(|u| u32::try_from(u).ok()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::testing::pod_of;
+    use serde_json::{Value, json};
+
+    fn shown(payload: Result<Payload, String>) -> Result<Vec<(String, String, u32)>, String> {
+        payload.map(|p| {
+            p.into_iter().map(|(k, f)| (k, String::from_utf8_lossy(&f.data).into_owned(), f.mode)).collect()
+        })
+    }
+
+    fn items(value: Value) -> Vec<KeyToPath> {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn keys_become_files_by_name_or_by_item() {
+        let map: ConfigMap =
+            serde_json::from_value(json!({"data": {"a": "1", "b": "2"}, "binaryData": {"c": "Mw=="}})).unwrap();
+        let how = |items: Option<&'static [KeyToPath]>, optional| Selection { items, default_mode: Some(0o640), optional };
+        let file = |p: &str, d: &str, m: u32| (p.to_owned(), d.to_owned(), m);
+        assert_eq!(
+            shown(config_map(Some(&map), how(None, false))).unwrap(),
+            [file("a", "1", 0o640), file("b", "2", 0o640), file("c", "3", 0o640)]
+        );
+        let picked = items(json!([{"key": "a", "path": "x/y", "mode": 0o400}, {"key": "none", "path": "z"}]));
+        let picked: &'static [KeyToPath] = picked.leak();
+        assert_eq!(shown(config_map(Some(&map), how(Some(picked), true))).unwrap(), [file("x/y", "1", 0o400)]);
+        assert_eq!(
+            shown(config_map(Some(&map), how(Some(picked), false))).unwrap_err(),
+            "configmap references non-existent config key: none"
+        );
+        assert_eq!(shown(config_map(None, how(Some(picked), true))).unwrap(), []);
+        let secret_object: Secret = serde_json::from_value(json!({"data": {"p": "eA=="}})).unwrap();
+        assert_eq!(shown(secret(Some(&secret_object), how(None, false))).unwrap(), [file("p", "x", 0o640)]);
+        assert_eq!(
+            shown(secret(Some(&secret_object), how(Some(picked), false))).unwrap_err(),
+            "references non-existent secret key: a"
+        );
+        let bare = Selection { items: None, default_mode: None, optional: false };
+        assert_eq!(
+            shown(secret(None, bare)).unwrap_err(),
+            "no defaultMode used, not even the default value for it"
+        );
+    }
+
+    #[test]
+    fn the_downward_api_reports_all_that_is_wrong() {
+        let p = pod_of(json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "250m"}}}]}));
+        let ask = |value: Value| {
+            let items: Vec<DownwardAPIVolumeFile> = serde_json::from_value(value).unwrap();
+            shown(downward_api(&p, &items, Some(0o644), &NodeSettings::default()))
+        };
+        let got = ask(json!([{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}, "mode": 0o600},
+            {"path": "cpu", "resourceFieldRef": {"containerName": "c", "resource": "requests.cpu", "divisor": "1m"}}]));
+        assert_eq!(got.unwrap(), [("cpu".into(), "250".into(), 0o644), ("name".into(), "web".into(), 0o600)]);
+        let bad = json!([{"path": "a", "fieldRef": {"fieldPath": "x"}}, {"path": "b", "fieldRef": {"fieldPath": "y"}}]);
+        assert_eq!(ask(bad).unwrap_err(), "[unsupported fieldPath: x, unsupported fieldPath: y]");
+    }
+
+    #[test]
+    fn a_token_belongs_to_the_one_user_all_containers_share() {
+        let user = |spec: Value| fs_user(&pod_of(spec));
+        let c = |uid: Value| json!({"name": "c", "securityContext": {"runAsUser": uid}});
+        assert_eq!(user(json!({"containers": [c(json!(5)), c(json!(5))]})), Some(5));
+        assert_eq!(user(json!({"containers": [c(json!(5)), c(json!(6))]})), None);
+        assert_eq!(user(json!({"containers": [c(json!(5)), c(json!(null))]})), None);
+        assert_eq!(user(json!({"securityContext": {"runAsUser": 5}, "containers": [c(json!(null))]})), Some(5));
+        assert_eq!(user(json!({"containers": [c(json!(5))], "initContainers": [c(json!(1))]})), None);
+        assert_eq!(token_file("t", 0o644, None, None).mode, 0o644);
+        assert_eq!(token_file("t", 0o644, None, Some(7)).mode, 0o600);
+        let owned = token_file("t", 0o644, Some(7), None);
+        assert_eq!((owned.mode, owned.owner), (0o600, Some(7)));
+    }
+}

@@ -1,0 +1,302 @@
+//! Taking down what was set up, without ever deleting through a mount (pod-sync.md §9.2).
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
+use super::error::TearDownError;
+use super::mount_table::{self, MountTable};
+
+/// Plugins whose directories hold only what this agent and the pod put there.
+pub const OWN_PLUGINS: [&str; 5] = [
+    "kubernetes.io~empty-dir",
+    "kubernetes.io~configmap",
+    "kubernetes.io~secret",
+    "kubernetes.io~projected",
+    "kubernetes.io~downward-api",
+];
+
+fn failed<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> TearDownError + 'a {
+    move |source| TearDownError { what, path: path.display().to_string(), source }
+}
+
+/// Unmounts and removes the volumes of a pod, subpaths first. Doing it again is fine.
+///
+/// # Errors
+/// A mount is busy or a file cannot be removed; nothing is deleted below what is still mounted.
+pub fn tear_down_pod(pod_dir: &Path, table: &dyn MountTable) -> Result<(), TearDownError> {
+    let subpaths = pod_dir.join("volume-subpaths");
+    unmount_below(&subpaths, table)?;
+    remove_skeleton(&subpaths)?;
+    for plugin in OWN_PLUGINS {
+        let dir = pod_dir.join("volumes").join(plugin);
+        unmount_below(&dir, table)?;
+        // The marker goes first: what is half deleted must not pass for ready.
+        remove_tree(&pod_dir.join("plugins").join(plugin), table)?;
+        remove_tree(&dir, table)?;
+    }
+    Ok(())
+}
+
+/// Whether volumes of the pod are still on disk.
+#[must_use]
+pub fn volumes_remain(pod_dir: &Path) -> bool {
+    let plugins = fs::read_dir(pod_dir.join("volumes")).into_iter().flatten().flatten();
+    plugins.flat_map(|p| fs::read_dir(p.path()).into_iter().flatten()).flatten().next().is_some()
+}
+
+fn unmount_below(dir: &Path, table: &dyn MountTable) -> Result<(), TearDownError> {
+    for path in mount_table::below(table, dir).map_err(failed("cannot read the mounts below", dir))? {
+        match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW) {
+            Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
+            Err(e) => return Err(failed("cannot unmount", &path)(e.into())),
+        }
+    }
+    Ok(())
+}
+
+/// Removes a tree on one file system. A mount below it, or one that appears meanwhile, is an error and stays.
+///
+/// # Errors
+/// Something is mounted below, or a file cannot be removed.
+pub fn remove_tree(dir: &Path, table: &dyn MountTable) -> Result<(), TearDownError> {
+    let mounts = mount_table::below(table, dir).map_err(failed("cannot read the mounts below", dir))?;
+    if let Some(mount) = mounts.first() {
+        return Err(failed("refusing to remove below the mount", mount)(io::ErrorKind::ResourceBusy.into()));
+    }
+    let Some(parent) = dir.parent() else { return Ok(()) };
+    let Some(name) = dir.file_name() else { return Ok(()) };
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
+    let parent_fd = match rustix::fs::openat(CWD, parent, flags, Mode::empty()) {
+        Ok(fd) => fd,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(e) => return Err(failed("cannot open", parent)(e.into())),
+    };
+    let device = rustix::fs::fstat(&parent_fd).map_err(|e| failed("cannot read", parent)(e.into()))?.st_dev;
+    remove_at(&parent_fd, Path::new(name), device).map_err(failed("cannot remove", dir))
+}
+
+fn remove_at(parent: &OwnedFd, name: &Path, device: u64) -> io::Result<()> {
+    let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(e) => return Err(e.into()),
+    };
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        return Ok(rustix::fs::unlinkat(parent, name, AtFlags::empty())?);
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+    let dir = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+    if rustix::fs::fstat(&dir)?.st_dev != device {
+        return Err(io::Error::new(
+            io::ErrorKind::CrossesDevices,
+            format!("{} is on another file system", name.display()),
+        ));
+    }
+    for entry in Dir::read_from(&dir)? {
+        let entry = entry?;
+        let bytes = entry.file_name().to_bytes();
+        if bytes == b"." || bytes == b".." {
+            continue;
+        }
+        use std::os::unix::ffi::OsStrExt as _;
+        remove_at(&dir, Path::new(std::ffi::OsStr::from_bytes(bytes)), device)?;
+    }
+    Ok(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+}
+
+/// Removes a tree of mount points: empty directories, and the empty files that files were bound on.
+fn remove_skeleton(dir: &Path) -> Result<(), TearDownError> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(failed("cannot read", dir)(e)),
+    };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let kind = entry.file_type().map_err(failed("cannot read", &path))?;
+        if kind.is_dir() {
+            remove_skeleton(&path)?;
+        } else if entry.metadata().is_ok_and(|m| m.len() == 0) {
+            fs::remove_file(&path).map_err(failed("cannot remove", &path))?;
+        } else {
+            return Err(failed("cannot remove", &path)(io::ErrorKind::DirectoryNotEmpty.into()));
+        }
+    }
+    fs::remove_dir(dir).map_err(failed("cannot remove", dir))
+}
+
+/// Why the directory of a pod nobody knows stays. The texts begin as the kubelet's log lines do.
+#[derive(Debug, thiserror::Error)]
+pub enum OrphanError {
+    /// Something may still be mounted: looked at again later, silently.
+    #[error("orphaned pod {uid:?} found, but volumes are still mounted at {path}")]
+    Mounted {
+        /// UID.
+        uid: String,
+        /// A mount below the directory.
+        path: PathBuf,
+    },
+    /// A volume directory has content that is not known to be ours to delete.
+    #[error("orphaned pod {uid:?} found, but failed to rmdir() volume at path {path}: {source}")]
+    Volume {
+        /// UID.
+        uid: String,
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The rest could not be removed.
+    #[error("orphaned pod {uid:?} found, but error occurred when trying to remove the pod directory: {source}")]
+    Rest {
+        /// UID.
+        uid: String,
+        /// Why.
+        source: TearDownError,
+    },
+}
+
+/// Removes the directory of a pod that neither the pod manager nor the runtime knows, volumes already torn down.
+/// Content of unknown volumes is never deleted: their directories go only if they are empty.
+///
+/// # Errors
+/// The directory stays, for the reason given.
+pub fn clean_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
+    let uid = || pod_dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let rest = |source| OrphanError::Rest { uid: uid(), source };
+    let mounts = mount_table::below(table, pod_dir)
+        .map_err(|e| rest(failed("cannot read the mounts below", pod_dir)(e)))?;
+    if let Some(path) = mounts.into_iter().next() {
+        return Err(OrphanError::Mounted { uid: uid(), path });
+    }
+    remove_skeleton(&pod_dir.join("volume-subpaths")).map_err(rest)?;
+    remove_volume_dirs(&pod_dir.join("volumes"))
+        .map_err(|(path, source)| OrphanError::Volume { uid: uid(), path, source })?;
+    remove_tree(pod_dir, table).map_err(rest)
+}
+
+fn remove_volume_dirs(volumes: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let list = |dir: &Path| -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
+        match fs::read_dir(dir) {
+            Ok(entries) => Ok(entries.flatten().map(|e| e.path()).collect()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(e) => Err((dir.to_owned(), e)),
+        }
+    };
+    let remove = |dir: &Path| match fs::remove_dir(dir) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err((dir.to_owned(), e)),
+        Ok(()) | Err(_) => Ok(()),
+    };
+    for plugin in list(volumes)? {
+        for volume in list(&plugin)? {
+            if plugin.ends_with("kubernetes.io~csi") {
+                remove(&volume.join("mount"))?;
+                let _ = fs::remove_file(volume.join("vol_data.json"));
+            }
+            remove(&volume)?;
+        }
+        remove(&plugin)?;
+    }
+    remove(volumes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::subpath;
+    use crate::volumes::mount_table::{MountEntry, ProcMountTable};
+
+    struct Told(Vec<PathBuf>);
+
+    impl MountTable for Told {
+        fn entries(&self) -> io::Result<Vec<MountEntry>> {
+            let entry = |path: &PathBuf| MountEntry { path: path.clone(), fs_type: "x".into(), page_size: None };
+            Ok(self.0.iter().map(entry).collect())
+        }
+    }
+
+    fn touch(path: &Path) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "x").unwrap();
+    }
+
+    #[test]
+    fn mounts_come_off_before_anything_is_deleted() {
+        let tmp = tempfile::tempdir().unwrap();
+        let pod = tmp.path().join("u1");
+        let volume = pod.join("volumes/kubernetes.io~empty-dir/v");
+        touch(&volume.join("deep/f"));
+        touch(&pod.join("plugins/kubernetes.io~empty-dir/v/ready"));
+        let source = tmp.path().join("host");
+        touch(&source.join("precious"));
+        let at = subpath::target(&pod, "v", "c", 0);
+        subpath::bind(&source, Path::new(""), &at).unwrap();
+        let file = subpath::target(&pod, "v", "c", 1);
+        subpath::bind(&source, Path::new("precious"), &file).unwrap();
+        tear_down_pod(&pod, &ProcMountTable).unwrap();
+        tear_down_pod(&pod, &ProcMountTable).unwrap();
+        assert!(source.join("precious").exists());
+        assert!(!volumes_remain(&pod) && !pod.join("volume-subpaths").exists());
+        assert!(!pod.join("plugins/kubernetes.io~empty-dir").exists());
+        clean_orphan(&pod, &ProcMountTable).unwrap();
+        assert!(!pod.exists());
+    }
+
+    #[test]
+    fn nothing_is_deleted_below_a_mount() {
+        let tmp = tempfile::tempdir().unwrap();
+        let pod = tmp.path().join("u1");
+        let inner = pod.join("volumes/kubernetes.io~empty-dir/v/inner");
+        touch(&inner.join("f"));
+        assert!(remove_tree(&pod, &Told(vec![inner.clone()])).is_err());
+        assert!(inner.join("f").exists());
+        assert!(matches!(clean_orphan(&pod, &Told(vec![inner])), Err(OrphanError::Mounted { .. })));
+    }
+
+    #[test]
+    fn a_mount_the_table_missed_is_not_crossed() {
+        let tmp = tempfile::tempdir().unwrap();
+        let pod = tmp.path().join("u1");
+        let inner = pod.join("x/inner");
+        fs::create_dir_all(&inner).unwrap();
+        let data: Option<&std::ffi::CStr> = None;
+        rustix::mount::mount(c"tmpfs", &inner, c"tmpfs", rustix::mount::MountFlags::empty(), data).unwrap();
+        fs::write(inner.join("f"), "").unwrap();
+        assert!(remove_tree(&pod, &Told(vec![])).is_err());
+        assert!(inner.join("f").exists());
+        subpath::unmount_all(&inner).unwrap();
+    }
+
+    #[test]
+    fn content_of_an_unknown_volume_keeps_the_directory() {
+        let tmp = tempfile::tempdir().unwrap();
+        let pod = tmp.path().join("u1");
+        let nfs = pod.join("volumes/kubernetes.io~nfs/data");
+        touch(&nfs.join("precious"));
+        let got = clean_orphan(&pod, &ProcMountTable).unwrap_err().to_string();
+        assert!(got.starts_with("orphaned pod \"u1\" found, but failed to rmdir() volume at path"), "{got}");
+        assert!(nfs.join("precious").exists());
+        fs::remove_file(nfs.join("precious")).unwrap();
+        touch(&pod.join("etc-hosts"));
+        clean_orphan(&pod, &ProcMountTable).unwrap();
+        assert!(!pod.exists());
+    }
+
+    #[test]
+    fn a_link_is_removed_and_not_followed() {
+        let tmp = tempfile::tempdir().unwrap();
+        let outside = tmp.path().join("outside");
+        touch(&outside.join("f"));
+        let dir = tmp.path().join("d");
+        fs::create_dir(&dir).unwrap();
+        std::os::unix::fs::symlink(&outside, dir.join("link")).unwrap();
+        remove_tree(&dir, &ProcMountTable).unwrap();
+        assert!(outside.join("f").exists() && !dir.exists());
+    }
+}

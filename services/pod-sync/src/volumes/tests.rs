@@ -1,0 +1,270 @@
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::Service;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::build::objects::ObjectKind;
+use crate::build::testing::pod_of;
+use crate::volumes::token::Token;
+
+#[derive(Default)]
+struct Objects {
+    map: Mutex<Option<Value>>,
+    down: Mutex<bool>,
+}
+
+#[async_trait]
+impl ObjectSource for Objects {
+    async fn config_map(&self, _: &str, name: &str) -> Result<Arc<ConfigMap>, ObjectError> {
+        if *self.down.lock() {
+            return Err(ObjectError::NotReady { kind: ObjectKind::ConfigMap });
+        }
+        match &*self.map.lock() {
+            Some(v) if name == "cm" => Ok(Arc::new(serde_json::from_value(v.clone()).unwrap())),
+            _ => Err(ObjectError::NotFound { kind: ObjectKind::ConfigMap, name: name.to_owned() }),
+        }
+    }
+
+    async fn secret(&self, _: &str, name: &str) -> Result<Arc<Secret>, ObjectError> {
+        if name == "s" {
+            return Ok(Arc::new(serde_json::from_value(json!({"data": {"pw": "eA=="}})).unwrap()));
+        }
+        Err(ObjectError::NotFound { kind: ObjectKind::Secret, name: name.to_owned() })
+    }
+
+    async fn services(&self, _: &str) -> Result<Vec<Arc<Service>>, ObjectError> {
+        Ok(vec![])
+    }
+}
+
+struct Tokens;
+
+#[async_trait]
+impl TokenSource for Tokens {
+    async fn request(&self, key: &TokenKey) -> Result<Token, String> {
+        let token = format!("{}/{}:{:?}", key.namespace, key.service_account, key.audiences);
+        Ok(Token { token, expires: now() + jiff::SignedDuration::from_hours(1), expiration_seconds: 3600 })
+    }
+}
+
+fn now() -> Timestamp {
+    "2026-01-02T03:04:05Z".parse().unwrap()
+}
+
+struct Node {
+    dir: tempfile::TempDir,
+    objects: Arc<Objects>,
+    ctx: VolumeContext,
+    volumes: Volumes,
+    uid: PodUid,
+}
+
+impl Node {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let objects = Arc::new(Objects::default());
+        *objects.map.lock() = Some(json!({"data": {"a": "1"}}));
+        let ctx = VolumeContext {
+            objects: objects.clone(),
+            tokens: Some(Arc::new(Tokens)),
+            node: Arc::new(NodeSettings::default()),
+            now: now(),
+        };
+        let volumes = Volumes::new(dir.path().to_owned());
+        Self { dir, objects, ctx, volumes, uid: PodUid::parse("u1").unwrap() }
+    }
+
+    async fn set_up(&self, pod: &Pod) -> Result<SetUp, VolumeError> {
+        self.volumes.set_up(pod, &self.uid, &self.ctx).await
+    }
+
+    fn mounts(&self) -> usize {
+        mount_table::below(&ProcMountTable, self.dir.path()).unwrap().len()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = teardown::tear_down_pod(&self.dir.path().join("pods/u1"), &ProcMountTable);
+    }
+}
+
+fn pod_with(volumes: Value, context: Value) -> Pod {
+    let mounts: Vec<Value> = volumes
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| json!({"name": v["name"], "mountPath": format!("/{}", v["name"].as_str().unwrap())}))
+        .collect();
+    pod_of(json!({"securityContext": context, "volumes": volumes,
+        "containers": [{"name": "c", "volumeMounts": mounts}]}))
+}
+
+fn every_kind(host: &Path) -> Value {
+    json!([
+        {"name": "disk", "emptyDir": {}},
+        {"name": "mem", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+        {"name": "host", "hostPath": {"path": host, "type": "DirectoryOrCreate"}},
+        {"name": "cm", "configMap": {"name": "cm", "defaultMode": 0o644}},
+        {"name": "sec", "secret": {"secretName": "s", "defaultMode": 0o400}},
+        {"name": "down", "downwardAPI": {"defaultMode": 0o644, "items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+        {"name": "proj", "projected": {"defaultMode": 0o644, "sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607, "audience": "x"}},
+            {"configMap": {"name": "cm", "items": [{"key": "a", "path": "ca.crt"}]}},
+            {"configMap": {"name": "gone", "optional": true}},
+            {"secret": {"name": "s"}},
+            {"downwardAPI": {"items": [{"path": "ns", "fieldRef": {"fieldPath": "metadata.namespace"}}]}}]}},
+    ])
+}
+
+#[tokio::test]
+async fn every_kind_is_set_up_once_and_taken_down_without_a_trace() {
+    let node = Node::new();
+    let host = node.dir.path().join("on-host");
+    let pod = pod_with(every_kind(&host), json!({}));
+    let done = node.set_up(&pod).await.unwrap();
+    assert!(done.stale.is_empty());
+    let at = |v: &str| done.volumes[v].host_path.clone();
+    assert_eq!(at("disk"), node.dir.path().join("pods/u1/volumes/kubernetes.io~empty-dir/disk"));
+    assert_eq!(at("host"), host);
+    let read = |v: &str, f: &str| fs::read_to_string(at(v).join(f)).unwrap();
+    assert_eq!(read("cm", "a"), "1");
+    assert_eq!(read("sec", "pw"), "x");
+    assert_eq!(read("down", "n"), "web");
+    assert_eq!(read("proj", "token"), "default/default:[\"x\"]");
+    assert_eq!(read("proj", "ca.crt"), "1");
+    assert_eq!((read("proj", "ns"), read("proj", "pw")), ("default".into(), "x".into()));
+    let forced: Vec<&str> = done.volumes.iter().filter(|(_, v)| v.read_only).map(|(k, _)| k.as_str()).collect();
+    assert_eq!(forced, ["cm", "down", "proj", "sec"]);
+    assert_eq!(node.mounts(), 4, "mem, sec, down, proj");
+    let marker = node.dir.path().join("pods/u1/plugins/kubernetes.io~empty-dir/wrapped_sec/ready");
+    assert!(marker.exists());
+
+    fs::write(at("disk").join("mine"), "").unwrap();
+    let version = fs::read_link(at("proj").join("..data")).unwrap();
+    let restarted = Volumes::new(node.dir.path().to_owned());
+    assert_eq!(restarted.set_up(&pod, &node.uid, &node.ctx).await.unwrap(), done);
+    assert_eq!(node.mounts(), 4);
+    assert_eq!(fs::read_link(at("proj").join("..data")).unwrap(), version);
+    assert!(at("disk").join("mine").exists());
+    assert_eq!(restarted.on_disk().unwrap(), [node.uid.clone()]);
+    assert_eq!(restarted.empty_dirs(&pod, &node.uid)["disk"], at("disk"));
+
+    assert!(node.volumes.remain(&node.uid));
+    node.volumes.tear_down(&node.uid).await.unwrap();
+    node.volumes.tear_down(&node.uid).await.unwrap();
+    assert!(!node.volumes.remain(&node.uid));
+    assert_eq!(node.mounts(), 0);
+    assert!(host.is_dir(), "a host path is not ours to delete");
+    node.volumes.clean_orphan(&node.uid).unwrap();
+    assert!(node.volumes.on_disk().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn content_follows_the_object_and_outlives_it() {
+    let node = Node::new();
+    let pod = pod_with(json!([{"name": "cm", "configMap": {"name": "cm", "defaultMode": 0o644}}]), json!({}));
+    let path = node.set_up(&pod).await.unwrap().volumes["cm"].host_path.clone();
+    *node.objects.map.lock() = Some(json!({"data": {"b": "2"}}));
+    assert!(node.volumes.refresh(&pod, &node.uid, &node.ctx).await.is_empty());
+    assert!(!path.join("a").exists());
+    assert_eq!(fs::read_to_string(path.join("b")).unwrap(), "2");
+
+    *node.objects.map.lock() = None;
+    let failures = node.volumes.refresh(&pod, &node.uid, &node.ctx).await;
+    assert_eq!(failures[0].to_string(), "MountVolume.SetUp failed for volume \"cm\" : configmap \"cm\" not found");
+    assert_eq!(fs::read_to_string(path.join("b")).unwrap(), "2");
+    *node.objects.down.lock() = true;
+    let again = Volumes::new(node.dir.path().to_owned()).set_up(&pod, &node.uid, &node.ctx).await.unwrap();
+    assert_eq!(again.stale.len(), 1, "a known pod is maintained while the objects cannot be had");
+    assert!(Volumes::needs_refresh(&pod));
+}
+
+#[tokio::test]
+async fn what_fails_is_named_as_the_kubelet_names_it() {
+    let node = Node::new();
+    let fail = async |volume: Value| {
+        let mut volume = volume;
+        volume["name"] = json!("v");
+        match node.set_up(&pod_with(json!([volume]), json!({}))).await {
+            Err(VolumeError::Volumes(f)) => f[0].to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    for (volume, want) in [
+        (json!({"configMap": {"name": "gone", "defaultMode": 420}}), "MountVolume.SetUp failed for volume \"v\" : configmap \"gone\" not found"),
+        (json!({"secret": {"secretName": "gone", "defaultMode": 420}}), "MountVolume.SetUp failed for volume \"v\" : secret \"gone\" not found"),
+        (json!({"configMap": {"name": "cm", "defaultMode": 420, "items": [{"key": "z", "path": "z"}]}}), "MountVolume.SetUp failed for volume \"v\" : configmap references non-existent config key: z"),
+        (json!({"configMap": {"name": "cm"}}), "MountVolume.SetUp failed for volume \"v\" : no defaultMode used, not even the default value for it"),
+        (json!({"configMap": {"name": "cm", "defaultMode": 420, "items": [{"key": "a", "path": "../z"}]}}), "MountVolume.SetUp failed for volume \"v\" : invalid path: must not contain '..': ../z"),
+        (json!({"emptyDir": {"medium": "Tape"}}), "MountVolume.SetUp failed for volume \"v\" : unknown storage medium \"Tape\""),
+        (json!({"hostPath": {"path": "/nowhere", "type": "Directory"}}), "MountVolume.SetUp failed for volume \"v\" : hostPath type check failed: /nowhere is not a directory"),
+        (json!({"nfs": {"server": "s", "path": "/p"}}), "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: nfs is not supported"),
+        (json!({"persistentVolumeClaim": {"claimName": "c"}}), "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: persistentVolumeClaim is not supported"),
+        (json!({"projected": {"defaultMode": 420, "sources": [{"secret": {"name": "gone"}}, {"configMap": {"name": "gone"}}]}}), "MountVolume.SetUp failed for volume \"v\" : [secret \"gone\" not found, configmap \"gone\" not found]"),
+    ] {
+        assert_eq!(fail(volume.clone()).await, want, "{volume}");
+    }
+    let two = json!([{"name": "z", "configMap": {"name": "gone", "defaultMode": 420}}, {"name": "b", "nfs": {"server": "s", "path": "/"}}, {"name": "ok", "emptyDir": {}}]);
+    assert_eq!(
+        node.set_up(&pod_with(two, json!({}))).await.unwrap_err().to_string(),
+        "unmounted volumes=[b z], unattached volumes=[], failed to process volumes=[]: context deadline exceeded"
+    );
+}
+
+#[tokio::test]
+async fn a_volume_nobody_mounts_is_ignored() {
+    let node = Node::new();
+    let pod = pod_of(json!({"volumes": [{"name": "v", "configMap": {"name": "gone"}}], "containers": [{"name": "c"}]}));
+    assert_eq!(node.set_up(&pod).await.unwrap(), SetUp::default());
+}
+
+#[tokio::test]
+async fn the_pods_group_can_read_what_belongs_to_it() {
+    let node = Node::new();
+    let pod = pod_with(every_kind(&node.dir.path().join("h")), json!({"fsGroup": 4242, "runAsUser": 7}));
+    let done = node.set_up(&pod).await.unwrap();
+    let of = |v: &str, f: &str| {
+        let m = fs::metadata(done.volumes[v].host_path.join(f)).unwrap();
+        (m.uid(), m.gid(), m.permissions().mode() & 0o7777)
+    };
+    assert_eq!(of("proj", "token"), (7, 4242, 0o640));
+    assert_eq!(of("sec", "pw"), (0, 4242, 0o440));
+    assert_eq!(of("disk", ""), (0, 4242, 0o2777));
+    assert_eq!(of("mem", ""), (0, 4242, 0o3777));
+    assert_eq!(of("host", "").1, 0);
+}
+
+#[tokio::test]
+async fn a_volume_mounted_inside_another_finds_its_mount_point() {
+    let node = Node::new();
+    let pod = pod_of(json!({
+        "volumes": [{"name": "cm", "configMap": {"name": "cm", "defaultMode": 0o644}}, {"name": "e", "emptyDir": {}}],
+        "containers": [{"name": "c", "volumeMounts": [{"name": "cm", "mountPath": "/etc/app/"},
+            {"name": "e", "mountPath": "/etc/app/run/x"}, {"name": "e", "mountPath": "/etc/app/run/x/y"},
+            {"name": "e", "mountPath": "/etc/application"}]}]}));
+    let path = node.set_up(&pod).await.unwrap().volumes["cm"].host_path.clone();
+    assert!(path.join("run/x").is_dir());
+    assert!(!path.join("run/x/y").exists());
+    node.set_up(&pod).await.unwrap();
+}
+
+#[tokio::test]
+async fn without_an_api_server_a_token_cannot_be_had() {
+    let node = Node::new();
+    let ctx = VolumeContext { tokens: None, ..node.ctx.clone() };
+    let pod = pod_with(
+        json!([{"name": "v", "projected": {"defaultMode": 420, "sources": [{"serviceAccountToken": {"path": "t"}}]}}]),
+        json!({}),
+    );
+    match node.volumes.set_up(&pod, &node.uid, &ctx).await {
+        Err(VolumeError::Volumes(f)) => assert_eq!(
+            f[0].problem,
+            "failed to fetch token: cannot use TokenManager when kubelet is in standalone mode"
+        ),
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,215 @@
+//! Service account tokens and when they are asked for again (pkg/kubelet/token).
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
+
+const DAY: SignedDuration = SignedDuration::from_hours(24);
+
+/// What a token is for; the key of the cache.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TokenKey {
+    /// Namespace of the service account.
+    pub namespace: String,
+    /// Name of the service account.
+    pub service_account: String,
+    /// Empty: the API server's own.
+    pub audiences: Vec<String>,
+    /// Life asked for.
+    pub expiration_seconds: i64,
+    /// Name of the pod it is bound to.
+    pub pod_name: String,
+    /// UID of the pod it is bound to.
+    pub pod_uid: String,
+}
+
+/// A token as issued. It is never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    /// The token.
+    pub token: String,
+    /// When it ends.
+    pub expires: Timestamp,
+    /// Life as granted.
+    pub expiration_seconds: i64,
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token").field("expires", &self.expires).finish_non_exhaustive()
+    }
+}
+
+impl Token {
+    fn needs_refresh(&self, now: Timestamp, jitter: Duration) -> bool {
+        let jitter = SignedDuration::try_from(jitter).unwrap_or(SignedDuration::ZERO);
+        let life = SignedDuration::from_secs(self.expiration_seconds);
+        let issued = self.expires - life;
+        now > issued + DAY - jitter || now > self.expires - life / 5 - jitter
+    }
+}
+
+/// Asks the API server for tokens.
+#[async_trait]
+pub trait TokenSource: Send + Sync {
+    /// TokenRequest for the service account, bound to the pod.
+    ///
+    /// # Errors
+    /// The API server's answer as text, without the token.
+    async fn request(&self, key: &TokenKey) -> Result<Token, String>;
+}
+
+/// Tokens by what they are for.
+#[derive(Debug, Default)]
+pub struct TokenCache {
+    tokens: Mutex<HashMap<TokenKey, Arc<Token>>>,
+}
+
+impl TokenCache {
+    /// A token good to be written: the cached one, or a fresh one once 80 % of its life or a day has passed.
+    /// `jitter` (0 to 10 s) spreads refreshes.
+    ///
+    /// # Errors
+    /// None can be had, and there is none that is still valid.
+    pub async fn get(
+        &self,
+        key: &TokenKey,
+        source: Option<&dyn TokenSource>,
+        now: Timestamp,
+        jitter: Duration,
+    ) -> Result<Arc<Token>, String> {
+        let cached = self.tokens.lock().get(key).cloned();
+        if let Some(token) = cached.clone().filter(|t| !t.needs_refresh(now, jitter)) {
+            return Ok(token);
+        }
+        let answer = match source {
+            Some(source) => source.request(key).await,
+            None => Err("cannot use TokenManager when kubelet is in standalone mode".to_owned()),
+        };
+        match (answer, cached) {
+            (Ok(fresh), _) => {
+                let fresh = Arc::new(fresh);
+                self.tokens.lock().insert(key.clone(), fresh.clone());
+                Ok(fresh)
+            }
+            (Err(e), None) => Err(format!("failed to fetch token: {e}")),
+            (Err(e), Some(old)) if now > old.expires => Err(format!(
+                "token \"{}\"/\"{}\" expired and refresh failed: {e}",
+                key.namespace, key.service_account
+            )),
+            (Err(e), Some(old)) => {
+                tracing::warn!(
+                    namespace = key.namespace, service_account = key.service_account, error = e,
+                    "cannot refresh a token that is still valid"
+                );
+                Ok(old)
+            }
+        }
+    }
+
+    /// Drops the tokens of a pod.
+    pub fn forget(&self, pod_uid: &str) {
+        self.tokens.lock().retain(|key, _| key.pod_uid != pod_uid);
+    }
+
+    /// Drops what has expired.
+    pub fn purge(&self, now: Timestamp) {
+        self.tokens.lock().retain(|_, token| token.expires > now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Fake {
+        down: Mutex<bool>,
+        asked: Mutex<u32>,
+        clock: Mutex<Timestamp>,
+        life: i64,
+    }
+
+    #[async_trait]
+    impl TokenSource for Fake {
+        async fn request(&self, _: &TokenKey) -> Result<Token, String> {
+            if *self.down.lock() {
+                return Err("down".into());
+            }
+            *self.asked.lock() += 1;
+            let token = format!("t{}", self.asked.lock());
+            let expires = *self.clock.lock() + SignedDuration::from_secs(self.life);
+            Ok(Token { token, expires, expiration_seconds: self.life })
+        }
+    }
+
+    fn key() -> TokenKey {
+        TokenKey {
+            namespace: "default".into(),
+            service_account: "sa".into(),
+            audiences: vec![],
+            expiration_seconds: 3600,
+            pod_name: "web".into(),
+            pod_uid: "u1".into(),
+        }
+    }
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_767_225_600 + seconds).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_token_is_kept_until_four_fifths_of_its_life_or_a_day() {
+        for (life, last_kept, first_new) in [(3600, 2880, 2881), (7 * 86_400, 86_400, 86_401)] {
+            let fake = Fake { life, clock: Mutex::new(at(0)), ..Fake::default() };
+            let cache = TokenCache::default();
+            for (second, want) in [(0, "t1"), (last_kept, "t1"), (first_new, "t2")] {
+                *fake.clock.lock() = at(second);
+                let got = cache.get(&key(), Some(&fake), at(second), Duration::ZERO).await.unwrap();
+                assert_eq!(got.token, want, "{life} {second}");
+            }
+        }
+        let fake = Fake { life: 3600, clock: Mutex::new(at(0)), ..Fake::default() };
+        let cache = TokenCache::default();
+        cache.get(&key(), Some(&fake), at(0), Duration::ZERO).await.unwrap();
+        let got = cache.get(&key(), Some(&fake), at(2875), Duration::from_secs(10)).await.unwrap();
+        assert_eq!(got.token, "t2", "jitter brings the refresh forward");
+    }
+
+    #[tokio::test]
+    async fn a_failed_refresh_matters_only_once_the_token_has_expired() {
+        let fake = Fake { life: 3600, clock: Mutex::new(at(0)), ..Fake::default() };
+        let cache = TokenCache::default();
+        *fake.down.lock() = true;
+        let ask = |second: i64| cache.get(&KEY, Some(&fake), at(second), Duration::ZERO);
+        static KEY: std::sync::LazyLock<TokenKey> = std::sync::LazyLock::new(key);
+        assert_eq!(ask(0).await.unwrap_err(), "failed to fetch token: down");
+        *fake.down.lock() = false;
+        ask(0).await.unwrap();
+        *fake.down.lock() = true;
+        assert_eq!(ask(3000).await.unwrap().token, "t1");
+        assert_eq!(ask(3601).await.unwrap_err(), "token \"default\"/\"sa\" expired and refresh failed: down");
+        let none = TokenCache::default();
+        assert_eq!(
+            none.get(&key(), None, at(0), Duration::ZERO).await.unwrap_err(),
+            "failed to fetch token: cannot use TokenManager when kubelet is in standalone mode"
+        );
+    }
+
+    #[tokio::test]
+    async fn tokens_of_a_gone_pod_and_expired_ones_are_dropped_and_none_is_printed() {
+        let fake = Fake { life: 3600, clock: Mutex::new(at(0)), ..Fake::default() };
+        let cache = TokenCache::default();
+        let token = cache.get(&key(), Some(&fake), at(0), Duration::ZERO).await.unwrap();
+        assert!(!format!("{token:?} {cache:?}").contains("t1"));
+        cache.purge(at(3599));
+        assert_eq!(cache.tokens.lock().len(), 1);
+        cache.forget("u1");
+        assert_eq!(cache.tokens.lock().len(), 0);
+    }
+}
