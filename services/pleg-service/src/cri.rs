@@ -1,6 +1,6 @@
 //! The runtime and its hints behind cri-proxy's read socket.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -32,6 +32,7 @@ const CALL_LIMIT: Duration = Duration::from_secs(30);
 /// The CRI on a unix socket.
 #[derive(Debug, Clone)]
 pub struct CriRuntime {
+    socket: PathBuf,
     client: RuntimeServiceClient<InterceptedService<Channel, PropagatingInterceptor>>,
 }
 
@@ -39,22 +40,33 @@ impl CriRuntime {
     /// Connects when first asked, and again whenever needed.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
-        let channel = quintlet_kit::socket::channel(socket);
+        let channel = quintlet_kit::socket::channel(socket.clone());
         let client = RuntimeServiceClient::with_interceptor(channel, PropagatingInterceptor)
             .max_decoding_message_size(MAX_MESSAGE);
-        Self { client }
+        Self { socket, client }
     }
 }
 
-async fn call<T>(
-    method: &'static str,
-    answer: impl Future<Output = Result<Response<T>, Status>>,
-) -> Result<T, ReadError> {
-    match tokio::time::timeout(CALL_LIMIT, answer).await {
-        Ok(Ok(answer)) => Ok(answer.into_inner()),
-        Ok(Err(source)) => Err(ReadError::Call { method, source }),
-        Err(_) => Err(ReadError::Timeout { what: method, limit: CALL_LIMIT }),
+impl CriRuntime {
+    async fn call<T>(
+        &self,
+        method: &'static str,
+        answer: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, ReadError> {
+        match tokio::time::timeout(CALL_LIMIT, answer).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(ReadError::Call { method, source: placed(status, &self.socket) }),
+            Err(_) => Err(ReadError::Timeout { what: method, limit: CALL_LIMIT }),
+        }
     }
+}
+
+/// Names the socket where it is the connection that failed, and not the call.
+fn placed(status: Status, socket: &Path) -> Status {
+    if std::error::Error::source(&status).is_none() {
+        return status;
+    }
+    Status::new(status.code(), format!("{}: {}", socket.display(), status.message()))
 }
 
 /// NOT_FOUND is an answer, not a failure.
@@ -79,7 +91,7 @@ impl ContainerRuntime for CriRuntime {
         };
         let mut client = self.client.clone();
         let request = v1::ListPodSandboxRequest { filter };
-        let answer = call("ListPodSandbox", client.list_pod_sandbox(request)).await?;
+        let answer = self.call("ListPodSandbox", client.list_pod_sandbox(request)).await?;
         Ok(answer.items.into_iter().map(convert::listed_sandbox).collect())
     }
 
@@ -94,14 +106,14 @@ impl ContainerRuntime for CriRuntime {
         };
         let mut client = self.client.clone();
         let request = v1::ListContainersRequest { filter };
-        let answer = call("ListContainers", client.list_containers(request)).await?;
+        let answer = self.call("ListContainers", client.list_containers(request)).await?;
         Ok(answer.containers.into_iter().map(convert::listed_container).collect())
     }
 
     async fn sandbox(&self, id: &str) -> Result<Option<(PodRef, Sandbox)>, ReadError> {
         let mut client = self.client.clone();
         let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
-        match known(call("PodSandboxStatus", client.pod_sandbox_status(request)).await)? {
+        match known(self.call("PodSandboxStatus", client.pod_sandbox_status(request)).await)? {
             Some(answer) => convert::sandbox(answer.status).map(Some),
             None => Ok(None),
         }
@@ -110,7 +122,7 @@ impl ContainerRuntime for CriRuntime {
     async fn container(&self, id: &str, sandbox_id: &str) -> Result<Option<Container>, ReadError> {
         let mut client = self.client.clone();
         let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
-        match known(call("ContainerStatus", client.container_status(request)).await)? {
+        match known(self.call("ContainerStatus", client.container_status(request)).await)? {
             Some(answer) => convert::container(answer.status, sandbox_id).map(Some),
             None => Ok(None),
         }
@@ -120,6 +132,7 @@ impl ContainerRuntime for CriRuntime {
 /// `RuntimeEvents.Watch` on a unix socket.
 #[derive(Debug, Clone)]
 pub struct ProxyHints {
+    socket: PathBuf,
     client: RuntimeEventsClient<Channel>,
 }
 
@@ -127,7 +140,8 @@ impl ProxyHints {
     /// Connects when opened.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
-        Self { client: RuntimeEventsClient::new(quintlet_kit::socket::channel(socket)) }
+        let channel = quintlet_kit::socket::channel(socket.clone());
+        Self { socket, client: RuntimeEventsClient::new(channel) }
     }
 }
 
@@ -135,7 +149,8 @@ impl ProxyHints {
 impl HintStream for ProxyHints {
     async fn open(&self) -> Result<BoxStream<'static, Result<HintEvent, Status>>, Status> {
         let request = WatchHintsRequest { hello: Some(quintlet_proto::hello()) };
-        let stream = self.client.clone().watch(request).await?.into_inner();
+        let opened = self.client.clone().watch(request).await;
+        let stream = opened.map_err(|e| placed(e, &self.socket))?.into_inner();
         Ok(stream.filter_map(|event| async { event.map(convert::hint).transpose() }).boxed())
     }
 }

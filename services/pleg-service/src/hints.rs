@@ -44,15 +44,15 @@ pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
                     match event {
                         Ok(event) => take(&core, &to, event),
                         Err(error) => {
-                            tracing::warn!(%error, "the hint stream failed");
+                            tracing::warn!(error = error.message(), "the hint stream failed");
                             break;
                         }
                     }
                 }
             }
-            Err(error) if failing => tracing::debug!(%error, "no hint stream"),
+            Err(error) if failing => tracing::debug!(error = error.message(), "no hint stream"),
             Err(error) => {
-                tracing::warn!(%error, "no hint stream");
+                tracing::warn!(error = error.message(), "no hint stream");
                 failing = true;
             }
         }

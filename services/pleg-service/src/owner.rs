@@ -25,6 +25,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// All statuses of a pod, queues of the proxy included.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// The same before the first picture, which waits for every pod: one that hangs is in it with an error.
+const FIRST_LIMIT: Duration = Duration::from_secs(5);
+
 struct Expectation {
     pause: Option<Duration>,
     due: Instant,
@@ -112,16 +115,17 @@ async fn once(
     let began = Instant::now();
     let observed = core.clock.boot();
     let ticket = core.ticket();
-    let found = match tokio::time::timeout(LIMIT, inspect(core.runtime.as_ref(), uid, targets)).await {
+    let limit = if core.store.is_primed() { LIMIT } else { FIRST_LIMIT };
+    let found = match tokio::time::timeout(limit, inspect(core.runtime.as_ref(), uid, targets)).await {
         Ok(found) => found,
-        Err(_) => Err(ReadError::Timeout { what: "pod inspection", limit: LIMIT }),
+        Err(_) => Err(ReadError::Timeout { what: "pod inspection", limit }),
     };
     core.metrics.inspect_duration.observe(began.elapsed().as_secs_f64());
     let result = if found.is_ok() { "ok" } else { "error" };
     core.metrics.inspections.get_or_create(&ResultLabel { result }).inc();
     let failure = found.as_ref().err().cloned();
     if let Some(error) =
-        failure.as_ref().filter(|e| !entry.record().is_some_and(|r| r.error.as_ref() == Some(&e.to_string())))
+        failure.as_ref().filter(|e| entry.record().is_none_or(|r| r.error.as_ref() != Some(&e.to_string())))
     {
         tracing::warn!(%error, "the pod could not be inspected");
     }

@@ -343,3 +343,25 @@ async fn lifecycle_events_tell_what_happened_and_a_slow_reader_how_much_it_misse
     assert_eq!(kinds, [(Removed, false), (Died, true), (Removed, true)]);
     watch.until("gone", |w| !w.pods.contains_key("u1")).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_hangs_is_in_the_first_picture_with_an_error_and_holds_up_no_other() {
+    let mut id = String::new();
+    let bench = Bench::new(options(Duration::ZERO), true, |r| {
+        id = web(r).1;
+        r.add_sandbox("u2", "good", "default", 0);
+        r.script(Rule::on(Method::ContainerStatus).about(&id).hang());
+    });
+    let began = Instant::now();
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
+    assert_eq!(watch.pods["u1"].error, "pod inspection: no answer from the runtime within 5s");
+    assert_eq!(watch.pods["u2"].error, "");
+    let sandbox = bench.runtime.sandboxes().iter().find(|s| s.pod_uid() == "u2").unwrap().id().to_owned();
+    bench.runtime.exit(&sandbox, 0);
+    bench.hints.hint(HintKind::Exited, &sandbox);
+    watch.until("exit of u2", |w| w.pods["u2"].sandboxes[0].state() == pb::SandboxState::NotReady).await;
+    bench.runtime.unscript_all();
+    watch.until("recovery", |w| w.state("u1", &id) == Some(pb::ContainerState::Running)).await;
+}
