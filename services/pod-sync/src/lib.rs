@@ -1,6 +1,226 @@
-//! pod-sync: see ARCHITECTURE.md.
+//! pod-sync: desired pods, one worker per pod, pod status.
+//!
+//! Tasks: a source each (`source`), the sync loop ([`table`]), a worker per pod ([`worker`]), a follower of pleg-service, a
+//! driver per instance of probe-service, the streams to status-reporter ([`clients`]), the runtime poll and the node facts
+//! ([`node`]), and the server of podsync.v1 ([`serve`]). Workers are woken by bells, never fed by queues; what they
+//! decide is in [`decide`], which does no I/O.
+//!
+//! Life cycle: take the root directory ([`owner`]), put back the records of an earlier run ([`state`]), follow the other
+//! services, then the sources. SIGTERM leaves every pod running. SIGUSR1 removes the pods of manifests, then ends.
 
-pub mod decide;
+pub mod args;
 pub mod build;
 pub mod cgroup;
+pub mod clients;
+pub mod cluster;
+pub mod context;
+pub mod decide;
+pub mod housekeeping;
+pub mod image;
+pub mod mirror;
+pub mod node;
+pub mod owner;
+pub mod serve;
+pub mod source;
+pub mod state;
+pub mod table;
+pub mod view;
 pub mod volumes;
+pub mod worker;
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use quintlet_kit::clock::Clock;
+use quintlet_kit::grant::GrantKey;
+use quintlet_kit::paths::CriSocket;
+use quintlet_kit::server::Server;
+use quintlet_kit::socket::{PeerPolicy, bind_unix};
+use quintlet_kit::task::{TaskGroup, spawn};
+use quintlet_proto::podsync::v1::pod_sync_server::PodSyncServer;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::args::Args;
+use crate::build::NodeSettings;
+use crate::clients::Wakes;
+use crate::clients::events::{EventType, Events};
+use crate::clients::pleg::Pleg;
+use crate::clients::probes::Probes;
+use crate::clients::runtime::Runtime;
+use crate::clients::status::Statuses;
+use crate::context::{Context, Names, PullLanes, RuntimeState, Views};
+use crate::source::SourceKind;
+use crate::source::api::ClusterView;
+use crate::source::objects::ManifestObjects;
+use crate::state::StateDir;
+use crate::table::Table;
+
+/// How long tasks get to end.
+const GRACE: std::time::Duration = std::time::Duration::from_secs(3);
+
+/// Runs until `stop`, or until `drain` was true and no pod is left.
+///
+/// # Errors
+/// The root directory is another's, or a directory or socket cannot be made. A missing runtime, peer or API server is no
+/// error.
+pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationToken) -> anyhow::Result<()> {
+    let clock = Clock::system();
+    let paths = args.common.paths();
+    let owner = owner::Owner::take(&args.root_dir)?;
+    let settings = settings(&args);
+    let grant_key = GrantKey::load_or_create(&paths.grant_key()).context("key of exec grants")?;
+    let state = StateDir::open(&paths.state_dir(), quintlet_kit::boot::boot_id())?;
+    let client = client(&args).await?;
+    let tasks = TaskGroup::new();
+    let wakes = Arc::new(Wakes::default());
+
+    let runtime = Runtime::new(paths.cri(CriSocket::Sync), owner.epoch(), clock.clone());
+    let pleg = Arc::new(Pleg::new(paths.pleg(), Arc::clone(&wakes)));
+    let (probes, unhealthy) = Probes::new(paths.probe_dir(), Arc::clone(&wakes));
+    let statuses = Arc::new(Statuses::new(paths.status(), Arc::clone(&wakes)));
+    let (runtime_tx, runtime_state) = watch::channel(RuntimeState {
+        not_ready: Some("container runtime status check may not have completed yet".to_owned()),
+        ..RuntimeState::default()
+    });
+    let manifests = Arc::new(ManifestObjects::default());
+    let view = Arc::new(ClusterView::default());
+    let objects = Arc::new(cluster::Objects::new(Arc::clone(&manifests), client.clone(), Arc::clone(&view)));
+    let cgroups = cgroups(&args, &settings);
+    let container_logs_dir = Some(args.container_logs_dir.clone()).filter(|d| !d.is_empty()).map(std::path::PathBuf::from);
+    for dir in container_logs_dir.iter().chain([&args.pod_logs_dir]) {
+        std::fs::create_dir_all(dir).with_context(|| format!("{}", dir.display()))?;
+    }
+    let ctx = Arc::new(Context {
+        volumes: volumes::Volumes::new(args.root_dir.clone()),
+        tokens: client.clone().map(|c| Arc::new(cluster::Tokens(c)) as Arc<dyn volumes::token::TokenSource>),
+        node: Arc::new(settings.clone()),
+        cgroups,
+        clock: clock.clone(),
+        epoch: owner.epoch(),
+        grant_key,
+        state: state.clone(),
+        wakes: Arc::clone(&wakes),
+        runtime: runtime.clone(),
+        pleg: Arc::clone(&pleg),
+        probes: Arc::clone(&probes),
+        statuses: Arc::clone(&statuses),
+        events: Events::new(paths.status(), clock.clone(), stop.clone()),
+        objects,
+        runtime_state: runtime_state.clone(),
+        has_api: client.is_some(),
+        sync_frequency: args.sync_frequency,
+        names: Names::default(),
+        views: Views::default(),
+        pulls: PullLanes::default(),
+        container_logs_dir,
+    });
+
+    tasks.spawn("runtime-poll", node::poll_runtime(runtime, clock.clone(), runtime_tx, stop.clone()));
+    tasks.spawn("pleg-follow", Arc::clone(&pleg).follow(stop.clone()));
+    tasks.spawn("probes", Arc::clone(&probes).run(stop.clone()));
+    tasks.spawn("statuses", Arc::clone(&statuses).run(stop.clone()));
+    tasks.spawn("unhealthy", unhealthy_events(Arc::clone(&ctx), unhealthy));
+    if let Some(client) = &client {
+        let facts = node::report(settings.clone(), args.labels(), runtime_state.clone(), pleg, statuses, clock, stop.clone());
+        tasks.spawn("node-facts", facts);
+        tasks.spawn("watch-node", Arc::clone(&view).watch_node(client.clone(), settings.node_name.clone(), stop.clone()));
+        tasks.spawn("watch-services", Arc::clone(&view).watch_services(client.clone(), stop.clone()));
+    }
+
+    let listener = bind_unix(&paths.podsync(), 0o660).with_context(|| format!("{}", paths.podsync().display()))?;
+    let server = Server::new("pod-sync").add_service(PodSyncServer::new(serve::Service::new(Arc::clone(&ctx))));
+    let serving = spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));
+    if let Some(address) = args.common.metrics_listen {
+        let serve = quintlet_kit::server::serve_metrics(address, stop.clone());
+        tasks.spawn("metrics", async move {
+            if let Err(error) = serve.await {
+                tracing::error!(%error, %address, "metrics are not served");
+            }
+        });
+    }
+
+    let (sources, kinds) = sources(&args, client, &settings.node_name, &tasks, &stop);
+    let admission = Arc::new(node::NodeAdmission::new(settings, &args.labels(), view, runtime_state));
+    let mut table = Table::new(ctx, manifests, admission, &kinds);
+    table.restore(state.load());
+    table.run(sources, drain, stop.clone()).await;
+
+    stop.cancel();
+    let late = tasks.shutdown(GRACE).await;
+    if !late.is_empty() {
+        tracing::warn!(?late, "tasks did not end in time");
+    }
+    serving.await?.context("server")?;
+    drop(owner);
+    Ok(())
+}
+
+fn settings(args: &Args) -> NodeSettings {
+    let mut settings = NodeSettings {
+        node_name: args.node_name.clone().unwrap_or_else(node::default_name),
+        node_ips: if args.node_ip.is_empty() { vec![node::default_ip()] } else { args.node_ip.clone() },
+        root_dir: args.root_dir.clone(),
+        pod_logs_dir: args.pod_logs_dir.clone(),
+        cluster_domain: args.cluster_domain.clone(),
+        cluster_dns: args.cluster_dns.clone(),
+        resolv_conf: Some(args.resolv_conf.clone()).filter(|f| !f.is_empty()).map(std::path::PathBuf::from),
+        ..NodeSettings::default()
+    };
+    settings.detect();
+    settings.allocatable = node::capacity(&settings).iter().map(|(name, q)| (name.clone(), decide::quantity::Quantity::of(q))).collect();
+    settings
+}
+
+async fn client(args: &Args) -> anyhow::Result<Option<kube::Client>> {
+    let Some(path) = &args.kubeconfig else { return Ok(None) };
+    let read = kube::config::Kubeconfig::read_from(path).with_context(|| format!("{}", path.display()))?;
+    let config = kube::Config::from_custom_kubeconfig(read, &kube::config::KubeConfigOptions::default()).await?;
+    Ok(Some(kube::Client::try_from(config)?))
+}
+
+fn sources(
+    args: &Args,
+    client: Option<kube::Client>,
+    node: &str,
+    tasks: &TaskGroup,
+    stop: &CancellationToken,
+) -> (mpsc::Receiver<source::SourceUpdate>, Vec<SourceKind>) {
+    let (tx, rx) = mpsc::channel(source::SOURCE_QUEUE);
+    let mut kinds = Vec::new();
+    if let Some(path) = &args.manifests {
+        kinds.push(SourceKind::File);
+        let run = source::file::run(path.clone(), node.to_owned(), args.file_check_frequency, tx.clone(), stop.clone());
+        tasks.spawn("source-file", run);
+    }
+    if let Some(url) = &args.manifest_url {
+        kinds.push(SourceKind::Http);
+        let headers = args.manifest_url_header.clone();
+        let run = source::http::run(url.clone(), headers, node.to_owned(), args.http_check_frequency, tx.clone(), stop.clone());
+        tasks.spawn("source-http", run);
+    }
+    if let Some(client) = client {
+        kinds.push(SourceKind::Api);
+        tasks.spawn("source-api", source::api::run(client, node.to_owned(), tx, stop.clone()));
+    } else {
+        // Without any source the loop still keeps what it has.
+        tasks.spawn("sources-open", {
+            let stop = stop.clone();
+            async move {
+                stop.cancelled().await;
+                drop(tx);
+            }
+        });
+    }
+    (rx, kinds)
+}
+
+async fn unhealthy_events(ctx: Arc<Context>, mut unhealthy: mpsc::Receiver<clients::probes::Unhealthy>) {
+    while let Some(u) = unhealthy.recv().await {
+        let Some(view) = ctx.views.get(&u.uid) else { continue };
+        let init = quintlet_model::pod::init_containers(&view.pod).iter().any(|c| c.name == u.container);
+        let list = if init { "initContainers" } else { "containers" };
+        let path = format!("spec.{list}{{{}}}", u.container);
+        ctx.events.pod(&view.pod, EventType::Warning, &u.reason, &u.message, &path);
+    }
+}

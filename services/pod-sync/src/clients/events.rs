@@ -68,7 +68,7 @@ pub struct Events {
     kept: Arc<Mutex<VecDeque<KeptEvent>>>,
     out: mpsc::Sender<wire::RecordEventRequest>,
     clock: Clock,
-    dropped: quintlet_telemetry::metrics::Counter,
+    dropped: prometheus_client::metrics::counter::Counter,
 }
 
 impl Events {

@@ -17,7 +17,7 @@ const LOG_WINDOW: u64 = 256 << 10;
 
 /// The last words of an exited container, empty where it has none.
 #[must_use]
-pub fn of(container: &Container) -> String {
+pub(super) fn of(container: &Container) -> String {
     if container.state != ContainerState::Exited {
         return String::new();
     }

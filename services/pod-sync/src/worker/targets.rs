@@ -151,7 +151,7 @@ fn port(c: &Container, port: &IntOrString) -> u32 {
 fn expand_static(text: &str, c: &Container) -> String {
     let vars: std::collections::BTreeMap<String, String> =
         c.env.iter().flatten().map(|e| (e.name.clone(), e.value.clone().unwrap_or_default())).collect();
-    crate::build::env::expand(text, &vars)
+    crate::build::env::expand_argument(text, &vars)
 }
 
 /// The status entry of a container, regular or init.

@@ -1,0 +1,285 @@
+//! What every worker shares.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use parking_lot::{Mutex, RwLock};
+use quintlet_kit::clock::Clock;
+use quintlet_kit::grant::GrantKey;
+use quintlet_model::ids::PodUid;
+use quintlet_model::runtime::PodRuntime;
+use tokio::sync::{Semaphore, watch};
+
+use crate::build::objects::ObjectSource;
+use crate::build::{HandlerFeatures, NodeSettings};
+use crate::cgroup::Cgroups;
+use crate::clients::Wakes;
+use crate::clients::events::Events;
+use crate::clients::pleg::Pleg;
+use crate::clients::probes::Probes;
+use crate::clients::runtime::Runtime;
+use crate::clients::status::Statuses;
+use crate::decide::admission::Rejection;
+use crate::decide::status::NodeFacts;
+use crate::source::{Problem, SourceKind};
+use crate::state::StateDir;
+use crate::view::View;
+use crate::volumes::Volumes;
+use crate::volumes::token::TokenSource;
+
+/// What the runtime says of itself, asked every few seconds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RuntimeState {
+    /// Name of the runtime, scheme of container ids. Empty until it answered once.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Why no pod can be run, none where one can.
+    pub not_ready: Option<String>,
+    /// Why no pod with a network can be run, none where one can.
+    pub network_not_ready: Option<String>,
+    /// What each runtime handler can do.
+    pub handlers: BTreeMap<String, HandlerFeatures>,
+}
+
+/// Shared by all workers of one pod-sync.
+pub struct Context {
+    /// Settings and facts of the node.
+    pub node: Arc<NodeSettings>,
+    /// Cgroup root and drivers.
+    pub cgroups: Cgroups,
+    /// Time.
+    pub clock: Clock,
+    /// Of this owner of the root directory.
+    pub epoch: u64,
+    /// Signs exec probes.
+    pub grant_key: GrantKey,
+    /// Records that outlive the process.
+    pub state: StateDir,
+    /// Bells of the workers.
+    pub wakes: Arc<Wakes>,
+    /// The runtime.
+    pub runtime: Runtime,
+    /// What the runtime has.
+    pub pleg: Arc<Pleg>,
+    /// Probes.
+    pub probes: Arc<Probes>,
+    /// Statuses for the API server.
+    pub statuses: Arc<Statuses>,
+    /// Events.
+    pub events: Events,
+    /// ConfigMaps, Secrets, Services.
+    pub objects: Arc<dyn ObjectSource>,
+    /// Service account tokens; none without an API server.
+    pub tokens: Option<Arc<dyn TokenSource>>,
+    /// Volumes of all pods.
+    pub volumes: Volumes,
+    /// The runtime's own state.
+    pub runtime_state: watch::Receiver<RuntimeState>,
+    /// There is an API server.
+    pub has_api: bool,
+    /// Pod resync interval (`syncFrequency`).
+    pub sync_frequency: Duration,
+    /// Which full name is held by which pod: two static pods of one name never run at once.
+    pub names: Names,
+    /// What others see of each pod.
+    pub views: Views,
+    /// Directory of links to containers' logs.
+    pub container_logs_dir: Option<PathBuf>,
+    /// Pulls in flight, per registry and in all.
+    pub pulls: PullLanes,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("node", &self.node.node_name).field("epoch", &self.epoch).finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    /// Facts of the node as the status needs them.
+    #[must_use]
+    pub fn facts(&self, handler: &str) -> NodeFacts {
+        let runtime = self.runtime_state.borrow();
+        NodeFacts {
+            runtime_name: runtime.name.clone(),
+            host_ips: self.node.node_ips.clone(),
+            recursive_read_only: runtime.handlers.get(handler).is_some_and(|h| h.recursive_read_only_mounts),
+        }
+    }
+
+    /// Directory of a pod under the root.
+    #[must_use]
+    pub fn pod_dir(&self, uid: &PodUid) -> PathBuf {
+        crate::build::paths::pod_dir(&self.node.root_dir, uid)
+    }
+
+    /// A pod of the runtime is ours only if its directory is under our root or its sandbox bears our node's name.
+    #[must_use]
+    pub fn is_ours(&self, runtime: &PodRuntime) -> bool {
+        let marked = |key: &BTreeMap<String, String>| {
+            key.get(quintlet_model::labels::OWNER_NODE).is_some_and(|node| *node == self.node.node_name)
+        };
+        runtime.sandboxes.iter().any(|s| marked(&s.annotations)) || self.pod_dir(&runtime.pod.uid).is_dir()
+    }
+}
+
+/// Full names in use.
+#[derive(Debug, Default)]
+pub struct Names(Mutex<HashMap<String, PodUid>>);
+
+impl Names {
+    /// Takes a name for a pod; false while another pod has it.
+    pub fn take(&self, name: &str, uid: &PodUid) -> bool {
+        let mut names = self.0.lock();
+        let holder = names.entry(name.to_owned()).or_insert_with(|| uid.clone());
+        holder == uid
+    }
+
+    /// Who has a name.
+    #[must_use]
+    pub fn holder(&self, name: &str) -> Option<PodUid> {
+        self.0.lock().get(name).cloned()
+    }
+
+    /// Gives a name back. True if this pod had it.
+    pub fn give_back(&self, name: &str, uid: &PodUid) -> bool {
+        let mut names = self.0.lock();
+        let held = names.get(name) == Some(uid);
+        if held {
+            names.remove(name);
+        }
+        held
+    }
+}
+
+/// What others see: pods and problems of the sources, with a number that grows with every change.
+#[derive(Debug)]
+pub struct Views {
+    pods: RwLock<HashMap<PodUid, Arc<View>>>,
+    problems: RwLock<BTreeMap<SourceKind, Vec<(Problem, i64)>>>,
+    version: watch::Sender<u64>,
+}
+
+impl Default for Views {
+    fn default() -> Self {
+        Self { pods: RwLock::default(), problems: RwLock::default(), version: watch::Sender::new(0) }
+    }
+}
+
+impl Views {
+    /// Shows a pod.
+    pub fn show(&self, uid: &PodUid, mut view: View) {
+        self.version.send_modify(|v| {
+            *v += 1;
+            view.version = *v;
+            self.pods.write().insert(uid.clone(), Arc::new(view));
+        });
+    }
+
+    /// Shows a pod no more.
+    pub fn hide(&self, uid: &PodUid) {
+        if self.pods.write().remove(uid).is_some() {
+            self.version.send_modify(|v| *v += 1);
+        }
+    }
+
+    /// One pod.
+    #[must_use]
+    pub fn get(&self, uid: &PodUid) -> Option<Arc<View>> {
+        self.pods.read().get(uid).cloned()
+    }
+
+    /// All pods, by namespace and name.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<View>> {
+        let mut all: Vec<_> = self.pods.read().values().cloned().collect();
+        all.sort_by(|a, b| (&a.pod_ref.namespace, &a.pod_ref.name).cmp(&(&b.pod_ref.namespace, &b.pod_ref.name)));
+        all
+    }
+
+    /// Replaces the problems of one source; each keeps the time it was first seen.
+    pub fn set_problems(&self, source: SourceKind, problems: Vec<Problem>, now_unix_ns: i64) {
+        let mut all = self.problems.write();
+        let old = all.remove(&source).unwrap_or_default();
+        let new: Vec<_> = problems
+            .into_iter()
+            .map(|p| {
+                let since = old.iter().find(|(o, _)| *o == p).map_or(now_unix_ns, |(_, t)| *t);
+                (p, since)
+            })
+            .collect();
+        let changed = new != old;
+        all.insert(source, new);
+        drop(all);
+        if changed {
+            self.version.send_modify(|v| *v += 1);
+        }
+    }
+
+    /// Problems of all sources, with the time each was first seen.
+    #[must_use]
+    pub fn problems(&self) -> Vec<(SourceKind, Problem, i64)> {
+        let all = self.problems.read();
+        all.iter().flat_map(|(s, list)| list.iter().map(|(p, t)| (*s, p.clone(), *t))).collect()
+    }
+
+    /// Follows the number of changes.
+    #[must_use]
+    pub fn follow(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+}
+
+/// Pulls at once from one registry.
+const PULLS_PER_REGISTRY: usize = 4;
+/// Pulls at once in all.
+const PULLS: usize = 8;
+
+/// Bounds pulls, so that one slow registry does not stand before all others.
+#[derive(Debug)]
+pub struct PullLanes {
+    all: Semaphore,
+    registries: Mutex<HashMap<String, Arc<Semaphore>>>,
+}
+
+impl Default for PullLanes {
+    fn default() -> Self {
+        Self { all: Semaphore::new(PULLS), registries: Mutex::default() }
+    }
+}
+
+impl PullLanes {
+    /// Runs a pull once both lanes have room.
+    pub async fn run<T>(&self, image: &str, pull: impl Future<Output = T>) -> T {
+        let lane = {
+            let registry = image.split('/').next().unwrap_or_default().to_owned();
+            let mut registries = self.registries.lock();
+            // Lanes nobody stands in are not kept.
+            registries.retain(|_, lane| Arc::strong_count(lane) > 1);
+            Arc::clone(registries.entry(registry).or_insert_with(|| Arc::new(Semaphore::new(PULLS_PER_REGISTRY))))
+        };
+        let _first = lane.acquire().await;
+        let _second = self.all.acquire().await;
+        pull.await
+    }
+}
+
+/// A pod as its source has it, for its worker.
+#[derive(Debug, Clone)]
+pub struct Desired {
+    /// The pod; its status is the API server's.
+    pub pod: Arc<Pod>,
+    /// Where it came from.
+    pub source: SourceKind,
+    /// The mirror of a static pod, as the API server has it.
+    pub mirror: Option<Arc<Pod>>,
+    /// The source no longer has it.
+    pub removed: bool,
+    /// Admission refused it.
+    pub rejected: Option<Rejection>,
+}
+

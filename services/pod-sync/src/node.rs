@@ -1,0 +1,302 @@
+//! What the node is: facts of the machine, the runtime's readiness, and what is told of both to status-reporter.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use quintlet_kit::clock::Clock;
+use quintlet_proto::status::v1 as wire;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::build::{HandlerFeatures, NodeSettings};
+use crate::clients::pleg::Pleg;
+use crate::clients::runtime::Runtime;
+use crate::clients::status::Statuses;
+use crate::context::RuntimeState;
+use crate::decide::admission::{NodeView, Verdict, admit};
+use crate::source::api::ClusterView;
+use crate::table::Admission;
+
+/// How often the runtime's Status is asked for (pkg/kubelet/kubelet.go).
+const STATUS_PERIOD: Duration = Duration::from_secs(5);
+/// While it does not answer.
+const STATUS_RETRY: Duration = Duration::from_millis(100);
+/// Without a good answer for this long the runtime is down (pkg/kubelet/runtime.go).
+const DOWN_AFTER: Duration = Duration::from_secs(30);
+/// How often facts are sent at least; status-reporter calls them old after 30 s.
+const FACTS_PERIOD: Duration = Duration::from_secs(10);
+/// Pods a node takes (`maxPods`).
+pub const MAX_PODS: u32 = 110;
+/// The version that the API server's skew rules are applied to.
+pub const KUBELET_VERSION: &str = "v1.36.0";
+
+/// Keeps the runtime's state up to date until told to stop.
+pub async fn poll_runtime(runtime: Runtime, clock: Clock, state: watch::Sender<RuntimeState>, stop: CancellationToken) {
+    let mut good: Option<Duration> = None;
+    loop {
+        let next = match read_runtime(&runtime).await {
+            Ok(new) => {
+                good = Some(clock.boot());
+                state.send_if_modified(|old| {
+                    let changed = *old != new;
+                    *old = new;
+                    changed
+                });
+                STATUS_PERIOD
+            }
+            Err(why) => {
+                let down = match good {
+                    None => Some("container runtime status check may not have completed yet".to_owned()),
+                    Some(at) if clock.boot().saturating_sub(at) > DOWN_AFTER => Some("container runtime is down".to_owned()),
+                    Some(_) => None,
+                };
+                tracing::debug!(why, "runtime status not read");
+                if let Some(down) = down {
+                    state.send_if_modified(|old| {
+                        let changed = old.not_ready.as_ref() != Some(&down);
+                        old.not_ready = Some(down);
+                        changed
+                    });
+                }
+                STATUS_RETRY
+            }
+        };
+        // Cutting the sleep only ends the loop.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(next) => {}
+        }
+    }
+}
+
+async fn read_runtime(runtime: &Runtime) -> Result<RuntimeState, String> {
+    let status = runtime.status().await.map_err(|e| e.to_string())?;
+    let version = runtime.version().await.map_err(|e| e.to_string())?;
+    let conditions = status.status.unwrap_or_default().conditions;
+    let failing = |name: &str| match conditions.iter().find(|c| c.r#type == name) {
+        Some(c) if c.status => None,
+        Some(c) => Some(format!("{}={} reason:{} message:{}", c.r#type, c.status, c.reason, c.message)),
+        None => Some(format!("{name}=false reason: message:")),
+    };
+    let handlers: BTreeMap<String, HandlerFeatures> = status
+        .runtime_handlers
+        .iter()
+        .map(|h| {
+            let f = h.features.unwrap_or_default();
+            let features = HandlerFeatures {
+                recursive_read_only_mounts: f.recursive_read_only_mounts,
+                user_namespaces: f.user_namespaces,
+                supplemental_groups_policy: status.features.as_ref().is_some_and(|f| f.supplemental_groups_policy),
+            };
+            (h.name.clone(), features)
+        })
+        .collect();
+    Ok(RuntimeState {
+        name: version.runtime_name,
+        version: version.runtime_version,
+        not_ready: failing("RuntimeReady").map(|c| format!("container runtime not ready: {c}")),
+        network_not_ready: failing("NetworkReady").map(|c| format!("container runtime network not ready: {c}")),
+        handlers,
+    })
+}
+
+/// Tells status-reporter what the node is, at once when something changed and every few seconds, until told to stop.
+pub async fn report(
+    settings: NodeSettings,
+    labels: BTreeMap<String, String>,
+    mut runtime: watch::Receiver<RuntimeState>,
+    pleg: Arc<Pleg>,
+    statuses: Arc<Statuses>,
+    clock: Clock,
+    stop: CancellationToken,
+) {
+    let mut wait = Duration::ZERO;
+    loop {
+        // Whatever woke it, everything is read anew.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(wait) => {}
+            changed = runtime.changed() => if changed.is_err() { return },
+        }
+        let state = runtime.borrow_and_update().clone();
+        let mut not_ready: Vec<String> = state.not_ready.iter().cloned().collect();
+        match pleg.health().await {
+            Ok(h) if h.healthy => {}
+            Ok(h) => not_ready.push(format!("PLEG is not healthy: {}", h.message)),
+            Err(why) => not_ready.push(format!("PLEG is not healthy: {why}")),
+        }
+        not_ready.extend(state.network_not_ready.iter().cloned());
+        let node = node_object(&settings, &labels, &state);
+        let request = wire::UpdateNodeRequest {
+            source: "pod-sync".to_owned(),
+            node: serde_json::to_vec(&node).unwrap_or_default(),
+            not_ready: not_ready.clone(),
+            observed_boottime_ns: u64::try_from(clock.boot().as_nanos()).unwrap_or(u64::MAX),
+        };
+        wait = match statuses.client().update_node(request).await {
+            Ok(_) if not_ready.is_empty() => FACTS_PERIOD,
+            // What holds Ready back may be over any moment.
+            Ok(_) => Duration::from_millis(500),
+            Err(_) => STATUS_RETRY,
+        };
+    }
+}
+
+/// The Node object as far as pod-sync is its source.
+#[must_use]
+pub fn node_object(settings: &NodeSettings, labels: &BTreeMap<String, String>, runtime: &RuntimeState) -> Node {
+    let name = settings.node_name.clone();
+    let arch = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let mut all: BTreeMap<String, String> = [
+        ("kubernetes.io/hostname", name.as_str()),
+        ("kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", arch),
+        ("beta.kubernetes.io/os", "linux"),
+        ("beta.kubernetes.io/arch", arch),
+        ("quintlet.dev/version", env!("CARGO_PKG_VERSION")),
+    ]
+    .into_iter()
+    .map(|(k, v)| (k.to_owned(), v.to_owned()))
+    .collect();
+    all.extend(labels.clone());
+    let mut addresses: Vec<NodeAddress> =
+        settings.node_ips.iter().map(|ip| NodeAddress { address: ip.to_string(), type_: "InternalIP".to_owned() }).collect();
+    addresses.push(NodeAddress { address: name.clone(), type_: "Hostname".to_owned() });
+    let read = |path: &str| std::fs::read_to_string(path).map(|s| s.trim().to_owned()).unwrap_or_default();
+    let os_image = read("/etc/os-release")
+        .lines()
+        .find_map(|l| l.strip_prefix("PRETTY_NAME=").map(|v| v.trim_matches('"').to_owned()))
+        .unwrap_or_else(|| "Linux".to_owned());
+    let container_runtime = if runtime.name.is_empty() { "Unknown".to_owned() } else { format!("{}://{}", runtime.name, runtime.version) };
+    let capacity = capacity(settings);
+    Node {
+        metadata: ObjectMeta {
+            name: Some(name),
+            labels: Some(all),
+            annotations: Some([("volumes.kubernetes.io/controller-managed-attach-detach".to_owned(), "true".to_owned())].into()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(NodeSpec::default()),
+        status: Some(NodeStatus {
+            addresses: Some(addresses),
+            allocatable: Some(capacity.clone()),
+            capacity: Some(capacity),
+            daemon_endpoints: Some(NodeDaemonEndpoints::default()),
+            node_info: Some(NodeSystemInfo {
+                architecture: arch.to_owned(),
+                boot_id: quintlet_kit::boot::boot_id(),
+                container_runtime_version: container_runtime,
+                kernel_version: read("/proc/sys/kernel/osrelease"),
+                kubelet_version: KUBELET_VERSION.to_owned(),
+                machine_id: read("/etc/machine-id"),
+                operating_system: "linux".to_owned(),
+                os_image,
+                system_uuid: read("/sys/class/dmi/id/product_uuid"),
+                ..NodeSystemInfo::default()
+            }),
+            ..NodeStatus::default()
+        }),
+    }
+}
+
+/// Capacity of the machine: CPUs, memory, disk of the root directory, pods.
+#[must_use]
+pub fn capacity(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let disk = nix::sys::statvfs::statvfs(&settings.root_dir).map_or(0, |s| s.blocks() * s.fragment_size());
+    [
+        ("cpu", cpus.to_string()),
+        ("memory", format!("{}Ki", settings.memory_bytes / 1024)),
+        ("ephemeral-storage", format!("{}Ki", disk / 1024)),
+        ("pods", MAX_PODS.to_string()),
+    ]
+    .into_iter()
+    .map(|(k, v)| (k.to_owned(), Quantity(v)))
+    .collect()
+}
+
+/// The address of the interface that the default route leaves by, else of the first that is up.
+#[must_use]
+pub fn default_ip() -> IpAddr {
+    let route = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
+    let out = route.lines().skip(1).find_map(|l| {
+        let mut fields = l.split_whitespace();
+        let interface = fields.next()?;
+        (fields.next()? == "00000000").then(|| interface.to_owned())
+    });
+    let addresses: Vec<(String, Ipv4Addr)> = nix::ifaddrs::getifaddrs()
+        .into_iter()
+        .flatten()
+        .filter_map(|i| {
+            let ip = i.address?.as_sockaddr_in()?.ip();
+            (!ip.is_loopback() && !ip.is_link_local()).then_some((i.interface_name, ip))
+        })
+        .collect();
+    addresses
+        .iter()
+        .find(|(name, _)| Some(name) == out.as_ref())
+        .or_else(|| addresses.first())
+        .map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |(_, ip)| IpAddr::V4(*ip))
+}
+
+/// Name of the node where none is given: the host's, in lower case.
+#[must_use]
+pub fn default_name() -> String {
+    let name = nix::unistd::gethostname().ok().and_then(|n| n.into_string().ok()).unwrap_or_default();
+    let name = name.trim().to_lowercase();
+    if name.is_empty() { "localhost".to_owned() } else { name }
+}
+
+/// Kernel version, (major, minor).
+fn kernel() -> (u32, u32) {
+    let text = std::fs::read_to_string(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default();
+    let mut parts = text.split(['.', '-']).map(|p| p.parse().unwrap_or(0));
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+}
+
+/// Admission by the Node object, or by the one that would be registered.
+pub struct NodeAdmission {
+    settings: NodeSettings,
+    own: Node,
+    view: Arc<ClusterView>,
+    runtime: watch::Receiver<RuntimeState>,
+}
+
+impl NodeAdmission {
+    /// For this node.
+    #[must_use]
+    pub fn new(settings: NodeSettings, labels: &BTreeMap<String, String>, view: Arc<ClusterView>, runtime: watch::Receiver<RuntimeState>) -> Self {
+        let own = node_object(&settings, labels, &RuntimeState::default());
+        Self { settings, own, view, runtime }
+    }
+}
+
+impl Admission for NodeAdmission {
+    fn admit(&self, pod: &Pod, others: &[&Pod]) -> Verdict {
+        let node = self.view.node();
+        let strict_groups = self.runtime.borrow().handlers.values().any(|h| h.supplemental_groups_policy);
+        admit(
+            pod,
+            others,
+            &NodeView {
+                node: Some(node.as_deref().unwrap_or(&self.own)),
+                allocatable: &self.settings.allocatable,
+                pressure: &[],
+                allowed_sysctls: &[],
+                kernel: kernel(),
+                strict_groups,
+                shutting_down: false,
+            },
+        )
+    }
+}

@@ -1,0 +1,247 @@
+//! podsync.v1: pods, decisions and events for whoever asks.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::Stream;
+use quintlet_model::ids::PodUid;
+use quintlet_proto::podsync::v1 as wire;
+use quintlet_proto::podsync::v1::pod_sync_server::PodSync;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::context::Context;
+use crate::view::{View, columns};
+
+/// Changes on the way to one reader; a full stream makes the reader skip states, never the workers wait.
+const STREAM: usize = 64;
+/// Events in one explanation.
+const EXPLAIN_EVENTS: usize = 20;
+
+/// The service.
+#[derive(Debug, Clone)]
+pub struct Service {
+    ctx: Arc<Context>,
+}
+
+impl Service {
+    /// Serves what `ctx` shows.
+    #[must_use]
+    pub fn new(ctx: Arc<Context>) -> Self {
+        Self { ctx }
+    }
+
+    fn find(&self, selector: &str) -> Result<Arc<View>, Status> {
+        if let Ok(uid) = PodUid::parse(selector)
+            && let Some(view) = self.ctx.views.get(&uid)
+        {
+            return Ok(view);
+        }
+        let (namespace, name) = match selector.split_once('/') {
+            Some((namespace, name)) => (Some(namespace), name),
+            None => (None, selector),
+        };
+        let node = format!("-{}", self.ctx.node.node_name.to_lowercase());
+        let mut found: Vec<_> = self
+            .ctx
+            .views
+            .all()
+            .into_iter()
+            .filter(|v| namespace.is_none_or(|n| *v.pod_ref.namespace == *n))
+            .filter(|v| *v.pod_ref.name == *name || v.pod_ref.name.strip_suffix(&node) == Some(name))
+            .collect();
+        // A static pod that is being replaced has its name twice: the newer one is meant.
+        found.sort_by_key(|v| v.created_unix_ns);
+        found.pop().ok_or_else(|| Status::not_found(format!("no pod {selector:?} on this node")))
+    }
+}
+
+fn wire_view(view: &View, brief: bool) -> wire::PodView {
+    let status = view.pod.status.clone().unwrap_or_default();
+    let c = columns(&view.pod, &status);
+    wire::PodView {
+        uid: view.pod_ref.uid.to_string(),
+        name: view.pod_ref.name.to_string(),
+        namespace: view.pod_ref.namespace.to_string(),
+        source: view.source.name().to_owned(),
+        pod: if brief { Vec::new() } else { serde_json::to_vec(&*view.pod).unwrap_or_default() },
+        worker: view.worker.to_owned(),
+        waiting: view.waiting.as_ref().map(|w| wire::Waiting {
+            reason: w.reason.clone(),
+            message: w.message.clone(),
+            container: w.container.clone(),
+            since_unix_ns: w.since_unix_ns,
+            until_unix_ns: w.until_unix_ns,
+        }),
+        ready: c.ready,
+        status: if view.worker == "terminating" { "Terminating".to_owned() } else { c.status },
+        restarts: c.restarts,
+        pod_ip: status.pod_ip.unwrap_or_default(),
+        created_unix_ns: view.created_unix_ns,
+        last_restart_unix_ns: c.last_restart_unix_ns,
+        version: view.version,
+    }
+}
+
+fn problems(ctx: &Context) -> Vec<wire::SourceProblem> {
+    ctx.views
+        .problems()
+        .into_iter()
+        .map(|(source, p, since)| wire::SourceProblem {
+            source: source.name().to_owned(),
+            origin: p.origin,
+            field: p.field,
+            message: p.message,
+            since_unix_ns: since,
+        })
+        .collect()
+}
+
+fn event(event: wire::watch_pods_event::Event) -> Result<wire::WatchPodsEvent, Status> {
+    Ok(wire::WatchPodsEvent { event: Some(event), trace: None })
+}
+
+#[tonic::async_trait]
+impl PodSync for Service {
+    async fn list_pods(&self, request: Request<wire::ListPodsRequest>) -> Result<Response<wire::ListPodsReply>, Status> {
+        let brief = request.into_inner().brief;
+        let pods = self.ctx.views.all().iter().map(|v| wire_view(v, brief)).collect();
+        Ok(Response::new(wire::ListPodsReply { pods, problems: problems(&self.ctx) }))
+    }
+
+    type WatchPodsStream = Pin<Box<dyn Stream<Item = Result<wire::WatchPodsEvent, Status>> + Send>>;
+
+    async fn watch_pods(&self, request: Request<wire::WatchPodsRequest>) -> Result<Response<Self::WatchPodsStream>, Status> {
+        use wire::watch_pods_event::Event;
+        let brief = request.into_inner().brief;
+        let (tx, rx) = mpsc::channel(STREAM);
+        let ctx = Arc::clone(&self.ctx);
+        quintlet_kit::task::spawn("watch-pods", async move {
+            let mut versions = ctx.views.follow();
+            let mut sent: HashMap<PodUid, Arc<View>> = HashMap::new();
+            let mut said = None;
+            if tx.send(event(Event::Hello(quintlet_proto::hello()))).await.is_err() {
+                return;
+            }
+            let mut first = true;
+            loop {
+                versions.mark_unchanged();
+                let now: HashMap<PodUid, Arc<View>> = ctx.views.all().into_iter().map(|v| (v.pod_ref.uid.clone(), v)).collect();
+                let mut out = Vec::new();
+                for (uid, view) in &sent {
+                    if !now.contains_key(uid) {
+                        out.push(Event::Removed(wire::PodRemoved {
+                            uid: uid.to_string(),
+                            name: view.pod_ref.name.to_string(),
+                            namespace: view.pod_ref.namespace.to_string(),
+                        }));
+                    }
+                }
+                let mut changed: Vec<_> = now.values().filter(|v| sent.get(&v.pod_ref.uid).is_none_or(|s| s.version != v.version)).collect();
+                changed.sort_by_key(|v| v.version);
+                out.extend(changed.into_iter().map(|v| Event::Pod(wire_view(v, brief))));
+                let problems = problems(&ctx);
+                if said.as_ref() != Some(&problems) {
+                    out.push(Event::Problems(wire::Problems { problems: problems.clone() }));
+                    said = Some(problems);
+                }
+                if std::mem::take(&mut first) {
+                    out.push(Event::SnapshotEnd(wire::SnapshotEnd {}));
+                }
+                for e in out {
+                    if tx.send(event(e)).await.is_err() {
+                        return;
+                    }
+                }
+                sent = now;
+                // The version only says that there is something new; all of it is read above.
+                tokio::select! {
+                    () = tx.closed() => return,
+                    changed = versions.changed() => if changed.is_err() { return },
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(rx))))
+    }
+
+    async fn get_pod(&self, request: Request<wire::GetPodRequest>) -> Result<Response<wire::PodView>, Status> {
+        Ok(Response::new(wire_view(&*self.find(&request.into_inner().pod)?, false)))
+    }
+
+    async fn explain(&self, request: Request<wire::ExplainRequest>) -> Result<Response<wire::ExplainReply>, Status> {
+        let view = self.find(&request.into_inner().pod)?;
+        let status = view.pod.status.clone().unwrap_or_default();
+        let containers = status
+            .init_container_statuses
+            .iter()
+            .chain(&status.container_statuses)
+            .chain(&status.ephemeral_container_statuses)
+            .flatten()
+            .map(explain_container)
+            .collect();
+        let d = &view.decision;
+        Ok(Response::new(wire::ExplainReply {
+            pod: Some(wire_view(&view, false)),
+            decision: d.lines.clone(),
+            decided_unix_ns: d.at_unix_ns,
+            runtime_epoch: d.saw.epoch,
+            runtime_rev: d.saw.rev,
+            observed_before_ms: d.age_ms,
+            containers,
+            last_errors: d.errors.clone(),
+            events: self.events(view.pod_ref.uid.as_str(), EXPLAIN_EVENTS),
+            trace_id: d.trace_id.clone(),
+        }))
+    }
+
+    async fn list_events(&self, request: Request<wire::ListEventsRequest>) -> Result<Response<wire::ListEventsReply>, Status> {
+        let request = request.into_inner();
+        let limit = if request.limit == 0 { usize::MAX } else { request.limit as usize };
+        Ok(Response::new(wire::ListEventsReply { events: self.events(&request.uid, limit) }))
+    }
+}
+
+impl Service {
+    fn events(&self, uid: &str, limit: usize) -> Vec<wire::EventView> {
+        self.ctx
+            .events
+            .list(uid, limit)
+            .into_iter()
+            .map(|e| wire::EventView {
+                at_unix_ns: e.at_unix_ns,
+                pod: e.pod,
+                r#type: e.kind.name().to_owned(),
+                reason: e.reason,
+                message: e.message,
+                field_path: e.field_path,
+                count: e.count,
+            })
+            .collect()
+    }
+}
+
+fn explain_container(s: &k8s_openapi::api::core::v1::ContainerStatus) -> wire::ContainerExplain {
+    let state = s.state.clone().unwrap_or_default();
+    let last = s.last_state.as_ref().and_then(|l| l.terminated.as_ref()).map(|t| {
+        format!("; exited {} {:?} before", t.exit_code, t.reason.clone().unwrap_or_default())
+    });
+    let (word, detail) = if let Some(w) = state.waiting {
+        (w.reason.unwrap_or_else(|| "waiting".to_owned()), w.message.unwrap_or_default() + &last.unwrap_or_default())
+    } else if state.running.is_some() {
+        let started = if s.started == Some(true) { "" } else { ", startup probe has not passed" };
+        let ready = if s.ready { "ready" } else { "not ready" };
+        ("running".to_owned(), format!("{ready}{started}"))
+    } else if let Some(t) = state.terminated {
+        ("exited".to_owned(), format!("{} {:?} {}", t.exit_code, t.reason.unwrap_or_default(), t.message.unwrap_or_default()))
+    } else {
+        ("unknown".to_owned(), String::new())
+    };
+    wire::ContainerExplain {
+        name: s.name.clone(),
+        state: word,
+        detail,
+        restarts: u32::try_from(s.restart_count).unwrap_or(0),
+    }
+}

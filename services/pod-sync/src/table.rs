@@ -1,0 +1,309 @@
+//! The sync loop: merges what the sources say, and keeps one worker per pod.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use quintlet_model::ids::{PodRef, PodUid};
+use quintlet_model::{labels, pod as pods};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::clients::events::EventType;
+use crate::context::{Context, Desired};
+use crate::decide::admission::{self, Rejection, Verdict};
+use crate::decide::merge::{Change, Op, SourceStore};
+use crate::source::objects::ManifestObjects;
+use crate::source::{Snapshot, SourceKind, SourceUpdate};
+use crate::state::PodRecord;
+use crate::worker::{Worker, unix_ns};
+
+/// Housekeeping period (pkg/kubelet/kubelet.go).
+const HOUSEKEEPING: Duration = Duration::from_secs(2);
+
+struct Entry {
+    desired: watch::Sender<Desired>,
+    task: JoinHandle<()>,
+    // Put back from a record, and no source has named it yet.
+    restored: bool,
+}
+
+/// What admission needs to know of the node, made anew for each decision.
+pub trait Admission: Send + Sync {
+    /// Decides on a pod beside the others.
+    fn admit(&self, pod: &Pod, others: &[&Pod]) -> Verdict;
+}
+
+/// All pods and their workers.
+pub struct Table {
+    ctx: Arc<Context>,
+    objects: Arc<ManifestObjects>,
+    admission: Arc<dyn Admission>,
+    stores: BTreeMap<SourceKind, SourceStore>,
+    pods: HashMap<PodUid, Entry>,
+    mirrors: HashMap<(String, String), Arc<Pod>>,
+    orphans: HashMap<PodUid, JoinHandle<()>>,
+    draining: bool,
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Table").field("pods", &self.pods.len()).finish_non_exhaustive()
+    }
+}
+
+impl Table {
+    /// An empty table for these sources.
+    #[must_use]
+    pub fn new(ctx: Arc<Context>, objects: Arc<ManifestObjects>, admission: Arc<dyn Admission>, sources: &[SourceKind]) -> Self {
+        let stores = sources.iter().map(|s| (*s, SourceStore::new(s.name()))).collect();
+        Self { ctx, objects, admission, stores, pods: HashMap::new(), mirrors: HashMap::new(), orphans: HashMap::new(), draining: false }
+    }
+
+    /// Goes on with the pods an earlier run left records of: they are maintained before any source has spoken.
+    pub fn restore(&mut self, records: Vec<(PodUid, PodRecord)>) {
+        for (uid, record) in records {
+            let Some(pod) = record.pod.clone() else {
+                self.ctx.state.remove(&uid);
+                continue;
+            };
+            let source = match pods::annotation(&pod, labels::CONFIG_SOURCE) {
+                Some("file") => SourceKind::File,
+                Some("http") => SourceKind::Http,
+                Some(_) | None => SourceKind::Api,
+            };
+            let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
+            // Who ran when the last run ended has its name before any newcomer.
+            if pods::is_static(&pod) && record.termination.as_ref().is_none_or(|t| !t.finished) {
+                self.ctx.names.take(&pod_ref.full_name(), &uid);
+            }
+            tracing::info!(pod.uid = %uid, pod = %pod_ref, "going on with a known pod");
+            let desired = Desired { pod: Arc::new(pod), source, mirror: None, removed: false, rejected: None };
+            self.spawn(pod_ref, desired, Some(record), true);
+        }
+    }
+
+    fn spawn(&mut self, pod_ref: PodRef, desired: Desired, record: Option<PodRecord>, restored: bool) {
+        let uid = pod_ref.uid.clone();
+        let (tx, rx) = watch::channel(desired);
+        let worker = Worker::new(Arc::clone(&self.ctx), pod_ref, rx, record);
+        let task = quintlet_kit::task::spawn("pod-worker", worker.run());
+        self.pods.insert(uid, Entry { desired: tx, task, restored });
+    }
+
+    /// Runs until told to stop, or, after `drain` said so, until no pod is left.
+    pub async fn run(mut self, mut updates: mpsc::Receiver<SourceUpdate>, mut drain: watch::Receiver<bool>, stop: CancellationToken) {
+        let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
+        housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let ctx = Arc::clone(&self.ctx);
+            // Snapshots stay queued, the rest is level-triggered: a dropped arm loses nothing.
+            tokio::select! {
+                () = stop.cancelled() => return,
+                update = updates.recv() => match update {
+                    Some((source, snapshot)) => self.update(source, snapshot),
+                    None => return,
+                },
+                _ = housekeeping.tick() => self.housekeeping(),
+                () = ctx.wakes.stranger() => self.housekeeping(),
+                changed = drain.changed() => if changed.is_ok() && *drain.borrow() { self.begin_drain() },
+            }
+            self.reap();
+            if self.draining && self.pods.is_empty() && self.orphans.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn begin_drain(&mut self) {
+        self.draining = true;
+        tracing::info!(pods = self.pods.len(), "removing the pods of manifests");
+        for entry in self.pods.values() {
+            entry.desired.send_modify(|d| d.removed |= d.source != SourceKind::Api);
+        }
+    }
+
+    fn update(&mut self, source: SourceKind, snapshot: Snapshot) {
+        let now = self.ctx.clock.wall();
+        self.ctx.views.set_problems(source, snapshot.problems, unix_ns(now));
+        if source == SourceKind::File {
+            self.objects.set(snapshot.config_maps, snapshot.secrets);
+        }
+        if self.draining {
+            return;
+        }
+        let Some(store) = self.stores.get_mut(&source) else { return };
+        let merged = store.set(snapshot.pods.iter().map(|p| (**p).clone()).collect(), now);
+        for pod in &merged.duplicates {
+            let name = pods::pod_ref(pod).map(|r| r.full_name()).unwrap_or_default();
+            let message = format!("Error validating pod {name} from {} due to duplicate pod name {name:?}, ignoring", source.name());
+            self.ctx.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
+        }
+        for Change { op, pod } in merged.changes {
+            self.change(source, op, pod);
+        }
+        if merged.first {
+            self.drop_unnamed();
+        }
+    }
+
+    fn change(&mut self, source: SourceKind, op: Op, pod: Arc<Pod>) {
+        let Ok(pod_ref) = pods::pod_ref(&pod) else { return };
+        if pods::is_mirror(&pod) {
+            return self.mirror(op, pod);
+        }
+        let key = (pod_ref.namespace.to_string(), pod_ref.name.to_string());
+        match op {
+            Op::Remove => {
+                if let Some(entry) = self.pods.get(&pod_ref.uid) {
+                    entry.desired.send_modify(|d| d.removed = true);
+                }
+            }
+            Op::Add | Op::Update | Op::Delete | Op::Reconcile => {
+                if let Some(entry) = self.pods.get_mut(&pod_ref.uid) {
+                    entry.restored = false;
+                    entry.desired.send_modify(|d| {
+                        d.pod = pod;
+                        d.source = source;
+                        d.removed = false;
+                    });
+                    return;
+                }
+                let rejected = self.admit(&pod);
+                let mirror = self.mirrors.get(&key).cloned();
+                let desired = Desired { pod, source, mirror, removed: false, rejected };
+                self.spawn(pod_ref, desired, None, false);
+            }
+        }
+    }
+
+    fn admit(&self, pod: &Pod) -> Option<Rejection> {
+        let ending = pod.metadata.deletion_timestamp.is_some()
+            || pods::is_terminal_phase(pod.status.as_ref().and_then(|s| s.phase.as_deref()));
+        if ending {
+            return None;
+        }
+        let others: Vec<Arc<Pod>> = self
+            .pods
+            .iter()
+            .filter(|(uid, entry)| !entry.desired.borrow().removed && entry.desired.borrow().rejected.is_none() && !self.is_over(uid))
+            .map(|(_, entry)| Arc::clone(&entry.desired.borrow().pod))
+            .collect();
+        let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
+        match self.admission.admit(pod, &others) {
+            Verdict::Admit => None,
+            Verdict::Reject(rejection) => Some(rejection),
+            // Preemption is not there yet: a critical pod is told what is missing.
+            Verdict::MakeRoom(shortages) => shortages.first().map(admission::Shortage::rejection),
+        }
+    }
+
+    fn is_over(&self, uid: &PodUid) -> bool {
+        self.ctx.views.get(uid).is_some_and(|v| matches!(v.worker, "terminated" | "finished"))
+    }
+
+    fn mirror(&mut self, op: Op, mirror: Arc<Pod>) {
+        let Ok(mirror_ref) = pods::pod_ref(&mirror) else { return };
+        let key = (mirror_ref.namespace.to_string(), mirror_ref.name.to_string());
+        let now = match op {
+            Op::Remove => {
+                self.mirrors.remove(&key);
+                None
+            }
+            Op::Add | Op::Update | Op::Delete | Op::Reconcile => {
+                self.mirrors.insert(key.clone(), Arc::clone(&mirror));
+                Some(mirror)
+            }
+        };
+        for entry in self.pods.values() {
+            let is_it = {
+                let d = entry.desired.borrow();
+                pods::is_static(&d.pod) && d.pod.metadata.namespace.as_deref() == Some(&key.0) && d.pod.metadata.name.as_deref() == Some(&key.1)
+            };
+            if is_it {
+                entry.desired.send_modify(|d| d.mirror.clone_from(&now));
+            }
+        }
+    }
+
+    fn sources_ready(&self) -> bool {
+        self.stores.values().all(SourceStore::is_seen)
+    }
+
+    // A restored pod that its source no longer names has been removed meanwhile.
+    fn drop_unnamed(&mut self) {
+        for entry in self.pods.values_mut().filter(|e| e.restored) {
+            let source = entry.desired.borrow().source;
+            if self.stores.get(&source).is_none_or(SourceStore::is_seen) {
+                entry.restored = false;
+                entry.desired.send_modify(|d| d.removed = true);
+            }
+        }
+    }
+
+    fn reap(&mut self) {
+        let done: Vec<PodUid> = self.pods.iter().filter(|(_, e)| e.task.is_finished()).map(|(uid, _)| uid.clone()).collect();
+        for uid in done {
+            self.ctx.wakes.forget(&uid);
+            let Some(entry) = self.pods.remove(&uid) else { continue };
+            let desired = entry.desired.borrow().clone();
+            // A static pod of a fixed UID came back while the old one ended: it starts anew.
+            if !desired.removed && desired.pod.metadata.deletion_timestamp.is_none() && !self.draining && self.names_it(&uid) {
+                if let Ok(pod_ref) = pods::pod_ref(&desired.pod) {
+                    self.spawn(pod_ref, Desired { rejected: None, ..desired }, None, false);
+                }
+            } else {
+                tracing::info!(pod.uid = %uid, "pod is gone from this node");
+            }
+        }
+        self.orphans.retain(|_, task| !task.is_finished());
+    }
+
+    fn names_it(&self, uid: &PodUid) -> bool {
+        self.stores.values().any(|s| s.pods().any(|p| p.metadata.uid.as_deref() == Some(uid.as_str())))
+    }
+
+    fn housekeeping(&mut self) {
+        // Nothing is an orphan before every source has spoken and the runtime was read as a whole.
+        if !self.sources_ready() {
+            return;
+        }
+        self.delete_orphaned_mirrors();
+        let Some(runtime) = self.ctx.pleg.all() else { return };
+        let mut present = HashSet::new();
+        for pod in runtime {
+            let uid = pod.pod.uid.clone();
+            present.insert(uid.clone());
+            if self.pods.contains_key(&uid) || self.orphans.contains_key(&uid) || !self.ctx.is_ours(&pod) {
+                continue;
+            }
+            tracing::info!(pod.uid = %uid, pod = %pod.pod, "a pod of ours that no source wants is removed");
+            let ctx = Arc::clone(&self.ctx);
+            let task = quintlet_kit::task::spawn("orphan", crate::housekeeping::remove_orphan(ctx, pod));
+            self.orphans.insert(uid, task);
+        }
+        let known: HashSet<PodUid> = self.pods.keys().chain(self.orphans.keys()).cloned().chain(present).collect();
+        let dirs = crate::housekeeping::orphaned_dirs(&self.ctx, &known);
+        for uid in dirs {
+            let ctx = Arc::clone(&self.ctx);
+            let task = quintlet_kit::task::spawn("orphan-dir", crate::housekeeping::remove_dir(ctx, uid.clone()));
+            self.orphans.insert(uid, task);
+        }
+    }
+
+    fn delete_orphaned_mirrors(&self) {
+        for ((namespace, name), mirror) in &self.mirrors {
+            let wanted = self.pods.values().any(|e| {
+                let d = e.desired.borrow();
+                pods::is_static(&d.pod) && d.pod.metadata.namespace.as_ref() == Some(namespace) && d.pod.metadata.name.as_ref() == Some(name)
+            });
+            if !wanted {
+                let ctx = Arc::clone(&self.ctx);
+                let mirror = Arc::clone(mirror);
+                quintlet_kit::task::spawn("orphan-mirror", async move { crate::mirror::delete(&ctx, &mirror).await });
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! What a pod needs before anything of it runs: cgroup, directories, volumes.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use k8s_cri::v1 as cri;
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::{Halt, Pass, Worker};
+use crate::build::error::ConfigError;
+use crate::build::mounts::{MountsInput, make_mounts};
+use crate::clients::events::EventType;
+use crate::decide::{sync, waiting};
+use crate::volumes::error::{VolumeError, VolumeFailure};
+use crate::volumes::{VolumeContext, Volumes};
+
+impl Worker {
+    /// Makes what is missing; what is there stays as it is.
+    pub(super) async fn prepare(&mut self, pass: &Pass) -> Result<(), Halt> {
+        let pod = &pass.pod;
+        let uid = self.pod_ref.uid.clone();
+        let exists = self.ctx.cgroups.exists(pod, &uid);
+        let plan = sync::cgroup_plan(pod, exists, &pass.runtime);
+        if plan.kill_first {
+            tracing::warn!(pod.uid = %uid, "containers run without the pod's cgroup: they are stopped first");
+            self.kill_pod(&pass.runtime, None).await?;
+            return Err(Halt::Cut("containers ran without the pod's cgroup".to_owned()));
+        }
+        if plan.ensure
+            && let Err(e) = self.ctx.cgroups.ensure(pod, &uid)
+        {
+            let text = format!("unable to ensure pod container exists: {e}");
+            self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodContainer", &text, "");
+            self.wait_for(&waiting::Waiting::Cgroup { message: e.to_string() }, None);
+            return Err(Halt::failed(text));
+        }
+        match self.ctx.volumes.set_up(pod, &uid, &self.volume_context()).await {
+            Ok(done) => {
+                self.mounted = Some(done.volumes);
+                self.refreshed = Some(self.ctx.clock.boot());
+                self.refreshed_for = Some(pod.metadata.clone());
+                self.failed_mounts(pod, &done.stale);
+                Ok(())
+            }
+            Err(e) => Err(self.volumes_failed(pod, &e)),
+        }
+    }
+
+    fn volume_context(&self) -> VolumeContext {
+        VolumeContext {
+            objects: Arc::clone(&self.ctx.objects),
+            tokens: self.ctx.tokens.clone(),
+            node: Arc::clone(&self.ctx.node),
+            now: self.ctx.clock.wall(),
+        }
+    }
+
+    fn failed_mounts(&self, pod: &Pod, failures: &[VolumeFailure]) {
+        for failure in failures {
+            self.ctx.events.pod(pod, EventType::Warning, "FailedMount", &failure.to_string(), "");
+        }
+    }
+
+    fn volumes_failed(&mut self, pod: &Pod, e: &VolumeError) -> Halt {
+        match e {
+            VolumeError::PodDirs(_) => {
+                self.ctx.events.pod(pod, EventType::Warning, "Failed", &e.to_string(), "");
+                self.wait_for(&waiting::Waiting::DataDirs { message: e.to_string() }, None);
+            }
+            VolumeError::Volumes(failures) => {
+                self.failed_mounts(pod, failures);
+                let unmounted = failures.iter().map(|f| f.volume.clone()).collect();
+                let error = failures.first().map(|f| f.problem.clone());
+                self.wait_for(&waiting::Waiting::Volumes { unmounted, error }, None);
+            }
+            VolumeError::Cancelled => return Halt::Cut(e.to_string()),
+        }
+        // The kubelet's volume manager tries again within half a second to two minutes; what is missing is often just late.
+        Halt::Failed { error: e.to_string(), after: Some(super::jitter(std::time::Duration::from_secs(1))) }
+    }
+
+    /// Brings ConfigMaps, Secrets, tokens and downward API files up to date. What fails leaves the old content.
+    pub(super) async fn refresh_volumes(&mut self, pass: &Pass) {
+        let pod = &pass.pod;
+        let due = self.refreshed.is_none_or(|at| self.ctx.clock.boot().saturating_sub(at) >= self.ctx.sync_frequency)
+            || self.refreshed_for.as_ref() != Some(&pod.metadata);
+        if !due || !Volumes::needs_refresh(pod) {
+            return;
+        }
+        self.refreshed = Some(self.ctx.clock.boot());
+        self.refreshed_for = Some(pod.metadata.clone());
+        let stale = self.ctx.volumes.refresh(pod, &self.pod_ref.uid, &self.volume_context()).await;
+        self.failed_mounts(pod, &stale);
+    }
+
+    pub(super) async fn mounts(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        env: &BTreeMap<String, String>,
+        pod_ips: &[IpAddr],
+    ) -> Result<Vec<cri::Mount>, ConfigError> {
+        let handler = quintlet_model::pod::spec(pod).runtime_class_name.as_deref().unwrap_or_default();
+        let features = self.features(handler);
+        let (pod, container, env) = (pod.clone(), container.clone(), env.clone());
+        let (uid, node, pod_ips) = (self.pod_ref.uid.clone(), Arc::clone(&self.ctx.node), pod_ips.to_vec());
+        let volumes = self.mounted.clone().unwrap_or_default();
+        // It binds and writes files.
+        let made = tokio::task::spawn_blocking(move || {
+            make_mounts(MountsInput {
+                pod: &pod,
+                uid: &uid,
+                container: &container,
+                node: &node,
+                volumes: &volumes,
+                env: &env,
+                pod_ips: &pod_ips,
+                features,
+                id_mappings: None,
+            })
+        });
+        made.await.unwrap_or_else(|_| Err(ConfigError::invalid("mounts could not be prepared")))
+    }
+}

@@ -1,0 +1,262 @@
+//! Making a sandbox and starting containers in it (pod-sync.md §6.2-§6.3).
+
+use std::net::IpAddr;
+
+use k8s_cri::v1 as cri;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use quintlet_model::hash::container_hash;
+use quintlet_model::ids::{ContainerId, SandboxId};
+use quintlet_model::pod as pods;
+use quintlet_model::runtime::ContainerState;
+
+use super::sync::Kind;
+use super::{Halt, Pass, Worker};
+use crate::build::container::{ContainerInput, container_config};
+use crate::build::env::{EnvInput, EnvObjects, make_env};
+use crate::build::error::ConfigError;
+use crate::build::sandbox::{SandboxInput, sandbox_config};
+use crate::build::security::ImageUser;
+use crate::build::{dns, paths};
+use crate::clients::events::EventType;
+use crate::clients::runtime::CallError;
+use crate::decide::backoff::{self, Delays};
+use crate::decide::container_status::WaitingReason;
+use crate::image::{self, NoImage};
+
+/// Why a container did not start.
+#[derive(Debug)]
+pub(super) enum NotStarted {
+    /// It waits with this reason.
+    Waits(WaitingReason),
+    /// The pass ends.
+    Halt(Halt),
+}
+
+impl From<Halt> for NotStarted {
+    fn from(halt: Halt) -> Self {
+        Self::Halt(halt)
+    }
+}
+
+fn waits(reason: &str, message: impl Into<String>) -> NotStarted {
+    NotStarted::Waits(WaitingReason { reason: reason.to_owned(), message: message.into() })
+}
+
+impl Worker {
+    pub(super) fn sandbox_config(&self, pod: &Pod, attempt: u32) -> Result<cri::PodSandboxConfig, Halt> {
+        let node = &self.ctx.node;
+        let cgroup_parent = self.ctx.cgroups.parent(pod, &self.pod_ref.uid);
+        let host = match &node.resolv_conf {
+            Some(path) => dns::read_resolv_conf(path),
+            None => Ok(dns::ResolvConf::default()),
+        };
+        let build = || {
+            let (dns, warnings) = dns::pod_dns(pod, node, &host?);
+            // A sandbox is made once, so each warning is said once for it.
+            for warning in &warnings {
+                self.ctx.events.pod(pod, EventType::Warning, warning.reason(), &warning.message(), "");
+            }
+            let handler = pods::spec(pod).runtime_class_name.as_deref().unwrap_or_default();
+            sandbox_config(SandboxInput {
+                pod,
+                names: &self.pod_ref,
+                attempt,
+                node,
+                cgroup_parent: &cgroup_parent,
+                dns: &dns,
+                runtime_handler: handler,
+                features: self.features(handler),
+                userns: None,
+            })
+        };
+        build().map_err(|e: ConfigError| {
+            let text = format!("Failed to generate sandbox config for pod {:?}: {e}", self.pod_ref.to_string());
+            self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &format!("Failed to create pod sandbox: {e}"), "");
+            Halt::failed(text)
+        })
+    }
+
+    pub(super) fn features(&self, handler: &str) -> crate::build::HandlerFeatures {
+        self.ctx.runtime_state.borrow().handlers.get(handler).copied().unwrap_or_default()
+    }
+
+    pub(super) async fn create_sandbox(&mut self, pod: &Pod, config: cri::PodSandboxConfig) -> Result<(SandboxId, Vec<IpAddr>), Halt> {
+        let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
+        if let Err(e) = std::fs::create_dir_all(&logs) {
+            return Err(Halt::failed(format!("Failed to create log directory for pod {:?}: {e}", self.pod_ref.to_string())));
+        }
+        self.save();
+        let handler = pods::spec(pod).runtime_class_name.clone().unwrap_or_default();
+        let id = match self.ctx.runtime.run_sandbox(config, &handler).await {
+            Ok(id) => id,
+            Err(e) => {
+                if e.is_verdict() && !self.is_ending() {
+                    let text = format!("Failed to create pod sandbox: {e}");
+                    self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
+                    self.wait_for(&crate::decide::waiting::Waiting::SandboxFailing { message: e.message.clone() }, None);
+                }
+                return Err(Halt::of(&e, "failed to \"CreatePodSandbox\""));
+            }
+        };
+        if pods::host_network(pod) {
+            return Ok((id, self.ctx.node.node_ips.clone()));
+        }
+        let status = self.ctx.runtime.sandbox_status(&id).await.map_err(|e| {
+            if e.is_verdict() {
+                let text = format!("Unable to get pod sandbox status: {e}");
+                self.ctx.events.pod(pod, EventType::Warning, "FailedPodSandBoxStatus", &text, "");
+            }
+            Halt::of(&e, "PodSandboxStatus")
+        })?;
+        let network = status.network.unwrap_or_default();
+        let all = std::iter::once(network.ip).chain(network.additional_ips.into_iter().map(|ip| ip.ip)).filter(|ip| !ip.is_empty());
+        // One that cannot be read makes all of them worthless.
+        let ips = all.map(|ip| ip.parse()).collect::<Result<Vec<IpAddr>, _>>().unwrap_or_default();
+        Ok((id, ips))
+    }
+
+    pub(super) async fn start_container(
+        &mut self,
+        pass: &Pass,
+        kind: Kind,
+        container: &Container,
+        sandbox: &SandboxId,
+        sandbox_config: &cri::PodSandboxConfig,
+        ips: &[IpAddr],
+    ) -> Result<(), NotStarted> {
+        let pod = &pass.pod;
+        let field_path = kind.field_path(&container.name);
+        let newest = pass.runtime.newest(&container.name);
+        // A container that was made and never started, as a cut between the two leaves it, is started and not made again.
+        let hash = container_hash(&container.name, container.image.as_deref().unwrap_or_default());
+        let made = newest.filter(|c| {
+            c.state == ContainerState::Created && c.sandbox_id == *sandbox && c.hash() == hash && !self.record.waiting.contains_key(&container.name)
+        });
+        let (id, restarts) = match made {
+            Some(c) => (c.id.clone(), c.restart_count()),
+            None => self.make_container(pass, kind, container, sandbox, sandbox_config, ips).await?,
+        };
+        if let Err(e) = self.ctx.runtime.start_container(&id).await {
+            return Err(self.not_started(pod, &field_path, &e, "RunContainerError"));
+        }
+        self.ctx.events.pod(pod, EventType::Normal, "Started", "Container started", &field_path);
+        self.link_log(container, &id, restarts);
+        self.post_start(pod, container, &id, ips, &field_path).await
+    }
+
+    async fn make_container(
+        &mut self,
+        pass: &Pass,
+        kind: Kind,
+        container: &Container,
+        sandbox: &SandboxId,
+        sandbox_config: &cri::PodSandboxConfig,
+        ips: &[IpAddr],
+    ) -> Result<(ContainerId, u32), NotStarted> {
+        let pod = &pass.pod;
+        let field_path = kind.field_path(&container.name);
+        let newest = pass.runtime.newest(&container.name);
+        let mut pulls = std::mem::take(&mut self.record.pulls);
+        let ready = image::ensure(&self.ctx, pod, container, &field_path, &mut pulls, sandbox_config).await;
+        self.record.pulls = pulls;
+        let ready = match ready {
+            Ok(ready) => ready,
+            Err(NoImage::Waits(reason, _)) => {
+                self.ctx.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {}", reason.reason), &field_path);
+                return Err(NotStarted::Waits(reason));
+            }
+            Err(NoImage::Interrupted(e)) => return Err(Halt::of(&e, "image").into()),
+        };
+        let restarts = match newest {
+            Some(c) => c.restart_count() + 1,
+            None => self.restarts_from_logs(&container.name),
+        };
+        let config = match self.container_config(pass, container, restarts, &ready, ips).await {
+            Ok(config) => config,
+            Err(e) => {
+                self.ctx.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {e}"), &field_path);
+                return Err(waits("CreateContainerConfigError", e.to_string()));
+            }
+        };
+        // On disk before the start: whoever comes after a cut must meet the same delay.
+        if let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) {
+            let key = backoff::crash_loop_key(&self.pod_ref, container);
+            let ago = backoff::finished_ago(exited, self.ctx.clock.wall());
+            self.record.crash_loop.advance(&key, ago, self.ctx.clock.boot(), Delays::default());
+        }
+        self.save();
+        match self.ctx.runtime.create_container(sandbox, config, sandbox_config.clone()).await {
+            Ok(id) => {
+                self.ctx.events.pod(pod, EventType::Normal, "Created", "Container created", &field_path);
+                Ok((id, restarts))
+            }
+            Err(e) => Err(self.not_started(pod, &field_path, &e, "CreateContainerError")),
+        }
+    }
+
+    fn not_started(&self, pod: &Pod, field_path: &str, e: &CallError, reason: &str) -> NotStarted {
+        if !e.is_verdict() {
+            return Halt::of(e, reason).into();
+        }
+        self.ctx.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {e}"), field_path);
+        waits(reason, e.message.clone())
+    }
+
+    async fn container_config(
+        &self,
+        pass: &Pass,
+        container: &Container,
+        restarts: u32,
+        ready: &image::Ready,
+        ips: &[IpAddr],
+    ) -> Result<cri::ContainerConfig, ConfigError> {
+        let (pod, node) = (&pass.pod, &self.ctx.node);
+        let objects = EnvObjects::fetch(pod, container, self.ctx.objects.as_ref()).await;
+        let volume_paths = self.mounted.iter().flatten().map(|(name, v)| (name.clone(), v.host_path.clone())).collect();
+        let env = make_env(EnvInput { pod, container, node, pod_ips: ips, objects: &objects, volume_paths: &volume_paths })?;
+        let mounts = self.mounts(pod, container, &env, ips).await?;
+        let log_dir = paths::pod_log_dir(&node.pod_logs_dir, &self.pod_ref).join(&container.name);
+        std::fs::create_dir_all(&log_dir).map_err(|e| ConfigError::invalid(format!("create container log directory {}: {e}", log_dir.display())))?;
+        let user = ready.image.as_ref().map_or(ImageUser::Uid(0), |i| ImageUser::of(i.uid.as_ref().map(|u| u.value), &i.username));
+        let handler = pods::spec(pod).runtime_class_name.as_deref().unwrap_or_default();
+        container_config(ContainerInput {
+            pod,
+            names: &self.pod_ref,
+            container,
+            restarts,
+            image_ref: &ready.image_ref,
+            image_user: &user,
+            node,
+            env: &env,
+            mounts: &mounts,
+            runtime_handler: handler,
+            features: self.features(handler),
+            userns: None,
+            target_id: None,
+        })
+    }
+
+    // Without any instance left, the log files still know how often it ran.
+    fn restarts_from_logs(&self, container: &str) -> u32 {
+        let dir = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref).join(container);
+        let names: Vec<String> = std::fs::read_dir(dir)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|e| e.file_name().into_string().ok())
+            .collect();
+        paths::restarts_from_log_names(names.iter().map(String::as_str))
+    }
+
+    // /var/log/containers is what log collectors read.
+    fn link_log(&self, container: &Container, id: &ContainerId, restarts: u32) {
+        let Some(dir) = self.ctx.container_logs_dir.as_deref() else { return };
+        let log = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref).join(paths::container_log_path(&container.name, restarts));
+        let link = dir.join(paths::legacy_log_name(&self.pod_ref, &container.name, id.as_str()));
+        if let Err(e) = std::os::unix::fs::symlink(&log, &link)
+            && e.kind() != std::io::ErrorKind::AlreadyExists
+        {
+            tracing::debug!(pod.uid = %self.pod_ref.uid, link = %link.display(), error = %e, "log not linked");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Stopping containers and pods (pod-sync.md §6.9, §6.10).
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
+use quintlet_model::ids::ContainerId;
+use quintlet_model::runtime::{Container as RuntimeContainer, PodRuntime};
+use quintlet_model::{labels, pod as pods};
+use tokio::sync::watch;
+
+use super::sync::{Kind, described};
+use super::{Halt, Worker, hooks};
+use crate::build::paths;
+use crate::clients::events::EventType;
+use crate::context::Context;
+use crate::decide::actions::KillReason;
+use crate::decide::grace::{self, PodGrace};
+use crate::state::HookState;
+
+/// One container to stop.
+struct Stop<'a> {
+    ctx: &'a Context,
+    // None: the spec is lost, the container's annotations tell.
+    pod: Option<&'a Pod>,
+    container: Option<&'a Container>,
+    instance: &'a RuntimeContainer,
+    field_path: String,
+    message: String,
+    grace: i64,
+    // A hook that began before a restart of pod-sync is not run again.
+    hook: Option<HookState>,
+}
+
+impl Stop<'_> {
+    // Runs preStop, then waits for `after`, then stops.
+    async fn run(&self, after: impl Future<Output = ()>) -> Result<(), Halt> {
+        let ctx = self.ctx;
+        let event = |kind, reason: &str, message: &str| {
+            if let Some(pod) = self.pod {
+                ctx.events.pod(pod, kind, reason, message, &self.field_path);
+            }
+        };
+        if self.hook.is_none() {
+            event(EventType::Normal, "Killing", &self.message);
+        }
+        let began = ctx.clock.boot();
+        if self.grace > 0
+            && self.hook.is_none()
+            && let Some(hook) = self.pre_stop()
+        {
+            let limit = Duration::from_secs(u64::try_from(self.grace).unwrap_or(0));
+            let run = hooks::run(ctx, self.pod, self.container, &hook, &self.instance.id, &[]);
+            let failed = match tokio::time::timeout(limit, run).await {
+                Ok(Ok(())) => None,
+                Ok(Err(e)) => Some(e),
+                Err(_) => Some(format!("it did not end within {}s", self.grace)),
+            };
+            if let Some(why) = failed {
+                tracing::info!(container.id = %self.instance.id, why, "preStop hook failed");
+                event(EventType::Warning, "FailedPreStopHook", "PreStopHook failed");
+            }
+        }
+        let left = |now: Duration| grace::left_after(self.grace, now.saturating_sub(began));
+        let wait = Duration::from_secs(u64::try_from(left(ctx.clock.boot())).unwrap_or(0));
+        // Its grace is over: it stops whether the others did or not.
+        let _ = tokio::time::timeout(wait, after).await;
+        let timeout = grace::stop_timeout(left(ctx.clock.boot()));
+        ctx.runtime.stop_container(&self.instance.id, timeout).await.map_err(|e| Halt::of(&e, "KillContainerError"))
+    }
+
+    fn pre_stop(&self) -> Option<LifecycleHandler> {
+        match self.container {
+            Some(c) => c.lifecycle.as_ref()?.pre_stop.clone(),
+            None => serde_json::from_str(self.instance.annotations.get(labels::PRE_STOP_HANDLER)?).ok(),
+        }
+    }
+}
+
+fn find<'a>(pod: &'a Pod, name: &str) -> (Option<&'a Container>, Kind) {
+    let spec = pods::spec(pod);
+    if let Some(c) = spec.containers.iter().find(|c| c.name == name) {
+        return (Some(c), Kind::Regular);
+    }
+    match pods::init_containers(pod).iter().find(|c| c.name == name) {
+        Some(c) => (Some(c), Kind::Init),
+        None => (None, Kind::Ephemeral),
+    }
+}
+
+impl Worker {
+    /// Stops one container. What is already gone is stopped.
+    pub(super) async fn kill_one(
+        &mut self,
+        pod: &Pod,
+        runtime: &PodRuntime,
+        id: &ContainerId,
+        message: &str,
+        reason: Option<KillReason>,
+        override_seconds: Option<i64>,
+    ) -> Result<(), Halt> {
+        let Some(instance) = runtime.containers.iter().find(|c| c.id == *id) else { return Ok(()) };
+        let (container, kind) = find(pod, &instance.name);
+        let stop = Stop {
+            ctx: &self.ctx,
+            pod: Some(pod),
+            container,
+            instance,
+            field_path: kind.field_path(&instance.name),
+            message: message.to_owned(),
+            grace: grace::of_container(PodGrace::of_pod(pod), container, reason, override_seconds),
+            hook: None,
+        };
+        let stopped = stop.run(std::future::ready(())).await;
+        self.acted();
+        stopped
+    }
+
+    /// Stops every container in its order, then every sandbox. All are tried; the first error is told.
+    pub(super) async fn kill_pod(&mut self, runtime: &PodRuntime, override_seconds: Option<i64>) -> Result<(), Halt> {
+        let pod = Arc::clone(&self.pod);
+        let begun: BTreeMap<String, HookState> = self.record.termination.as_ref().map(|t| t.hooks.clone()).unwrap_or_default();
+        let plan = grace::termination_plan(Some(&pod), runtime);
+        if let Some(t) = self.record.termination.as_mut() {
+            for stop in &plan {
+                t.hooks.entry(stop.id.to_string()).or_insert(HookState::Begun);
+            }
+        }
+        self.save();
+        let result = stop_all(&self.ctx, Some(&pod), runtime, &plan, override_seconds, &begun).await;
+        self.acted();
+        if let Err(Halt::Failed { error, .. }) = &result {
+            self.ctx.events.pod(&pod, EventType::Warning, "FailedKillPod", &format!("error killing pod: {error}"), "");
+        }
+        result
+    }
+
+    /// Removes a dead container; its logs stay unless asked for.
+    pub(super) async fn remove_container(&self, pod: &Pod, runtime: &PodRuntime, id: &ContainerId, with_logs: bool) -> Result<(), Halt> {
+        let Some(instance) = runtime.containers.iter().find(|c| c.id == *id) else { return Ok(()) };
+        if with_logs {
+            remove_logs(instance);
+        }
+        if let Some(dir) = &self.ctx.container_logs_dir {
+            let link = dir.join(paths::legacy_log_name(&self.pod_ref, &instance.name, id.as_str()));
+            let _ = std::fs::remove_file(link);
+        }
+        tracing::debug!(pod = described(pod), container.id = %id, "container removed");
+        self.ctx.runtime.remove_container(id).await.map_err(|e| Halt::of(&e, "RemoveContainerError"))
+    }
+}
+
+/// Deletes a container's log and its rotations.
+pub(super) fn remove_logs(instance: &RuntimeContainer) {
+    let path = std::path::Path::new(&instance.log_path);
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else { return };
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(|n| n == name || n.starts_with(&format!("{name}."))) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Stops the containers of a plan, each after those it waits for, then all sandboxes.
+pub(crate) async fn stop_all(
+    ctx: &Context,
+    pod: Option<&Pod>,
+    runtime: &PodRuntime,
+    plan: &[grace::Stop],
+    override_seconds: Option<i64>,
+    begun: &BTreeMap<String, HookState>,
+) -> Result<(), Halt> {
+    let (stopped, _) = watch::channel(HashSet::<ContainerId>::new());
+    let stops = plan.iter().filter_map(|step| {
+        let instance = runtime.containers.iter().find(|c| c.id == step.id)?;
+        let (container, kind) = pod.map_or((None, Kind::Regular), |p| find(p, &instance.name));
+        let of = pod.map_or_else(|| PodGrace::of_record(instance), PodGrace::of_pod);
+        let stop = Stop {
+            ctx,
+            pod,
+            container,
+            instance,
+            field_path: kind.field_path(&instance.name),
+            message: format!("Stopping container {}", instance.name),
+            grace: grace::of_container(of, container, None, override_seconds),
+            hook: begun.get(step.id.as_str()).copied(),
+        };
+        let waits_for: Vec<ContainerId> = plan.iter().filter(|s| step.after.contains(&s.name)).map(|s| s.id.clone()).collect();
+        let mut others = stopped.subscribe();
+        let stopped = &stopped;
+        Some(async move {
+            let after = async move {
+                let _ = others.wait_for(|done| waits_for.iter().all(|id| done.contains(id))).await;
+            };
+            let result = stop.run(after).await;
+            // One that failed never signals: those behind it wait out their grace.
+            if result.is_ok() {
+                stopped.send_modify(|done| {
+                    done.insert(step.id.clone());
+                });
+            }
+            result
+        })
+    });
+    let containers = join_all(stops).await;
+    let sandboxes = join_all(runtime.sandboxes.iter().map(|s| async {
+        ctx.runtime.stop_sandbox(&s.id).await.map_err(|e| Halt::of(&e, "KillPodSandboxError"))
+    }))
+    .await;
+    containers.into_iter().chain(sandboxes).collect()
+}

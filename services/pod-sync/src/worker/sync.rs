@@ -1,0 +1,323 @@
+//! A pass over a pod that is to run.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use quintlet_model::ids::SandboxId;
+use quintlet_model::pod as pods;
+use quintlet_model::runtime::PodRuntime;
+
+use super::{Halt, Next, Pass, Worker, jitter};
+use crate::clients::events::EventType;
+use crate::context::Desired;
+use crate::decide::actions::{ActionInput, PodActions, compute_actions, sandbox_decision};
+use crate::decide::backoff::{self, Delays, Turn};
+use crate::decide::conditions::ALL_CONTAINERS_RESTARTING;
+use crate::decide::container_status::WaitingReason;
+use crate::decide::waiting::{self, Hold, Holds};
+use crate::decide::{phase, status};
+use crate::state::TerminationCause;
+
+/// While the network is away a pod looks again this often, with jitter (pkg/kubelet/pod_workers.go).
+const NETWORK_WAIT: Duration = Duration::from_secs(1);
+
+/// Which list of the spec a container stands in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Init,
+    Regular,
+    Ephemeral,
+}
+
+impl Kind {
+    pub(super) fn field_path(self, name: &str) -> String {
+        match self {
+            Self::Init => format!("spec.initContainers{{{name}}}"),
+            Self::Regular => format!("spec.containers{{{name}}}"),
+            Self::Ephemeral => format!("spec.ephemeralContainers{{{name}}}"),
+        }
+    }
+}
+
+impl Worker {
+    pub(super) async fn sync(&mut self, desired: &Desired) -> Result<Next, Halt> {
+        let mut pass = self.look(false).await?;
+        self.set_targets(&pass, false);
+        if self.is_past_deadline(&pass) {
+            self.ctx.events.pod(&pass.pod, EventType::Normal, status::DEADLINE_EXCEEDED, status::DEADLINE_MESSAGE, "");
+        }
+        let terminal = phase::Phase::parse(pass.status.phase.as_deref()).is_some_and(phase::Phase::is_terminal);
+        self.report(pass.status.clone(), false);
+        if terminal {
+            self.begin_termination(TerminationCause::Completed);
+            return Ok(Next::Again);
+        }
+        let restart_all = pass
+            .status
+            .conditions
+            .iter()
+            .flatten()
+            .any(|c| c.type_ == ALL_CONTAINERS_RESTARTING && c.status == "True");
+        let actions = compute_actions(&ActionInput { pod: &pass.pod, runtime: &pass.runtime, probes: &pass.probes, restart_all });
+        let sandbox = sandbox_decision(&pass.pod, &pass.runtime);
+        let due = self.due(&pass, &actions);
+        if self.record.waiting != due.waiting {
+            self.record.waiting.clone_from(&due.waiting);
+            pass.status = self.make_status(&pass.runtime, &pass.probes, false);
+            self.report(pass.status.clone(), false);
+        }
+        self.decided(waiting::explain(&pass.pod, &actions, &sandbox, &due.holds), &pass.runtime);
+        self.reconcile_mirror(desired).await;
+        if due.is_idle(&actions, &pass.runtime) {
+            return self.rest(&pass, &due).await;
+        }
+        let network = self.ctx.runtime_state.borrow().network_not_ready.clone();
+        if let Some(message) = network
+            && !pods::host_network(&pass.pod)
+            && actions.create_sandbox
+        {
+            let text = format!("network is not ready: {message}");
+            self.ctx.events.pod(&pass.pod, EventType::Warning, "NetworkNotReady", &text, "");
+            self.wait_for(&waiting::Waiting::NetworkNotReady { message }, None);
+            return Err(Halt::Failed { error: text, after: Some(jitter(NETWORK_WAIT)) });
+        }
+        let acted = self.act(&pass, &actions, &due).await;
+        self.acted();
+        acted?;
+        Ok(Next::Again)
+    }
+
+    fn is_past_deadline(&self, pass: &Pass) -> bool {
+        let old = self.record.status.as_ref();
+        old.is_some_and(|old| status::past_active_deadline(&pass.pod, old, self.ctx.clock.wall()))
+            && old.is_some_and(|old| old.reason.as_deref() != Some(status::DEADLINE_EXCEEDED))
+    }
+
+    // Nothing to do: until when?
+    async fn rest(&mut self, pass: &Pass, due: &Due) -> Result<Next, Halt> {
+        let now = self.ctx.clock.wall();
+        if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.holds, now) {
+            self.wait_shown(&wait);
+        }
+        self.refresh_volumes(pass).await;
+        let mut wait = jitter(self.ctx.sync_frequency);
+        if let Some(hold) = due.holds.values().map(|h| h.remaining).min() {
+            wait = wait.min(hold);
+        }
+        if let Some(deadline) = status::until_active_deadline(&pass.pod, &pass.status, now) {
+            wait = wait.min(deadline);
+        }
+        Ok(Next::Wait(wait))
+    }
+
+    // Which of the starts may happen now, and what the others wait with.
+    fn due(&self, pass: &Pass, actions: &PodActions) -> Due {
+        let boot = self.ctx.clock.boot();
+        let wall = self.ctx.clock.wall();
+        let mut due = Due { waiting: self.record.waiting.clone(), ..Due::default() };
+        let inits = pods::init_containers(&pass.pod);
+        let regular = &pods::spec(&pass.pod).containers;
+        for (kind, list, indexes) in
+            [(Kind::Init, inits, &actions.init_to_start), (Kind::Regular, regular.as_slice(), &actions.to_start)]
+        {
+            for &index in indexes {
+                let Some(container) = list.get(index) else { continue };
+                match self.turn(pass, container, boot, wall) {
+                    Turn::Now => match kind {
+                        Kind::Init => due.init.push(index),
+                        Kind::Regular | Kind::Ephemeral => due.regular.push(index),
+                    },
+                    Turn::Later { until, delay } => {
+                        due.holds.insert(container.name.clone(), Hold { remaining: until.saturating_sub(boot), delay });
+                        let crash = backoff::last_exit(&pass.runtime, &container.name).is_some();
+                        if crash && self.pull_turn(container, boot) == Turn::Now {
+                            let message = backoff::crash_loop_message(delay, &container.name, &self.pod_ref);
+                            let entered = due.waiting.get(&container.name).is_none_or(|w| w.reason != "CrashLoopBackOff" || w.message != message);
+                            if entered {
+                                let text = format!("Back-off restarting failed container {} in pod {}", container.name, self.pod_ref);
+                                self.ctx.events.pod(&pass.pod, EventType::Warning, "BackOff", &text, &kind.field_path(&container.name));
+                            }
+                            let reason = WaitingReason { reason: "CrashLoopBackOff".to_owned(), message };
+                            due.waiting.insert(container.name.clone(), reason);
+                        } else {
+                            let image = crate::image::with_tag(container.image.as_deref().unwrap_or_default()).unwrap_or_default();
+                            let reason = WaitingReason { reason: "ImagePullBackOff".to_owned(), message: self.record.pulls.message(&image) };
+                            due.waiting.insert(container.name.clone(), reason);
+                        }
+                        // A plain init container that waits holds up all after it.
+                        if kind == Kind::Init && !pods::is_sidecar(container) {
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        due
+    }
+
+    fn turn(&self, pass: &Pass, container: &Container, boot: Duration, wall: jiff::Timestamp) -> Turn {
+        if let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) {
+            let key = backoff::crash_loop_key(&self.pod_ref, container);
+            let turn = self.record.crash_loop.turn(&key, backoff::finished_ago(exited, wall), boot);
+            if turn != Turn::Now {
+                return turn;
+            }
+        }
+        self.pull_turn(container, boot)
+    }
+
+    fn pull_turn(&self, container: &Container, boot: Duration) -> Turn {
+        // An image that is there needs no pull; only after a failed one is there an entry at all.
+        let pulling = self
+            .record
+            .waiting
+            .get(&container.name)
+            .is_some_and(|w| matches!(w.reason.as_str(), "ImagePullBackOff" | "ErrImagePull" | "RegistryUnavailable" | "SignatureValidationFailed"));
+        match crate::image::with_tag(container.image.as_deref().unwrap_or_default()) {
+            Ok(image) if pulling => self.record.pulls.turn(&image, boot, Delays::default()),
+            Ok(_) | Err(_) => Turn::Now,
+        }
+    }
+
+    async fn act(&mut self, pass: &Pass, actions: &PodActions, due: &Due) -> Result<(), Halt> {
+        let (pod, runtime) = (&pass.pod, &pass.runtime);
+        if actions.kill_pod {
+            if actions.create_sandbox && actions.sandbox_id.is_some() {
+                self.ctx.events.pod(pod, EventType::Normal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.", "");
+            }
+            if !runtime.is_quiet() {
+                self.kill_pod(runtime, None).await?;
+            }
+            if !actions.create_sandbox {
+                return Ok(());
+            }
+        } else {
+            for kill in &actions.to_kill {
+                self.kill_one(pod, runtime, &kill.id, &kill.message, Some(kill.reason), None).await?;
+            }
+            for reset in &actions.reset {
+                if reset.kill {
+                    self.kill_one(pod, runtime, &reset.id, "killing", None, Some(0)).await?;
+                }
+                self.ctx.runtime.remove_container(&reset.id).await.map_err(|e| Halt::of(&e, "RemoveContainerError"))?;
+            }
+            if !actions.reset.is_empty() {
+                return Ok(());
+            }
+        }
+        for id in &actions.prune {
+            self.remove_container(pod, runtime, id, actions.create_sandbox).await?;
+        }
+        let starts = actions.create_sandbox || !due.init.is_empty() || !due.regular.is_empty() || !actions.ephemeral_to_start.is_empty();
+        if !starts {
+            return Ok(());
+        }
+        self.prepare(pass).await?;
+        let config = self.sandbox_config(pod, actions.attempt)?;
+        let (sandbox, ips) = if actions.create_sandbox {
+            self.create_sandbox(pod, config.clone()).await?
+        } else {
+            let id = actions.sandbox_id.clone().ok_or_else(|| Halt::failed("no sandbox to start containers in"))?;
+            (id, runtime.ips().to_vec())
+        };
+        self.start_all(pass, actions, due, &sandbox, &config, &ips).await
+    }
+
+    async fn start_all(
+        &mut self,
+        pass: &Pass,
+        actions: &PodActions,
+        due: &Due,
+        sandbox: &SandboxId,
+        config: &k8s_cri::v1::PodSandboxConfig,
+        ips: &[std::net::IpAddr],
+    ) -> Result<(), Halt> {
+        let pod = &pass.pod;
+        let ephemeral: Vec<Container> = pods::spec(pod)
+            .ephemeral_containers
+            .iter()
+            .flatten()
+            .map(crate::build::container::ephemeral_as_container)
+            .collect();
+        let pick = |list: &[Container], indexes: &[usize]| -> Vec<Container> {
+            indexes.iter().filter_map(|i| list.get(*i).cloned()).collect()
+        };
+        let mut plan: Vec<(Kind, Container)> = Vec::new();
+        plan.extend(pick(&ephemeral, &actions.ephemeral_to_start).into_iter().map(|c| (Kind::Ephemeral, c)));
+        plan.extend(pick(pods::init_containers(pod), &due.init).into_iter().map(|c| (Kind::Init, c)));
+        plan.extend(pick(&pods::spec(pod).containers, &due.regular).into_iter().map(|c| (Kind::Regular, c)));
+        for (kind, container) in plan {
+            // What is to end is not started any more.
+            if self.is_ending() {
+                return Ok(());
+            }
+            match self.start_container(pass, kind, &container, sandbox, config, ips).await {
+                Ok(()) => {
+                    self.record.waiting.remove(&container.name);
+                }
+                Err(super::start::NotStarted::Waits(reason)) => {
+                    self.record.waiting.insert(container.name.clone(), reason);
+                    if kind == Kind::Init && !pods::is_sidecar(&container) {
+                        break;
+                    }
+                }
+                Err(super::start::NotStarted::Halt(halt)) => return Err(halt),
+            }
+            self.save();
+        }
+        self.retry_after(pass)
+    }
+
+    // A start that failed for another reason than its own back-off is tried again like any error of the pod.
+    fn retry_after(&self, pass: &Pass) -> Result<(), Halt> {
+        let failed = self.record.waiting.iter().find(|(name, w)| {
+            let known = pods::spec(&pass.pod).containers.iter().chain(pods::init_containers(&pass.pod)).any(|c| c.name == **name);
+            known && !matches!(w.reason.as_str(), "CrashLoopBackOff" | "ImagePullBackOff" | "ErrImagePull" | "RegistryUnavailable" | "SignatureValidationFailed")
+        });
+        match failed {
+            Some((name, w)) => Err(Halt::failed(format!("failed to \"StartContainer\" for {name:?} with {}: {:?}", w.reason, w.message))),
+            None => Ok(()),
+        }
+    }
+
+    // The newest word of the source is that the pod is to end.
+    pub(super) fn is_ending(&self) -> bool {
+        let desired = self.desired.borrow();
+        desired.removed || desired.pod.metadata.deletion_timestamp.is_some()
+    }
+
+    async fn reconcile_mirror(&mut self, desired: &Desired) {
+        if !self.ctx.has_api || !pods::is_static(&self.pod) {
+            return;
+        }
+        crate::mirror::reconcile(&self.ctx, &self.pod, desired.mirror.as_deref()).await;
+    }
+}
+
+/// Starts that may happen now, and those that are held back.
+#[derive(Debug, Default)]
+pub(super) struct Due {
+    init: Vec<usize>,
+    regular: Vec<usize>,
+    holds: Holds,
+    waiting: BTreeMap<String, WaitingReason>,
+}
+
+impl Due {
+    fn is_idle(&self, actions: &PodActions, runtime: &PodRuntime) -> bool {
+        let stops = actions.kill_pod && !runtime.is_quiet();
+        !stops
+            && !actions.create_sandbox
+            && self.init.is_empty()
+            && self.regular.is_empty()
+            && actions.ephemeral_to_start.is_empty()
+            && actions.to_kill.is_empty()
+            && actions.reset.is_empty()
+    }
+}
+
+/// A pod and its names, for messages.
+pub(super) fn described(pod: &Pod) -> String {
+    pods::pod_ref(pod).map(|r| r.to_string()).unwrap_or_default()
+}

@@ -1,0 +1,154 @@
+//! The end of a pod: containers, then volumes and cgroup, then the last status (pod-sync.md §4.10, §4.12).
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use futures::future::join_all;
+use quintlet_model::pod as pods;
+use quintlet_model::runtime::ContainerState;
+
+use super::{Halt, Next, Worker, jitter};
+use crate::build::paths;
+use crate::clients::status::Ack;
+use crate::context::Desired;
+use crate::decide::grace;
+use crate::decide::{status, waiting};
+use crate::state::TerminationCause;
+
+/// Instances of a container that stay for their logs once the API server has their status.
+const KEPT_INSTANCES: usize = 2;
+
+impl Worker {
+    pub(super) async fn terminating(&mut self) -> Result<Next, Halt> {
+        let pass = self.look(false).await?;
+        self.report(pass.status.clone(), false);
+        self.set_targets(&pass, true);
+        let now = self.ctx.clock.boot();
+        let termination = self.record.termination.clone();
+        let (seconds, deadline) = match &termination {
+            // What a cut termination has left, counted from when it began.
+            Some(t) => (grace::left_until(t.deadline, now).min(t.grace_seconds), t.deadline),
+            None => (grace::MINIMUM_STOP, now),
+        };
+        let running: Vec<String> = pass.runtime.containers.iter().filter(|c| c.state == ContainerState::Running).map(|c| c.name.clone()).collect();
+        self.decided(vec![format!("stop {} containers, grace {seconds}s", running.len())], &pass.runtime);
+        if !pass.runtime.is_quiet() {
+            let grace = termination.as_ref().map_or(seconds, |t| t.grace_seconds);
+            self.wait_for(&waiting::Waiting::Terminating { containers: running, grace }, Some(deadline));
+            self.show();
+            self.kill_pod(&pass.runtime, Some(seconds)).await?;
+        }
+        let after = self.look(true).await?;
+        if after.runtime.containers.iter().any(|c| c.state == ContainerState::Running) {
+            return Err(Halt::Failed {
+                error: "detected running containers after a successful KillPod, CRI violation".to_owned(),
+                after: Some(Duration::from_secs(1)),
+            });
+        }
+        self.ctx.probes.remove(&self.pod_ref.uid);
+        if let Some(t) = self.record.termination.as_mut() {
+            t.stopped = true;
+        }
+        self.report(after.status, false);
+        Ok(Next::Again)
+    }
+
+    pub(super) async fn terminated(&mut self) -> Result<Next, Halt> {
+        let pass = self.look(true).await?;
+        self.report(pass.status.clone(), false);
+        self.decided(vec!["remove volumes and cgroup".to_owned()], &pass.runtime);
+        if let Err(e) = self.ctx.volumes.tear_down(&self.pod_ref.uid).await {
+            let mounted = vec![e.to_string()];
+            self.wait_for(&waiting::Waiting::VolumesUnmounting { mounted }, None);
+            return Err(Halt::failed(e));
+        }
+        if let Err(e) = self.ctx.cgroups.remove_by_uid(&self.pod_ref.uid).await {
+            self.wait_for(&waiting::Waiting::CgroupRemoval { error: Some(e.to_string()) }, None);
+            return Err(Halt::failed(e));
+        }
+        self.release_name();
+        let last = status::terminate(&self.pod, self.record.status.as_ref(), self.ctx.clock.wall());
+        if let Some(t) = self.record.termination.as_mut() {
+            t.finished = true;
+        }
+        self.report(last, true);
+        Ok(Next::Again)
+    }
+
+    fn release_name(&self) {
+        if self.ctx.names.give_back(&self.pod_ref.full_name(), &self.pod_ref.uid) {
+            self.ctx.wakes.wake_all();
+        }
+    }
+
+    // Nothing runs any more. What is left on the node goes once the source and the API server are done with it.
+    pub(super) async fn finished(&mut self, desired: &Desired) -> Result<Next, Halt> {
+        self.release_name();
+        if let Some(status) = self.record.status.clone() {
+            self.report(status, true);
+        }
+        let ack = self.ctx.statuses.ack(&self.pod_ref.uid, self.version);
+        let gone = desired.removed || matches!(ack, Some(Ack::Deleted | Ack::Gone | Ack::UidMismatch));
+        if !gone {
+            let deleting = self.pod.metadata.deletion_timestamp.is_some();
+            if deleting {
+                self.wait_for(&waiting::Waiting::FinalDelete, None);
+            } else if self.ctx.has_api && ack.is_none() && !pods::is_static(&self.pod) {
+                self.wait_for(&waiting::Waiting::StatusWrite, None);
+            } else {
+                self.prune_instances().await?;
+            }
+            return Ok(Next::Wait(jitter(self.ctx.sync_frequency)));
+        }
+        let runtime = self.observe().await?;
+        let removed = join_all(runtime.containers.iter().map(|c| self.ctx.runtime.remove_container(&c.id))).await;
+        for result in removed {
+            result.map_err(|e| Halt::of(&e, "RemoveContainerError"))?;
+        }
+        for sandbox in &runtime.sandboxes {
+            self.ctx.runtime.stop_sandbox(&sandbox.id).await.map_err(|e| Halt::of(&e, "KillPodSandboxError"))?;
+            self.ctx.runtime.remove_sandbox(&sandbox.id).await.map_err(|e| Halt::of(&e, "RemovePodSandboxError"))?;
+        }
+        if !runtime.sandboxes.is_empty() || !runtime.containers.is_empty() {
+            self.acted();
+        }
+        // A sandbox of a cut call may still come to be: only a look of the whole runtime says that nothing is left.
+        self.full = true;
+        let left = self.observe().await?;
+        if !left.sandboxes.is_empty() || !left.containers.is_empty() {
+            return Ok(Next::Again);
+        }
+        for container in &runtime.containers {
+            if let Some(dir) = &self.ctx.container_logs_dir {
+                let _ = std::fs::remove_file(dir.join(paths::legacy_log_name(&self.pod_ref, &container.name, container.id.as_str())));
+            }
+        }
+        if let Err(e) = self.ctx.volumes.tear_down(&self.pod_ref.uid).await {
+            return Err(Halt::failed(e));
+        }
+        let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
+        if let Err(e) = std::fs::remove_dir_all(&logs)
+            && e.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(pod.uid = %self.pod_ref.uid, dir = %logs.display(), error = %e, "logs not removed");
+        }
+        Ok(Next::Done)
+    }
+
+    // Of a completed pod that stays, the newest instances are kept for their logs.
+    async fn prune_instances(&mut self) -> Result<(), Halt> {
+        if self.record.termination.as_ref().is_none_or(|t| t.cause != TerminationCause::Completed) {
+            return Ok(());
+        }
+        let Some(runtime) = self.seen.clone() else { return Ok(()) };
+        let names: HashSet<&str> = runtime.containers.iter().map(|c| c.name.as_str()).collect();
+        let old: Vec<_> = names.into_iter().flat_map(|n| runtime.instances(n).skip(KEPT_INSTANCES)).map(|c| c.id.clone()).collect();
+        for id in &old {
+            self.remove_container(&self.pod, &runtime, id, true).await?;
+        }
+        if !old.is_empty() {
+            self.acted();
+        }
+        Ok(())
+    }
+}
