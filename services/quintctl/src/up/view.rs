@@ -78,7 +78,11 @@ fn apply(view: &mut View, seen: &mut Option<BTreeSet<String>>, event: Option<Eve
 
 #[cfg(test)]
 mod tests {
-    use quintlet_proto::podsync::v1::{PodRemoved, SnapshotEnd};
+    use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
+    use quintlet_proto::podsync::v1::{
+        ExplainReply, ExplainRequest, GetPodRequest, ListEventsReply, ListEventsRequest, ListPodsReply,
+        ListPodsRequest, PodRemoved, SnapshotEnd, WatchPodsEvent,
+    };
 
     use super::*;
 
@@ -106,6 +110,77 @@ mod tests {
             Some(Event::Removed(PodRemoved { uid: "b".into(), ..PodRemoved::default() })),
         );
         assert!(view.pods.is_empty());
+    }
+
+    /// Answers each WatchPods with the next script, then ends the stream.
+    #[derive(Clone, Default)]
+    struct Scripted(std::sync::Arc<parking_lot::Mutex<std::collections::VecDeque<Vec<Event>>>>);
+
+    #[tonic::async_trait]
+    impl PodSync for Scripted {
+        type WatchPodsStream = tokio_stream::Iter<std::vec::IntoIter<Result<WatchPodsEvent, tonic::Status>>>;
+
+        async fn watch_pods(
+            &self,
+            _: tonic::Request<WatchPodsRequest>,
+        ) -> Result<tonic::Response<Self::WatchPodsStream>, tonic::Status> {
+            let script =
+                self.0.lock().pop_front().ok_or_else(|| tonic::Status::unavailable("script over"))?;
+            let events = script.into_iter().map(|e| Ok(WatchPodsEvent { event: Some(e), trace: None }));
+            Ok(tonic::Response::new(tokio_stream::iter(events.collect::<Vec<_>>())))
+        }
+
+        async fn list_pods(
+            &self,
+            _: tonic::Request<ListPodsRequest>,
+        ) -> Result<tonic::Response<ListPodsReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("not scripted"))
+        }
+
+        async fn get_pod(
+            &self,
+            _: tonic::Request<GetPodRequest>,
+        ) -> Result<tonic::Response<PodView>, tonic::Status> {
+            Err(tonic::Status::unimplemented("not scripted"))
+        }
+
+        async fn explain(
+            &self,
+            _: tonic::Request<ExplainRequest>,
+        ) -> Result<tonic::Response<ExplainReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("not scripted"))
+        }
+
+        async fn list_events(
+            &self,
+            _: tonic::Request<ListEventsRequest>,
+        ) -> Result<tonic::Response<ListEventsReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("not scripted"))
+        }
+    }
+
+    #[tokio::test]
+    async fn the_view_survives_pod_sync_coming_late_and_coming_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("podsync.sock");
+        let (views, mut view) = watch::channel(View::default());
+        let follower = quintlet_kit::task::spawn("follow", follow(socket.clone(), views));
+        let end = || Event::SnapshotEnd(SnapshotEnd {});
+        let scripts = Scripted::default();
+        let service = PodSyncServer::new(scripts.clone());
+        let incoming =
+            tokio_stream::wrappers::UnixListenerStream::new(tokio::net::UnixListener::bind(&socket).unwrap());
+        let server = tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming);
+        let server = quintlet_kit::task::spawn("server", server);
+        let both = |view: &View| view.complete && view.pods.len() == 2;
+        let one = |view: &View| view.complete && view.pods.keys().eq(["b"]);
+        let limit = Duration::from_secs(10);
+        scripts.0.lock().push_back(vec![pod("a").unwrap(), pod("b").unwrap(), end()]);
+        tokio::time::timeout(limit, view.wait_for(both)).await.unwrap().unwrap();
+        scripts.0.lock().push_back(vec![pod("b").unwrap(), end()]);
+        tokio::time::timeout(limit, view.wait_for(one)).await.unwrap().unwrap();
+        follower.abort();
+        server.abort();
     }
 
     #[test]
