@@ -98,6 +98,8 @@ pub(crate) struct Nomination {
     pub(crate) ids: Vec<String>,
     /// List by label.
     pub(crate) list: bool,
+    /// The ids are from a list: for a pod not known yet, they are all there are.
+    pub(crate) complete: bool,
     /// A relist named it: nobody waits.
     pub(crate) by_relist: bool,
     /// A hint told of this.
@@ -119,6 +121,7 @@ pub(crate) struct Work {
     pub(crate) containers: HashMap<String, String>,
     pub(crate) ids: BTreeSet<String>,
     pub(crate) list: bool,
+    pub(crate) complete: bool,
     pub(crate) expects: Vec<(String, HintKind)>,
     pub(crate) waiters: Vec<oneshot::Sender<Answer>>,
     pub(crate) trace: Option<Trace>,
@@ -133,6 +136,7 @@ impl Work {
         self.containers.extend(n.containers);
         self.ids.extend(n.ids);
         self.list |= n.list;
+        self.complete |= n.complete;
         self.expects.extend(n.expect);
         self.waiters.extend(n.waiter);
         // The first cause names the trace; the others share its inspection.

@@ -19,7 +19,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
-    let _telemetry = quintlet_telemetry::init("pleg-service", &args.common.telemetry());
+    let telemetry = quintlet_telemetry::init("pleg-service", &args.common.telemetry())?;
     let paths = args.common.paths();
     let listener = bind_unix(&paths.pleg(), 0o660).with_context(|| paths.pleg().display().to_string())?;
     let stop = CancellationToken::new();
@@ -47,5 +47,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         tracing::info!(?reason, "stopping");
         signal.cancel();
     });
-    server.add_service(service).serve(listener, PeerPolicy::Any, stop).await.context("serving")
+    let served = server.add_service(service).serve(listener, PeerPolicy::Any, stop).await;
+    telemetry.shutdown().await;
+    served.context("serving")
 }

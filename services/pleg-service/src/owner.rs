@@ -101,7 +101,7 @@ async fn once(
     let mut targets = Targets {
         sandboxes: work.sandboxes.clone(),
         containers: work.containers.clone(),
-        list: work.list || entry.record().is_none(),
+        list: work.list || (entry.record().is_none() && !work.complete),
     };
     if let Some(record) = entry.record() {
         targets.sandboxes.extend(record.sandboxes.iter().map(|s| s.id.to_string()));

@@ -103,6 +103,7 @@ async fn list(core: &Arc<Core>, began: Instant) -> Result<(), ReadError> {
             sandboxes: listed.sandboxes.into_iter().map(|s| s.id).collect(),
             containers: listed.containers.into_iter().map(|c| (c.id, c.sandbox_id)).collect(),
             list: absent,
+            complete: true,
             by_relist: !first,
             ..Nomination::default()
         };
