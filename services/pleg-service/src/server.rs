@@ -269,3 +269,85 @@ impl Pleg for PlegService {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use quintlet_kit::clock::Clock;
+    use quintlet_model::ids::PodRef;
+    use quintlet_model::runtime::{Container, Sandbox};
+
+    use super::*;
+    use crate::core::Periods;
+    use crate::seams::{ContainerRuntime, Filter, ListedContainer, ListedSandbox, ReadError};
+
+    struct Nothing;
+
+    #[async_trait]
+    impl ContainerRuntime for Nothing {
+        async fn sandboxes(&self, _: Filter) -> Result<Vec<ListedSandbox>, ReadError> {
+            Ok(Vec::new())
+        }
+        async fn containers(&self, _: Filter) -> Result<Vec<ListedContainer>, ReadError> {
+            Ok(Vec::new())
+        }
+        async fn sandbox(&self, _: &str) -> Result<Option<(PodRef, Sandbox)>, ReadError> {
+            Ok(None)
+        }
+        async fn container(&self, _: &str, _: &str) -> Result<Option<Container>, ReadError> {
+            Ok(None)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_lifecycle_reader_is_told_how_much_it_missed() {
+        let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1));
+        let core = Core::new(Arc::new(Nothing), clock, Periods::default());
+        let mut events = std::pin::pin!(lifecycle_stream(Arc::clone(&core), None));
+        let pod =
+            PodRef { uid: PodUid::parse("u1").unwrap(), namespace: "default".into(), name: "web".into() };
+        for n in 0..2000 {
+            let change = LifecycleChange {
+                kind: ChangeKind::Died,
+                pod: pod.clone(),
+                id: n.to_string(),
+                container: String::new(),
+                exit_code: 0,
+                at: jiff::Timestamp::UNIX_EPOCH,
+                cursor: Cursor::default(),
+                trace: None,
+            };
+            core.lifecycle.send(Arc::new(change)).unwrap();
+        }
+        let (mut missed, mut seen) = (0, Vec::new());
+        while missed + seen.len() as u64 != 2000 {
+            match events.next().await.unwrap().unwrap().event.unwrap() {
+                LifecycleOneof::Hello(_) => {}
+                LifecycleOneof::Missed(m) => missed += m.count,
+                LifecycleOneof::Lifecycle(e) => seen.push(e.id.parse::<u64>().unwrap()),
+            }
+        }
+        assert!(missed > 0 && seen.is_sorted() && seen.last() == Some(&1999), "{missed}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_falls_behind_the_tombstones_is_resynced() {
+        let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1));
+        let core = Core::new(Arc::new(Nothing), clock, Periods::default());
+        core.store.set_primed();
+        let mut watcher = Watcher::new(Arc::clone(&core), None);
+        while !matches!(watcher.next().await.event, Some(Event::SnapshotEnd(_))) {}
+        for n in 0..=crate::store::TOMBSTONES {
+            let uid = PodUid::parse(&format!("u{n}")).unwrap();
+            let pod = PodRef { uid: uid.clone(), namespace: "default".into(), name: "web".into() };
+            let pod = quintlet_model::runtime::PodRuntime::empty(pod, Cursor::default(), Duration::ZERO);
+            core.store.publish(pod, None);
+            core.store.remove(&uid, None);
+        }
+        assert!(matches!(watcher.next().await.event, Some(Event::Resync(_))));
+        assert!(matches!(watcher.next().await.event, Some(Event::SnapshotBegin(_))));
+        let end = watcher.next().await;
+        assert!(matches!(end.event, Some(Event::SnapshotEnd(_))));
+        assert_eq!(Cursor::from(end.cursor.unwrap()), core.store.cursor());
+    }
+}

@@ -317,7 +317,7 @@ async fn lists_that_fail_too_long_make_it_unhealthy_in_the_kubelets_words_and_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn lifecycle_events_tell_what_happened_and_a_slow_reader_how_much_it_missed() {
+async fn lifecycle_events_tell_what_happened() {
     use quintlet_proto::pleg::v1::lifecycle_event::Event;
     let (mut sandbox, mut id) = Default::default();
     let bench = Bench::new(options(Duration::ZERO), true, |r| (sandbox, id) = web(r));
