@@ -2,7 +2,7 @@
 //!
 //! Tasks: `relist` lists everything now and then, `hints` reads the runtime's hints, `hint-resolver` finds the pods of ids
 //! nobody knows yet; all three only *nominate* pods. Each pod has a `pod-owner` task with a mailbox, the only writer of
-//! that pod's entry: it inspects the pod and publishes what changed to the [`store`]. [`server`] serves the contract
+//! that pod's entry: it inspects the pod and publishes what changed to the `store`. `server` serves the contract
 //! pleg.v1 from the store; a `Watch` is a place in the order of changes, not a queue. `health` sets SERVING.
 //!
 //! This crate changes nothing in the runtime and writes no files. The runtime is only asked through [`seams`].

@@ -1,7 +1,7 @@
 //! A container runtime in memory, behind the CRI v1 services on a unix socket.
 //!
-//! Pods, containers and images live in a [`world::World`]; what the runtime does wrong is told by [`script::Rule`]s;
-//! every call is kept by the [`script`] recorder. Events go out as containerd 1.x sends them (its event service, an exit
+//! Pods, containers and images live in memory; what the runtime does wrong is told by [`Rule`]s;
+//! every call is kept by a recorder. Events go out as containerd 1.x sends them (its event service, an exit
 //! before the CRI state changes), as CRI events, both or not at all. [`FakeRuntime::down`] and [`FakeRuntime::up`] are a
 //! restart: connections break, state stays.
 //!
