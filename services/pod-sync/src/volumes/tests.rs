@@ -150,7 +150,7 @@ async fn every_kind_is_set_up_once_and_taken_down_without_a_trace() {
     assert_eq!(node.mounts(), 4);
     assert_eq!(fs::read_link(at("proj").join("..data")).unwrap(), version);
     assert!(at("disk").join("mine").exists());
-    assert_eq!(restarted.on_disk().unwrap(), [node.uid.clone()]);
+    assert_eq!(restarted.on_disk().unwrap(), std::slice::from_ref(&node.uid));
     assert_eq!(restarted.empty_dirs(&pod, &node.uid)["disk"], at("disk"));
 
     assert!(node.volumes.remain(&node.uid));
