@@ -74,7 +74,9 @@ fn list(dir: &Path, known: &HashSet<PodUid>) -> Vec<PodUid> {
 /// Takes down what is left of a pod's volumes and cgroup, then its directory. Mounted content is never deleted.
 pub async fn remove_dir(ctx: Arc<Context>, uid: PodUid) {
     let result = async {
-        ctx.volumes.tear_down(&uid).await.map_err(|e| e.to_string())?;
+        let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
+        let cleaned = tokio::task::spawn_blocking(move || volumes.clean_orphan(&gone).map_err(|e| e.to_string())).await;
+        cleaned.map_err(|e| e.to_string())??;
         ctx.cgroups.remove_by_uid(&uid).await.map_err(|e| e.to_string())
     }
     .await;

@@ -86,7 +86,12 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let manifests = Arc::new(ManifestObjects::default());
     let view = Arc::new(ClusterView::default());
     let objects = Arc::new(cluster::Objects::new(Arc::clone(&manifests), client.clone(), Arc::clone(&view)));
-    let cgroups = cgroups(&args, &settings);
+    let cgroups = cgroup::Cgroups::new(std::path::Path::new("/sys/fs/cgroup"), &args.cgroup_root, settings.cgroup);
+    let limits = node::pod_limits(&settings);
+    if let Err(e) = cgroups.set_up(limits) {
+        // Each pod tries again, and says so where it fails.
+        tracing::warn!(error = quintlet_kit::error_chain(&e), "cgroups of the node are not set up");
+    }
     let container_logs_dir = Some(args.container_logs_dir.clone()).filter(|d| !d.is_empty()).map(std::path::PathBuf::from);
     for dir in container_logs_dir.iter().chain([&args.pod_logs_dir]) {
         std::fs::create_dir_all(dir).with_context(|| format!("{}", dir.display()))?;

@@ -14,6 +14,7 @@ use quintlet_proto::status::v1 as wire;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::cgroup::NodeLimits;
 use crate::build::{HandlerFeatures, NodeSettings};
 use crate::clients::pleg::Pleg;
 use crate::clients::runtime::Runtime;
@@ -223,6 +224,17 @@ pub fn capacity(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
     .into_iter()
     .map(|(k, v)| (k.to_owned(), Quantity(v)))
     .collect()
+}
+
+/// What all pods may take together: the machine, since nothing is reserved yet.
+#[must_use]
+pub fn pod_limits(settings: &NodeSettings) -> NodeLimits {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    NodeLimits {
+        memory_bytes: (settings.memory_bytes > 0).then_some(settings.memory_bytes),
+        cpu_milli: Some(i64::try_from(cpus).unwrap_or(1) * 1000),
+        ..NodeLimits::default()
+    }
 }
 
 /// The address of the interface that the default route leaves by, else of the first that is up.

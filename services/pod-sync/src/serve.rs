@@ -76,7 +76,7 @@ fn wire_view(view: &View, brief: bool) -> wire::PodView {
             until_unix_ns: w.until_unix_ns,
         }),
         ready: c.ready,
-        status: if view.worker == "terminating" { "Terminating".to_owned() } else { c.status },
+        status: if view.worker == "terminating" && view.is_removed { "Terminating".to_owned() } else { c.status },
         restarts: c.restarts,
         pod_ip: status.pod_ip.unwrap_or_default(),
         created_unix_ns: view.created_unix_ns,

@@ -52,6 +52,8 @@ pub struct View {
     pub pod: Arc<Pod>,
     /// Phase of the worker: sync, terminating, terminated, finished.
     pub worker: &'static str,
+    /// Its source no longer has it.
+    pub is_removed: bool,
     /// What it waits for.
     pub waiting: Option<Waiting>,
     /// Last decision.

@@ -183,7 +183,7 @@ impl Worker {
             let wait = match next {
                 Ok(Next::Again) => {
                     self.cut = CUT_FIRST;
-                    self.show();
+                    self.show(true);
                     // Passes that follow each other at once must not keep other tasks from running.
                     tokio::task::yield_now().await;
                     continue;
@@ -208,7 +208,7 @@ impl Worker {
                     after.unwrap_or_else(|| jitter(ERROR_WAIT))
                 }
             };
-            self.show();
+            self.show(false);
             // Any of these only says "look": what it is about is read anew.
             tokio::select! {
                 () = self.bell.notified() => {}
@@ -491,7 +491,7 @@ impl Worker {
         });
     }
 
-    fn show(&mut self) {
+    pub(super) fn show(&mut self, between: bool) {
         let mut pod = (*self.pod).clone();
         if let Some(status) = &self.record.status {
             pod.status = Some(status.clone());
@@ -504,12 +504,18 @@ impl Worker {
         {
             new.since_unix_ns = old.since_unix_ns;
         }
+        // Between two passes that follow each other at once the wait of the first is still what is known.
+        let waiting = match (&self.waiting, between) {
+            (None, true) => old.as_ref().and_then(|v| v.waiting.clone()),
+            (waiting, _) => waiting.clone(),
+        };
         let view = View {
             pod_ref: self.pod_ref.clone(),
             source: self.source(),
             pod: Arc::new(pod),
             worker: self.phase(),
-            waiting: self.waiting.clone(),
+            is_removed: self.desired.borrow().removed,
+            waiting,
             decision: self.decision.clone(),
             created_unix_ns: self.accepted_unix_ns,
             version: 0,

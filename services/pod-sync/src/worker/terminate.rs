@@ -34,8 +34,12 @@ impl Worker {
         self.decided(vec![format!("stop {} containers, grace {seconds}s", running.len())], &pass.runtime);
         if !pass.runtime.is_quiet() {
             let grace = termination.as_ref().map_or(seconds, |t| t.grace_seconds);
-            self.wait_for(&waiting::Waiting::Terminating { containers: running, grace }, Some(deadline));
-            self.show();
+            if running.is_empty() {
+                self.wait_for(&waiting::Waiting::SandboxStopping, None);
+            } else {
+                self.wait_for(&waiting::Waiting::Terminating { containers: running, grace }, Some(deadline));
+            }
+            self.show(false);
             self.kill_pod(&pass.runtime, Some(seconds)).await?;
         }
         let after = self.look(true).await?;
@@ -123,7 +127,9 @@ impl Worker {
                 let _ = std::fs::remove_file(dir.join(paths::legacy_log_name(&self.pod_ref, &container.name, container.id.as_str())));
             }
         }
-        if let Err(e) = self.ctx.volumes.tear_down(&self.pod_ref.uid).await {
+        let (volumes, uid) = (self.ctx.volumes.clone(), self.pod_ref.uid.clone());
+        let cleaned = tokio::task::spawn_blocking(move || volumes.clean_orphan(&uid).map_err(|e| e.to_string())).await;
+        if let Err(e) = cleaned.unwrap_or_else(|e| Err(e.to_string())) {
             return Err(Halt::failed(e));
         }
         let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
