@@ -496,7 +496,8 @@ fn make_v1(mount: &Path, group: &Path, cpuset: bool) -> Result<(), CgroupError> 
         for file in ["cpuset.cpus", "cpuset.mems"].iter().filter(|_| cpuset) {
             let own = dir.join(file);
             if fs::read_to_string(&own).is_ok_and(|v| v.trim().is_empty()) {
-                let above = fs::read_to_string(parent.join(file)).map_err(io_error("cannot read", &parent))?;
+                let above =
+                    fs::read_to_string(parent.join(file)).map_err(io_error("cannot read", &parent))?;
                 put(&own, above.trim()).map_err(io_error("cannot write", &own))?;
             }
         }
@@ -599,9 +600,24 @@ mod tests {
             (Driver::Cgroupfs, "", Burstable, "/kubepods/burstable/pod5f0c-1a"),
             (Driver::Cgroupfs, "/quintlet-0", BestEffort, "/quintlet-0/kubepods/besteffort/pod5f0c-1a"),
             (Driver::Systemd, "/", Guaranteed, "/kubepods.slice/kubepods-pod5f0c_1a.slice"),
-            (Driver::Systemd, "/", Burstable, "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod5f0c_1a.slice"),
-            (Driver::Systemd, "/", BestEffort, "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod5f0c_1a.slice"),
-            (Driver::Systemd, "/q-0", Guaranteed, "/q_0.slice/q_0-kubepods.slice/q_0-kubepods-pod5f0c_1a.slice"),
+            (
+                Driver::Systemd,
+                "/",
+                Burstable,
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod5f0c_1a.slice",
+            ),
+            (
+                Driver::Systemd,
+                "/",
+                BestEffort,
+                "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod5f0c_1a.slice",
+            ),
+            (
+                Driver::Systemd,
+                "/q-0",
+                Guaranteed,
+                "/q_0.slice/q_0-kubepods.slice/q_0-kubepods-pod5f0c_1a.slice",
+            ),
         ] {
             assert_eq!(parent_name(driver, root, class, &id), want);
         }
@@ -632,7 +648,12 @@ mod tests {
         );
         assert_eq!(
             v2(&values),
-            text(&[("cpu.weight", "39"), ("cpu.max", "50000 100000"), ("memory.max", "1048576"), ("pids.max", "7")])
+            text(&[
+                ("cpu.weight", "39"),
+                ("cpu.max", "50000 100000"),
+                ("memory.max", "1048576"),
+                ("pids.max", "7")
+            ])
         );
         let unlimited = PodCgroup { cpu_quota_us: Some(-1), memory_bytes: Some(-1), ..PodCgroup::default() };
         assert_eq!(v1(&unlimited), text(&[("cpu.cfs_quota_us", "-1"), ("memory.limit_in_bytes", "-1")]));
@@ -671,7 +692,10 @@ mod tests {
         cgroups.write(Path::new("q/kubepods"), &values, Some(0)).unwrap();
         let read = |f: &str| fs::read_to_string(group.join(f)).unwrap();
         assert_eq!((read("hugetlb.2MB.max"), read("hugetlb.1GB.max")), ("4194304".into(), "0".into()));
-        assert_eq!((read("hugetlb.2MB.rsvd.max"), read("hugetlb.1GB.current")), ("4194304".into(), String::new()));
+        assert_eq!(
+            (read("hugetlb.2MB.rsvd.max"), read("hugetlb.1GB.current")),
+            ("4194304".into(), String::new())
+        );
     }
 
     // The real hierarchies of this machine, below a group of the test's own.
@@ -684,7 +708,8 @@ mod tests {
         fn new(name: &str) -> Option<Self> {
             let mount = Path::new("/sys/fs/cgroup");
             let root = format!("/quintlet-test-{name}-{}", std::process::id());
-            let cgroups = Cgroups::new(mount, &root, CgroupSettings { pids_limit: 50, ..CgroupSettings::default() });
+            let cgroups =
+                Cgroups::new(mount, &root, CgroupSettings { pids_limit: 50, ..CgroupSettings::default() });
             let writable = nix::unistd::geteuid().is_root() && !cgroups.mounts().is_empty();
             writable.then_some(Self { cgroups, root })
         }
@@ -726,7 +751,8 @@ mod tests {
         assert_eq!(cgroups.parent(&limited, &id), format!("{}/kubepods/burstable/podu-1", real.root));
         assert_eq!(real.cpu("kubepods/burstable/podu-1"), 512);
         assert_eq!(real.cpu("kubepods/besteffort"), 2);
-        let pids = fs::read_to_string(real.dir("pids", "kubepods/burstable/podu-1").join("pids.max")).unwrap();
+        let pids =
+            fs::read_to_string(real.dir("pids", "kubepods/burstable/podu-1").join("pids.max")).unwrap();
         assert_eq!(pids.trim(), "50");
 
         cgroups.reduce_cpu(&id).unwrap();
@@ -758,7 +784,8 @@ mod tests {
             fs::remove_dir(real.dir("memory", "kubepods/besteffort/podu2")).unwrap();
             assert!(!real.cgroups.exists(&best_effort, &uid("u2")));
             real.cgroups.ensure(&best_effort, &uid("u2")).unwrap();
-            let cpus = fs::read_to_string(real.dir("cpuset", "kubepods/besteffort/podu2").join("cpuset.cpus"));
+            let cpus =
+                fs::read_to_string(real.dir("cpuset", "kubepods/besteffort/podu2").join("cpuset.cpus"));
             assert!(!cpus.unwrap().trim().is_empty(), "an empty cpuset runs nothing");
         }
         assert!(real.cgroups.exists(&best_effort, &uid("u2")));

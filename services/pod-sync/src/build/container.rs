@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use k8s_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount, UserNamespace};
+use k8s_cri::v1::{
+    ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount, UserNamespace,
+};
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 use quintlet_model::hash::container_hash;
 use quintlet_model::ids::PodRef;
@@ -55,14 +57,8 @@ pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, Co
         list.iter().flatten().map(|a| expand_argument(a, env)).collect()
     };
     let namespaces = security::namespaces(pod, input.features, input.runtime_handler, input.userns)?;
-    let context = security::container_context(
-        pod,
-        container,
-        input.image_user,
-        node,
-        namespaces,
-        input.target_id,
-    )?;
+    let context =
+        security::container_context(pod, container, input.image_user, node, namespaces, input.target_id)?;
     Ok(ContainerConfig {
         metadata: Some(ContainerMetadata { name: container.name.clone(), attempt: input.restarts }),
         image: Some(ImageSpec {

@@ -52,9 +52,11 @@ impl DnsWarning {
     #[must_use]
     pub fn message(&self) -> String {
         match self {
-            Self::MissingClusterDns => "kubelet does not have ClusterDNS IP configured and cannot create Pod using \
+            Self::MissingClusterDns => {
+                "kubelet does not have ClusterDNS IP configured and cannot create Pod using \
                 \"ClusterFirst\" policy. Falling back to \"Default\" policy."
-                .to_owned(),
+                    .to_owned()
+            }
             Self::Forming(text) => text.clone(),
         }
     }
@@ -319,7 +321,8 @@ mod tests {
         );
         assert_eq!(warnings.len(), 2);
         let long: Vec<String> = (0..12).map(|i| format!("{i:0>200}")).chain(["y".repeat(254)]).collect();
-        let (_, searches, _, warnings) = dns(json!({"dnsPolicy": "None", "dnsConfig": {"searches": long}}), &node());
+        let (_, searches, _, warnings) =
+            dns(json!({"dnsPolicy": "None", "dnsConfig": {"searches": long}}), &node());
         assert_eq!(searches.len(), 10);
         assert!(searches.join(" ").len() <= 2048);
         assert_eq!(warnings.len(), 1);

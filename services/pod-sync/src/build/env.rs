@@ -246,7 +246,9 @@ fn pod_field(input: EnvInput<'_>, field: &ObjectFieldSelector) -> Result<String,
         "spec.serviceAccountName" => spec.service_account_name.clone().unwrap_or_default(),
         "status.hostIP" => input.node.node_ips.first().map(ToString::to_string).unwrap_or_default(),
         "status.hostIPs" => joined(&input.node.node_ips),
-        "status.podIP" => sorted(ips(), &input.node.node_ips).first().map(ToString::to_string).unwrap_or_default(),
+        "status.podIP" => {
+            sorted(ips(), &input.node.node_ips).first().map(ToString::to_string).unwrap_or_default()
+        }
         "status.podIPs" => joined(&sorted(ips(), &input.node.node_ips)),
         path => metadata_field(input.pod, path)?,
     })
@@ -430,7 +432,10 @@ mod tests {
             (map("cm", "none", true), Ok(None)),
             (map("gone", "k", false), Err("configmap \"gone\" not found")),
             (map("gone", "k", true), Ok(None)),
-            (map("slow", "k", true), Err("failed to sync configmap cache: timed out waiting for the condition")),
+            (
+                map("slow", "k", true),
+                Err("failed to sync configmap cache: timed out waiting for the condition"),
+            ),
             (secret("s", "pw", false), Ok(Some("secret"))),
             (secret("s", "raw", false), Err("key raw in Secret s is not UTF-8 text")),
             (secret("s", "none", false), Err("couldn't find key none in Secret default/s")),
@@ -477,7 +482,9 @@ mod tests {
         let mut case = Case::default();
         case.paths.insert("v".into(), dir.path().into());
         let ask = |volume: &str, path: &str, key: &str, optional: bool| {
-            case.one(json!({"fileKeyRef": {"volumeName": volume, "path": path, "key": key, "optional": optional}}))
+            case.one(
+                json!({"fileKeyRef": {"volumeName": volume, "path": path, "key": key, "optional": optional}}),
+            )
         };
         assert_eq!(ask("v", "f", "A", false), Ok(Some("1".into())));
         assert_eq!(ask("v", "f", "B", true), Ok(None));

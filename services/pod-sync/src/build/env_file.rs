@@ -59,13 +59,9 @@ mod tests {
     #[test]
     fn a_file_of_variables_is_read_by_its_rules() {
         let text = "# comment\n\n  A='1'\nB='two\nlines' # why\nC= \nD=''\nA='last'\n";
-        for (key, want) in [
-            ("A", Some("last")),
-            ("B", Some("two\nlines")),
-            ("C", Some("")),
-            ("D", Some("")),
-            ("E", None),
-        ] {
+        for (key, want) in
+            [("A", Some("last")), ("B", Some("two\nlines")), ("C", Some("")), ("D", Some("")), ("E", None)]
+        {
             assert_eq!(find(text, key).unwrap().as_deref(), want, "{key}");
         }
         for (bad, line) in

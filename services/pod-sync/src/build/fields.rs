@@ -95,7 +95,10 @@ pub struct ResourceField<'a> {
 ///
 /// # Errors
 /// No such container, or a resource that is not offered.
-pub fn resource_field(of: ResourceField<'_>, selector: &ResourceFieldSelector) -> Result<String, ConfigError> {
+pub fn resource_field(
+    of: ResourceField<'_>,
+    selector: &ResourceFieldSelector,
+) -> Result<String, ConfigError> {
     let name = selector.container_name.as_deref().unwrap_or_default();
     let container = if name.is_empty() {
         of.own.ok_or_else(|| ConfigError::invalid(format!("container {name} not found")))?
@@ -160,7 +163,8 @@ mod tests {
     #[test]
     fn metadata_reads_as_the_downward_api_writes_it() {
         let mut p = pod_of(json!({"containers": []}));
-        p.metadata.labels = Some([("b".into(), "2".into()), ("a".into(), "x\"y\n\u{7f}é\u{200b}'".into())].into());
+        p.metadata.labels =
+            Some([("b".into(), "2".into()), ("a".into(), "x\"y\n\u{7f}é\u{200b}'".into())].into());
         for (path, want) in [
             ("metadata.name", "web"),
             ("metadata.namespace", "default"),
@@ -192,8 +196,10 @@ mod tests {
             .into();
         let of = ResourceField { pod: &p, own: None, allocatable: &allocatable };
         let ask = |resource: &str, divisor: &str| {
-            let selector: ResourceFieldSelector =
-                serde_json::from_value(json!({"containerName": "c", "resource": resource, "divisor": divisor})).unwrap();
+            let selector: ResourceFieldSelector = serde_json::from_value(
+                json!({"containerName": "c", "resource": resource, "divisor": divisor}),
+            )
+            .unwrap();
             resource_field(of, &selector).map_err(|e| e.to_string())
         };
         for (resource, divisor, want) in [
@@ -220,7 +226,8 @@ mod tests {
         let p = pod_of(json!({"containers": [{"name": "c"}], "resources": {"limits": {"cpu": "2"}}}));
         let allocatable: ResourceList = [("cpu".to_owned(), Quantity::parse("4").unwrap())].into();
         let own = &p.spec.as_ref().unwrap().containers[0];
-        let selector: ResourceFieldSelector = serde_json::from_value(json!({"resource": "limits.cpu"})).unwrap();
+        let selector: ResourceFieldSelector =
+            serde_json::from_value(json!({"resource": "limits.cpu"})).unwrap();
         let of = ResourceField { pod: &p, own: Some(own), allocatable: &allocatable };
         assert_eq!(resource_field(of, &selector).unwrap(), "2");
     }

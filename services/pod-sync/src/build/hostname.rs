@@ -88,10 +88,7 @@ fn cut(name: &str) -> String {
 fn label_chars(text: &str) -> bool {
     let b = text.as_bytes();
     let alnum = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-    !b.is_empty()
-        && b.iter().all(|c| alnum(*c) || *c == b'-')
-        && alnum(b[0])
-        && alnum(b[b.len() - 1])
+    !b.is_empty() && b.iter().all(|c| alnum(*c) || *c == b'-') && alnum(b[0]) && alnum(b[b.len() - 1])
 }
 
 fn label_problem(text: &str) -> Option<String> {
@@ -147,9 +144,17 @@ mod tests {
             ("web", json!({"setHostnameAsFQDN": true}), Ok(("web", None, "web"))),
             ("web", json!({"hostnameOverride": "a.b", "subdomain": "s"}), Ok(("a.b", None, "a.b"))),
             (long.as_str(), json!({}), Ok((&long[..62], None, &long[..62]))),
-            ("web", json!({"hostname": "H"}), Err("pod Hostname \"H\" is not a valid DNS label: a lowercase")),
+            (
+                "web",
+                json!({"hostname": "H"}),
+                Err("pod Hostname \"H\" is not a valid DNS label: a lowercase"),
+            ),
             ("web", json!({"hostname": "a".repeat(64)}), Err("pod Hostname \"aaa")),
-            ("web", json!({"hostnameOverride": "-"}), Err("pod HostnameOverride \"-\" is not a valid DNS subdomain")),
+            (
+                "web",
+                json!({"hostnameOverride": "-"}),
+                Err("pod HostnameOverride \"-\" is not a valid DNS subdomain"),
+            ),
             (
                 "web",
                 json!({"hostname": "a".repeat(50), "subdomain": "s", "setHostnameAsFQDN": true}),

@@ -294,7 +294,8 @@ mod tests {
         fn drop(&mut self) {
             for v in ["v", "ro"] {
                 for i in 0..4 {
-                    let _ = subpath::unmount_all(&subpath::target(&self.dir.path().join("pods/u1"), v, "c", i));
+                    let _ =
+                        subpath::unmount_all(&subpath::target(&self.dir.path().join("pods/u1"), v, "c", i));
                 }
             }
         }
@@ -307,7 +308,10 @@ mod tests {
             "volumeMounts": [{"name": "ro", "mountPath": "data"}, {"name": "v", "mountPath": "/b", "readOnly": true}]}]});
         let got = root.run(spec, &["10.0.0.5"], HandlerFeatures::default()).unwrap();
         let short: Vec<(&str, bool)> = got.iter().map(|m| (m.container_path.as_str(), m.readonly)).collect();
-        assert_eq!(short, [("/data", true), ("/b", true), ("/etc/hosts", false), ("/dev/termination-log", false)]);
+        assert_eq!(
+            short,
+            [("/data", true), ("/b", true), ("/etc/hosts", false), ("/dev/termination-log", false)]
+        );
         let hosts = fs::read_to_string(&got[2].host_path).unwrap();
         assert!(hosts.ends_with("10.0.0.5\tweb\n"));
         let log = fs::metadata(&got[3].host_path).unwrap();
@@ -320,7 +324,8 @@ mod tests {
     #[test]
     fn the_hosts_file_is_managed_unless_the_container_brings_its_own() {
         let root = Root::new();
-        let count = |spec: Value, ips: &[&str]| root.run(spec, ips, HandlerFeatures::default()).unwrap().len();
+        let count =
+            |spec: Value, ips: &[&str]| root.run(spec, ips, HandlerFeatures::default()).unwrap().len();
         assert_eq!(count(json!({"containers": [{"name": "c"}]}), &[]), 0);
         assert_eq!(count(json!({"hostNetwork": true, "containers": [{"name": "c"}]}), &[]), 1);
         let own = json!({"containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/etc/hosts"}]}]});
@@ -343,12 +348,27 @@ mod tests {
             (json!({"subPath": "a/../b"}), "unable to provision SubPath `a/../b`: must not contain '..'"),
             (json!({"subPathExpr": "$(NO)"}), "missing value for NO"),
             (json!({"subPath": "out"}), "failed to prepare subPath for volumeMount \"v\" of container \"c\""),
-            (json!({"subPath": "out/new"}), "failed to create subPath directory for volumeMount \"v\" of container \"c\""),
+            (
+                json!({"subPath": "out/new"}),
+                "failed to create subPath directory for volumeMount \"v\" of container \"c\"",
+            ),
             (json!({"mountPropagation": "X"}), "invalid MountPropagation mode: \"X\""),
-            (json!({"recursiveReadOnly": "Enabled"}), "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but it is not read-only"),
-            (json!({"recursiveReadOnly": "Enabled", "readOnly": true, "mountPropagation": "HostToContainer"}), "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but it is not compatible with propagation \"HostToContainer\""),
-            (json!({"recursiveReadOnly": "Enabled", "readOnly": true}), "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but it is not supported by the runtime"),
-            (json!({"recursiveReadOnly": "X", "readOnly": true}), "failed to resolve recursive read-only mode: unknown recursive read-only mode \"X\""),
+            (
+                json!({"recursiveReadOnly": "Enabled"}),
+                "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but it is not read-only",
+            ),
+            (
+                json!({"recursiveReadOnly": "Enabled", "readOnly": true, "mountPropagation": "HostToContainer"}),
+                "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but it is not compatible with propagation \"HostToContainer\"",
+            ),
+            (
+                json!({"recursiveReadOnly": "Enabled", "readOnly": true}),
+                "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, but it is not supported by the runtime",
+            ),
+            (
+                json!({"recursiveReadOnly": "X", "readOnly": true}),
+                "failed to resolve recursive read-only mode: unknown recursive read-only mode \"X\"",
+            ),
         ] {
             assert_eq!(m(more.clone()), want, "{more}");
         }

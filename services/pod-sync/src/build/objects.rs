@@ -81,7 +81,9 @@ impl ObjectError {
     pub fn is_not_found(&self) -> bool {
         match self {
             Self::NotFound { .. } => true,
-            Self::NotReady { .. } | Self::NotRegistered { .. } | Self::NoClient { .. } | Self::Api(_) => false,
+            Self::NotReady { .. } | Self::NotRegistered { .. } | Self::NoClient { .. } | Self::Api(_) => {
+                false
+            }
         }
     }
 }

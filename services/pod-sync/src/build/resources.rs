@@ -73,9 +73,9 @@ fn swap(pod: &Pod, container: &Container, node: &NodeSettings, out: &mut LinuxCo
         out.memory_swap_limit_in_bytes = out.memory_limit_in_bytes;
         return;
     }
-    let limit = node.limited_swap_bytes.filter(|_| {
-        qos::qos_class(pod) == QosClass::Burstable && !pod::is_critical(pod)
-    });
+    let limit = node
+        .limited_swap_bytes
+        .filter(|_| qos::qos_class(pod) == QosClass::Burstable && !pod::is_critical(pod));
     let memory = |l: ResourceList| l.get("memory").map(|q| q.value());
     let request = memory(qos::container_requests(container));
     let max = memory(qos::container_limits(container));
@@ -99,12 +99,8 @@ pub fn sandbox_resources(pod: &Pod, node: &NodeSettings) -> LinuxContainerResour
 /// Overhead of the sandbox as request and limit; nothing where the pod has none.
 #[must_use]
 pub fn sandbox_overhead(pod: &Pod, node: &NodeSettings) -> LinuxContainerResources {
-    let overhead: ResourceList = pod::spec(pod)
-        .overhead
-        .iter()
-        .flatten()
-        .map(|(k, v)| (k.clone(), Quantity::of(v)))
-        .collect();
+    let overhead: ResourceList =
+        pod::spec(pod).overhead.iter().flatten().map(|(k, v)| (k.clone(), Quantity::of(v))).collect();
     if overhead.is_empty() {
         return LinuxContainerResources::default();
     }
@@ -147,7 +143,8 @@ mod tests {
     use serde_json::{Value, json};
 
     fn of(pod_level: Value, resources: Value, node: &NodeSettings) -> LinuxContainerResources {
-        let p = pod_of(json!({"containers": [{"name": "c", "resources": resources}], "resources": pod_level}));
+        let p =
+            pod_of(json!({"containers": [{"name": "c", "resources": resources}], "resources": pod_level}));
         container_resources(&p, &p.spec.as_ref().unwrap().containers[0], node)
     }
 
@@ -177,7 +174,8 @@ mod tests {
             assert_eq!(got, want, "{name}");
             assert!(r.unified.is_empty());
         }
-        let off = NodeSettings { cgroup: qos::CgroupSettings { cfs_quota: false, ..Default::default() }, ..node };
+        let off =
+            NodeSettings { cgroup: qos::CgroupSettings { cfs_quota: false, ..Default::default() }, ..node };
         let r = of(json!({}), json!({"limits": {"cpu": "1"}}), &off);
         assert_eq!((r.cpu_quota, r.cpu_period), (0, 0));
     }
@@ -186,7 +184,8 @@ mod tests {
     fn every_page_size_of_the_node_is_listed() {
         let node = NodeSettings { hugepage_sizes: vec![2 << 20, 1 << 30], ..NodeSettings::default() };
         let r = of(json!({}), json!({"limits": {"hugepages-2Mi": "4Mi"}}), &node);
-        let got: Vec<(&str, u64)> = r.hugepage_limits.iter().map(|h| (h.page_size.as_str(), h.limit)).collect();
+        let got: Vec<(&str, u64)> =
+            r.hugepage_limits.iter().map(|h| (h.page_size.as_str(), h.limit)).collect();
         assert_eq!(got, [("2MB", 4 << 20), ("1GB", 0)]);
         assert_eq!(page_size_name(64 << 10), "64KB");
     }

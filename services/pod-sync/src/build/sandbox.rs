@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use k8s_cri::v1::{
-    DnsConfig, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol, UserNamespace,
+    DnsConfig, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol,
+    UserNamespace,
 };
 use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_model::ids::PodRef;
@@ -44,7 +45,8 @@ pub struct SandboxInput<'a> {
 pub fn sandbox_config(input: SandboxInput<'_>) -> Result<PodSandboxConfig, ConfigError> {
     let SandboxInput { pod, names, node, .. } = input;
     let meta = &pod.metadata;
-    let mut all_labels: HashMap<String, String> = meta.labels.clone().unwrap_or_default().into_iter().collect();
+    let mut all_labels: HashMap<String, String> =
+        meta.labels.clone().unwrap_or_default().into_iter().collect();
     all_labels.extend([
         (labels::POD_NAME.to_owned(), names.name.to_string()),
         (labels::POD_NAMESPACE.to_owned(), names.namespace.to_string()),
@@ -166,7 +168,10 @@ mod tests {
             "securityContext": {"sysctls": [{"name": "net/core/somaxconn", "value": "7"}]}}))
         .unwrap();
         let m = c.metadata.unwrap();
-        assert_eq!((m.name.as_str(), m.uid.as_str(), m.namespace.as_str(), m.attempt), ("web", "u1", "default", 2));
+        assert_eq!(
+            (m.name.as_str(), m.uid.as_str(), m.namespace.as_str(), m.attempt),
+            ("web", "u1", "default", 2)
+        );
         assert_eq!(c.log_directory, "/var/log/pods/default_web_u1");
         assert_eq!(c.hostname, "web");
         assert_eq!(c.labels["app"], "web");

@@ -75,7 +75,11 @@ pub fn thermal_throttle_paths(cpus: &Path) -> Vec<String> {
 ///
 /// # Errors
 /// The container would run as root, or that cannot be ruled out.
-pub fn verify_run_as_non_root(pod: &Pod, container: &Container, image: &ImageUser) -> Result<(), ConfigError> {
+pub fn verify_run_as_non_root(
+    pod: &Pod,
+    container: &Container,
+    image: &ImageUser,
+) -> Result<(), ConfigError> {
     let pod_context = pod::spec(pod).security_context.as_ref();
     let own = container.security_context.as_ref();
     let non_root =
@@ -121,10 +125,11 @@ fn profile(profile_type: ProfileType, localhost_ref: String) -> SecurityProfile 
 }
 
 fn seccomp(pod: &Pod, container: &Container, node: &NodeSettings) -> Result<SecurityProfile, ConfigError> {
-    let chosen: Option<&SeccompProfile> =
-        container.security_context.as_ref().and_then(|c| c.seccomp_profile.as_ref()).or_else(|| {
-            pod::spec(pod).security_context.as_ref().and_then(|c| c.seccomp_profile.as_ref())
-        });
+    let chosen: Option<&SeccompProfile> = container
+        .security_context
+        .as_ref()
+        .and_then(|c| c.seccomp_profile.as_ref())
+        .or_else(|| pod::spec(pod).security_context.as_ref().and_then(|c| c.seccomp_profile.as_ref()));
     let fallback = if node.seccomp_default { ProfileType::RuntimeDefault } else { ProfileType::Unconfined };
     Ok(match chosen.map(|p| (p.type_.as_str(), p.localhost_profile.as_deref())) {
         Some(("Localhost", Some(name))) if !name.is_empty() => {
@@ -319,7 +324,8 @@ pub fn container_context(
     out.supplemental_groups.extend(of_pod.fs_group);
     out.supplemental_groups.extend(of_pod.supplemental_groups.iter().flatten());
     if own.proc_mount.as_deref() != Some("Unmasked") {
-        out.masked_paths = MASKED.iter().map(|p| (*p).to_owned()).chain(node.thermal_throttle.clone()).collect();
+        out.masked_paths =
+            MASKED.iter().map(|p| (*p).to_owned()).chain(node.thermal_throttle.clone()).collect();
         out.readonly_paths = READ_ONLY.map(str::to_owned).to_vec();
     }
     Ok(out)
@@ -332,8 +338,14 @@ mod tests {
     use crate::build::testing::pod_of;
     use serde_json::{Value, json};
 
-    fn context(pod_context: Value, own: Value, image: &ImageUser) -> Result<LinuxContainerSecurityContext, String> {
-        let p = pod_of(json!({"securityContext": pod_context, "containers": [{"name": "c", "securityContext": own}]}));
+    fn context(
+        pod_context: Value,
+        own: Value,
+        image: &ImageUser,
+    ) -> Result<LinuxContainerSecurityContext, String> {
+        let p = pod_of(
+            json!({"securityContext": pod_context, "containers": [{"name": "c", "securityContext": own}]}),
+        );
         let node = NodeSettings { root_dir: "/r".into(), ..NodeSettings::default() };
         let ns = namespaces(&p, HandlerFeatures::default(), "", None).unwrap();
         container_context(&p, &p.spec.as_ref().unwrap().containers[0], image, &node, ns, None)
@@ -348,12 +360,40 @@ mod tests {
             (json!({"runAsNonRoot": true}), json!({"runAsNonRoot": false}), uid(0), None),
             (json!({"runAsNonRoot": true}), json!({"runAsUser": 5}), uid(0), None),
             (json!({"runAsNonRoot": true}), json!({}), uid(5), None),
-            (json!({"runAsNonRoot": true, "runAsUser": 0}), json!({}), uid(5), Some("container's runAsUser breaks non-root policy (pod: \"web_default(u1)\", container: c)")),
-            (json!({"runAsNonRoot": true}), json!({}), uid(0), Some("container has runAsNonRoot and image will run as root (pod: \"web_default(u1)\", container: c)")),
-            (json!({}), json!({"runAsNonRoot": true}), ImageUser::Name("www".into()), Some("container has runAsNonRoot and image has non-numeric user (www), cannot verify user is non-root (pod: \"web_default(u1)\", container: c)")),
-            (json!({}), json!({"runAsNonRoot": true}), uid(-2), Some("container has runAsNonRoot and image has an invalid user id (-2). (Must be 1-(2147483647)): (pod: \"web_default(u1)\", container: c)")),
+            (
+                json!({"runAsNonRoot": true, "runAsUser": 0}),
+                json!({}),
+                uid(5),
+                Some("container's runAsUser breaks non-root policy (pod: \"web_default(u1)\", container: c)"),
+            ),
+            (
+                json!({"runAsNonRoot": true}),
+                json!({}),
+                uid(0),
+                Some(
+                    "container has runAsNonRoot and image will run as root (pod: \"web_default(u1)\", container: c)",
+                ),
+            ),
+            (
+                json!({}),
+                json!({"runAsNonRoot": true}),
+                ImageUser::Name("www".into()),
+                Some(
+                    "container has runAsNonRoot and image has non-numeric user (www), cannot verify user is non-root (pod: \"web_default(u1)\", container: c)",
+                ),
+            ),
+            (
+                json!({}),
+                json!({"runAsNonRoot": true}),
+                uid(-2),
+                Some(
+                    "container has runAsNonRoot and image has an invalid user id (-2). (Must be 1-(2147483647)): (pod: \"web_default(u1)\", container: c)",
+                ),
+            ),
         ] {
-            let p = pod_of(json!({"securityContext": pod_context, "containers": [{"name": "c", "securityContext": own}]}));
+            let p = pod_of(
+                json!({"securityContext": pod_context, "containers": [{"name": "c", "securityContext": own}]}),
+            );
             let got = verify_run_as_non_root(&p, &p.spec.as_ref().unwrap().containers[0], &image);
             assert_eq!(got.err().map(|e| e.to_string()).as_deref(), want, "{pod_context} {own}");
         }
@@ -380,9 +420,11 @@ mod tests {
         let image = context(json!({}), json!({}), &ImageUser::Name("www".into())).unwrap();
         assert_eq!((image.run_as_user, image.run_as_username.as_str()), (None, "www"));
         assert!(!image.no_new_privs);
-        assert!(context(json!({"supplementalGroupsPolicy": "X"}), json!({}), &ImageUser::Uid(0))
-            .unwrap_err()
-            .starts_with("unsupported supplementalGroupsPolicy: X"));
+        assert!(
+            context(json!({"supplementalGroupsPolicy": "X"}), json!({}), &ImageUser::Uid(0))
+                .unwrap_err()
+                .starts_with("unsupported supplementalGroupsPolicy: X")
+        );
     }
 
     #[test]
@@ -413,9 +455,15 @@ mod tests {
 
         let mut p = pod_of(json!({"securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}},
             "containers": [{"name": "c"}]}));
-        let of = |p: &Pod| legacy_apparmor(&apparmor(p, &p.spec.as_ref().unwrap().containers[0]).unwrap().unwrap());
+        let of = |p: &Pod| {
+            legacy_apparmor(&apparmor(p, &p.spec.as_ref().unwrap().containers[0]).unwrap().unwrap())
+        };
         assert_eq!(of(&p), "runtime/default");
-        p.metadata.annotations.as_mut().unwrap().insert(format!("{APPARMOR_ANNOTATION}c"), "localhost/x".into());
+        p.metadata
+            .annotations
+            .as_mut()
+            .unwrap()
+            .insert(format!("{APPARMOR_ANNOTATION}c"), "localhost/x".into());
         assert_eq!(of(&p), "localhost/x");
         p.spec.as_mut().unwrap().containers[0].security_context =
             Some(serde_json::from_value(json!({"appArmorProfile": {"type": "Unconfined"}})).unwrap());
@@ -446,7 +494,8 @@ mod tests {
         let p = pod_of(json!({"containers": [{"name": "c"}]}));
         let ns = namespaces(&p, HandlerFeatures::default(), "", None).unwrap();
         let c = &p.spec.as_ref().unwrap().containers[0];
-        let got = container_context(&p, c, &ImageUser::Uid(0), &NodeSettings::default(), ns, Some("id1")).unwrap();
+        let got =
+            container_context(&p, c, &ImageUser::Uid(0), &NodeSettings::default(), ns, Some("id1")).unwrap();
         let ns = got.namespace_options.unwrap();
         assert_eq!((ns.pid, ns.target_id.as_str()), (3, "id1"));
     }

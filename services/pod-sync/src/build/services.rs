@@ -12,7 +12,11 @@ pub const MASTER_NAMESPACE: &str = "default";
 
 /// Variables of the services a pod of `namespace` sees; with `links` all of its namespace.
 #[must_use]
-pub fn service_variables(services: &[Arc<Service>], namespace: &str, links: bool) -> BTreeMap<String, String> {
+pub fn service_variables(
+    services: &[Arc<Service>],
+    namespace: &str,
+    links: bool,
+) -> BTreeMap<String, String> {
     // By name: one of the pod's own namespace stands before the same name in `default`.
     let mut seen: BTreeMap<&str, &Service> = BTreeMap::new();
     for service in services {

@@ -223,7 +223,8 @@ mod tests {
             s.spawn(|| {
                 let flags = rustix::fs::RenameFlags::EXCHANGE;
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    rustix::fs::renameat_with(CWD, p.volume.join("a"), CWD, p.volume.join("link"), flags).unwrap();
+                    rustix::fs::renameat_with(CWD, p.volume.join("a"), CWD, p.volume.join("link"), flags)
+                        .unwrap();
                 }
             });
             for _ in 0..2000 {

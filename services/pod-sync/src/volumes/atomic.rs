@@ -278,7 +278,9 @@ mod tests {
     fn payload(files: &[(&str, &str)]) -> Payload {
         files
             .iter()
-            .map(|(p, d)| ((*p).to_owned(), FileProjection { data: d.as_bytes().to_vec(), mode: 0o644, owner: None }))
+            .map(|(p, d)| {
+                ((*p).to_owned(), FileProjection { data: d.as_bytes().to_vec(), mode: 0o644, owner: None })
+            })
             .collect()
     }
 

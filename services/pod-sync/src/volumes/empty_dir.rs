@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 use rustix::mount::MountFlags;
 
-use super::mount_table::{self, MountTable};
+use super::mount_table::{self, MountEntry, MountTable};
 use super::ownership;
 use crate::build::NodeSettings;
 use crate::decide::qos;
@@ -70,8 +70,11 @@ fn page_size(pod: &Pod, medium: &str, asked: &str) -> Result<String, String> {
         .filter(|(_, amount)| amount.is_positive())
         .filter_map(|(name, _)| Some(name.strip_prefix("hugepages-")?.to_owned()))
         .collect();
-    let none =
-        || format!("medium {medium}: hugePages storage requested, but there is no resource request for huge pages");
+    let none = || {
+        format!(
+            "medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
+        )
+    };
     if asked.is_empty() {
         if sizes.len() > 1 {
             return Err(format!(
@@ -121,6 +124,21 @@ impl EmptyDir {
         }
     }
 
+    fn same_page_size(&self, asked: &str, mount: &MountEntry) -> io::Result<()> {
+        // The kernel writes `2M` for what the API calls `2Mi`.
+        let mounted = mount.page_size.as_deref().unwrap_or_default();
+        let size = |text: &str| Quantity::parse(text).ok();
+        if size(&format!("{mounted}i")) == size(asked) {
+            return Ok(());
+        }
+        let pod = self.path.ancestors().nth(3).and_then(Path::file_name).unwrap_or_default();
+        Err(io::Error::other(format!(
+            "pod {}: mounted dir {} pagesize '{mounted}' and requested medium size '{asked}' differ",
+            pod.display(),
+            self.path.display()
+        )))
+    }
+
     /// Makes it, unless it is ready. Returns whether it was made now.
     ///
     /// # Errors
@@ -140,11 +158,19 @@ impl EmptyDir {
             (Medium::Memory(size), None) => mount_tmpfs(&self.path, *size)?,
             (Medium::HugePages(size), None) => {
                 let data = CString::new(format!("pagesize={size}"))?;
-                rustix::mount::mount(c"nodev", &self.path, c"hugetlbfs", MountFlags::empty(), data.as_c_str())?;
+                rustix::mount::mount(
+                    c"nodev",
+                    &self.path,
+                    c"hugetlbfs",
+                    MountFlags::empty(),
+                    data.as_c_str(),
+                )?;
             }
             // A crash came between the mount and the marker.
             (Medium::Memory(_), Some(m)) if m.fs_type == "tmpfs" => {}
-            (Medium::HugePages(_), Some(m)) if m.fs_type == "hugetlbfs" => {}
+            (Medium::HugePages(asked), Some(m)) if m.fs_type == "hugetlbfs" => {
+                self.same_page_size(asked, m)?
+            }
             (Medium::Memory(_) | Medium::HugePages(_), Some(m)) => {
                 return Err(io::Error::other(format!("{} is a mount of {}", self.path.display(), m.fs_type)));
             }
@@ -229,6 +255,21 @@ mod tests {
     }
 
     #[test]
+    fn another_page_size_than_asked_for_is_refused() {
+        let e = dir(Path::new("/r/pods/u1"), Medium::HugePages("2Mi".into()), None);
+        let mount = |size: &str| MountEntry {
+            path: e.path.clone(),
+            fs_type: "hugetlbfs".into(),
+            page_size: Some(size.into()),
+            shared: false,
+        };
+        assert!(e.same_page_size("2Mi", &mount("2M")).is_ok());
+        assert!(e.same_page_size("1Gi", &mount("2M")).unwrap_err().to_string().ends_with(
+            "mounted dir /r/pods/u1/volumes/v pagesize '2M' and requested medium size '1Gi' differ"
+        ));
+    }
+
+    #[test]
     fn the_medium_follows_the_spec() {
         let of = |spec: Value, name: &str, size: Option<&str>| {
             let node = NodeSettings {
@@ -248,9 +289,21 @@ mod tests {
         assert_eq!(of(one.clone(), "HugePages", None), Ok(Medium::HugePages("2Mi".into())));
         assert_eq!(of(two.clone(), "HugePages-1Gi", None), Ok(Medium::HugePages("1Gi".into())));
         for (spec, name, want) in [
-            (two, "HugePages", "medium: HugePages can't be used if container requests multiple huge page sizes"),
-            (one, "HugePages-1Gi", "medium HugePages-1Gi: hugePages storage requested, but there is no resource request for huge pages"),
-            (c(json!({})), "HugePages", "medium HugePages: hugePages storage requested, but there is no resource request for huge pages"),
+            (
+                two,
+                "HugePages",
+                "medium: HugePages can't be used if container requests multiple huge page sizes",
+            ),
+            (
+                one,
+                "HugePages-1Gi",
+                "medium HugePages-1Gi: hugePages storage requested, but there is no resource request for huge pages",
+            ),
+            (
+                c(json!({})),
+                "HugePages",
+                "medium HugePages: hugePages storage requested, but there is no resource request for huge pages",
+            ),
             (c(json!({})), "Tape", "unknown storage medium \"Tape\""),
         ] {
             assert_eq!(of(spec, name, None).unwrap_err(), want);

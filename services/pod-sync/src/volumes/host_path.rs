@@ -55,17 +55,37 @@ mod tests {
         for (path, kind, want) in [
             (at("none"), "", None),
             (dir.clone(), "Directory", None),
-            (at("f"), "Directory", Some(format!("hostPath type check failed: {} is not a directory", at("f")))),
+            (
+                at("f"),
+                "Directory",
+                Some(format!("hostPath type check failed: {} is not a directory", at("f"))),
+            ),
             (at("new/deep"), "DirectoryOrCreate", None),
-            (at("f"), "DirectoryOrCreate", Some(format!("hostPath type check failed: {} is not a directory", at("f")))),
+            (
+                at("f"),
+                "DirectoryOrCreate",
+                Some(format!("hostPath type check failed: {} is not a directory", at("f"))),
+            ),
             (at("f"), "File", None),
             (dir.clone(), "File", Some(format!("hostPath type check failed: {dir} is not a file"))),
             (at("made"), "FileOrCreate", None),
             (at("s"), "Socket", None),
-            (at("f"), "Socket", Some(format!("hostPath type check failed: {} is not a socket file", at("f")))),
+            (
+                at("f"),
+                "Socket",
+                Some(format!("hostPath type check failed: {} is not a socket file", at("f"))),
+            ),
             ("/dev/null".into(), "CharDevice", None),
-            ("/dev/null".into(), "BlockDevice", Some("hostPath type check failed: /dev/null is not a block device".into())),
-            (at("none"), "CharDevice", Some(format!("hostPath type check failed: {} is not a character device", at("none")))),
+            (
+                "/dev/null".into(),
+                "BlockDevice",
+                Some("hostPath type check failed: /dev/null is not a block device".into()),
+            ),
+            (
+                at("none"),
+                "CharDevice",
+                Some(format!("hostPath type check failed: {} is not a character device", at("none"))),
+            ),
             (dir.clone(), "X", Some("X is an invalid volume type".into())),
             ("/a/../b".into(), "", Some("invalid HostPath `/a/../b`: must not contain '..'".into())),
         ] {

@@ -25,6 +25,7 @@ pub mod atomic;
 pub mod empty_dir;
 pub mod error;
 pub mod host_path;
+pub mod layout;
 pub mod mount_table;
 pub mod ownership;
 pub mod payload;
@@ -166,9 +167,9 @@ impl Volumes {
     /// Whether any volume of the pod has content that follows an API object.
     #[must_use]
     pub fn needs_refresh(pod: &Pod) -> bool {
-        referenced(pod)
-            .into_iter()
-            .any(|v| v.config_map.is_some() || v.secret.is_some() || v.projected.is_some() || v.downward_api.is_some())
+        referenced(pod).into_iter().any(|v| {
+            v.config_map.is_some() || v.secret.is_some() || v.projected.is_some() || v.downward_api.is_some()
+        })
     }
 
     /// Unmounts and removes the pod's volumes, subpaths first, and forgets its tokens.
@@ -178,13 +179,15 @@ impl Volumes {
     pub async fn tear_down(&self, uid: &PodUid) -> Result<(), TearDownError> {
         self.tokens.forget(uid.as_str());
         let (table, dir) = (self.table.clone(), paths::pod_dir(&self.root, uid));
-        tokio::task::spawn_blocking(move || teardown::tear_down_pod(&dir, &*table)).await.unwrap_or_else(|_| {
-            Err(TearDownError {
-                what: "the task was cut off for pod",
-                path: uid.to_string(),
-                source: io::ErrorKind::Interrupted.into(),
-            })
-        })
+        tokio::task::spawn_blocking(move || teardown::tear_down_pod(&dir, &*table)).await.unwrap_or_else(
+            |_| {
+                Err(TearDownError {
+                    what: "the task was cut off for pod",
+                    path: uid.to_string(),
+                    source: io::ErrorKind::Interrupted.into(),
+                })
+            },
+        )
     }
 
     /// Whether volumes of the pod are still on disk.
@@ -265,20 +268,14 @@ impl Volumes {
         let memory = Medium::Memory(empty_dir::memory_size(pod, None, &ctx.node));
         let (plugin, medium, payload) = if let Some(source) = &volume.config_map {
             let optional = source.optional.unwrap_or(false);
-            let how = Selection {
-                items: source.items.as_deref(),
-                default_mode: source.default_mode,
-                optional,
-            };
+            let how =
+                Selection { items: source.items.as_deref(), default_mode: source.default_mode, optional };
             let object = config_map(namespace, &source.name, optional, ctx).await;
             ("configmap", Medium::Disk, object.and_then(|o| payload::config_map(o.as_deref(), how)))
         } else if let Some(source) = &volume.secret {
             let optional = source.optional.unwrap_or(false);
-            let how = Selection {
-                items: source.items.as_deref(),
-                default_mode: source.default_mode,
-                optional,
-            };
+            let how =
+                Selection { items: source.items.as_deref(), default_mode: source.default_mode, optional };
             let name = source.secret_name.as_deref().unwrap_or_default();
             let object = secret(namespace, name, optional, ctx).await;
             ("secret", memory, object.and_then(|o| payload::secret(o.as_deref(), how)))
@@ -473,9 +470,9 @@ fn mounts_of(pod: &Pod) -> Vec<&[VolumeMount]> {
 #[must_use]
 pub fn referenced(pod: &Pod) -> Vec<&Volume> {
     let spec = pod::spec(pod);
-    let mut names: BTreeSet<&str> =
-        mounts_of(pod).into_iter().flatten().map(|m| m.name.as_str()).collect();
-    let devices = spec.containers.iter().chain(pod::init_containers(pod)).filter_map(|c| c.volume_devices.as_ref());
+    let mut names: BTreeSet<&str> = mounts_of(pod).into_iter().flatten().map(|m| m.name.as_str()).collect();
+    let devices =
+        spec.containers.iter().chain(pod::init_containers(pod)).filter_map(|c| c.volume_devices.as_ref());
     names.extend(devices.flatten().map(|d| d.name.as_str()));
     spec.volumes.iter().flatten().filter(|v| names.contains(v.name.as_str())).collect()
 }

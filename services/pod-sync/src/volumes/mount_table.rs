@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use procfs::process::MountOptFields;
+
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
@@ -12,6 +14,8 @@ pub struct MountEntry {
     pub fs_type: String,
     /// `pagesize` of a hugetlbfs, as the kernel writes it.
     pub page_size: Option<String>,
+    /// Mounts below it reach other namespaces, and theirs reach it.
+    pub shared: bool,
 }
 
 /// The table of mounts; tests bring their own.
@@ -29,7 +33,8 @@ pub struct ProcMountTable;
 
 impl MountTable for ProcMountTable {
     fn entries(&self) -> io::Result<Vec<MountEntry>> {
-        let table = procfs::process::Process::myself().and_then(|p| p.mountinfo()).map_err(io::Error::other)?;
+        let table =
+            procfs::process::Process::myself().and_then(|p| p.mountinfo()).map_err(io::Error::other)?;
         Ok(table
             .0
             .into_iter()
@@ -37,6 +42,7 @@ impl MountTable for ProcMountTable {
                 path: unescape(&m.mount_point),
                 fs_type: m.fs_type,
                 page_size: m.super_options.get("pagesize").cloned().flatten(),
+                shared: m.opt_fields.iter().any(|o| matches!(o, MountOptFields::Shared(_))),
             })
             .collect())
     }

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{
-    ConfigMap, Container, DownwardAPIVolumeFile, KeyToPath, Pod, Secret,
-};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, DownwardAPIVolumeFile, KeyToPath, Pod, Secret};
 use quintlet_model::pod;
 
 use super::atomic::{FileProjection, Payload};
@@ -33,8 +31,9 @@ fn select(
     how: Selection<'_>,
     missing: impl Fn(&str) -> String,
 ) -> Result<Payload, String> {
-    let default =
-        how.default_mode.ok_or_else(|| "no defaultMode used, not even the default value for it".to_owned())?;
+    let default = how
+        .default_mode
+        .ok_or_else(|| "no defaultMode used, not even the default value for it".to_owned())?;
     let file = |bytes: &Vec<u8>, own: Option<i32>| FileProjection {
         data: bytes.clone(),
         mode: mode(own.unwrap_or(default)),
@@ -143,7 +142,12 @@ pub fn fs_user(pod: &Pod) -> Option<i64> {
 
 /// A token as a file: private where an owner or group is known, since it can then still be read.
 #[must_use]
-pub fn token_file(token: &str, default_mode: i32, fs_user: Option<i64>, fs_group: Option<i64>) -> FileProjection {
+pub fn token_file(
+    token: &str,
+    default_mode: i32,
+    fs_user: Option<i64>,
+    fs_group: Option<i64>,
+) -> FileProjection {
     let private = fs_user.is_some() || fs_group.is_some();
     FileProjection {
         data: token.as_bytes().to_vec(),
@@ -171,8 +175,13 @@ mod tests {
     #[test]
     fn keys_become_files_by_name_or_by_item() {
         let map: ConfigMap =
-            serde_json::from_value(json!({"data": {"a": "1", "b": "2"}, "binaryData": {"c": "Mw=="}})).unwrap();
-        let how = |items: Option<&'static [KeyToPath]>, optional| Selection { items, default_mode: Some(0o640), optional };
+            serde_json::from_value(json!({"data": {"a": "1", "b": "2"}, "binaryData": {"c": "Mw=="}}))
+                .unwrap();
+        let how = |items: Option<&'static [KeyToPath]>, optional| Selection {
+            items,
+            default_mode: Some(0o640),
+            optional,
+        };
         let file = |p: &str, d: &str, m: u32| (p.to_owned(), d.to_owned(), m);
         assert_eq!(
             shown(config_map(Some(&map), how(None, false))).unwrap(),
@@ -180,7 +189,10 @@ mod tests {
         );
         let picked = items(json!([{"key": "a", "path": "x/y", "mode": 0o400}, {"key": "none", "path": "z"}]));
         let picked: &'static [KeyToPath] = picked.leak();
-        assert_eq!(shown(config_map(Some(&map), how(Some(picked), true))).unwrap(), [file("x/y", "1", 0o400)]);
+        assert_eq!(
+            shown(config_map(Some(&map), how(Some(picked), true))).unwrap(),
+            [file("x/y", "1", 0o400)]
+        );
         assert_eq!(
             shown(config_map(Some(&map), how(Some(picked), false))).unwrap_err(),
             "configmap references non-existent config key: none"
@@ -220,7 +232,10 @@ mod tests {
         assert_eq!(user(json!({"containers": [c(json!(5)), c(json!(5))]})), Some(5));
         assert_eq!(user(json!({"containers": [c(json!(5)), c(json!(6))]})), None);
         assert_eq!(user(json!({"containers": [c(json!(5)), c(json!(null))]})), None);
-        assert_eq!(user(json!({"securityContext": {"runAsUser": 5}, "containers": [c(json!(null))]})), Some(5));
+        assert_eq!(
+            user(json!({"securityContext": {"runAsUser": 5}, "containers": [c(json!(null))]})),
+            Some(5)
+        );
         assert_eq!(user(json!({"containers": [c(json!(5))], "initContainers": [c(json!(1))]})), None);
         assert_eq!(token_file("t", 0o644, None, None).mode, 0o644);
         assert_eq!(token_file("t", 0o644, None, Some(7)).mode, 0o600);

@@ -153,7 +153,9 @@ pub enum OrphanError {
         source: io::Error,
     },
     /// The rest could not be removed.
-    #[error("orphaned pod {uid:?} found, but error occurred when trying to remove the pod directory: {source}")]
+    #[error(
+        "orphaned pod {uid:?} found, but error occurred when trying to remove the pod directory: {source}"
+    )]
     Rest {
         /// UID.
         uid: String,
@@ -176,8 +178,11 @@ pub fn clean_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), Orphan
         return Err(OrphanError::Mounted { uid: uid(), path });
     }
     remove_skeleton(&pod_dir.join("volume-subpaths")).map_err(rest)?;
-    remove_volume_dirs(&pod_dir.join("volumes"))
-        .map_err(|(path, source)| OrphanError::Volume { uid: uid(), path, source })?;
+    remove_volume_dirs(&pod_dir.join("volumes")).map_err(|(path, source)| OrphanError::Volume {
+        uid: uid(),
+        path,
+        source,
+    })?;
     remove_tree(pod_dir, table).map_err(rest)
 }
 
@@ -216,7 +221,12 @@ mod tests {
 
     impl MountTable for Told {
         fn entries(&self) -> io::Result<Vec<MountEntry>> {
-            let entry = |path: &PathBuf| MountEntry { path: path.clone(), fs_type: "x".into(), page_size: None };
+            let entry = |path: &PathBuf| MountEntry {
+                path: path.clone(),
+                fs_type: "x".into(),
+                page_size: None,
+                shared: false,
+            };
             Ok(self.0.iter().map(entry).collect())
         }
     }

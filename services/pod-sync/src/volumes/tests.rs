@@ -137,7 +137,8 @@ async fn every_kind_is_set_up_once_and_taken_down_without_a_trace() {
     assert_eq!(read("proj", "token"), "default/default:[\"x\"]");
     assert_eq!(read("proj", "ca.crt"), "1");
     assert_eq!((read("proj", "ns"), read("proj", "pw")), ("default".into(), "x".into()));
-    let forced: Vec<&str> = done.volumes.iter().filter(|(_, v)| v.read_only).map(|(k, _)| k.as_str()).collect();
+    let forced: Vec<&str> =
+        done.volumes.iter().filter(|(_, v)| v.read_only).map(|(k, _)| k.as_str()).collect();
     assert_eq!(forced, ["cm", "down", "proj", "sec"]);
     assert_eq!(node.mounts(), 4, "mem, sec, down, proj");
     let marker = node.dir.path().join("pods/u1/plugins/kubernetes.io~empty-dir/wrapped_sec/ready");
@@ -175,7 +176,10 @@ async fn content_follows_the_object_and_outlives_it() {
 
     *node.objects.map.lock() = None;
     let failures = node.volumes.refresh(&pod, &node.uid, &node.ctx).await;
-    assert_eq!(failures[0].to_string(), "MountVolume.SetUp failed for volume \"cm\" : configmap \"cm\" not found");
+    assert_eq!(
+        failures[0].to_string(),
+        "MountVolume.SetUp failed for volume \"cm\" : configmap \"cm\" not found"
+    );
     assert_eq!(fs::read_to_string(path.join("b")).unwrap(), "2");
     *node.objects.down.lock() = true;
     let again = Volumes::new(node.dir.path().to_owned()).set_up(&pod, &node.uid, &node.ctx).await.unwrap();
@@ -195,16 +199,46 @@ async fn what_fails_is_named_as_the_kubelet_names_it() {
         }
     };
     for (volume, want) in [
-        (json!({"configMap": {"name": "gone", "defaultMode": 420}}), "MountVolume.SetUp failed for volume \"v\" : configmap \"gone\" not found"),
-        (json!({"secret": {"secretName": "gone", "defaultMode": 420}}), "MountVolume.SetUp failed for volume \"v\" : secret \"gone\" not found"),
-        (json!({"configMap": {"name": "cm", "defaultMode": 420, "items": [{"key": "z", "path": "z"}]}}), "MountVolume.SetUp failed for volume \"v\" : configmap references non-existent config key: z"),
-        (json!({"configMap": {"name": "cm"}}), "MountVolume.SetUp failed for volume \"v\" : no defaultMode used, not even the default value for it"),
-        (json!({"configMap": {"name": "cm", "defaultMode": 420, "items": [{"key": "a", "path": "../z"}]}}), "MountVolume.SetUp failed for volume \"v\" : invalid path: must not contain '..': ../z"),
-        (json!({"emptyDir": {"medium": "Tape"}}), "MountVolume.SetUp failed for volume \"v\" : unknown storage medium \"Tape\""),
-        (json!({"hostPath": {"path": "/nowhere", "type": "Directory"}}), "MountVolume.SetUp failed for volume \"v\" : hostPath type check failed: /nowhere is not a directory"),
-        (json!({"nfs": {"server": "s", "path": "/p"}}), "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: nfs is not supported"),
-        (json!({"persistentVolumeClaim": {"claimName": "c"}}), "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: persistentVolumeClaim is not supported"),
-        (json!({"projected": {"defaultMode": 420, "sources": [{"secret": {"name": "gone"}}, {"configMap": {"name": "gone"}}]}}), "MountVolume.SetUp failed for volume \"v\" : [secret \"gone\" not found, configmap \"gone\" not found]"),
+        (
+            json!({"configMap": {"name": "gone", "defaultMode": 420}}),
+            "MountVolume.SetUp failed for volume \"v\" : configmap \"gone\" not found",
+        ),
+        (
+            json!({"secret": {"secretName": "gone", "defaultMode": 420}}),
+            "MountVolume.SetUp failed for volume \"v\" : secret \"gone\" not found",
+        ),
+        (
+            json!({"configMap": {"name": "cm", "defaultMode": 420, "items": [{"key": "z", "path": "z"}]}}),
+            "MountVolume.SetUp failed for volume \"v\" : configmap references non-existent config key: z",
+        ),
+        (
+            json!({"configMap": {"name": "cm"}}),
+            "MountVolume.SetUp failed for volume \"v\" : no defaultMode used, not even the default value for it",
+        ),
+        (
+            json!({"configMap": {"name": "cm", "defaultMode": 420, "items": [{"key": "a", "path": "../z"}]}}),
+            "MountVolume.SetUp failed for volume \"v\" : invalid path: must not contain '..': ../z",
+        ),
+        (
+            json!({"emptyDir": {"medium": "Tape"}}),
+            "MountVolume.SetUp failed for volume \"v\" : unknown storage medium \"Tape\"",
+        ),
+        (
+            json!({"hostPath": {"path": "/nowhere", "type": "Directory"}}),
+            "MountVolume.SetUp failed for volume \"v\" : hostPath type check failed: /nowhere is not a directory",
+        ),
+        (
+            json!({"nfs": {"server": "s", "path": "/p"}}),
+            "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: nfs is not supported",
+        ),
+        (
+            json!({"persistentVolumeClaim": {"claimName": "c"}}),
+            "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: persistentVolumeClaim is not supported",
+        ),
+        (
+            json!({"projected": {"defaultMode": 420, "sources": [{"secret": {"name": "gone"}}, {"configMap": {"name": "gone"}}]}}),
+            "MountVolume.SetUp failed for volume \"v\" : [secret \"gone\" not found, configmap \"gone\" not found]",
+        ),
     ] {
         assert_eq!(fail(volume.clone()).await, want, "{volume}");
     }
@@ -218,7 +252,9 @@ async fn what_fails_is_named_as_the_kubelet_names_it() {
 #[tokio::test]
 async fn a_volume_nobody_mounts_is_ignored() {
     let node = Node::new();
-    let pod = pod_of(json!({"volumes": [{"name": "v", "configMap": {"name": "gone"}}], "containers": [{"name": "c"}]}));
+    let pod = pod_of(
+        json!({"volumes": [{"name": "v", "configMap": {"name": "gone"}}], "containers": [{"name": "c"}]}),
+    );
     assert_eq!(node.set_up(&pod).await.unwrap(), SetUp::default());
 }
 

@@ -104,7 +104,9 @@ impl TokenCache {
             )),
             (Err(e), Some(old)) => {
                 tracing::warn!(
-                    namespace = key.namespace, service_account = key.service_account, error = e,
+                    namespace = key.namespace,
+                    service_account = key.service_account,
+                    error = e,
                     "cannot refresh a token that is still valid"
                 );
                 Ok(old)

@@ -1,0 +1,82 @@
+//! The kubelet's root directory (setupDataDirs).
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use rustix::mount::MountPropagationFlags;
+
+use super::mount_table::MountTable;
+
+/// Makes the root directory and what stands in it, with the kubelet's modes.
+///
+/// # Errors
+/// A directory cannot be made.
+pub fn prepare_root(root: &Path) -> io::Result<()> {
+    for (name, mode) in [
+        ("", 0o750),
+        ("pods", 0o750),
+        ("plugins", 0o750),
+        ("plugins_registry", 0o750),
+        ("pod-resources", 0o750),
+        ("checkpoints", 0o700),
+    ] {
+        let dir = root.join(name);
+        fs::DirBuilder::new().recursive(true).mode(mode).create(&dir)?;
+        fs::set_permissions(&dir, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+/// Makes the root directory a shared mount, without which `Bidirectional` propagation does not work. One that lies on
+/// a shared mount already is left alone; else it is bound to itself. Returns whether a mount was made, which then
+/// stays when the agent ends.
+///
+/// # Errors
+/// The mount table cannot be read, or the mount fails.
+pub fn share_root(root: &Path, table: &dyn MountTable) -> io::Result<bool> {
+    let real = fs::canonicalize(root)?;
+    let entries = table.entries()?;
+    let under = entries
+        .iter()
+        .enumerate()
+        .filter(|(_, e)| real.starts_with(&e.path))
+        .max_by_key(|(i, e)| (e.path.components().count(), *i));
+    if under.is_some_and(|(_, e)| e.shared) {
+        return Ok(false);
+    }
+    let bound = under.is_some_and(|(_, e)| e.path == real);
+    if !bound {
+        rustix::mount::mount_bind(&real, &real)?;
+    }
+    rustix::mount::mount_change(&real, MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
+    Ok(!bound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::subpath::unmount_all;
+    use crate::volumes::mount_table::ProcMountTable;
+
+    #[test]
+    fn the_root_is_shared_once() {
+        let tmp = tempfile::tempdir().unwrap();
+        let root = tmp.path().join("root");
+        prepare_root(&root).unwrap();
+        prepare_root(&root).unwrap();
+        assert_eq!(fs::metadata(root.join("checkpoints")).unwrap().permissions().mode() & 0o777, 0o700);
+        // A private mount to stand on, whatever the machine's own root is.
+        rustix::mount::mount_bind(tmp.path(), tmp.path()).unwrap();
+        rustix::mount::mount_change(tmp.path(), MountPropagationFlags::PRIVATE).unwrap();
+        let first = share_root(&root, &ProcMountTable);
+        let second = share_root(&root, &ProcMountTable);
+        let count = crate::volumes::mount_table::below(&ProcMountTable, &root).unwrap().len();
+        unmount_all(&root).unwrap();
+        unmount_all(tmp.path()).unwrap();
+        assert!(first.unwrap());
+        assert!(!second.unwrap());
+        assert_eq!(count, 1);
+    }
+}
