@@ -16,6 +16,9 @@ const ANNOTATION: &str = "quintlet.dev/expect";
 /// What is expected of a manifest that cannot be used.
 const INVALID: &str = "InvalidManifest";
 
+/// A pod must be as expected for this long: one that is about to fail or to complete is Ready for a moment.
+const HELD: Duration = Duration::from_secs(3);
+
 /// A pod that is not as expected, but has been the same for this long, has settled.
 const SETTLED: Duration = Duration::from_secs(15);
 
@@ -131,20 +134,21 @@ impl Judge {
         if !view.complete {
             return Verdict::Pending;
         }
-        let mut settled = true;
+        let (mut same, mut settled) = (true, true);
         for (index, expectation) in self.expectations.iter().enumerate() {
             let actual = expectation.actual(view, &self.node);
             let (status, since) = self.last.entry(index).or_insert_with(|| (actual.clone(), now));
             if *status != actual {
                 (*status, *since) = (actual, now);
             }
-            settled &= *status == expectation.expect || now.duration_since(*since) >= SETTLED;
+            let as_expected = *status == expectation.expect;
+            same &= as_expected;
+            settled &= now.duration_since(*since) >= if as_expected { HELD } else { SETTLED };
         }
-        let differences = self.differences();
-        match (differences.is_empty(), settled) {
-            (true, _) => Verdict::Same,
-            (false, true) => Verdict::Different(differences),
-            (false, false) => Verdict::Pending,
+        match (settled, same) {
+            (true, true) => Verdict::Same,
+            (true, false) => Verdict::Different(self.differences()),
+            (false, _) => Verdict::Pending,
         }
     }
 
@@ -216,9 +220,23 @@ mod tests {
         ];
         for (expect, pods, broken, same) in cases {
             let wanted = read("web.yaml", &WEB.replace("Ready", expect));
-            let verdict = Judge::new(wanted, "node").judge(&view(pods, broken), Instant::now());
+            let (mut judge, seen, start) = (Judge::new(wanted, "node"), view(pods, broken), Instant::now());
+            assert_eq!(judge.judge(&seen, start), Verdict::Pending);
+            let verdict = judge.judge(&seen, start + HELD);
             assert_eq!(verdict == Verdict::Same, same, "{expect} {pods:?} {broken:?}");
         }
+    }
+
+    #[test]
+    fn a_pod_that_is_ready_for_a_moment_is_not_taken_for_ready() {
+        let mut judge = Judge::new(read("web.yaml", WEB), "node");
+        let start = Instant::now();
+        let (ready, failed) =
+            (view(&[("web", "1/1", "Running")], &[]), view(&[("web", "0/1", "Error")], &[]));
+        assert_eq!(judge.judge(&ready, start), Verdict::Pending);
+        assert_eq!(judge.judge(&failed, start + HELD / 2), Verdict::Pending);
+        assert_eq!(judge.judge(&ready, start + HELD), Verdict::Pending);
+        assert_eq!(judge.judge(&ready, start + HELD * 2), Verdict::Same);
     }
 
     #[test]
