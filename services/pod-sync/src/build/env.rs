@@ -110,7 +110,7 @@ pub struct EnvInput<'a> {
     pub pod_ips: &'a [IpAddr],
     /// Objects, fetched.
     pub objects: &'a EnvObjects,
-    /// Where the pod's emptyDir volumes are, for `fileKeyRef`.
+    /// Where the pod's volumes are, for `fileKeyRef`, which reads from emptyDir only.
     pub volume_paths: &'a BTreeMap<String, PathBuf>,
 }
 
@@ -264,7 +264,11 @@ pub fn sorted(pod_ips: &[IpAddr], node_ips: &[IpAddr]) -> Vec<IpAddr> {
 
 fn file_key(input: EnvInput<'_>, r: &FileKeySelector) -> Result<Option<String>, ConfigError> {
     let optional = r.optional.unwrap_or(false);
-    let root = input.volume_paths.get(&r.volume_name).ok_or_else(|| {
+    let is_empty_dir = |name: &str| {
+        pod::spec(input.pod).volumes.iter().flatten().any(|v| v.name == name && v.empty_dir.is_some())
+    };
+    let path = input.volume_paths.get(&r.volume_name).filter(|_| is_empty_dir(&r.volume_name));
+    let root = path.ok_or_else(|| {
         ConfigError::invalid(format!("cannot find the volume {:?} referenced by FileKeyRef", r.volume_name))
     })?;
     let missing = || {
@@ -363,7 +367,8 @@ mod tests {
 
     impl Case {
         fn run(&self, container: Value) -> Result<BTreeMap<String, String>, String> {
-            let mut p = pod_of(json!({"containers": [container], "serviceAccountName": "sa"}));
+            let mut p = pod_of(json!({"containers": [container], "serviceAccountName": "sa",
+                "volumes": [{"name": "v", "emptyDir": {}}, {"name": "h", "hostPath": {"path": "/"}}]}));
             if self.static_pod {
                 p.metadata.annotations = Some([("kubernetes.io/config.source".into(), "file".into())].into());
             }
@@ -480,7 +485,9 @@ mod tests {
         std::fs::write(dir.path().join("bad"), "A=1\n").unwrap();
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("out")).unwrap();
         let mut case = Case::default();
-        case.paths.insert("v".into(), dir.path().into());
+        for name in ["v", "h"] {
+            case.paths.insert(name.into(), dir.path().into());
+        }
         let ask = |volume: &str, path: &str, key: &str, optional: bool| {
             case.one(
                 json!({"fileKeyRef": {"volumeName": volume, "path": path, "key": key, "optional": optional}}),
@@ -494,10 +501,12 @@ mod tests {
         );
         assert!(ask("v", "bad", "A", false).unwrap_err().starts_with("couldn't parse env file"));
         assert_eq!(ask("v", "out", "root", true), Ok(None));
-        assert_eq!(
-            ask("w", "f", "A", false).unwrap_err(),
-            "cannot find the volume \"w\" referenced by FileKeyRef"
-        );
+        for name in ["w", "h"] {
+            assert_eq!(
+                ask(name, "f", "A", false).unwrap_err(),
+                format!("cannot find the volume {name:?} referenced by FileKeyRef")
+            );
+        }
     }
 
     #[test]

@@ -27,7 +27,6 @@ pub mod sandbox;
 pub mod security;
 pub mod services;
 pub mod subpath;
-pub mod termination;
 
 #[cfg(test)]
 pub(crate) mod testing;

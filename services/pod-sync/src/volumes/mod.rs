@@ -226,13 +226,6 @@ impl Volumes {
         self.tokens.purge(now);
     }
 
-    /// Where the pod's emptyDir volumes are, for `fileKeyRef`.
-    #[must_use]
-    pub fn empty_dirs(&self, pod: &Pod, uid: &PodUid) -> BTreeMap<String, PathBuf> {
-        let volumes = pod::spec(pod).volumes.iter().flatten().filter(|v| v.empty_dir.is_some());
-        volumes.map(|v| (v.name.clone(), self.places(uid, "empty-dir", &v.name, false).0)).collect()
-    }
-
     fn places(&self, uid: &PodUid, plugin: &str, volume: &str, wrapped: bool) -> (PathBuf, PathBuf) {
         let pod_dir = paths::pod_dir(&self.root, uid);
         let marker = if wrapped { format!("wrapped_{volume}") } else { volume.to_owned() };
