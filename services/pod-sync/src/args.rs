@@ -97,9 +97,15 @@ mod tests {
     #[test]
     fn the_command_line_holds_together() {
         Args::command().debug_assert();
-        let args = Args::try_parse_from(["pod-sync", "--sync-frequency", "5s", "--node-label", "a=b"]).unwrap();
+        let args =
+            Args::try_parse_from(["pod-sync", "--sync-frequency", "5s", "--node-label", "a=b"]).unwrap();
         assert_eq!((args.sync_frequency, args.labels().len()), (Duration::from_secs(5), 1));
-        for bad in [["--sync-frequency", "5"], ["--node-label", "x"], ["--node-ip", "nine"], ["--manifest-url-header", "x"]] {
+        for bad in [
+            ["--sync-frequency", "5"],
+            ["--node-label", "x"],
+            ["--node-ip", "nine"],
+            ["--manifest-url-header", "x"],
+        ] {
             assert!(Args::try_parse_from(["pod-sync", bad[0], bad[1]]).is_err(), "{bad:?}");
         }
     }

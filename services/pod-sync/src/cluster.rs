@@ -28,16 +28,27 @@ impl std::fmt::Debug for Objects {
 impl Objects {
     /// Objects of these manifests and this API server.
     #[must_use]
-    pub fn new(manifests: Arc<ManifestObjects>, client: Option<kube::Client>, view: Arc<ClusterView>) -> Self {
+    pub fn new(
+        manifests: Arc<ManifestObjects>,
+        client: Option<kube::Client>,
+        view: Arc<ClusterView>,
+    ) -> Self {
         Self { manifests, client, view }
     }
 
     async fn get<K>(&self, kind: ObjectKind, namespace: &str, name: &str) -> Result<Arc<K>, ObjectError>
     where
-        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
     {
         let Some(client) = self.client.clone() else {
-            return Err(ObjectError::NoClient { kind, namespace: namespace.to_owned(), name: name.to_owned() });
+            return Err(ObjectError::NoClient {
+                kind,
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+            });
         };
         match Api::<K>::namespaced(client, namespace).get_opt(name).await {
             Ok(Some(object)) => Ok(Arc::new(object)),

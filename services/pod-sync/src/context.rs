@@ -95,7 +95,10 @@ pub struct Context {
 
 impl std::fmt::Debug for Context {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Context").field("node", &self.node.node_name).field("epoch", &self.epoch).finish_non_exhaustive()
+        f.debug_struct("Context")
+            .field("node", &self.node.node_name)
+            .field("epoch", &self.epoch)
+            .finish_non_exhaustive()
     }
 }
 
@@ -197,7 +200,9 @@ impl Views {
     #[must_use]
     pub fn all(&self) -> Vec<Arc<View>> {
         let mut all: Vec<_> = self.pods.read().values().cloned().collect();
-        all.sort_by(|a, b| (&a.pod_ref.namespace, &a.pod_ref.name).cmp(&(&b.pod_ref.namespace, &b.pod_ref.name)));
+        all.sort_by(|a, b| {
+            (&a.pod_ref.namespace, &a.pod_ref.name).cmp(&(&b.pod_ref.namespace, &b.pod_ref.name))
+        });
         all
     }
 
@@ -260,7 +265,9 @@ impl PullLanes {
             let mut registries = self.registries.lock();
             // Lanes nobody stands in are not kept.
             registries.retain(|_, lane| Arc::strong_count(lane) > 1);
-            Arc::clone(registries.entry(registry).or_insert_with(|| Arc::new(Semaphore::new(PULLS_PER_REGISTRY))))
+            Arc::clone(
+                registries.entry(registry).or_insert_with(|| Arc::new(Semaphore::new(PULLS_PER_REGISTRY))),
+            )
         };
         let _first = lane.acquire().await;
         let _second = self.all.acquire().await;
@@ -282,4 +289,3 @@ pub struct Desired {
     /// Admission refused it.
     pub rejected: Option<Rejection>,
 }
-

@@ -75,14 +75,17 @@ fn list(dir: &Path, known: &HashSet<PodUid>) -> Vec<PodUid> {
 pub async fn remove_dir(ctx: Arc<Context>, uid: PodUid) {
     let result = async {
         let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
-        let cleaned = tokio::task::spawn_blocking(move || volumes.clean_orphan(&gone).map_err(|e| e.to_string())).await;
+        let cleaned =
+            tokio::task::spawn_blocking(move || volumes.clean_orphan(&gone).map_err(|e| e.to_string())).await;
         cleaned.map_err(|e| e.to_string())??;
         ctx.cgroups.remove_by_uid(&uid).await.map_err(|e| e.to_string())
     }
     .await;
     match result {
         Ok(()) => ctx.state.remove(&uid),
-        Err(error) => tracing::info!(pod.uid = %uid, error, "directory of a pod that is gone not removed yet"),
+        Err(error) => {
+            tracing::info!(pod.uid = %uid, error, "directory of a pod that is gone not removed yet")
+        }
     }
 }
 

@@ -48,7 +48,9 @@ pub fn with_tag(image: &str) -> Result<String, String> {
         return Err(format!("couldn't parse image name {image:?}: invalid reference format"));
     }
     if image.bytes().any(|b| b.is_ascii_uppercase()) && !image.contains([':', '@']) {
-        return Err(format!("couldn't parse image name {image:?}: invalid reference format: repository name must be lowercase"));
+        return Err(format!(
+            "couldn't parse image name {image:?}: invalid reference format: repository name must be lowercase"
+        ));
     }
     Ok(if last.contains(':') || last.contains('@') { image.to_owned() } else { format!("{image}:latest") })
 }
@@ -68,7 +70,11 @@ pub async fn ensure(
     let spec_image = container.image.as_deref().unwrap_or_default();
     let event = |kind, reason: &str, message: String| ctx.events.pod(pod, kind, reason, &message, field_path);
     let image = with_tag(spec_image).map_err(|why| {
-        event(EventType::Warning, "InspectFailed", format!("Failed to apply default image tag {spec_image:?}: {why}"));
+        event(
+            EventType::Warning,
+            "InspectFailed",
+            format!("Failed to apply default image tag {spec_image:?}: {why}"),
+        );
         waits("InvalidImageName", format!("Failed to apply default image tag {spec_image:?}: {why}"))
     })?;
     let policy = container.image_pull_policy.as_deref().unwrap_or("IfNotPresent");
@@ -77,7 +83,13 @@ pub async fn ensure(
     if policy != "Always" {
         match ctx.runtime.image_status(spec.clone()).await {
             Ok(Some(found)) => {
-                event(EventType::Normal, "Pulled", format!("Container image {spec_image:?} already present on machine and can be accessed by the pod"));
+                event(
+                    EventType::Normal,
+                    "Pulled",
+                    format!(
+                        "Container image {spec_image:?} already present on machine and can be accessed by the pod"
+                    ),
+                );
                 return Ok(Ready { image_ref: found.id.clone(), image: Some(found) });
             }
             Ok(None) => {}
@@ -108,7 +120,8 @@ async fn pull(
     let image = spec.image.clone();
     if let Turn::Later { until, .. } = backoff.turn(&image, ctx.clock.boot(), Delays::default()) {
         event(EventType::Normal, "BackOff", format!("Back-off pulling image {spec_image:?}"));
-        let reason = WaitingReason { reason: "ImagePullBackOff".to_owned(), message: backoff.message(&image) };
+        let reason =
+            WaitingReason { reason: "ImagePullBackOff".to_owned(), message: backoff.message(&image) };
         return Err(NoImage::Waits(reason, Some(until)));
     }
     event(EventType::Normal, "Pulling", format!("Pulling image {spec_image:?}"));
@@ -123,15 +136,26 @@ async fn pull(
         .await;
     match pulled {
         Ok(image_ref) => {
-            let found = ctx.runtime.image_status(cri::ImageSpec { image: image_ref.clone(), ..spec }).await.ok().flatten();
-            let ms = |d: std::time::Duration| crate::decide::backoff::go_duration(std::time::Duration::from_millis(u64::try_from(d.as_millis()).unwrap_or(u64::MAX)));
+            let found = ctx
+                .runtime
+                .image_status(cri::ImageSpec { image: image_ref.clone(), ..spec })
+                .await
+                .ok()
+                .flatten();
+            let ms = |d: std::time::Duration| {
+                crate::decide::backoff::go_duration(std::time::Duration::from_millis(
+                    u64::try_from(d.as_millis()).unwrap_or(u64::MAX),
+                ))
+            };
             let now = ctx.clock.boot();
             let size = found.as_ref().map_or(0, |i| i.size);
             let (took, whole) = (ms(now.saturating_sub(began)), ms(now.saturating_sub(asked)));
             event(
                 EventType::Normal,
                 "Pulled",
-                format!("Successfully pulled image {spec_image:?} in {took} ({whole} including waiting). Image size: {size} bytes."),
+                format!(
+                    "Successfully pulled image {spec_image:?} in {took} ({whole} including waiting). Image size: {size} bytes."
+                ),
             );
             tracing::debug!(pod.uid = pod.metadata.uid, image, "pulled");
             Ok(Ready { image_ref, image: found })

@@ -86,13 +86,15 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let manifests = Arc::new(ManifestObjects::default());
     let view = Arc::new(ClusterView::default());
     let objects = Arc::new(cluster::Objects::new(Arc::clone(&manifests), client.clone(), Arc::clone(&view)));
-    let cgroups = cgroup::Cgroups::new(std::path::Path::new("/sys/fs/cgroup"), &args.cgroup_root, settings.cgroup);
+    let cgroups =
+        cgroup::Cgroups::new(std::path::Path::new("/sys/fs/cgroup"), &args.cgroup_root, settings.cgroup);
     let limits = node::pod_limits(&settings);
     if let Err(e) = cgroups.set_up(limits) {
         // Each pod tries again, and says so where it fails.
         tracing::warn!(error = quintlet_kit::error_chain(&e), "cgroups of the node are not set up");
     }
-    let container_logs_dir = Some(args.container_logs_dir.clone()).filter(|d| !d.is_empty()).map(std::path::PathBuf::from);
+    let container_logs_dir =
+        Some(args.container_logs_dir.clone()).filter(|d| !d.is_empty()).map(std::path::PathBuf::from);
     for dir in container_logs_dir.iter().chain([&args.pod_logs_dir]) {
         std::fs::create_dir_all(dir).with_context(|| format!("{}", dir.display()))?;
     }
@@ -127,14 +129,27 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     tasks.spawn("statuses", Arc::clone(&statuses).run(stop.clone()));
     tasks.spawn("unhealthy", unhealthy_events(Arc::clone(&ctx), unhealthy));
     if let Some(client) = &client {
-        let facts = node::report(settings.clone(), args.labels(), runtime_state.clone(), pleg, statuses, clock, stop.clone());
+        let facts = node::report(
+            settings.clone(),
+            args.labels(),
+            runtime_state.clone(),
+            pleg,
+            statuses,
+            clock,
+            stop.clone(),
+        );
         tasks.spawn("node-facts", facts);
-        tasks.spawn("watch-node", Arc::clone(&view).watch_node(client.clone(), settings.node_name.clone(), stop.clone()));
+        tasks.spawn(
+            "watch-node",
+            Arc::clone(&view).watch_node(client.clone(), settings.node_name.clone(), stop.clone()),
+        );
         tasks.spawn("watch-services", Arc::clone(&view).watch_services(client.clone(), stop.clone()));
     }
 
-    let listener = bind_unix(&paths.podsync(), 0o660).with_context(|| format!("{}", paths.podsync().display()))?;
-    let server = Server::new("pod-sync").add_service(PodSyncServer::new(serve::Service::new(Arc::clone(&ctx))));
+    let listener =
+        bind_unix(&paths.podsync(), 0o660).with_context(|| format!("{}", paths.podsync().display()))?;
+    let server =
+        Server::new("pod-sync").add_service(PodSyncServer::new(serve::Service::new(Arc::clone(&ctx))));
     let serving = spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));
     if let Some(address) = args.common.metrics_listen {
         let serve = quintlet_kit::server::serve_metrics(address, stop.clone());
@@ -173,14 +188,18 @@ fn settings(args: &Args) -> NodeSettings {
         ..NodeSettings::default()
     };
     settings.detect();
-    settings.allocatable = node::capacity(&settings).iter().map(|(name, q)| (name.clone(), decide::quantity::Quantity::of(q))).collect();
+    settings.allocatable = node::capacity(&settings)
+        .iter()
+        .map(|(name, q)| (name.clone(), decide::quantity::Quantity::of(q)))
+        .collect();
     settings
 }
 
 async fn client(args: &Args) -> anyhow::Result<Option<kube::Client>> {
     let Some(path) = &args.kubeconfig else { return Ok(None) };
     let read = kube::config::Kubeconfig::read_from(path).with_context(|| format!("{}", path.display()))?;
-    let config = kube::Config::from_custom_kubeconfig(read, &kube::config::KubeConfigOptions::default()).await?;
+    let config =
+        kube::Config::from_custom_kubeconfig(read, &kube::config::KubeConfigOptions::default()).await?;
     Ok(Some(kube::Client::try_from(config)?))
 }
 
@@ -195,13 +214,26 @@ fn sources(
     let mut kinds = Vec::new();
     if let Some(path) = &args.manifests {
         kinds.push(SourceKind::File);
-        let run = source::file::run(path.clone(), node.to_owned(), args.file_check_frequency, tx.clone(), stop.clone());
+        let run = source::file::run(
+            path.clone(),
+            node.to_owned(),
+            args.file_check_frequency,
+            tx.clone(),
+            stop.clone(),
+        );
         tasks.spawn("source-file", run);
     }
     if let Some(url) = &args.manifest_url {
         kinds.push(SourceKind::Http);
         let headers = args.manifest_url_header.clone();
-        let run = source::http::run(url.clone(), headers, node.to_owned(), args.http_check_frequency, tx.clone(), stop.clone());
+        let run = source::http::run(
+            url.clone(),
+            headers,
+            node.to_owned(),
+            args.http_check_frequency,
+            tx.clone(),
+            stop.clone(),
+        );
         tasks.spawn("source-http", run);
     }
     if let Some(client) = client {

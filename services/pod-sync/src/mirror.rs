@@ -13,7 +13,8 @@ pub async fn reconcile(ctx: &Context, pod: &Pod, mirror: Option<&Pod>) {
     let hash = pods::annotation(pod, labels::CONFIG_HASH);
     let mut have = mirror;
     if let Some(m) = mirror {
-        let matches = m.metadata.deletion_timestamp.is_none() && pods::annotation(m, labels::CONFIG_MIRROR) == hash;
+        let matches =
+            m.metadata.deletion_timestamp.is_none() && pods::annotation(m, labels::CONFIG_MIRROR) == hash;
         if !matches {
             if !delete(ctx, m).await {
                 return;

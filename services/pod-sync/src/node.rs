@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Pod};
+use k8s_openapi::api::core::v1::{
+    Node, NodeAddress, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Pod,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use quintlet_kit::clock::Clock;
@@ -14,8 +16,8 @@ use quintlet_proto::status::v1 as wire;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::cgroup::NodeLimits;
 use crate::build::{HandlerFeatures, NodeSettings};
+use crate::cgroup::NodeLimits;
 use crate::clients::pleg::Pleg;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
@@ -38,7 +40,12 @@ pub const MAX_PODS: u32 = 110;
 pub const KUBELET_VERSION: &str = "v1.36.0";
 
 /// Keeps the runtime's state up to date until told to stop.
-pub async fn poll_runtime(runtime: Runtime, clock: Clock, state: watch::Sender<RuntimeState>, stop: CancellationToken) {
+pub async fn poll_runtime(
+    runtime: Runtime,
+    clock: Clock,
+    state: watch::Sender<RuntimeState>,
+    stop: CancellationToken,
+) {
     let mut good: Option<Duration> = None;
     loop {
         let next = match read_runtime(&runtime).await {
@@ -54,7 +61,9 @@ pub async fn poll_runtime(runtime: Runtime, clock: Clock, state: watch::Sender<R
             Err(why) => {
                 let down = match good {
                     None => Some("container runtime status check may not have completed yet".to_owned()),
-                    Some(at) if clock.boot().saturating_sub(at) > DOWN_AFTER => Some("container runtime is down".to_owned()),
+                    Some(at) if clock.boot().saturating_sub(at) > DOWN_AFTER => {
+                        Some("container runtime is down".to_owned())
+                    }
                     Some(_) => None,
                 };
                 tracing::debug!(why, "runtime status not read");
@@ -93,7 +102,10 @@ async fn read_runtime(runtime: &Runtime) -> Result<RuntimeState, String> {
             let features = HandlerFeatures {
                 recursive_read_only_mounts: f.recursive_read_only_mounts,
                 user_namespaces: f.user_namespaces,
-                supplemental_groups_policy: status.features.as_ref().is_some_and(|f| f.supplemental_groups_policy),
+                supplemental_groups_policy: status
+                    .features
+                    .as_ref()
+                    .is_some_and(|f| f.supplemental_groups_policy),
             };
             (h.name.clone(), features)
         })
@@ -102,7 +114,8 @@ async fn read_runtime(runtime: &Runtime) -> Result<RuntimeState, String> {
         name: version.runtime_name,
         version: version.runtime_version,
         not_ready: failing("RuntimeReady").map(|c| format!("container runtime not ready: {c}")),
-        network_not_ready: failing("NetworkReady").map(|c| format!("container runtime network not ready: {c}")),
+        network_not_ready: failing("NetworkReady")
+            .map(|c| format!("container runtime network not ready: {c}")),
         handlers,
     })
 }
@@ -151,7 +164,11 @@ pub async fn report(
 
 /// The Node object as far as pod-sync is its source.
 #[must_use]
-pub fn node_object(settings: &NodeSettings, labels: &BTreeMap<String, String>, runtime: &RuntimeState) -> Node {
+pub fn node_object(
+    settings: &NodeSettings,
+    labels: &BTreeMap<String, String>,
+    runtime: &RuntimeState,
+) -> Node {
     let name = settings.node_name.clone();
     let arch = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -170,21 +187,31 @@ pub fn node_object(settings: &NodeSettings, labels: &BTreeMap<String, String>, r
     .map(|(k, v)| (k.to_owned(), v.to_owned()))
     .collect();
     all.extend(labels.clone());
-    let mut addresses: Vec<NodeAddress> =
-        settings.node_ips.iter().map(|ip| NodeAddress { address: ip.to_string(), type_: "InternalIP".to_owned() }).collect();
+    let mut addresses: Vec<NodeAddress> = settings
+        .node_ips
+        .iter()
+        .map(|ip| NodeAddress { address: ip.to_string(), type_: "InternalIP".to_owned() })
+        .collect();
     addresses.push(NodeAddress { address: name.clone(), type_: "Hostname".to_owned() });
     let read = |path: &str| std::fs::read_to_string(path).map(|s| s.trim().to_owned()).unwrap_or_default();
     let os_image = read("/etc/os-release")
         .lines()
         .find_map(|l| l.strip_prefix("PRETTY_NAME=").map(|v| v.trim_matches('"').to_owned()))
         .unwrap_or_else(|| "Linux".to_owned());
-    let container_runtime = if runtime.name.is_empty() { "Unknown".to_owned() } else { format!("{}://{}", runtime.name, runtime.version) };
+    let container_runtime = if runtime.name.is_empty() {
+        "Unknown".to_owned()
+    } else {
+        format!("{}://{}", runtime.name, runtime.version)
+    };
     let capacity = capacity(settings);
     Node {
         metadata: ObjectMeta {
             name: Some(name),
             labels: Some(all),
-            annotations: Some([("volumes.kubernetes.io/controller-managed-attach-detach".to_owned(), "true".to_owned())].into()),
+            annotations: Some(
+                [("volumes.kubernetes.io/controller-managed-attach-detach".to_owned(), "true".to_owned())]
+                    .into(),
+            ),
             ..ObjectMeta::default()
         },
         spec: Some(NodeSpec::default()),
@@ -287,7 +314,12 @@ pub struct NodeAdmission {
 impl NodeAdmission {
     /// For this node.
     #[must_use]
-    pub fn new(settings: NodeSettings, labels: &BTreeMap<String, String>, view: Arc<ClusterView>, runtime: watch::Receiver<RuntimeState>) -> Self {
+    pub fn new(
+        settings: NodeSettings,
+        labels: &BTreeMap<String, String>,
+        view: Arc<ClusterView>,
+        runtime: watch::Receiver<RuntimeState>,
+    ) -> Self {
         let own = node_object(&settings, labels, &RuntimeState::default());
         Self { settings, own, view, runtime }
     }

@@ -40,7 +40,13 @@ impl Owner {
         let path = root.join("quintlet-owner");
         let io = |source| OwnerError::Io { path: path.clone(), source };
         std::fs::create_dir_all(root).map_err(io)?;
-        let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(io)?;
         let mut lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
             if errno == nix::errno::Errno::EWOULDBLOCK {
                 OwnerError::Held { path: path.clone() }
@@ -51,7 +57,8 @@ impl Owner {
         let mut text = String::new();
         lock.read_to_string(&mut text).map_err(io)?;
         // A torn number must not become a lower epoch: the clock is ahead of any count of restarts.
-        let last = text.trim().parse::<u64>().unwrap_or_else(|_| if text.is_empty() { 0 } else { recovered() });
+        let last =
+            text.trim().parse::<u64>().unwrap_or_else(|_| if text.is_empty() { 0 } else { recovered() });
         let epoch = last + 1;
         lock.rewind().map_err(io)?;
         lock.set_len(0).map_err(io)?;

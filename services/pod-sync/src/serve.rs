@@ -76,7 +76,11 @@ fn wire_view(view: &View, brief: bool) -> wire::PodView {
             until_unix_ns: w.until_unix_ns,
         }),
         ready: c.ready,
-        status: if view.worker == "terminating" && view.is_removed { "Terminating".to_owned() } else { c.status },
+        status: if view.worker == "terminating" && view.is_removed {
+            "Terminating".to_owned()
+        } else {
+            c.status
+        },
         restarts: c.restarts,
         pod_ip: status.pod_ip.unwrap_or_default(),
         created_unix_ns: view.created_unix_ns,
@@ -105,7 +109,10 @@ fn event(event: wire::watch_pods_event::Event) -> Result<wire::WatchPodsEvent, S
 
 #[tonic::async_trait]
 impl PodSync for Service {
-    async fn list_pods(&self, request: Request<wire::ListPodsRequest>) -> Result<Response<wire::ListPodsReply>, Status> {
+    async fn list_pods(
+        &self,
+        request: Request<wire::ListPodsRequest>,
+    ) -> Result<Response<wire::ListPodsReply>, Status> {
         let brief = request.into_inner().brief;
         let pods = self.ctx.views.all().iter().map(|v| wire_view(v, brief)).collect();
         Ok(Response::new(wire::ListPodsReply { pods, problems: problems(&self.ctx) }))
@@ -113,7 +120,10 @@ impl PodSync for Service {
 
     type WatchPodsStream = Pin<Box<dyn Stream<Item = Result<wire::WatchPodsEvent, Status>> + Send>>;
 
-    async fn watch_pods(&self, request: Request<wire::WatchPodsRequest>) -> Result<Response<Self::WatchPodsStream>, Status> {
+    async fn watch_pods(
+        &self,
+        request: Request<wire::WatchPodsRequest>,
+    ) -> Result<Response<Self::WatchPodsStream>, Status> {
         use wire::watch_pods_event::Event;
         let brief = request.into_inner().brief;
         let (tx, rx) = mpsc::channel(STREAM);
@@ -128,7 +138,8 @@ impl PodSync for Service {
             let mut first = true;
             loop {
                 versions.mark_unchanged();
-                let now: HashMap<PodUid, Arc<View>> = ctx.views.all().into_iter().map(|v| (v.pod_ref.uid.clone(), v)).collect();
+                let now: HashMap<PodUid, Arc<View>> =
+                    ctx.views.all().into_iter().map(|v| (v.pod_ref.uid.clone(), v)).collect();
                 let mut out = Vec::new();
                 for (uid, view) in &sent {
                     if !now.contains_key(uid) {
@@ -139,7 +150,10 @@ impl PodSync for Service {
                         }));
                     }
                 }
-                let mut changed: Vec<_> = now.values().filter(|v| sent.get(&v.pod_ref.uid).is_none_or(|s| s.version != v.version)).collect();
+                let mut changed: Vec<_> = now
+                    .values()
+                    .filter(|v| sent.get(&v.pod_ref.uid).is_none_or(|s| s.version != v.version))
+                    .collect();
                 changed.sort_by_key(|v| v.version);
                 out.extend(changed.into_iter().map(|v| Event::Pod(wire_view(v, brief))));
                 let problems = problems(&ctx);
@@ -166,11 +180,17 @@ impl PodSync for Service {
         Ok(Response::new(Box::pin(ReceiverStream::new(rx))))
     }
 
-    async fn get_pod(&self, request: Request<wire::GetPodRequest>) -> Result<Response<wire::PodView>, Status> {
+    async fn get_pod(
+        &self,
+        request: Request<wire::GetPodRequest>,
+    ) -> Result<Response<wire::PodView>, Status> {
         Ok(Response::new(wire_view(&*self.find(&request.into_inner().pod)?, false)))
     }
 
-    async fn explain(&self, request: Request<wire::ExplainRequest>) -> Result<Response<wire::ExplainReply>, Status> {
+    async fn explain(
+        &self,
+        request: Request<wire::ExplainRequest>,
+    ) -> Result<Response<wire::ExplainReply>, Status> {
         let view = self.find(&request.into_inner().pod)?;
         let status = view.pod.status.clone().unwrap_or_default();
         let containers = status
@@ -196,7 +216,10 @@ impl PodSync for Service {
         }))
     }
 
-    async fn list_events(&self, request: Request<wire::ListEventsRequest>) -> Result<Response<wire::ListEventsReply>, Status> {
+    async fn list_events(
+        &self,
+        request: Request<wire::ListEventsRequest>,
+    ) -> Result<Response<wire::ListEventsReply>, Status> {
         let request = request.into_inner();
         let limit = if request.limit == 0 { usize::MAX } else { request.limit as usize };
         Ok(Response::new(wire::ListEventsReply { events: self.events(&request.uid, limit) }))
@@ -224,17 +247,25 @@ impl Service {
 
 fn explain_container(s: &k8s_openapi::api::core::v1::ContainerStatus) -> wire::ContainerExplain {
     let state = s.state.clone().unwrap_or_default();
-    let last = s.last_state.as_ref().and_then(|l| l.terminated.as_ref()).map(|t| {
-        format!("; exited {} {:?} before", t.exit_code, t.reason.clone().unwrap_or_default())
-    });
+    let last = s
+        .last_state
+        .as_ref()
+        .and_then(|l| l.terminated.as_ref())
+        .map(|t| format!("; exited {} {:?} before", t.exit_code, t.reason.clone().unwrap_or_default()));
     let (word, detail) = if let Some(w) = state.waiting {
-        (w.reason.unwrap_or_else(|| "waiting".to_owned()), w.message.unwrap_or_default() + &last.unwrap_or_default())
+        (
+            w.reason.unwrap_or_else(|| "waiting".to_owned()),
+            w.message.unwrap_or_default() + &last.unwrap_or_default(),
+        )
     } else if state.running.is_some() {
         let started = if s.started == Some(true) { "" } else { ", startup probe has not passed" };
         let ready = if s.ready { "ready" } else { "not ready" };
         ("running".to_owned(), format!("{ready}{started}"))
     } else if let Some(t) = state.terminated {
-        ("exited".to_owned(), format!("{} {:?} {}", t.exit_code, t.reason.unwrap_or_default(), t.message.unwrap_or_default()))
+        (
+            "exited".to_owned(),
+            format!("{} {:?} {}", t.exit_code, t.reason.unwrap_or_default(), t.message.unwrap_or_default()),
+        )
     } else {
         ("unknown".to_owned(), String::new())
     };

@@ -155,7 +155,8 @@ impl StateDir {
         for entry in entries.flatten() {
             let name = entry.file_name();
             let Some(uid) = name.to_str().and_then(|n| PodUid::parse(n).ok()) else { continue };
-            match std::fs::read(entry.path()).map_err(|e| e.to_string()).and_then(|bytes| self.parse(&bytes)) {
+            match std::fs::read(entry.path()).map_err(|e| e.to_string()).and_then(|bytes| self.parse(&bytes))
+            {
                 Ok(record) => out.push((uid, record)),
                 Err(why) => {
                     tracing::warn!(pod.uid = %uid, why, "state record dropped");
@@ -208,7 +209,11 @@ mod tests {
         let state = StateDir::open(dir.path(), "b1".into()).unwrap();
         let record = PodRecord {
             pod: Some(Pod::default()),
-            waiting: [("a".to_owned(), WaitingReason { reason: "CrashLoopBackOff".into(), message: "m".into() })].into(),
+            waiting: [(
+                "a".to_owned(),
+                WaitingReason { reason: "CrashLoopBackOff".into(), message: "m".into() },
+            )]
+            .into(),
             ..PodRecord::default()
         };
         state.save(&uid(), &record).unwrap();
@@ -229,7 +234,10 @@ mod tests {
             flipped[i] ^= 1;
             std::fs::write(dir.path().join(format!("flipped{i}")), flipped).unwrap();
         }
-        StateDir::open(dir.path(), "b2".into()).unwrap().save(&PodUid::parse("old").unwrap(), &PodRecord::default()).unwrap();
+        StateDir::open(dir.path(), "b2".into())
+            .unwrap()
+            .save(&PodUid::parse("old").unwrap(), &PodRecord::default())
+            .unwrap();
         let left: Vec<_> = state.load().into_iter().map(|(uid, _)| uid).collect();
         assert_eq!(left, [uid()]);
     }

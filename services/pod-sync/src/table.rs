@@ -57,9 +57,23 @@ impl std::fmt::Debug for Table {
 impl Table {
     /// An empty table for these sources.
     #[must_use]
-    pub fn new(ctx: Arc<Context>, objects: Arc<ManifestObjects>, admission: Arc<dyn Admission>, sources: &[SourceKind]) -> Self {
+    pub fn new(
+        ctx: Arc<Context>,
+        objects: Arc<ManifestObjects>,
+        admission: Arc<dyn Admission>,
+        sources: &[SourceKind],
+    ) -> Self {
         let stores = sources.iter().map(|s| (*s, SourceStore::new(s.name()))).collect();
-        Self { ctx, objects, admission, stores, pods: HashMap::new(), mirrors: HashMap::new(), orphans: HashMap::new(), draining: false }
+        Self {
+            ctx,
+            objects,
+            admission,
+            stores,
+            pods: HashMap::new(),
+            mirrors: HashMap::new(),
+            orphans: HashMap::new(),
+            draining: false,
+        }
     }
 
     /// Goes on with the pods an earlier run left records of: they are maintained before any source has spoken.
@@ -80,7 +94,8 @@ impl Table {
                 self.ctx.names.take(&pod_ref.full_name(), &uid);
             }
             tracing::info!(pod.uid = %uid, pod = %pod_ref, "going on with a known pod");
-            let desired = Desired { pod: Arc::new(pod), source, mirror: None, removed: false, rejected: None };
+            let desired =
+                Desired { pod: Arc::new(pod), source, mirror: None, removed: false, rejected: None };
             self.spawn(pod_ref, desired, Some(record), true);
         }
     }
@@ -94,7 +109,12 @@ impl Table {
     }
 
     /// Runs until told to stop, or, after `drain` said so, until no pod is left.
-    pub async fn run(mut self, mut updates: mpsc::Receiver<SourceUpdate>, mut drain: watch::Receiver<bool>, stop: CancellationToken) {
+    pub async fn run(
+        mut self,
+        mut updates: mpsc::Receiver<SourceUpdate>,
+        mut drain: watch::Receiver<bool>,
+        stop: CancellationToken,
+    ) {
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -138,7 +158,10 @@ impl Table {
         let merged = store.set(snapshot.pods.iter().map(|p| (**p).clone()).collect(), now);
         for pod in &merged.duplicates {
             let name = pods::pod_ref(pod).map(|r| r.full_name()).unwrap_or_default();
-            let message = format!("Error validating pod {name} from {} due to duplicate pod name {name:?}, ignoring", source.name());
+            let message = format!(
+                "Error validating pod {name} from {} due to duplicate pod name {name:?}, ignoring",
+                source.name()
+            );
             self.ctx.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
         }
         for Change { op, pod } in merged.changes {
@@ -188,7 +211,11 @@ impl Table {
         let others: Vec<Arc<Pod>> = self
             .pods
             .iter()
-            .filter(|(uid, entry)| !entry.desired.borrow().removed && entry.desired.borrow().rejected.is_none() && !self.is_over(uid))
+            .filter(|(uid, entry)| {
+                !entry.desired.borrow().removed
+                    && entry.desired.borrow().rejected.is_none()
+                    && !self.is_over(uid)
+            })
             .map(|(_, entry)| Arc::clone(&entry.desired.borrow().pod))
             .collect();
         let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
@@ -220,7 +247,9 @@ impl Table {
         for entry in self.pods.values() {
             let is_it = {
                 let d = entry.desired.borrow();
-                pods::is_static(&d.pod) && d.pod.metadata.namespace.as_deref() == Some(&key.0) && d.pod.metadata.name.as_deref() == Some(&key.1)
+                pods::is_static(&d.pod)
+                    && d.pod.metadata.namespace.as_deref() == Some(&key.0)
+                    && d.pod.metadata.name.as_deref() == Some(&key.1)
             };
             if is_it {
                 entry.desired.send_modify(|d| d.mirror.clone_from(&now));
@@ -244,13 +273,18 @@ impl Table {
     }
 
     fn reap(&mut self) {
-        let done: Vec<PodUid> = self.pods.iter().filter(|(_, e)| e.task.is_finished()).map(|(uid, _)| uid.clone()).collect();
+        let done: Vec<PodUid> =
+            self.pods.iter().filter(|(_, e)| e.task.is_finished()).map(|(uid, _)| uid.clone()).collect();
         for uid in done {
             self.ctx.wakes.forget(&uid);
             let Some(entry) = self.pods.remove(&uid) else { continue };
             let desired = entry.desired.borrow().clone();
             // A static pod of a fixed UID came back while the old one ended: it starts anew.
-            if !desired.removed && desired.pod.metadata.deletion_timestamp.is_none() && !self.draining && self.names_it(&uid) {
+            if !desired.removed
+                && desired.pod.metadata.deletion_timestamp.is_none()
+                && !self.draining
+                && self.names_it(&uid)
+            {
                 if let Ok(pod_ref) = pods::pod_ref(&desired.pod) {
                     self.spawn(pod_ref, Desired { rejected: None, ..desired }, None, false);
                 }
@@ -284,11 +318,13 @@ impl Table {
             let task = quintlet_kit::task::spawn("orphan", crate::housekeeping::remove_orphan(ctx, pod));
             self.orphans.insert(uid, task);
         }
-        let known: HashSet<PodUid> = self.pods.keys().chain(self.orphans.keys()).cloned().chain(present).collect();
+        let known: HashSet<PodUid> =
+            self.pods.keys().chain(self.orphans.keys()).cloned().chain(present).collect();
         let dirs = crate::housekeeping::orphaned_dirs(&self.ctx, &known);
         for uid in dirs {
             let ctx = Arc::clone(&self.ctx);
-            let task = quintlet_kit::task::spawn("orphan-dir", crate::housekeeping::remove_dir(ctx, uid.clone()));
+            let task =
+                quintlet_kit::task::spawn("orphan-dir", crate::housekeeping::remove_dir(ctx, uid.clone()));
             self.orphans.insert(uid, task);
         }
     }
@@ -297,12 +333,16 @@ impl Table {
         for ((namespace, name), mirror) in &self.mirrors {
             let wanted = self.pods.values().any(|e| {
                 let d = e.desired.borrow();
-                pods::is_static(&d.pod) && d.pod.metadata.namespace.as_ref() == Some(namespace) && d.pod.metadata.name.as_ref() == Some(name)
+                pods::is_static(&d.pod)
+                    && d.pod.metadata.namespace.as_ref() == Some(namespace)
+                    && d.pod.metadata.name.as_ref() == Some(name)
             });
             if !wanted {
                 let ctx = Arc::clone(&self.ctx);
                 let mirror = Arc::clone(mirror);
-                quintlet_kit::task::spawn("orphan-mirror", async move { crate::mirror::delete(&ctx, &mirror).await });
+                quintlet_kit::task::spawn("orphan-mirror", async move {
+                    crate::mirror::delete(&ctx, &mirror).await
+                });
             }
         }
     }

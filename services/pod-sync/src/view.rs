@@ -83,14 +83,21 @@ pub fn columns(pod: &Pod, status: &PodStatus) -> Columns {
     let spec = pod::spec(pod);
     let mut out = Columns {
         ready: String::new(),
-        status: status.reason.clone().filter(|r| !r.is_empty()).or_else(|| status.phase.clone()).unwrap_or_else(|| "Pending".to_owned()),
+        status: status
+            .reason
+            .clone()
+            .filter(|r| !r.is_empty())
+            .or_else(|| status.phase.clone())
+            .unwrap_or_else(|| "Pending".to_owned()),
         restarts: 0,
         last_restart_unix_ns: 0,
     };
     let (mut ready, mut total) = (0, spec.containers.len());
     let mut count = |s: &ContainerStatus| {
         out.restarts += u32::try_from(s.restart_count).unwrap_or(0);
-        if let Some(t) = s.last_state.as_ref().and_then(|l| l.terminated.as_ref()).and_then(|t| t.finished_at.as_ref()) {
+        if let Some(t) =
+            s.last_state.as_ref().and_then(|l| l.terminated.as_ref()).and_then(|t| t.finished_at.as_ref())
+        {
             let at = i64::try_from(t.0.as_nanosecond()).unwrap_or(0);
             out.last_restart_unix_ns = out.last_restart_unix_ns.max(at);
         }
@@ -186,12 +193,13 @@ mod tests {
             format!("{} {} {}", c.ready, c.status, c.restarts)
         };
         let one = json!({"containers": [{"name": "a"}]});
-        let container = |state: serde_json::Value, ready: bool, restarts: i32| {
-            json!({"name": "a", "ready": ready, "restartCount": restarts, "image": "", "imageID": "", "state": state})
-        };
+        let container = |state: serde_json::Value, ready: bool, restarts: i32| json!({"name": "a", "ready": ready, "restartCount": restarts, "image": "", "imageID": "", "state": state});
         for (status, want) in [
             (json!({"phase": "Pending"}), "0/1 Pending 0"),
-            (json!({"phase": "Running", "containerStatuses": [container(json!({"running": {}}), true, 2)]}), "1/1 Running 2"),
+            (
+                json!({"phase": "Running", "containerStatuses": [container(json!({"running": {}}), true, 2)]}),
+                "1/1 Running 2",
+            ),
             (
                 json!({"phase": "Running", "containerStatuses": [container(json!({"waiting": {"reason": "CrashLoopBackOff"}}), false, 3)]}),
                 "0/1 CrashLoopBackOff 3",

@@ -78,7 +78,10 @@ impl Events {
         let (out, queue) = mpsc::channel(QUEUE);
         let client = StatusReporterClient::new(quintlet_kit::socket::channel(socket));
         quintlet_kit::task::spawn("events", send(client, queue, stop));
-        let dropped = quintlet_telemetry::metrics::counter("quintlet_events_dropped", "Events lost because the queue to status-reporter was full");
+        let dropped = quintlet_telemetry::metrics::counter(
+            "quintlet_events_dropped",
+            "Events lost because the queue to status-reporter was full",
+        );
         Self { kept: Arc::default(), out, clock, dropped }
     }
 
@@ -113,9 +116,9 @@ impl Events {
     fn keep(&self, uid: &str, pod: &str, kind: EventType, reason: &str, message: &str, field_path: &str) {
         let at_unix_ns = i64::try_from(self.clock.wall().as_nanosecond()).unwrap_or(i64::MAX);
         let mut kept = self.kept.lock();
-        let same = kept
-            .iter()
-            .rposition(|e| e.uid == uid && e.reason == reason && e.message == message && e.field_path == field_path);
+        let same = kept.iter().rposition(|e| {
+            e.uid == uid && e.reason == reason && e.message == message && e.field_path == field_path
+        });
         let count = match same.and_then(|i| kept.remove(i)) {
             Some(e) => e.count.saturating_add(1),
             None => 1,
@@ -139,13 +142,18 @@ impl Events {
     #[must_use]
     pub fn list(&self, uid: &str, limit: usize) -> Vec<KeptEvent> {
         let kept = self.kept.lock();
-        let mut out: Vec<_> = kept.iter().rev().filter(|e| uid.is_empty() || e.uid == uid).take(limit).cloned().collect();
+        let mut out: Vec<_> =
+            kept.iter().rev().filter(|e| uid.is_empty() || e.uid == uid).take(limit).cloned().collect();
         out.reverse();
         out
     }
 }
 
-async fn send(mut client: StatusReporterClient<Channel>, mut queue: mpsc::Receiver<wire::RecordEventRequest>, stop: CancellationToken) {
+async fn send(
+    mut client: StatusReporterClient<Channel>,
+    mut queue: mpsc::Receiver<wire::RecordEventRequest>,
+    stop: CancellationToken,
+) {
     loop {
         // What is still queued at the end is lost, as with the kubelet.
         let event = tokio::select! {

@@ -53,7 +53,11 @@ impl Pleg {
     #[must_use]
     pub fn new(path: PathBuf, wakes: Arc<Wakes>) -> Self {
         let channel = quintlet_kit::socket::channel(path);
-        Self { client: PlegClient::new(channel).max_decoding_message_size(64 << 20), cache: RwLock::default(), wakes }
+        Self {
+            client: PlegClient::new(channel).max_decoding_message_size(64 << 20),
+            cache: RwLock::default(),
+            wakes,
+        }
     }
 
     /// The newest record of a pod, if there is one.
@@ -73,7 +77,12 @@ impl Pleg {
     ///
     /// # Errors
     /// It cannot be asked, or its answer is an error.
-    pub async fn observe(&self, uid: &PodUid, ids: Vec<String>, full: bool) -> Result<Option<SharedPodRuntime>, ObserveError> {
+    pub async fn observe(
+        &self,
+        uid: &PodUid,
+        ids: Vec<String>,
+        full: bool,
+    ) -> Result<Option<SharedPodRuntime>, ObserveError> {
         let mut request = tonic::Request::new(wire::ObserveRequest { uid: uid.to_string(), ids, full });
         quintlet_telemetry::propagate::inject(request.metadata_mut());
         let mut client = self.client.clone();
@@ -87,7 +96,8 @@ impl Pleg {
             self.cache.write().pods.remove(uid);
             return Ok(None);
         };
-        let pod = Arc::new(convert::pod_runtime(record, epoch).map_err(|e| ObserveError::Runtime(e.to_string()))?);
+        let pod =
+            Arc::new(convert::pod_runtime(record, epoch).map_err(|e| ObserveError::Runtime(e.to_string()))?);
         if let Some(error) = &pod.error {
             return Err(ObserveError::Runtime(error.clone()));
         }
@@ -138,7 +148,10 @@ impl Pleg {
     }
 
     async fn stream(&self) -> Result<(), tonic::Status> {
-        let resume = { let cache = self.cache.read(); cache.cursor.filter(|_| cache.complete).map(Into::into) };
+        let resume = {
+            let cache = self.cache.read();
+            cache.cursor.filter(|_| cache.complete).map(Into::into)
+        };
         let request = wire::WatchRequest { hello: Some(quintlet_proto::hello()), resume };
         let mut client = self.client.clone();
         let mut events = client.watch(request).await?.into_inner();
@@ -162,7 +175,9 @@ impl Pleg {
                                 self.wakes.wake(&uid);
                             }
                         }
-                        Err(e) => tracing::warn!(pod.uid = uid, error = %e, "record of pleg-service not understood"),
+                        Err(e) => {
+                            tracing::warn!(pod.uid = uid, error = %e, "record of pleg-service not understood")
+                        }
                     }
                 }
                 Some(wire::watch_event::Event::Gone(gone)) => {
@@ -176,7 +191,8 @@ impl Pleg {
                     let gone: Vec<PodUid> = {
                         let mut cache = self.cache.write();
                         cache.complete = true;
-                        let gone: Vec<_> = cache.pods.keys().filter(|uid| !seen.contains(*uid)).cloned().collect();
+                        let gone: Vec<_> =
+                            cache.pods.keys().filter(|uid| !seen.contains(*uid)).cloned().collect();
                         for uid in &gone {
                             cache.pods.remove(uid);
                         }

@@ -78,7 +78,14 @@ impl Probes {
     #[must_use]
     pub fn new(dir: PathBuf, wakes: Arc<Wakes>) -> (Arc<Self>, mpsc::Receiver<Unhealthy>) {
         let (unhealthy, rx) = mpsc::channel(UNHEALTHY);
-        let me = Self { dir, desired: RwLock::default(), memory: Mutex::default(), bells: Mutex::default(), unhealthy, wakes };
+        let me = Self {
+            dir,
+            desired: RwLock::default(),
+            memory: Mutex::default(),
+            bells: Mutex::default(),
+            unhealthy,
+            wakes,
+        };
         (Arc::new(me), rx)
     }
 
@@ -207,7 +214,12 @@ impl Probes {
         }
     }
 
-    async fn stream(&self, id: &str, bell: &Notify, mut client: ProbeClient<tonic::transport::Channel>) -> Result<(), tonic::Status> {
+    async fn stream(
+        &self,
+        id: &str,
+        bell: &Notify,
+        mut client: ProbeClient<tonic::transport::Channel>,
+    ) -> Result<(), tonic::Status> {
         let (tx, rx) = mpsc::channel(STREAM);
         let _ = tx.try_send(request(wire::drive_request::Request::Hello(quintlet_proto::hello())));
         let mut reports = client.drive(ReceiverStream::new(rx)).await?.into_inner();
@@ -229,7 +241,10 @@ impl Probes {
                     }
                 }
                 if std::mem::take(&mut first)
-                    && tx.send(request(wire::drive_request::Request::Complete(wire::FullSetComplete {}))).await.is_err()
+                    && tx
+                        .send(request(wire::drive_request::Request::Complete(wire::FullSetComplete {})))
+                        .await
+                        .is_err()
                 {
                     return;
                 }
@@ -249,7 +264,11 @@ impl Probes {
         }
     }
 
-    fn difference(&self, id: &str, sent: &mut HashMap<PodUid, wire::PodTarget>) -> Vec<wire::drive_request::Request> {
+    fn difference(
+        &self,
+        id: &str,
+        sent: &mut HashMap<PodUid, wire::PodTarget>,
+    ) -> Vec<wire::drive_request::Request> {
         let desired = self.desired.read();
         let mine = |a: &&Assigned| a.instance.as_deref() == Some(id);
         let mut out = Vec::new();
@@ -284,7 +303,12 @@ impl Probes {
             Some(wire::drive_report::Report::Unhealthy(u)) => {
                 let Ok(uid) = PodUid::parse(&u.uid) else { return };
                 // Full: the event is one of very many that say the same.
-                let _ = self.unhealthy.try_send(Unhealthy { uid, container: u.container, reason: u.reason, message: u.message });
+                let _ = self.unhealthy.try_send(Unhealthy {
+                    uid,
+                    container: u.container,
+                    reason: u.reason,
+                    message: u.message,
+                });
             }
             Some(wire::drive_report::Report::Hello(_) | wire::drive_report::Report::ReplayEnd(_)) | None => {}
         }
@@ -400,8 +424,14 @@ mod tests {
     #[test]
     fn the_higher_counter_wins_and_a_new_instance_replaces() {
         let mut all = PodMemory::new();
-        for (id, counter, changed) in [("c1", 3, true), ("c1", 2, false), ("c1", 3, false), ("c1", 4, true), ("c2", 0, true)] {
-            assert_eq!(merge(&mut all, "a", ProbeType::Liveness, memory(id, counter)), changed, "{id} {counter}");
+        for (id, counter, changed) in
+            [("c1", 3, true), ("c1", 2, false), ("c1", 3, false), ("c1", 4, true), ("c2", 0, true)]
+        {
+            assert_eq!(
+                merge(&mut all, "a", ProbeType::Liveness, memory(id, counter)),
+                changed,
+                "{id} {counter}"
+            );
         }
     }
 

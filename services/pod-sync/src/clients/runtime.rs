@@ -74,7 +74,8 @@ macro_rules! call {
     ($self:ident, $client:ident, $method:ident, $name:literal, $limit:expr, $request:expr) => {{
         let mut client = $self.$client.clone();
         let request = $self.request($request, $limit);
-        let sent = client.$method(request);
+        // Boxed: a worker must not carry the state of its largest call for all its life.
+        let sent = Box::pin(client.$method(request));
         $self.finish($name, $limit, sent).await
     }};
 }
@@ -97,7 +98,10 @@ impl Runtime {
         let metadata = request.metadata_mut();
         metadata.insert(OWNER_EPOCH_HEADER, MetadataValue::from(self.epoch));
         let deadline = self.clock.boot() + limit;
-        metadata.insert(DEADLINE_HEADER, MetadataValue::from(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)));
+        metadata.insert(
+            DEADLINE_HEADER,
+            MetadataValue::from(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)),
+        );
         quintlet_telemetry::propagate::inject(metadata);
         request
     }
@@ -112,7 +116,12 @@ impl Runtime {
             Ok(Ok(response)) => match outcome(response.metadata()) {
                 // An answer without our trailer came from a proxy that was cut right after it: it is an answer.
                 Some(Outcome::Ok) | None => Ok(response.into_inner()),
-                Some(outcome) => Err(CallError { method, outcome, code: Code::Unknown, message: "proxy gave an answer and no success".to_owned() }),
+                Some(outcome) => Err(CallError {
+                    method,
+                    outcome,
+                    code: Code::Unknown,
+                    message: "proxy gave an answer and no success".to_owned(),
+                }),
             },
             Ok(Err(status)) => Err(CallError {
                 method,
@@ -133,7 +142,11 @@ impl Runtime {
     ///
     /// # Errors
     /// See [`CallError`].
-    pub async fn run_sandbox(&self, config: cri::PodSandboxConfig, handler: &str) -> Result<SandboxId, CallError> {
+    pub async fn run_sandbox(
+        &self,
+        config: cri::PodSandboxConfig,
+        handler: &str,
+    ) -> Result<SandboxId, CallError> {
         let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: handler.to_owned() };
         let reply = call!(self, runtime, run_pod_sandbox, "RunPodSandbox", RUN_SANDBOX, request)?;
         SandboxId::parse(&reply.pod_sandbox_id).map_err(|e| bad_reply("RunPodSandbox", &e))
@@ -219,9 +232,15 @@ impl Runtime {
     ///
     /// # Errors
     /// See [`CallError`].
-    pub async fn exec(&self, id: &ContainerId, command: &[String], limit: Option<Duration>) -> Result<ExecOutput, CallError> {
+    pub async fn exec(
+        &self,
+        id: &ContainerId,
+        command: &[String],
+        limit: Option<Duration>,
+    ) -> Result<ExecOutput, CallError> {
         let seconds = limit.map_or(0, |d| i64::try_from(d.as_secs()).unwrap_or(i64::MAX));
-        let request = cri::ExecSyncRequest { container_id: id.to_string(), cmd: command.to_vec(), timeout: seconds };
+        let request =
+            cri::ExecSyncRequest { container_id: id.to_string(), cmd: command.to_vec(), timeout: seconds };
         let wait = limit.map_or(PULL, |d| d + CALL);
         let reply = call!(self, runtime, exec_sync, "ExecSync", wait, request)?;
         let mut output = reply.stdout;
@@ -248,7 +267,8 @@ impl Runtime {
         auth: Option<cri::AuthConfig>,
         sandbox_config: cri::PodSandboxConfig,
     ) -> Result<String, CallError> {
-        let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: Some(sandbox_config) };
+        let request =
+            cri::PullImageRequest { image: Some(image), auth, sandbox_config: Some(sandbox_config) };
         Ok(call!(self, images, pull_image, "PullImage", PULL, request)?.image_ref)
     }
 
@@ -275,7 +295,12 @@ fn outcome(metadata: &MetadataMap) -> Option<Outcome> {
 }
 
 fn bad_reply(method: &'static str, why: &dyn std::fmt::Display) -> CallError {
-    CallError { method, outcome: Outcome::Unknown, code: Code::Internal, message: format!("unusable answer: {why}") }
+    CallError {
+        method,
+        outcome: Outcome::Unknown,
+        code: Code::Internal,
+        message: format!("unusable answer: {why}"),
+    }
 }
 
 fn gone_is_fine(result: Result<(), CallError>) -> Result<(), CallError> {

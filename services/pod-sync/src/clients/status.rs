@@ -109,7 +109,10 @@ impl Statuses {
 
     async fn stream(&self) -> Result<(), tonic::Status> {
         let (tx, rx) = mpsc::channel(STREAM);
-        let hello = wire::ReportRequest { request: Some(wire::report_request::Request::Hello(quintlet_proto::hello())), trace: None };
+        let hello = wire::ReportRequest {
+            request: Some(wire::report_request::Request::Hello(quintlet_proto::hello())),
+            trace: None,
+        };
         let _ = tx.try_send(hello);
         let mut client = self.client.clone();
         let mut replies = client.report(ReceiverStream::new(rx)).await?.into_inner();

@@ -49,7 +49,10 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
                 pods.remove(&key(&pod));
             }
             Err(e) => {
-                tracing::warn!(error = quintlet_kit::error_chain(&e), "watch of pods broke, it goes on by itself");
+                tracing::warn!(
+                    error = quintlet_kit::error_chain(&e),
+                    "watch of pods broke, it goes on by itself"
+                );
                 tokio::select! {
                     () = stop.cancelled() => return,
                     () = tokio::time::sleep(RETRY) => continue,
@@ -119,7 +122,9 @@ impl ClusterView {
         futures::pin_mut!(stream);
         let mut all: BTreeMap<(String, String), Arc<Service>> = BTreeMap::new();
         let mut fresh = BTreeMap::new();
-        let key = |s: &Service| (s.metadata.namespace.clone().unwrap_or_default(), s.metadata.name.clone().unwrap_or_default());
+        let key = |s: &Service| {
+            (s.metadata.namespace.clone().unwrap_or_default(), s.metadata.name.clone().unwrap_or_default())
+        };
         while let Some(event) = next(&mut stream, &stop).await {
             match event {
                 watcher::Event::Init => fresh.clear(),

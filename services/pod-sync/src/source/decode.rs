@@ -25,7 +25,8 @@ pub struct Origin<'a> {
 /// Decodes all documents of one manifest into `into`. A document that cannot be used becomes a problem and does not
 /// touch the others.
 pub fn manifest(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
-    let problem = |field: String, message: String| Problem { origin: origin.place.to_owned(), field, message };
+    let problem =
+        |field: String, message: String| Problem { origin: origin.place.to_owned(), field, message };
     let text = match std::str::from_utf8(bytes) {
         Ok(text) => text,
         Err(e) => {
@@ -57,8 +58,9 @@ pub fn manifest(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
 }
 
 fn one(document: Value, origin: Origin<'_>, into: &mut Snapshot) {
-    let mut fail =
-        |field: &str, message: String| into.problems.push(Problem { origin: origin.place.to_owned(), field: field.to_owned(), message });
+    let mut fail = |field: &str, message: String| {
+        into.problems.push(Problem { origin: origin.place.to_owned(), field: field.to_owned(), message })
+    };
     let kind = document.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
     let api_version = document.get("apiVersion").and_then(Value::as_str).unwrap_or_default().to_owned();
     if !document.is_object() {
@@ -117,7 +119,11 @@ fn typed<T: DeserializeOwned>(document: Value) -> Result<T, (String, String)> {
 }
 
 fn add_pod(mut pod: Pod, origin: Origin<'_>, into: &mut Snapshot) {
-    let fail = |field: &str, message: String| Problem { origin: origin.place.to_owned(), field: field.to_owned(), message };
+    let fail = |field: &str, message: String| Problem {
+        origin: origin.place.to_owned(),
+        field: field.to_owned(),
+        message,
+    };
     if pod.metadata.name.as_deref().unwrap_or_default().is_empty() {
         into.problems.push(fail("metadata.name", "required: a pod needs a name".to_owned()));
         return;
@@ -161,7 +167,11 @@ fn identify(pod: &mut Pod, origin: Origin<'_>) {
     if let Some(spec) = pod.spec.as_mut() {
         spec.node_name = Some(origin.node.to_owned());
         if origin.kind == SourceKind::File {
-            let all = |t: &Toleration| t.operator.as_deref() == Some("Exists") && t.effect.as_deref() == Some("NoExecute") && t.key.is_none();
+            let all = |t: &Toleration| {
+                t.operator.as_deref() == Some("Exists")
+                    && t.effect.as_deref() == Some("NoExecute")
+                    && t.key.is_none()
+            };
             let tolerations = spec.tolerations.get_or_insert_with(Vec::new);
             if !tolerations.iter().any(all) {
                 tolerations.push(Toleration {
@@ -257,8 +267,9 @@ fn container_defaults(container: &mut Container, host_network: bool) {
             requests.entry(name).or_insert(quantity);
         }
     }
-    for probe in
-        [&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe].into_iter().flatten()
+    for probe in [&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe]
+        .into_iter()
+        .flatten()
     {
         probe_defaults(probe);
     }
@@ -346,10 +357,26 @@ mod tests {
             ("apiVersion: v1\nkind: Deployment\nmetadata: {name: x}\n", "kind", "want Pod"),
             ("apiVersion: apps/v1\nkind: Pod\nmetadata: {name: x}\n", "apiVersion", "only v1"),
             ("apiVersion: v1\nkind: Pod\nspec: {containers: []}\n", "metadata.name", "required"),
-            ("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: []}\n", "spec.containers", "required"),
-            ("apiVersion: v1\nkind: Pod\nmetadata: {name: X_}\nspec: {containers: [{name: a, image: b}]}\n", "metadata.name", "DNS"),
-            ("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: a}]}\n", "spec.containers[0].image", "required"),
-            ("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: 5, image: b}]}\n", "spec.containers[0].name", "invalid type"),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: []}\n",
+                "spec.containers",
+                "required",
+            ),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: X_}\nspec: {containers: [{name: a, image: b}]}\n",
+                "metadata.name",
+                "DNS",
+            ),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: a}]}\n",
+                "spec.containers[0].image",
+                "required",
+            ),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: 5, image: b}]}\n",
+                "spec.containers[0].name",
+                "invalid type",
+            ),
         ] {
             let both = decode(&format!("{text}\n---\n{WEB}"));
             let alone = decode(text);
@@ -365,7 +392,9 @@ mod tests {
 
     #[test]
     fn config_maps_and_secrets_may_stand_beside_pods() {
-        let out = decode("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: b}\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {k: v}\n");
+        let out = decode(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: b}\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {k: v}\n",
+        );
         assert_eq!(out.problems, []);
         assert_eq!(out.config_maps[0].metadata.namespace.as_deref(), Some("default"));
         assert_eq!(out.secrets[0].data.as_ref().unwrap()["k"].0, b"v");

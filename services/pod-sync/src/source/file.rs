@@ -162,7 +162,9 @@ mod tests {
     use super::*;
 
     fn pod(name: &str) -> String {
-        format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{containers: [{{name: a, image: b}}]}}\n")
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{containers: [{{name: a, image: b}}]}}\n"
+        )
     }
 
     #[test]

@@ -16,7 +16,14 @@ use super::{MAX_MANIFEST, Problem, Snapshot, SourceKind, SourceSender};
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Fetches `url` every `period` until told to stop. A fetch that fails changes nothing but the problems shown.
-pub async fn run(url: String, headers: Vec<(String, String)>, node: String, period: Duration, out: SourceSender, stop: CancellationToken) {
+pub async fn run(
+    url: String,
+    headers: Vec<(String, String)>,
+    node: String,
+    period: Duration,
+    out: SourceSender,
+    stop: CancellationToken,
+) {
     let client: Client<HttpConnector, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let mut last: Option<Bytes> = None;
     let mut good = Snapshot::default();
@@ -35,7 +42,11 @@ pub async fn run(url: String, headers: Vec<(String, String)>, node: String, peri
                 if body.is_empty() {
                     snapshot.problems.push(problem(&url, "zero-length body: no pods".to_owned()));
                 } else {
-                    decode::manifest(&body, Origin { kind: SourceKind::Http, place: &url, node: &node }, &mut snapshot);
+                    decode::manifest(
+                        &body,
+                        Origin { kind: SourceKind::Http, place: &url, node: &node },
+                        &mut snapshot,
+                    );
                 }
                 last = Some(body);
                 // Any bad item rejects the whole body: what ran goes on.
@@ -65,7 +76,11 @@ fn problem(url: &str, message: String) -> Problem {
     Problem { origin: url.to_owned(), field: String::new(), message }
 }
 
-async fn fetch(client: &Client<HttpConnector, Empty<Bytes>>, url: &str, headers: &[(String, String)]) -> Result<Bytes, String> {
+async fn fetch(
+    client: &Client<HttpConnector, Empty<Bytes>>,
+    url: &str,
+    headers: &[(String, String)],
+) -> Result<Bytes, String> {
     let mut request = http::Request::get(url);
     for (name, value) in headers {
         request = request.header(name, value);
@@ -76,8 +91,13 @@ async fn fetch(client: &Client<HttpConnector, Empty<Bytes>>, url: &str, headers:
         if response.status() != http::StatusCode::OK {
             return Err(format!("status {}", response.status()));
         }
-        let body = Limited::new(response.into_body(), MAX_MANIFEST - 1).collect().await.map_err(|e| e.to_string())?;
+        let body = Limited::new(response.into_body(), MAX_MANIFEST - 1)
+            .collect()
+            .await
+            .map_err(|e| e.to_string())?;
         Ok(body.to_bytes())
     };
-    tokio::time::timeout(FETCH_TIMEOUT, work).await.map_err(|_| format!("no answer within {FETCH_TIMEOUT:?}"))?
+    tokio::time::timeout(FETCH_TIMEOUT, work)
+        .await
+        .map_err(|_| format!("no answer within {FETCH_TIMEOUT:?}"))?
 }

@@ -11,7 +11,13 @@ type Key = (String, String);
 /// ConfigMaps and Secrets that stand among the manifests, by namespace and name.
 #[derive(Debug, Default)]
 pub struct ManifestObjects {
-    inner: RwLock<(HashMap<Key, Arc<ConfigMap>>, HashMap<Key, Arc<Secret>>)>,
+    inner: RwLock<Maps>,
+}
+
+#[derive(Debug, Default)]
+struct Maps {
+    config_maps: HashMap<Key, Arc<ConfigMap>>,
+    secrets: HashMap<Key, Arc<Secret>>,
 }
 
 fn key(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Key {
@@ -21,20 +27,20 @@ fn key(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Key
 impl ManifestObjects {
     /// Replaces everything.
     pub fn set(&self, config_maps: Vec<ConfigMap>, secrets: Vec<Secret>) {
-        let maps = config_maps.into_iter().map(|o| (key(&o.metadata), Arc::new(o))).collect();
+        let config_maps = config_maps.into_iter().map(|o| (key(&o.metadata), Arc::new(o))).collect();
         let secrets = secrets.into_iter().map(|o| (key(&o.metadata), Arc::new(o))).collect();
-        *self.inner.write() = (maps, secrets);
+        *self.inner.write() = Maps { config_maps, secrets };
     }
 
     /// A ConfigMap.
     #[must_use]
     pub fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
-        self.inner.read().0.get(&(namespace.to_owned(), name.to_owned())).cloned()
+        self.inner.read().config_maps.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
     /// A Secret.
     #[must_use]
     pub fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
-        self.inner.read().1.get(&(namespace.to_owned(), name.to_owned())).cloned()
+        self.inner.read().secrets.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 }

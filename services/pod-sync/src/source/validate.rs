@@ -30,7 +30,10 @@ pub fn static_pod(pod: &Pod) -> Vec<FieldError> {
     let mut errors = Errors::default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     if !is_dns_subdomain(name) {
-        errors.add("metadata.name", format!("{name:?} is not a DNS subdomain (lower-case letters, digits, '-' and '.', at most 253)"));
+        errors.add(
+            "metadata.name",
+            format!("{name:?} is not a DNS subdomain (lower-case letters, digits, '-' and '.', at most 253)"),
+        );
     }
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     if !is_dns_label(namespace) {
@@ -53,7 +56,12 @@ fn pod_spec(spec: &PodSpec, errors: &mut Errors) {
         errors.add("spec.containers", "required: at least one container");
     }
     one_of(errors, "spec.restartPolicy", spec.restart_policy.as_deref(), &["Always", "OnFailure", "Never"]);
-    one_of(errors, "spec.dnsPolicy", spec.dns_policy.as_deref(), &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"]);
+    one_of(
+        errors,
+        "spec.dnsPolicy",
+        spec.dns_policy.as_deref(),
+        &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"],
+    );
     if spec.termination_grace_period_seconds.is_some_and(|s| s < 0) {
         errors.add("spec.terminationGracePeriodSeconds", "must not be negative");
     }
@@ -77,8 +85,14 @@ fn pod_spec(spec: &PodSpec, errors: &mut Errors) {
         static_volume(volume, &path, errors);
     }
     let mut names = BTreeSet::new();
-    let init = spec.init_containers.iter().flatten().enumerate().map(|(i, c)| (format!("spec.initContainers[{i}]"), c, true));
-    let regular = spec.containers.iter().enumerate().map(|(i, c)| (format!("spec.containers[{i}]"), c, false));
+    let init = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .enumerate()
+        .map(|(i, c)| (format!("spec.initContainers[{i}]"), c, true));
+    let regular =
+        spec.containers.iter().enumerate().map(|(i, c)| (format!("spec.containers[{i}]"), c, false));
     for (path, c, is_init) in init.chain(regular) {
         if !names.insert(c.name.clone()) {
             errors.add(format!("{path}.name"), format!("duplicate name {:?}", c.name));
@@ -95,11 +109,23 @@ fn container(c: &Container, is_init: bool, path: &str, volumes: &BTreeSet<&str>,
     }
     match c.image.as_deref() {
         None | Some("") => errors.add(format!("{path}.image"), "required"),
-        Some(image) if image.trim() != image => errors.add(format!("{path}.image"), "must not begin or end with a blank"),
+        Some(image) if image.trim() != image => {
+            errors.add(format!("{path}.image"), "must not begin or end with a blank")
+        }
         Some(_) => {}
     }
-    one_of(errors, format!("{path}.imagePullPolicy"), c.image_pull_policy.as_deref(), &["Always", "IfNotPresent", "Never"]);
-    one_of(errors, format!("{path}.restartPolicy"), c.restart_policy.as_deref(), &["Always", "OnFailure", "Never"]);
+    one_of(
+        errors,
+        format!("{path}.imagePullPolicy"),
+        c.image_pull_policy.as_deref(),
+        &["Always", "IfNotPresent", "Never"],
+    );
+    one_of(
+        errors,
+        format!("{path}.restartPolicy"),
+        c.restart_policy.as_deref(),
+        &["Always", "OnFailure", "Never"],
+    );
     one_of(
         errors,
         format!("{path}.terminationMessagePolicy"),
@@ -108,18 +134,29 @@ fn container(c: &Container, is_init: bool, path: &str, volumes: &BTreeSet<&str>,
     );
     for (i, port) in c.ports.iter().flatten().enumerate() {
         if !(1..=65535).contains(&port.container_port) {
-            errors.add(format!("{path}.ports[{i}].containerPort"), format!("{} is not between 1 and 65535", port.container_port));
+            errors.add(
+                format!("{path}.ports[{i}].containerPort"),
+                format!("{} is not between 1 and 65535", port.container_port),
+            );
         }
         if let Some(p) = port.host_port
             && !(0..=65535).contains(&p)
         {
             errors.add(format!("{path}.ports[{i}].hostPort"), format!("{p} is not between 0 and 65535"));
         }
-        one_of(errors, format!("{path}.ports[{i}].protocol"), port.protocol.as_deref(), &["TCP", "UDP", "SCTP"]);
+        one_of(
+            errors,
+            format!("{path}.ports[{i}].protocol"),
+            port.protocol.as_deref(),
+            &["TCP", "UDP", "SCTP"],
+        );
     }
     for (i, env) in c.env.iter().flatten().enumerate() {
         if env.name.is_empty() || env.name.contains('=') {
-            errors.add(format!("{path}.env[{i}].name"), format!("{:?} is not the name of a variable", env.name));
+            errors.add(
+                format!("{path}.env[{i}].name"),
+                format!("{:?} is not the name of a variable", env.name),
+            );
         }
         if env.value.as_deref().is_some_and(|v| !v.is_empty()) && env.value_from.is_some() {
             errors.add(format!("{path}.env[{i}].valueFrom"), "may not be given together with value");
@@ -133,14 +170,24 @@ fn container(c: &Container, is_init: bool, path: &str, volumes: &BTreeSet<&str>,
         if mount.mount_path.is_empty() {
             errors.add(format!("{path}.volumeMounts[{i}].mountPath"), "required");
         } else if !paths.insert(mount.mount_path.as_str()) {
-            errors.add(format!("{path}.volumeMounts[{i}].mountPath"), format!("{:?} is mounted twice", mount.mount_path));
+            errors.add(
+                format!("{path}.volumeMounts[{i}].mountPath"),
+                format!("{:?} is mounted twice", mount.mount_path),
+            );
         }
     }
     let sidecar = c.restart_policy.as_deref() == Some("Always");
-    for (name, p) in [("livenessProbe", &c.liveness_probe), ("readinessProbe", &c.readiness_probe), ("startupProbe", &c.startup_probe)] {
+    for (name, p) in [
+        ("livenessProbe", &c.liveness_probe),
+        ("readinessProbe", &c.readiness_probe),
+        ("startupProbe", &c.startup_probe),
+    ] {
         let Some(p) = p else { continue };
         if is_init && !sidecar {
-            errors.add(format!("{path}.{name}"), "may not be set for init containers without restartPolicy=Always");
+            errors.add(
+                format!("{path}.{name}"),
+                "may not be set for init containers without restartPolicy=Always",
+            );
             continue;
         }
         probe(p, name, &format!("{path}.{name}"), errors);
@@ -180,17 +227,29 @@ fn probe(p: &Probe, name: &str, path: &str, errors: &mut Errors) {
 // they may stand among the manifests (standalone use); others have nowhere to come from.
 fn static_volume(volume: &Volume, path: &str, errors: &mut Errors) {
     if volume.persistent_volume_claim.is_some() {
-        errors.add(format!("{path}.persistentVolumeClaim"), "static pods may not reference persistentvolumeclaims");
+        errors.add(
+            format!("{path}.persistentVolumeClaim"),
+            "static pods may not reference persistentvolumeclaims",
+        );
     }
     if volume.ephemeral.is_some() {
-        errors.add(format!("{path}.ephemeral"), "static pods may not reference persistentvolumeclaims (via ephemeral volumes)");
+        errors.add(
+            format!("{path}.ephemeral"),
+            "static pods may not reference persistentvolumeclaims (via ephemeral volumes)",
+        );
     }
     if volume.csi.is_some() {
         errors.add(format!("{path}.csi"), "static pods may not reference csidrivers (via CSI volumes)");
     }
-    let token = volume.projected.as_ref().is_some_and(|p| p.sources.iter().flatten().any(|s| s.service_account_token.is_some()));
+    let token = volume
+        .projected
+        .as_ref()
+        .is_some_and(|p| p.sources.iter().flatten().any(|s| s.service_account_token.is_some()));
     if token {
-        errors.add(format!("{path}.projected"), "static pods may not reference serviceaccounts (via projected volumes)");
+        errors.add(
+            format!("{path}.projected"),
+            "static pods may not reference serviceaccounts (via projected volumes)",
+        );
     }
 }
 

@@ -53,8 +53,13 @@ pub(super) async fn run(
     Err("invalid handler".to_owned())
 }
 
-async fn http_get(get: &HTTPGetAction, container: Option<&Container>, ip: Option<String>) -> Result<(), String> {
-    let host = get.host.clone().filter(|h| !h.is_empty()).or(ip).ok_or("failed to find networking container")?;
+async fn http_get(
+    get: &HTTPGetAction,
+    container: Option<&Container>,
+    ip: Option<String>,
+) -> Result<(), String> {
+    let host =
+        get.host.clone().filter(|h| !h.is_empty()).or(ip).ok_or("failed to find networking container")?;
     let port = match &get.port {
         IntOrString::Int(n) => u16::try_from(*n).map_err(|_| format!("invalid port number: {n}"))?,
         IntOrString::String(name) => container
@@ -69,7 +74,8 @@ async fn http_get(get: &HTTPGetAction, container: Option<&Container>, ip: Option
     let host = if host.contains(':') { format!("[{host}]") } else { host };
     let path = get.path.as_deref().unwrap_or("/");
     let slash = if path.starts_with('/') { "" } else { "/" };
-    let mut request = http::Request::get(format!("http://{host}:{port}{slash}{path}")).header("user-agent", "kube-lifecycle/1.36");
+    let mut request = http::Request::get(format!("http://{host}:{port}{slash}{path}"))
+        .header("user-agent", "kube-lifecycle/1.36");
     for header in get.http_headers.iter().flatten() {
         request = request.header(&header.name, &header.value);
     }
@@ -93,11 +99,20 @@ impl Worker {
         ips: &[IpAddr],
         field_path: &str,
     ) -> Result<(), NotStarted> {
-        let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else { return Ok(()) };
+        let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
+            return Ok(());
+        };
         let Err(why) = run(&self.ctx, Some(pod), Some(container), hook, id, ips).await else { return Ok(()) };
-        self.ctx.events.pod(pod, EventType::Warning, "FailedPostStartHook", "PostStartHook failed", field_path);
+        self.ctx.events.pod(
+            pod,
+            EventType::Warning,
+            "FailedPostStartHook",
+            "PostStartHook failed",
+            field_path,
+        );
         self.ctx.events.pod(pod, EventType::Normal, "Killing", "FailedPostStartHook", field_path);
-        let seconds = grace::stop_timeout(grace::of_container(PodGrace::of_pod(pod), Some(container), None, None));
+        let seconds =
+            grace::stop_timeout(grace::of_container(PodGrace::of_pod(pod), Some(container), None, None));
         let _ = self.ctx.runtime.stop_container(id, seconds).await;
         self.acted();
         Err(NotStarted::Waits(WaitingReason { reason: "PostStartHookError".to_owned(), message: why }))

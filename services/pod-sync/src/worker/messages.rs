@@ -59,7 +59,11 @@ fn log(path: &Path) -> String {
     let lines: Vec<&str> = text.lines().collect();
     for line in &lines[lines.len().saturating_sub(LINES)..] {
         let mut parts = line.splitn(4, ' ');
-        let (Some(_), Some(_), Some(tag), Some(content)) = (parts.next(), parts.next(), parts.next(), parts.next()) else { continue };
+        let (Some(_), Some(_), Some(tag), Some(content)) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            continue;
+        };
         out.push_str(content);
         if tag == "F" {
             out.push('\n');

@@ -23,7 +23,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::pod as pods;
-use quintlet_model::probe::{ProbeMemory, ProbeResult};
+use quintlet_model::probe::{ProbeMemory, ProbeType};
 use quintlet_model::runtime::{PodRuntime, SharedPodRuntime};
 use quintlet_proto::status::v1 as status_wire;
 use rand::RngExt as _;
@@ -135,7 +135,12 @@ pub struct Worker {
 impl Worker {
     /// A worker for `desired`, going on from `record` where an earlier pod-sync left one.
     #[must_use]
-    pub fn new(ctx: Arc<Context>, pod_ref: PodRef, desired: watch::Receiver<Desired>, record: Option<PodRecord>) -> Self {
+    pub fn new(
+        ctx: Arc<Context>,
+        pod_ref: PodRef,
+        desired: watch::Receiver<Desired>,
+        record: Option<PodRecord>,
+    ) -> Self {
         let bell = ctx.wakes.register(&pod_ref.uid);
         let pod = Arc::clone(&desired.borrow().pod);
         let known = record.is_some();
@@ -244,8 +249,15 @@ impl Worker {
         match self.phase() {
             "sync" => {
                 // Two static pods of one name never run at once: the older one goes first.
-                if pods::is_static(&self.pod) && !self.ctx.names.take(&self.pod_ref.full_name(), &self.pod_ref.uid) {
-                    let other = self.ctx.names.holder(&self.pod_ref.full_name()).map(|u| u.to_string()).unwrap_or_default();
+                if pods::is_static(&self.pod)
+                    && !self.ctx.names.take(&self.pod_ref.full_name(), &self.pod_ref.uid)
+                {
+                    let other = self
+                        .ctx
+                        .names
+                        .holder(&self.pod_ref.full_name())
+                        .map(|u| u.to_string())
+                        .unwrap_or_default();
                     self.wait_for(&waiting::Waiting::StaticName { other }, None);
                     return Ok(Next::Wait(self.ctx.sync_frequency));
                 }
@@ -312,7 +324,8 @@ impl Worker {
 
     fn reject(&mut self, rejection: &crate::decide::admission::Rejection) -> Result<Next, Halt> {
         self.ctx.events.pod(&self.pod, EventType::Warning, &rejection.reason, &rejection.message, "");
-        let status = status::rejected(&self.pod, &rejection.reason, &rejection.message, self.ctx.clock.wall());
+        let status =
+            status::rejected(&self.pod, &rejection.reason, &rejection.message, self.ctx.clock.wall());
         self.begin_termination(TerminationCause::Completed);
         if let Some(t) = self.record.termination.as_mut() {
             t.stopped = true;
@@ -326,16 +339,25 @@ impl Worker {
     pub(crate) async fn observe(&mut self) -> Result<SharedPodRuntime, Halt> {
         let uid = &self.pod_ref.uid;
         let cached = self.ctx.pleg.get(uid);
-        let fresh = cached.as_ref().is_some_and(|c| c.observed > self.acted && c.cursor.epoch == self.epoch && c.error.is_none());
+        let fresh = cached
+            .as_ref()
+            .is_some_and(|c| c.observed > self.acted && c.cursor.epoch == self.epoch && c.error.is_none());
         let runtime = match cached {
             Some(cached) if fresh && !self.full => cached,
             cached => {
                 let ids = cached.as_ref().or(self.seen.as_ref()).map(|p| p.ids()).unwrap_or_default();
-                let full = self.full || cached.is_none() || cached.is_some_and(|c| c.cursor.epoch != self.epoch);
+                let full =
+                    self.full || cached.is_none() || cached.is_some_and(|c| c.cursor.epoch != self.epoch);
                 match self.ctx.pleg.observe(uid, ids, full).await {
                     Ok(Some(runtime)) => runtime,
-                    Ok(None) => Arc::new(PodRuntime::empty(self.pod_ref.clone(), self.seen.as_ref().map(|s| s.cursor).unwrap_or_default(), self.ctx.clock.boot())),
-                    Err(ObserveError::Unavailable(why)) => return Err(Halt::Cut(format!("runtime state cannot be read: {why}"))),
+                    Ok(None) => Arc::new(PodRuntime::empty(
+                        self.pod_ref.clone(),
+                        self.seen.as_ref().map(|s| s.cursor).unwrap_or_default(),
+                        self.ctx.clock.boot(),
+                    )),
+                    Err(ObserveError::Unavailable(why)) => {
+                        return Err(Halt::Cut(format!("runtime state cannot be read: {why}")));
+                    }
                     Err(ObserveError::Runtime(why)) => {
                         let message = format!("error determining status: {why}");
                         self.ctx.events.pod(&self.pod, EventType::Warning, "FailedSync", &message, "");
@@ -348,7 +370,9 @@ impl Worker {
         self.epoch = runtime.cursor.epoch;
         self.seen = Some(Arc::clone(&runtime));
         for container in &runtime.containers {
-            if container.state == quintlet_model::runtime::ContainerState::Exited && !self.messages.contains_key(&container.id) {
+            if container.state == quintlet_model::runtime::ContainerState::Exited
+                && !self.messages.contains_key(&container.id)
+            {
                 self.messages.insert(container.id.clone(), messages::of(container));
             }
         }
@@ -362,9 +386,14 @@ impl Worker {
         if !self.seeded {
             self.seeded = true;
             let api = self.record.status.as_ref().or(self.pod.status.as_ref());
-            for (container, probe, memory) in api.map(|s| targets::seeds(&self.pod, s, &runtime)).unwrap_or_default() {
+            for (container, probe, memory) in
+                api.map(|s| targets::seeds(&self.pod, s, &runtime)).unwrap_or_default()
+            {
                 let known = self.ctx.probes.memory(&self.pod_ref.uid);
-                if known.get(&(container.clone(), probe)).is_none_or(|m| m.container_id != memory.container_id) {
+                if known
+                    .get(&(container.clone(), probe))
+                    .is_none_or(|m| m.container_id != memory.container_id)
+                {
                     self.ctx.probes.seed(&self.pod_ref.uid, &container, probe, memory);
                 }
             }
@@ -375,14 +404,19 @@ impl Worker {
             probes.add(*probe, m);
         }
         let probes_kept: Vec<_> = memory.into_iter().map(|((c, t), m)| (c, t, m)).collect();
-        if significant(&self.record.probes) != significant(&probes_kept) {
+        if !same_but_for_counters(&self.record.probes, &probes_kept) {
             self.record.probes = probes_kept;
         }
         let status = self.make_status(&runtime, &probes, is_terminal);
         Ok(Pass { pod: Arc::clone(&self.pod), runtime, probes, status })
     }
 
-    pub(crate) fn make_status(&self, runtime: &PodRuntime, probes: &ProbeView, is_terminal: bool) -> PodStatus {
+    pub(crate) fn make_status(
+        &self,
+        runtime: &PodRuntime,
+        probes: &ProbeView,
+        is_terminal: bool,
+    ) -> PodStatus {
         let handler = runtime.sandboxes.first().map(|s| s.runtime_handler.as_str()).unwrap_or_default();
         let facts = self.ctx.facts(handler);
         status::generate(&status::StatusInput {
@@ -469,7 +503,9 @@ impl Worker {
         }
         match self.ctx.state.save(&self.pod_ref.uid, &self.record) {
             Ok(()) => self.saved = self.record.clone(),
-            Err(e) => tracing::error!(pod.uid = %self.pod_ref.uid, error = quintlet_kit::error_chain(&e), "state not saved"),
+            Err(e) => {
+                tracing::error!(pod.uid = %self.pod_ref.uid, error = quintlet_kit::error_chain(&e), "state not saved")
+            }
         }
     }
 
@@ -521,7 +557,10 @@ impl Worker {
             version: 0,
         };
         let same = old.is_some_and(|o| {
-            o.pod == view.pod && o.worker == view.worker && same_wait(o.waiting.as_ref(), view.waiting.as_ref()) && o.decision == view.decision
+            o.pod == view.pod
+                && o.worker == view.worker
+                && same_wait(o.waiting.as_ref(), view.waiting.as_ref())
+                && o.decision == view.decision
         });
         if !same {
             self.ctx.views.show(&self.pod_ref.uid, view);
@@ -551,18 +590,24 @@ impl Worker {
 fn same_wait(a: Option<&Waiting>, b: Option<&Waiting>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => {
-            a.reason == b.reason && a.message == b.message && a.container == b.container && (a.until_unix_ns - b.until_unix_ns).abs() < 100_000_000
+            a.reason == b.reason
+                && a.message == b.message
+                && a.container == b.container
+                && (a.until_unix_ns - b.until_unix_ns).abs() < 100_000_000
         }
         (None, None) => true,
         (Some(_), None) | (None, Some(_)) => false,
     }
 }
 
+type Memories = [(String, ProbeType, ProbeMemory)];
+
 // Counters grow with every evaluation; only what a restart must not lose is worth a write.
-fn significant(
-    probes: &[(String, quintlet_model::probe::ProbeType, ProbeMemory)],
-) -> Vec<(&str, quintlet_model::probe::ProbeType, &ContainerId, Option<ProbeResult>, ProbeResult, u32, bool)> {
-    probes.iter().map(|(c, t, m)| (c.as_str(), *t, &m.container_id, m.result, m.last, m.run, m.on_hold)).collect()
+fn same_but_for_counters(a: &Memories, b: &Memories) -> bool {
+    a.len() == b.len()
+        && a.iter().zip(b).all(|((ac, at, am), (bc, bt, bm))| {
+            (ac, at) == (bc, bt) && *am == ProbeMemory { counter: am.counter, ..bm.clone() }
+        })
 }
 
 pub(crate) fn unix_ns(t: jiff::Timestamp) -> i64 {

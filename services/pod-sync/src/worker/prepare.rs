@@ -83,7 +83,9 @@ impl Worker {
     /// Brings ConfigMaps, Secrets, tokens and downward API files up to date. What fails leaves the old content.
     pub(super) async fn refresh_volumes(&mut self, pass: &Pass) {
         let pod = &pass.pod;
-        let due = self.refreshed.is_none_or(|at| self.ctx.clock.boot().saturating_sub(at) >= self.ctx.sync_frequency)
+        let due = self
+            .refreshed
+            .is_none_or(|at| self.ctx.clock.boot().saturating_sub(at) >= self.ctx.sync_frequency)
             || self.refreshed_for.as_ref() != Some(&pod.metadata);
         if !due || !Volumes::needs_refresh(pod) {
             return;

@@ -70,8 +70,15 @@ impl Worker {
             })
         };
         build().map_err(|e: ConfigError| {
-            let text = format!("Failed to generate sandbox config for pod {:?}: {e}", self.pod_ref.to_string());
-            self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &format!("Failed to create pod sandbox: {e}"), "");
+            let text =
+                format!("Failed to generate sandbox config for pod {:?}: {e}", self.pod_ref.to_string());
+            self.ctx.events.pod(
+                pod,
+                EventType::Warning,
+                "FailedCreatePodSandBox",
+                &format!("Failed to create pod sandbox: {e}"),
+                "",
+            );
             Halt::failed(text)
         })
     }
@@ -80,10 +87,17 @@ impl Worker {
         self.ctx.runtime_state.borrow().handlers.get(handler).copied().unwrap_or_default()
     }
 
-    pub(super) async fn create_sandbox(&mut self, pod: &Pod, config: cri::PodSandboxConfig) -> Result<(SandboxId, Vec<IpAddr>), Halt> {
+    pub(super) async fn create_sandbox(
+        &mut self,
+        pod: &Pod,
+        config: cri::PodSandboxConfig,
+    ) -> Result<(SandboxId, Vec<IpAddr>), Halt> {
         let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
         if let Err(e) = std::fs::create_dir_all(&logs) {
-            return Err(Halt::failed(format!("Failed to create log directory for pod {:?}: {e}", self.pod_ref.to_string())));
+            return Err(Halt::failed(format!(
+                "Failed to create log directory for pod {:?}: {e}",
+                self.pod_ref.to_string()
+            )));
         }
         self.save();
         let handler = pods::spec(pod).runtime_class_name.clone().unwrap_or_default();
@@ -93,7 +107,10 @@ impl Worker {
                 if e.is_verdict() && !self.is_ending() {
                     let text = format!("Failed to create pod sandbox: {e}");
                     self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
-                    self.wait_for(&crate::decide::waiting::Waiting::SandboxFailing { message: e.message.clone() }, None);
+                    self.wait_for(
+                        &crate::decide::waiting::Waiting::SandboxFailing { message: e.message.clone() },
+                        None,
+                    );
                 }
                 return Err(Halt::of(&e, "failed to \"CreatePodSandbox\""));
             }
@@ -109,7 +126,9 @@ impl Worker {
             Halt::of(&e, "PodSandboxStatus")
         })?;
         let network = status.network.unwrap_or_default();
-        let all = std::iter::once(network.ip).chain(network.additional_ips.into_iter().map(|ip| ip.ip)).filter(|ip| !ip.is_empty());
+        let all = std::iter::once(network.ip)
+            .chain(network.additional_ips.into_iter().map(|ip| ip.ip))
+            .filter(|ip| !ip.is_empty());
         // One that cannot be read makes all of them worthless.
         let ips = all.map(|ip| ip.parse()).collect::<Result<Vec<IpAddr>, _>>().unwrap_or_default();
         Ok((id, ips))
@@ -130,7 +149,10 @@ impl Worker {
         // A container that was made and never started, as a cut between the two leaves it, is started and not made again.
         let hash = container_hash(&container.name, container.image.as_deref().unwrap_or_default());
         let made = newest.filter(|c| {
-            c.state == ContainerState::Created && c.sandbox_id == *sandbox && c.hash() == hash && !self.record.waiting.contains_key(&container.name)
+            c.state == ContainerState::Created
+                && c.sandbox_id == *sandbox
+                && c.hash() == hash
+                && !self.record.waiting.contains_key(&container.name)
         });
         let (id, restarts) = match made {
             Some(c) => (c.id.clone(), c.restart_count()),
@@ -162,7 +184,13 @@ impl Worker {
         let ready = match ready {
             Ok(ready) => ready,
             Err(NoImage::Waits(reason, _)) => {
-                self.ctx.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {}", reason.reason), &field_path);
+                self.ctx.events.pod(
+                    pod,
+                    EventType::Warning,
+                    "Failed",
+                    &format!("Error: {}", reason.reason),
+                    &field_path,
+                );
                 return Err(NotStarted::Waits(reason));
             }
             Err(NoImage::Interrupted(e)) => return Err(Halt::of(&e, "image").into()),
@@ -212,12 +240,25 @@ impl Worker {
     ) -> Result<cri::ContainerConfig, ConfigError> {
         let (pod, node) = (&pass.pod, &self.ctx.node);
         let objects = EnvObjects::fetch(pod, container, self.ctx.objects.as_ref()).await;
-        let volume_paths = self.mounted.iter().flatten().map(|(name, v)| (name.clone(), v.host_path.clone())).collect();
-        let env = make_env(EnvInput { pod, container, node, pod_ips: ips, objects: &objects, volume_paths: &volume_paths })?;
+        let volume_paths =
+            self.mounted.iter().flatten().map(|(name, v)| (name.clone(), v.host_path.clone())).collect();
+        let env = make_env(EnvInput {
+            pod,
+            container,
+            node,
+            pod_ips: ips,
+            objects: &objects,
+            volume_paths: &volume_paths,
+        })?;
         let mounts = self.mounts(pod, container, &env, ips).await?;
         let log_dir = paths::pod_log_dir(&node.pod_logs_dir, &self.pod_ref).join(&container.name);
-        std::fs::create_dir_all(&log_dir).map_err(|e| ConfigError::invalid(format!("create container log directory {}: {e}", log_dir.display())))?;
-        let user = ready.image.as_ref().map_or(ImageUser::Uid(0), |i| ImageUser::of(i.uid.as_ref().map(|u| u.value), &i.username));
+        std::fs::create_dir_all(&log_dir).map_err(|e| {
+            ConfigError::invalid(format!("create container log directory {}: {e}", log_dir.display()))
+        })?;
+        let user = ready
+            .image
+            .as_ref()
+            .map_or(ImageUser::Uid(0), |i| ImageUser::of(i.uid.as_ref().map(|u| u.value), &i.username));
         let handler = pods::spec(pod).runtime_class_name.as_deref().unwrap_or_default();
         container_config(ContainerInput {
             pod,
@@ -251,7 +292,8 @@ impl Worker {
     // /var/log/containers is what log collectors read.
     fn link_log(&self, container: &Container, id: &ContainerId, restarts: u32) {
         let Some(dir) = self.ctx.container_logs_dir.as_deref() else { return };
-        let log = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref).join(paths::container_log_path(&container.name, restarts));
+        let log = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref)
+            .join(paths::container_log_path(&container.name, restarts));
         let link = dir.join(paths::legacy_log_name(&self.pod_ref, &container.name, id.as_str()));
         if let Err(e) = std::os::unix::fs::symlink(&log, &link)
             && e.kind() != std::io::ErrorKind::AlreadyExists

@@ -68,7 +68,10 @@ impl Stop<'_> {
         // Its grace is over: it stops whether the others did or not.
         let _ = tokio::time::timeout(wait, after).await;
         let timeout = grace::stop_timeout(left(ctx.clock.boot()));
-        ctx.runtime.stop_container(&self.instance.id, timeout).await.map_err(|e| Halt::of(&e, "KillContainerError"))
+        ctx.runtime
+            .stop_container(&self.instance.id, timeout)
+            .await
+            .map_err(|e| Halt::of(&e, "KillContainerError"))
     }
 
     fn pre_stop(&self) -> Option<LifecycleHandler> {
@@ -119,9 +122,14 @@ impl Worker {
     }
 
     /// Stops every container in its order, then every sandbox. All are tried; the first error is told.
-    pub(super) async fn kill_pod(&mut self, runtime: &PodRuntime, override_seconds: Option<i64>) -> Result<(), Halt> {
+    pub(super) async fn kill_pod(
+        &mut self,
+        runtime: &PodRuntime,
+        override_seconds: Option<i64>,
+    ) -> Result<(), Halt> {
         let pod = Arc::clone(&self.pod);
-        let begun: BTreeMap<String, HookState> = self.record.termination.as_ref().map(|t| t.hooks.clone()).unwrap_or_default();
+        let begun: BTreeMap<String, HookState> =
+            self.record.termination.as_ref().map(|t| t.hooks.clone()).unwrap_or_default();
         let plan = grace::termination_plan(Some(&pod), runtime);
         if let Some(t) = self.record.termination.as_mut() {
             for stop in &plan {
@@ -132,13 +140,25 @@ impl Worker {
         let result = stop_all(&self.ctx, Some(&pod), runtime, &plan, override_seconds, &begun).await;
         self.acted();
         if let Err(Halt::Failed { error, .. }) = &result {
-            self.ctx.events.pod(&pod, EventType::Warning, "FailedKillPod", &format!("error killing pod: {error}"), "");
+            self.ctx.events.pod(
+                &pod,
+                EventType::Warning,
+                "FailedKillPod",
+                &format!("error killing pod: {error}"),
+                "",
+            );
         }
         result
     }
 
     /// Removes a dead container; its logs stay unless asked for.
-    pub(super) async fn remove_container(&self, pod: &Pod, runtime: &PodRuntime, id: &ContainerId, with_logs: bool) -> Result<(), Halt> {
+    pub(super) async fn remove_container(
+        &self,
+        pod: &Pod,
+        runtime: &PodRuntime,
+        id: &ContainerId,
+        with_logs: bool,
+    ) -> Result<(), Halt> {
         let Some(instance) = runtime.containers.iter().find(|c| c.id == *id) else { return Ok(()) };
         if with_logs {
             remove_logs(instance);
@@ -187,7 +207,8 @@ pub(crate) async fn stop_all(
             grace: grace::of_container(of, container, None, override_seconds),
             hook: begun.get(step.id.as_str()).copied(),
         };
-        let waits_for: Vec<ContainerId> = plan.iter().filter(|s| step.after.contains(&s.name)).map(|s| s.id.clone()).collect();
+        let waits_for: Vec<ContainerId> =
+            plan.iter().filter(|s| step.after.contains(&s.name)).map(|s| s.id.clone()).collect();
         let mut others = stopped.subscribe();
         let stopped = &stopped;
         Some(async move {

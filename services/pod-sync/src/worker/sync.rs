@@ -45,9 +45,16 @@ impl Worker {
         let mut pass = self.look(false).await?;
         self.set_targets(&pass, false);
         if self.is_past_deadline(&pass) {
-            self.ctx.events.pod(&pass.pod, EventType::Normal, status::DEADLINE_EXCEEDED, status::DEADLINE_MESSAGE, "");
+            self.ctx.events.pod(
+                &pass.pod,
+                EventType::Normal,
+                status::DEADLINE_EXCEEDED,
+                status::DEADLINE_MESSAGE,
+                "",
+            );
         }
-        let terminal = phase::Phase::parse(pass.status.phase.as_deref()).is_some_and(phase::Phase::is_terminal);
+        let terminal =
+            phase::Phase::parse(pass.status.phase.as_deref()).is_some_and(phase::Phase::is_terminal);
         self.report(pass.status.clone(), false);
         if terminal {
             self.begin_termination(TerminationCause::Completed);
@@ -59,7 +66,12 @@ impl Worker {
             .iter()
             .flatten()
             .any(|c| c.type_ == ALL_CONTAINERS_RESTARTING && c.status == "True");
-        let actions = compute_actions(&ActionInput { pod: &pass.pod, runtime: &pass.runtime, probes: &pass.probes, restart_all });
+        let actions = compute_actions(&ActionInput {
+            pod: &pass.pod,
+            runtime: &pass.runtime,
+            probes: &pass.probes,
+            restart_all,
+        });
         let sandbox = sandbox_decision(&pass.pod, &pass.runtime);
         let due = self.due(&pass, &actions);
         if self.record.waiting != due.waiting {
@@ -82,7 +94,8 @@ impl Worker {
             self.wait_for(&waiting::Waiting::NetworkNotReady { message }, None);
             return Err(Halt::Failed { error: text, after: Some(jitter(NETWORK_WAIT)) });
         }
-        let acted = self.act(&pass, &actions, &due).await;
+        // Boxed: most passes do nothing, and a worker must not carry room for the rest.
+        let acted = Box::pin(self.act(&pass, &actions, &due)).await;
         self.acted();
         acted?;
         Ok(Next::Again)
@@ -118,9 +131,10 @@ impl Worker {
         let mut due = Due { waiting: self.record.waiting.clone(), ..Due::default() };
         let inits = pods::init_containers(&pass.pod);
         let regular = &pods::spec(&pass.pod).containers;
-        for (kind, list, indexes) in
-            [(Kind::Init, inits, &actions.init_to_start), (Kind::Regular, regular.as_slice(), &actions.to_start)]
-        {
+        for (kind, list, indexes) in [
+            (Kind::Init, inits, &actions.init_to_start),
+            (Kind::Regular, regular.as_slice(), &actions.to_start),
+        ] {
             for &index in indexes {
                 let Some(container) = list.get(index) else { continue };
                 match self.turn(pass, container, boot, wall) {
@@ -129,20 +143,40 @@ impl Worker {
                         Kind::Regular | Kind::Ephemeral => due.regular.push(index),
                     },
                     Turn::Later { until, delay } => {
-                        due.holds.insert(container.name.clone(), Hold { remaining: until.saturating_sub(boot), delay });
+                        due.holds.insert(
+                            container.name.clone(),
+                            Hold { remaining: until.saturating_sub(boot), delay },
+                        );
                         let crash = backoff::last_exit(&pass.runtime, &container.name).is_some();
                         if crash && self.pull_turn(container, boot) == Turn::Now {
                             let message = backoff::crash_loop_message(delay, &container.name, &self.pod_ref);
-                            let entered = due.waiting.get(&container.name).is_none_or(|w| w.reason != "CrashLoopBackOff" || w.message != message);
+                            let entered = due
+                                .waiting
+                                .get(&container.name)
+                                .is_none_or(|w| w.reason != "CrashLoopBackOff" || w.message != message);
                             if entered {
-                                let text = format!("Back-off restarting failed container {} in pod {}", container.name, self.pod_ref);
-                                self.ctx.events.pod(&pass.pod, EventType::Warning, "BackOff", &text, &kind.field_path(&container.name));
+                                let text = format!(
+                                    "Back-off restarting failed container {} in pod {}",
+                                    container.name, self.pod_ref
+                                );
+                                self.ctx.events.pod(
+                                    &pass.pod,
+                                    EventType::Warning,
+                                    "BackOff",
+                                    &text,
+                                    &kind.field_path(&container.name),
+                                );
                             }
                             let reason = WaitingReason { reason: "CrashLoopBackOff".to_owned(), message };
                             due.waiting.insert(container.name.clone(), reason);
                         } else {
-                            let image = crate::image::with_tag(container.image.as_deref().unwrap_or_default()).unwrap_or_default();
-                            let reason = WaitingReason { reason: "ImagePullBackOff".to_owned(), message: self.record.pulls.message(&image) };
+                            let image =
+                                crate::image::with_tag(container.image.as_deref().unwrap_or_default())
+                                    .unwrap_or_default();
+                            let reason = WaitingReason {
+                                reason: "ImagePullBackOff".to_owned(),
+                                message: self.record.pulls.message(&image),
+                            };
                             due.waiting.insert(container.name.clone(), reason);
                         }
                         // A plain init container that waits holds up all after it.
@@ -169,11 +203,12 @@ impl Worker {
 
     fn pull_turn(&self, container: &Container, boot: Duration) -> Turn {
         // An image that is there needs no pull; only after a failed one is there an entry at all.
-        let pulling = self
-            .record
-            .waiting
-            .get(&container.name)
-            .is_some_and(|w| matches!(w.reason.as_str(), "ImagePullBackOff" | "ErrImagePull" | "RegistryUnavailable" | "SignatureValidationFailed"));
+        let pulling = self.record.waiting.get(&container.name).is_some_and(|w| {
+            matches!(
+                w.reason.as_str(),
+                "ImagePullBackOff" | "ErrImagePull" | "RegistryUnavailable" | "SignatureValidationFailed"
+            )
+        });
         match crate::image::with_tag(container.image.as_deref().unwrap_or_default()) {
             Ok(image) if pulling => self.record.pulls.turn(&image, boot, Delays::default()),
             Ok(_) | Err(_) => Turn::Now,
@@ -184,7 +219,13 @@ impl Worker {
         let (pod, runtime) = (&pass.pod, &pass.runtime);
         if actions.kill_pod {
             if actions.create_sandbox && actions.sandbox_id.is_some() {
-                self.ctx.events.pod(pod, EventType::Normal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.", "");
+                self.ctx.events.pod(
+                    pod,
+                    EventType::Normal,
+                    "SandboxChanged",
+                    "Pod sandbox changed, it will be killed and re-created.",
+                    "",
+                );
             }
             if !runtime.is_quiet() {
                 self.kill_pod(runtime, None).await?;
@@ -200,7 +241,11 @@ impl Worker {
                 if reset.kill {
                     self.kill_one(pod, runtime, &reset.id, "killing", None, Some(0)).await?;
                 }
-                self.ctx.runtime.remove_container(&reset.id).await.map_err(|e| Halt::of(&e, "RemoveContainerError"))?;
+                self.ctx
+                    .runtime
+                    .remove_container(&reset.id)
+                    .await
+                    .map_err(|e| Halt::of(&e, "RemoveContainerError"))?;
             }
             if !actions.reset.is_empty() {
                 return Ok(());
@@ -209,7 +254,10 @@ impl Worker {
         for id in &actions.prune {
             self.remove_container(pod, runtime, id, actions.create_sandbox).await?;
         }
-        let starts = actions.create_sandbox || !due.init.is_empty() || !due.regular.is_empty() || !actions.ephemeral_to_start.is_empty();
+        let starts = actions.create_sandbox
+            || !due.init.is_empty()
+            || !due.regular.is_empty()
+            || !actions.ephemeral_to_start.is_empty();
         if !starts {
             return Ok(());
         }
@@ -218,7 +266,10 @@ impl Worker {
         let (sandbox, ips) = if actions.create_sandbox {
             self.create_sandbox(pod, config.clone()).await?
         } else {
-            let id = actions.sandbox_id.clone().ok_or_else(|| Halt::failed("no sandbox to start containers in"))?;
+            let id = actions
+                .sandbox_id
+                .clone()
+                .ok_or_else(|| Halt::failed("no sandbox to start containers in"))?;
             (id, runtime.ips().to_vec())
         };
         self.start_all(pass, actions, due, &sandbox, &config, &ips).await
@@ -272,11 +323,26 @@ impl Worker {
     // A start that failed for another reason than its own back-off is tried again like any error of the pod.
     fn retry_after(&self, pass: &Pass) -> Result<(), Halt> {
         let failed = self.record.waiting.iter().find(|(name, w)| {
-            let known = pods::spec(&pass.pod).containers.iter().chain(pods::init_containers(&pass.pod)).any(|c| c.name == **name);
-            known && !matches!(w.reason.as_str(), "CrashLoopBackOff" | "ImagePullBackOff" | "ErrImagePull" | "RegistryUnavailable" | "SignatureValidationFailed")
+            let known = pods::spec(&pass.pod)
+                .containers
+                .iter()
+                .chain(pods::init_containers(&pass.pod))
+                .any(|c| c.name == **name);
+            known
+                && !matches!(
+                    w.reason.as_str(),
+                    "CrashLoopBackOff"
+                        | "ImagePullBackOff"
+                        | "ErrImagePull"
+                        | "RegistryUnavailable"
+                        | "SignatureValidationFailed"
+                )
         });
         match failed {
-            Some((name, w)) => Err(Halt::failed(format!("failed to \"StartContainer\" for {name:?} with {}: {:?}", w.reason, w.message))),
+            Some((name, w)) => Err(Halt::failed(format!(
+                "failed to \"StartContainer\" for {name:?} with {}: {:?}",
+                w.reason, w.message
+            ))),
             None => Ok(()),
         }
     }

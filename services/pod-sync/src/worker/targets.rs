@@ -36,7 +36,8 @@ pub struct TargetInput<'a> {
 pub fn target(input: &TargetInput<'_>) -> Option<wire::PodTarget> {
     let spec = pod::spec(input.pod);
     let sidecars = pod::init_containers(input.pod).iter().filter(|c| pod::is_sidecar(c));
-    let containers: Vec<_> = spec.containers.iter().map(|c| (c, false)).chain(sidecars.map(|c| (c, true))).collect();
+    let containers: Vec<_> =
+        spec.containers.iter().map(|c| (c, false)).chain(sidecars.map(|c| (c, true))).collect();
     let containers: Vec<_> =
         containers.into_iter().filter_map(|(c, sidecar)| container(input, c, sidecar)).collect();
     if containers.is_empty() {
@@ -103,7 +104,10 @@ fn probe(key: &GrantKey, c: &Container, id: &str, probe: ProbeType, p: &Probe) -
                 .collect(),
         })
     } else if let Some(tcp) = &p.tcp_socket {
-        wire::probe_spec::Handler::Tcp(wire::TcpSocket { host: tcp.host.clone().unwrap_or_default(), port: port(c, &tcp.port) })
+        wire::probe_spec::Handler::Tcp(wire::TcpSocket {
+            host: tcp.host.clone().unwrap_or_default(),
+            port: port(c, &tcp.port),
+        })
     } else if let Some(grpc) = &p.grpc {
         wire::probe_spec::Handler::Grpc(wire::Grpc {
             port: u32::try_from(grpc.port).unwrap_or(0),
@@ -169,7 +173,9 @@ pub fn seeds(pod: &Pod, api: &PodStatus, runtime: &PodRuntime) -> Vec<(String, P
     let mut out = Vec::new();
     let sidecars = pod::init_containers(pod).iter().filter(|c| pod::is_sidecar(c));
     for c in spec.containers.iter().chain(sidecars) {
-        let Some(instance) = runtime.newest(&c.name).filter(|i| i.state == ContainerState::Running) else { continue };
+        let Some(instance) = runtime.newest(&c.name).filter(|i| i.state == ContainerState::Running) else {
+            continue;
+        };
         let Some(status) = container_status(api, &c.name) else { continue };
         let shown = status.container_id.as_deref().and_then(|id| id.rsplit_once("://")).map(|(_, id)| id);
         if shown != Some(instance.id.as_str()) {

@@ -30,7 +30,13 @@ impl Worker {
             Some(t) => (grace::left_until(t.deadline, now).min(t.grace_seconds), t.deadline),
             None => (grace::MINIMUM_STOP, now),
         };
-        let running: Vec<String> = pass.runtime.containers.iter().filter(|c| c.state == ContainerState::Running).map(|c| c.name.clone()).collect();
+        let running: Vec<String> = pass
+            .runtime
+            .containers
+            .iter()
+            .filter(|c| c.state == ContainerState::Running)
+            .map(|c| c.name.clone())
+            .collect();
         self.decided(vec![format!("stop {} containers, grace {seconds}s", running.len())], &pass.runtime);
         if !pass.runtime.is_quiet() {
             let grace = termination.as_ref().map_or(seconds, |t| t.grace_seconds);
@@ -105,13 +111,22 @@ impl Worker {
             return Ok(Next::Wait(jitter(self.ctx.sync_frequency)));
         }
         let runtime = self.observe().await?;
-        let removed = join_all(runtime.containers.iter().map(|c| self.ctx.runtime.remove_container(&c.id))).await;
+        let removed =
+            join_all(runtime.containers.iter().map(|c| self.ctx.runtime.remove_container(&c.id))).await;
         for result in removed {
             result.map_err(|e| Halt::of(&e, "RemoveContainerError"))?;
         }
         for sandbox in &runtime.sandboxes {
-            self.ctx.runtime.stop_sandbox(&sandbox.id).await.map_err(|e| Halt::of(&e, "KillPodSandboxError"))?;
-            self.ctx.runtime.remove_sandbox(&sandbox.id).await.map_err(|e| Halt::of(&e, "RemovePodSandboxError"))?;
+            self.ctx
+                .runtime
+                .stop_sandbox(&sandbox.id)
+                .await
+                .map_err(|e| Halt::of(&e, "KillPodSandboxError"))?;
+            self.ctx
+                .runtime
+                .remove_sandbox(&sandbox.id)
+                .await
+                .map_err(|e| Halt::of(&e, "RemovePodSandboxError"))?;
         }
         if !runtime.sandboxes.is_empty() || !runtime.containers.is_empty() {
             self.acted();
@@ -124,11 +139,16 @@ impl Worker {
         }
         for container in &runtime.containers {
             if let Some(dir) = &self.ctx.container_logs_dir {
-                let _ = std::fs::remove_file(dir.join(paths::legacy_log_name(&self.pod_ref, &container.name, container.id.as_str())));
+                let _ = std::fs::remove_file(dir.join(paths::legacy_log_name(
+                    &self.pod_ref,
+                    &container.name,
+                    container.id.as_str(),
+                )));
             }
         }
         let (volumes, uid) = (self.ctx.volumes.clone(), self.pod_ref.uid.clone());
-        let cleaned = tokio::task::spawn_blocking(move || volumes.clean_orphan(&uid).map_err(|e| e.to_string())).await;
+        let cleaned =
+            tokio::task::spawn_blocking(move || volumes.clean_orphan(&uid).map_err(|e| e.to_string())).await;
         if let Err(e) = cleaned.unwrap_or_else(|e| Err(e.to_string())) {
             return Err(Halt::failed(e));
         }
@@ -148,7 +168,11 @@ impl Worker {
         }
         let Some(runtime) = self.seen.clone() else { return Ok(()) };
         let names: HashSet<&str> = runtime.containers.iter().map(|c| c.name.as_str()).collect();
-        let old: Vec<_> = names.into_iter().flat_map(|n| runtime.instances(n).skip(KEPT_INSTANCES)).map(|c| c.id.clone()).collect();
+        let old: Vec<_> = names
+            .into_iter()
+            .flat_map(|n| runtime.instances(n).skip(KEPT_INSTANCES))
+            .map(|c| c.id.clone())
+            .collect();
         for id in &old {
             self.remove_container(&self.pod, &runtime, id, true).await?;
         }
