@@ -2,6 +2,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
+use quintlet_kit::args::CommonArgs;
 
 /// Owns the container runtime: every CRI call, image pull and runtime event of this node goes through it.
 #[derive(Debug, Clone, Parser)]
@@ -16,9 +17,9 @@ pub struct Args {
     /// A uid that may connect, besides root and this process's own; may be given several times.
     #[arg(long, value_name = "UID")]
     pub allow_uid: Vec<u32>,
-    /// Directory of the sockets.
-    #[arg(long, value_name = "DIR", default_value = "/run/quintlet")]
-    pub run_dir: PathBuf,
+    /// What every service has.
+    #[command(flatten)]
+    pub common: CommonArgs,
 }
 
 /// Reads `unix:///path` or an absolute path.

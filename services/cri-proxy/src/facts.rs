@@ -93,7 +93,11 @@ pub fn read(service: &str, method: &'static str, message: &Bytes) -> Result<Fact
         }
         (RUNTIME, "CheckpointContainer") => {
             let request = v1::CheckpointContainerRequest::decode(bytes).map_err(unreadable)?;
-            Facts { key: named(vec![request.container_id]), seconds: Some(request.timeout), ..Facts::default() }
+            Facts {
+                key: named(vec![request.container_id]),
+                seconds: Some(request.timeout),
+                ..Facts::default()
+            }
         }
         // Credentials and pod differ from call to call; the runtime itself fetches a layer once.
         (IMAGE, "PullImage") => {
@@ -144,8 +148,11 @@ mod tests {
 
     fn sandbox(uid: &str, attempt: u32, hostname: &str) -> v1::RunPodSandboxRequest {
         let metadata = v1::PodSandboxMetadata { uid: uid.into(), attempt, ..Default::default() };
-        let config =
-            v1::PodSandboxConfig { metadata: Some(metadata), hostname: hostname.into(), ..Default::default() };
+        let config = v1::PodSandboxConfig {
+            metadata: Some(metadata),
+            hostname: hostname.into(),
+            ..Default::default()
+        };
         v1::RunPodSandboxRequest { config: Some(config), ..Default::default() }
     }
 

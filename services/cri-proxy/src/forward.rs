@@ -13,6 +13,8 @@ use http_body::Frame;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
+use quintlet_kit::clock::Clock;
+use quintlet_kit::task;
 use quintlet_model::outcome::Outcome;
 use quintlet_telemetry::propagate;
 use tokio::sync::watch;
@@ -28,7 +30,6 @@ use crate::metrics::{Metrics, OTHER};
 use crate::outcome;
 use crate::policy::{self, CRI_TIMEOUT, Class, Deadline, Hold, Lane, Policy, Socket, Verdict};
 use crate::reply::{self, Body, BoxError, Frames, Reply};
-use crate::rt::{self, BootClock};
 use crate::upstream::{SendError, Upstream};
 
 /// A request may be this large: the CRI's own limit of 16 MiB and room for its frame.
@@ -40,7 +41,7 @@ pub struct Forwarder {
     lanes: Lanes,
     fence: Fence,
     in_flight: InFlight,
-    boot: BootClock,
+    clock: Clock,
     metrics: Metrics,
     /// Unary calls being worked on.
     busy: watch::Sender<usize>,
@@ -81,7 +82,8 @@ impl Call {
             Deadline::After(after) => Some(after),
             Deadline::WithRequest { zero_is_none } => {
                 let seconds = u64::try_from(self.facts.seconds.unwrap_or(0)).unwrap_or(0);
-                (seconds > 0 || !zero_is_none).then(|| CRI_TIMEOUT.saturating_add(Duration::from_secs(seconds)))
+                (seconds > 0 || !zero_is_none)
+                    .then(|| CRI_TIMEOUT.saturating_add(Duration::from_secs(seconds)))
             }
             Deadline::CallerOnly => None,
         })
@@ -91,13 +93,13 @@ impl Call {
 impl Forwarder {
     /// A forwarder to the runtime at `upstream`.
     #[must_use]
-    pub fn new(upstream: Upstream, boot: BootClock, metrics: Metrics) -> Self {
+    pub fn new(upstream: Upstream, clock: Clock, metrics: Metrics) -> Self {
         Self {
             upstream,
             lanes: Lanes::default(),
             fence: Fence::default(),
             in_flight: InFlight::default(),
-            boot,
+            clock,
             metrics,
             busy: watch::Sender::new(0),
         }
@@ -134,7 +136,8 @@ impl Forwarder {
         let why = if known { "is not allowed" } else { "is not known, hence not allowed," };
         let message = format!("{service}/{method} {why} on the socket {}", socket.name());
         tracing::warn!(socket = socket.name(), method = %format_args!("{service}/{method}"), "call refused");
-        Reply::refused(Code::PermissionDenied, message, Outcome::NotDispatched, Duration::ZERO).into_response()
+        Reply::refused(Code::PermissionDenied, message, Outcome::NotDispatched, Duration::ZERO)
+            .into_response()
     }
 
     /// Forwards one call as its verdict says.
@@ -202,7 +205,7 @@ impl Forwarder {
             Span::current().record("pod.uid", uid.as_str());
         }
         let terms = match Terms::read(given, socket == Socket::Sync)
-            .and_then(|terms| self.fence.check(terms, (self.boot)()).map(|()| terms))
+            .and_then(|terms| self.fence.check(terms, self.clock.boot()).map(|()| terms))
         {
             Ok(terms) => terms,
             Err(refusal) => return self.fenced(row.method, refusal, Duration::ZERO),
@@ -220,7 +223,7 @@ impl Forwarder {
                         let reply = this.run(&call, Some(&terms)).await;
                         lead.finish(reply);
                     };
-                    drop(rt::spawn("mutation", work.instrument(Span::current())));
+                    drop(task::spawn("mutation", work.instrument(Span::current())));
                     answer
                 }
                 Admission::Join(answer) => {
@@ -241,7 +244,7 @@ impl Forwarder {
                     let reply = this.run(&call, Some(&Arc::new(Mutex::new(terms)))).await;
                     sender.send_replace(Some(Arc::new(reply)));
                 };
-                drop(rt::spawn("mutation", work.instrument(Span::current())));
+                drop(task::spawn("mutation", work.instrument(Span::current())));
                 answer
             }
         };
@@ -264,7 +267,7 @@ impl Forwarder {
         let queued = arrived.elapsed();
         self.metrics.waited(row.lane, queued);
         let fence = || match terms {
-            Some(terms) => self.fence.check(*terms.lock(), (self.boot)()),
+            Some(terms) => self.fence.check(*terms.lock(), self.clock.boot()),
             None => Ok(()),
         };
         let span = Span::current();
@@ -303,7 +306,7 @@ impl Forwarder {
             let Some(deadline) = terms.and_then(|t| t.lock().deadline) else {
                 return turn.await.map_err(NoSlot::Full);
             };
-            let now = (self.boot)();
+            let now = self.clock.boot();
             let Some(left) = deadline.checked_sub(now).filter(|left| !left.is_zero()) else {
                 let late = now.saturating_sub(deadline);
                 return Err(NoSlot::Fenced(Refusal::DeadlinePassed { late }));
@@ -339,8 +342,11 @@ impl Forwarder {
         match tokio::time::timeout_at(deadline, self.send_retrying(call, Some(deadline))).await {
             Ok(reply) => reply,
             Err(_) => {
-                let message =
-                    format!("the runtime did not answer {} within {} ms", call.policy.method, timeout.as_millis());
+                let message = format!(
+                    "the runtime did not answer {} within {} ms",
+                    call.policy.method,
+                    timeout.as_millis()
+                );
                 Reply::refused(Code::DeadlineExceeded, message, Outcome::Unknown, Duration::ZERO)
             }
         }
@@ -371,14 +377,7 @@ impl Forwarder {
         let request = reply::request(&path, headers, Frames::of(vec![call.body.clone()]));
         let response = self.upstream.send(request).await?;
         let (head, mut body) = response.into_parts();
-        let mut reply = Reply {
-            http: head.status,
-            headers: head.headers,
-            data: Vec::new(),
-            trailers: None,
-            outcome: Outcome::Unknown,
-            queued: Duration::ZERO,
-        };
+        let mut reply = Reply::begun(head.status, head.headers);
         while let Some(frame) = body.frame().await {
             match frame.map_err(SendError::Cut)?.into_data() {
                 Ok(data) => reply.data.push(data),
@@ -416,7 +415,12 @@ impl Forwarder {
                 Ok(slot) => Some(slot),
                 Err(full) => {
                     let message = full.to_string();
-                    return refuse(Code::ResourceExhausted, message, Outcome::NotDispatched, arrived.elapsed());
+                    return refuse(
+                        Code::ResourceExhausted,
+                        message,
+                        Outcome::NotDispatched,
+                        arrived.elapsed(),
+                    );
                 }
             },
             None => None,
@@ -425,7 +429,8 @@ impl Forwarder {
         let timeout = reply::grpc_timeout(&headers);
         let upstream = self.upstream.another();
         let sending = upstream.send(reply::request(path, headers, reply::boxed(body)));
-        let too_late = || format!("the runtime did not answer within {} ms", timeout.unwrap_or_default().as_millis());
+        let too_late =
+            || format!("the runtime did not answer within {} ms", timeout.unwrap_or_default().as_millis());
         let answer = match timeout {
             None => sending.await,
             Some(timeout) => match tokio::time::timeout(timeout, sending).await {

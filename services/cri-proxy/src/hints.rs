@@ -197,7 +197,12 @@ mod tests {
     fn containerd_events_are_hints_but_exec_exits_are_not() {
         use containerd_client::events as ev;
         let exit = |id: &str| {
-            let exit = ev::TaskExit { container_id: "c".into(), id: id.into(), exit_status: 3, ..Default::default() };
+            let exit = ev::TaskExit {
+                container_id: "c".into(),
+                id: id.into(),
+                exit_status: 3,
+                ..Default::default()
+            };
             of_containerd(&envelope("/tasks/exit", &exit))
         };
         let hint = exit("c").unwrap();
@@ -205,7 +210,10 @@ mod tests {
         assert_eq!(hint.at_unix_ns, 2_000_000_005);
         assert_eq!(exit("exec-1"), None);
         let created = ev::ContainerCreate { id: "c".into(), ..Default::default() };
-        assert_eq!(of_containerd(&envelope("/containers/create", &created)).unwrap().kind(), pb::HintKind::Created);
+        assert_eq!(
+            of_containerd(&envelope("/containers/create", &created)).unwrap().kind(),
+            pb::HintKind::Created
+        );
         assert_eq!(of_containerd(&envelope("/images/create", &created)), None);
         let mut broken = envelope("/tasks/start", &created);
         broken.event.as_mut().unwrap().value = vec![0xff];

@@ -61,10 +61,7 @@ impl InFlight {
         }
         let (answer, receiver) = watch::channel(None);
         let terms = Arc::new(Mutex::new(terms));
-        entries.insert(
-            key.clone(),
-            Entry { bytes: bytes.clone(), terms: terms.clone(), answer: receiver },
-        );
+        entries.insert(key.clone(), Entry { bytes: bytes.clone(), terms: terms.clone(), answer: receiver });
         Admission::Lead(Lead { entries: self.0.clone(), key, terms, answer })
     }
 
@@ -134,7 +131,11 @@ mod tests {
         };
         assert!(matches!(calls.enter(key("1"), &b, TERMS), Admission::Conflict));
         assert!(matches!(calls.enter(key("2"), &b, TERMS), Admission::Lead(_)));
-        assert_eq!(lead.terms().lock().epoch, Some(2), "the newer owner's call must not fall to the older's fence");
+        assert_eq!(
+            lead.terms().lock().epoch,
+            Some(2),
+            "the newer owner's call must not fall to the older's fence"
+        );
         lead.finish(Reply::refused(tonic::Code::Ok, "", Outcome::Ok, Duration::ZERO));
         assert!(answer.borrow().is_some());
         assert!(matches!(calls.enter(key("1"), &b, TERMS), Admission::Lead(_)));

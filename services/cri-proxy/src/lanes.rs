@@ -170,7 +170,13 @@ impl Lanes {
     }
 
     /// Takes in the answer to a call of the adaptive lane; returns the limit then.
-    pub fn answered(&self, method: &'static str, latency: Duration, in_flight: usize, waiting: bool) -> usize {
+    pub fn answered(
+        &self,
+        method: &'static str,
+        latency: Duration,
+        in_flight: usize,
+        waiting: bool,
+    ) -> usize {
         let limit = self.adaptive.lock().answered(method, latency, in_flight, waiting);
         if let Some(limiter) = self.lanes.get(&Lane::Start) {
             limiter.set_limit(limit);

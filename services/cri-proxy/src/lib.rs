@@ -12,7 +12,6 @@ pub mod metrics;
 pub mod outcome;
 pub mod policy;
 pub mod reply;
-pub mod rt;
 pub mod serve;
 pub mod services;
 pub mod source;

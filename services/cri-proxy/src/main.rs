@@ -1,37 +1,43 @@
 //! The `cri-proxy` binary.
-use std::sync::Arc;
-
-use clap::Parser as _;
+use anyhow::Context as _;
 use cri_proxy::args::Args;
+use cri_proxy::hints;
 use cri_proxy::policy::Socket;
 use cri_proxy::serve::{Config, Proxy};
-use cri_proxy::{hints, rt};
-use quintlet_telemetry::TelemetryOptions;
+use quintlet_kit::clock::Clock;
+use quintlet_kit::{args, error_chain, server, signals, task};
 use tokio_util::sync::CancellationToken;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
-    let telemetry = quintlet_telemetry::init("cri-proxy", &TelemetryOptions::default())?;
-    let sockets = Socket::ALL.map(|s| (s, args.run_dir.join("cri").join(s.name()).join("cri.sock")));
-    let mut uids = args.allow_uid.clone();
+    let args: Args = args::parse();
+    let telemetry = quintlet_telemetry::init("cri-proxy", &args.common.telemetry())?;
+    let paths = args.common.paths();
+    let mut uids = args.allow_uid;
     uids.extend([0, nix::unistd::geteuid().as_raw()]);
     let proxy = Proxy::bind(Config {
         runtime: args.runtime_endpoint,
         namespace: args.containerd_namespace,
-        sockets: sockets.into(),
+        sockets: Socket::ALL.map(|socket| (socket, paths.cri(socket))).into(),
         uids,
         hint_capacity: hints::CAPACITY,
-        boot: rt::boot_clock(),
-        verify: Arc::new(|_, _, _, _| Err("no grant key".to_owned())),
-    })?;
+        clock: Clock::system(),
+        grant_key: paths.grant_key(),
+    })
+    .context("the sockets cannot be bound")?;
+
     let stop = CancellationToken::new();
-    let serving = rt::spawn("serve", proxy.serve(stop.clone()));
-    let mut term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = tokio::signal::ctrl_c() => {}
+    if let Some(address) = args.common.metrics_listen {
+        let serving = server::serve_metrics(address, stop.clone());
+        drop(task::spawn("metrics", async move {
+            if let Err(error) = serving.await {
+                tracing::warn!(%address, error = error_chain(&error), "no metrics over HTTP");
+            }
+        }));
     }
+    let serving = task::spawn("serve", proxy.serve(stop.clone()));
+    let reason = signals::stop_signal().await;
+    tracing::info!(?reason, "stopping");
     stop.cancel();
     serving.await?;
     telemetry.shutdown().await;

@@ -1,37 +1,7 @@
 //! Who may call what, and how it is sent: one table, no I/O.
 use std::time::Duration;
 
-/// The kind of caller a socket is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Socket {
-    /// Everything, services this build does not know included (`crictl`, root).
-    Admin,
-    /// What pod-sync needs; mutations are fenced.
-    Sync,
-    /// What pleg-service needs: looking.
-    Read,
-    /// What the node API needs: streaming URLs and looking.
-    NodeApi,
-    /// Probe execs by grant, nothing else.
-    Probe,
-}
-
-impl Socket {
-    /// All of them.
-    pub const ALL: [Self; 5] = [Self::Admin, Self::Sync, Self::Read, Self::NodeApi, Self::Probe];
-
-    /// The name of the socket's directory and its label in metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Admin => "admin",
-            Self::Sync => "sync",
-            Self::Read => "read",
-            Self::NodeApi => "node-api",
-            Self::Probe => "probe",
-        }
-    }
-}
+pub use quintlet_kit::paths::CriSocket as Socket;
 
 /// What a call does to the runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -198,8 +168,21 @@ const fn url(method: &'static str) -> Policy {
     }
 }
 
-const fn stream(service: &'static str, method: &'static str, sockets: &'static [Socket], lane: Lane) -> Policy {
-    Policy { service, method, sockets, class: Class::Stream, lane, deadline: Deadline::CallerOnly, retry: false }
+const fn stream(
+    service: &'static str,
+    method: &'static str,
+    sockets: &'static [Socket],
+    lane: Lane,
+) -> Policy {
+    Policy {
+        service,
+        method,
+        sockets,
+        class: Class::Stream,
+        lane,
+        deadline: Deadline::CallerOnly,
+        retry: false,
+    }
 }
 
 /// The table: the CRI of Kubernetes 1.36.
@@ -310,7 +293,9 @@ pub fn verdict(socket: Socket, service: &str, method: &str) -> Verdict {
         return if sockets.contains(&socket) { Verdict::Own } else { Verdict::WrongSocket };
     }
     match TABLE.iter().find(|p| p.service == service && p.method == method) {
-        Some(policy) if socket == Socket::Admin || policy.sockets.contains(&socket) => Verdict::Forward(policy),
+        Some(policy) if socket == Socket::Admin || policy.sockets.contains(&socket) => {
+            Verdict::Forward(policy)
+        }
         Some(_) => Verdict::WrongSocket,
         None if socket == Socket::Admin => Verdict::Passthrough,
         None => Verdict::NotKnown,
@@ -351,7 +336,9 @@ mod tests {
     #[test]
     fn unknown_methods_pass_on_admin_and_nowhere_else() {
         for socket in Socket::ALL {
-            for (service, method) in [("containerd.services.content.v1.Content", "Write"), (RUNTIME, "NewThing")] {
+            for (service, method) in
+                [("containerd.services.content.v1.Content", "Write"), (RUNTIME, "NewThing")]
+            {
                 let expected = if socket == Socket::Admin { Verdict::Passthrough } else { Verdict::NotKnown };
                 assert_eq!(verdict(socket, service, method), expected, "{socket:?} {service}/{method}");
             }
@@ -361,7 +348,12 @@ mod tests {
     #[test]
     fn the_probe_socket_takes_probe_execs_only() {
         for row in TABLE {
-            assert_eq!(verdict(Socket::Probe, row.service, row.method), Verdict::WrongSocket, "{}", row.method);
+            assert_eq!(
+                verdict(Socket::Probe, row.service, row.method),
+                Verdict::WrongSocket,
+                "{}",
+                row.method
+            );
         }
         assert_eq!(verdict(Socket::Probe, "quintlet.runtime.v1.ProbeExec", "Exec"), Verdict::Own);
         assert_eq!(verdict(Socket::Admin, "quintlet.runtime.v1.ProbeExec", "Exec"), Verdict::WrongSocket);

@@ -32,6 +32,8 @@ pub struct Reply {
     pub outcome: Outcome,
     /// How long it waited before it was sent.
     pub queued: Duration,
+    /// Whether this proxy made it and not the runtime.
+    ours: bool,
 }
 
 impl Reply {
@@ -44,7 +46,20 @@ impl Reply {
         if status.add_header(&mut headers).is_err() {
             headers.insert("grpc-status", HeaderValue::from(code as i32));
         }
-        Self { http: StatusCode::OK, headers, data: Vec::new(), trailers: None, outcome, queued }
+        Self { http: StatusCode::OK, headers, data: Vec::new(), trailers: None, outcome, queued, ours: true }
+    }
+
+    /// An answer of the runtime, frames and outcome still to come.
+    #[must_use]
+    pub fn begun(http: StatusCode, headers: HeaderMap) -> Self {
+        let (outcome, queued) = (Outcome::Unknown, Duration::ZERO);
+        Self { http, headers, data: Vec::new(), trailers: None, outcome, queued, ours: false }
+    }
+
+    /// Whether this proxy made it and not the runtime.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.ours
     }
 
     /// The gRPC status. An answer without one is none of a gRPC server: code Unknown.
@@ -240,7 +255,8 @@ pub fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
 #[must_use]
 pub fn grpc_timeout_value(timeout: Duration) -> HeaderValue {
     let ms = timeout.as_millis();
-    let text = if ms <= 99_999_999 { format!("{ms}m") } else { format!("{}S", timeout.as_secs().min(99_999_999)) };
+    let text =
+        if ms <= 99_999_999 { format!("{ms}m") } else { format!("{}S", timeout.as_secs().min(99_999_999)) };
     HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static("99999999S"))
 }
 

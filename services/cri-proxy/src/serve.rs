@@ -9,6 +9,10 @@ use futures::future::BoxFuture;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use quintlet_kit::clock::Clock;
+use quintlet_kit::socket::bind_unix;
+use quintlet_kit::task;
+use quintlet_proto::debug::v1::debug_server::DebugServer;
 use quintlet_proto::runtime::v1 as pb;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -24,8 +28,7 @@ use crate::hints::Hub;
 use crate::metrics::Metrics;
 use crate::policy::{self, Socket, Verdict};
 use crate::reply::{self, Body};
-use crate::rt::{self, BootClock};
-use crate::services::{Events, Info, OBSERVE_EVERY, ProbeExec, Verify};
+use crate::services::{DebugInfo, Events, Grants, Info, OBSERVE_EVERY, ProbeExec};
 use crate::source::{Reader, RuntimeInfo};
 use crate::upstream::Upstream;
 
@@ -37,7 +40,7 @@ const MAX_HEADERS: u32 = 256 << 10;
 const GRACE: Duration = Duration::from_secs(5);
 
 /// What a proxy needs to know.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Config {
     /// The runtime's socket.
     pub runtime: PathBuf,
@@ -49,16 +52,10 @@ pub struct Config {
     pub uids: Vec<u32>,
     /// Hints a subscriber may lag behind; [`crate::hints::CAPACITY`] but in tests.
     pub hint_capacity: usize,
-    /// CLOCK_BOOTTIME.
-    pub boot: BootClock,
-    /// Checks grants.
-    pub verify: Verify,
-}
-
-impl std::fmt::Debug for Config {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Config").field("runtime", &self.runtime).finish_non_exhaustive()
-    }
+    /// Boottime, for deadlines.
+    pub clock: Clock,
+    /// Where the key of exec grants is.
+    pub grant_key: PathBuf,
 }
 
 /// A proxy whose sockets are bound.
@@ -83,11 +80,11 @@ impl Proxy {
             .iter()
             .map(|(socket, path)| {
                 let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-                Ok((*socket, rt::bind(path).map_err(named)?))
+                Ok((*socket, bind_unix(path, 0o666).map_err(named)?))
             })
             .collect::<io::Result<Vec<_>>>()?;
         let upstream = Upstream::new(config.runtime.clone());
-        let forwarder = Arc::new(Forwarder::new(upstream, config.boot.clone(), metrics.clone()));
+        let forwarder = Arc::new(Forwarder::new(upstream, config.clock.clone(), metrics.clone()));
         let hub = Hub::new(config.hint_capacity, metrics.clone());
         Ok(Self { listeners, config, forwarder, hub, metrics })
     }
@@ -111,16 +108,19 @@ impl Proxy {
             namespace: self.config.namespace.clone(),
             metrics: self.metrics.clone(),
         };
-        let _ = rt::spawn("runtime-events", tasks.track_future(reader.run(stop.clone())));
+        let _ = task::spawn("runtime-events", tasks.track_future(reader.run(stop.clone())));
         let reporting = report_health(reporter.clone(), runtime.clone(), self.forwarder.clone());
-        let _ = rt::spawn("health", stop.clone().run_until_cancelled_owned(reporting));
+        let _ = task::spawn("health", stop.clone().run_until_cancelled_owned(reporting));
 
+        let grants = Arc::new(Grants::new(self.config.grant_key.clone()));
+        let debug = DebugInfo::new(self.config.clock.clone());
         // Open connections outlive `stop`: what is in flight on them still gets its answer.
         let hang_up = CancellationToken::new();
         for (socket, listener) in self.listeners {
             let mut routes = Routes::new(health.clone());
             if let Ok(reflection) = tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(quintlet_proto::FILE_DESCRIPTOR_SET)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
                 .build_v1()
             {
                 routes = routes.add_service(reflection);
@@ -131,12 +131,12 @@ impl Proxy {
                 forwarder: self.forwarder.clone(),
                 endpoint: self.config.runtime.display().to_string(),
             };
-            let probe =
-                ProbeExec { forwarder: self.forwarder.clone(), verify: self.config.verify.clone() };
+            let probe = ProbeExec { forwarder: self.forwarder.clone(), grants: grants.clone() };
             // The table of verdicts decides who reaches which.
             routes = routes
                 .add_service(pb::runtime_events_server::RuntimeEventsServer::new(Events(self.hub.clone())))
                 .add_service(pb::proxy_info_server::ProxyInfoServer::new(info))
+                .add_service(DebugServer::new(debug.clone()))
                 .add_service(pb::probe_exec_server::ProbeExecServer::new(probe));
             let door = Door {
                 socket,
@@ -147,7 +147,7 @@ impl Proxy {
                 tasks: tasks.clone(),
                 hang_up: hang_up.clone(),
             };
-            let _ = rt::spawn("listen", stop.clone().run_until_cancelled_owned(door.listen(listener)));
+            let _ = task::spawn("listen", stop.clone().run_until_cancelled_owned(door.listen(listener)));
         }
         stop.cancelled().await;
         reporter.set_service_status("", ServingStatus::NotServing).await;
@@ -209,11 +209,15 @@ impl Door {
         match uid {
             Ok(uid) if self.uids.contains(&uid) => {
                 let work = self.tasks.track_future(self.clone().converse(stream));
-                drop(rt::spawn("connection", work));
+                drop(task::spawn("connection", work));
             }
             Ok(uid) => {
                 self.metrics.refused_peers.inc();
-                tracing::warn!(socket = self.socket.name(), uid, "connection refused: this uid is not allowed");
+                tracing::warn!(
+                    socket = self.socket.name(),
+                    uid,
+                    "connection refused: this uid is not allowed"
+                );
             }
             Err(error) => tracing::debug!(%error, "the peer went away"),
         }

@@ -1,13 +1,16 @@
 //! The services this proxy answers itself: hints, information, probe execs.
+use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::Stream;
 use http::HeaderMap;
 use k8s_cri::v1;
 use prost::Message as _;
-use quintlet_model::outcome::Outcome;
+use quintlet_kit::clock::Clock;
+use quintlet_kit::grant::GrantKey;
+use quintlet_proto::debug::v1 as debug;
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::watch;
 use tonic::{Code, Request, Response, Status};
@@ -67,25 +70,41 @@ impl pb::proxy_info_server::ProxyInfo for Info {
     }
 }
 
-/// Checks a grant: container id, command, seconds, MAC.
-pub type Verify = Arc<dyn Fn(&str, &[String], u32, &[u8]) -> Result<bool, String> + Send + Sync>;
+/// The key that grants are checked with. A key that cannot be read yet is tried again at the next call.
+#[derive(Debug)]
+pub struct Grants {
+    path: PathBuf,
+    key: OnceLock<GrantKey>,
+}
+
+impl Grants {
+    /// Grants by the key at `path`, which is made if it is not there.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, key: OnceLock::new() }
+    }
+
+    fn key(&self) -> Result<&GrantKey, Status> {
+        if let Some(key) = self.key.get() {
+            return Ok(key);
+        }
+        let key = GrantKey::load_or_create(&self.path).map_err(|error| {
+            Status::unavailable(format!("grants cannot be checked: {}: {error}", self.path.display()))
+        })?;
+        Ok(self.key.get_or_init(|| key))
+    }
+}
 
 /// Output of a probe is cut to this many bytes, as the kubelet does.
 pub const MAX_OUTPUT: usize = 10 * 1024;
 
 /// `ProbeExec`.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct ProbeExec {
     /// Sends the exec.
     pub forwarder: Arc<Forwarder>,
     /// Checks the grant.
-    pub verify: Verify,
-}
-
-impl std::fmt::Debug for ProbeExec {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ProbeExec").finish_non_exhaustive()
-    }
+    pub grants: Arc<Grants>,
 }
 
 #[tonic::async_trait]
@@ -98,22 +117,20 @@ impl pb::probe_exec_server::ProbeExec for ProbeExec {
         if request.timeout_seconds == 0 {
             return Err(Status::invalid_argument("timeout_seconds must be at least 1"));
         }
-        let granted =
-            (self.verify)(&request.container_id, &request.command, request.timeout_seconds, &request.grant);
-        match granted {
-            Ok(true) => {}
-            Ok(false) => {
-                self.forwarder.metrics().fenced("grant");
-                return Err(Status::permission_denied(format!(
-                    "the grant does not allow this command in container {:?}",
-                    request.container_id
-                )));
-            }
-            Err(why) => return Err(Status::unavailable(format!("grants cannot be checked: {why}"))),
+        let key = self.grants.key()?;
+        if !key.verify(&request.grant, &request.container_id, &request.command, request.timeout_seconds) {
+            self.forwarder.metrics().fenced("grant");
+            return Err(Status::permission_denied(format!(
+                "the grant does not allow this command in container {:?}",
+                request.container_id
+            )));
         }
         let seconds = i64::from(request.timeout_seconds);
-        let exec =
-            v1::ExecSyncRequest { container_id: request.container_id, cmd: request.command, timeout: seconds };
+        let exec = v1::ExecSyncRequest {
+            container_id: request.container_id,
+            cmd: request.command,
+            timeout: seconds,
+        };
         let mut headers = HeaderMap::new();
         headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
         headers.insert(http::header::TE, http::HeaderValue::from_static("trailers"));
@@ -125,23 +142,71 @@ impl pb::probe_exec_server::ProbeExec for ProbeExec {
         };
         let reply = self.forwarder.run(&call, None).await;
         let status = reply.status();
-        match (status.code(), reply.data.is_empty()) {
-            (Code::Ok, _) => {
+        match status.code() {
+            Code::Ok => {
                 let body = reply.data.concat().into();
                 let message = reply::message(&body).map_err(|e| Status::internal(e.to_string()))?;
-                let answer = v1::ExecSyncResponse::decode(message).map_err(|e| Status::internal(e.to_string()))?;
+                let answer =
+                    v1::ExecSyncResponse::decode(message).map_err(|e| Status::internal(e.to_string()))?;
                 let mut output = answer.stdout;
                 output.extend_from_slice(&answer.stderr);
                 output.truncate(MAX_OUTPUT);
-                Ok(Response::new(pb::ProbeExecReply { exit_code: answer.exit_code, output, timed_out: false }))
+                Ok(Response::new(pb::ProbeExecReply {
+                    exit_code: answer.exit_code,
+                    output,
+                    timed_out: false,
+                }))
             }
-            (Code::DeadlineExceeded, _) => {
+            // The runtime's own word: the command ran out of time. A runtime that hangs says nothing.
+            Code::DeadlineExceeded if !reply.is_ours() => {
                 Ok(Response::new(pb::ProbeExecReply { timed_out: true, ..Default::default() }))
             }
-            (Code::Unavailable | Code::Cancelled, _) => Err(Status::unavailable(status.message())),
-            (_, _) if reply.outcome == Outcome::NotDispatched => Err(Status::unavailable(status.message())),
-            (code, _) => Err(Status::new(code, status.message())),
+            Code::Cancelled => Err(Status::unavailable(status.message())),
+            code => Err(Status::new(code, status.message())),
         }
+    }
+}
+
+/// `debug.v1`.
+#[derive(Debug, Clone)]
+pub struct DebugInfo {
+    clock: Clock,
+    started: Duration,
+}
+
+impl DebugInfo {
+    /// Of a process that starts now.
+    #[must_use]
+    pub fn new(clock: Clock) -> Self {
+        Self { started: clock.boot(), clock }
+    }
+}
+
+#[tonic::async_trait]
+impl debug::debug_server::Debug for DebugInfo {
+    async fn traces(
+        &self,
+        request: Request<debug::TracesRequest>,
+    ) -> Result<Response<debug::TracesReply>, Status> {
+        let request = request.into_inner();
+        Ok(Response::new(quintlet_telemetry::ring().query(&request.trace_id, &request.pod_uid)))
+    }
+
+    async fn metrics(
+        &self,
+        _: Request<debug::MetricsRequest>,
+    ) -> Result<Response<debug::MetricsReply>, Status> {
+        Ok(Response::new(debug::MetricsReply { text: quintlet_telemetry::metrics::text() }))
+    }
+
+    async fn build(&self, _: Request<debug::BuildRequest>) -> Result<Response<debug::BuildReply>, Status> {
+        Ok(Response::new(debug::BuildReply {
+            service: "cri-proxy".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            commit: option_env!("QUINTLET_COMMIT").unwrap_or("unknown").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.clock.boot().saturating_sub(self.started).as_secs_f64(),
+        }))
     }
 }
 

@@ -176,7 +176,8 @@ impl Reader {
         let mark = async {
             loop {
                 let mut client = EventsClient::new(self.upstream.clone());
-                let event = prost_types::Any { type_url: "quintlet.Subscribed".to_owned(), value: Vec::new() };
+                let event =
+                    prost_types::Any { type_url: "quintlet.Subscribed".to_owned(), value: Vec::new() };
                 let request = PublishRequest { topic: MARK_TOPIC.to_owned(), event: Some(event) };
                 if let Err(error) = client.publish(self.in_namespace(request)).await {
                     tracing::debug!(%error, "the marker was not taken");
@@ -188,7 +189,8 @@ impl Reader {
     }
 
     async fn read_cri(&self) -> Ended {
-        let mut client = RuntimeServiceClient::new(self.upstream.clone()).max_decoding_message_size(MAX_EVENT);
+        let mut client =
+            RuntimeServiceClient::new(self.upstream.clone()).max_decoding_message_size(MAX_EVENT);
         let opening = client.get_container_events(v1::GetEventsRequest {});
         self.read(pb::HintSource::Cri, opening, std::future::pending(), hints::of_cri).await
     }

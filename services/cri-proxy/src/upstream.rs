@@ -168,7 +168,7 @@ impl Upstream {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|e| e.to_string())?;
-        drop(crate::rt::spawn("runtime-connection", async move {
+        drop(quintlet_kit::task::spawn("runtime-connection", async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "the connection to the runtime ended");
             }

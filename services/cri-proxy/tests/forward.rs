@@ -1,0 +1,478 @@
+//! Calls through a whole proxy to a scripted runtime.
+#![allow(clippy::disallowed_methods, missing_docs)]
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{Act, Bench, eventually, failing, good, got, headers};
+use cri_proxy::policy::{self, Class, Socket, Verdict};
+use cri_proxy::reply::{self, Frames};
+use http_body_util::BodyExt as _;
+use k8s_cri::v1;
+use quintlet_kit::clock::Clock;
+use quintlet_kit::grant::GrantKey;
+use quintlet_proto::runtime::v1 as pb;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::Semaphore;
+
+const START: &str = "/runtime.v1.RuntimeService/StartContainer";
+const LIST: &str = "/runtime.v1.RuntimeService/ListContainers";
+const EXEC: &str = "/runtime.v1.RuntimeService/ExecSync";
+const EPOCH: (&str, &str) = ("quintlet-owner-epoch", "1");
+
+fn start(id: &str) -> Bytes {
+    reply::framed(&v1::StartContainerRequest { container_id: id.into() })
+}
+
+fn empty() -> Bytes {
+    Bytes::from_static(&[0; 5])
+}
+
+#[tokio::test]
+async fn an_unknown_method_passes_byte_identical_both_ways_with_all_metadata() {
+    let bench = Bench::start().await;
+    let path = "/containerd.services.content.v1.Content/Write";
+    let chunks =
+        vec![Bytes::from_static(b"\0\0\0\0\x02ab"), Bytes::from_static(b"\x01\xff\0\0not even a frame")];
+    let head =
+        headers(&[("content-type", "application/grpc+x"), ("x-a", "1"), ("x-a", "2"), ("x-b-bin", "AAH+")]);
+    let tail = headers(&[("grpc-status", "0"), ("x-tail", "t"), ("x-tail", "u")]);
+    bench.script.on(path, [Act::Reply(head.clone(), chunks.clone(), tail.clone())]);
+    let sent = Bytes::from_static(b"\0\0\0\0\x03xyz\xff\xfe");
+    let meta = [
+        ("x-many", "1"),
+        ("x-many", "2"),
+        ("y-bin", "AAE="),
+        ("quintlet-owner-epoch", "7"),
+        ("user-agent", "u/1"),
+    ];
+    let got = bench.call(Socket::Admin, path, &meta, sent.clone()).await;
+
+    let seen = bench.script.seen(path).pop().unwrap();
+    assert_eq!(seen.body, sent);
+    let mut expected = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
+    expected.extend(headers(&[("x-many", "1"), ("x-many", "2"), ("y-bin", "AAE="), ("user-agent", "u/1")]));
+    assert_eq!(seen.headers, expected);
+    assert_eq!(got.body, chunks.concat());
+    assert_eq!(got.headers, head);
+    let mut trailers = got.trailers.clone().unwrap();
+    assert_eq!(got.outcome(), "ok");
+    assert!(got.meta("quintlet-queued-ms").parse::<u64>().is_ok());
+    trailers.remove("quintlet-outcome");
+    trailers.remove("quintlet-queued-ms");
+    assert_eq!(trailers, tail);
+}
+
+#[tokio::test]
+async fn unknown_fields_of_known_messages_pass_untouched_on_every_kind_of_call() {
+    let bench = Bench::start().await;
+    // Field 1 as known, field 999 as nobody knows it.
+    let with_unknown = |id: &str| {
+        let mut message = vec![0x0a, id.len() as u8];
+        message.extend_from_slice(id.as_bytes());
+        message.extend_from_slice(&[0xba, 0x3e, 3, 7, 8, 9]);
+        let mut framed = vec![0, 0, 0, 0, message.len() as u8];
+        framed.extend_from_slice(&message);
+        Bytes::from(framed)
+    };
+    for (socket, method, meta) in [
+        (Socket::Read, "ContainerStatus", &[][..]),
+        (Socket::Sync, "StopPodSandbox", &[EPOCH]),
+        (Socket::Sync, "UpdatePodSandboxResources", &[EPOCH]),
+    ] {
+        let path = format!("/runtime.v1.RuntimeService/{method}");
+        let answer = with_unknown("answer");
+        let head = headers(&[("content-type", "application/grpc")]);
+        bench
+            .script
+            .on(&path, [Act::Reply(head.clone(), vec![answer.clone()], headers(&[("grpc-status", "0")]))]);
+        let got = bench.call(socket, &path, meta, with_unknown("id")).await;
+        assert_eq!(bench.script.seen(&path)[0].body, with_unknown("id"), "{method}");
+        assert!(!bench.script.seen(&path)[0].headers.contains_key("quintlet-owner-epoch"), "{method}");
+        assert_eq!((got.body.clone(), got.headers.clone()), (answer, head), "{method}");
+        assert_eq!(got.outcome(), "ok", "{method}");
+    }
+}
+
+#[tokio::test]
+async fn streams_pass_frame_by_frame_in_both_directions() {
+    let bench = Bench::start().await;
+    let path = "/some.future.v9.Service/Talk";
+    bench.script.on(path, [Act::Echo(headers(&[("grpc-status", "0"), ("x-end", "yes")]))]);
+    let (sender, receiver) = tokio::sync::mpsc::channel::<Bytes>(1);
+    let frames = futures::stream::unfold(receiver, |mut receiver| async move {
+        let data = receiver.recv().await?;
+        Some((Ok::<_, reply::BoxError>(http_body::Frame::data(data)), receiver))
+    });
+    let body = reply::boxed(http_body_util::StreamBody::new(frames));
+    let request = reply::request(path, headers(&[("te", "trailers")]), body);
+    let mut answer = bench.caller(Socket::Admin).send(request).await.unwrap().into_body();
+    for word in ["one", "two", "three"] {
+        sender.send(Bytes::from_static(word.as_bytes())).await.unwrap();
+        assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), word);
+    }
+    drop(sender);
+    let trailers = answer.frame().await.unwrap().unwrap().into_trailers().unwrap();
+    assert_eq!(
+        (&trailers["x-end"], &trailers["quintlet-outcome"]),
+        (&"yes".parse().unwrap(), &"ok".parse().unwrap())
+    );
+}
+
+#[tokio::test]
+async fn errors_pass_with_their_details_and_get_their_outcome() {
+    let bench = Bench::start().await;
+    let details = "CAUSBHRlc3QaKAoadHlwZS5nb29nbGVhcGlzLmNvbS9h";
+    for (code, message, outcome) in [
+        ("2", "oh%20no%0A", "runtime-error"),
+        ("5", "gone", "runtime-error"),
+        ("14", "busy", "unknown"),
+        ("4", "late", "unknown"),
+        ("1", "cancelled", "unknown"),
+        ("99", "never heard of", "runtime-error"),
+    ] {
+        let pairs = [
+            ("grpc-status", code),
+            ("grpc-message", message),
+            ("grpc-status-details-bin", details),
+            ("x-z", "z"),
+        ];
+        let head = headers(&[("content-type", "application/grpc")]);
+        let mut block = head.clone();
+        block.extend(headers(&pairs));
+        // As one header block, and as trailers behind a head.
+        for act in [Act::TrailersOnly(block), Act::Reply(head.clone(), vec![], headers(&pairs))] {
+            bench.script.on(START, [act.clone()]);
+            let got = bench.call(Socket::Sync, START, &[EPOCH], start("c")).await;
+            for (name, value) in pairs {
+                assert_eq!(got.meta(name), value, "{code}: {got:?}");
+            }
+            assert_eq!(got.trailers.is_some(), matches!(act, Act::Reply(..)), "{code}");
+            assert_eq!(got.outcome(), outcome, "{code}");
+        }
+    }
+    let reserved = "failed to reserve sandbox name \"a\": name \"a\" is reserved for \"b\"";
+    let run = "/runtime.v1.RuntimeService/RunPodSandbox";
+    bench.script.on(run, [failing(2, reserved)]);
+    assert_eq!(bench.call(Socket::Sync, run, &[EPOCH], empty()).await.outcome(), "unknown");
+}
+
+#[tokio::test]
+async fn every_method_on_every_socket_is_answered_as_the_table_says() {
+    let bench = Bench::start().await;
+    let own = [
+        ("quintlet.runtime.v1.ProxyInfo", "Get"),
+        ("quintlet.runtime.v1.ProbeExec", "Exec"),
+        ("quintlet.debug.v1.Debug", "Build"),
+    ];
+    let unknown =
+        [("runtime.v1.RuntimeService", "Newer"), ("containerd.services.content.v1.Content", "Info")];
+    let table = policy::TABLE.iter().map(|row| (row.service, row.method));
+    let mut denied = 0;
+    for (service, method) in table.chain(own).chain(unknown) {
+        let path = format!("/{service}/{method}");
+        // GetContainerEvents is also what the proxy itself asks for.
+        if method != "GetContainerEvents" {
+            bench.script.on(&path, [good(&v1::StartContainerRequest::default())]);
+        }
+        for socket in Socket::ALL {
+            let before = bench.script.seen(&path).len();
+            let got = bench.call(socket, &path, &[EPOCH], empty()).await;
+            let forwarded = bench.script.seen(&path).len() > before;
+            let place = format!("{service}/{method} on {}", socket.name());
+            match policy::verdict(socket, service, method) {
+                Verdict::Own => assert!(!forwarded && got.code() != "12", "{place}: {got:?}"),
+                Verdict::Forward(_) | Verdict::Passthrough => {
+                    assert!(forwarded || method == "GetContainerEvents", "{place}: {got:?}");
+                }
+                Verdict::WrongSocket | Verdict::NotKnown => {
+                    denied += 1;
+                    assert_eq!((got.code(), got.outcome()), ("7", "not-dispatched"), "{place}: {got:?}");
+                    assert!(got.meta("grpc-message").contains(method), "{place}: {got:?}");
+                    assert!(!forwarded || method == "GetContainerEvents" || method == "Version", "{place}");
+                }
+            }
+        }
+    }
+    assert!(denied > 100, "{denied}");
+    assert!(bench.metrics.denied_count("ExecSync", Socket::Probe) >= 1);
+    assert!(bench.metrics.denied_count("RunPodSandbox", Socket::Read) >= 1);
+}
+
+#[tokio::test]
+async fn mutations_without_epoch_of_an_old_epoch_or_too_late_never_reach_the_runtime() {
+    let bench = Bench::start().await;
+    bench.script.on(START, [good(&v1::StartContainerResponse {})]);
+    let late = (bench.clock.boot() - Duration::from_millis(1)).as_nanos().to_string();
+    let soon = (bench.clock.boot() + Duration::from_secs(60)).as_nanos().to_string();
+    let cases: &[(&[(&'static str, &str)], &str, &str)] = &[
+        (&[], "9", "not-dispatched"),
+        (&[("quintlet-owner-epoch", "5"), ("quintlet-deadline-boottime-ns", &soon)], "0", "ok"),
+        (&[("quintlet-owner-epoch", "4")], "9", "not-dispatched"),
+        (&[("quintlet-owner-epoch", "x")], "3", "not-dispatched"),
+        (&[("quintlet-owner-epoch", "5"), ("quintlet-deadline-boottime-ns", &late)], "4", "not-dispatched"),
+        (&[("quintlet-owner-epoch", "5")], "0", "ok"),
+    ];
+    for (meta, code, outcome) in cases {
+        let got = bench.call(Socket::Sync, START, meta, start("c")).await;
+        assert_eq!((got.code(), got.outcome()), (*code, *outcome), "{meta:?}: {got:?}");
+    }
+    assert_eq!(bench.script.seen(START).len(), 2);
+    assert_eq!(
+        bench.call(Socket::Admin, START, &[], start("c")).await.outcome(),
+        "ok",
+        "root needs no epoch"
+    );
+}
+
+#[tokio::test]
+async fn identical_calls_in_flight_run_once_and_others_under_the_same_key_are_refused() {
+    let bench = Arc::new(Bench::start().await);
+    let gate = Arc::new(Semaphore::new(0));
+    let path = "/runtime.v1.RuntimeService/CreateContainer";
+    let answer = v1::CreateContainerResponse { container_id: "new".into() };
+    bench.script.on(path, [Act::After(gate.clone(), Box::new(good(&answer)))]);
+    let create = |command: &str| {
+        let metadata = v1::ContainerMetadata { name: "web".into(), attempt: 0 };
+        let config = v1::ContainerConfig {
+            metadata: Some(metadata),
+            command: vec![command.into()],
+            ..Default::default()
+        };
+        reply::framed(&v1::CreateContainerRequest {
+            pod_sandbox_id: "s".into(),
+            config: Some(config),
+            ..Default::default()
+        })
+    };
+    let call = |body: Bytes| {
+        let bench = bench.clone();
+        tokio::spawn(async move { bench.call(Socket::Sync, path, &[EPOCH], body).await })
+    };
+    let joined_before = bench.metrics.joined.get();
+    let first = call(create("a"));
+    eventually("dispatch", async || (bench.script.seen(path).len() == 1).then_some(())).await;
+    let second = call(create("a"));
+    eventually("join", async || (bench.metrics.joined.get() > joined_before).then_some(())).await;
+    let other = call(create("b")).await.unwrap();
+    assert_eq!((other.code(), other.outcome()), ("10", "not-dispatched"));
+    gate.add_permits(10);
+    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    assert_eq!(first.body, reply::framed(&answer));
+    assert_eq!(first.body, second.body);
+    assert_eq!(bench.script.seen(path).len(), 1);
+    assert_eq!(call(create("a")).await.unwrap().outcome(), "ok");
+    assert_eq!(bench.script.seen(path).len(), 2, "what is over does not answer for what comes later");
+}
+
+#[tokio::test]
+async fn a_mutation_runs_on_when_its_caller_goes_away_and_the_next_identical_one_joins_it() {
+    let bench = Arc::new(Bench::start().await);
+    let gate = Arc::new(Semaphore::new(0));
+    bench.script.on(START, [Act::After(gate.clone(), Box::new(good(&v1::StartContainerResponse {})))]);
+    let caller = {
+        let bench = bench.clone();
+        tokio::spawn(async move { bench.call(Socket::Sync, START, &[EPOCH], start("gone")).await })
+    };
+    eventually("dispatch", async || (bench.script.seen(START).len() == 1).then_some(())).await;
+    caller.abort();
+    let _ = caller.await;
+    let before = bench.metrics.joined.get();
+    let again = {
+        let bench = bench.clone();
+        tokio::spawn(async move { bench.call(Socket::Sync, START, &[EPOCH], start("gone")).await })
+    };
+    eventually("join", async || (bench.metrics.joined.get() > before).then_some(())).await;
+    gate.add_permits(1);
+    assert_eq!(again.await.unwrap().outcome(), "ok");
+    assert_eq!(bench.script.seen(START).len(), 1);
+}
+
+#[tokio::test]
+async fn a_deadline_that_passes_in_the_queue_ends_the_wait_and_one_found_passed_at_its_turn_is_not_run() {
+    let clock = Clock::fixed(Clock::system().wall(), Duration::from_secs(1000));
+    let bench = Arc::new(Bench::with("fake", "1", 64, clock.clone()).await);
+    let gate = Arc::new(Semaphore::new(0));
+    bench.script.on(START, [Act::After(gate.clone(), Box::new(good(&v1::StartContainerResponse {})))]);
+    let call = |id: String, deadline: Duration| {
+        let bench = bench.clone();
+        tokio::spawn(async move {
+            let deadline = (Duration::from_secs(1000) + deadline).as_nanos().to_string();
+            let meta = [EPOCH, ("quintlet-deadline-boottime-ns", &*deadline)];
+            bench.call(Socket::Sync, START, &meta, start(&id)).await
+        })
+    };
+    let first: Vec<_> = (0..4).map(|i| call(i.to_string(), Duration::from_secs(3600))).collect();
+    eventually("a full lane", async || (bench.script.seen(START).len() == 4).then_some(())).await;
+    // As when this process was stopped: time jumps while the call waits, then its turn comes.
+    let stopped = call("stopped".into(), Duration::from_secs(60));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    clock.advance(Duration::from_secs(120));
+    gate.add_permits(1);
+    let got = stopped.await.unwrap();
+    assert_eq!((got.code(), got.outcome()), ("4", "not-dispatched"), "{got:?}");
+    assert!(got.meta("quintlet-queued-ms").parse::<u64>().unwrap() >= 50, "{got:?}");
+    gate.add_permits(10);
+    for call in first {
+        assert_eq!(call.await.unwrap().outcome(), "ok");
+    }
+    assert_eq!(bench.script.seen(START).len(), 4);
+}
+
+#[tokio::test]
+async fn a_call_still_queued_at_its_deadline_is_answered_then() {
+    let bench = Arc::new(Bench::start().await);
+    bench.script.on(START, [Act::Hang]);
+    for i in 0..4 {
+        let bench = bench.clone();
+        tokio::spawn(async move { bench.call(Socket::Sync, START, &[EPOCH], start(&i.to_string())).await });
+    }
+    eventually("a full lane", async || (bench.script.seen(START).len() == 4).then_some(())).await;
+    let deadline = (bench.clock.boot() + Duration::from_millis(100)).as_nanos().to_string();
+    let meta = [EPOCH, ("quintlet-deadline-boottime-ns", &*deadline)];
+    let got = bench.call(Socket::Sync, START, &meta, start("late")).await;
+    assert_eq!((got.code(), got.outcome()), ("4", "not-dispatched"), "{got:?}");
+}
+
+#[tokio::test]
+async fn a_runtime_that_is_down_hangs_or_comes_back_gives_the_right_outcome() {
+    let mut bench = Bench::start().await;
+    bench.script.on(START, [good(&v1::StartContainerResponse {})]);
+    bench.script.on(LIST, [good(&v1::ListContainersResponse::default())]);
+    assert_eq!(bench.call(Socket::Sync, START, &[EPOCH], start("c")).await.outcome(), "ok");
+    bench.down();
+    for (socket, path, meta, body) in
+        [(Socket::Sync, START, &[EPOCH][..], start("c")), (Socket::Read, LIST, &[], empty())]
+    {
+        let before = tokio::time::Instant::now();
+        let got = bench.call(socket, path, meta, body).await;
+        assert_eq!((got.code(), got.outcome()), ("14", "not-dispatched"), "{got:?}");
+        assert!(
+            got.trailers.is_none() && before.elapsed() < Duration::from_millis(500),
+            "{:?}",
+            before.elapsed()
+        );
+        assert!(got.meta("grpc-message").contains("runtime.sock"), "{got:?}");
+    }
+    bench.up();
+    let back = tokio::time::Instant::now();
+    eventually("service again", async || {
+        let got = bench.call(Socket::Sync, START, &[EPOCH], start("c")).await;
+        (got.outcome() == "ok").then_some(())
+    })
+    .await;
+    assert!(back.elapsed() < Duration::from_secs(1), "{:?}", back.elapsed());
+
+    bench.script.on(START, [Act::Hang]);
+    let before = tokio::time::Instant::now();
+    let got = bench.call(Socket::Sync, START, &[EPOCH, ("grpc-timeout", "200m")], start("c")).await;
+    assert_eq!((got.code(), got.outcome()), ("4", "unknown"), "{got:?}");
+    assert!((190..2000).contains(&before.elapsed().as_millis()), "{:?}", before.elapsed());
+}
+
+#[tokio::test]
+async fn a_cut_after_dispatch_is_unknown_for_mutations_and_asked_again_for_reads() {
+    let bench = Bench::start().await;
+    bench.script.on(START, [Act::Cut]);
+    let got = bench.call(Socket::Sync, START, &[EPOCH], start("c")).await;
+    assert_eq!((got.code(), got.outcome()), ("14", "unknown"), "{got:?}");
+    assert_eq!(bench.script.seen(START).len(), 1);
+    bench.script.on(LIST, [Act::Cut, good(&v1::ListContainersResponse::default())]);
+    assert_eq!(bench.call(Socket::Read, LIST, &[], empty()).await.outcome(), "ok");
+    assert_eq!(bench.script.seen(LIST).len(), 2);
+}
+
+#[tokio::test]
+async fn stops_do_not_hold_their_slots_while_the_runtime_waits() {
+    let bench = Arc::new(Bench::start().await);
+    let stop = "/runtime.v1.RuntimeService/StopContainer";
+    bench.script.on(stop, [Act::Hang]);
+    for i in 0..50 {
+        let bench = bench.clone();
+        tokio::spawn(async move {
+            let body = reply::framed(&v1::StopContainerRequest { container_id: i.to_string(), timeout: 30 });
+            bench.call(Socket::Sync, stop, &[EPOCH], body).await
+        });
+    }
+    eventually("fifty stops in flight", async || (bench.script.seen(stop).len() == 50).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_probe_exec_runs_exactly_what_was_granted() {
+    let bench = Bench::start().await;
+    let key = GrantKey::load_or_create(&bench.dir.path().join("keys/grant.key")).unwrap();
+    let answer =
+        v1::ExecSyncResponse { stdout: vec![b'o'; 10_000], stderr: vec![b'e'; 10_000], exit_code: 3 };
+    bench.script.on(EXEC, [good(&answer), failing(4, "timeout 2s exceeded"), failing(14, "away")]);
+    let path = "/quintlet.runtime.v1.ProbeExec/Exec";
+    let command = vec!["cat".to_owned(), "/ok".to_owned()];
+    let granted = pb::ProbeExecRequest {
+        container_id: "c".into(),
+        command: command.clone(),
+        timeout_seconds: 2,
+        grant: key.sign("c", &command, 2),
+    };
+    let tampered = [
+        (pb::ProbeExecRequest { container_id: "d".into(), ..granted.clone() }, "7"),
+        (pb::ProbeExecRequest { command: vec!["cat".into(), "/no".into()], ..granted.clone() }, "7"),
+        (pb::ProbeExecRequest { command: vec!["cat/ok".into()], ..granted.clone() }, "7"),
+        (pb::ProbeExecRequest { timeout_seconds: 3, ..granted.clone() }, "7"),
+        (pb::ProbeExecRequest { grant: vec![], ..granted.clone() }, "7"),
+        (pb::ProbeExecRequest { timeout_seconds: 0, ..granted.clone() }, "3"),
+    ];
+    for (request, code) in tampered {
+        assert_eq!(
+            bench.call(Socket::Probe, path, &[], reply::framed(&request)).await.code(),
+            code,
+            "{request:?}"
+        );
+    }
+    assert!(bench.script.seen(EXEC).is_empty());
+    let exec = async || {
+        let got = bench.call(Socket::Probe, path, &[], reply::framed(&granted)).await;
+        let reply: Option<pb::ProbeExecReply> =
+            reply::message(&got.body).ok().and_then(|m| prost::Message::decode(m).ok());
+        (got, reply)
+    };
+    let reply = exec().await.1.unwrap();
+    assert_eq!((reply.exit_code, reply.output.len(), reply.timed_out), (3, 10_240, false));
+    assert_eq!(reply.output[9_999..10_001], *b"oe");
+    assert!(exec().await.1.unwrap().timed_out);
+    assert_eq!(exec().await.0.code(), "14");
+    let seen = bench.script.seen(EXEC);
+    let sent = v1::ExecSyncRequest { container_id: "c".into(), cmd: command, timeout: 2 };
+    assert_eq!(seen[0].body, reply::framed(&sent));
+    let timeout = reply::grpc_timeout(&seen[0].headers).unwrap();
+    assert!((Duration::from_secs(121)..=Duration::from_secs(122)).contains(&timeout), "{timeout:?}");
+}
+
+#[tokio::test]
+async fn a_corrupt_frame_fails_its_call_and_nothing_else() {
+    let bench = Bench::start().await;
+    bench.script.on(START, [good(&v1::StartContainerResponse {})]);
+    let corrupt: [&'static [u8]; 5] =
+        [b"", b"\0\0", b"\0\xff\xff\xff\xffx", b"\x07\0\0\0\0", b"\0\0\0\0\x02\x0a\xff"];
+    let caller = bench.caller(Socket::Sync);
+    let call = async |body: Bytes| {
+        let request = reply::request(START, headers(&[("te", "trailers"), EPOCH]), Frames::of(vec![body]));
+        got(caller.send(request).await.unwrap()).await
+    };
+    for body in corrupt {
+        let got = call(Bytes::from_static(body)).await;
+        assert_eq!((got.code(), got.outcome()), ("3", "not-dispatched"), "{body:?}: {got:?}");
+        assert_eq!(call(start("c")).await.outcome(), "ok", "the same connection goes on after {body:?}");
+    }
+    for socket in Socket::ALL {
+        let mut stream = tokio::net::UnixStream::connect(bench.path(socket)).await.unwrap();
+        stream.write_all(&[0xff; 4096]).await.unwrap();
+        let _ = stream.read_to_end(&mut Vec::new()).await;
+    }
+    assert_eq!(call(start("c")).await.outcome(), "ok");
+    for row in policy::TABLE.iter().filter(|row| row.class != Class::Stream) {
+        let path = format!("/{}/{}", row.service, row.method);
+        let got = bench.call(Socket::Admin, &path, &[], Bytes::from_static(b"\0\0\0\0\x09x")).await;
+        assert_eq!(got.outcome(), "not-dispatched", "{path}: {got:?}");
+    }
+}
