@@ -55,7 +55,8 @@ async fn remove(ctx: &Context, pod: &PodRuntime) -> Result<(), Halt> {
     Ok(())
 }
 
-/// Pod directories under our root that belong to no known pod.
+/// Pod directories under our root that belong to no known pod. Cgroups are not gone by: under a shared root they may be
+/// those of another agent.
 #[must_use]
 pub fn orphaned_dirs(ctx: &Context, known: &HashSet<PodUid>) -> Vec<PodUid> {
     list(&paths::pods_dir(&ctx.node.root_dir), known)

@@ -127,7 +127,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     tasks.spawn("pleg-follow", Arc::clone(&pleg).follow(stop.clone()));
     tasks.spawn("probes", Arc::clone(&probes).run(stop.clone()));
     tasks.spawn("statuses", Arc::clone(&statuses).run(stop.clone()));
-    tasks.spawn("unhealthy", unhealthy_events(Arc::clone(&ctx), unhealthy));
+    tasks.spawn("unhealthy", unhealthy_events(Arc::clone(&ctx), unhealthy, stop.clone()));
     if let Some(client) = &client {
         let facts = node::report(
             settings.clone(),
@@ -252,8 +252,18 @@ fn sources(
     (rx, kinds)
 }
 
-async fn unhealthy_events(ctx: Arc<Context>, mut unhealthy: mpsc::Receiver<clients::probes::Unhealthy>) {
-    while let Some(u) = unhealthy.recv().await {
+async fn unhealthy_events(
+    ctx: Arc<Context>,
+    mut unhealthy: mpsc::Receiver<clients::probes::Unhealthy>,
+    stop: CancellationToken,
+) {
+    loop {
+        // What still waits at the end is lost, like events on their way.
+        let u = tokio::select! {
+            () = stop.cancelled() => return,
+            u = unhealthy.recv() => u,
+        };
+        let Some(u) = u else { return };
         let Some(view) = ctx.views.get(&u.uid) else { continue };
         let init = quintlet_model::pod::init_containers(&view.pod).iter().any(|c| c.name == u.container);
         let list = if init { "initContainers" } else { "containers" };

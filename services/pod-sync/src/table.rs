@@ -15,6 +15,7 @@ use crate::clients::events::EventType;
 use crate::context::{Context, Desired};
 use crate::decide::admission::{self, Rejection, Verdict};
 use crate::decide::merge::{Change, Op, SourceStore};
+use crate::decide::qos::burstable_shares;
 use crate::source::objects::ManifestObjects;
 use crate::source::{Snapshot, SourceKind, SourceUpdate};
 use crate::state::PodRecord;
@@ -46,6 +47,8 @@ pub struct Table {
     mirrors: HashMap<(String, String), Arc<Pod>>,
     orphans: HashMap<PodUid, JoinHandle<()>>,
     draining: bool,
+    // What the burstable tier was last given.
+    burstable: Option<u64>,
 }
 
 impl std::fmt::Debug for Table {
@@ -73,6 +76,7 @@ impl Table {
             mirrors: HashMap::new(),
             orphans: HashMap::new(),
             draining: false,
+            burstable: None,
         }
     }
 
@@ -305,6 +309,8 @@ impl Table {
             return;
         }
         self.delete_orphaned_mirrors();
+        self.update_tiers();
+        self.ctx.volumes.purge_tokens(self.ctx.clock.wall());
         let Some(runtime) = self.ctx.pleg.all() else { return };
         let mut present = HashSet::new();
         for pod in runtime {
@@ -320,12 +326,32 @@ impl Table {
         }
         let known: HashSet<PodUid> =
             self.pods.keys().chain(self.orphans.keys()).cloned().chain(present).collect();
-        let dirs = crate::housekeeping::orphaned_dirs(&self.ctx, &known);
-        for uid in dirs {
+        for uid in crate::housekeeping::orphaned_dirs(&self.ctx, &known) {
             let ctx = Arc::clone(&self.ctx);
             let task =
                 quintlet_kit::task::spawn("orphan-dir", crate::housekeeping::remove_dir(ctx, uid.clone()));
             self.orphans.insert(uid, task);
+        }
+    }
+
+    // The burstable tier gets what its pods ask for together.
+    fn update_tiers(&mut self) {
+        let active: Vec<Arc<Pod>> = self
+            .pods
+            .iter()
+            .filter(|(uid, _)| !self.is_over(uid))
+            .map(|(_, e)| Arc::clone(&e.desired.borrow().pod))
+            .collect();
+        let shares = burstable_shares(active.iter().map(AsRef::as_ref));
+        if self.burstable == Some(shares) {
+            return;
+        }
+        match self.ctx.cgroups.update_tiers(shares) {
+            Ok(()) => self.burstable = Some(shares),
+            Err(e) => tracing::warn!(
+                error = quintlet_kit::error_chain(&e),
+                "shares of the burstable tier not written"
+            ),
         }
     }
 

@@ -1,5 +1,6 @@
 //! The manifest directory (pkg/kubelet/config/file.go): read at start, on inotify events, and every period.
 
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -35,16 +36,18 @@ pub fn read(path: &Path, node: &str) -> Snapshot {
             }
         },
     };
+    let mut origins = Vec::new();
     for file in files {
         match read_file(&file) {
             Ok(bytes) => {
                 let place = file.display().to_string();
                 decode::manifest(&bytes, Origin { kind: SourceKind::File, place: &place, node }, &mut out);
+                origins.resize(out.pods.len(), place);
             }
             Err(e) => out_problem(&mut out.problems, &file, format!("cannot be read: {e}")),
         }
     }
-    drop_duplicates(&mut out);
+    drop_duplicates(&mut out, &origins);
     out
 }
 
@@ -53,22 +56,28 @@ fn out_problem(problems: &mut Vec<Problem>, origin: &Path, message: String) {
 }
 
 // The kubelet lets the last file of a name win in silence. Here the first keeps the name and the others are said.
-fn drop_duplicates(out: &mut Snapshot) {
-    let mut seen = std::collections::BTreeSet::new();
+fn drop_duplicates(out: &mut Snapshot, origins: &[String]) {
+    let mut first: BTreeMap<(Option<String>, Option<String>), &str> = BTreeMap::new();
     let mut problems = Vec::new();
-    out.pods.retain(|pod| {
+    let mut pods = Vec::new();
+    for (pod, origin) in out.pods.drain(..).zip(origins) {
         let key = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
-        let name = pod.metadata.name.clone().unwrap_or_default();
-        let first = seen.insert(key);
-        if !first {
-            problems.push(Problem {
-                origin: name.clone(),
+        match first.get(&key) {
+            Some(other) => problems.push(Problem {
+                origin: origin.clone(),
                 field: "metadata.name".to_owned(),
-                message: format!("duplicate pod name {name:?}: another manifest has it, this one is ignored"),
-            });
+                message: format!(
+                    "duplicate pod name {:?}: {other} has it, this one is ignored",
+                    key.1.unwrap_or_default()
+                ),
+            }),
+            None => {
+                first.insert(key, origin);
+                pods.push(pod);
+            }
         }
-        first
-    });
+    }
+    out.pods = pods;
     out.problems.extend(problems);
 }
 
