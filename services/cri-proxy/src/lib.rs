@@ -1,5 +1,13 @@
 //! cri-proxy: the only process that opens the runtime's socket.
-#![allow(missing_docs)]
+//!
+//! A call comes in at a [`serve`] socket for its kind of caller; [`policy`] says whether it may and how; [`forward`] takes
+//! it through [`fence`], [`inflight`] and [`lanes`] to the runtime ([`upstream`]) and puts its outcome behind the answer.
+//! [`source`] is the one reader of the runtime's events, [`hints`] fans them out. [`adaptive`], [`facts`], [`fence`],
+//! [`outcome`] and [`policy`] decide and do no I/O.
+//!
+//! Tasks: `listen` per socket, `connection` per caller, `mutation` per mutating call (it outlives its caller),
+//! `runtime-connection` per connection to the runtime, `runtime-events`, `health`. Stopping: health says NOT_SERVING,
+//! nobody new is let in, unary calls in flight get 5 s, then every connection ends.
 pub mod adaptive;
 pub mod args;
 pub mod facts;

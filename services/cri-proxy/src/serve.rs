@@ -108,9 +108,9 @@ impl Proxy {
             namespace: self.config.namespace.clone(),
             metrics: self.metrics.clone(),
         };
-        let _ = task::spawn("runtime-events", tasks.track_future(reader.run(stop.clone())));
+        drop(task::spawn("runtime-events", tasks.track_future(reader.run(stop.clone()))));
         let reporting = report_health(reporter.clone(), runtime.clone(), self.forwarder.clone());
-        let _ = task::spawn("health", stop.clone().run_until_cancelled_owned(reporting));
+        drop(task::spawn("health", stop.clone().run_until_cancelled_owned(reporting)));
 
         let grants = Arc::new(Grants::new(self.config.grant_key.clone()));
         let debug = DebugInfo::new(self.config.clock.clone());
@@ -147,7 +147,7 @@ impl Proxy {
                 tasks: tasks.clone(),
                 hang_up: hang_up.clone(),
             };
-            let _ = task::spawn("listen", stop.clone().run_until_cancelled_owned(door.listen(listener)));
+            drop(task::spawn("listen", stop.clone().run_until_cancelled_owned(door.listen(listener))));
         }
         stop.cancelled().await;
         reporter.set_service_status("", ServingStatus::NotServing).await;
@@ -226,9 +226,8 @@ impl Door {
     async fn converse(self, stream: UnixStream) {
         let (socket, hang_up) = (self.socket, self.hang_up.clone());
         // Dropped at the very end only, when nothing that matters is in flight.
-        match hang_up.run_until_cancelled(self.connection(stream)).await {
-            Some(Err(error)) => tracing::debug!(socket = socket.name(), %error, "a connection failed"),
-            Some(Ok(())) | None => {}
+        if let Some(Err(error)) = hang_up.run_until_cancelled(self.connection(stream)).await {
+            tracing::debug!(socket = socket.name(), %error, "a connection failed");
         }
     }
 

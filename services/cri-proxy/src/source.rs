@@ -86,7 +86,9 @@ impl Reader {
                     let (source, why) = self.session(&info).await;
                     self.hub.set_state(state(source, false, &why));
                     if !self.upstream.is_connected().await {
-                        self.set_info(RuntimeInfo { error: why, ..RuntimeInfo::default() });
+                        let error =
+                            format!("the runtime at {} went away: {why}", self.upstream.path().display());
+                        self.set_info(RuntimeInfo { error, ..RuntimeInfo::default() });
                     }
                     tokio::time::sleep(RECONNECT_EVERY).await;
                 }

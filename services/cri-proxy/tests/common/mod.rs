@@ -1,5 +1,5 @@
 //! A runtime that does what a test says, frame by frame, and a caller that sees every frame.
-#![allow(clippy::disallowed_methods, dead_code)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, dead_code)]
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::path::PathBuf;

@@ -1,0 +1,141 @@
+//! Hints from a scripted runtime to the callers that watch.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{Act, Bench, eventually, failing};
+use containerd_client::events::TaskExit;
+use containerd_client::types::Envelope;
+use cri_proxy::policy::Socket;
+use cri_proxy::reply;
+use k8s_cri::v1;
+use prost::Message as _;
+use quintlet_kit::clock::Clock;
+use quintlet_proto::runtime::v1 as pb;
+use quintlet_proto::runtime::v1::runtime_event::Event;
+use tokio::sync::{Mutex, mpsc};
+
+const SUBSCRIBE: &str = "/containerd.services.events.v1.Events/Subscribe";
+const CRI_EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
+
+fn stream() -> (mpsc::Sender<Bytes>, Act) {
+    let (sender, receiver) = mpsc::channel(64);
+    (sender, Act::Stream(Arc::new(Mutex::new(receiver))))
+}
+
+fn exit(container: &str, process: &str) -> Bytes {
+    let exit =
+        TaskExit { container_id: container.into(), id: process.into(), exit_status: 7, ..Default::default() };
+    reply::framed(&Envelope {
+        topic: "/tasks/exit".into(),
+        event: Some(prost_types::Any {
+            type_url: "containerd.events.TaskExit".into(),
+            value: exit.encode_to_vec(),
+        }),
+        ..Default::default()
+    })
+}
+
+async fn watch(bench: &Bench) -> tonic::Streaming<pb::RuntimeEvent> {
+    let channel = quintlet_kit::socket::channel(bench.path(Socket::Read));
+    let mut client = pb::runtime_events_client::RuntimeEventsClient::new(channel);
+    client.watch(pb::WatchHintsRequest::default()).await.unwrap().into_inner()
+}
+
+async fn next(events: &mut tonic::Streaming<pb::RuntimeEvent>) -> Event {
+    let next = tokio::time::timeout(Duration::from_secs(10), events.message()).await;
+    next.expect("an event within 10 s").unwrap().unwrap().event.unwrap()
+}
+
+async fn until_live(events: &mut tonic::Streaming<pb::RuntimeEvent>, live: bool) -> pb::SourceState {
+    loop {
+        if let Event::Source(state) = next(events).await
+            && state.live == live
+        {
+            return state;
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_reader_serves_all_subscribers_and_exec_exits_are_left_out() {
+    let bench = Bench::with("containerd", "1.6.20", 64, Clock::system()).await;
+    let (sender, act) = stream();
+    bench.script.on(SUBSCRIBE, [act]);
+    let mut subscribers = [watch(&bench).await, watch(&bench).await];
+    for events in &mut subscribers {
+        assert!(matches!(next(events).await, Event::Hello(_)));
+        assert_eq!(until_live(events, true).await.source(), pb::HintSource::Containerd);
+    }
+    sender.send(exit("c", "exec-1")).await.unwrap();
+    sender.send(exit("c", "c")).await.unwrap();
+    for events in &mut subscribers {
+        let Event::Hint(hint) = next(events).await else { panic!("a hint") };
+        assert_eq!((hint.kind(), hint.id.as_str(), hint.exit_code), (pb::HintKind::Exited, "c", 7));
+    }
+    assert_eq!(bench.script.seen(SUBSCRIBE).len(), 1);
+    let request = &bench.script.seen(SUBSCRIBE)[0];
+    assert_eq!(request.headers["containerd-namespace"], "k8s.io");
+}
+
+#[tokio::test]
+async fn a_cut_stream_is_told_and_taken_up_again() {
+    let bench = Bench::with("containerd", "1.6.20", 64, Clock::system()).await;
+    let (first, act) = stream();
+    let (second, again) = stream();
+    bench.script.on(SUBSCRIBE, [act, again]);
+    let mut events = watch(&bench).await;
+    until_live(&mut events, true).await;
+    drop(first);
+    assert!(!until_live(&mut events, false).await.detail.is_empty());
+    until_live(&mut events, true).await;
+    second.send(exit("d", "d")).await.unwrap();
+    assert!(matches!(next(&mut events).await, Event::Hint(h) if h.id == "d"));
+}
+
+#[tokio::test]
+async fn a_source_that_is_not_there_gives_way_to_the_other_and_then_to_none() {
+    let bench = Bench::with("containerd", "1.6.20", 64, Clock::system()).await;
+    bench.script.on(SUBSCRIBE, [failing(12, "none")]);
+    let (sender, act) = stream();
+    bench.script.on(CRI_EVENTS, [act]);
+    let mut events = watch(&bench).await;
+    assert_eq!(until_live(&mut events, true).await.source(), pb::HintSource::Cri);
+    let mut event = v1::ContainerEventResponse { container_id: "c".into(), ..Default::default() };
+    event.set_container_event_type(v1::ContainerEventType::ContainerStoppedEvent);
+    sender.send(reply::framed(&event)).await.unwrap();
+    assert!(matches!(next(&mut events).await, Event::Hint(h) if h.kind() == pb::HintKind::Exited));
+
+    let bench = Bench::with("docker", "1", 64, Clock::system()).await;
+    let mut events = watch(&bench).await;
+    loop {
+        if let Event::Source(state) = next(&mut events).await
+            && state.detail.contains("has no events")
+        {
+            assert_eq!((state.source(), state.live), (pb::HintSource::None, false));
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn health_and_information_follow_the_runtime() {
+    let mut bench = Bench::with("containerd", "1.6.20", 64, Clock::system()).await;
+    let channel = quintlet_kit::socket::channel(bench.path(Socket::NodeApi));
+    let mut client = pb::proxy_info_client::ProxyInfoClient::new(channel.clone());
+    let mut info = async |connected: bool| {
+        eventually("the runtime's state", async || {
+            let info = client.get(pb::ProxyInfoRequest {}).await.unwrap().into_inner();
+            (info.connected == connected).then_some(info)
+        })
+        .await
+    };
+    assert_eq!(info(true).await.runtime_version, "1.6.20");
+    bench.down();
+    assert!(info(false).await.error.contains("runtime.sock"));
+    bench.up();
+    info(true).await;
+}
