@@ -60,7 +60,7 @@ image_services() {
         strip "$tree/usr/local/bin/$service" 2>/dev/null || true
     done
     # Named volumes begin as these directories: sockets in them get the group of the services that need no root.
-    for dir in cri/admin cri/sync cri/read cri/node-api cri/probe podsync; do
+    for dir in runtime cri/admin cri/sync cri/read cri/node-api cri/probe podsync; do
         install -d -m 2771 -g $nonroot "$tree/run/quintlet/$dir"
     done
     for dir in pleg probe status; do

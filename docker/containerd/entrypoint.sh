@@ -4,6 +4,7 @@
 set -eu
 
 cgroup_root=${CGROUP_ROOT:-/quintlet-compose}
+export CONTAINERD_ADDRESS="${CONTAINERD_ADDRESS:-/run/quintlet/runtime/containerd.sock}"
 
 # Docker mounts it read-only; the bridge plugin turns on forwarding in this network namespace.
 [ -w /proc/sys/net/ipv4/ip_forward ] || mount -o remount,rw /proc/sys
@@ -31,13 +32,23 @@ stop() {
 }
 trap stop TERM INT
 
-containerd &
-containerd=$!
-until ctr version > /dev/null 2>&1; do
-    kill -0 "$containerd" || exit 1
-    sleep 0.1
-done
-ctr -n k8s.io images import --snapshotter "${SNAPSHOTTER:-overlayfs}" /usr/share/quintlet/images.tar
+# start ADDRESS: runs containerd and waits until it answers there.
+start() {
+    containerd --address "$1" &
+    containerd=$!
+    until ctr --address "$1" version > /dev/null 2>&1; do
+        kill -0 "$containerd" || exit 1
+        sleep 0.1
+    done
+}
+
+# Nobody sees this runtime before it has the images: without them a sandbox fails once and waits for its back-off.
+start /tmp/import.sock
+ctr --address /tmp/import.sock -n k8s.io images import --snapshotter "${SNAPSHOTTER:-overlayfs}" /usr/share/quintlet/images.tar
+kill -TERM "$containerd"
+wait "$containerd" || true
+
+start "$CONTAINERD_ADDRESS"
 # A signal ends the wait before containerd has ended.
 while kill -0 "$containerd" 2>/dev/null; do
     wait "$containerd" || true

@@ -29,7 +29,7 @@ imagePullPolicy: {{ $image.pullPolicy | default "IfNotPresent" }}
 {{- end }}
 
 {{- define "quintlet.runtimeSocket" -}}
-{{- if .Values.containerd.enabled }}{{ .Values.host.runDir }}/containerd/containerd.sock{{ else }}{{ .Values.containerd.socket }}{{ end }}
+{{- if .Values.containerd.enabled }}{{ .Values.host.runDir }}/runtime/containerd.sock{{ else }}{{ .Values.containerd.socket }}{{ end }}
 {{- end }}
 
 {{/* Which parts see the node identity. */}}
@@ -223,7 +223,8 @@ pod-sync:
   volumeMounts:
     - { name: containerd-config, mountPath: /etc/containerd }
     - { name: containerd-network, mountPath: {{ .Values.containerd.cni.confDir }} }
-    - { name: runtime, mountPath: {{ .Values.host.runDir }}/containerd }
+    - { name: runtime, mountPath: {{ .Values.host.runDir }}/runtime }
+    - { name: containerd-state, mountPath: /run/containerd }
     - { name: containerd-root, mountPath: {{ .Values.containerd.rootDir }} }
     - { name: root, mountPath: {{ .Values.host.rootDir }}, mountPropagation: Bidirectional }
     - { name: pod-logs, mountPath: {{ .Values.host.podLogsDir }} }
@@ -249,6 +250,8 @@ pod-sync:
   configMap: { name: {{ include "quintlet.name" .root }}-containerd, items: [{ key: config.toml, path: config.toml }] }
 - name: containerd-network
   configMap: { name: {{ include "quintlet.name" .root }}-containerd, items: [{ key: 10-quintlet.conflist, path: 10-quintlet.conflist }] }
+- name: containerd-state
+  emptyDir: {}
 - name: containerd-root
   hostPath: { path: {{ $values.containerd.rootDir }}, type: DirectoryOrCreate }
 {{- end }}

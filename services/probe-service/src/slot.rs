@@ -21,7 +21,7 @@ use crate::prober::Shared;
 use crate::stall;
 use crate::target::{Probe, Target, View};
 
-/// Attempts in a row while they break; a failure is final at once.
+/// Attempts in a row while they say nothing; a failure is final at once.
 const MAX_ATTEMPTS: usize = 3;
 
 /// One probe. Its state changes under its lock and is reported under it, so that reports keep their order.
@@ -135,8 +135,16 @@ impl Slot {
         let started = Instant::now();
         let (mut attempt, mut stalled) = self.attempt(shared, &begun).await;
         for _ in 1..MAX_ATTEMPTS {
-            if stalled || !matches!(attempt, Attempt::Broken(_)) {
+            let says_nothing = match attempt {
+                Attempt::Success(_) | Attempt::Warning(_) => false,
+                Attempt::Failure(_) => stalled,
+                Attempt::Broken(_) => true,
+            };
+            if !says_nothing {
                 break;
+            }
+            if stalled {
+                shared.metrics.stalls.inc();
             }
             (attempt, stalled) = self.attempt(shared, &begun).await;
         }

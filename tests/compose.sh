@@ -1,0 +1,117 @@
+#!/bin/sh
+# docker/compose.yaml from nothing to a Ready pod and back to nothing, on a Docker Engine of its own.
+#
+#   BIN_DIR=target/debug tests/compose.sh
+#
+# Needs root, dockerd, docker, docker-compose, containerd, runc, CNI plugins, busybox-static and cc; no registry, and no
+# network of the host is touched.
+set -eu
+
+repo=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d /tmp/quintlet-compose.XXXXXX)
+name=quintlet-compose-$$
+project=qc$$
+
+export DOCKER_HOST="unix://$work/docker.sock"
+export COMPOSE_PROJECT_NAME="$project" COMPOSE_FILE="$repo/docker/compose.yaml"
+export QUINTLET_ROOT="$work/root" QUINTLET_MANIFESTS="$work/manifests" QUINTLET_CGROUP_ROOT="/$name" TAG=test
+export BIN_DIR="${BIN_DIR:-$repo/target/debug}"
+dockerd=
+
+say() {
+    echo "compose: $*" >&2
+}
+
+# until SECONDS COMMAND...: waits for the command to succeed.
+until_true() {
+    limit=$(($(date +%s) + $1))
+    shift
+    until "$@" > "$work/last" 2>&1; do
+        [ "$(date +%s)" -lt "$limit" ] || { say "gave up on: $*; last:"; cat "$work/last" >&2; return 1; }
+        sleep 0.2
+    done
+}
+
+mounts_below() {
+    cut -d ' ' -f 2 /proc/mounts | grep "^$1/" | sort -r || true
+}
+
+gone() {
+    ! kill -0 "$1" 2>/dev/null
+}
+
+cgroups() {
+    find /sys/fs/cgroup -depth -type d -path "/sys/fs/cgroup*/$name*" 2>/dev/null || true
+}
+
+# Ends everything this script started, whatever state it is in.
+clean() {
+    trap - EXIT INT TERM
+    if [ -n "$dockerd" ] && ! gone "$dockerd"; then
+        docker-compose down -v --timeout 20 > /dev/null 2>&1 || true
+        kill -TERM "$dockerd" 2>/dev/null || true
+        until_true 20 gone "$dockerd" || kill -KILL "$dockerd" 2>/dev/null || true
+    fi
+    for point in $(mounts_below "$work"); do
+        umount -l "$point" || true
+    done
+    cgroups | while read -r tree; do
+        rmdir "$tree" 2>/dev/null || true
+    done
+    rm -rf "$work"
+}
+trap 'status=$?; clean; exit $status' EXIT
+trap 'exit 130' INT TERM
+
+mkdir "$work/root" "$work/manifests"
+cp "$repo/examples/web.yaml" "$work/manifests/"
+# What pod-sync mounts has to reach containerd; most machines have / shared.
+mount --bind "$work/root" "$work/root"
+mount --make-shared "$work/root"
+
+say "starting a Docker Engine"
+setsid dockerd --host "$DOCKER_HOST" --data-root "$work/data" --exec-root "$work/exec" --pidfile "$work/pid" \
+    --bridge none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --cgroup-parent "/$name" \
+    > "$work/dockerd.log" 2>&1 &
+dockerd=$!
+until_true 30 docker version || { cat "$work/dockerd.log" >&2; exit 1; }
+
+say "building the images"
+"$repo/docker/build-image.sh" > "$work/build.log" 2>&1 || { cat "$work/build.log" >&2; exit 1; }
+
+say "docker-compose up"
+docker-compose up -d > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; exit 1; }
+
+pods() {
+    docker-compose exec -T pod-sync quintctl pods
+}
+web_is_ready() {
+    pods | tee "$work/pods" | grep -Eq '^web[^ ]* +1/1 +Running' || { cat "$work/pods"; false; }
+}
+logs() {
+    docker-compose ps >&2 || true
+    for service in containerd cri-proxy pleg-service probe-service status-reporter pod-sync; do
+        docker-compose logs --no-color --tail 30 "$service" >&2 || true
+    done
+}
+until_true 60 web_is_ready || { logs; exit 1; }
+cat "$work/pods"
+
+say "killing each service; the pod stays as it is"
+for service in cri-proxy pleg-service probe-service status-reporter pod-sync; do
+    docker kill --signal KILL "$(docker-compose ps -q $service)" > /dev/null
+    docker start "$(docker-compose ps -q $service)" > /dev/null
+    until_true 30 web_is_ready || { logs; exit 1; }
+done
+grep -Eq '^web[^ ]* +1/1 +Running +0( |$)' "$work/pods" || { say "the pod was restarted:"; cat "$work/pods" >&2; logs; exit 1; }
+
+say "docker-compose down"
+docker-compose down -v --timeout 20 > "$work/down.log" 2>&1 || { cat "$work/down.log" >&2; exit 1; }
+left=$(docker ps -aq; docker volume ls -q; mounts_below "$work/root"; cgroups | grep -v "/$name\$" || true)
+[ -z "$left" ] || { say "left over:"; echo "$left" >&2; exit 1; }
+kill -TERM "$dockerd"
+until_true 20 gone "$dockerd"
+clean
+left=$(cgroups; cut -d ' ' -f 2 /proc/mounts | grep "^$work" || true)
+[ -z "$left" ] || { say "left over:"; echo "$left" >&2; exit 1; }
+say "ok"
