@@ -15,12 +15,11 @@ mod terminate;
 
 pub(crate) use stop::stop_all;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::pod as pods;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
@@ -77,6 +76,13 @@ impl Halt {
         Self::Failed { error: error.to_string(), after: None }
     }
 
+    fn after(self, wait: Duration) -> Self {
+        match self {
+            Self::Failed { error, .. } => Self::Failed { error, after: Some(wait) },
+            cut @ Self::Cut(_) => cut,
+        }
+    }
+
     /// A verdict of the runtime is an error of the pod, anything else says nothing.
     fn of(error: &CallError, what: &str) -> Self {
         if error.is_verdict() {
@@ -95,6 +101,9 @@ struct Reported {
     api_uid: String,
     deleting: bool,
 }
+
+/// Labels and annotations: what volumes show of a pod's metadata.
+type Shown = (Option<BTreeMap<String, String>>, Option<BTreeMap<String, String>>);
 
 /// What one pass works with.
 pub(crate) struct Pass {
@@ -125,7 +134,11 @@ pub struct Worker {
     seeded: bool,
     mounted: Option<MountedVolumes>,
     refreshed: Option<Duration>,
-    refreshed_for: Option<ObjectMeta>,
+    refreshed_for: Option<Shown>,
+    // Starts that failed for another reason than a back-off of their own, and when each is tried again (boottime).
+    holds: BTreeMap<String, Duration>,
+    // The same of sandbox, cgroup and volumes.
+    hold_all: Duration,
     cut: Duration,
     decision: Decision,
     waiting: Option<Waiting>,
@@ -172,6 +185,8 @@ impl Worker {
             mounted: None,
             refreshed: None,
             refreshed_for: None,
+            holds: BTreeMap::new(),
+            hold_all: Duration::ZERO,
             cut: CUT_FIRST,
             decision: Decision::default(),
             waiting: None,
@@ -271,6 +286,10 @@ impl Worker {
 
     // Takes over what the source says, and begins a termination where it asks for one.
     fn accept(&mut self, desired: &Desired) {
+        if self.pod.spec != desired.pod.spec {
+            self.holds.clear();
+            self.hold_all = Duration::ZERO;
+        }
         self.pod = Arc::clone(&desired.pod);
         if self.record.pod.as_ref() != Some(&*self.pod) {
             self.record.pod = Some((*self.pod).clone());
@@ -303,7 +322,7 @@ impl Worker {
                     grace_seconds: effective.seconds,
                     deadline: boot + Duration::from_secs(seconds),
                     since: boot,
-                    hooks: std::collections::BTreeMap::new(),
+                    hooks: BTreeMap::new(),
                     stopped: false,
                     finished: false,
                 });
@@ -515,6 +534,11 @@ impl Worker {
         let left = until.map(|t| t.saturating_sub(self.ctx.clock.boot()));
         let until = left.and_then(|d| now.checked_add(d).ok());
         self.wait_shown(&waiting::WaitingFor { what: what.clone(), since: Some(now), until });
+    }
+
+    // What it waited for before is what it still waits for.
+    pub(crate) fn keep_waiting(&mut self) {
+        self.waiting = self.ctx.views.get(&self.pod_ref.uid).and_then(|v| v.waiting.clone());
     }
 
     pub(crate) fn wait_shown(&mut self, wait: &waiting::WaitingFor) {

@@ -15,6 +15,10 @@ use crate::decide::{sync, waiting};
 use crate::volumes::error::{VolumeError, VolumeFailure};
 use crate::volumes::{VolumeContext, Volumes};
 
+fn shown(pod: &Pod) -> super::Shown {
+    (pod.metadata.labels.clone(), pod.metadata.annotations.clone())
+}
+
 impl Worker {
     /// Makes what is missing; what is there stays as it is.
     pub(super) async fn prepare(&mut self, pass: &Pass) -> Result<(), Halt> {
@@ -39,7 +43,7 @@ impl Worker {
             Ok(done) => {
                 self.mounted = Some(done.volumes);
                 self.refreshed = Some(self.ctx.clock.boot());
-                self.refreshed_for = Some(pod.metadata.clone());
+                self.refreshed_for = Some(shown(pod));
                 self.failed_mounts(pod, &done.stale);
                 Ok(())
             }
@@ -86,12 +90,12 @@ impl Worker {
         let due = self
             .refreshed
             .is_none_or(|at| self.ctx.clock.boot().saturating_sub(at) >= self.ctx.sync_frequency)
-            || self.refreshed_for.as_ref() != Some(&pod.metadata);
+            || self.refreshed_for.as_ref() != Some(&shown(pod));
         if !due || !Volumes::needs_refresh(pod) {
             return;
         }
         self.refreshed = Some(self.ctx.clock.boot());
-        self.refreshed_for = Some(pod.metadata.clone());
+        self.refreshed_for = Some(shown(pod));
         let stale = self.ctx.volumes.refresh(pod, &self.pod_ref.uid, &self.volume_context()).await;
         self.failed_mounts(pod, &stale);
     }

@@ -8,7 +8,7 @@ use quintlet_model::ids::SandboxId;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::PodRuntime;
 
-use super::{Halt, Next, Pass, Worker, jitter};
+use super::{ERROR_WAIT, Halt, Next, Pass, Worker, jitter};
 use crate::clients::events::EventType;
 use crate::context::Desired;
 use crate::decide::actions::{ActionInput, PodActions, compute_actions, sandbox_decision};
@@ -84,6 +84,11 @@ impl Worker {
         if due.is_idle(&actions, &pass.runtime) {
             return self.rest(&pass, &due).await;
         }
+        let hold = self.hold_all.saturating_sub(self.ctx.clock.boot());
+        if !hold.is_zero() && actions.to_kill.is_empty() {
+            self.keep_waiting();
+            return Ok(Next::Wait(hold));
+        }
         let network = self.ctx.runtime_state.borrow().network_not_ready.clone();
         if let Some(message) = network
             && !pods::host_network(&pass.pod)
@@ -97,6 +102,12 @@ impl Worker {
         // Boxed: most passes do nothing, and a worker must not carry room for the rest.
         let acted = Box::pin(self.act(&pass, &actions, &due)).await;
         self.acted();
+        if let Err(Halt::Failed { after, .. }) = &acted {
+            // What failed rings the bell too; it must not be tried again for that.
+            let wait = after.unwrap_or_else(|| jitter(ERROR_WAIT));
+            self.hold_all = self.ctx.clock.boot() + wait;
+            return acted.map(|()| Next::Again).map_err(|halt| halt.after(wait));
+        }
         acted?;
         Ok(Next::Again)
     }
@@ -118,6 +129,7 @@ impl Worker {
         if let Some(hold) = due.holds.values().map(|h| h.remaining).min() {
             wait = wait.min(hold);
         }
+        wait = due.retry.map_or(wait, |retry| wait.min(retry));
         if let Some(deadline) = status::until_active_deadline(&pass.pod, &pass.status, now) {
             wait = wait.min(deadline);
         }
@@ -137,6 +149,14 @@ impl Worker {
         ] {
             for &index in indexes {
                 let Some(container) = list.get(index) else { continue };
+                let held = self.holds.get(&container.name).map_or(Duration::ZERO, |t| t.saturating_sub(boot));
+                if !held.is_zero() {
+                    due.retry = Some(due.retry.map_or(held, |r| r.min(held)));
+                    if kind == Kind::Init && !pods::is_sidecar(container) {
+                        break;
+                    }
+                    continue;
+                }
                 match self.turn(pass, container, boot, wall) {
                     Turn::Now => match kind {
                         Kind::Init => due.init.push(index),
@@ -308,6 +328,9 @@ impl Worker {
                     self.record.waiting.remove(&container.name);
                 }
                 Err(super::start::NotStarted::Waits(reason)) => {
+                    if !backs_off(&reason.reason) {
+                        self.holds.insert(container.name.clone(), self.ctx.clock.boot() + jitter(ERROR_WAIT));
+                    }
                     self.record.waiting.insert(container.name.clone(), reason);
                     if kind == Kind::Init && !pods::is_sidecar(&container) {
                         break;
@@ -317,34 +340,7 @@ impl Worker {
             }
             self.save();
         }
-        self.retry_after(pass)
-    }
-
-    // A start that failed for another reason than its own back-off is tried again like any error of the pod.
-    fn retry_after(&self, pass: &Pass) -> Result<(), Halt> {
-        let failed = self.record.waiting.iter().find(|(name, w)| {
-            let known = pods::spec(&pass.pod)
-                .containers
-                .iter()
-                .chain(pods::init_containers(&pass.pod))
-                .any(|c| c.name == **name);
-            known
-                && !matches!(
-                    w.reason.as_str(),
-                    "CrashLoopBackOff"
-                        | "ImagePullBackOff"
-                        | "ErrImagePull"
-                        | "RegistryUnavailable"
-                        | "SignatureValidationFailed"
-                )
-        });
-        match failed {
-            Some((name, w)) => Err(Halt::failed(format!(
-                "failed to \"StartContainer\" for {name:?} with {}: {:?}",
-                w.reason, w.message
-            ))),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     // The newest word of the source is that the pod is to end.
@@ -361,12 +357,26 @@ impl Worker {
     }
 }
 
+/// Reasons with a back-off of their own.
+fn backs_off(reason: &str) -> bool {
+    matches!(
+        reason,
+        "CrashLoopBackOff"
+            | "ImagePullBackOff"
+            | "ErrImagePull"
+            | "RegistryUnavailable"
+            | "SignatureValidationFailed"
+    )
+}
+
 /// Starts that may happen now, and those that are held back.
 #[derive(Debug, Default)]
 pub(super) struct Due {
     init: Vec<usize>,
     regular: Vec<usize>,
     holds: Holds,
+    // Until the next try of a start that failed.
+    retry: Option<Duration>,
     waiting: BTreeMap<String, WaitingReason>,
 }
 
