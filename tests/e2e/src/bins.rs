@@ -1,0 +1,34 @@
+//! Where the built binaries are.
+
+use std::path::{Path, PathBuf};
+
+/// Names the directory of the binaries; without it they are beside the test's own build.
+pub const BIN_DIR_ENV: &str = "QUINTLET_BIN_DIR";
+
+/// The services, in start order.
+pub const SERVICES: [&str; 5] = ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync"];
+
+/// The directory that has all five binaries.
+///
+/// # Panics
+/// One is missing.
+#[must_use]
+pub fn dir() -> PathBuf {
+    let dir = std::env::var_os(BIN_DIR_ENV).map_or_else(profile_dir, PathBuf::from);
+    for name in SERVICES {
+        let path = dir.join(name);
+        assert!(
+            path.is_file(),
+            "{} is missing: run `make test`, or build the services and name their directory in {BIN_DIR_ENV}",
+            path.display()
+        );
+    }
+    dir
+}
+
+/// `target/<profile>`: the test's executable is in its `deps`.
+pub(crate) fn profile_dir() -> PathBuf {
+    let exe = std::env::current_exe().expect("a running process has an executable");
+    let parent = exe.parent().unwrap_or(Path::new("."));
+    if parent.ends_with("deps") { parent.parent().unwrap_or(parent).to_owned() } else { parent.to_owned() }
+}

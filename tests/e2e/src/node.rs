@@ -1,0 +1,514 @@
+//! The node: five services, a private containerd, an API server where one is wanted.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use quintlet_kit::paths::{CriSocket, Paths};
+use quintlet_kit::socket;
+use quintlet_localnode::Containerd;
+use quintlet_proto::podsync::v1 as podsync;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_testapi::TestApi;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tonic::Status;
+use tonic::transport::Channel;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
+
+use crate::bins::{self, SERVICES};
+use crate::recorder::Recorder;
+use crate::runtime::{self, Listed};
+use crate::seen::{Seen, Steady};
+use crate::service::{Plan, Service};
+use crate::wait::{LONG, until};
+
+/// Name of the node; static pods have it as a suffix.
+pub const NODE: &str = "e2e-node";
+
+/// Printed of each log when a test failed.
+const LOG_END: u64 = 6_000;
+
+/// How a node is made.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Name of the test.
+    pub name: &'static str,
+    /// With an API server.
+    pub api: bool,
+    /// Where traces go.
+    pub otlp_endpoint: Option<String>,
+    /// Between two looks of pod-sync at a pod to which nothing happened.
+    pub sync_frequency: &'static str,
+}
+
+impl Options {
+    /// Without an API server.
+    #[must_use]
+    pub fn standalone(name: &'static str) -> Self {
+        Self { name, api: false, otlp_endpoint: None, sync_frequency: "1m" }
+    }
+
+    /// With one.
+    #[must_use]
+    pub fn with_api(name: &'static str) -> Self {
+        Self { api: true, ..Self::standalone(name) }
+    }
+}
+
+/// A running node. [`Node::down`] ends it and fails when anything is left; a dropped one is removed too, in haste.
+pub struct Node {
+    services: BTreeMap<&'static str, Service>,
+    /// The runtime.
+    pub containerd: Containerd,
+    /// The API server.
+    pub api: Option<TestApi>,
+    paths: Paths,
+    logs: Logs,
+    base: TempDir,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("base", &self.base.path()).finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// Starts everything and waits until all five services serve.
+    ///
+    /// # Panics
+    /// A part is missing or does not come up, or this is not root.
+    pub async fn start(options: Options) -> Self {
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "these tests make namespaces, mounts and cgroups: run them as root"
+        );
+        let bin_dir = bins::dir();
+        let base =
+            tempfile::Builder::new().prefix("qe2e-").tempdir().expect("a directory in /tmp can be made");
+        let logs = Logs::new(options.name);
+        let dir = |name: &str| base.path().join(name);
+        std::fs::create_dir_all(dir("manifests")).expect("a directory can be made");
+        let mut runtime = quintlet_localnode::Options::new(dir("containerd"));
+        runtime.owned = ["root", "pod-logs", "run"].map(dir).to_vec();
+        runtime.log_file = Some(logs.dir.join("containerd.log"));
+        let containerd = Containerd::start(runtime).await.expect("a private containerd starts");
+        containerd.import_local_images().await.expect("the local images are made and imported");
+        let api = if options.api { Some(TestApi::start().await) } else { None };
+        let kubeconfig = dir("kubeconfig");
+        if let Some(api) = &api {
+            api.kubeconfig(&kubeconfig).expect("the kubeconfig can be written");
+        }
+        let paths = Paths::new(&dir("run"));
+        let kubeconfig = api.is_some().then_some(kubeconfig);
+        let services = SERVICES
+            .into_iter()
+            .map(|name| {
+                let args = arguments(name, &options, base.path(), &containerd, kubeconfig.as_deref());
+                let log = logs.dir.join(format!("{name}.log"));
+                (name, Service::start(Plan { name, binary: bin_dir.join(name), args, log }))
+            })
+            .collect();
+        let node = Self { services, containerd, api, paths, logs, base };
+        for name in SERVICES {
+            node.wait_serving(name, LONG).await;
+        }
+        node
+    }
+
+    /// Places under the run directory.
+    #[must_use]
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// pod-sync's root directory.
+    #[must_use]
+    pub fn root_dir(&self) -> PathBuf {
+        self.base.path().join("root")
+    }
+
+    /// Where the pods' logs are.
+    #[must_use]
+    pub fn pod_logs_dir(&self) -> PathBuf {
+        self.base.path().join("pod-logs")
+    }
+
+    /// The API server.
+    ///
+    /// # Panics
+    /// The node was started without.
+    #[must_use]
+    pub fn api(&self) -> &TestApi {
+        self.api.as_ref().expect("this node was started with an API server")
+    }
+
+    /// A service.
+    #[must_use]
+    pub fn service(&self, name: &str) -> &Service {
+        &self.services[name]
+    }
+
+    /// A channel to pod-sync.
+    #[must_use]
+    pub fn podsync(&self) -> Channel {
+        socket::channel(self.paths.podsync())
+    }
+
+    /// A channel to the full CRI of cri-proxy.
+    #[must_use]
+    pub fn cri(&self) -> Channel {
+        socket::channel(self.paths.cri(CriSocket::Admin))
+    }
+
+    /// What the runtime lists, through cri-proxy.
+    ///
+    /// # Panics
+    /// It does not answer for long.
+    pub async fn listed(&self) -> Listed {
+        let channel = self.cri();
+        until("a list of the runtime through cri-proxy", LONG, async || runtime::list(channel.clone()).await)
+            .await
+    }
+
+    /// Asserts that nothing is there twice.
+    ///
+    /// # Panics
+    /// Something is.
+    pub async fn assert_no_duplicates(&self) {
+        let duplicates = self.listed().await.duplicates();
+        assert!(duplicates.is_empty(), "there twice: {duplicates:#?}");
+    }
+
+    /// Writes a manifest, as a whole.
+    ///
+    /// # Panics
+    /// It cannot be written.
+    pub fn manifest(&self, file: &str, content: impl AsRef<[u8]>) {
+        let dir = self.base.path().join("manifests");
+        let hidden = dir.join(format!(".{file}"));
+        std::fs::write(&hidden, content).expect("a manifest can be written");
+        std::fs::rename(&hidden, dir.join(file)).expect("a manifest can be renamed");
+    }
+
+    /// Writes the manifest of a pod, named after it.
+    pub fn pod_manifest(&self, pod: &Value) {
+        let name = pod["metadata"]["name"].as_str().unwrap_or("pod");
+        self.manifest(&format!("{name}.yaml"), pod.to_string());
+    }
+
+    /// Removes a manifest.
+    ///
+    /// # Panics
+    /// It is not there.
+    pub fn remove_manifest(&self, file: &str) {
+        std::fs::remove_file(self.base.path().join("manifests").join(file)).expect("the manifest is there");
+    }
+
+    /// Pods and problems as pod-sync lists them.
+    ///
+    /// # Errors
+    /// As pod-sync answers.
+    pub async fn list(&self) -> Result<(Vec<Seen>, Vec<podsync::SourceProblem>), Status> {
+        let reply = PodSyncClient::new(self.podsync()).list_pods(podsync::ListPodsRequest::default()).await?;
+        let reply = reply.into_inner();
+        Ok((reply.pods.into_iter().map(Seen::from_view).collect(), reply.problems))
+    }
+
+    /// A pod by the name in its manifest, or as `namespace/name`.
+    ///
+    /// # Errors
+    /// As pod-sync answers.
+    pub async fn pod(&self, name: &str) -> Result<Seen, Status> {
+        let request = podsync::GetPodRequest { pod: name.to_owned() };
+        Ok(Seen::from_view(PodSyncClient::new(self.podsync()).get_pod(request).await?.into_inner()))
+    }
+
+    /// Waits until a pod is as wanted.
+    ///
+    /// # Panics
+    /// It is not within `limit`.
+    pub async fn wait_pod(
+        &self,
+        name: &str,
+        what: &str,
+        limit: Duration,
+        wanted: impl Fn(&Seen) -> bool,
+    ) -> Seen {
+        until(&format!("{name}: {what}"), limit, async || match self.pod(name).await {
+            Ok(seen) if wanted(&seen) => Ok(seen),
+            Ok(seen) => Err(vec![seen.to_string(), seen.pod["status"].to_string()]),
+            Err(e) => Err(vec![e.to_string()]),
+        })
+        .await
+    }
+
+    /// Waits until a pod is Ready.
+    pub async fn wait_ready(&self, name: &str) -> Seen {
+        self.wait_pod(name, "Ready", LONG, Seen::is_ready).await
+    }
+
+    /// Waits until nothing of a pod is left: for pod-sync, in the runtime, in the directories, in the cgroups.
+    ///
+    /// # Panics
+    /// Something is left.
+    pub async fn wait_gone(&self, uid: &str) {
+        until(&format!("nothing left of pod {uid}"), LONG, async || {
+            let mut left = self.pod_traces(uid);
+            match self.list().await {
+                Ok((pods, _)) => left.extend(pods.iter().filter(|p| p.uid() == uid).map(Seen::to_string)),
+                Err(e) => left.push(e.to_string()),
+            }
+            match runtime::list(self.cri()).await {
+                Ok(listed) if listed.has_pod(uid) => left.push("the runtime still has it".to_owned()),
+                Ok(_) => {}
+                Err(e) => left.push(e.to_string()),
+            }
+            if left.is_empty() { Ok(()) } else { Err(left) }
+        })
+        .await;
+    }
+
+    /// Files and cgroups of a pod.
+    #[must_use]
+    pub fn pod_traces(&self, uid: &str) -> Vec<String> {
+        let mut left = Vec::new();
+        for path in [self.root_dir().join("pods").join(uid), self.paths.state_dir().join(uid)] {
+            if path.exists() {
+                left.push(path.display().to_string());
+            }
+        }
+        let root = self.containerd.cgroup_root();
+        let trees = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|e| e.path());
+        for tree in trees.chain([PathBuf::from("/sys/fs/cgroup")]) {
+            named_below(&tree.join(root.trim_start_matches('/')), uid, 4, &mut left);
+        }
+        named_below(&self.pod_logs_dir(), uid, 1, &mut left);
+        left
+    }
+
+    /// A file in an emptyDir of a pod; empty when it is not there.
+    #[must_use]
+    pub fn empty_dir_file(&self, uid: &str, volume: &str, file: &str) -> String {
+        let volumes = self.root_dir().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir");
+        std::fs::read_to_string(volumes.join(volume).join(file)).unwrap_or_default()
+    }
+
+    /// Kills a service without warning. Returns how often it had been started, for [`Node::wait_back`].
+    #[must_use]
+    pub fn kill9(&self, name: &str) -> u32 {
+        let starts = self.services[name].process().starts;
+        self.services[name].signal(Signal::SIGKILL);
+        starts
+    }
+
+    /// Stops a service from running.
+    pub fn stop(&self, name: &str) {
+        self.services[name].signal(Signal::SIGSTOP);
+    }
+
+    /// Lets it run on.
+    pub fn cont(&self, name: &str) {
+        self.services[name].signal(Signal::SIGCONT);
+    }
+
+    /// Waits until a service that was killed after `starts` starts serves again.
+    ///
+    /// # Panics
+    /// It does not within `limit`.
+    pub async fn wait_back(&self, name: &str, starts: u32, limit: Duration) {
+        let channel = self.health_channel(name);
+        until(&format!("{name} serving again"), limit, async || {
+            let process = self.services[name].process();
+            if process.starts <= starts {
+                return Err(format!("{process:?}"));
+            }
+            health(channel.clone()).await
+        })
+        .await;
+    }
+
+    /// Waits until a service serves.
+    ///
+    /// # Panics
+    /// It does not within `limit`.
+    pub async fn wait_serving(&self, name: &str, limit: Duration) {
+        let channel = self.health_channel(name);
+        until(&format!("{name} serving"), limit, async || health(channel.clone()).await).await;
+    }
+
+    fn health_channel(&self, name: &str) -> Channel {
+        socket::channel(match name {
+            "cri-proxy" => self.paths.cri(CriSocket::Admin),
+            "pleg-service" => self.paths.pleg(),
+            "probe-service" => self.paths.probe("probe-0"),
+            "status-reporter" => self.paths.status(),
+            _ => self.paths.podsync(),
+        })
+    }
+
+    /// Records what is shown of pods from now on.
+    #[must_use]
+    pub fn record(&self) -> Recorder {
+        Recorder::start(self.podsync(), self.api.clone())
+    }
+
+    /// What pods show that must stay.
+    ///
+    /// # Panics
+    /// One is not there.
+    pub async fn steady(&self, names: &[&str]) -> BTreeMap<String, Steady> {
+        let mut out = BTreeMap::new();
+        for name in names {
+            let seen = self.pod(name).await.unwrap_or_else(|e| panic!("no pod {name}: {e}"));
+            out.insert(seen.name().to_owned(), seen.steady());
+        }
+        out
+    }
+
+    /// Drains pod-sync (SIGUSR1), ends the others, and takes the runtime down.
+    ///
+    /// # Panics
+    /// A service does not end, a pod stays, or something is left on the machine.
+    pub async fn down(mut self) {
+        let take = |services: &mut BTreeMap<&'static str, Service>, name: &str| {
+            services.remove(name).expect("every service is ended once")
+        };
+        let drained = take(&mut self.services, "pod-sync").end(Signal::SIGUSR1, LONG).await;
+        assert!(drained, "pod-sync does not end after SIGUSR1");
+        let left = self.listed().await;
+        assert!(left.sandboxes.is_empty() && left.containers.is_empty(), "pods are left: {left:#?}");
+        for name in ["status-reporter", "probe-service", "pleg-service", "cri-proxy"] {
+            assert!(take(&mut self.services, name).terminate().await, "{name} does not end after SIGTERM");
+        }
+        let Self { containerd, base, logs, .. } = self;
+        let traces = containerd.traces();
+        containerd.down().await.expect("nothing is left behind");
+        assert_eq!(traces.leftovers(), Vec::<String>::new());
+        base.close().expect("the directory can be removed");
+        logs.discard();
+    }
+}
+
+fn arguments(
+    name: &str,
+    options: &Options,
+    base: &Path,
+    containerd: &Containerd,
+    kubeconfig: Option<&Path>,
+) -> Vec<OsString> {
+    let mut line: Vec<OsString> = Vec::new();
+    let mut flag = |name: &str, value: &dyn AsRef<std::ffi::OsStr>| {
+        line.extend([OsString::from(name), value.as_ref().to_owned()]);
+    };
+    flag("--run-dir", &base.join("run"));
+    flag("--log-level", &"info");
+    if let Some(endpoint) = &options.otlp_endpoint {
+        flag("--otlp-endpoint", endpoint);
+    }
+    match name {
+        "cri-proxy" => flag("--runtime-endpoint", &containerd.endpoint()),
+        "probe-service" => flag("--id", &"probe-0"),
+        "status-reporter" => flag("--node-name", &NODE),
+        "pod-sync" => {
+            flag("--node-name", &NODE);
+            flag("--root-dir", &base.join("root"));
+            flag("--manifests", &base.join("manifests"));
+            flag("--cgroup-root", &containerd.cgroup_root());
+            flag("--pod-logs-dir", &base.join("pod-logs"));
+            flag("--container-logs-dir", &"");
+            flag("--sync-frequency", &options.sync_frequency);
+        }
+        _ => {}
+    }
+    if let Some(file) = kubeconfig.filter(|_| ["status-reporter", "pod-sync"].contains(&name)) {
+        flag("--kubeconfig", &file);
+    }
+    line
+}
+
+async fn health(channel: Channel) -> Result<(), String> {
+    let request = HealthCheckRequest { service: String::new() };
+    match HealthClient::new(channel).check(request).await {
+        Ok(reply) if reply.get_ref().status() == ServingStatus::Serving => Ok(()),
+        Ok(reply) => Err(format!("{:?}", reply.get_ref().status())),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// Directories with `part` in their name, down to `depth` levels.
+fn named_below(dir: &Path, part: &str, depth: u32, out: &mut Vec<String>) {
+    // systemd's names have no dashes in UIDs.
+    let escaped = part.replace('-', "_");
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !entry.file_type().is_ok_and(|t| t.is_dir()) {
+            continue;
+        }
+        if name.contains(part) || name.contains(&escaped) {
+            out.push(entry.path().display().to_string());
+        } else if depth > 1 {
+            named_below(&entry.path(), part, depth - 1, out);
+        }
+    }
+}
+
+/// Body of what a web server answers.
+///
+/// # Errors
+/// It cannot be reached.
+pub async fn page(ip: &str, port: u16, path: &str) -> std::io::Result<String> {
+    let mut stream = tokio::net::TcpStream::connect((ip, port)).await?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).await?;
+    Ok(reply.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned()))
+}
+
+/// The services' logs: printed when the test fails, removed when it does not.
+struct Logs {
+    dir: PathBuf,
+}
+
+impl Logs {
+    fn new(test: &str) -> Self {
+        let dir = bins::profile_dir().join("e2e").join(test);
+        // Those of an earlier run would be read as this one's.
+        let _not_there = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).expect("a directory beside the binaries can be made");
+        Self { dir }
+    }
+
+    fn discard(self) {
+        // Only those of failed tests are of use.
+        let _removed = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Drop for Logs {
+    #[expect(clippy::print_stderr, reason = "it is the test's output")]
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for name in SERVICES.iter().chain(&["containerd"]) {
+            let path = self.dir.join(format!("{name}.log"));
+            eprintln!("---- end of {}\n{}", path.display(), end_of(&path).unwrap_or_else(|e| e.to_string()));
+        }
+    }
+}
+
+fn end_of(path: &Path) -> std::io::Result<String> {
+    let mut file = std::fs::File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(LOG_END)))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

@@ -1,0 +1,169 @@
+//! Every state that was shown from before a fault until after it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use quintlet_proto::podsync::v1::WatchPodsRequest;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_proto::podsync::v1::watch_pods_event::Event;
+use quintlet_testapi::TestApi;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tonic::transport::Channel;
+
+use crate::seen::{Seen, Steady};
+
+/// Between two attempts to reach a pod-sync that is away.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Between two looks at the API server, which is in this process and keeps no history that can be followed here.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// One thing shown.
+#[derive(Debug, Clone)]
+pub struct Record {
+    /// Since the recorder began.
+    pub at: Duration,
+    /// Who showed it: pod-sync or API.
+    pub by: &'static str,
+    /// Name of the pod.
+    pub name: String,
+    /// None: it is gone.
+    pub seen: Option<Seen>,
+}
+
+/// Records until dropped.
+#[derive(Debug)]
+pub struct Recorder {
+    records: Arc<Mutex<Vec<Record>>>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Recorder {
+    /// Begins: what pod-sync shows on WatchPods, and the pods of an API server.
+    #[must_use]
+    pub fn start(podsync: Channel, api: Option<TestApi>) -> Self {
+        let records = Arc::new(Mutex::new(Vec::new()));
+        let began = Instant::now();
+        let mut tasks = vec![quintlet_kit::task::spawn(
+            "record-podsync",
+            podsync_states(podsync, Arc::clone(&records), began),
+        )];
+        if let Some(api) = api {
+            tasks.push(quintlet_kit::task::spawn("record-api", api_states(api, Arc::clone(&records), began)));
+        }
+        Self { records, tasks }
+    }
+
+    /// What was recorded so far.
+    #[must_use]
+    pub fn records(&self) -> Vec<Record> {
+        self.records.lock().clone()
+    }
+
+    /// Forgets what was recorded so far.
+    pub fn clear(&self) {
+        self.records.lock().clear();
+    }
+
+    /// Asserts that pods never showed anything else than what they showed before.
+    ///
+    /// # Panics
+    /// One did; the message has each such state.
+    pub fn assert_steady(&self, what: &str, before: &BTreeMap<String, Steady>) {
+        let mut differ = Vec::new();
+        let records = self.records();
+        for record in &records {
+            let Some(want) = before.get(&record.name) else { continue };
+            let at = record.at.as_millis();
+            match &record.seen {
+                None => differ.push(format!("{at} ms, {}: {} is gone", record.by, record.name)),
+                Some(seen) if seen.steady() != *want => {
+                    differ.push(format!("{at} ms, {}: {:#?}", record.by, difference(want, &seen.steady())));
+                }
+                Some(_) => {}
+            }
+        }
+        assert!(
+            differ.is_empty(),
+            "{what}: {} of {} states differ from before:\n{}",
+            differ.len(),
+            records.len(),
+            differ.join("\n")
+        );
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+/// Only what differs, for a message that can be read.
+fn difference(want: &Steady, got: &Steady) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut compare = |what: String, want: String, got: String| {
+        if want != got {
+            out.push(format!("{what}: {want} became {got}"));
+        }
+    };
+    compare("uid".to_owned(), want.uid.clone(), got.uid.clone());
+    compare("phase".to_owned(), want.phase.clone(), got.phase.clone());
+    for name in want.conditions.keys().chain(got.conditions.keys()) {
+        let text = |s: &Steady| format!("{:?}", s.conditions.get(name));
+        compare(format!("condition {name}"), text(want), text(got));
+    }
+    for name in want.containers.keys().chain(got.containers.keys()) {
+        let text = |s: &Steady| format!("{:?}", s.containers.get(name));
+        compare(format!("container {name}"), text(want), text(got));
+    }
+    out.dedup();
+    out
+}
+
+async fn podsync_states(channel: Channel, records: Arc<Mutex<Vec<Record>>>, began: Instant) {
+    loop {
+        let request =
+            WatchPodsRequest { hello: Some(quintlet_proto::hello()), ..WatchPodsRequest::default() };
+        // A stream that cannot be opened or ends is opened again: pod-sync is what gets killed.
+        if let Ok(stream) = PodSyncClient::new(channel.clone()).watch_pods(request).await {
+            let mut stream = stream.into_inner();
+            while let Ok(Some(message)) = stream.message().await {
+                let (name, seen) = match message.event {
+                    Some(Event::Pod(view)) => (view.name.clone(), Some(Seen::from_view(view))),
+                    Some(Event::Removed(removed)) => (removed.name, None),
+                    Some(Event::Hello(_) | Event::SnapshotEnd(_) | Event::Problems(_)) | None => continue,
+                };
+                records.lock().push(Record { at: began.elapsed(), by: "pod-sync", name, seen });
+            }
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn api_states(api: TestApi, records: Arc<Mutex<Vec<Record>>>, began: Instant) {
+    let mut last: BTreeMap<String, String> = BTreeMap::new();
+    loop {
+        let pods: Vec<Seen> = api.list("pods").into_iter().map(Seen::from_api).collect();
+        let now: BTreeMap<String, String> = pods
+            .iter()
+            .map(|p| (p.name().to_owned(), p.text("/metadata/resourceVersion").to_owned()))
+            .collect();
+        let gone = last.keys().filter(|name| !now.contains_key(*name)).map(|name| (name.clone(), None));
+        let changed = pods
+            .into_iter()
+            .filter(|p| last.get(p.name()).map(String::as_str) != Some(p.text("/metadata/resourceVersion")))
+            .map(|p| (p.name().to_owned(), Some(p)));
+        let all: Vec<_> = gone.chain(changed).collect();
+        for (name, seen) in all {
+            records.lock().push(Record { at: began.elapsed(), by: "API", name, seen });
+        }
+        last = now;
+        tokio::time::sleep(LOOK).await;
+    }
+}

@@ -1,0 +1,92 @@
+//! Sandboxes and containers as the runtime has them.
+
+use std::collections::BTreeMap;
+
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::{Container, ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandbox};
+use tonic::Status;
+use tonic::transport::Channel;
+
+/// Label with the name of a container (pkg/kubelet/types/labels.go).
+const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+/// Label with the UID of a pod.
+const POD_UID: &str = "io.kubernetes.pod.uid";
+
+/// Everything the runtime lists.
+#[derive(Debug, Clone, Default)]
+pub struct Listed {
+    /// Sandboxes in any state.
+    pub sandboxes: Vec<PodSandbox>,
+    /// Containers in any state.
+    pub containers: Vec<Container>,
+}
+
+/// Lists through any CRI endpoint.
+///
+/// # Errors
+/// As the endpoint answers.
+pub async fn list(channel: Channel) -> Result<Listed, Status> {
+    let mut client = RuntimeServiceClient::new(channel);
+    let sandboxes = client.list_pod_sandbox(ListPodSandboxRequest::default()).await?.into_inner().items;
+    let containers = client.list_containers(ListContainersRequest::default()).await?.into_inner().containers;
+    Ok(Listed { sandboxes, containers })
+}
+
+impl Listed {
+    /// What is there twice though it may be there once: sandboxes of a pod, live containers of a name, attempts of a container.
+    #[must_use]
+    pub fn duplicates(&self) -> Vec<String> {
+        let mut sandboxes: BTreeMap<&str, Vec<&PodSandbox>> = BTreeMap::new();
+        for s in &self.sandboxes {
+            sandboxes.entry(label(&s.labels, POD_UID)).or_default().push(s);
+        }
+        let mut out: Vec<String> = sandboxes
+            .iter()
+            .filter(|(_, all)| all.len() > 1)
+            .map(|(uid, all)| format!("pod {uid} has {} sandboxes: {all:?}", all.len()))
+            .collect();
+        let mut containers: BTreeMap<(&str, &str), Vec<&Container>> = BTreeMap::new();
+        for c in &self.containers {
+            containers
+                .entry((label(&c.labels, POD_UID), label(&c.labels, CONTAINER_NAME)))
+                .or_default()
+                .push(c);
+        }
+        for ((uid, name), all) in containers {
+            let live = all.iter().filter(|c| c.state() != ContainerState::ContainerExited).count();
+            let mut attempts: Vec<u32> =
+                all.iter().filter_map(|c| c.metadata.as_ref()).map(|m| m.attempt).collect();
+            attempts.sort_unstable();
+            let distinct = {
+                let mut a = attempts.clone();
+                a.dedup();
+                a.len()
+            };
+            if live > 1 || distinct < attempts.len() {
+                out.push(format!("container {name} of pod {uid}: {live} live, attempts {attempts:?}"));
+            }
+        }
+        out
+    }
+
+    /// Instances of a container, by attempt: when each was created, nanoseconds since 1970.
+    #[must_use]
+    pub fn attempts(&self, uid: &str, name: &str) -> BTreeMap<u32, i64> {
+        self.containers
+            .iter()
+            .filter(|c| label(&c.labels, POD_UID) == uid && label(&c.labels, CONTAINER_NAME) == name)
+            .filter_map(|c| Some((c.metadata.as_ref()?.attempt, c.created_at)))
+            .collect()
+    }
+
+    /// Whether there is anything of a pod.
+    #[must_use]
+    pub fn has_pod(&self, uid: &str) -> bool {
+        let of = |labels: &std::collections::HashMap<String, String>| label(labels, POD_UID) == uid;
+        self.sandboxes.iter().any(|s| of(&s.labels)) || self.containers.iter().any(|c| of(&c.labels))
+    }
+}
+
+fn label<'a>(labels: &'a std::collections::HashMap<String, String>, key: &str) -> &'a str {
+    labels.get(key).map_or("", String::as_str)
+}
