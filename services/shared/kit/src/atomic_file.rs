@@ -21,12 +21,14 @@ pub fn write_durable(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 }
 
 fn replace(path: &Path, bytes: &[u8], mode: u32, sync: bool) -> io::Result<()> {
-    let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))?;
+    let name =
+        path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))?;
     let dir = path.parent().unwrap_or(Path::new("."));
     // A leading dot: whoever lists the directory passes a torn one over.
     let temp = dir.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
     let written = (|| {
-        let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&temp)?;
+        let mut file =
+            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&temp)?;
         file.write_all(bytes)?;
         if sync {
             file.sync_all()?;

@@ -18,7 +18,10 @@ impl Backoff {
     /// `initial` is zero or above `max`, or `factor` is zero.
     #[must_use]
     pub fn new(initial: Duration, factor: u32, max: Duration) -> Self {
-        assert!(!initial.is_zero() && initial <= max && factor > 0, "a back-off must grow from something to something");
+        assert!(
+            !initial.is_zero() && initial <= max && factor > 0,
+            "a back-off must grow from something to something"
+        );
         Self { initial, factor, max, next: initial }
     }
 
@@ -43,7 +46,10 @@ mod tests {
     fn it_doubles_to_its_bound_and_starts_over() {
         let ms = Duration::from_millis;
         let mut b = Backoff::new(ms(100), 2, ms(500));
-        assert_eq!([b.next_wait(), b.next_wait(), b.next_wait(), b.next_wait(), b.next_wait()], [ms(100), ms(200), ms(400), ms(500), ms(500)]);
+        assert_eq!(
+            [b.next_wait(), b.next_wait(), b.next_wait(), b.next_wait(), b.next_wait()],
+            [ms(100), ms(200), ms(400), ms(500), ms(500)]
+        );
         b.reset();
         assert_eq!(b.next_wait(), ms(100));
     }

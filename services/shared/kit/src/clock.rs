@@ -50,9 +50,9 @@ impl Clock {
     #[must_use]
     pub fn boot(&self) -> Duration {
         match &self.0 {
-            Source::System => {
-                nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default()
-            }
+            Source::System => nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME)
+                .map(Duration::from)
+                .unwrap_or_default(),
             Source::Fixed(now) => now.lock().1,
         }
     }

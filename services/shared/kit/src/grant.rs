@@ -39,7 +39,12 @@ impl GrantKey {
         if !path.exists() {
             std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
             let temp = path.with_extension(format!("{}", std::process::id()));
-            let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temp)?;
+            let mut file = std::fs::OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&temp)?;
             file.write_all(&bytes)?;
             // A link never replaces: whoever comes second uses the first one's key.
             let linked = std::fs::hard_link(&temp, path);
@@ -54,7 +59,8 @@ impl GrantKey {
     }
 
     fn mac(&self, container_id: &str, command: &[String], timeout_seconds: u32) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(self.0.as_slice()).expect("HMAC takes a key of any length");
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(self.0.as_slice()).expect("HMAC takes a key of any length");
         let mut field = |bytes: &[u8]| {
             mac.update(&(bytes.len() as u64).to_be_bytes());
             mac.update(bytes);

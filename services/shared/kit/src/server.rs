@@ -79,7 +79,11 @@ impl Server {
             }
             Err(error) => tracing::error!(%error, "no reflection"),
         }
-        routes.add_service(DebugServer::new(DebugService { name, clock: Clock::system(), started: Clock::system().boot() }));
+        routes.add_service(DebugServer::new(DebugService {
+            name,
+            clock: Clock::system(),
+            started: Clock::system().boot(),
+        }));
         Self { routes, fallback: None, health }
     }
 
@@ -87,7 +91,12 @@ impl Server {
     #[must_use]
     pub fn add_service<S>(mut self, service: S) -> Self
     where
-        S: tower::Service<http::Request<Body>, Error = Infallible> + NamedService + Clone + Send + Sync + 'static,
+        S: tower::Service<http::Request<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
         S::Response: axum::response::IntoResponse,
         S::Future: Send + 'static,
     {
@@ -112,7 +121,12 @@ impl Server {
     ///
     /// # Errors
     /// The transport failed.
-    pub async fn serve(self, listener: UnixListener, policy: PeerPolicy, stop: CancellationToken) -> Result<(), tonic::transport::Error> {
+    pub async fn serve(
+        self,
+        listener: UnixListener,
+        policy: PeerPolicy,
+        stop: CancellationToken,
+    ) -> Result<(), tonic::transport::Error> {
         let Self { routes, fallback, health } = self;
         let routes: Routes = match fallback {
             Some(router) => Routes::from(routes.routes().into_axum_router().fallback_service(router)),
@@ -142,7 +156,8 @@ impl Server {
 /// The address cannot be bound.
 pub async fn serve_metrics(address: std::net::SocketAddr, stop: CancellationToken) -> std::io::Result<()> {
     let listener = tokio::net::TcpListener::bind(address).await?;
-    let router = axum::Router::new().route("/metrics", axum::routing::get(|| async { quintlet_telemetry::metrics::text() }));
+    let router = axum::Router::new()
+        .route("/metrics", axum::routing::get(|| async { quintlet_telemetry::metrics::text() }));
     axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
@@ -155,14 +170,21 @@ struct DebugService {
 
 #[tonic::async_trait]
 impl Debug for DebugService {
-    async fn traces(&self, request: Request<debug::TracesRequest>) -> Result<Response<debug::TracesReply>, Status> {
+    async fn traces(
+        &self,
+        request: Request<debug::TracesRequest>,
+    ) -> Result<Response<debug::TracesReply>, Status> {
         let request = request.into_inner();
         Ok(Response::new(quintlet_telemetry::ring().query(&request.trace_id, &request.pod_uid)))
     }
 
-    async fn metrics(&self, _: Request<debug::MetricsRequest>) -> Result<Response<debug::MetricsReply>, Status> {
+    async fn metrics(
+        &self,
+        _: Request<debug::MetricsRequest>,
+    ) -> Result<Response<debug::MetricsReply>, Status> {
         let mut text = String::new();
-        encode(&mut text, &quintlet_telemetry::metrics::registry()).map_err(|e| Status::internal(e.to_string()))?;
+        encode(&mut text, &quintlet_telemetry::metrics::registry())
+            .map_err(|e| Status::internal(e.to_string()))?;
         Ok(Response::new(debug::MetricsReply { text }))
     }
 

@@ -16,7 +16,8 @@ pub enum StopReason {
 
 /// Waits for SIGTERM or SIGINT. A second one ends the process at once with code 130.
 pub async fn stop_signal() -> StopReason {
-    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
         // Without handlers the default action ends the process.
         return std::future::pending().await;
     };

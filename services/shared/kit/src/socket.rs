@@ -91,7 +91,11 @@ impl Connected for UnixConn {
 }
 
 impl AsyncRead for UnixConn {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
@@ -111,7 +115,10 @@ impl AsyncWrite for UnixConn {
 }
 
 /// Connections from those the policy allows; others are closed at once and counted.
-pub fn incoming(listener: UnixListener, policy: PeerPolicy) -> impl Stream<Item = io::Result<UnixConn>> + Send + 'static {
+pub fn incoming(
+    listener: UnixListener,
+    policy: PeerPolicy,
+) -> impl Stream<Item = io::Result<UnixConn>> + Send + 'static {
     let refused = quintlet_telemetry::metrics::counter(
         "quintlet_socket_refused",
         "Connections closed because the peer's user is not allowed",
@@ -125,7 +132,10 @@ pub fn incoming(listener: UnixListener, policy: PeerPolicy) -> impl Stream<Item 
                         return Some((Ok(conn), (listener, policy, refused)));
                     }
                     Ok(cred) => {
-                        tracing::warn!(uid = cred.uid(), "connection refused: user not allowed on this socket");
+                        tracing::warn!(
+                            uid = cred.uid(),
+                            "connection refused: user not allowed on this socket"
+                        );
                         refused.inc();
                     }
                     Err(error) => tracing::warn!(%error, "connection refused: no peer credentials"),
@@ -153,7 +163,8 @@ pub fn channel(path: PathBuf) -> Channel {
 
 fn tower_connector(
     path: PathBuf,
-) -> impl tower::Service<Uri, Response = TokioIo<UnixStream>, Error = io::Error, Future: Send> + Send + 'static {
+) -> impl tower::Service<Uri, Response = TokioIo<UnixStream>, Error = io::Error, Future: Send> + Send + 'static
+{
     tower::service_fn(move |_: Uri| {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }

@@ -141,7 +141,11 @@ impl TryFrom<pleg::Container> for Container {
             mounts: c
                 .mounts
                 .into_iter()
-                .map(|m| Mount { container_path: m.container_path, host_path: m.host_path, readonly: m.readonly })
+                .map(|m| Mount {
+                    container_path: m.container_path,
+                    host_path: m.host_path,
+                    readonly: m.readonly,
+                })
                 .collect(),
             resources: c.resources.map(|r| Resources {
                 cpu_shares: r.cpu_shares,

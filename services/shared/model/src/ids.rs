@@ -150,7 +150,8 @@ mod tests {
 
     #[test]
     fn a_pod_is_written_as_the_kubelet_writes_it() {
-        let pod = PodRef { uid: PodUid::parse("u1").unwrap(), namespace: "default".into(), name: "web".into() };
+        let pod =
+            PodRef { uid: PodUid::parse("u1").unwrap(), namespace: "default".into(), name: "web".into() };
         assert_eq!(pod.to_string(), "web_default(u1)");
         assert_eq!(pod.full_name(), "web_default");
     }

@@ -135,7 +135,8 @@ impl Line<'_> {
     fn text(self, fields: &Fields) -> String {
         let mut out = String::with_capacity(160);
         // Writing to a String does not fail.
-        let _ = write!(out, "{:.3} {:>5} {} {}", self.at, self.level, self.service, one_line(&fields.message));
+        let _ =
+            write!(out, "{:.3} {:>5} {} {}", self.at, self.level, self.service, one_line(&fields.message));
         for (name, value) in &fields.fields {
             let _ = match value {
                 Value::String(s) if is_plain(s) => write!(out, " {name}={s}"),

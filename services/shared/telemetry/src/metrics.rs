@@ -14,8 +14,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-pub use prometheus_client::registry::Registry;
 use prometheus_client::registry::Metric;
+pub use prometheus_client::registry::Registry;
 
 /// Buckets in seconds for local calls: 0.5 ms to 32 s, doubling.
 pub const LATENCY_BUCKETS: [f64; 17] = [
