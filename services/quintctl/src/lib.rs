@@ -1,4 +1,19 @@
 //! The operator's tool: see ARCHITECTURE.md.
+//!
+//! Each command is a module: `run` asks the services and prints, `render` is pure. [`up`] supervises the services.
 
+pub mod cli;
+pub mod client;
+pub mod error;
+pub mod events;
+pub mod explain;
+pub mod health;
 pub mod image;
+pub mod logs;
+pub mod out;
+pub mod pods;
+pub mod text;
+pub mod trace;
 pub mod up;
+pub mod version;
+pub mod watch;

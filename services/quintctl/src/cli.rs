@@ -1,0 +1,148 @@
+//! The command line, and which command it runs.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+use quintlet_kit::paths::Paths;
+
+use crate::error::{EXIT_FAILURE, Error};
+use crate::out::{Format, print};
+use crate::{events, explain, health, image, logs, pods, trace, up, version, watch};
+
+/// Operate Quintlet on this machine.
+#[derive(Debug, Parser)]
+#[command(
+    name = "quintctl",
+    version,
+    after_help = "Exit codes: 0 done, 1 not found or not healthy, 64 usage, 69 a service does not answer."
+)]
+pub struct Cli {
+    /// Directory of the services' sockets [default: /run/quintlet]
+    #[arg(long, global = true, value_name = "DIR", env = "QUINTLET_RUN_DIR")]
+    pub run_dir: Option<PathBuf>,
+    /// Form of the answer
+    #[arg(short, long, global = true, value_name = "FORM", value_enum, default_value_t)]
+    pub output: Format,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What can be done.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List pods and what each waits for
+    Pods(pods::PodsArgs),
+    /// Show changes as they happen: pods, containers, probes, services
+    Watch(watch::WatchArgs),
+    /// Show why a pod is as it is: the last decision, what it saw, what it waits for
+    Explain(explain::ExplainArgs),
+    /// Print the log of a container
+    Logs(logs::LogsArgs),
+    /// Show what the services did for a pod, step by step
+    Trace(trace::TraceArgs),
+    /// List events of pods
+    Events(events::EventsArgs),
+    /// Check that all services serve
+    Health,
+    /// Show what is installed and what runs
+    Version,
+    /// Run the five services on this machine until interrupted
+    Up(Box<up::UpArgs>),
+    /// Work with images
+    Image(image::ImageArgs),
+    /// Print a script for a shell's completion
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Whatever kept it from being done, as the command's own type: [`Error`], [`up::UpError`] or localnode's.
+pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send + Sync>> {
+    let paths = Paths::new(cli.run_dir.as_deref().unwrap_or(Path::new(quintlet_kit::args::RUN_DIR)));
+    let format = cli.output;
+    let done = match cli.command {
+        Command::Up(args) => return Ok(Box::pin(up::run(*args)).await?),
+        Command::Image(args) => {
+            image::run(args, paths.run()).await?;
+            Ok(())
+        }
+        Command::Pods(args) => pods::run(args, &paths, format).await,
+        Command::Watch(args) => Box::pin(watch::run(args, &paths, format)).await,
+        Command::Explain(args) => explain::run(args, &paths, format).await,
+        Command::Logs(args) => Box::pin(logs::run(args, &paths)).await,
+        Command::Trace(args) => trace::run(args, &paths, format).await,
+        Command::Events(args) => events::run(args, &paths, format).await,
+        Command::Health => match health::run(&paths, format).await {
+            Ok(true) => Ok(()),
+            Ok(false) => return Ok(ExitCode::from(EXIT_FAILURE)),
+            Err(error) => Err(error),
+        },
+        Command::Version => version::run(&paths, format).await,
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "quintctl", &mut script);
+            print(script)
+        }
+    };
+    match done {
+        Err(error) if error.is_closed_output() => Ok(ExitCode::SUCCESS),
+        Err(error) => Err(error.into()),
+        Ok(()) => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// The exit code that tells of an error of [`run`].
+#[must_use]
+pub fn exit_code(error: &(dyn std::error::Error + 'static)) -> ExitCode {
+    ExitCode::from(error.downcast_ref::<Error>().map_or(EXIT_FAILURE, Error::exit_code))
+}
+
+/// Where else the sockets may be, for whoever forgot to say: `make run` has its own directory.
+#[must_use]
+pub fn hint(error: &(dyn std::error::Error + 'static), cwd: &Path) -> Option<String> {
+    let unreachable = matches!(error.downcast_ref::<Error>(), Some(Error::Unreachable { path, .. }) if path.starts_with(quintlet_kit::args::RUN_DIR));
+    let here = Path::new(".run/run");
+    (unreachable && cwd.join(here).is_dir()).then(|| format!("quintctl: is it --run-dir {}?", here.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed_and_the_run_directory_may_stand_anywhere() {
+        Cli::command().debug_assert();
+        for line in [["quintctl", "--run-dir", "/r", "pods"], ["quintctl", "pods", "--run-dir", "/r"]] {
+            assert_eq!(
+                Cli::try_parse_from(line).unwrap().run_dir.as_deref(),
+                Some(Path::new("/r")),
+                "{line:?}"
+            );
+        }
+        // Without one, `up` has to choose by itself.
+        let cli = Cli::try_parse_from(["quintctl", "up", "--private-containerd"]).unwrap();
+        assert!(matches!(cli.command, Command::Up(args) if args.run_dir.is_none()));
+        let cli = Cli::try_parse_from(["quintctl", "up", "--private-containerd", "--run-dir", "/r"]).unwrap();
+        assert!(matches!(cli.command, Command::Up(args) if args.run_dir.as_deref() == Some(Path::new("/r"))));
+    }
+
+    #[test]
+    fn a_run_directory_in_the_working_directory_is_pointed_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = |path: &str| Error::Unreachable {
+            service: "pod-sync".into(),
+            path: path.into(),
+            source: std::io::ErrorKind::NotFound.into(),
+        };
+        assert_eq!(hint(&error("/run/quintlet/podsync/podsync.sock"), dir.path()), None);
+        std::fs::create_dir_all(dir.path().join(".run/run")).unwrap();
+        assert!(hint(&error("/run/quintlet/podsync/podsync.sock"), dir.path()).is_some());
+        assert_eq!(hint(&error("/elsewhere/podsync.sock"), dir.path()), None);
+    }
+}

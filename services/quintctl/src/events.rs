@@ -1,0 +1,112 @@
+//! `quintctl events`: the newest events of pods, as pod-sync remembers them.
+
+use quintlet_kit::paths::Paths;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_proto::podsync::v1::{EventView, GetPodRequest, ListEventsRequest};
+use serde::Serialize;
+
+use crate::client::{MAX_ANSWER, Peer};
+use crate::error::Error;
+use crate::out::{Format, print};
+use crate::pods::time;
+use crate::text::{age, clean, now_ns, or_nothing, table};
+
+/// Events of pods, oldest first.
+#[derive(Debug, Clone, clap::Args)]
+pub struct EventsArgs {
+    /// Only of this pod: name, NAMESPACE/NAME or UID
+    pub pod: Option<String>,
+    /// Only so many of the newest; 0: all
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub limit: u32,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no such pod, pod-sync does not answer, or nobody reads.
+pub async fn run(args: EventsArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+    let peer = Peer::pod_sync(paths);
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+    let uid = match args.pod {
+        Some(pod) => peer.answer(client.get_pod(GetPodRequest { pod })).await?.uid,
+        None => String::new(),
+    };
+    let events = peer.answer(client.list_events(ListEventsRequest { uid, limit: args.limit })).await?.events;
+    let data: Vec<EventData> = events.iter().map(EventData::from).collect();
+    print(format.render(&data, |_| render(&events, now_ns()))?)
+}
+
+/// The table at `now`.
+#[must_use]
+pub fn render(events: &[EventView], now: i64) -> String {
+    if events.is_empty() {
+        return "no events\n".to_owned();
+    }
+    let rows: Vec<Vec<String>> = events
+        .iter()
+        .map(|e| {
+            let pod = e.pod.strip_prefix("default/").unwrap_or(&e.pod);
+            let age = age(now - e.at_unix_ns);
+            vec![
+                if e.count > 1 { format!("{age} (x{})", e.count) } else { age },
+                clean(&e.r#type),
+                clean(&e.reason),
+                or_nothing(pod),
+                or_nothing(&e.field_path),
+                clean(&e.message),
+            ]
+        })
+        .collect();
+    table(&["LAST SEEN", "TYPE", "REASON", "POD", "FIELD", "MESSAGE"], &rows)
+}
+
+/// An event as data.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EventData {
+    at: Option<String>,
+    pod: String,
+    r#type: String,
+    reason: String,
+    message: String,
+    field_path: String,
+    count: u32,
+}
+
+impl From<&EventView> for EventData {
+    fn from(e: &EventView) -> Self {
+        Self {
+            at: time(e.at_unix_ns),
+            pod: e.pod.clone(),
+            r#type: e.r#type.clone(),
+            reason: e.reason.clone(),
+            message: e.message.clone(),
+            field_path: e.field_path.clone(),
+            count: e.count,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_a_line_whatever_its_message_holds() {
+        let event = EventView {
+            at_unix_ns: 0,
+            pod: "default/web".into(),
+            r#type: "Warning".into(),
+            reason: "Failed".into(),
+            message: "first\nsecond".into(),
+            field_path: String::new(),
+            count: 3,
+        };
+        assert_eq!(
+            render(&[event], 5_000_000_000),
+            "LAST SEEN  TYPE     REASON  POD  FIELD  MESSAGE\n5s (x3)    Warning  Failed  web  –      first second\n"
+        );
+        assert_eq!(render(&[], 0), "no events\n");
+    }
+}

@@ -1,0 +1,198 @@
+//! `quintctl health`: whether all services serve, and what they depend on.
+
+use std::fmt::Write as _;
+
+use quintlet_kit::paths::Paths;
+use quintlet_proto::pleg::v1::pleg_client::PlegClient;
+use quintlet_proto::pleg::v1::{HealthReply, HealthRequest};
+use quintlet_proto::runtime::v1::proxy_info_client::ProxyInfoClient;
+use quintlet_proto::runtime::v1::{HintSource, ProxyInfoReply, ProxyInfoRequest};
+use serde::Serialize;
+use tonic_health::ServingStatus;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+use crate::client::Peer;
+use crate::error::Error;
+use crate::out::{Format, print};
+use crate::text::{clean, or_nothing, table};
+
+/// One service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// Its name.
+    pub service: String,
+    /// It answers and says that it serves.
+    pub serving: bool,
+    /// In a word.
+    pub health: String,
+    /// What else there is to say.
+    pub detail: String,
+}
+
+/// Runs the command. The answer: whether all serve.
+///
+/// # Errors
+/// Nobody reads.
+pub async fn run(paths: &Paths, format: Format) -> Result<bool, Error> {
+    let rows = fetch(paths).await;
+    let healthy = rows.iter().all(|r| r.serving);
+    print(format.render(&rows, |_| render(&rows))?)?;
+    Ok(healthy)
+}
+
+/// Asks all services.
+pub async fn fetch(paths: &Paths) -> Vec<Row> {
+    let peers = Peer::all(paths);
+    futures::future::join_all(peers.iter().map(|peer| row(peer, paths))).await
+}
+
+async fn row(peer: &Peer, paths: &Paths) -> Row {
+    let status = match check(peer).await {
+        Ok(status) => status,
+        Err(error) => {
+            return Row {
+                service: peer.service.clone(),
+                serving: false,
+                health: "no answer".to_owned(),
+                detail: quintlet_kit::error_chain(&error),
+            };
+        }
+    };
+    let own = if *peer == Peer::pleg(paths) {
+        pleg(peer).await.map(|r| judge_pleg(&r))
+    } else if *peer == Peer::cri_proxy(paths) {
+        proxy(peer).await.map(|r| judge_proxy(&r))
+    } else {
+        Ok((true, String::new()))
+    };
+    let (well, detail) = own.unwrap_or_else(|error| (false, quintlet_kit::error_chain(&error)));
+    let serving = status == ServingStatus::Serving;
+    let health = match (status, well) {
+        (ServingStatus::Serving, true) => "serving",
+        (ServingStatus::Serving, false) => "unhealthy",
+        (ServingStatus::NotServing, _) => "not serving",
+        (ServingStatus::Unknown, _) => "unknown",
+    };
+    Row { service: peer.service.clone(), serving: serving && well, health: health.to_owned(), detail }
+}
+
+async fn check(peer: &Peer) -> Result<ServingStatus, Error> {
+    let mut client = HealthClient::new(peer.channel().await?);
+    let reply = peer.answer(client.check(HealthCheckRequest { service: String::new() })).await?;
+    use tonic_health::pb::health_check_response::ServingStatus as Wire;
+    Ok(match reply.status() {
+        Wire::Serving => ServingStatus::Serving,
+        Wire::NotServing => ServingStatus::NotServing,
+        Wire::Unknown | Wire::ServiceUnknown => ServingStatus::Unknown,
+    })
+}
+
+async fn pleg(peer: &Peer) -> Result<HealthReply, Error> {
+    let mut client = PlegClient::new(peer.channel().await?);
+    peer.answer(client.health(HealthRequest {})).await
+}
+
+async fn proxy(peer: &Peer) -> Result<ProxyInfoReply, Error> {
+    let mut client = ProxyInfoClient::new(peer.channel().await?);
+    peer.answer(client.get(ProxyInfoRequest {})).await
+}
+
+/// Whether PLEG is well, and what it says.
+#[must_use]
+pub fn judge_pleg(reply: &HealthReply) -> (bool, String) {
+    if !reply.healthy {
+        return (false, clean(&reply.message));
+    }
+    let last = reply
+        .last_list_age_seconds
+        .map_or_else(|| "no list yet".to_owned(), |s| format!("last list {s:.1}s ago"));
+    let live = if reply.hints_live { "live" } else { "not live" };
+    let detail = format!(
+        "{} pods, {last}, relist every {}s, hints {} {live}, epoch {}",
+        reply.pods,
+        reply.relist_period_seconds,
+        or_nothing(&reply.hint_source),
+        reply.epoch
+    );
+    (true, detail)
+}
+
+/// Whether cri-proxy has its runtime, and what it says.
+#[must_use]
+pub fn judge_proxy(reply: &ProxyInfoReply) -> (bool, String) {
+    let endpoint = clean(&reply.endpoint);
+    if !reply.connected {
+        return (false, format!("no runtime at {endpoint}: {}", or_nothing(&reply.error)));
+    }
+    let mut detail =
+        format!("{} {} at {endpoint}", clean(&reply.runtime_name), clean(&reply.runtime_version));
+    if let Some(source) = &reply.source {
+        let name = match source.source() {
+            HintSource::Containerd => "containerd",
+            HintSource::Cri => "cri",
+            HintSource::None | HintSource::Unspecified => "none",
+        };
+        // Writing to a String does not fail.
+        let _ = write!(detail, ", events {name}{}", if source.live { "" } else { " (not live)" });
+    }
+    (true, detail)
+}
+
+/// The table.
+#[must_use]
+pub fn render(rows: &[Row]) -> String {
+    let cells: Vec<Vec<String>> =
+        rows.iter().map(|r| vec![clean(&r.service), r.health.clone(), clean(&r.detail)]).collect();
+    table(&["SERVICE", "HEALTH", "DETAIL"], &cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use quintlet_proto::runtime::v1::SourceState;
+
+    use super::*;
+
+    #[test]
+    fn pleg_is_well_while_its_lists_succeed() {
+        let well = HealthReply {
+            healthy: true,
+            last_list_age_seconds: Some(0.34),
+            hint_source: "containerd".into(),
+            hints_live: true,
+            relist_period_seconds: 30.0,
+            epoch: 7,
+            pods: 3,
+            ..HealthReply::default()
+        };
+        let want = "3 pods, last list 0.3s ago, relist every 30s, hints containerd live, epoch 7";
+        assert_eq!(judge_pleg(&well), (true, want.to_owned()));
+        let ill =
+            HealthReply { message: "pleg was last seen active 3m5s ago".into(), ..HealthReply::default() };
+        assert_eq!(judge_pleg(&ill), (false, "pleg was last seen active 3m5s ago".to_owned()));
+    }
+
+    #[test]
+    fn cri_proxy_is_well_with_a_runtime() {
+        let mut reply = ProxyInfoReply {
+            connected: true,
+            runtime_name: "containerd".into(),
+            runtime_version: "1.6.20".into(),
+            endpoint: "unix:///c.sock".into(),
+            source: Some(SourceState {
+                source: HintSource::Containerd.into(),
+                live: false,
+                detail: String::new(),
+            }),
+            ..ProxyInfoReply::default()
+        };
+        let want = "containerd 1.6.20 at unix:///c.sock, events containerd (not live)";
+        assert_eq!(judge_proxy(&reply), (true, want.to_owned()));
+        reply.connected = false;
+        reply.error = "connection refused".into();
+        assert_eq!(
+            judge_proxy(&reply),
+            (false, "no runtime at unix:///c.sock: connection refused".to_owned())
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! Words, columns and durations, as every screen writes them.
+
+use std::fmt::Write as _;
+
+/// Nanoseconds in a second.
+const SECOND: i64 = 1_000_000_000;
+
+/// For a cell without a value.
+pub const NOTHING: &str = "–";
+
+/// Text of others on one line, without what would command the terminal.
+#[must_use]
+pub fn clean(text: &str) -> String {
+    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    line.trim().to_owned()
+}
+
+/// At most `width` characters, with an ellipsis where something is cut off.
+#[must_use]
+pub fn fit(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let mut out: String = text.chars().take(width.saturating_sub(1)).collect();
+    if width > 0 {
+        out.push('…');
+    }
+    out
+}
+
+/// Rows below a header, columns two spaces apart, no spaces at the end of a line.
+#[must_use]
+pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let mut widths: Vec<usize> = header.iter().map(|h| h.chars().count()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut out = String::new();
+    let header = header.iter().map(|h| (*h).to_owned()).collect();
+    for row in std::iter::once(&header).chain(rows) {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            // Writing to a String does not fail.
+            let _ = write!(line, "{cell:<width$}  ");
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+/// An age as kubectl prints it (apimachinery, `duration.HumanDuration`).
+#[must_use]
+pub fn age(ns: i64) -> String {
+    let s = ns.max(0) / SECOND;
+    let (minutes, hours, days) = (s / 60, s / 3600, s / 86400);
+    let pair = |big: i64, unit: &str, small: i64, small_unit: &str| {
+        if small == 0 { format!("{big}{unit}") } else { format!("{big}{unit}{small}{small_unit}") }
+    };
+    match s {
+        ..120 => format!("{s}s"),
+        ..600 => pair(minutes, "m", s % 60, "s"),
+        ..10_800 => format!("{minutes}m"),
+        ..28_800 => pair(hours, "h", minutes % 60, "m"),
+        ..172_800 => format!("{hours}h"),
+        ..691_200 => pair(days, "d", hours % 24, "h"),
+        ..63_072_000 => format!("{days}d"),
+        _ => pair(days / 365, "y", days % 365, "d"),
+    }
+}
+
+/// A short duration with a tenth: `1.3ms`, `4.2s`, `3m5s`.
+#[must_use]
+pub fn took(ns: i64) -> String {
+    let ns = ns.max(0);
+    match ns {
+        ..1_000_000 => format!("{}µs", ns / 1000),
+        ..1_000_000_000 => tenths(ns, 1_000_000, "ms"),
+        ..60_000_000_000 => tenths(ns, SECOND, "s"),
+        _ => age(ns),
+    }
+}
+
+fn tenths(ns: i64, unit: i64, name: &str) -> String {
+    format!("{}.{}{name}", ns / unit, ns % unit * 10 / unit)
+}
+
+/// The time of day in UTC with milliseconds.
+#[must_use]
+pub fn time_of_day(unix_ns: i64) -> String {
+    timestamp(unix_ns).map_or_else(|| NOTHING.to_owned(), |t| t.strftime("%H:%M:%S%.3f").to_string())
+}
+
+/// A moment in UTC with milliseconds; the dash for none.
+#[must_use]
+pub fn moment(unix_ns: i64) -> String {
+    if unix_ns == 0 {
+        return NOTHING.to_owned();
+    }
+    timestamp(unix_ns).map_or_else(|| NOTHING.to_owned(), |t| format!("{t:.3}"))
+}
+
+fn timestamp(unix_ns: i64) -> Option<jiff::Timestamp> {
+    jiff::Timestamp::from_nanosecond(i128::from(unix_ns)).ok()
+}
+
+/// Wall time now, nanoseconds since 1970.
+#[must_use]
+pub fn now_ns() -> i64 {
+    i64::try_from(quintlet_kit::clock::Clock::system().wall().as_nanosecond()).unwrap_or(i64::MAX)
+}
+
+/// The text, or the dash where it is empty.
+#[must_use]
+pub fn or_nothing(text: &str) -> String {
+    if text.is_empty() { NOTHING.to_owned() } else { clean(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_read_as_kubectl_prints_them() {
+        for (seconds, want) in [
+            (-5, "0s"),
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (185, "3m5s"),
+            (600, "10m"),
+            (10_800, "3h"),
+            (12_060, "3h21m"),
+            (30_000, "8h"),
+            (180_000, "2d2h"),
+            (864_000, "10d"),
+            (63_072_000, "2y"),
+            (63_158_400, "2y1d"),
+        ] {
+            assert_eq!(age(seconds * SECOND), want, "{seconds}s");
+        }
+    }
+
+    #[test]
+    fn short_durations_have_a_tenth() {
+        for (ns, want) in [
+            (900, "0µs"),
+            (812_000, "812µs"),
+            (1_340_000, "1.3ms"),
+            (4_250_000_000, "4.2s"),
+            (185 * SECOND, "3m5s"),
+        ] {
+            assert_eq!(took(ns), want, "{ns}ns");
+        }
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell_and_lines_end_without_spaces() {
+        let rows = vec![
+            vec!["a".to_owned(), "–".to_owned(), String::new()],
+            vec!["longer".to_owned(), "x".to_owned(), "y".to_owned()],
+        ];
+        assert_eq!(table(&["NAME", "B", "C"], &rows), "NAME    B  C\na       –\nlonger  x  y\n");
+    }
+
+    #[test]
+    fn what_others_wrote_cannot_command_the_terminal() {
+        assert_eq!(clean("two\nlines \x1b[2Jgone\u{9b}x\t"), "two lines  [2Jgone x");
+        assert_eq!(fit("abcdef", 4), "abc…");
+        assert_eq!(fit("abcd", 4), "abcd");
+        assert_eq!(fit("abcd", 0), "");
+    }
+}

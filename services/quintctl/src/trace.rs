@@ -1,0 +1,433 @@
+//! `quintctl trace`: the operations of one pod across all services, from the spans that they keep.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Write as _;
+
+use quintlet_kit::paths::Paths;
+use quintlet_proto::debug::v1::debug_client::DebugClient;
+use quintlet_proto::debug::v1::{Span, TracesRequest};
+use quintlet_proto::podsync::v1::GetPodRequest;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use serde::Serialize;
+
+use crate::client::{MAX_ANSWER, Peer};
+use crate::error::Error;
+use crate::out::{Format, print};
+use crate::text::{clean, fit, moment, took};
+
+/// Characters of the time axis.
+const AXIS: usize = 48;
+
+/// Longest name of a span on the screen.
+const NAME: usize = 40;
+
+/// The attribute that names a pod.
+const POD_UID: &str = "pod.uid";
+
+/// What the services did for a pod, and how long each step took.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TraceArgs {
+    /// Name, NAMESPACE/NAME or UID; of a pod that is gone the UID
+    pub pod: String,
+    /// Only so many of the newest operations; 0: all
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub limit: usize,
+    /// Only operations that took at least so many milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    pub min_ms: u32,
+    /// Only the trace whose id begins so
+    #[arg(long, value_name = "ID")]
+    pub id: Option<String>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// No service answers, or nobody reads.
+pub async fn run(args: TraceArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+    let found = fetch(paths, &args.pod).await?;
+    let mut operations = operations(found.spans, &found.uid);
+    operations.retain(|o| {
+        o.took_ns() >= i64::from(args.min_ms) * 1_000_000
+            && args.id.as_ref().is_none_or(|id| o.trace_id.starts_with(id.as_str()))
+    });
+    if args.limit > 0 {
+        operations.truncate(args.limit);
+    }
+    print(format.render(&operations, |wide| render(&operations, &found.name, &found.missing, wide))?)
+}
+
+/// What the services know of one pod.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// UID of the pod.
+    pub uid: String,
+    /// Its name.
+    pub name: String,
+    /// All spans of all services.
+    pub spans: Vec<Span>,
+    /// Services that do not answer, in words.
+    pub missing: Vec<String>,
+}
+
+/// Asks all services for their spans.
+///
+/// # Errors
+/// pod-sync says that there is no such pod and it cannot be a UID, or no service answers.
+pub async fn fetch(paths: &Paths, pod: &str) -> Result<Found, Error> {
+    let (uid, name) = find(paths, pod).await?;
+    let peers = Peer::all(paths);
+    let answers = futures::future::join_all(peers.iter().map(spans)).await;
+    let mut found = Found { uid, name, ..Found::default() };
+    let mut failed = None;
+    let mut answered = false;
+    for answer in answers {
+        match answer {
+            Ok(spans) => {
+                answered = true;
+                found.spans.extend(spans);
+            }
+            Err(error) => {
+                found.missing.push(quintlet_kit::error_chain(&error));
+                failed = Some(error);
+            }
+        }
+    }
+    match failed {
+        Some(error) if !answered => Err(error),
+        Some(_) | None => Ok(found),
+    }
+}
+
+/// UID and name of a pod; a pod that is gone is known by its UID alone.
+async fn find(paths: &Paths, pod: &str) -> Result<(String, String), Error> {
+    let peer = Peer::pod_sync(paths);
+    let ask = async {
+        let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+        peer.answer(client.get_pod(GetPodRequest { pod: pod.to_owned() })).await
+    };
+    match ask.await {
+        Ok(view) => Ok((view.uid, format!("{}/{}", view.namespace, view.name))),
+        Err(_) if looks_like_uid(pod) => Ok((pod.to_owned(), pod.to_owned())),
+        Err(error) => Err(error),
+    }
+}
+
+/// A UUID, or the hash of a static pod.
+fn looks_like_uid(text: &str) -> bool {
+    let hex = text.chars().filter(|c| *c != '-').collect::<String>();
+    hex.len() == 32 && hex.chars().all(|c| c.is_ascii_hexdigit())
+}
+
+async fn spans(peer: &Peer) -> Result<Vec<Span>, Error> {
+    let mut client = DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+    // Unfiltered: the attribute is on one span of a trace, the others are wanted too.
+    Ok(peer.answer(client.traces(TracesRequest::default())).await?.spans)
+}
+
+/// The spans of one trace.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Operation {
+    /// Hex.
+    pub trace_id: String,
+    /// When its first span began, nanoseconds since 1970.
+    pub start_unix_ns: i64,
+    /// When its last span ended, nanoseconds since 1970.
+    pub end_unix_ns: i64,
+    /// Parents before children, in order of start.
+    pub spans: Vec<Step>,
+}
+
+impl Operation {
+    fn took_ns(&self) -> i64 {
+        self.end_unix_ns - self.start_unix_ns
+    }
+}
+
+/// One span.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Step {
+    /// Who did it.
+    pub service: String,
+    /// What.
+    pub name: String,
+    /// How many spans it is inside of.
+    pub depth: usize,
+    /// Nanoseconds since 1970.
+    pub start_unix_ns: i64,
+    /// Nanoseconds since 1970.
+    pub end_unix_ns: i64,
+    /// Why it failed; empty where it did not.
+    pub error: String,
+    /// Attributes.
+    pub attributes: BTreeMap<String, String>,
+}
+
+/// The operations of a pod, newest first: all spans of those traces that have a span of it.
+#[must_use]
+pub fn operations(spans: Vec<Span>, uid: &str) -> Vec<Operation> {
+    let of_pod: BTreeSet<String> = spans
+        .iter()
+        .filter(|s| s.attributes.get(POD_UID).is_some_and(|u| u == uid))
+        .map(|s| s.trace_id.clone())
+        .collect();
+    let mut traces: BTreeMap<String, Vec<Span>> = BTreeMap::new();
+    for span in spans {
+        // A trace may be of several pods (a relist); spans of another pod are not this one's.
+        let of_other = span.attributes.get(POD_UID).is_some_and(|u| u != uid && !u.is_empty());
+        if of_pod.contains(&span.trace_id) && !of_other {
+            traces.entry(span.trace_id.clone()).or_default().push(span);
+        }
+    }
+    let mut out: Vec<Operation> = traces.into_iter().map(|(id, spans)| operation(id, spans)).collect();
+    out.sort_by_key(|o| std::cmp::Reverse(o.start_unix_ns));
+    out
+}
+
+fn operation(trace_id: String, mut spans: Vec<Span>) -> Operation {
+    spans.sort_by(|a, b| (a.start_unix_ns, b.end_unix_ns).cmp(&(b.start_unix_ns, a.end_unix_ns)));
+    spans.dedup_by(|a, b| a.span_id == b.span_id && !a.span_id.is_empty());
+    let known: BTreeSet<&str> = spans.iter().map(|s| s.span_id.as_str()).collect();
+    let mut children: HashMap<&str, Vec<usize>> = HashMap::new();
+    let mut roots = Vec::new();
+    for (i, span) in spans.iter().enumerate() {
+        // The parent may have left its ring, or not have ended yet; nobody is their own parent.
+        if known.contains(span.parent_span_id.as_str()) && span.parent_span_id != span.span_id {
+            children.entry(&span.parent_span_id).or_default().push(i);
+        } else {
+            roots.push(i);
+        }
+    }
+    let mut steps = Vec::with_capacity(spans.len());
+    let mut stack: Vec<(usize, usize)> = roots.into_iter().rev().map(|i| (i, 0)).collect();
+    while let Some((i, depth)) = stack.pop() {
+        let span = &spans[i];
+        steps.push(Step {
+            service: span.service.clone(),
+            name: span.name.clone(),
+            depth,
+            start_unix_ns: span.start_unix_ns,
+            end_unix_ns: span.end_unix_ns.max(span.start_unix_ns),
+            error: span.error.clone(),
+            attributes: span.attributes.clone().into_iter().collect(),
+        });
+        let inside = children.remove(span.span_id.as_str()).unwrap_or_default();
+        stack.extend(inside.into_iter().rev().map(|i| (i, depth + 1)));
+    }
+    let start_unix_ns = steps.iter().map(|s| s.start_unix_ns).min().unwrap_or_default();
+    let end_unix_ns = steps.iter().map(|s| s.end_unix_ns).max().unwrap_or_default();
+    Operation { trace_id, start_unix_ns, end_unix_ns, spans: steps }
+}
+
+/// The waterfalls; `wide` adds attributes.
+#[must_use]
+pub fn render(operations: &[Operation], pod: &str, missing: &[String], wide: bool) -> String {
+    let mut out = String::new();
+    // Writing to a String does not fail.
+    if operations.is_empty() {
+        let _ = writeln!(out, "no operation of {} is remembered", clean(pod));
+    }
+    for (i, operation) in operations.iter().enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        waterfall(&mut out, operation, pod, wide);
+    }
+    for service in missing {
+        let _ = writeln!(out, "without the spans of one service: {service}");
+    }
+    out
+}
+
+fn waterfall(out: &mut String, operation: &Operation, pod: &str, wide: bool) {
+    let names: Vec<String> = operation.spans.iter().map(step_name).collect();
+    let services = operation.spans.iter().map(|s| s.service.chars().count()).max().unwrap_or(0);
+    let width = names.iter().map(|n| n.chars().count()).max().unwrap_or(0);
+    let title = operation.spans.first().map(|s| clean(&s.name)).unwrap_or_default();
+    let head = format!("{title} {}", clean(pod));
+    let id = operation.trace_id.get(..8).unwrap_or(&operation.trace_id);
+    let total = took(operation.took_ns());
+    let _ = writeln!(out, "{head}  {}  total {total}  trace {id}", moment(operation.start_unix_ns));
+    for (step, name) in operation.spans.iter().zip(names) {
+        let bar = bar(
+            step.start_unix_ns - operation.start_unix_ns,
+            step.end_unix_ns - operation.start_unix_ns,
+            operation.took_ns(),
+            AXIS,
+        );
+        let took = took(step.end_unix_ns - step.start_unix_ns);
+        let error = if step.error.is_empty() { String::new() } else { format!("  ! {}", clean(&step.error)) };
+        let _ = writeln!(out, "{:<services$}  {name:<width$}  {bar} {took:>8}{error}", clean(&step.service));
+        if wide {
+            for (key, value) in &step.attributes {
+                let _ = writeln!(out, "{:<services$}    {}={}", "", clean(key), clean(value));
+            }
+        }
+    }
+}
+
+/// The name of a step, with what it was done to.
+fn step_name(step: &Step) -> String {
+    let mut name = clean(&step.name);
+    for key in ["container.name", "image"] {
+        if let Some(value) = step.attributes.get(key)
+            && !value.is_empty()
+            && !name.contains(value.as_str())
+        {
+            let _ = write!(name, " {}", clean(value));
+        }
+    }
+    if let Some(queued) =
+        step.attributes.get("queued_ms").filter(|q| q.parse::<f64>().is_ok_and(|q| q >= 0.1))
+    {
+        let _ = write!(name, " (queued {}ms)", clean(queued));
+    }
+    fit(&format!("{}{name}", "  ".repeat(step.depth.min(8))), NAME)
+}
+
+/// A bar from `start` to `end` on an axis of `total` in `width` characters, in steps of an eighth.
+#[must_use]
+pub fn bar(start: i64, end: i64, total: i64, width: usize) -> String {
+    const LEFT: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
+    let cells = i128::try_from(width).unwrap_or(0);
+    let eighths = cells * 8;
+    let scale = |at: i64| {
+        if total <= 0 {
+            0
+        } else {
+            (i128::from(at.clamp(0, total)) * eighths + i128::from(total) / 2) / i128::from(total)
+        }
+    };
+    // Something is always seen, and within the axis.
+    let from = scale(start).min(eighths - 1);
+    let to = scale(end).max(from + 1);
+    (0..cells)
+        .map(|cell| {
+            let (low, high) = ((from - cell * 8).clamp(0, 8), (to - cell * 8).clamp(0, 8));
+            match (low, high) {
+                (l, h) if l >= h => ' ',
+                (0, 8) => '█',
+                (0, h) => LEFT.get(usize::try_from(h).unwrap_or(0)).copied().unwrap_or('█'),
+                (7, 8) => '▕',
+                // There are no right-aligned blocks but the half and the eighth.
+                (4.., 8) => '▐',
+                (_, 8) => '█',
+                _ => '▎',
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: i64 = 1_000_000;
+
+    fn span(
+        trace: &str,
+        id: &str,
+        parent: &str,
+        service: &str,
+        name: &str,
+        from: i64,
+        to: i64,
+        uid: &str,
+    ) -> Span {
+        Span {
+            trace_id: trace.to_owned(),
+            span_id: id.to_owned(),
+            parent_span_id: parent.to_owned(),
+            service: service.to_owned(),
+            name: name.to_owned(),
+            start_unix_ns: from * MS,
+            end_unix_ns: to * MS,
+            attributes: if uid.is_empty() {
+                HashMap::new()
+            } else {
+                [(POD_UID.to_owned(), uid.to_owned())].into()
+            },
+            error: String::new(),
+        }
+    }
+
+    #[test]
+    fn an_operation_has_all_spans_of_its_trace_but_those_of_other_pods_and_the_newest_comes_first() {
+        let spans = vec![
+            span("t1", "c", "b", "cri-proxy", "StartContainer", 30, 40, ""),
+            span("t1", "a", "gone", "pod-sync", "pod pass", 10, 50, "u1"),
+            span("t1", "b", "a", "pod-sync", "start", 20, 45, ""),
+            span("t1", "x", "a", "pod-sync", "other", 20, 45, "u2"),
+            span("t2", "d", "", "pleg-service", "inspect", 60, 61, "u1"),
+            span("t3", "e", "", "pleg-service", "inspect", 70, 71, "u2"),
+        ];
+        let found = operations(spans, "u1");
+        let said: Vec<(&str, Vec<(usize, &str)>)> = found
+            .iter()
+            .map(|o| (o.trace_id.as_str(), o.spans.iter().map(|s| (s.depth, s.name.as_str())).collect()))
+            .collect();
+        assert_eq!(
+            said,
+            [
+                ("t2", vec![(0, "inspect")]),
+                ("t1", vec![(0, "pod pass"), (1, "start"), (2, "StartContainer")])
+            ]
+        );
+    }
+
+    #[test]
+    fn spans_that_are_each_others_parents_do_no_harm() {
+        let spans = vec![
+            span("t", "a", "b", "s", "one", 1, 2, "u"),
+            span("t", "b", "a", "s", "two", 1, 2, "u"),
+            span("t", "c", "c", "s", "own", 1, 2, "u"),
+        ];
+        assert_eq!(operations(spans, "u")[0].spans.len(), 1);
+    }
+
+    #[test]
+    fn bars_lie_within_the_axis_and_are_always_seen() {
+        for (start, end, total, want) in [
+            (0, 100, 100, "████"),
+            (0, 50, 100, "██  "),
+            (50, 100, 100, "  ██"),
+            (0, 0, 100, "▏   "),
+            (100, 100, 100, "   ▕"),
+            (0, 0, 0, "▏   "),
+            (13, 50, 100, "▐█  "),
+            (-5, 500, 100, "████"),
+        ] {
+            assert_eq!(bar(start, end, total, 4), want, "{start}..{end} of {total}");
+        }
+    }
+
+    #[test]
+    fn the_waterfall_has_service_name_bar_and_duration() {
+        let mut failed = span("0123456789", "b", "a", "cri-proxy", "CreateContainer", 60, 110, "");
+        failed.error = "Unknown: no\nspace".to_owned();
+        failed.attributes.insert("container.name".to_owned(), "app".to_owned());
+        failed.attributes.insert("queued_ms".to_owned(), "0.3".to_owned());
+        let found =
+            operations(vec![span("0123456789", "a", "", "pod-sync", "pod pass", 10, 110, "u"), failed], "u");
+        let full = "█".repeat(48);
+        let half = " ".repeat(24) + &"█".repeat(24);
+        assert_eq!(
+            render(&found, "default/web", &[], false),
+            format!(
+                "\
+pod pass default/web  1970-01-01T00:00:00.010Z  total 100.0ms  trace 01234567
+pod-sync   pod pass                              {full}  100.0ms
+cri-proxy    CreateContainer app (queued 0.3ms)  {half}   50.0ms  ! Unknown: no space
+"
+            )
+        );
+        assert!(render(&found, "web", &[], true).contains("queued_ms=0.3"));
+        let none = render(&[], "web", &["x does not answer".to_owned()], false);
+        assert_eq!(
+            none,
+            "no operation of web is remembered\nwithout the spans of one service: x does not answer\n"
+        );
+    }
+}

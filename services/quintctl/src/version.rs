@@ -1,0 +1,156 @@
+//! `quintctl version`: what is installed, and what runs.
+
+use quintlet_kit::paths::Paths;
+use quintlet_proto::debug::v1::debug_client::DebugClient;
+use quintlet_proto::debug::v1::{BuildReply, BuildRequest};
+use serde::Serialize;
+
+use crate::client::Peer;
+use crate::error::Error;
+use crate::out::{Format, print};
+use crate::text::{NOTHING, age, clean, or_nothing, table};
+
+/// Version of this program.
+const OWN: &str = env!("CARGO_PKG_VERSION");
+
+/// Commit of this program.
+const OWN_COMMIT: Option<&str> = option_env!("QUINTLET_COMMIT");
+
+/// One program.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Row {
+    /// Its name.
+    pub service: String,
+    /// Version; none where it does not answer.
+    pub version: Option<String>,
+    /// Commit it was built from.
+    pub commit: Option<String>,
+    /// Process id; none of this program itself.
+    pub pid: Option<u32>,
+    /// Seconds since it started.
+    pub uptime_seconds: Option<f64>,
+    /// It is of another build than this program.
+    pub skew: bool,
+    /// Why it does not answer.
+    pub error: Option<String>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Nobody reads.
+pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
+    let rows = fetch(paths).await;
+    print(format.render(&rows, |_| render(&rows))?)
+}
+
+/// Asks all services.
+pub async fn fetch(paths: &Paths) -> Vec<Row> {
+    let commit = OWN_COMMIT.unwrap_or("unknown");
+    let own = Row {
+        service: "quintctl".to_owned(),
+        version: Some(OWN.to_owned()),
+        commit: Some(commit.to_owned()),
+        pid: None,
+        uptime_seconds: None,
+        skew: false,
+        error: None,
+    };
+    let peers = Peer::all(paths);
+    let answers = futures::future::join_all(peers.iter().map(build)).await;
+    let rows = peers.into_iter().zip(answers).map(|(peer, answer)| row(peer.service, answer, OWN, commit));
+    std::iter::once(own).chain(rows).collect()
+}
+
+async fn build(peer: &Peer) -> Result<BuildReply, Error> {
+    let mut client = DebugClient::new(peer.channel().await?);
+    peer.answer(client.build(BuildRequest {})).await
+}
+
+fn row(service: String, answer: Result<BuildReply, Error>, own: &str, own_commit: &str) -> Row {
+    match answer {
+        Ok(b) => Row {
+            service,
+            skew: b.version != own || b.commit != own_commit,
+            version: Some(b.version),
+            commit: Some(b.commit),
+            pid: Some(b.pid),
+            uptime_seconds: Some(b.uptime_seconds),
+            error: None,
+        },
+        Err(error) => Row {
+            service,
+            version: None,
+            commit: None,
+            pid: None,
+            uptime_seconds: None,
+            skew: false,
+            error: Some(quintlet_kit::error_chain(&error)),
+        },
+    }
+}
+
+/// The table.
+#[must_use]
+pub fn render(rows: &[Row]) -> String {
+    let dash = || NOTHING.to_owned();
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|r| {
+            let note = match &r.error {
+                Some(error) => clean(error),
+                None if r.skew => "not the build of this quintctl".to_owned(),
+                None => String::new(),
+            };
+            vec![
+                clean(&r.service),
+                r.version.as_deref().map_or_else(dash, or_nothing),
+                r.commit.as_deref().map_or_else(dash, |c| or_nothing(c.get(..12).unwrap_or(c))),
+                r.pid.map_or_else(dash, |p| p.to_string()),
+                r.uptime_seconds.map_or_else(dash, |s| age(whole_ns(s))),
+                note,
+            ]
+        })
+        .collect();
+    table(&["SERVICE", "VERSION", "COMMIT", "PID", "UP", "NOTE"], &cells)
+}
+
+fn whole_ns(seconds: f64) -> i64 {
+    std::time::Duration::try_from_secs_f64(seconds)
+        .ok()
+        .and_then(|d| i64::try_from(d.as_nanos()).ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_of_another_build_is_pointed_at_and_one_that_is_away_says_why() {
+        let reply = |version: &str| {
+            Ok(BuildReply {
+                service: "x".into(),
+                version: version.into(),
+                commit: "0123456789abcdef".into(),
+                pid: 12,
+                uptime_seconds: 185.5,
+            })
+        };
+        let rows = [
+            row("same".into(), reply("0.1.0"), "0.1.0", "0123456789abcdef"),
+            row("older".into(), reply("0.0.9"), "0.1.0", "0123456789abcdef"),
+            row("away".into(), Err(Error::NotFound("gone".into())), "0.1.0", "0123456789abcdef"),
+        ];
+        assert_eq!(
+            render(&rows),
+            "\
+SERVICE  VERSION  COMMIT        PID  UP    NOTE
+same     0.1.0    0123456789ab  12   3m5s
+older    0.0.9    0123456789ab  12   3m5s  not the build of this quintctl
+away     –        –             –    –     gone
+"
+        );
+    }
+}
