@@ -15,6 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
+use quintlet_proto::common::v1::Trace;
 use quintlet_proto::probe::v1 as wire;
 use quintlet_proto::probe::v1::probe_client::ProbeClient;
 use tokio::sync::{Notify, mpsc};
@@ -53,6 +54,8 @@ pub struct Unhealthy {
 struct Assigned {
     target: wire::PodTarget,
     instance: Option<String>,
+    // Of the pass that made the target.
+    trace: Option<Trace>,
 }
 
 #[derive(Debug, Default)]
@@ -119,7 +122,14 @@ impl Probes {
         if desired.pods.get(uid).is_some_and(|have| same_view(&have.target, &target)) {
             return;
         }
-        desired.pods.insert(uid.clone(), Assigned { target, instance: instance.clone() });
+        desired.pods.insert(
+            uid.clone(),
+            Assigned {
+                target,
+                instance: instance.clone(),
+                trace: quintlet_telemetry::propagate::current_trace(),
+            },
+        );
         drop(desired);
         self.ring(instance.as_deref());
     }
@@ -221,7 +231,7 @@ impl Probes {
         mut client: ProbeClient<tonic::transport::Channel>,
     ) -> Result<(), tonic::Status> {
         let (tx, rx) = mpsc::channel(STREAM);
-        let _ = tx.try_send(request(wire::drive_request::Request::Hello(quintlet_proto::hello())));
+        let _ = tx.try_send(request(wire::drive_request::Request::Hello(quintlet_proto::hello()), None));
         let mut reports = client.drive(ReceiverStream::new(rx)).await?.into_inner();
         // What the instance remembers comes first, so that a target never carries older memory than it has.
         while let Some(report) = reports.next().await {
@@ -235,14 +245,14 @@ impl Probes {
             let mut sent: HashMap<PodUid, wire::PodTarget> = HashMap::new();
             let mut first = true;
             loop {
-                for message in self.difference(id, &mut sent) {
-                    if tx.send(request(message)).await.is_err() {
+                for (message, trace) in self.difference(id, &mut sent) {
+                    if tx.send(request(message, trace)).await.is_err() {
                         return;
                     }
                 }
                 if std::mem::take(&mut first)
                     && tx
-                        .send(request(wire::drive_request::Request::Complete(wire::FullSetComplete {})))
+                        .send(request(wire::drive_request::Request::Complete(wire::FullSetComplete {}), None))
                         .await
                         .is_err()
                 {
@@ -268,7 +278,7 @@ impl Probes {
         &self,
         id: &str,
         sent: &mut HashMap<PodUid, wire::PodTarget>,
-    ) -> Vec<wire::drive_request::Request> {
+    ) -> Vec<(wire::drive_request::Request, Option<Trace>)> {
         let desired = self.desired.read();
         let mine = |a: &&Assigned| a.instance.as_deref() == Some(id);
         let mut out = Vec::new();
@@ -276,7 +286,7 @@ impl Probes {
             let keep = desired.pods.get(uid).as_ref().is_some_and(mine);
             if !keep {
                 let gone = wire::RemovePod { uid: uid.to_string(), generation: target.generation };
-                out.push(wire::drive_request::Request::Remove(gone));
+                out.push((wire::drive_request::Request::Remove(gone), None));
             }
             keep
         });
@@ -287,7 +297,7 @@ impl Probes {
             sent.insert(uid.clone(), assigned.target.clone());
             let mut target = assigned.target.clone();
             fill_memory(&mut target, &self.memory(uid));
-            out.push(wire::drive_request::Request::Target(target));
+            out.push((wire::drive_request::Request::Target(target), assigned.trace.clone()));
         }
         out
     }
@@ -370,8 +380,8 @@ fn same_view(a: &wire::PodTarget, b: &wire::PodTarget) -> bool {
     strip(a) == strip(b)
 }
 
-fn request(request: wire::drive_request::Request) -> wire::DriveRequest {
-    wire::DriveRequest { request: Some(request), trace: quintlet_telemetry::propagate::current_trace() }
+fn request(request: wire::drive_request::Request, trace: Option<Trace>) -> wire::DriveRequest {
+    wire::DriveRequest { request: Some(request), trace }
 }
 
 fn pick<'a>(uid: &PodUid, instances: impl Iterator<Item = &'a String>) -> Option<String> {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use parking_lot::Mutex;
 use quintlet_model::ids::PodUid;
+use quintlet_proto::common::v1::Trace;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
 use tokio::sync::{Notify, mpsc};
@@ -42,7 +43,8 @@ pub enum Ack {
 
 #[derive(Debug, Default)]
 struct Inner {
-    latest: HashMap<PodUid, wire::PodStatusUpdate>,
+    // With the trace of the pass that made it.
+    latest: HashMap<PodUid, (wire::PodStatusUpdate, Option<Trace>)>,
     dirty: BTreeSet<PodUid>,
     acks: HashMap<PodUid, (u64, Ack)>,
 }
@@ -73,7 +75,7 @@ impl Statuses {
     /// Hands over a status; it replaces the last one of the same pod.
     pub fn report(&self, uid: &PodUid, update: wire::PodStatusUpdate) {
         let mut inner = self.inner.lock();
-        inner.latest.insert(uid.clone(), update);
+        inner.latest.insert(uid.clone(), (update, quintlet_telemetry::propagate::current_trace()));
         inner.dirty.insert(uid.clone());
         drop(inner);
         self.changed.notify_one();
@@ -126,10 +128,10 @@ impl Statuses {
             let mut first = true;
             loop {
                 self.changed.notified().await;
-                while let Some(update) = self.next() {
+                while let Some((update, trace)) = self.next() {
                     let request = wire::ReportRequest {
                         request: Some(wire::report_request::Request::Update(update)),
-                        trace: quintlet_telemetry::propagate::current_trace(),
+                        trace,
                     };
                     if tx.send(request).await.is_err() {
                         return;
@@ -159,7 +161,7 @@ impl Statuses {
         }
     }
 
-    fn next(&self) -> Option<wire::PodStatusUpdate> {
+    fn next(&self) -> Option<(wire::PodStatusUpdate, Option<Trace>)> {
         let mut inner = self.inner.lock();
         let uid = inner.dirty.pop_first()?;
         inner.latest.get(&uid).cloned()
@@ -179,7 +181,7 @@ impl Statuses {
         {
             let mut inner = self.inner.lock();
             // An ack of an earlier owner says nothing about this one's versions.
-            if inner.latest.get(&uid).is_none_or(|u| u.owner_epoch != ack.owner_epoch) {
+            if inner.latest.get(&uid).is_none_or(|(u, _)| u.owner_epoch != ack.owner_epoch) {
                 return;
             }
             inner.acks.insert(uid.clone(), (ack.version, kind));

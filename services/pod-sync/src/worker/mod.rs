@@ -27,12 +27,13 @@ use quintlet_model::runtime::{PodRuntime, SharedPodRuntime};
 use quintlet_proto::status::v1 as status_wire;
 use rand::RngExt as _;
 use tokio::sync::{Notify, watch};
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Span};
 
 use crate::clients::events::EventType;
 use crate::clients::pleg::ObserveError;
 use crate::clients::runtime::CallError;
 use crate::context::{Context, Desired};
+use crate::decide::conditions::READY;
 use crate::decide::probes::ProbeView;
 use crate::decide::{grace, status, waiting};
 use crate::source::SourceKind;
@@ -143,6 +144,8 @@ pub struct Worker {
     decision: Decision,
     waiting: Option<Waiting>,
     accepted_unix_ns: i64,
+    // From what began it until the pod is Ready or over: one trace.
+    operation: Option<Span>,
 }
 
 impl Worker {
@@ -166,7 +169,9 @@ impl Worker {
         }
         let age = ctx.clock.boot().saturating_sub(record.accepted);
         let accepted = ctx.clock.wall().checked_sub(age).unwrap_or_else(|_| ctx.clock.wall());
+        let operation = (!known).then(|| operation("create", &pod_ref));
         Self {
+            operation,
             accepted_unix_ns: unix_ns(accepted),
             pod_ref,
             desired,
@@ -197,8 +202,13 @@ impl Worker {
     /// Works until nothing is left of the pod.
     pub async fn run(mut self) {
         loop {
-            let span = tracing::info_span!("pod pass", pod.uid = %self.pod_ref.uid, pod.name = %self.pod_ref.name, worker = self.phase());
+            let span = self.operation.as_ref().map_or_else(Span::none, |operation| {
+                tracing::info_span!(parent: operation, "pass", pod.uid = %self.pod_ref.uid, worker = self.phase())
+            });
             let next = self.pass().instrument(span).await;
+            if self.is_settled() {
+                self.operation = None;
+            }
             self.save();
             let wait = match next {
                 Ok(Next::Again) => {
@@ -240,6 +250,22 @@ impl Worker {
         self.ctx.probes.remove(&self.pod_ref.uid);
         self.ctx.views.hide(&self.pod_ref.uid);
         self.ctx.state.remove(&self.pod_ref.uid);
+    }
+
+    // What began has come to its end: Ready, or over.
+    fn is_settled(&self) -> bool {
+        let ready =
+            |s: &PodStatus| s.conditions.iter().flatten().any(|c| c.type_ == READY && c.status == "True");
+        match &self.record.termination {
+            None => self.record.status.as_ref().is_some_and(ready),
+            Some(t) => t.finished,
+        }
+    }
+
+    pub(super) fn begin_operation(&mut self, name: &'static str) {
+        if self.operation.is_none() {
+            self.operation = Some(operation(name, &self.pod_ref));
+        }
     }
 
     fn phase(&self) -> &'static str {
@@ -317,6 +343,7 @@ impl Worker {
         let seconds = u64::try_from(effective.seconds).unwrap_or(1);
         match self.record.termination.as_mut() {
             None => {
+                self.operation = Some(operation("terminate", &self.pod_ref));
                 self.record.termination = Some(Termination {
                     cause,
                     grace_seconds: effective.seconds,
@@ -622,6 +649,11 @@ fn same_wait(a: Option<&Waiting>, b: Option<&Waiting>) -> bool {
         (None, None) => true,
         (Some(_), None) | (None, Some(_)) => false,
     }
+}
+
+fn operation(name: &'static str, pod: &PodRef) -> Span {
+    let title = format!("{name} {}/{}", pod.namespace, pod.name);
+    tracing::info_span!(parent: None, "operation", otel.name = title, pod.uid = %pod.uid, pod.name = %pod.name)
 }
 
 type Memories = [(String, ProbeType, ProbeMemory)];

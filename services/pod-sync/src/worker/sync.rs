@@ -8,6 +8,8 @@ use quintlet_model::ids::SandboxId;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::PodRuntime;
 
+use tracing::{Instrument as _, Span};
+
 use super::{ERROR_WAIT, Halt, Next, Pass, Worker, jitter};
 use crate::clients::events::EventType;
 use crate::context::Desired;
@@ -100,7 +102,12 @@ impl Worker {
             return Err(Halt::Failed { error: text, after: Some(jitter(NETWORK_WAIT)) });
         }
         // Boxed: most passes do nothing, and a worker must not carry room for the rest.
-        let acted = Box::pin(self.act(&pass, &actions, &due)).await;
+        self.begin_operation("sync");
+        let span = match &self.operation {
+            Some(operation) => tracing::info_span!(parent: operation, "act", pod.uid = %self.pod_ref.uid),
+            None => Span::none(),
+        };
+        let acted = Box::pin(self.act(&pass, &actions, &due)).instrument(span).await;
         self.acted();
         if let Err(Halt::Failed { after, .. }) = &acted {
             // What failed rings the bell too; it must not be tried again for that.
