@@ -61,6 +61,9 @@ pub enum Error {
         /// Why not.
         source: notify::Error,
     },
+    /// A live table needs a terminal.
+    #[error("a live table needs a terminal; quintctl watch prints lines")]
+    NoTerminal,
     /// The answer cannot be written in the form asked for.
     #[error("cannot write the answer: {0}")]
     Form(String),
@@ -84,6 +87,7 @@ impl Error {
             | Self::NotFound(_)
             | Self::Os { .. }
             | Self::Watch { .. }
+            | Self::NoTerminal
             | Self::Form(_)
             | Self::Answer { .. } => EXIT_FAILURE,
         }

@@ -12,6 +12,7 @@ pub mod image;
 pub mod logs;
 pub mod out;
 pub mod pods;
+pub mod screen;
 pub mod text;
 pub mod trace;
 pub mod up;

@@ -20,6 +20,9 @@ use crate::client::{MAX_ANSWER, Peer};
 use crate::error::Error;
 use crate::out::print;
 
+/// Where containers' logs are, unless told otherwise.
+pub const POD_LOGS_DIR: &str = "/var/log/pods";
+
 /// How often a followed log is looked at without being told: events of the file system may be lost.
 const POLL: Duration = Duration::from_secs(1);
 
@@ -47,7 +50,7 @@ pub struct LogsArgs {
     #[arg(long)]
     pub timestamps: bool,
     /// Directory of the containers' logs
-    #[arg(long, value_name = "DIR", default_value = "/var/log/pods", env = "QUINTLET_POD_LOGS_DIR")]
+    #[arg(long, value_name = "DIR", default_value = POD_LOGS_DIR, env = "QUINTLET_POD_LOGS_DIR")]
     pub pod_logs_dir: PathBuf,
 }
 
@@ -88,6 +91,26 @@ pub async fn run(args: LogsArgs, paths: &Paths) -> Result<(), Error> {
             return print(follower.lines.end());
         }
     }
+}
+
+/// The last lines of the newest log of a pod's first container, each cut of what would command the terminal.
+///
+/// # Errors
+/// There is no log, or it cannot be read.
+pub fn tail(pod_logs_dir: &Path, view: &PodView, lines: usize) -> Result<String, Error> {
+    let object: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
+    let container = choose_container(&object, None)?;
+    let dir = container_dir(pod_logs_dir, view, &container);
+    let number = choose_instance(&instances(&dir), restart_count(&object, &container), false)
+        .ok_or_else(|| Error::NotFound(no_log(view, &container, false, &dir)))?;
+    let mut decoder = Lines::default();
+    let mut text = Vec::new();
+    Followed::open(&dir.join(format!("{number}.log")), Some(lines))?.read_on(|bytes| {
+        text.extend(decoder.decode(bytes));
+        Ok(())
+    })?;
+    text.extend(decoder.end());
+    Ok(String::from_utf8_lossy(&text).lines().map(|l| crate::text::clean(l) + "\n").collect())
 }
 
 async fn get(paths: &Paths, pod: &str) -> Result<PodView, Error> {

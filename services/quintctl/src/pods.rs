@@ -1,5 +1,7 @@
 //! `quintctl pods`: what runs, and what each pod waits for.
 
+use std::path::PathBuf;
+
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{ListPodsReply, ListPodsRequest, PodView, SourceProblem, Waiting};
@@ -8,17 +10,24 @@ use serde::Serialize;
 use crate::client::{MAX_ANSWER, Peer};
 use crate::error::Error;
 use crate::out::{Format, print};
+use crate::screen;
 use crate::text::{NOTHING, age, clean, moment, now_ns, or_nothing, table};
 
 /// Status of a manifest that cannot be used.
 pub const INVALID_MANIFEST: &str = "InvalidManifest";
 
 /// Pods of this node.
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct PodsArgs {
     /// Only pods of this namespace
     #[arg(short, long, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
+    /// A live table, with logs, explanations and traces at a key
+    #[arg(short, long, conflicts_with = "namespace")]
+    pub watch: bool,
+    /// Directory of the containers' logs, for --watch
+    #[arg(long, value_name = "DIR", default_value = crate::logs::POD_LOGS_DIR, env = "QUINTLET_POD_LOGS_DIR")]
+    pub pod_logs_dir: PathBuf,
 }
 
 /// Runs the command.
@@ -27,6 +36,14 @@ pub struct PodsArgs {
 /// pod-sync does not answer, or nobody reads.
 pub async fn run(args: PodsArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
+    if args.watch {
+        peer.channel().await?;
+        if !screen::is_possible() {
+            return Err(Error::NoTerminal);
+        }
+        let places = screen::Places { paths: paths.clone(), pod_logs_dir: args.pod_logs_dir };
+        return Box::pin(screen::follow(places, || screen::plain_header(paths.run()))).await;
+    }
     let brief = matches!(format, Format::Table | Format::Wide);
     let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
     let mut reply = peer.answer(client.list_pods(ListPodsRequest { brief })).await?;

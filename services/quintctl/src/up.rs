@@ -16,6 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::screen;
 use expect::{Judge, Verdict};
 use lines::{Lines, print, print_part};
 use plan::{Layout, POD_SYNC, Runtime, SERVICES, STOP_ORDER};
@@ -29,7 +30,7 @@ mod plan;
 mod processes;
 mod restarts;
 mod service;
-mod view;
+pub(crate) mod view;
 
 /// Longest path of a unix socket.
 const SOCKET_PATH_MAX: usize = 107;
@@ -186,7 +187,8 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
             .or_else(|| containerd.as_ref().map(Containerd::cgroup_root))
             .unwrap_or_else(|| "/".to_owned()),
     };
-    print(&header(&args, &layout, &runtime, &node));
+    let header = header(&args, &layout, &runtime, &node);
+    print(&header);
 
     let tasks = TaskGroup::new();
     let processes = Arc::new(Mutex::new(processes));
@@ -196,12 +198,35 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
         .collect();
     let (views, mut view) = watch::channel(View::default());
     let follower = task::spawn("follow pods", view::follow(layout.podsync_socket(), views));
-    for service in &services {
-        tasks.spawn("tell restarts", tell_restarts(service.name, service.state()));
+    let live = !args.once && screen::is_possible();
+    if !live {
+        for service in &services {
+            tasks.spawn("tell restarts", tell_restarts(service.name, service.state()));
+        }
     }
 
     let began = Instant::now();
-    let outcome = attend(&mut view, &mut signals, judge.as_mut(), began, &args).await;
+    let outcome = if live {
+        let states: Vec<_> = services.iter().map(|s| (s.name, s.state())).collect();
+        let lines = || header.iter().cloned().chain([in_a_line(&states)]).collect();
+        let places = screen::Places {
+            paths: quintlet_kit::paths::Paths::new(&layout.run_dir),
+            pod_logs_dir: layout.pod_logs_dir.clone(),
+        };
+        // Dropping the screen gives the terminal back.
+        let shown = tokio::select! {
+            shown = screen::run(places, view.clone(), lines) => shown,
+            () = signals.next() => Ok(()),
+        };
+        if let Err(error) = shown {
+            tracing::warn!(error = quintlet_kit::error_chain(&error), "no live table");
+            attend(&mut view, &mut signals, None, began, &args).await
+        } else {
+            None
+        }
+    } else {
+        attend(&mut view, &mut signals, judge.as_mut(), began, &args).await
+    };
     let result =
         outcome.map_or(ExitCode::SUCCESS, |same| if same { ExitCode::SUCCESS } else { ExitCode::FAILURE });
 
@@ -338,6 +363,18 @@ async fn start_containerd(args: &UpArgs, layout: &Layout) -> Result<Option<Conta
     let containerd = Containerd::start(options).await.map_err(UpError::Containerd)?;
     containerd.import_local_images().await.map_err(UpError::Containerd)?;
     Ok(Some(containerd))
+}
+
+/// How all services are, for the head of the live table.
+fn in_a_line(states: &[(&'static str, watch::Receiver<State>)]) -> String {
+    let words = states.iter().map(|(name, state)| match &*state.borrow() {
+        State::New => format!("{name} starts"),
+        State::Running { starts: 1, .. } => format!("{name} ok"),
+        State::Running { starts, .. } => format!("{name} ok ({} restarts)", starts - 1),
+        State::Waiting { exit, .. } => format!("{name} ended ({exit})"),
+        State::Ended => format!("{name} ended"),
+    });
+    format!("  {}", words.collect::<Vec<_>>().join("   "))
 }
 
 /// Prints restarts of a service.

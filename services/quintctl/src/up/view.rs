@@ -14,12 +14,12 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// What is known of the pods.
 #[derive(Debug, Clone, Default)]
-pub(super) struct View {
+pub(crate) struct View {
     /// By UID.
-    pub(super) pods: BTreeMap<String, PodView>,
-    pub(super) problems: Vec<SourceProblem>,
+    pub(crate) pods: BTreeMap<String, PodView>,
+    pub(crate) problems: Vec<SourceProblem>,
     /// Pod-sync answered in full since the view began.
-    pub(super) complete: bool,
+    pub(crate) complete: bool,
 }
 
 impl View {
@@ -35,7 +35,7 @@ fn grace(pod: &PodView) -> Option<u64> {
 }
 
 /// Follows pod-sync at a socket until nobody looks any more; reconnects on its own.
-pub(super) async fn follow(socket: PathBuf, view: watch::Sender<View>) {
+pub(crate) async fn follow(socket: PathBuf, view: watch::Sender<View>) {
     while !view.is_closed() {
         if let Ok(channel) = quintlet_localnode::cri::connect(&socket).await {
             let mut seen = Some(BTreeSet::new());
