@@ -22,9 +22,9 @@ use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
 
 use crate::bins::{self, SERVICES};
-use crate::recorder::Recorder;
+use crate::recorder::{API, Before, PODSYNC, Recorder};
 use crate::runtime::{self, Listed};
-use crate::seen::{Seen, Steady};
+use crate::seen::Seen;
 use crate::service::{Plan, Service};
 use crate::wait::{LONG, until};
 
@@ -140,6 +140,17 @@ impl Node {
         self.base.path().join("pod-logs")
     }
 
+    /// A directory for what is to outlive pods.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    #[must_use]
+    pub fn scratch(&self) -> PathBuf {
+        let dir = self.base.path().join("scratch");
+        std::fs::create_dir_all(&dir).expect("a directory can be made");
+        dir
+    }
+
     /// The API server.
     ///
     /// # Panics
@@ -249,11 +260,6 @@ impl Node {
         .await
     }
 
-    /// Waits until a pod is Ready.
-    pub async fn wait_ready(&self, name: &str) -> Seen {
-        self.wait_pod(name, "Ready", LONG, Seen::is_ready).await
-    }
-
     /// Waits until nothing of a pod is left: for pod-sync, in the runtime, in the directories, in the cgroups.
     ///
     /// # Panics
@@ -359,20 +365,35 @@ impl Node {
         Recorder::start(self.podsync(), self.api.clone())
     }
 
-    /// What pods show that must stay.
+    /// What pods show that must stay, by the names in their manifests: for pod-sync and, where there is one, in the API server.
     ///
     /// # Panics
     /// One is not there.
-    pub async fn steady(&self, names: &[&str]) -> BTreeMap<String, Steady> {
-        let mut out = BTreeMap::new();
+    pub async fn steady(&self, names: &[&str]) -> Before {
+        let mut out = Before::new();
         for name in names {
             let seen = self.pod(name).await.unwrap_or_else(|e| panic!("no pod {name}: {e}"));
-            out.insert(seen.name().to_owned(), seen.steady());
+            if let Some(api) = &self.api {
+                let object = api.get("pods", "default", seen.name());
+                let object = object.unwrap_or_else(|| panic!("the API server has no pod {}", seen.name()));
+                out.insert((API, seen.name().to_owned()), Seen::from_api(object).steady());
+            }
+            out.insert((PODSYNC, seen.name().to_owned()), seen.steady());
         }
         out
     }
 
-    /// Drains pod-sync (SIGUSR1), ends the others, and takes the runtime down.
+    /// Waits until a pod is Ready, in the API server too where there is one.
+    pub async fn wait_ready(&self, name: &str) -> Seen {
+        let seen = self.wait_pod(name, "Ready", LONG, Seen::is_ready).await;
+        if let Some(api) = &self.api {
+            let is_ready = |o: &Value| Seen::from_api(o.clone()).is_ready();
+            api.wait_for("pods", "default", seen.name(), LONG, is_ready).await;
+        }
+        seen
+    }
+
+    /// Deletes the pods of the API server, drains pod-sync (SIGUSR1), ends the others, and takes the runtime down.
     ///
     /// # Panics
     /// A service does not end, a pod stays, or something is left on the machine.
@@ -380,6 +401,9 @@ impl Node {
         let take = |services: &mut BTreeMap<&'static str, Service>, name: &str| {
             services.remove(name).expect("every service is ended once")
         };
+        if let Some(api) = &self.api {
+            delete_all(api).await;
+        }
         let drained = take(&mut self.services, "pod-sync").end(Signal::SIGUSR1, LONG).await;
         assert!(drained, "pod-sync does not end after SIGUSR1");
         let left = self.listed().await;
@@ -431,6 +455,20 @@ fn arguments(
         flag("--kubeconfig", &file);
     }
     line
+}
+
+async fn delete_all(api: &TestApi) {
+    let is_mirror = |p: &Value| !p["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null();
+    let pods: Vec<Seen> =
+        api.list("pods").into_iter().filter(|p| !is_mirror(p)).map(Seen::from_api).collect();
+    for pod in &pods {
+        // It may go by itself at this moment.
+        let _gone = api.delete("pods", pod.text("/metadata/namespace"), pod.name(), None);
+    }
+    for pod in &pods {
+        let is_gone = |o: &Value| o["metadata"]["uid"] != pod.uid();
+        api.wait_for("pods", pod.text("/metadata/namespace"), pod.name(), LONG, is_gone).await;
+    }
 }
 
 async fn health(channel: Channel) -> Result<(), String> {

@@ -41,3 +41,10 @@ pub fn probed(name: &str) -> Value {
         json!({"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 5});
     pod
 }
+
+/// The pod, bound to the node of the tests, as the API server wants it.
+#[must_use]
+pub fn bound(mut pod: Value) -> Value {
+    pod["spec"]["nodeName"] = json!(crate::node::NODE);
+    pod
+}

@@ -26,13 +26,22 @@ const LOOK: Duration = Duration::from_millis(10);
 pub struct Record {
     /// Since the recorder began.
     pub at: Duration,
-    /// Who showed it: pod-sync or API.
+    /// Who showed it: [`PODSYNC`] or [`API`].
     pub by: &'static str,
     /// Name of the pod.
     pub name: String,
     /// None: it is gone.
     pub seen: Option<Seen>,
 }
+
+/// What pods showed before a fault, by who showed it and the pod's name.
+pub type Before = BTreeMap<(&'static str, String), Steady>;
+
+/// pod-sync, as it shows pods on podsync.v1.
+pub const PODSYNC: &str = "pod-sync";
+
+/// The API server.
+pub const API: &str = "API";
 
 /// Records until dropped.
 #[derive(Debug)]
@@ -72,11 +81,15 @@ impl Recorder {
     ///
     /// # Panics
     /// One did; the message has each such state.
-    pub fn assert_steady(&self, what: &str, before: &BTreeMap<String, Steady>) {
+    pub fn assert_steady(&self, what: &str, before: &Before) {
         let mut differ = Vec::new();
         let records = self.records();
+        for (by, name) in before.keys() {
+            let shown = records.iter().any(|r| r.by == *by && r.name == *name);
+            assert!(shown, "{what}: {by} never showed {name}; the recorder saw {} states", records.len());
+        }
         for record in &records {
-            let Some(want) = before.get(&record.name) else { continue };
+            let Some(want) = before.get(&(record.by, record.name.clone())) else { continue };
             let at = record.at.as_millis();
             match &record.seen {
                 None => differ.push(format!("{at} ms, {}: {} is gone", record.by, record.name)),
@@ -139,7 +152,7 @@ async fn podsync_states(channel: Channel, records: Arc<Mutex<Vec<Record>>>, bega
                     Some(Event::Removed(removed)) => (removed.name, None),
                     Some(Event::Hello(_) | Event::SnapshotEnd(_) | Event::Problems(_)) | None => continue,
                 };
-                records.lock().push(Record { at: began.elapsed(), by: "pod-sync", name, seen });
+                records.lock().push(Record { at: began.elapsed(), by: PODSYNC, name, seen });
             }
         }
         tokio::time::sleep(RETRY).await;
@@ -161,7 +174,7 @@ async fn api_states(api: TestApi, records: Arc<Mutex<Vec<Record>>>, began: Insta
             .map(|p| (p.name().to_owned(), Some(p)));
         let all: Vec<_> = gone.chain(changed).collect();
         for (name, seen) in all {
-            records.lock().push(Record { at: began.elapsed(), by: "API", name, seen });
+            records.lock().push(Record { at: began.elapsed(), by: API, name, seen });
         }
         last = now;
         tokio::time::sleep(LOOK).await;

@@ -57,53 +57,64 @@ async fn assert_punctual(node: &Node, crasher: &Seen, announced: i64) {
     assert!(late.abs() <= PUNCTUAL_NS, "instance {attempt} of the crasher came {} ms late", late / 1_000_000);
 }
 
+async fn young(node: &Node, name: &str) -> Seen {
+    node.api().create_pod(pods::bound(pods::probed(name)));
+    node.wait_ready(name).await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn settled_pods_do_not_notice_killed_services() {
-    let node = Node::start(Options::standalone("kill")).await;
-    let names = ["web-0", "web-1", "plain"];
-    for pod in [
-        pods::probed("web-0"),
-        pods::probed("web-1"),
-        pods::sleeper("plain"),
-        pods::script("crasher", "exit 3"),
-    ] {
+async fn pods_do_not_notice_killed_services() {
+    let node = Node::start(Options::with_api("kill")).await;
+    let mut names = vec!["web-0", "web-1", "plain"];
+    for pod in [pods::probed("web-0"), pods::script("crasher", "exit 3")] {
         node.pod_manifest(&pod);
     }
+    for pod in [pods::probed("web-1"), pods::sleeper("plain")] {
+        node.api().create_pod(pods::bound(pod));
+    }
     let mut probed = Vec::new();
-    for name in names {
+    for name in &names {
         probed.push(node.wait_ready(name).await);
     }
     probed.pop();
-    let startups: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
-    let (crasher, announced) = wait_backoff(&node, "20s").await;
-    let steady = node.steady(&names).await;
+    let (mut crasher, mut announced) = wait_backoff(&node, "20s").await;
 
-    for name in SERVICES {
+    // One after the other, each with a pod that has only just become Ready.
+    let fresh = ["young-0", "young-1", "young-2", "young-3", "young-4", "young-5"];
+    for (name, fresh) in SERVICES.into_iter().zip(fresh) {
+        probed.push(young(&node, fresh).await);
+        names.push(fresh);
+        let before = node.steady(&names).await;
         let recorder = node.record();
-        three_periods(&node, &probed[..1]).await;
+        let startups: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
         let starts = node.kill9(name);
         node.wait_back(name, starts, BACK).await;
         three_periods(&node, &probed).await;
-        recorder.assert_steady(&format!("after kill -9 of {name}"), &steady);
-        assert_eq!(node.steady(&names).await, steady, "after kill -9 of {name}");
+        recorder.assert_steady(&format!("after kill -9 of {name}"), &before);
+        assert_eq!(node.steady(&names).await, before, "after kill -9 of {name}");
+        let again: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
+        assert_eq!(again, startups, "a startup probe that had passed ran again after kill -9 of {name}");
         node.assert_no_duplicates().await;
     }
     assert_punctual(&node, &crasher, announced).await;
 
-    let (crasher, announced) = wait_backoff(&node, "40s").await;
+    (crasher, announced) = wait_backoff(&node, "40s").await;
+    probed.push(young(&node, fresh[5]).await);
+    names.push(fresh[5]);
+    let before = node.steady(&names).await;
     let recorder = node.record();
-    three_periods(&node, &probed[..1]).await;
+    let startups: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
     let starts = SERVICES.map(|name| (name, node.kill9(name)));
     for (name, starts) in starts {
         node.wait_back(name, starts, BACK).await;
     }
     three_periods(&node, &probed).await;
-    recorder.assert_steady("after kill -9 of all five", &steady);
-    assert_eq!(node.steady(&names).await, steady, "after kill -9 of all five");
+    recorder.assert_steady("after kill -9 of all five", &before);
+    assert_eq!(node.steady(&names).await, before, "after kill -9 of all five");
+    let again: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
+    assert_eq!(again, startups, "a startup probe that had passed ran again after kill -9 of all five");
     assert_punctual(&node, &crasher, announced).await;
     node.assert_no_duplicates().await;
 
-    let again: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
-    assert_eq!(again, startups, "a startup probe that had passed ran again");
     node.down().await;
 }

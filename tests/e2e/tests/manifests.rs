@@ -86,7 +86,7 @@ async fn manifests_become_pods_and_go_with_their_files() {
         node.wait_pod("web", "replaced and Ready", LONG, |p| p.uid() != web.uid() && p.is_ready()).await;
     wait_page(replaced.ip(), "edited").await;
     node.wait_gone(web.uid()).await;
-    let once_only = settled.into_iter().filter(|(name, _)| name == once.name()).collect();
+    let once_only = settled.into_iter().filter(|((_, name), _)| name == once.name()).collect();
     recorder.assert_steady("while another pod was replaced", &once_only);
     node.assert_no_duplicates().await;
 

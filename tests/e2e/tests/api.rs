@@ -1,0 +1,184 @@
+//! A pod's life with an API server, and one trace of it through all five services.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::large_futures,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    missing_docs
+)]
+
+use std::collections::BTreeSet;
+
+use quintlet_e2e::bins::SERVICES;
+use quintlet_e2e::node::{NODE, page};
+use quintlet_e2e::otlp::Receiver;
+use quintlet_e2e::wait::LONG;
+use quintlet_e2e::{Node, Options, Seen, pods, until};
+use serde_json::{Value, json};
+
+/// Serves its whole file system, so that what is mounted can be read from outside.
+fn full_pod(node: &Node) -> Value {
+    let mut pod = pods::script("full", "env > /tmp/env; trap 'exit 0' TERM; httpd -f -p 8080 -h / & wait");
+    pod["metadata"]["labels"] = json!({"tier": "first"});
+    let spec = &mut pod["spec"];
+    spec["terminationGracePeriodSeconds"] = json!(20);
+    spec["volumes"] = json!([
+        {"name": "config", "configMap": {"name": "settings"}},
+        {"name": "secret", "secret": {"secretName": "keys"}},
+        {"name": "info", "downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}},
+        {"name": "out", "hostPath": {"path": node.scratch()}},
+    ]);
+    let main = &mut spec["containers"][0];
+    main["env"] = json!([
+        {"name": "FROM_CONFIG", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "colour"}}},
+        {"name": "FROM_SECRET", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "token"}}},
+        {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        {"name": "HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+    ]);
+    main["volumeMounts"] = json!([
+        {"name": "config", "mountPath": "/etc/settings"},
+        {"name": "secret", "mountPath": "/etc/keys"},
+        {"name": "info", "mountPath": "/etc/info"},
+        {"name": "out", "mountPath": "/out"},
+    ]);
+    main["resources"] = json!({"requests": {"cpu": "10m"}});
+    main["readinessProbe"] = json!({"tcpSocket": {"port": 8080}, "periodSeconds": 1});
+    main["lifecycle"] = json!({"preStop": {"exec": {"command": ["sh", "-c", "echo ran > /out/pre-stop"]}}});
+    pods::bound(pod)
+}
+
+async fn wait_file(pod: &Seen, path: &str, want: &str) {
+    until(&format!("{want:?} in {path}"), LONG, async || match page(pod.ip(), 8080, path).await {
+        Ok(body) if body.contains(want) => Ok(()),
+        Ok(body) => Err(body),
+        Err(e) => Err(e.to_string()),
+    })
+    .await;
+}
+
+fn reasons(node: &Node, uid: &str) -> BTreeSet<String> {
+    let events = node.api().list("events");
+    let of_pod = events.iter().filter(|e| e["involvedObject"]["uid"] == uid);
+    of_pod.filter_map(|e| e["reason"].as_str().map(str::to_owned)).collect()
+}
+
+async fn wait_reasons(node: &Node, uid: &str, want: &[&str]) {
+    until(&format!("events {want:?}"), LONG, async || {
+        let got = reasons(node, uid);
+        if want.iter().all(|r| got.contains(*r)) { Ok(()) } else { Err(got) }
+    })
+    .await;
+}
+
+/// What spec/status.md asks of a running pod.
+fn assert_running_status(pod: &Seen) {
+    assert_eq!(pod.phase(), "Running");
+    for kind in ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"] {
+        let (status, since) = pod.condition(kind);
+        assert_eq!(status, "True", "{kind} of {pod}");
+        assert!(!since.is_empty(), "{kind} of {pod}");
+    }
+    let status = &pod.pod["status"];
+    assert_eq!(status["podIPs"], json!([{"ip": pod.ip()}]));
+    assert_eq!(status["hostIPs"], json!([{"ip": pod.text("/status/hostIP")}]));
+    assert_eq!(status["qosClass"], "Burstable");
+    assert!(!pod.text("/status/startTime").is_empty(), "{status}");
+    let main = pod.container("main");
+    assert_eq!((main.state.as_str(), main.ready, main.started, main.restarts), ("running", true, true, 0));
+    assert!(main.id.starts_with("containerd://") && !main.started_at.is_empty(), "{main:?}");
+    let raw = &status["containerStatuses"][0];
+    assert_eq!(raw["image"], "localhost/busybox:1");
+    assert!(raw["imageID"].as_str().is_some_and(|id| id.contains("sha256:")), "{raw}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_of_the_api_server_lives_and_goes_in_one_trace() {
+    let receiver = Receiver::start().await;
+    let options = Options {
+        otlp_endpoint: Some(receiver.endpoint().to_owned()),
+        sync_frequency: "5s",
+        ..Options::with_api("api")
+    };
+    let node = Node::start(options).await;
+    let api = node.api();
+
+    let object = api
+        .wait_for("nodes", "", NODE, LONG, |n| {
+            let conditions = n["status"]["conditions"].as_array();
+            conditions.is_some_and(|c| c.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
+        })
+        .await;
+    assert!(object["status"]["nodeInfo"]["kubeletVersion"].as_str().is_some_and(|v| v.starts_with("v1.36")));
+    let lease =
+        api.wait_for("leases", "kube-node-lease", NODE, LONG, |l| !l["spec"]["renewTime"].is_null()).await;
+
+    api.create(
+        "configmaps",
+        "default",
+        json!({"metadata": {"name": "settings"}, "data": {"colour": "green"}}),
+    )
+    .unwrap();
+    let secret = json!({"metadata": {"name": "keys"}, "data": {"token": "c2VjcmV0LXZhbHVl"}});
+    api.create("secrets", "default", secret).unwrap();
+    let created = api.create_pod(full_pod(&node));
+    let uid = created["metadata"]["uid"].as_str().unwrap().to_owned();
+    let is_ready = |p: &Value| Seen::from_api(p.clone()).is_ready();
+    let pod = Seen::from_api(api.wait_for("pods", "default", "full", LONG, is_ready).await);
+    assert_running_status(&pod);
+
+    for line in ["FROM_CONFIG=green", "FROM_SECRET=secret-value", &format!("POD_UID={uid}")] {
+        wait_file(&pod, "/tmp/env", line).await;
+    }
+    wait_file(&pod, "/tmp/env", &format!("HOST_IP={}", pod.text("/status/hostIP"))).await;
+    wait_file(&pod, "/etc/settings/colour", "green").await;
+    wait_file(&pod, "/etc/keys/token", "secret-value").await;
+    wait_file(&pod, "/etc/info/labels", "tier=\"first\"").await;
+    let account = "/var/run/secrets/kubernetes.io/serviceaccount";
+    wait_file(&pod, &format!("{account}/namespace"), "default").await;
+    wait_file(&pod, &format!("{account}/ca.crt"), "CERTIFICATE").await;
+    let token = page(pod.ip(), 8080, &format!("{account}/token")).await.unwrap();
+    assert_eq!(token.split('.').count(), 3, "not a JWT: {token:?}");
+    wait_reasons(&node, &uid, &["Pulled", "Created", "Started"]).await;
+
+    // All of it is one trace.
+    until("a trace with spans of all five services", LONG, async || {
+        let traces = receiver.services();
+        let all = traces.values().any(|services| SERVICES.iter().all(|s| services.contains(*s)));
+        if all { Ok(()) } else { Err(traces) }
+    })
+    .await;
+
+    // A label changes no container.
+    let container = pod.container("main");
+    api.edit("pods", "default", "full", |p| p["metadata"]["labels"]["tier"] = json!("second")).unwrap();
+    wait_file(&pod, "/etc/info/labels", "tier=\"second\"").await;
+    assert_eq!(node.pod("full").await.unwrap().container("main"), container);
+
+    // A pod of a manifest has a mirror, which goes with it.
+    node.pod_manifest(&pods::sleeper("static"));
+    let mirror = format!("static-{NODE}");
+    let object = api.wait_for("pods", "default", &mirror, LONG, is_ready).await;
+    assert!(object["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string(), "{object:#}");
+    node.remove_manifest("static.yaml");
+    api.wait_for("pods", "default", &mirror, LONG, Value::is_null).await;
+
+    // A job.
+    let mut job = pods::bound(pods::script("job", "exit 7"));
+    job["spec"]["restartPolicy"] = json!("Never");
+    api.create_pod(job);
+    let job = api.wait_for("pods", "default", "job", LONG, |p| p["status"]["phase"] == "Failed").await;
+    let ended = &job["status"]["containerStatuses"][0]["state"]["terminated"];
+    assert_eq!((&ended["exitCode"], &ended["reason"]), (&json!(7), &json!("Error")), "{job:#}");
+    api.delete("pods", "default", "job", None).unwrap();
+
+    api.delete("pods", "default", "full", None).unwrap();
+    api.wait_for("pods", "default", "full", LONG, Value::is_null).await;
+    assert_eq!(std::fs::read_to_string(node.scratch().join("pre-stop")).unwrap().trim(), "ran");
+    wait_reasons(&node, &uid, &["Killing"]).await;
+    node.wait_gone(&uid).await;
+    api.wait_for("pods", "default", "job", LONG, Value::is_null).await;
+
+    let renewed = |l: &Value| l["spec"]["renewTime"] != lease["spec"]["renewTime"];
+    api.wait_for("leases", "kube-node-lease", NODE, LONG, renewed).await;
+    node.down().await;
+}

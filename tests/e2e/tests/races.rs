@@ -1,0 +1,62 @@
+//! cri-proxy killed inside the calls that make and end pods: nothing is made twice, nothing is left.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::large_futures,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    missing_docs
+)]
+
+use std::time::Duration;
+
+use quintlet_e2e::{Node, Options, pods};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+/// Pods made at once.
+const PODS: usize = 5;
+
+/// Rounds; each kills at other moments.
+const ROUNDS: u64 = 6;
+
+/// Making five pods takes about so long, and stopping them too.
+const SPREAD_MS: u64 = 1200;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cri_proxy_killed_inside_its_calls_makes_nothing_twice() {
+    let seed: u64 = std::env::var("QUINTLET_E2E_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(42);
+    println!("QUINTLET_E2E_SEED={seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let node = Node::start(Options::standalone("races")).await;
+    for round in 0..ROUNDS {
+        let names: Vec<String> = (0..PODS).map(|i| format!("race-{round}-{i}")).collect();
+        for name in &names {
+            node.pod_manifest(&pods::probed(name));
+        }
+        kill_after(&node, rng.random_range(20..SPREAD_MS)).await;
+        let mut uids = Vec::new();
+        for name in &names {
+            let pod = node.wait_ready(name).await;
+            let main = pod.container("main");
+            assert_eq!((main.restarts, main.state.as_str()), (0, "running"), "round {round}: {pod}");
+            uids.push(pod.uid().to_owned());
+        }
+        node.assert_no_duplicates().await;
+        for name in &names {
+            node.remove_manifest(&format!("{name}.yaml"));
+        }
+        kill_after(&node, rng.random_range(20..SPREAD_MS)).await;
+        for uid in &uids {
+            node.wait_gone(uid).await;
+        }
+    }
+    node.down().await;
+}
+
+/// Kills at an arbitrary moment: that it falls into some call is what the many rounds are for.
+async fn kill_after(node: &Node, ms: u64) {
+    println!("kill after {ms} ms");
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+    let starts = node.kill9("cri-proxy");
+    node.wait_back("cri-proxy", starts, Duration::from_secs(2)).await;
+}
