@@ -204,6 +204,14 @@ impl Worker {
                                 reason: "ImagePullBackOff".to_owned(),
                                 message: self.record.pulls.message(&image),
                             };
+                            if due.waiting.get(&container.name) != Some(&reason) {
+                                let path = kind.field_path(&container.name);
+                                let spec_image = container.image.as_deref().unwrap_or_default();
+                                let text = format!("Back-off pulling image {spec_image:?}");
+                                self.ctx.events.pod(&pass.pod, EventType::Normal, "BackOff", &text, &path);
+                                let text = "Error: ImagePullBackOff";
+                                self.ctx.events.pod(&pass.pod, EventType::Warning, "Failed", text, &path);
+                            }
                             due.waiting.insert(container.name.clone(), reason);
                         }
                         // A plain init container that waits holds up all after it.
