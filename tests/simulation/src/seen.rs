@@ -1,0 +1,140 @@
+//! A pod as the API server has it.
+
+use std::fmt;
+
+use serde_json::Value;
+
+/// A container's status.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ContainerSeen {
+    /// With its scheme.
+    pub id: String,
+    /// Restarts.
+    pub restarts: i64,
+    /// Whether it is ready.
+    pub ready: bool,
+    /// running, waiting, terminated, or none.
+    pub kind: String,
+    /// Of the state.
+    pub reason: String,
+    /// Of the state.
+    pub message: String,
+    /// Of the state, where it ended.
+    pub exit_code: Option<i64>,
+}
+
+/// A pod at one moment; null where there is none.
+#[derive(Clone)]
+pub struct Seen(pub Value);
+
+impl Seen {
+    /// Text at a JSON pointer, empty where there is none.
+    #[must_use]
+    pub fn text(&self, pointer: &str) -> &str {
+        self.0.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// UID.
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        self.text("/metadata/uid")
+    }
+
+    /// Phase.
+    #[must_use]
+    pub fn phase(&self) -> &str {
+        self.text("/status/phase")
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Status and last transition of a condition; empty where it is not there.
+    #[must_use]
+    pub fn condition(&self, kind: &str) -> (String, String) {
+        let list = self.0.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
+        let text = |c: &Value, field: &str| c[field].as_str().unwrap_or_default().to_owned();
+        list.filter(|c| c["type"] == kind)
+            .map(|c| (text(c, "status"), text(c, "lastTransitionTime")))
+            .next()
+            .unwrap_or_default()
+    }
+
+    /// Whether its condition Ready is true.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.condition("Ready").0 == "True"
+    }
+
+    /// A container of any kind; all empty where the status has none.
+    #[must_use]
+    pub fn container(&self, name: &str) -> ContainerSeen {
+        self.containers().find(|c| c["name"] == name).map(container).unwrap_or_default()
+    }
+
+    fn containers(&self) -> impl Iterator<Item = &Value> {
+        let lists = ["/status/initContainerStatuses", "/status/containerStatuses"];
+        lists.into_iter().filter_map(|l| self.0.pointer(l)?.as_array()).flatten()
+    }
+
+    /// Sum of all restarts.
+    #[must_use]
+    pub fn restarts(&self) -> i64 {
+        self.containers().map(|c| container(c).restarts).sum()
+    }
+}
+
+fn container(c: &Value) -> ContainerSeen {
+    let at = |pointer: &str| c.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let kind = ["running", "waiting", "terminated"].into_iter().find(|k| c["state"][*k].is_object());
+    let kind = kind.unwrap_or("none");
+    ContainerSeen {
+        id: at("/containerID"),
+        restarts: c["restartCount"].as_i64().unwrap_or(0),
+        ready: c["ready"] == true,
+        reason: at(&format!("/state/{kind}/reason")),
+        message: at(&format!("/state/{kind}/message")),
+        exit_code: c["state"][kind]["exitCode"].as_i64(),
+        kind: kind.to_owned(),
+    }
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_gone() {
+            return f.write_str("no pod");
+        }
+        let (deleted, status) = (self.text("/metadata/deletionTimestamp"), &self.0["status"]);
+        write!(f, "{} {} deleted {deleted:?} {status}", self.text("/metadata/name"), self.uid())
+    }
+}
+
+/// An event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventSeen {
+    /// Normal or Warning.
+    pub kind: String,
+    /// Reason.
+    pub reason: String,
+    /// Message.
+    pub message: String,
+    /// How often.
+    pub count: i64,
+}
+
+impl EventSeen {
+    /// Reads an Event object.
+    #[must_use]
+    pub fn of(event: &Value) -> Self {
+        let text = |field: &str| event[field].as_str().unwrap_or_default().to_owned();
+        Self {
+            kind: text("type"),
+            reason: text("reason"),
+            message: text("message"),
+            count: event["count"].as_i64().unwrap_or(1),
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! A service in a thread with its own executor.
+
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+use clap::Parser as _;
+use cri_proxy::policy::Socket;
+use futures::future::LocalBoxFuture;
+use quintlet_kit::args::paths::CriSocket;
+use quintlet_kit::clock::Clock;
+use quintlet_kit::paths::Paths;
+use quintlet_kit::server::Server;
+use quintlet_kit::socket::{PeerPolicy, bind_unix};
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Name of the node.
+pub const NODE: &str = "sim-node";
+
+/// One of the five.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Service {
+    /// cri-proxy.
+    CriProxy,
+    /// pleg-service.
+    Pleg,
+    /// probe-service.
+    Probe,
+    /// status-reporter.
+    Status,
+    /// pod-sync.
+    PodSync,
+}
+
+impl Service {
+    /// All five, in the order they start in.
+    pub const ALL: [Self; 5] = [Self::CriProxy, Self::Pleg, Self::Probe, Self::Status, Self::PodSync];
+}
+
+/// What services are started with.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    pub(crate) base: PathBuf,
+    pub(crate) cgroup_root: String,
+    pub(crate) kubeconfig: Option<PathBuf>,
+}
+
+impl Places {
+    pub(crate) fn paths(&self) -> Paths {
+        Paths::new(&self.base.join("run"))
+    }
+
+    pub(crate) fn dir(&self, name: &str) -> PathBuf {
+        self.base.join(name)
+    }
+}
+
+/// A running service.
+pub(crate) struct Running {
+    stop: CancellationToken,
+    kill: CancellationToken,
+    thread: JoinHandle<()>,
+}
+
+impl Running {
+    pub(crate) fn start(service: Service, places: Places) -> Self {
+        let (stop, kill) = (CancellationToken::new(), CancellationToken::new());
+        let (stopped, killed) = (stop.clone(), kill.clone());
+        let thread = std::thread::Builder::new()
+            .name(format!("{service:?}"))
+            .spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .expect("an executor can be made");
+                runtime.block_on(async {
+                    // A cut run is what a kill is.
+                    tokio::select! {
+                        () = run(service, places, stopped) => {}
+                        () = killed.cancelled() => {}
+                    }
+                });
+                // Dropping an executor of one thread drops all its tasks; blocking ones are not waited for.
+                runtime.shutdown_background();
+            })
+            .expect("a thread can be made");
+        Self { stop, kill, thread }
+    }
+
+    /// As SIGKILL; returns when it is gone.
+    pub(crate) async fn kill(self) {
+        self.kill.cancel();
+        join(self.thread).await;
+    }
+
+    /// As SIGTERM; returns when it has ended.
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        join(self.thread).await;
+    }
+
+    /// As SIGKILL, without waiting.
+    pub(crate) fn abandon(self) {
+        self.kill.cancel();
+        let _panicked_in_a_test_that_fails_anyway = self.thread.join();
+    }
+}
+
+async fn join(thread: JoinHandle<()>) {
+    tokio::task::spawn_blocking(move || thread.join())
+        .await
+        .expect("joining does not panic")
+        .expect("a service does not panic");
+}
+
+async fn run(service: Service, places: Places, stop: CancellationToken) {
+    let work: LocalBoxFuture<'_, ()> = match service {
+        Service::CriProxy => Box::pin(cri_proxy(&places, stop)),
+        Service::Pleg => Box::pin(pleg(&places, stop)),
+        Service::Probe => Box::pin(async {
+            probe_service::run(places.paths().run(), "probe-0", stop).await.expect("probe-service serves");
+        }),
+        Service::Status => Box::pin(async {
+            let config = status_reporter::run::Config {
+                paths: places.paths(),
+                kubeconfig: places.kubeconfig.clone(),
+                node_name: NODE.to_owned(),
+                register_node: true,
+            };
+            status_reporter::run::run(config, Clock::system(), stop).await.expect("status-reporter serves");
+        }),
+        Service::PodSync => Box::pin(async {
+            let (_never, drain) = watch::channel(false);
+            pod_sync::run(pod_sync_args(&places), drain, stop).await.expect("pod-sync runs");
+        }),
+    };
+    work.await;
+}
+
+async fn cri_proxy(places: &Places, stop: CancellationToken) {
+    let paths = places.paths();
+    let proxy = cri_proxy::serve::Proxy::bind(cri_proxy::serve::Config {
+        runtime: places.dir("runtime.sock"),
+        namespace: "k8s.io".to_owned(),
+        sockets: Socket::ALL.map(|socket| (socket, paths.cri(socket))).into(),
+        uids: vec![nix::unistd::geteuid().as_raw()],
+        hint_capacity: cri_proxy::hints::CAPACITY,
+        clock: Clock::system(),
+        grant_key: paths.grant_key(),
+    })
+    .expect("cri-proxy binds its sockets");
+    proxy.serve(stop).await;
+}
+
+async fn pleg(places: &Places, stop: CancellationToken) {
+    let paths = places.paths();
+    let listener = bind_unix(&paths.pleg(), 0o660).expect("pleg-service binds its socket");
+    let read = paths.cri(CriSocket::Read);
+    let server = Server::new("pleg-service");
+    let service = pleg_service::start(
+        Arc::new(pleg_service::cri::CriRuntime::new(read.clone())),
+        Arc::new(pleg_service::cri::ProxyHints::new(read)),
+        Clock::system(),
+        pleg_service::Periods::default(),
+        server.health(),
+        &stop,
+    );
+    server.add_service(service).serve(listener, PeerPolicy::Any, stop).await.expect("pleg-service serves");
+}
+
+fn pod_sync_args(places: &Places) -> pod_sync::args::Args {
+    let text = |path: &Path| path.display().to_string();
+    let mut line = vec!["pod-sync".to_owned()];
+    for (flag, value) in [
+        ("--run-dir", text(places.paths().run())),
+        ("--root-dir", text(&places.dir("root"))),
+        ("--manifests", text(&places.dir("manifests"))),
+        ("--pod-logs-dir", text(&places.dir("pod-logs"))),
+        ("--container-logs-dir", String::new()),
+        ("--cgroup-root", places.cgroup_root.clone()),
+        ("--node-name", NODE.to_owned()),
+        ("--node-ip", "127.0.0.1".to_owned()),
+        ("--resolv-conf", String::new()),
+        ("--cluster-dns", "10.0.0.10".to_owned()),
+    ] {
+        line.extend([flag.to_owned(), value]);
+    }
+    if let Some(kubeconfig) = &places.kubeconfig {
+        line.extend(["--kubeconfig".to_owned(), text(kubeconfig)]);
+    }
+    pod_sync::args::Args::try_parse_from(line).expect("the command line of pod-sync is right")
+}

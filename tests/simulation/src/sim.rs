@@ -1,0 +1,342 @@
+//! The node.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use nix::mount::MntFlags;
+use parking_lot::Mutex;
+use quintlet_kit::clock::Clock;
+use quintlet_kit::paths::Paths;
+use quintlet_testapi::TestApi;
+use quintlet_testkit::fake_runtime::{self, FakeRuntime, Method, SandboxRecord};
+use quintlet_testkit::wait::until;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+use crate::seen::{EventSeen, Seen};
+use crate::service::{Places, Running, Service};
+use crate::watch::Watch;
+
+/// Bounds a failure only: what waits for a back-off takes 15 s on an idle machine.
+pub const LONG: Duration = Duration::from_secs(60);
+
+static NODES: AtomicU32 = AtomicU32::new(0);
+
+/// How a node is made.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The runtime. Its wall clock is the machine's.
+    pub runtime: fake_runtime::Options,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { runtime: fake_runtime::Options::default() }
+    }
+}
+
+/// A running node. [`Sim::finish`] ends it and fails when what must never be was seen.
+pub struct Sim {
+    /// The runtime.
+    pub runtime: FakeRuntime,
+    /// The API server.
+    pub api: TestApi,
+    services: Mutex<BTreeMap<Service, Running>>,
+    places: Places,
+    watch: Watch,
+    watching: JoinHandle<()>,
+    base: Option<TempDir>,
+}
+
+impl std::fmt::Debug for Sim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sim").field("places", &self.places).finish_non_exhaustive()
+    }
+}
+
+impl Sim {
+    /// Starts everything.
+    ///
+    /// # Panics
+    /// This is not root, or a part cannot be made.
+    pub async fn start(options: Options) -> Self {
+        let sim = Self::prepare(options).await;
+        for service in Service::ALL {
+            sim.up(service);
+        }
+        sim
+    }
+
+    /// Makes everything but starts no service.
+    ///
+    /// # Panics
+    /// This is not root, or a part cannot be made.
+    pub async fn prepare(options: Options) -> Self {
+        assert!(nix::unistd::geteuid().is_root(), "pod-sync makes cgroups: run these tests as root");
+        let base = tempfile::Builder::new().prefix("qsim-").tempdir().expect("a directory can be made");
+        let number = NODES.fetch_add(1, Ordering::Relaxed);
+        let places = Places {
+            base: base.path().to_owned(),
+            cgroup_root: format!("/qsim-{}-{number}", std::process::id()),
+            kubeconfig: Some(base.path().join("kubeconfig")),
+        };
+        std::fs::create_dir_all(places.dir("manifests")).expect("a directory can be made");
+        let api = TestApi::start().await;
+        api.kubeconfig(&places.dir("kubeconfig")).expect("the kubeconfig can be written");
+        let wall = Clock::system().wall().as_nanosecond();
+        let wall_base_unix_ns = i64::try_from(wall).expect("the year is before 2262");
+        let options = fake_runtime::Options { wall_base_unix_ns, ..options.runtime };
+        let runtime =
+            FakeRuntime::start(&places.dir("runtime.sock"), options).expect("the fake runtime starts");
+        let watch = Watch::default();
+        let watching = quintlet_kit::task::spawn("watch", watch.clone().run(runtime.clone()));
+        Self { runtime, api, services: Mutex::default(), places, watch, watching, base: Some(base) }
+    }
+
+    /// Starts a service.
+    pub fn up(&self, service: Service) {
+        self.services.lock().entry(service).or_insert_with(|| Running::start(service, self.places.clone()));
+    }
+
+    /// Ends a service as SIGKILL does.
+    pub async fn kill(&self, service: Service) {
+        let running = self.services.lock().remove(&service);
+        if let Some(running) = running {
+            running.kill().await;
+        }
+    }
+
+    /// Ends a service as SIGTERM does.
+    pub async fn stop(&self, service: Service) {
+        let running = self.services.lock().remove(&service);
+        if let Some(running) = running {
+            running.stop().await;
+        }
+    }
+
+    /// Kills a service and starts it again.
+    pub async fn restart(&self, service: Service) {
+        self.kill(service).await;
+        self.up(service);
+    }
+
+    /// Places of the sockets.
+    #[must_use]
+    pub fn paths(&self) -> Paths {
+        self.places.paths()
+    }
+
+    /// pod-sync's root directory.
+    #[must_use]
+    pub fn root_dir(&self) -> PathBuf {
+        self.places.dir("root")
+    }
+
+    /// Creates a pod in the API server; its UID.
+    ///
+    /// # Panics
+    /// The server refuses it.
+    #[must_use]
+    pub fn create(&self, pod: Value) -> String {
+        let made = self.api.create_pod(pod);
+        made["metadata"]["uid"].as_str().expect("the server gives a UID").to_owned()
+    }
+
+    /// Deletes a pod; `grace` none for the pod's own.
+    ///
+    /// # Panics
+    /// The server refuses.
+    pub fn delete(&self, name: &str, grace: Option<i64>) {
+        self.api.delete("pods", "default", name, grace).expect("the pod is there");
+    }
+
+    /// Writes a manifest, as a whole.
+    ///
+    /// # Panics
+    /// It cannot be written.
+    pub fn manifest(&self, name: &str, pod: &Value) {
+        let dir = self.places.dir("manifests");
+        let hidden = dir.join(format!(".{name}"));
+        std::fs::write(&hidden, pod.to_string()).expect("a manifest can be written");
+        std::fs::rename(&hidden, dir.join(format!("{name}.yaml"))).expect("a manifest can be renamed");
+    }
+
+    /// Removes a manifest.
+    ///
+    /// # Panics
+    /// It is not there.
+    pub fn remove_manifest(&self, name: &str) {
+        let file = self.places.dir("manifests").join(format!("{name}.yaml"));
+        std::fs::remove_file(file).expect("the manifest is there");
+    }
+
+    /// A pod of namespace `default` as it is now.
+    #[must_use]
+    pub fn pod(&self, name: &str) -> Seen {
+        Seen(self.api.get("pods", "default", name).unwrap_or(Value::Null))
+    }
+
+    /// Events about a pod.
+    #[must_use]
+    pub fn events(&self, pod: &str) -> Vec<EventSeen> {
+        let events = self.api.list("events");
+        events.iter().filter(|e| e["involvedObject"]["name"] == pod).map(EventSeen::of).collect()
+    }
+
+    /// Reasons of Warning events about a pod.
+    #[must_use]
+    pub fn warnings(&self, pod: &str) -> Vec<EventSeen> {
+        self.events(pod).into_iter().filter(|e| e.kind == "Warning").collect()
+    }
+
+    /// Waits until a pod is as wanted.
+    ///
+    /// # Panics
+    /// It is not in time; the message has the pod as last seen, its events, and what the runtime has of it.
+    pub async fn wait_pod(&self, name: &str, what: &str, wanted: impl Fn(&Seen) -> bool) -> Seen {
+        until(&format!("{name}: {what}"), LONG, async || {
+            let seen = self.pod(name);
+            if wanted(&seen) { Ok(seen) } else { Err(self.all_of(name, seen)) }
+        })
+        .await
+    }
+
+    fn all_of(&self, name: &str, seen: Seen) -> Vec<String> {
+        let uid = seen.uid().to_owned();
+        let mut out = vec![format!("{seen:?}")];
+        out.extend(self.events(name).iter().map(|e| format!("{e:?}")));
+        out.extend(self.instances(&uid));
+        out
+    }
+
+    /// Waits until a pod is Ready.
+    pub async fn wait_ready(&self, name: &str) -> Seen {
+        self.wait_pod(name, "Ready", Seen::is_ready).await
+    }
+
+    /// Waits until the API server has no such pod.
+    pub async fn wait_gone(&self, name: &str) {
+        self.wait_pod(name, "gone", Seen::is_gone).await;
+    }
+
+    /// Waits for an event about a pod.
+    pub async fn wait_event(&self, pod: &str, what: &str, wanted: impl Fn(&EventSeen) -> bool) -> EventSeen {
+        until(&format!("event of {pod}: {what}"), LONG, async || {
+            let events = self.events(pod);
+            events.iter().find(|e| wanted(e)).cloned().ok_or(events)
+        })
+        .await
+    }
+
+    /// Waits until something holds of the runtime.
+    pub async fn wait_runtime(&self, what: &str, wanted: impl Fn(&FakeRuntime) -> bool) {
+        until(what, LONG, async || if wanted(&self.runtime) { Ok(()) } else { Err(self.instances("")) })
+            .await;
+    }
+
+    /// Waits until so many calls of a method about a subject have come.
+    pub async fn wait_calls(&self, method: Method, subject: &str, at_least: usize) {
+        until(&format!("{at_least} calls of {method:?} about {subject}"), LONG, async || {
+            let n = self.calls_about(method, subject);
+            if n >= at_least { Ok(()) } else { Err(n) }
+        })
+        .await;
+    }
+
+    /// How many calls of a method were about a subject.
+    #[must_use]
+    pub fn calls_about(&self, method: Method, subject: &str) -> usize {
+        self.runtime.calls_of(method).iter().filter(|c| c.subjects.iter().any(|s| s == subject)).count()
+    }
+
+    /// Sandboxes of a pod.
+    #[must_use]
+    pub fn sandboxes(&self, uid: &str) -> Vec<SandboxRecord> {
+        self.runtime.sandboxes().into_iter().filter(|s| s.pod_uid() == uid).collect()
+    }
+
+    /// What the runtime has of a pod (empty UID: of all), for messages.
+    #[must_use]
+    pub fn instances(&self, uid: &str) -> Vec<String> {
+        let of = |u: &str| uid.is_empty() || u == uid;
+        let sandboxes = self.runtime.sandboxes().into_iter().filter(|s| of(s.pod_uid()));
+        let sandboxes = sandboxes.map(|s| format!("sandbox {} ready {}", s.pod_uid(), s.ready()));
+        let containers = self.runtime.containers().into_iter().filter(|c| of(c.pod_uid()));
+        let containers = containers.map(|c| {
+            let attempt = c.config.metadata.as_ref().map_or(0, |m| m.attempt);
+            format!("container {} {} {attempt} {:?}", c.pod_uid(), c.name(), c.status.state())
+        });
+        sandboxes.chain(containers).collect()
+    }
+
+    /// Asserts that the pod has one sandbox, one container of each name and no restart, and that nothing was warned of.
+    ///
+    /// # Panics
+    /// It is not so.
+    pub fn assert_started_once(&self, name: &str, uid: &str) {
+        let seen = self.pod(name);
+        let all = self.all_of(name, seen.clone());
+        assert_eq!(self.sandboxes(uid).len(), 1, "one sandbox: {all:#?}");
+        let of_pod = self.runtime.containers().into_iter().filter(|c| c.pod_uid() == uid);
+        let mut names: Vec<String> = of_pod.map(|c| c.name().to_owned()).collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(count, names.len(), "one container of each name: {all:#?}");
+        assert_eq!(seen.restarts(), 0, "no restart: {all:#?}");
+        assert_eq!(self.warnings(name), [], "nothing was warned of: {all:#?}");
+    }
+
+    /// What must never be and was, so far.
+    #[must_use]
+    pub fn violations(&self) -> Vec<String> {
+        self.watch.violations()
+    }
+
+    /// Ends everything.
+    ///
+    /// # Panics
+    /// What must never be was seen.
+    pub async fn finish(self) {
+        self.runtime.unscript_all();
+        let services = std::mem::take(&mut *self.services.lock());
+        for (_, running) in services.into_iter().rev() {
+            running.kill().await;
+        }
+        assert_eq!(self.violations(), Vec::<String>::new(), "what must never be");
+    }
+}
+
+impl Drop for Sim {
+    fn drop(&mut self) {
+        self.watching.abort();
+        self.runtime.unscript_all();
+        for (_, running) in std::mem::take(&mut *self.services.lock()) {
+            running.abandon();
+        }
+        let base = self.places.base.display().to_string();
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        for at in mounts.lines().filter_map(|l| l.split(' ').nth(1)).filter(|at| at.starts_with(&base)) {
+            let _already_gone = nix::mount::umount2(at, MntFlags::MNT_DETACH);
+        }
+        let controllers = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+        let roots = controllers.map(|e| e.path()).chain([PathBuf::from("/sys/fs/cgroup")]);
+        for root in roots {
+            remove_group(&root.join(self.places.cgroup_root.trim_start_matches('/')));
+        }
+        drop(self.base.take());
+    }
+}
+
+/// Removes a cgroup and those below it: only their directories can be removed.
+fn remove_group(dir: &std::path::Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            remove_group(&entry.path());
+        }
+    }
+    let _not_there = std::fs::remove_dir(dir);
+}

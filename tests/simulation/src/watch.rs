@@ -1,0 +1,78 @@
+//! Looks at the runtime after every change and remembers what must never be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use quintlet_testkit::fake_runtime::{FakeRuntime, Method};
+
+/// What only reads.
+const READS: [Method; 11] = [
+    Method::Version,
+    Method::Status,
+    Method::PodSandboxStatus,
+    Method::ListPodSandbox,
+    Method::ListContainers,
+    Method::ContainerStatus,
+    Method::ListImages,
+    Method::ImageStatus,
+    Method::ImageFsInfo,
+    Method::GetContainerEvents,
+    Method::Subscribe,
+];
+
+/// What was seen so far.
+#[derive(Debug, Clone, Default)]
+pub struct Watch {
+    seen: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Watch {
+    /// Looks for as long as it is polled.
+    pub async fn run(self, runtime: FakeRuntime) {
+        runtime
+            .wait(|runtime| {
+                self.seen.lock().extend(violations(runtime));
+                false
+            })
+            .await;
+    }
+
+    /// What must never be and was.
+    #[must_use]
+    pub fn violations(&self) -> Vec<String> {
+        self.seen.lock().iter().cloned().collect()
+    }
+}
+
+/// What is there twice.
+fn violations(runtime: &FakeRuntime) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut ready: BTreeMap<String, u32> = BTreeMap::new();
+    for sandbox in runtime.sandboxes().iter().filter(|s| s.ready()) {
+        *ready.entry(sandbox.pod_uid().to_owned()).or_default() += 1;
+    }
+    out.extend(ready.iter().filter(|(_, n)| **n > 1).map(|(uid, n)| format!("{n} ready sandboxes of {uid}")));
+    let mut running: BTreeMap<(String, String), u32> = BTreeMap::new();
+    for container in runtime.containers().iter().filter(|c| c.running()) {
+        *running.entry((container.pod_uid().to_owned(), container.name().to_owned())).or_default() += 1;
+    }
+    out.extend(
+        running
+            .iter()
+            .filter(|(_, n)| **n > 1)
+            .map(|((uid, name), n)| format!("{n} running containers {name} of {uid}")),
+    );
+    out
+}
+
+/// Calls that change something and are about one of these subjects.
+#[must_use]
+pub fn actions_on(runtime: &FakeRuntime, subjects: &[String]) -> Vec<String> {
+    runtime
+        .calls()
+        .iter()
+        .filter(|c| !READS.contains(&c.method) && c.subjects.iter().any(|s| subjects.contains(s)))
+        .map(|c| format!("{:?} {:?}", c.method, c.subjects))
+        .collect()
+}

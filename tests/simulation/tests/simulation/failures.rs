@@ -1,0 +1,78 @@
+//! Calls that the runtime refuses.
+
+use quintlet_simulation::{Options, Sim, pods};
+use quintlet_testkit::fake_runtime::{Method, Rule};
+use serde_json::json;
+use tonic::Code;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_pull_backs_off_with_its_error_and_works_later() {
+    let sim = Sim::start(Options::default()).await;
+    let mut pod = pods::single("pull");
+    pod["spec"]["containers"][0]["image"] = json!("example.test/rare:1");
+    let rule = sim.runtime.script(Rule::on(Method::PullImage).fail(Code::Unknown, "no such manifest"));
+    let uid = sim.create(pod);
+    sim.wait_event("pull", "Failed to pull", |e| {
+        e.reason == "Failed"
+            && e.message.starts_with("Failed to pull image")
+            && e.message.contains("no such manifest")
+    })
+    .await;
+    sim.wait_event("pull", "ErrImagePull", |e| e.reason == "Failed" && e.message == "Error: ErrImagePull")
+        .await;
+    sim.wait_pod("pull", "ImagePullBackOff", |p| {
+        let c = p.container("c-pull");
+        c.reason == "ImagePullBackOff" && c.message.contains("no such manifest")
+    })
+    .await;
+    sim.wait_event("pull", "BackOff", |e| e.kind == "Normal" && e.reason == "BackOff").await;
+    sim.runtime.unscript(rule);
+    let seen = sim.wait_ready("pull").await;
+    assert_eq!(seen.restarts(), 0, "{seen:?}");
+    assert_eq!(sim.runtime.count(Method::PullImage), 2, "once refused, once after the back-off");
+    assert_eq!(sim.sandboxes(&uid).len(), 1);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_sandboxes_and_containers_are_told_and_tried_again_without_hammering() {
+    let sim = Sim::start(Options::default()).await;
+    for (name, method) in [
+        ("sandbox", Method::RunPodSandbox),
+        ("create", Method::CreateContainer),
+        ("start", Method::StartContainer),
+    ] {
+        // The containers' ids are not known before; two of three starts are made to fail by their order below.
+        if method != Method::StartContainer {
+            let subject = if method == Method::RunPodSandbox { name.to_owned() } else { format!("c-{name}") };
+            sim.runtime.script(Rule::on(method).about(&subject).fail(Code::Unknown, "disk is full").times(1));
+            let _uid = sim.create(pods::single(name));
+        }
+    }
+    sim.wait_event("sandbox", "FailedCreatePodSandBox", |e| {
+        e.kind == "Warning" && e.reason == "FailedCreatePodSandBox" && e.message.contains("disk is full")
+    })
+    .await;
+    sim.wait_pod("create", "CreateContainerError", |p| {
+        let c = p.container("c-create");
+        c.reason == "CreateContainerError" && c.message == "disk is full"
+    })
+    .await;
+    sim.runtime.script(Rule::on(Method::StartContainer).fail(Code::Unknown, "no such command").times(1));
+    let _uid = sim.create(pods::single("start"));
+    sim.wait_pod("start", "RunContainerError", |p| {
+        let c = p.container("c-start");
+        c.reason == "RunContainerError" && c.message == "no such command"
+    })
+    .await;
+    sim.wait_event("create", "Failed", |e| e.reason == "Failed" && e.message.contains("disk is full")).await;
+    sim.wait_event("start", "Failed", |e| e.reason == "Failed" && e.message.contains("no such command"))
+        .await;
+    for name in ["sandbox", "create", "start"] {
+        sim.wait_ready(name).await;
+    }
+    assert_eq!(sim.calls_about(Method::RunPodSandbox, "sandbox"), 2);
+    assert_eq!(sim.calls_about(Method::CreateContainer, "c-create"), 2);
+    assert_eq!(sim.runtime.count(Method::RunPodSandbox), 4);
+    sim.finish().await;
+}

@@ -1,0 +1,5 @@
+//! The five services against faults that a real runtime does not have on demand.
+#![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
+
+mod failures;
+mod unknown;
