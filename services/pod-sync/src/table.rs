@@ -135,7 +135,9 @@ impl Table {
                 changed = drain.changed() => if changed.is_ok() && *drain.borrow() { self.begin_drain() },
             }
             self.reap();
-            if self.draining && self.pods.is_empty() && self.orphans.is_empty() {
+            // Pods of the API server run on, as they do when the process is told to stop.
+            let from_manifests = |e: &Entry| e.desired.borrow().source != SourceKind::Api;
+            if self.draining && !self.pods.values().any(from_manifests) && self.orphans.is_empty() {
                 return;
             }
         }
@@ -155,7 +157,7 @@ impl Table {
         if source == SourceKind::File {
             self.objects.set(snapshot.config_maps, snapshot.secrets);
         }
-        if self.draining {
+        if self.draining && source != SourceKind::Api {
             return;
         }
         let Some(store) = self.stores.get_mut(&source) else { return };

@@ -117,6 +117,18 @@ impl Pleg {
         }
     }
 
+    // The pod a record is about, and whether it changed what is known. One that is not understood is there all the same.
+    fn take(&self, record: wire::PodRecord, epoch: u64) -> Option<(PodUid, bool)> {
+        let uid = PodUid::parse(&record.uid).ok()?;
+        match convert::pod_runtime(record, epoch) {
+            Ok(pod) => Some((uid, self.apply(Arc::new(pod)))),
+            Err(e) => {
+                tracing::warn!(pod.uid = %uid, error = %e, "record of pleg-service not understood");
+                Some((uid, false))
+            }
+        }
+    }
+
     /// Whether lists succeed, for the node's Ready condition.
     ///
     /// # Errors
@@ -155,29 +167,24 @@ impl Pleg {
         let request = wire::WatchRequest { hello: Some(quintlet_proto::hello()), resume };
         let mut client = self.client.clone();
         let mut events = client.watch(request).await?.into_inner();
-        let mut snapshot: Option<HashSet<PodUid>> = None;
+        // Records of a snapshot that has not ended yet.
+        let mut snapshot = false;
+        let mut records = Vec::new();
         // Whoever waited for pleg-service may go on.
         self.wakes.wake_all();
         while let Some(event) = events.next().await {
             let event = event?;
             let at = event.cursor.map(Cursor::from);
             match event.event {
-                Some(wire::watch_event::Event::SnapshotBegin(_)) => snapshot = Some(HashSet::new()),
+                Some(wire::watch_event::Event::SnapshotBegin(_)) => {
+                    snapshot = true;
+                    records.clear();
+                }
+                // The epoch comes with the end of the snapshot.
+                Some(wire::watch_event::Event::Pod(record)) if snapshot => records.push(record),
                 Some(wire::watch_event::Event::Pod(record)) => {
-                    let uid = record.uid.clone();
-                    match convert::pod_runtime(record, at.unwrap_or_default().epoch) {
-                        Ok(pod) => {
-                            let uid = pod.pod.uid.clone();
-                            if let Some(seen) = snapshot.as_mut() {
-                                seen.insert(uid.clone());
-                            }
-                            if self.apply(Arc::new(pod)) {
-                                self.wakes.wake(&uid);
-                            }
-                        }
-                        Err(e) => {
-                            tracing::warn!(pod.uid = uid, error = %e, "record of pleg-service not understood")
-                        }
+                    if let Some((uid, true)) = self.take(record, at.unwrap_or_default().epoch) {
+                        self.wakes.wake(&uid);
                     }
                 }
                 Some(wire::watch_event::Event::Gone(gone)) => {
@@ -187,7 +194,10 @@ impl Pleg {
                     }
                 }
                 Some(wire::watch_event::Event::SnapshotEnd(_)) => {
-                    let seen = snapshot.take().unwrap_or_default();
+                    snapshot = false;
+                    let epoch = at.unwrap_or_default().epoch;
+                    let seen: HashSet<PodUid> =
+                        records.drain(..).filter_map(|r| Some(self.take(r, epoch)?.0)).collect();
                     let gone: Vec<PodUid> = {
                         let mut cache = self.cache.write();
                         cache.complete = true;
@@ -209,11 +219,100 @@ impl Pleg {
                 Some(wire::watch_event::Event::Hello(_) | wire::watch_event::Event::Beat(_)) | None => {}
             }
             if let Some(at) = at
-                && snapshot.is_none()
+                && !snapshot
             {
                 self.cache.write().cursor = Some(at);
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::stream::BoxStream;
+    use quintlet_kit::server::Server;
+    use quintlet_kit::socket::{PeerPolicy, bind_unix};
+    use quintlet_proto::pleg::v1::pleg_server::{Pleg as Service, PlegServer};
+    use tonic::{Request, Response, Status};
+
+    /// Observes at rev 1, then sends a snapshot in which the pod is at rev 2 and stays connected.
+    struct Scripted;
+
+    fn record(rev: u64) -> wire::PodRecord {
+        wire::PodRecord {
+            uid: "u".into(),
+            name: "p".into(),
+            namespace: "n".into(),
+            rev,
+            ..Default::default()
+        }
+    }
+
+    const EPOCH: u64 = 5;
+
+    #[tonic::async_trait]
+    impl Service for Scripted {
+        type WatchStream = BoxStream<'static, Result<wire::WatchEvent, Status>>;
+        type LifecycleStream = BoxStream<'static, Result<wire::LifecycleEvent, Status>>;
+
+        async fn watch(&self, _: Request<wire::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+            use wire::watch_event::Event;
+            let event = |event, cursor| Ok(wire::WatchEvent { event: Some(event), cursor, trace: None });
+            let end = Some(wire::Cursor { epoch: EPOCH, rev: 2 });
+            let events = [
+                event(Event::SnapshotBegin(wire::SnapshotBegin {}), None),
+                event(Event::Pod(record(2)), None),
+                event(Event::SnapshotEnd(wire::SnapshotEnd {}), end),
+            ];
+            Ok(Response::new(futures::stream::iter(events).chain(futures::stream::pending()).boxed()))
+        }
+
+        async fn observe(
+            &self,
+            _: Request<wire::ObserveRequest>,
+        ) -> Result<Response<wire::ObserveReply>, Status> {
+            let cursor = Some(wire::Cursor { epoch: EPOCH, rev: 1 });
+            Ok(Response::new(wire::ObserveReply { pod: Some(record(1)), cursor }))
+        }
+
+        async fn lifecycle(
+            &self,
+            _: Request<wire::LifecycleRequest>,
+        ) -> Result<Response<Self::LifecycleStream>, Status> {
+            Err(Status::unimplemented(""))
+        }
+
+        async fn health(
+            &self,
+            _: Request<wire::HealthRequest>,
+        ) -> Result<Response<wire::HealthReply>, Status> {
+            Err(Status::unimplemented(""))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_replaces_what_was_observed_before_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pleg.sock");
+        let stop = CancellationToken::new();
+        let server = Server::new("pleg-service").add_service(PlegServer::new(Scripted));
+        let listener = bind_unix(&path, 0o600).unwrap();
+        quintlet_kit::task::spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));
+        let pleg = Arc::new(Pleg::new(path, Arc::default()));
+        let uid = PodUid::parse("u").unwrap();
+        let observed = pleg.observe(&uid, Vec::new(), true).await.unwrap().unwrap();
+        assert_eq!(observed.cursor, Cursor { epoch: EPOCH, rev: 1 });
+        quintlet_kit::task::spawn("follow", Arc::clone(&pleg).follow(stop.clone()));
+        let newer = async {
+            while pleg.get(&uid).is_none_or(|p| p.cursor.rev < 2) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(10), newer).await;
+        assert!(waited.is_ok(), "the cache still has {:?}", pleg.get(&uid).map(|p| p.cursor));
+        assert_eq!(pleg.all().map(|all| all.len()), Some(1));
+        stop.cancel();
     }
 }
