@@ -49,9 +49,9 @@ pub struct LogsArgs {
     /// With the time of each line
     #[arg(long)]
     pub timestamps: bool,
-    /// Directory of the containers' logs
-    #[arg(long, value_name = "DIR", default_value = POD_LOGS_DIR, env = "QUINTLET_POD_LOGS_DIR")]
-    pub pod_logs_dir: PathBuf,
+    /// Directory of the containers' logs [default: /var/log/pods, or that of the quintctl up whose run directory is given]
+    #[arg(long, value_name = "DIR", env = "QUINTLET_POD_LOGS_DIR")]
+    pub pod_logs_dir: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -65,7 +65,8 @@ pub async fn run(args: LogsArgs, paths: &Paths) -> Result<(), Error> {
         what: format!("a pod that cannot be read: {e}"),
     })?;
     let container = choose_container(&object, args.container.as_deref())?;
-    let dir = container_dir(&args.pod_logs_dir, &view, &container);
+    let pod_logs_dir = pod_logs_dir(args.pod_logs_dir, paths.run());
+    let dir = container_dir(&pod_logs_dir, &view, &container);
     let restarts = restart_count(&object, &container);
     let names = || Error::NotFound(no_log(&view, &container, args.previous, &dir));
     let number = choose_instance(&instances(&dir), restarts, args.previous);
@@ -76,7 +77,7 @@ pub async fn run(args: LogsArgs, paths: &Paths) -> Result<(), Error> {
         return file.read_on(|bytes| print(lines.decode(bytes))).and_then(|_| print(lines.end()));
     }
     let grown = std::sync::Arc::new(Notify::new());
-    let _watcher = watch(&args.pod_logs_dir, &dir, &grown);
+    let _watcher = watch(&pod_logs_dir, &dir, &grown);
     let mut follower = Follower { dir, number: None, file: None, lines, tail: args.tail };
     follower.switch(number.or(Some(restarts)))?;
     loop {
@@ -91,6 +92,15 @@ pub async fn run(args: LogsArgs, paths: &Paths) -> Result<(), Error> {
             return print(follower.lines.end());
         }
     }
+}
+
+/// Where the containers' logs are: as given, beside the run directory where `quintctl up --base` puts both, or the usual
+/// place.
+#[must_use]
+pub fn pod_logs_dir(given: Option<PathBuf>, run_dir: &Path) -> PathBuf {
+    let beside =
+        || Some(run_dir.parent()?.join("pod-logs")).filter(|dir| run_dir.ends_with("run") && dir.is_dir());
+    given.or_else(beside).unwrap_or_else(|| PathBuf::from(POD_LOGS_DIR))
 }
 
 /// The last lines of the newest log of a pod's first container, each cut of what would command the terminal.
@@ -471,6 +481,17 @@ mod tests {
         pod["metadata"] = json!({});
         assert_eq!(choose_container(&pod, None).unwrap(), "a");
         assert_eq!((restart_count(&pod, "a"), restart_count(&pod, "b")), (4, 0));
+    }
+
+    #[test]
+    fn logs_of_a_node_in_one_directory_are_found_beside_its_run_directory() {
+        let base = tempfile::tempdir().unwrap();
+        let run = base.path().join("run");
+        assert_eq!(pod_logs_dir(None, &run), Path::new(POD_LOGS_DIR));
+        std::fs::create_dir(base.path().join("pod-logs")).unwrap();
+        assert_eq!(pod_logs_dir(None, &run), base.path().join("pod-logs"));
+        assert_eq!(pod_logs_dir(Some("/l".into()), &run), Path::new("/l"));
+        assert_eq!(pod_logs_dir(None, Path::new("/run/quintlet")), Path::new(POD_LOGS_DIR));
     }
 
     #[test]

@@ -25,9 +25,9 @@ pub struct PodsArgs {
     /// A live table, with logs, explanations and traces at a key
     #[arg(short, long, conflicts_with = "namespace")]
     pub watch: bool,
-    /// Directory of the containers' logs, for --watch
-    #[arg(long, value_name = "DIR", default_value = crate::logs::POD_LOGS_DIR, env = "QUINTLET_POD_LOGS_DIR")]
-    pub pod_logs_dir: PathBuf,
+    /// Directory of the containers' logs, for --watch [default: as of quintctl logs]
+    #[arg(long, value_name = "DIR", env = "QUINTLET_POD_LOGS_DIR")]
+    pub pod_logs_dir: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -41,7 +41,10 @@ pub async fn run(args: PodsArgs, paths: &Paths, format: Format) -> Result<(), Er
         if !screen::is_possible() {
             return Err(Error::NoTerminal);
         }
-        let places = screen::Places { paths: paths.clone(), pod_logs_dir: args.pod_logs_dir };
+        let places = screen::Places {
+            paths: paths.clone(),
+            pod_logs_dir: crate::logs::pod_logs_dir(args.pod_logs_dir, paths.run()),
+        };
         return Box::pin(screen::follow(places, || screen::plain_header(paths.run()))).await;
     }
     let brief = matches!(format, Format::Table | Format::Wide);
@@ -207,6 +210,7 @@ pub struct PodData {
     status: String,
     restarts: u32,
     last_restart: Option<String>,
+    #[serde(rename = "podIP")]
     pod_ip: String,
     created: Option<String>,
     waiting: Option<WaitingData>,

@@ -19,7 +19,6 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::Paragraph;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 
 use crate::error::Error;
 use crate::pods::{INVALID_MANIFEST, Row, rows, sort};
@@ -77,7 +76,7 @@ pub(crate) async fn run(
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // One look is under way at a time.
     let (contents, mut content) = mpsc::channel::<(Of, String)>(1);
-    let mut look: Option<JoinHandle<()>> = None;
+    let mut busy = false;
     let mut model = Model::default();
     model.show(&view.borrow_and_update(), now_ns());
     loop {
@@ -108,20 +107,21 @@ pub(crate) async fn run(
                 true
             }
             Some((of, text)) = content.recv() => {
-                model.fill(&of, &text);
-                false
+                busy = false;
+                // Of a panel that was closed: the one that is open now may wait for its own.
+                !model.fill(&of, &text)
             }
         };
-        let busy = look.as_ref().is_some_and(|l| !l.is_finished());
         let wanted = model.panel.as_ref().map(|p| p.of.clone());
         let pod = wanted.as_ref().and_then(|of| view.borrow().pods.get(&of.uid).cloned());
         if let (true, false, Some(of), Some(pod)) = (open, busy, wanted, pod) {
             let (places, contents) = (places.clone(), contents.clone());
-            look = Some(task::spawn("panel", async move {
+            busy = true;
+            task::spawn("panel", async move {
                 let text = look_at(of.kind, &places, &pod).await;
                 // A screen that ended reads nothing.
                 let _ = contents.send((of, text)).await;
-            }));
+            });
         }
     }
 }
@@ -140,6 +140,7 @@ async fn look_at(kind: Kind, places: &Places, pod: &PodView) -> String {
         Kind::Explain => explain::fetch(&places.paths, &pod.uid).await.map(|r| explain::render(&r, now_ns())),
         Kind::Trace => trace::fetch(&places.paths, &pod.uid).await.map(|found| {
             let mut operations = trace::operations(found.spans, &found.uid);
+            operations.retain(trace::Operation::did_something);
             operations.truncate(OPERATIONS);
             trace::render(&operations, &found.name, &found.missing, false)
         }),
@@ -226,11 +227,11 @@ impl Model {
         self.selected = same.unwrap_or(self.selected).min(self.rows.len().saturating_sub(1));
     }
 
-    /// Takes the content of a panel, if it is still open.
-    fn fill(&mut self, of: &Of, text: &str) {
-        if let Some(panel) = self.panel.as_mut().filter(|p| p.of == *of) {
-            panel.lines = text.lines().map(str::to_owned).collect();
-        }
+    /// Takes the content of a panel; false if that is not open any more.
+    fn fill(&mut self, of: &Of, text: &str) -> bool {
+        let Some(panel) = self.panel.as_mut().filter(|p| p.of == *of) else { return false };
+        panel.lines = text.lines().map(str::to_owned).collect();
+        true
     }
 
     fn key(&mut self, key: KeyEvent) -> Step {
@@ -468,7 +469,7 @@ q quit   ↑↓ select   l logs   e explain   t trace
         assert_eq!(press(&mut model, KeyCode::Char('l')), Step::Open);
         let of = model.panel.as_ref().unwrap().of.clone();
         assert_eq!(press(&mut model, KeyCode::Char('t')), Step::Open);
-        model.fill(&of, "of the log");
+        assert!(!model.fill(&of, "of the log"));
         assert_eq!(model.panel.as_ref().unwrap().lines, ["…"]);
         assert_eq!(press(&mut model, KeyCode::Char('q')), Step::Stay);
         assert!(model.panel.is_none());
@@ -486,7 +487,7 @@ q quit   ↑↓ select   l logs   e explain   t trace
         press(&mut model, KeyCode::Char('l'));
         let of = model.panel.as_ref().unwrap().of.clone();
         let text: String = (1..=9).map(|n| format!("line {n}\n")).collect();
-        model.fill(&of, &text);
+        assert!(model.fill(&of, &text));
         let seen = drawn(&mut model, 40, 5);
         assert!(seen.starts_with("logs web\nline 7\nline 8\nline 9\n"), "{seen}");
         press(&mut model, KeyCode::Up);

@@ -60,13 +60,13 @@ pub fn age(ns: i64) -> String {
         if small == 0 { format!("{big}{unit}") } else { format!("{big}{unit}{small}{small_unit}") }
     };
     match s {
-        ..120 => format!("{s}s"),
-        ..600 => pair(minutes, "m", s % 60, "s"),
-        ..10_800 => format!("{minutes}m"),
-        ..28_800 => pair(hours, "h", minutes % 60, "m"),
-        ..172_800 => format!("{hours}h"),
-        ..691_200 => pair(days, "d", hours % 24, "h"),
-        ..63_072_000 => format!("{days}d"),
+        0..120 => format!("{s}s"),
+        120..600 => pair(minutes, "m", s % 60, "s"),
+        600..10_800 => format!("{minutes}m"),
+        10_800..28_800 => pair(hours, "h", minutes % 60, "m"),
+        28_800..172_800 => format!("{hours}h"),
+        172_800..691_200 => pair(days, "d", hours % 24, "h"),
+        691_200..63_072_000 => format!("{days}d"),
         _ => pair(days / 365, "y", days % 365, "d"),
     }
 }
@@ -76,9 +76,9 @@ pub fn age(ns: i64) -> String {
 pub fn took(ns: i64) -> String {
     let ns = ns.max(0);
     match ns {
-        ..1_000_000 => format!("{}µs", ns / 1000),
-        ..1_000_000_000 => tenths(ns, 1_000_000, "ms"),
-        ..60_000_000_000 => tenths(ns, SECOND, "s"),
+        0..1_000_000 => format!("{}µs", ns / 1000),
+        1_000_000..1_000_000_000 => tenths(ns, 1_000_000, "ms"),
+        1_000_000_000..60_000_000_000 => tenths(ns, SECOND, "s"),
         _ => age(ns),
     }
 }

@@ -32,6 +32,9 @@ pub struct TraceArgs {
     /// Only so many of the newest operations; 0: all
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub limit: usize,
+    /// Also passes that did nothing: operations of one step without an error
+    #[arg(short, long)]
+    pub all: bool,
     /// Only operations that took at least so many milliseconds
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub min_ms: u32,
@@ -48,7 +51,8 @@ pub async fn run(args: TraceArgs, paths: &Paths, format: Format) -> Result<(), E
     let found = fetch(paths, &args.pod).await?;
     let mut operations = operations(found.spans, &found.uid);
     operations.retain(|o| {
-        o.took_ns() >= i64::from(args.min_ms) * 1_000_000
+        (args.all || args.id.is_some() || o.did_something())
+            && o.took_ns() >= i64::from(args.min_ms) * 1_000_000
             && args.id.as_ref().is_none_or(|id| o.trace_id.starts_with(id.as_str()))
     });
     if args.limit > 0 {
@@ -140,6 +144,12 @@ pub struct Operation {
 }
 
 impl Operation {
+    /// It has more than its own span, or failed.
+    #[must_use]
+    pub fn did_something(&self) -> bool {
+        self.spans.len() > 1 || self.spans.iter().any(|s| !s.error.is_empty())
+    }
+
     fn took_ns(&self) -> i64 {
         self.end_unix_ns - self.start_unix_ns
     }
@@ -326,16 +336,9 @@ mod tests {
 
     const MS: i64 = 1_000_000;
 
-    fn span(
-        trace: &str,
-        id: &str,
-        parent: &str,
-        service: &str,
-        name: &str,
-        from: i64,
-        to: i64,
-        uid: &str,
-    ) -> Span {
+    /// Of a trace, with its own id and its parent's; from and to in milliseconds.
+    fn span(ids: [&str; 3], service: &str, name: &str, (from, to): (i64, i64), uid: &str) -> Span {
+        let [trace, id, parent] = ids;
         Span {
             trace_id: trace.to_owned(),
             span_id: id.to_owned(),
@@ -356,12 +359,12 @@ mod tests {
     #[test]
     fn an_operation_has_all_spans_of_its_trace_but_those_of_other_pods_and_the_newest_comes_first() {
         let spans = vec![
-            span("t1", "c", "b", "cri-proxy", "StartContainer", 30, 40, ""),
-            span("t1", "a", "gone", "pod-sync", "pod pass", 10, 50, "u1"),
-            span("t1", "b", "a", "pod-sync", "start", 20, 45, ""),
-            span("t1", "x", "a", "pod-sync", "other", 20, 45, "u2"),
-            span("t2", "d", "", "pleg-service", "inspect", 60, 61, "u1"),
-            span("t3", "e", "", "pleg-service", "inspect", 70, 71, "u2"),
+            span(["t1", "c", "b"], "cri-proxy", "StartContainer", (30, 40), ""),
+            span(["t1", "a", "gone"], "pod-sync", "pod pass", (10, 50), "u1"),
+            span(["t1", "b", "a"], "pod-sync", "start", (20, 45), ""),
+            span(["t1", "x", "a"], "pod-sync", "other", (20, 45), "u2"),
+            span(["t2", "d", ""], "pleg-service", "inspect", (60, 61), "u1"),
+            span(["t3", "e", ""], "pleg-service", "inspect", (70, 71), "u2"),
         ];
         let found = operations(spans, "u1");
         let said: Vec<(&str, Vec<(usize, &str)>)> = found
@@ -380,9 +383,9 @@ mod tests {
     #[test]
     fn spans_that_are_each_others_parents_do_no_harm() {
         let spans = vec![
-            span("t", "a", "b", "s", "one", 1, 2, "u"),
-            span("t", "b", "a", "s", "two", 1, 2, "u"),
-            span("t", "c", "c", "s", "own", 1, 2, "u"),
+            span(["t", "a", "b"], "s", "one", (1, 2), "u"),
+            span(["t", "b", "a"], "s", "two", (1, 2), "u"),
+            span(["t", "c", "c"], "s", "own", (1, 2), "u"),
         ];
         assert_eq!(operations(spans, "u")[0].spans.len(), 1);
     }
@@ -405,12 +408,14 @@ mod tests {
 
     #[test]
     fn the_waterfall_has_service_name_bar_and_duration() {
-        let mut failed = span("0123456789", "b", "a", "cri-proxy", "CreateContainer", 60, 110, "");
+        let mut failed = span(["0123456789", "b", "a"], "cri-proxy", "CreateContainer", (60, 110), "");
         failed.error = "Unknown: no\nspace".to_owned();
         failed.attributes.insert("container.name".to_owned(), "app".to_owned());
         failed.attributes.insert("queued_ms".to_owned(), "0.3".to_owned());
-        let found =
-            operations(vec![span("0123456789", "a", "", "pod-sync", "pod pass", 10, 110, "u"), failed], "u");
+        let found = operations(
+            vec![span(["0123456789", "a", ""], "pod-sync", "pod pass", (10, 110), "u"), failed],
+            "u",
+        );
         let full = "█".repeat(48);
         let half = " ".repeat(24) + &"█".repeat(24);
         assert_eq!(

@@ -370,6 +370,7 @@ fn in_a_line(states: &[(&'static str, watch::Receiver<State>)]) -> String {
     let words = states.iter().map(|(name, state)| match &*state.borrow() {
         State::New => format!("{name} starts"),
         State::Running { starts: 1, .. } => format!("{name} ok"),
+        State::Running { starts: 2, .. } => format!("{name} ok (1 restart)"),
         State::Running { starts, .. } => format!("{name} ok ({} restarts)", starts - 1),
         State::Waiting { exit, .. } => format!("{name} ended ({exit})"),
         State::Ended => format!("{name} ended"),

@@ -57,9 +57,9 @@ pub struct Line {
     pub text: String,
     /// UID of the pod; empty where it is about a service.
     pub uid: String,
-    /// A probe that succeeded as before: left out with `--quiet`.
+    /// Of an evaluation: which probe, and whether it succeeded.
     #[serde(skip)]
-    pub routine: bool,
+    pub probe: Option<(String, bool)>,
 }
 
 fn as_moment<S: serde::Serializer>(at: &i64, s: S) -> Result<S::Ok, S::Error> {
@@ -80,8 +80,9 @@ pub async fn run(args: WatchArgs, paths: &Paths, format: Format) -> Result<(), E
     tasks.spawn("watch pods", pods(pod_sync, lines.clone()));
     tasks.spawn("watch lifecycle", lifecycle(Peer::pleg(paths), lines.clone()));
     tasks.spawn("find probers", probers(paths.clone(), lines));
+    let mut wanted = Wanted { args, succeeded: BTreeSet::new() };
     while let Some(line) = out.recv().await {
-        if !wanted(&line, &args) {
+        if !wanted.has(&line) {
             continue;
         }
         let printed = format.render_line(&line, |_| render(&line)).and_then(print);
@@ -93,19 +94,34 @@ pub async fn run(args: WatchArgs, paths: &Paths, format: Format) -> Result<(), E
     Ok(())
 }
 
-/// Lines about services are always wanted.
-fn wanted(line: &Line, args: &WatchArgs) -> bool {
-    if line.uid.is_empty() {
-        return line.source == "service" || args.pod.is_none();
-    }
-    if line.routine && args.quiet {
-        return false;
-    }
-    match &args.pod {
-        None => true,
-        Some(pod) => {
-            let name = pod.strip_prefix("default/").unwrap_or(pod);
-            line.uid == *pod || line.subject == name || line.subject.ends_with(&format!("/{name}"))
+/// Which lines are printed.
+struct Wanted {
+    args: WatchArgs,
+    /// Probes that succeeded last.
+    succeeded: BTreeSet<String>,
+}
+
+impl Wanted {
+    /// Lines about services are always wanted; with `--quiet` a probe that goes on succeeding is not.
+    fn has(&mut self, line: &Line) -> bool {
+        let as_before = match &line.probe {
+            Some((probe, true)) => !self.succeeded.insert(probe.clone()),
+            Some((probe, false)) => {
+                self.succeeded.remove(probe);
+                false
+            }
+            None => false,
+        };
+        if as_before && self.args.quiet {
+            return false;
+        }
+        match &self.args.pod {
+            None => true,
+            Some(_) if line.uid.is_empty() => line.source == "service",
+            Some(pod) => {
+                let name = pod.strip_prefix("default/").unwrap_or(pod);
+                line.uid == *pod || line.subject == name || line.subject.ends_with(&format!("/{name}"))
+            }
         }
     }
 }
@@ -146,8 +162,10 @@ impl Known {
         let wait =
             pod.waiting.as_ref().map(|w| clean(if w.message.is_empty() { &w.reason } else { &w.message }));
         let mut text = format!("{} {}", row.ready, row.status);
-        if pod.restarts > 0 {
-            text.push_str(&format!(", {} restarts", pod.restarts));
+        match pod.restarts {
+            0 => {}
+            1 => text.push_str(", 1 restart"),
+            n => text.push_str(&format!(", {n} restarts")),
         }
         if let Some(wait) = wait.filter(|w| !w.is_empty()) {
             text.push_str(&format!("  {wait}"));
@@ -158,14 +176,7 @@ impl Known {
         }
         self.pods.insert(pod.uid.clone(), entry);
         self.changed += 1;
-        Some(Line {
-            at: now,
-            source: "status",
-            subject: row.name,
-            text,
-            uid: pod.uid.clone(),
-            routine: false,
-        })
+        Some(Line { at: now, source: "status", subject: row.name, text, uid: pod.uid.clone(), probe: None })
     }
 
     /// A pod that is gone.
@@ -177,7 +188,7 @@ impl Known {
             subject,
             text: "gone".to_owned(),
             uid: uid.to_owned(),
-            routine: false,
+            probe: None,
         })
     }
 
@@ -204,7 +215,7 @@ impl Known {
                     subject: row.name.clone(),
                     text: text.clone(),
                     uid: String::new(),
-                    routine: false,
+                    probe: None,
                 });
             }
             said.insert(format!("{} {text}", row.name));
@@ -238,7 +249,7 @@ pub fn lifecycle_line(event: &Lifecycle, epoch: u64, rev: u64) -> Line {
         subject: display_name(&event.pod_namespace, &event.pod_name),
         text: format!("{said:<32} epoch {epoch} rev {rev}"),
         uid: event.uid.clone(),
-        routine: false,
+        probe: None,
     }
 }
 
@@ -256,7 +267,9 @@ pub fn probe_line(e: &Evaluation) -> Line {
         Outcome::Failure => "failure",
         Outcome::Unknown | Outcome::Unspecified => "unknown",
     };
-    let said = format!("{kind} {} {outcome} (streak {})", clean(&e.container), e.run);
+    // Saturated at its threshold, which is often 1.
+    let streak = if e.run > 1 { format!(" (streak {})", e.run) } else { String::new() };
+    let said = format!("{kind} {} {outcome}{streak}", clean(&e.container));
     let duration = std::time::Duration::try_from_secs_f64(e.seconds).unwrap_or_default();
     let duration = took(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX));
     let success = e.outcome() == Outcome::Success;
@@ -268,7 +281,7 @@ pub fn probe_line(e: &Evaluation) -> Line {
         subject: display_name(&e.pod_namespace, &e.pod_name),
         text: format!("{said:<32} {duration}{output}"),
         uid: e.uid.clone(),
-        routine: success && e.run > 1,
+        probe: Some((format!("{} {} {kind}", e.uid, e.container), success)),
     }
 }
 
@@ -279,7 +292,7 @@ fn service_line(service: &str, text: String) -> Line {
         subject: service.to_owned(),
         text,
         uid: String::new(),
-        routine: false,
+        probe: None,
     }
 }
 
@@ -393,6 +406,7 @@ fn why(error: &Error) -> String {
     match error {
         Error::Unreachable { source, .. } => source.to_string(),
         Error::Silent { why, .. } => why.clone(),
+        Error::Refused { message, .. } => message.clone(),
         other => quintlet_kit::error_chain(other),
     }
 }
@@ -420,11 +434,8 @@ async fn follow_lifecycle(
     let request = LifecycleRequest { hello: Some(quintlet_proto::hello()), uid: String::new() };
     let mut stream = peer.answer(client.lifecycle(request)).await?;
     let health = peer.answer(client.health(quintlet_proto::pleg::v1::HealthRequest {})).await?;
-    let more = if *epoch != 0 && health.epoch != *epoch {
-        format!(": restarted, epoch {}, {} pods", health.epoch, health.pods)
-    } else {
-        format!(": epoch {}, {} pods", health.epoch, health.pods)
-    };
+    let restarted = if *epoch != 0 && health.epoch != *epoch { ": restarted" } else { "" };
+    let more = format!("{restarted}, epoch {}", health.epoch);
     *epoch = health.epoch;
     if !say(out, link.back(&more)).await {
         return Ok(());
@@ -598,10 +609,14 @@ mod tests {
 08:00:00.112 ------ pleg-service is back after 38.0ms: restarted, epoch 8, 3 pods
 "
         );
-        let quiet = WatchArgs { pod: None, quiet: true };
-        assert_eq!(lines.iter().map(|l| wanted(l, &quiet)).collect::<Vec<_>>(), [true, true, false, true]);
-        let one = WatchArgs { pod: Some("web".into()), quiet: false };
-        assert_eq!(lines.iter().map(|l| wanted(l, &one)).collect::<Vec<_>>(), [false, false, true, true]);
+        let has = |pod: Option<&str>, quiet| {
+            let args = WatchArgs { pod: pod.map(str::to_owned), quiet };
+            let mut wanted = Wanted { args, succeeded: BTreeSet::new() };
+            let _ = wanted.has(&lines[2]);
+            lines.iter().map(|l| wanted.has(l)).collect::<Vec<_>>()
+        };
+        assert_eq!(has(None, true), [true, true, false, true]);
+        assert_eq!(has(Some("web"), false), [false, false, true, true]);
     }
 
     #[test]

@@ -1,0 +1,473 @@
+//! The binary against services made for the test, on sockets of its own.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use quintlet_kit::paths::{CriSocket, Paths};
+use quintlet_kit::server::Server;
+use quintlet_kit::socket::{PeerPolicy, bind_unix};
+use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
+use quintlet_proto::debug::v1::{self as debug};
+use quintlet_proto::pleg::v1::pleg_server::{Pleg, PlegServer};
+use quintlet_proto::pleg::v1::{self as pleg, lifecycle_event};
+use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
+use quintlet_proto::podsync::v1::{self as podsync, watch_pods_event};
+use quintlet_proto::probe::v1::probe_server::{Probe, ProbeServer};
+use quintlet_proto::probe::v1::{self as probe, watch_event};
+use quintlet_proto::runtime::v1::proxy_info_server::{ProxyInfo, ProxyInfoServer};
+use quintlet_proto::runtime::v1::{HintSource, ProxyInfoReply, ProxyInfoRequest, SourceState};
+use tokio_stream::StreamExt as _;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+type Events<T> = std::pin::Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;
+
+/// These events, and then nothing more.
+fn events<T: Send + 'static>(events: Vec<T>) -> Response<Events<T>> {
+    let open = tokio_stream::iter(events.into_iter().map(Ok)).chain(tokio_stream::pending());
+    Response::new(Box::pin(open))
+}
+
+const UID: &str = "5f0c5f0c-0000-0000-0000-000000000000";
+
+fn pod() -> podsync::PodView {
+    podsync::PodView {
+        uid: UID.into(),
+        name: "web".into(),
+        namespace: "default".into(),
+        source: "file".into(),
+        pod: br#"{"spec":{"containers":[{"name":"app"}]},"status":{"phase":"Running","containerStatuses":[{"name":"app","restartCount":1}]}}"#.to_vec(),
+        worker: "sync".into(),
+        ready: "1/1".into(),
+        status: "Running".into(),
+        restarts: 1,
+        pod_ip: "10.77.0.4".into(),
+        created_unix_ns: 1,
+        version: 1,
+        ..podsync::PodView::default()
+    }
+}
+
+#[derive(Default)]
+struct FakePodSync;
+
+impl FakePodSync {
+    fn find(selector: &str) -> Result<podsync::PodView, Status> {
+        if [UID, "web", "default/web"].contains(&selector) {
+            return Ok(pod());
+        }
+        Err(Status::not_found(format!("no pod {selector:?} on this node")))
+    }
+}
+
+#[tonic::async_trait]
+impl PodSync for FakePodSync {
+    async fn list_pods(
+        &self,
+        _: Request<podsync::ListPodsRequest>,
+    ) -> Result<Response<podsync::ListPodsReply>, Status> {
+        let problem = podsync::SourceProblem {
+            source: "file".into(),
+            origin: "/m/broken.yaml".into(),
+            field: "spec".into(),
+            message: "required".into(),
+            since_unix_ns: 1,
+        };
+        Ok(Response::new(podsync::ListPodsReply { pods: vec![pod()], problems: vec![problem] }))
+    }
+
+    type WatchPodsStream = Events<podsync::WatchPodsEvent>;
+
+    async fn watch_pods(
+        &self,
+        _: Request<podsync::WatchPodsRequest>,
+    ) -> Result<Response<Self::WatchPodsStream>, Status> {
+        let all = [
+            watch_pods_event::Event::Hello(quintlet_proto::hello()),
+            watch_pods_event::Event::Pod(pod()),
+            watch_pods_event::Event::SnapshotEnd(podsync::SnapshotEnd {}),
+        ];
+        Ok(events(all.into_iter().map(|e| podsync::WatchPodsEvent { event: Some(e), trace: None }).collect()))
+    }
+
+    async fn get_pod(
+        &self,
+        request: Request<podsync::GetPodRequest>,
+    ) -> Result<Response<podsync::PodView>, Status> {
+        Ok(Response::new(Self::find(&request.get_ref().pod)?))
+    }
+
+    async fn explain(
+        &self,
+        request: Request<podsync::ExplainRequest>,
+    ) -> Result<Response<podsync::ExplainReply>, Status> {
+        let pod = Some(Self::find(&request.get_ref().pod)?);
+        Ok(Response::new(podsync::ExplainReply { pod, ..podsync::ExplainReply::default() }))
+    }
+
+    async fn list_events(
+        &self,
+        request: Request<podsync::ListEventsRequest>,
+    ) -> Result<Response<podsync::ListEventsReply>, Status> {
+        let message = format!("of {:?}", request.get_ref().uid);
+        let event = podsync::EventView { message, reason: "Started".into(), ..podsync::EventView::default() };
+        Ok(Response::new(podsync::ListEventsReply { events: vec![event] }))
+    }
+}
+
+struct FakePleg {
+    healthy: bool,
+}
+
+#[tonic::async_trait]
+impl Pleg for FakePleg {
+    type WatchStream = Events<pleg::WatchEvent>;
+
+    async fn watch(&self, _: Request<pleg::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("not scripted"))
+    }
+
+    async fn observe(
+        &self,
+        _: Request<pleg::ObserveRequest>,
+    ) -> Result<Response<pleg::ObserveReply>, Status> {
+        Err(Status::unimplemented("not scripted"))
+    }
+
+    type LifecycleStream = Events<pleg::LifecycleEvent>;
+
+    async fn lifecycle(
+        &self,
+        _: Request<pleg::LifecycleRequest>,
+    ) -> Result<Response<Self::LifecycleStream>, Status> {
+        let died = pleg::Lifecycle {
+            kind: pleg::LifecycleKind::Died.into(),
+            uid: UID.into(),
+            pod_name: "web".into(),
+            pod_namespace: "default".into(),
+            container: "app".into(),
+            exit_code: 3,
+            ..pleg::Lifecycle::default()
+        };
+        let cursor = Some(pleg::Cursor { epoch: 7, rev: 1182 });
+        let event = lifecycle_event::Event::Lifecycle(died);
+        Ok(events(vec![pleg::LifecycleEvent { event: Some(event), cursor, trace: None }]))
+    }
+
+    async fn health(&self, _: Request<pleg::HealthRequest>) -> Result<Response<pleg::HealthReply>, Status> {
+        let message = "pleg was last seen active 3m5s ago".to_owned();
+        Ok(Response::new(pleg::HealthReply {
+            healthy: self.healthy,
+            message,
+            epoch: 7,
+            ..pleg::HealthReply::default()
+        }))
+    }
+}
+
+struct FakeProbe;
+
+#[tonic::async_trait]
+impl Probe for FakeProbe {
+    type DriveStream = Events<probe::DriveReport>;
+
+    async fn drive(
+        &self,
+        _: Request<tonic::Streaming<probe::DriveRequest>>,
+    ) -> Result<Response<Self::DriveStream>, Status> {
+        Err(Status::unimplemented("not scripted"))
+    }
+
+    type WatchStream = Events<probe::WatchEvent>;
+
+    async fn watch(&self, _: Request<probe::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let evaluation = probe::Evaluation {
+            uid: UID.into(),
+            pod_name: "web".into(),
+            pod_namespace: "default".into(),
+            container: "app".into(),
+            r#type: probe::ProbeType::Readiness.into(),
+            outcome: probe::Outcome::Failure.into(),
+            run: 3,
+            output: "connection refused".into(),
+            ..probe::Evaluation::default()
+        };
+        let event = watch_event::Event::Evaluation(evaluation);
+        Ok(events(vec![probe::WatchEvent { event: Some(event), trace: None }]))
+    }
+}
+
+struct FakeProxy;
+
+#[tonic::async_trait]
+impl ProxyInfo for FakeProxy {
+    async fn get(&self, _: Request<ProxyInfoRequest>) -> Result<Response<ProxyInfoReply>, Status> {
+        let source = SourceState { source: HintSource::Cri.into(), live: true, detail: String::new() };
+        Ok(Response::new(ProxyInfoReply {
+            connected: true,
+            runtime_name: "containerd".into(),
+            runtime_version: "2.1".into(),
+            source: Some(source),
+            ..ProxyInfoReply::default()
+        }))
+    }
+}
+
+/// Five services in this process.
+struct Node {
+    dir: tempfile::TempDir,
+    stop: CancellationToken,
+}
+
+impl Node {
+    fn start(pleg_is_healthy: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths::new(dir.path());
+        let node = Self { dir, stop: CancellationToken::new() };
+        let pleg = FakePleg { healthy: pleg_is_healthy };
+        node.serve(
+            &paths.cri(CriSocket::Read),
+            Server::new("cri-proxy").add_service(ProxyInfoServer::new(FakeProxy)),
+        );
+        node.serve(&paths.pleg(), Server::new("pleg-service").add_service(PlegServer::new(pleg)));
+        node.serve(
+            &paths.probe("probe-0"),
+            Server::new("probe-service").add_service(ProbeServer::new(FakeProbe)),
+        );
+        node.serve(&paths.status(), Server::new("status-reporter"));
+        node.serve(&paths.podsync(), Server::new("pod-sync").add_service(PodSyncServer::new(FakePodSync)));
+        node
+    }
+
+    fn serve(&self, path: &Path, server: Server) {
+        let listener = bind_unix(path, 0o600).unwrap();
+        let stop = self.stop.clone();
+        tokio::spawn(async move { server.serve(listener, PeerPolicy::Any, stop).await });
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quintctl"));
+        command.env_remove("QUINTLET_RUN_DIR").arg("--run-dir").arg(self.dir.path()).args(args);
+        command.stdin(Stdio::null());
+        command
+    }
+
+    async fn run(&self, args: &[&str]) -> (i32, String, String) {
+        let mut command = self.command(args);
+        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        told(&output)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn told(output: &Output) -> (i32, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_are_listed_in_every_form() {
+    let node = Node::start(true);
+    let (code, out, _) = node.run(&["pods"]).await;
+    assert_eq!(code, 0);
+    assert!(out.starts_with("NAME         READY  STATUS"), "{out}");
+    assert!(out.contains("broken.yaml  –      InvalidManifest"), "{out}");
+    let (_, out, _) = node.run(&["pods", "-o", "json"]).await;
+    let value: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(value["pods"][0]["pod"]["status"]["phase"], "Running");
+    let (_, out, _) = node.run(&["-o", "yaml", "pods"]).await;
+    assert!(out.contains("\n  podIP: ") && out.contains("10.77.0.4"), "{out}");
+    let (_, out, _) = node.run(&["pods", "-o", "wide"]).await;
+    assert!(out.contains(UID), "{out}");
+    let (code, out, error) = node.run(&["pods", "--watch"]).await;
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(error.contains("needs a terminal"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_is_found_by_name_or_uid_and_one_that_is_not_there_is_exit_1() {
+    let node = Node::start(true);
+    for pod in ["web", "default/web", UID] {
+        let (code, out, error) = node.run(&["explain", pod]).await;
+        assert_eq!(code, 0, "{error}");
+        assert!(out.starts_with(&format!("pod default/web  uid {UID}  phase Running")), "{out}");
+    }
+    for args in [["explain", "gone"], ["logs", "gone"], ["trace", "gone"], ["events", "gone"]] {
+        let (code, _, error) = node.run(&args).await;
+        assert_eq!((code, error.as_str()), (1, "quintctl: no pod \"gone\" on this node\n"), "{args:?}");
+    }
+    let (_, out, _) = node.run(&["events", "web"]).await;
+    assert!(out.contains(&format!("of \"{UID}\"")), "{out}");
+    let (code, out, _) = node.run(&["trace", "web"]).await;
+    assert_eq!((code, out.as_str()), (0, "no operation of default/web is remembered\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_is_exit_1_unless_all_are_well() {
+    let node = Node::start(true);
+    let (code, out, _) = node.run(&["health"]).await;
+    assert_eq!(code, 0, "{out}");
+    assert_eq!(out.matches("serving").count(), 5, "{out}");
+    let ill = Node::start(false);
+    let (code, out, _) = ill.run(&["health"]).await;
+    assert_eq!(code, 1);
+    assert!(out.contains("unhealthy  pleg was last seen active 3m5s ago"), "{out}");
+    std::fs::remove_file(Paths::new(node.dir.path()).status()).unwrap();
+    let (code, out, _) = node.run(&["health"]).await;
+    assert_eq!(code, 1);
+    assert!(out.contains("no answer  status-reporter does not answer at"), "{out}");
+    let (code, out, _) = node.run(&["version"]).await;
+    assert_eq!(code, 0);
+    assert!(out.contains("pod-sync               0.1.0"), "{out}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_is_away_is_exit_69_and_a_wrong_command_line_64() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node { dir, stop: CancellationToken::new() };
+    let socket = Paths::new(node.dir.path()).podsync();
+    for args in [["pods"].as_slice(), &["explain", "web"], &["logs", "web"], &["events"], &["watch"]] {
+        let (code, out, error) = node.run(args).await;
+        assert_eq!((code, out.as_str()), (69, ""), "{args:?}");
+        let want = format!("quintctl: pod-sync does not answer at {}: No such file", socket.display());
+        assert!(error.starts_with(&want), "{error}");
+    }
+    for args in [["nonsense"].as_slice(), &["explain"], &["pods", "-o", "xml"], &["logs", "web", "-f", "-p"]]
+    {
+        assert_eq!(node.run(args).await.0, 64, "{args:?}");
+    }
+    let (code, out, _) = node.run(&["completions", "bash"]).await;
+    assert_eq!(code, 0);
+    assert!(out.contains("_quintctl"), "{out}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watch_merges_all_streams() {
+    let node = Node::start(true);
+    let mut child = node.command(&["watch", "-o", "json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let told: Vec<String> = tokio::task::spawn_blocking(move || {
+        let mut told: Vec<String> = lines
+            .take(3)
+            .map(|l| {
+                let v: serde_json::Value = serde_json::from_str(&l.unwrap()).unwrap();
+                format!(
+                    "{} {} {}",
+                    v["source"].as_str().unwrap(),
+                    v["subject"].as_str().unwrap(),
+                    v["text"].as_str().unwrap()
+                )
+            })
+            .collect();
+        told.sort();
+        told
+    })
+    .await
+    .unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(told[0].starts_with("pleg web ContainerDied app exit=3"), "{told:?}");
+    assert!(told[1].starts_with("probe web readiness app failure (streak 3)"), "{told:?}");
+    assert_eq!(told[2], "status web 1/1 Running, 1 restart");
+}
+
+/// Spans of the node in the words of one service.
+struct FakeDebug;
+
+#[tonic::async_trait]
+impl Debug for FakeDebug {
+    async fn traces(&self, _: Request<debug::TracesRequest>) -> Result<Response<debug::TracesReply>, Status> {
+        let span = |ids: [&str; 3], service: &str, name: &str, from: i64, uid: &str| debug::Span {
+            trace_id: ids[0].into(),
+            span_id: ids[1].into(),
+            parent_span_id: ids[2].into(),
+            service: service.into(),
+            name: name.into(),
+            start_unix_ns: from * 1_000_000,
+            end_unix_ns: 1_000_000_000,
+            attributes: [("pod.uid".to_owned(), uid.to_owned())].into(),
+            error: String::new(),
+        };
+        let spans = vec![
+            span(["11111111aa", "a", ""], "pod-sync", "pod pass", 900, UID),
+            span(["11111111aa", "b", "a"], "cri-proxy", "StartContainer", 950, ""),
+            span(["22222222aa", "c", ""], "pod-sync", "pod pass", 950, UID),
+            span(["33333333aa", "d", ""], "pod-sync", "pod pass", 950, "another"),
+        ];
+        Ok(Response::new(debug::TracesReply { spans, dropped: 0 }))
+    }
+
+    async fn metrics(
+        &self,
+        _: Request<debug::MetricsRequest>,
+    ) -> Result<Response<debug::MetricsReply>, Status> {
+        Err(Status::unimplemented("not scripted"))
+    }
+
+    async fn build(&self, _: Request<debug::BuildRequest>) -> Result<Response<debug::BuildReply>, Status> {
+        Err(Status::unimplemented("not scripted"))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trace_shows_what_was_done_for_the_pod_even_when_services_are_away() {
+    let node = Node { dir: tempfile::tempdir().unwrap(), stop: CancellationToken::new() };
+    let paths = Paths::new(node.dir.path());
+    node.serve(&paths.podsync(), Server::new("pod-sync").add_service(PodSyncServer::new(FakePodSync)));
+    let listener = bind_unix(&paths.status(), 0o600).unwrap();
+    let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
+    let server = tonic::transport::Server::builder().add_service(DebugServer::new(FakeDebug));
+    let server = tokio::spawn(server.serve_with_incoming(incoming));
+    let (code, out, error) = node.run(&["trace", "web"]).await;
+    assert_eq!(code, 0, "{error}");
+    assert!(
+        out.starts_with("pod pass default/web  1970-01-01T00:00:00.900Z  total 100.0ms  trace 11111111\n"),
+        "{out}"
+    );
+    assert!(out.contains("cri-proxy    StartContainer  "), "{out}");
+    assert_eq!(out.matches("total").count(), 1, "{out}");
+    assert!(out.contains("without the spans of one service: cri-proxy does not answer"), "{out}");
+    let (_, out, _) = node.run(&["trace", UID, "--all", "-o", "json"]).await;
+    let value: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let ids: Vec<&str> = value.as_array().unwrap().iter().map(|o| o["traceId"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["22222222aa", "11111111aa"]);
+    server.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn logs_are_those_of_the_newest_instance_and_follow_it_into_the_next() {
+    let node = Node::start(true);
+    let dir = node.dir.path().join("logs").join(format!("default_web_{UID}")).join("app");
+    std::fs::create_dir_all(&dir).unwrap();
+    let write = |file: &str, text: &str| {
+        std::fs::write(dir.join(file), format!("2026-11-21T02:31:07Z stdout F {text}\n")).unwrap()
+    };
+    write("0.log", "first instance");
+    write("1.log", "second instance");
+    let logs = node.dir.path().join("logs").display().to_string();
+    let (_, out, _) = node.run(&["logs", "web", "--pod-logs-dir", &logs]).await;
+    assert_eq!(out, "second instance\n");
+    let (_, out, _) = node.run(&["logs", "web", "-c", "app", "--previous", "--pod-logs-dir", &logs]).await;
+    assert_eq!(out, "first instance\n");
+    let (code, _, error) = node.run(&["logs", "web", "-c", "other", "--pod-logs-dir", &logs]).await;
+    assert_eq!((code, error.as_str()), (1, "quintctl: no container \"other\"; there are: app\n"));
+    let began = Instant::now();
+    let mut child = node.command(&["logs", "web", "-f", "--tail", "1", "--pod-logs-dir", &logs]);
+    let mut child = child.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut next = || lines.next().unwrap().unwrap();
+    assert_eq!(tokio::task::block_in_place(&mut next), "second instance");
+    write("2.log", "third instance");
+    assert_eq!(tokio::task::block_in_place(&mut next), "third instance");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(10));
+}
