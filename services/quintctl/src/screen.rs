@@ -1,6 +1,6 @@
 //! The live table of the pods, with a panel for one of them.
 //!
-//! [`Model`] decides what is seen and what a key does, without a terminal. [`run`] has the terminal: it draws after each
+//! The model decides what is seen and what a key does, without a terminal. The loop has the terminal: it draws after each
 //! key, change and second, and gives the terminal back however it ends, a panic included. A task per look at a panel's
 //! content; what it brings is dropped when the panel was closed meanwhile.
 
