@@ -10,7 +10,7 @@ pub fn of_status(method: &str, code: Code, message: &str) -> Outcome {
     match code {
         Code::Ok => Outcome::Ok,
         Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable => Outcome::Unknown,
-        Code::Unknown | Code::AlreadyExists if name_is_reserved(method, message) => Outcome::Unknown,
+        Code::Unknown | Code::AlreadyExists if is_in_flight(method, message) => Outcome::Unknown,
         Code::Unknown
         | Code::InvalidArgument
         | Code::NotFound
@@ -27,15 +27,23 @@ pub fn of_status(method: &str, code: Code, message: &str) -> Outcome {
     }
 }
 
-/// Whether the runtime says that an earlier call for the same name is still under way.
+/// Whether the runtime says that an earlier call for the same thing is still under way.
 ///
-/// The one place that reads text: neither containerd nor CRI-O has a code for it. containerd says
+/// The one place that reads text: neither containerd nor CRI-O has a code for it. For a name, containerd says
 /// `failed to reserve sandbox name "…": name "…" is reserved for "…"` (code Unknown); CRI-O says
-/// `… name is reserved` while it still creates the first. Only calls that reserve a name can get it.
+/// `… name is reserved` while it still creates the first. For a container, containerd says
+/// `… container is already in starting state`, and `… in removing state`.
 #[must_use]
-pub fn name_is_reserved(method: &str, message: &str) -> bool {
-    matches!(method, "RunPodSandbox" | "CreateContainer")
-        && (message.contains("is reserved for") || message.contains("name is reserved"))
+pub fn is_in_flight(method: &str, message: &str) -> bool {
+    match method {
+        "RunPodSandbox" | "CreateContainer" => {
+            message.contains("is reserved for") || message.contains("name is reserved")
+        }
+        "StartContainer" | "StopContainer" | "RemoveContainer" => {
+            message.contains("in starting state") || message.contains("in removing state")
+        }
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -45,6 +53,8 @@ mod tests {
     #[test]
     fn outcomes_follow_codes() {
         let reserved = r#"failed to reserve sandbox name "web_default_1_0": name "web_default_1_0" is reserved for "abc""#;
+        let starting =
+            r#"failed to set starting state for container "c1": container is already in starting state"#;
         let cases = [
             ("RunPodSandbox", Code::Ok, "", Outcome::Ok),
             ("RunPodSandbox", Code::Unknown, "cni plugin not initialized", Outcome::RuntimeError),
@@ -52,6 +62,8 @@ mod tests {
             ("CreateContainer", Code::Unknown, reserved, Outcome::Unknown),
             ("CreateContainer", Code::AlreadyExists, "the container name is reserved", Outcome::Unknown),
             ("StartContainer", Code::Unknown, reserved, Outcome::RuntimeError),
+            ("StartContainer", Code::Unknown, starting, Outcome::Unknown),
+            ("CreateContainer", Code::Unknown, starting, Outcome::RuntimeError),
             ("StopContainer", Code::DeadlineExceeded, "", Outcome::Unknown),
             ("StopContainer", Code::Cancelled, "", Outcome::Unknown),
             ("PullImage", Code::Unavailable, "", Outcome::Unknown),

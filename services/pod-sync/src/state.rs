@@ -87,9 +87,9 @@ pub struct PodRecord {
     /// Termination, once it began.
     #[serde(default)]
     pub termination: Option<Termination>,
-    /// Containers whose postStart hook began and did not end, by id.
+    /// Containers whose start was asked for and not answered, by name: the instance's id.
     #[serde(default)]
-    pub post_start: BTreeMap<String, String>,
+    pub starting: BTreeMap<String, String>,
 }
 
 /// The directory of records.

@@ -158,12 +158,47 @@ impl Worker {
             Some(c) => (c.id.clone(), c.restart_count()),
             None => self.make_container(pass, kind, container, sandbox, sandbox_config, ips).await?,
         };
+        // On disk before the start: a cut one may end an instance that never ran.
+        self.record.starting.insert(container.name.clone(), id.to_string());
+        self.save();
         if let Err(e) = self.ctx.runtime.start_container(&id).await {
+            if e.is_verdict() {
+                self.record.starting.remove(&container.name);
+            }
             return Err(self.not_started(pod, &field_path, &e, "RunContainerError"));
         }
+        self.record.starting.remove(&container.name);
         self.ctx.events.pod(pod, EventType::Normal, "Started", "Container started", &field_path);
         self.link_log(container, &id, restarts);
         self.post_start(pod, container, &id, ips, &field_path).await
+    }
+
+    /// Removes instances that a cut start ended before they ran: containerd gives a start up when its caller's connection
+    /// dies. They are made again with the same attempt. True if there was one.
+    pub(super) async fn forget_cut_starts(&mut self, pass: &Pass) -> Result<bool, Halt> {
+        let never_ran: Vec<_> = pass
+            .runtime
+            .containers
+            .iter()
+            .filter(|c| self.record.starting.get(&c.name).is_some_and(|id| id == c.id.as_str()))
+            .filter(|c| c.state == ContainerState::Exited && c.started_unix_ns <= 0)
+            .cloned()
+            .collect();
+        for instance in &never_ran {
+            tracing::info!(pod.uid = %self.pod_ref.uid, container.id = %instance.id, "a start was cut before the container ran: it is made again");
+            self.remove_container(&pass.pod, &pass.runtime, &instance.id, true).await?;
+            self.record.starting.remove(&instance.name);
+        }
+        // What runs or is to be started again needs no note any more.
+        self.record.starting.retain(|name, id| {
+            pass.runtime
+                .newest(name)
+                .is_some_and(|c| c.id.as_str() == id && c.state == ContainerState::Created)
+        });
+        if !never_ran.is_empty() {
+            self.acted();
+        }
+        Ok(!never_ran.is_empty())
     }
 
     async fn make_container(

@@ -45,6 +45,9 @@ impl Kind {
 impl Worker {
     pub(super) async fn sync(&mut self, desired: &Desired) -> Result<Next, Halt> {
         let mut pass = self.look(false).await?;
+        if !self.record.starting.is_empty() && self.forget_cut_starts(&pass).await? {
+            return Ok(Next::Again);
+        }
         self.set_targets(&pass, false);
         if self.is_past_deadline(&pass) {
             self.ctx.events.pod(

@@ -7,8 +7,8 @@ use futures::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
-/// Spawns a task. A panic is logged under its name and ends the process: a service with a dead task is worse than one
-/// that its supervisor starts again.
+/// Spawns a task. A panic is logged under its name; release builds abort on it, since a service with a dead task is worse
+/// than one that its supervisor starts again.
 pub fn spawn<T, F>(name: &'static str, future: F) -> JoinHandle<T>
 where
     F: Future<Output = T> + Send + 'static,
