@@ -1,5 +1,10 @@
 //! The five services against faults that a real runtime does not have on demand.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
+mod api;
 mod failures;
+mod foreign;
+mod hangs;
+mod lifecycle;
+mod restarts;
 mod unknown;

@@ -1,6 +1,6 @@
 //! Calls whose effect happened and whose answer was lost.
 
-use quintlet_simulation::{Options, Sim, pods};
+use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};
 use tonic::Code;
 
@@ -32,5 +32,53 @@ async fn a_lost_answer_to_a_stop_ends_the_pod_without_a_warning() {
     sim.wait_runtime("nothing of the pod is left", |r| r.sandboxes().is_empty() && r.containers().is_empty())
         .await;
     assert_eq!(sim.warnings("stop"), [], "{uid}");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_cut_before_its_effect_is_made_again_without_a_warning() {
+    let sim = Sim::start(Options::default()).await;
+    for (name, method) in [
+        ("run", Method::RunPodSandbox),
+        ("create", Method::CreateContainer),
+        ("start", Method::StartContainer),
+        ("pull", Method::PullImage),
+    ] {
+        sim.runtime.script(Rule::on(method).fail(Code::Unavailable, "transport is closing").times(2));
+        let mut pod = pods::single(name);
+        pod["spec"]["containers"][0]["image"] = serde_json::json!(format!("example.test/{name}:1"));
+        let uid = sim.create(pod);
+        sim.wait_ready(name).await;
+        sim.assert_started_once(name, &uid);
+    }
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reserved_name_is_waited_out_without_another_attempt() {
+    let sim = Sim::start(Options::default()).await;
+    for (name, method) in [("run", Method::RunPodSandbox), ("create", Method::CreateContainer)] {
+        let text = r#"failed to reserve name "x_0": name "x_0" is reserved for "abc""#;
+        sim.runtime.script(Rule::on(method).fail(Code::Unknown, text).times(3));
+        let uid = sim.create(pods::single(name));
+        sim.wait_ready(name).await;
+        sim.assert_started_once(name, &uid);
+    }
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_that_comes_to_be_after_its_caller_is_gone_is_used() {
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.finish_abandoned_calls(true);
+    let hang = sim.runtime.script(Rule::on(Method::RunPodSandbox).hang().times(1));
+    let uid = sim.create(pods::single("late"));
+    sim.wait_calls(Method::RunPodSandbox, &uid, 1).await;
+    sim.restart(Service::CriProxy).await;
+    // Whoever asks again meets the reserved name.
+    sim.wait_calls(Method::RunPodSandbox, &uid, 2).await;
+    sim.runtime.unscript(hang);
+    sim.wait_ready("late").await;
+    sim.assert_started_once("late", &uid);
     sim.finish().await;
 }

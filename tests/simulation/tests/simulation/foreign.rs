@@ -1,0 +1,44 @@
+//! Pods in the runtime that no source names.
+
+use quintlet_simulation::service::NODE;
+use quintlet_simulation::watch::actions_on;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::ContainerSeed;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_foreign_pod_is_never_touched_and_an_orphan_of_ours_goes_once_all_sources_spoke() {
+    let sim = Sim::prepare(Options::default()).await;
+    let foreign = sim.runtime.add_sandbox("foreign-uid", "foreign", "default", 0);
+    let foreign_container = sim.runtime.add_container(&foreign, &ContainerSeed::running("theirs"));
+    let orphan = sim.runtime.add_sandbox("orphan-uid", "orphan", "default", 0);
+    let orphan_container = sim.runtime.add_container(&orphan, &ContainerSeed::running("ours"));
+    sim.runtime.edit_sandbox(&orphan, |s| {
+        s.annotations.insert("quintlet.dev/node".to_owned(), NODE.to_owned());
+    });
+    sim.api.faults().block("list pods");
+    sim.api.faults().block("watch pods");
+    sim.manifest("static", &pods::manifest("static"));
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    // One source has spoken, and housekeeping ran, when its pod runs and has been removed again.
+    let runs = |r: &quintlet_testkit::fake_runtime::FakeRuntime| {
+        r.containers().iter().any(|c| c.name() == "c-static" && c.running())
+    };
+    sim.wait_runtime("the static pod runs", runs).await;
+    sim.remove_manifest("static");
+    sim.wait_runtime("the static pod is gone", |r| {
+        !r.sandboxes().iter().any(|s| s.config.metadata.as_ref().is_some_and(|m| m.name == "static-sim-node"))
+    })
+    .await;
+    let ours = [orphan.clone(), orphan_container, "orphan-uid".to_owned()];
+    assert_eq!(actions_on(&sim.runtime, &ours), Vec::<String>::new(), "before the API server has spoken");
+    sim.api.faults().clear();
+    sim.wait_runtime("the orphan is gone", |r| !r.sandboxes().iter().any(|s| s.id() == orphan)).await;
+    let _uid = sim.create(pods::single("mine"));
+    sim.wait_ready("mine").await;
+    let theirs = [foreign.clone(), foreign_container.clone(), "foreign-uid".to_owned()];
+    assert_eq!(actions_on(&sim.runtime, &theirs), Vec::<String>::new());
+    assert!(sim.runtime.container(&foreign_container).unwrap().running());
+    sim.finish().await;
+}

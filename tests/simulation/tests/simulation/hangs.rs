@@ -1,0 +1,132 @@
+//! A runtime that does not answer, or that tells too little.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use quintlet_simulation::sim::LONG;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::{ExecReply, Method, Rule};
+use quintlet_testkit::wait::until;
+use serde_json::json;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_hangs_for_one_pod_holds_up_no_other() {
+    let sim = Sim::start(Options::default()).await;
+    let probes = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&probes);
+    sim.runtime.on_exec(move |_, _| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        ExecReply::default()
+    });
+    let mut probed = pods::single("probed");
+    probed["spec"]["containers"][0]["livenessProbe"] =
+        json!({"exec": {"command": ["true"]}, "periodSeconds": 1});
+    let _uid = sim.create(probed);
+    let _uid = sim.create(pods::single("leaves"));
+    sim.wait_ready("probed").await;
+    sim.wait_ready("leaves").await;
+    let hang = sim.runtime.script(Rule::on(Method::RunPodSandbox).about("stuck").hang());
+    let stuck = sim.create(pods::single("stuck"));
+    sim.wait_calls(Method::RunPodSandbox, "stuck", 1).await;
+    let before = probes.load(Ordering::Relaxed);
+    let _uid = sim.create(pods::single("other"));
+    sim.wait_ready("other").await;
+    sim.delete("leaves", None);
+    sim.wait_gone("leaves").await;
+    until("two more probes", LONG, async || {
+        let now = probes.load(Ordering::Relaxed);
+        if now >= before + 2 { Ok(()) } else { Err(now) }
+    })
+    .await;
+    assert_eq!(sim.calls_about(Method::RunPodSandbox, "stuck"), 1, "a call that hangs is not made again");
+    sim.runtime.unscript(hang);
+    sim.wait_ready("stuck").await;
+    sim.assert_started_once("stuck", &stuck);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_can_be_deleted_while_its_start_hangs() {
+    let sim = Sim::start(Options::default()).await;
+    let hang = sim.runtime.script(Rule::on(Method::RunPodSandbox).about("stuck").hang());
+    let uid = sim.create(pods::single("stuck"));
+    sim.wait_calls(Method::RunPodSandbox, "stuck", 1).await;
+    sim.delete("stuck", Some(1));
+    sim.runtime.unscript(hang);
+    sim.wait_gone("stuck").await;
+    sim.wait_runtime("nothing of the pod is left", |r| r.sandboxes().is_empty()).await;
+    assert_eq!(sim.runtime.count(Method::CreateContainer), 0, "{uid}: nothing is started in a pod that ends");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_happened_while_the_runtime_was_down_is_caught_up_with() {
+    let sim = Sim::start(Options::default()).await;
+    let mut uids = Vec::new();
+    for name in ["stays", "dies", "leaves"] {
+        uids.push(sim.create(pods::single(name)));
+    }
+    for name in ["stays", "dies", "leaves"] {
+        sim.wait_ready(name).await;
+    }
+    let stays = sim.pod("stays");
+    sim.runtime.down();
+    let dies = sim.runtime.newest(&uids[1], "c-dies").unwrap();
+    assert!(sim.runtime.exit(dies.id(), 1));
+    sim.delete("leaves", None);
+    let _uid = sim.create(pods::single("comes"));
+    sim.runtime.up().unwrap();
+    sim.wait_gone("leaves").await;
+    sim.wait_ready("comes").await;
+    sim.wait_pod("dies", "running again", |p| p.is_ready() && p.container("c-dies").restarts == 1).await;
+    let now = sim.pod("stays");
+    assert_eq!(now.condition("Ready"), stays.condition("Ready"));
+    assert_eq!(now.container("c-stays"), stays.container("c-stays"));
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hints_that_are_cut_lost_or_doubled_lose_nothing() {
+    let sim = Sim::start(Options::default()).await;
+    let names = ["cut", "lost", "twice"];
+    let mut uids = Vec::new();
+    for name in names {
+        uids.push(sim.create(pods::single(name)));
+    }
+    for name in names {
+        sim.wait_ready(name).await;
+    }
+    let exit = |i: usize| {
+        let newest = sim.runtime.newest(&uids[i], &format!("c-{}", names[i])).unwrap();
+        assert!(sim.runtime.exit(newest.id(), 3));
+    };
+    sim.runtime.cut_event_streams();
+    exit(0);
+    sim.wait_pod("cut", "restarted", |p| p.is_ready() && p.container("c-cut").restarts == 1).await;
+    sim.runtime.duplicate_events(true);
+    exit(2);
+    sim.wait_pod("twice", "restarted", |p| p.is_ready() && p.container("c-twice").restarts == 1).await;
+    sim.runtime.duplicate_events(false);
+    sim.runtime.drop_events(1000);
+    exit(1);
+    sim.wait_pod("lost", "restarted", |p| p.is_ready() && p.container("c-lost").restarts == 1).await;
+    for name in names {
+        assert_eq!(sim.pod(name).restarts(), 1, "{name}");
+    }
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_that_comes_late_is_waited_for() {
+    let sim = Sim::prepare(Options::default()).await;
+    sim.runtime.down();
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    let uid = sim.create(pods::single("early"));
+    sim.wait_pod("early", "pending", |p| p.phase() == "Pending").await;
+    sim.runtime.up().unwrap();
+    sim.wait_ready("early").await;
+    sim.assert_started_once("early", &uid);
+    sim.finish().await;
+}

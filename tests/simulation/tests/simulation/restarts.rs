@@ -1,0 +1,156 @@
+//! Services that are killed, or told to stop, in the middle of things.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule};
+use serde_json::json;
+
+/// How long the preStop hook takes.
+const HOOK: Duration = Duration::from_secs(3);
+
+async fn in_the_middle_of_everything(service: Service, gently: bool) {
+    let sim = Sim::start(Options::default()).await;
+    let hooks = Arc::new(Mutex::new(0));
+    let counted = Arc::clone(&hooks);
+    sim.runtime.on_exec(move |_, command| {
+        let hook = command.first().is_some_and(|c| c == "hook");
+        if hook {
+            *counted.lock() += 1;
+        }
+        ExecReply { after: if hook { HOOK } else { Duration::ZERO }, ..ExecReply::default() }
+    });
+    sim.runtime.behave("c-crash", Behaviour { exit: Some((Duration::ZERO, 1)), ..Behaviour::default() });
+    let mut running = pods::single("running");
+    let probe = json!({"exec": {"command": ["probe"]}, "periodSeconds": 1});
+    running["spec"]["containers"][0]["readinessProbe"] = probe.clone();
+    running["spec"]["containers"][0]["startupProbe"] = probe;
+    let mut ending = pods::single("ending");
+    ending["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"exec": {"command": ["hook"]}}});
+    let running_uid = sim.create(running);
+    let ending_uid = sim.create(ending);
+    let crash_uid = sim.create(pods::single("crash"));
+    let before = sim.wait_ready("running").await;
+    sim.wait_ready("ending").await;
+    let crashed = sim
+        .wait_pod("crash", "backing off for 10 s", |p| {
+            let c = p.container("c-crash");
+            c.reason == "CrashLoopBackOff" && c.message.contains("back-off 10s")
+        })
+        .await;
+    let slow =
+        sim.runtime.script(Rule::on(Method::RunPodSandbox).about("starting").latency(Duration::from_secs(1)));
+    let starting_uid = sim.create(pods::single("starting"));
+    sim.wait_calls(Method::RunPodSandbox, "starting", 1).await;
+    sim.delete("ending", None);
+    sim.wait_calls(
+        Method::ExecSync,
+        &sim.runtime.newest(&ending_uid, "c-ending").unwrap().id().to_owned(),
+        1,
+    )
+    .await;
+
+    if gently {
+        sim.stop(service).await;
+        sim.up(service);
+    } else {
+        sim.restart(service).await;
+    }
+
+    sim.wait_ready("starting").await;
+    sim.runtime.unscript(slow);
+    sim.assert_started_once("starting", &starting_uid);
+    sim.wait_gone("ending").await;
+    assert_eq!(*hooks.lock(), 1, "the hook runs once");
+    let stops = sim.runtime.calls_of(Method::StopContainer);
+    assert!(!stops.is_empty());
+    sim.wait_pod("crash", "its third instance, with 20 s", |p| {
+        let c = p.container("c-crash");
+        c.restarts == crashed.container("c-crash").restarts + 1 && c.message.contains("back-off 20s")
+    })
+    .await;
+    let _at_most_these = &crash_uid;
+    let after = sim.pod("running");
+    assert_eq!(after.container("c-running"), before.container("c-running"));
+    assert_eq!(after.0["status"]["conditions"], before.0["status"]["conditions"]);
+    sim.assert_started_once("running", &running_uid);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cri_proxy_is_killed_in_the_middle_of_everything() {
+    in_the_middle_of_everything(Service::CriProxy, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pleg_service_is_killed_in_the_middle_of_everything() {
+    in_the_middle_of_everything(Service::Pleg, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probe_service_is_killed_in_the_middle_of_everything() {
+    in_the_middle_of_everything(Service::Probe, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn status_reporter_is_killed_in_the_middle_of_everything() {
+    in_the_middle_of_everything(Service::Status, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_sync_is_killed_in_the_middle_of_everything() {
+    in_the_middle_of_everything(Service::PodSync, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_sync_is_stopped_in_the_middle_of_everything() {
+    in_the_middle_of_everything(Service::PodSync, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grace_goes_on_when_pod_sync_comes_back() {
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.on_exec(|_, _| ExecReply { after: Duration::from_secs(3600), ..ExecReply::default() });
+    let mut pod = pods::single("ending");
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(40);
+    pod["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"exec": {"command": ["hook"]}}});
+    let uid = sim.create(pod);
+    sim.wait_ready("ending").await;
+    let id = sim.runtime.newest(&uid, "c-ending").unwrap().id().to_owned();
+    sim.delete("ending", None);
+    sim.wait_calls(Method::ExecSync, &id, 1).await;
+    sim.kill(Service::PodSync).await;
+    // What is looked for is that this time is taken off the grace.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    sim.up(Service::PodSync);
+    sim.wait_gone("ending").await;
+    let stops = sim.runtime.calls_of(Method::StopContainer);
+    let timeouts: Vec<i64> =
+        stops.iter().map(|c| c.request::<k8s_cri::v1::StopContainerRequest>().timeout).collect();
+    assert!(timeouts.iter().all(|t| *t <= 38), "grace began anew: {timeouts:?}");
+    assert_eq!(sim.runtime.count(Method::ExecSync), 1, "the hook runs once");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_created_container_is_started_and_not_made_again_by_the_next_pod_sync() {
+    for cut in [false, true] {
+        let sim = Sim::start(Options::default()).await;
+        let hang = sim.runtime.hang(Method::StartContainer);
+        let uid = sim.create(pods::single("made"));
+        sim.runtime.wait_count(Method::StartContainer, 1).await;
+        sim.kill(Service::PodSync).await;
+        if cut {
+            sim.kill(Service::CriProxy).await;
+        }
+        sim.runtime.unscript(hang);
+        sim.up(Service::CriProxy);
+        sim.up(Service::PodSync);
+        sim.wait_ready("made").await;
+        sim.assert_started_once("made", &uid);
+        assert_eq!(sim.runtime.count(Method::CreateContainer), 1, "cut {cut}");
+        sim.finish().await;
+    }
+}
