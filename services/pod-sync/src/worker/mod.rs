@@ -131,6 +131,8 @@ pub struct Worker {
     full: bool,
     epoch: u64,
     seen: Option<SharedPodRuntime>,
+    // Made since the last look: a look that does not know of them is no look after the action.
+    made: Vec<String>,
     messages: HashMap<ContainerId, String>,
     seeded: bool,
     mounted: Option<MountedVolumes>,
@@ -185,6 +187,7 @@ impl Worker {
             full: true,
             epoch: 0,
             seen: None,
+            made: Vec::new(),
             messages: HashMap::new(),
             seeded: false,
             mounted: None,
@@ -387,11 +390,17 @@ impl Worker {
         let cached = self.ctx.pleg.get(uid);
         let fresh = cached
             .as_ref()
-            .is_some_and(|c| c.observed > self.acted && c.cursor.epoch == self.epoch && c.error.is_none());
+            .is_some_and(|c| c.observed > self.acted && c.cursor.epoch == self.epoch && c.error.is_none())
+            && (self.made.is_empty()
+                || cached.as_ref().is_some_and(|c| {
+                    let ids = c.ids();
+                    self.made.iter().all(|made| ids.contains(made))
+                }));
         let runtime = match cached {
             Some(cached) if fresh && !self.full => cached,
             cached => {
-                let ids = cached.as_ref().or(self.seen.as_ref()).map(|p| p.ids()).unwrap_or_default();
+                let mut ids = cached.as_ref().or(self.seen.as_ref()).map(|p| p.ids()).unwrap_or_default();
+                ids.extend(self.made.iter().cloned());
                 let full =
                     self.full || cached.is_none() || cached.is_some_and(|c| c.cursor.epoch != self.epoch);
                 match self.ctx.pleg.observe(uid, ids, full).await {
@@ -413,6 +422,7 @@ impl Worker {
             }
         };
         self.full = false;
+        self.made.clear();
         self.epoch = runtime.cursor.epoch;
         self.seen = Some(Arc::clone(&runtime));
         for container in &runtime.containers {

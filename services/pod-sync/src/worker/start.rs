@@ -115,6 +115,7 @@ impl Worker {
                 return Err(Halt::of(&e, "failed to \"CreatePodSandbox\""));
             }
         };
+        self.made.push(id.to_string());
         if pods::host_network(pod) {
             return Ok((id, self.ctx.node.node_ips.clone()));
         }
@@ -250,6 +251,7 @@ impl Worker {
         self.save();
         match self.ctx.runtime.create_container(sandbox, config, sandbox_config.clone()).await {
             Ok(id) => {
+                self.made.push(id.to_string());
                 self.ctx.events.pod(pod, EventType::Normal, "Created", "Container created", &field_path);
                 Ok((id, restarts))
             }

@@ -114,16 +114,18 @@ async fn a_trace_goes_from_client_to_server_and_into_the_ring() {
     let server = start(PeerPolicy::Any).await;
     let mut client = ProbeExecClient::with_interceptor(channel(server.path.clone()), PropagatingInterceptor);
     let span = tracing::info_span!("pass", pod.uid = "u-1");
-    let (mine, reply) = async { (current_trace_id().unwrap(), client.exec(request("u-1", 1)).await.unwrap()) }
-        .instrument(span)
-        .await;
+    let (mine, reply) =
+        async { (current_trace_id().unwrap(), client.exec(request("u-1", 1)).await.unwrap()) }
+            .instrument(span)
+            .await;
     let output = String::from_utf8(reply.into_inner().output).unwrap();
     assert!(output.starts_with(&mine), "server ran in {output}, client in {mine}");
 
     let mut debug = DebugClient::new(channel(server.path.clone()));
     let asked = TracesRequest { trace_id: mine.clone(), pod_uid: "u-1".to_owned() };
     let spans = debug.traces(asked).await.unwrap().into_inner().spans;
-    let find = |name: &str| spans.iter().find(|s| s.name == name).unwrap_or_else(|| panic!("{name}: {spans:?}"));
+    let find =
+        |name: &str| spans.iter().find(|s| s.name == name).unwrap_or_else(|| panic!("{name}: {spans:?}"));
     let (pass, exec) = (find("pass"), find("Exec"));
     assert_eq!(exec.parent_span_id, pass.span_id);
     assert_eq!((pass.parent_span_id.as_str(), exec.service.as_str()), ("", "kit-test"));
