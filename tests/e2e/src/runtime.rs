@@ -1,9 +1,11 @@
 //! Sandboxes and containers as the runtime has them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::{Container, ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandbox};
+use k8s_cri::v1::{
+    Container, ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxState,
+};
 use tonic::Status;
 use tonic::transport::Channel;
 
@@ -33,40 +35,30 @@ pub async fn list(channel: Channel) -> Result<Listed, Status> {
 }
 
 impl Listed {
-    /// What is there twice though it may be there once: sandboxes of a pod, live containers of a name, attempts of a container.
+    /// What is there twice though it may be there once: live sandboxes of a pod, live containers of a name, attempts of either.
+    ///
+    /// A dead sandbox is none: the runtime leaves one behind when the caller dies inside RunPodSandbox.
     #[must_use]
     pub fn duplicates(&self) -> Vec<String> {
-        let mut sandboxes: BTreeMap<&str, Vec<&PodSandbox>> = BTreeMap::new();
+        let mut all: BTreeMap<(&str, &str), (usize, Vec<u32>)> = BTreeMap::new();
         for s in &self.sandboxes {
-            sandboxes.entry(label(&s.labels, POD_UID)).or_default().push(s);
+            let entry = all.entry((label(&s.labels, POD_UID), "")).or_default();
+            entry.0 += usize::from(s.state() == PodSandboxState::SandboxReady);
+            entry.1.extend(s.metadata.as_ref().map(|m| m.attempt));
         }
-        let mut out: Vec<String> = sandboxes
-            .iter()
-            .filter(|(_, all)| all.len() > 1)
-            .map(|(uid, all)| format!("pod {uid} has {} sandboxes: {all:?}", all.len()))
-            .collect();
-        let mut containers: BTreeMap<(&str, &str), Vec<&Container>> = BTreeMap::new();
         for c in &self.containers {
-            containers
-                .entry((label(&c.labels, POD_UID), label(&c.labels, CONTAINER_NAME)))
-                .or_default()
-                .push(c);
+            let entry = all.entry((label(&c.labels, POD_UID), label(&c.labels, CONTAINER_NAME))).or_default();
+            entry.0 += usize::from(c.state() != ContainerState::ContainerExited);
+            entry.1.extend(c.metadata.as_ref().map(|m| m.attempt));
         }
-        for ((uid, name), all) in containers {
-            let live = all.iter().filter(|c| c.state() != ContainerState::ContainerExited).count();
-            let mut attempts: Vec<u32> =
-                all.iter().filter_map(|c| c.metadata.as_ref()).map(|m| m.attempt).collect();
-            attempts.sort_unstable();
-            let distinct = {
-                let mut a = attempts.clone();
-                a.dedup();
-                a.len()
-            };
-            if live > 1 || distinct < attempts.len() {
-                out.push(format!("container {name} of pod {uid}: {live} live, attempts {attempts:?}"));
-            }
-        }
-        out
+        all.into_iter()
+            .filter(|(_, (live, attempts))| {
+                *live > 1 || attempts.iter().collect::<BTreeSet<_>>().len() < attempts.len()
+            })
+            .map(|((uid, name), (live, attempts))| {
+                format!("pod {uid}, container {name:?}: {live} live, attempts {attempts:?}")
+            })
+            .collect()
     }
 
     /// Instances of a container, by attempt: when each was created, nanoseconds since 1970.
