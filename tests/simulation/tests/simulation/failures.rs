@@ -1,7 +1,7 @@
 //! Calls that the runtime refuses.
 
 use quintlet_simulation::{Options, Sim, pods};
-use quintlet_testkit::fake_runtime::{Method, Rule};
+use quintlet_testkit::fake_runtime::{self, Method, Rule};
 use serde_json::json;
 use tonic::Code;
 
@@ -74,5 +74,19 @@ async fn refused_sandboxes_and_containers_are_told_and_tried_again_without_hamme
     assert_eq!(sim.calls_about(Method::RunPodSandbox, "sandbox"), 2);
     assert_eq!(sim.calls_about(Method::CreateContainer, "c-create"), 2);
     assert_eq!(sim.runtime.count(Method::RunPodSandbox), 4);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_was_just_made_is_seen_where_no_hint_tells_of_it() {
+    let sim = Sim::start(Options { runtime: fake_runtime::Options::silent() }).await;
+    sim.runtime.script(Rule::on(Method::StartContainer).fail(Code::Unknown, "no such command").times(1));
+    let uid = sim.create(pods::single("start"));
+    sim.wait_pod("start", "RunContainerError", |p| p.container("c-start").reason == "RunContainerError")
+        .await;
+    sim.wait_ready("start").await;
+    // The first, that did not start, stays as it was made.
+    assert_eq!(sim.runtime.count(Method::CreateContainer), 2, "{:#?}", sim.instances(&uid));
+    assert_eq!(sim.runtime.count(Method::StartContainer), 2, "{:#?}", sim.instances(&uid));
     sim.finish().await;
 }
