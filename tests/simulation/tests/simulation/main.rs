@@ -6,5 +6,6 @@ mod failures;
 mod foreign;
 mod hangs;
 mod lifecycle;
+mod random;
 mod restarts;
 mod unknown;

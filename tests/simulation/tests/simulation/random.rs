@@ -1,0 +1,253 @@
+//! Random sequences of what users, containers, the runtime and supervisors do; then everything is healed and looked at.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use quintlet_simulation::sim::LONG;
+use quintlet_simulation::watch::actions_on;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::{Behaviour, ContainerSeed, Method, Rule};
+use quintlet_testkit::wait::until;
+use serde_json::json;
+use tonic::Code;
+
+/// Sequences tried; half a minute of one machine with two cores.
+const CASES: usize = 30;
+/// Nodes at once: most of their time is waiting for back-offs.
+const AT_ONCE: usize = 6;
+/// Names of pods a sequence is about.
+const PODS: usize = 4;
+
+#[derive(Debug, Clone)]
+enum Action {
+    Create(usize, Policy),
+    Label(usize, u32),
+    Image(usize, u32),
+    Delete(usize, i64),
+    Exit(usize, i32),
+    SandboxExit(usize),
+    Fault(Method, Fault, u32),
+    LoseHints(u64),
+    CutHints,
+    RuntimeRestart,
+    Restart(Service),
+    Pause(u64),
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Policy {
+    Always,
+    OnFailure,
+    Never,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    Refused,
+    CutBefore,
+    CutAfter,
+    Slow,
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let pod = 0..PODS;
+    let policy = prop_oneof![Just(Policy::Always), Just(Policy::OnFailure), Just(Policy::Never)];
+    let method = prop::sample::select(vec![
+        Method::RunPodSandbox,
+        Method::StopPodSandbox,
+        Method::RemovePodSandbox,
+        Method::CreateContainer,
+        Method::StartContainer,
+        Method::StopContainer,
+        Method::RemoveContainer,
+        Method::PullImage,
+        Method::ContainerStatus,
+        Method::PodSandboxStatus,
+        Method::ListContainers,
+    ]);
+    let fault = prop::sample::select(vec![Fault::Refused, Fault::CutBefore, Fault::CutAfter, Fault::Slow]);
+    prop_oneof![
+        6 => (pod.clone(), policy).prop_map(|(p, policy)| Action::Create(p, policy)),
+        1 => (pod.clone(), any::<u32>()).prop_map(|(p, n)| Action::Label(p, n)),
+        1 => (pod.clone(), 0..3u32).prop_map(|(p, n)| Action::Image(p, n)),
+        2 => (pod.clone(), 1..3i64).prop_map(|(p, grace)| Action::Delete(p, grace)),
+        2 => (pod.clone(), 0..2).prop_map(|(p, code)| Action::Exit(p, code)),
+        1 => pod.prop_map(Action::SandboxExit),
+        4 => (method, fault, 1..3u32).prop_map(|(m, f, n)| Action::Fault(m, f, n)),
+        1 => (1..20u64).prop_map(Action::LoseHints),
+        1 => Just(Action::CutHints),
+        1 => Just(Action::RuntimeRestart),
+        3 => prop::sample::select(Service::ALL.to_vec()).prop_map(Action::Restart),
+        4 => (0..400u64).prop_map(Action::Pause),
+    ]
+}
+
+fn name(pod: usize) -> String {
+    format!("p{pod}")
+}
+
+fn uid(sim: &Sim, pod: usize) -> String {
+    sim.pod(&name(pod)).uid().to_owned()
+}
+
+async fn act(sim: &Sim, action: Action) {
+    match action {
+        Action::Create(pod, policy) => {
+            let mut object = pods::single(&name(pod));
+            object["spec"]["restartPolicy"] = json!(format!("{policy:?}"));
+            // One that is there stays.
+            let _exists = sim.api.create("pods", "default", object);
+        }
+        Action::Label(pod, n) => {
+            let _none = sim.api.edit("pods", "default", &name(pod), |p| {
+                p["metadata"]["labels"]["n"] = json!(n.to_string());
+            });
+        }
+        Action::Image(pod, n) => {
+            let _none = sim.api.edit("pods", "default", &name(pod), |p| {
+                p["spec"]["containers"][0]["image"] = json!(format!("example.test/app:{n}"));
+            });
+        }
+        Action::Delete(pod, grace) => {
+            let _none = sim.api.delete("pods", "default", &name(pod), Some(grace));
+        }
+        Action::Exit(pod, code) => {
+            if let Some(c) = sim.runtime.newest(&uid(sim, pod), &format!("c-{}", name(pod))) {
+                sim.runtime.exit(c.id(), code);
+            }
+        }
+        Action::SandboxExit(pod) => {
+            if let Some(s) = sim.sandboxes(&uid(sim, pod)).into_iter().find(|s| s.ready()) {
+                for c in sim.runtime.containers().iter().filter(|c| c.sandbox_id == s.id()) {
+                    sim.runtime.exit(c.id(), 137);
+                }
+                sim.runtime.exit(s.id(), 137);
+            }
+        }
+        Action::Fault(method, fault, times) => {
+            let rule = Rule::on(method).times(times);
+            sim.runtime.script(match fault {
+                Fault::Refused => rule.fail(Code::Unknown, "refused"),
+                Fault::CutBefore => rule.fail(Code::Unavailable, "cut"),
+                Fault::CutAfter => rule.fail_after(Code::Unavailable, "cut"),
+                Fault::Slow => rule.latency(Duration::from_millis(300)),
+            });
+        }
+        Action::LoseHints(n) => sim.runtime.drop_events(n),
+        Action::CutHints => sim.runtime.cut_event_streams(),
+        Action::RuntimeRestart => {
+            sim.runtime.down();
+            sim.runtime.up().unwrap();
+        }
+        Action::Restart(service) => sim.restart(service).await,
+        // Part of the sequence: how far things get between two actions.
+        Action::Pause(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
+    }
+}
+
+/// What a pod of the API server still lacks.
+fn unsettled(sim: &Sim) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut known = BTreeMap::new();
+    for pod in 0..PODS {
+        let seen = sim.pod(&name(pod));
+        if seen.is_gone() {
+            continue;
+        }
+        known.insert(seen.uid().to_owned(), ());
+        let finished = matches!(seen.phase(), "Succeeded" | "Failed");
+        let policy = seen.text("/spec/restartPolicy");
+        let as_policy = match policy {
+            "Always" => false,
+            "OnFailure" => seen.phase() == "Succeeded",
+            _ => true,
+        };
+        let running =
+            sim.runtime.containers().iter().filter(|c| c.pod_uid() == seen.uid() && c.running()).count();
+        let good = if finished { as_policy && running == 0 } else { seen.is_ready() && running == 1 };
+        if !good || !seen.text("/metadata/deletionTimestamp").is_empty() {
+            out.push(format!("{policy} {running} running: {seen:?} {:?}", sim.events(&name(pod))));
+        }
+    }
+    for s in sim.runtime.sandboxes() {
+        if s.pod_uid() != "foreign-uid" && !known.contains_key(s.pod_uid()) {
+            out.push(format!("unwanted sandbox of {}", s.pod_uid()));
+        }
+    }
+    out
+}
+
+async fn case(actions: Vec<Action>) {
+    let sim = Sim::start(Options::default()).await;
+    let foreign = sim.runtime.add_sandbox("foreign-uid", "foreign", "default", 0);
+    let theirs = sim.runtime.add_container(&foreign, &ContainerSeed::running("theirs"));
+    sim.runtime.behave("theirs", Behaviour::default());
+    for action in actions {
+        act(&sim, action).await;
+    }
+    sim.runtime.unscript_all();
+    // A lost hint is found by the next list, half a minute later; that list is not what this test is about.
+    sim.runtime.cut_event_streams();
+    until("every pod as it should be", LONG, async || {
+        let left = unsettled(&sim);
+        if left.is_empty() { Ok(()) } else { Err(left) }
+    })
+    .await;
+    let subjects = ["foreign-uid".to_owned(), foreign, theirs.clone()];
+    assert_eq!(actions_on(&sim.runtime, &subjects), Vec::<String>::new(), "a foreign pod was touched");
+    assert!(sim.runtime.container(&theirs).unwrap().running());
+    sim.finish().await;
+}
+
+/// `QSIM_SEED` (64 hex digits) runs the sequences of that seed again.
+fn seed() -> [u8; 32] {
+    let mut seed = [0; 32];
+    match std::env::var("QSIM_SEED") {
+        Ok(text) => {
+            for (byte, digits) in seed.iter_mut().zip(text.as_bytes().chunks(2)) {
+                *byte = u8::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap();
+            }
+        }
+        Err(_) => seed = rand::random(),
+    }
+    seed
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::print_stderr)]
+async fn whatever_happens_pods_end_up_as_wanted_and_nothing_is_there_twice() {
+    let seed = seed();
+    let hex: String = seed.iter().map(|b| format!("{b:02x}")).collect();
+    eprintln!("QSIM_SEED={hex}");
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let strategy = prop::collection::vec(action(), 4..24);
+    let cases: Vec<Vec<Action>> =
+        (0..CASES).map(|_| strategy.new_tree(&mut runner).unwrap().current()).collect();
+    let trials = futures::stream::iter(cases)
+        .map(|actions| async move {
+            let told = format!("{actions:?}");
+            match tokio::task::spawn_local(case(actions)).await {
+                Ok(()) => None,
+                Err(e) => {
+                    let panic = e.into_panic();
+                    let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+                    Some(format!("after {told}:\n{text}"))
+                }
+            }
+        })
+        .buffer_unordered(AT_ONCE)
+        .filter_map(std::future::ready)
+        .collect::<Vec<String>>();
+    let failed = tokio::task::LocalSet::new().run_until(trials).await;
+    assert!(
+        failed.is_empty(),
+        "QSIM_SEED={hex}: {} of {CASES} failed:\n{}",
+        failed.len(),
+        failed.join("\n\n")
+    );
+}
