@@ -26,16 +26,10 @@ pub const LONG: Duration = Duration::from_secs(60);
 static NODES: AtomicU32 = AtomicU32::new(0);
 
 /// How a node is made.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The runtime. Its wall clock is the machine's.
     pub runtime: fake_runtime::Options,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { runtime: fake_runtime::Options::default() }
-    }
 }
 
 /// A running node. [`Sim::finish`] ends it and fails when what must never be was seen.

@@ -161,3 +161,24 @@ async fn a_static_pod_has_a_mirror_that_comes_back_and_goes_with_it() {
     sim.wait_runtime("nothing is left", |r| r.sandboxes().is_empty()).await;
     sim.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_statuses_that_could_not_be_written_the_newest_is() {
+    let sim = Sim::start(Options::default()).await;
+    let uid = sim.create(pods::single("dies"));
+    sim.wait_ready("dies").await;
+    sim.api.faults().block("patch pods/status");
+    let mut last = sim.runtime.newest(&uid, "c-dies").unwrap().id().to_owned();
+    for _ in 0..2 {
+        assert!(sim.runtime.exit(&last, 1));
+        sim.wait_runtime("restarted while nothing can be written", |r| {
+            r.newest(&uid, "c-dies").is_some_and(|c| c.running() && c.id() != last)
+        })
+        .await;
+        last = sim.runtime.newest(&uid, "c-dies").unwrap().id().to_owned();
+    }
+    sim.api.faults().clear();
+    let seen = sim.wait_pod("dies", "Ready with two restarts", |p| p.is_ready() && p.restarts() == 2).await;
+    assert!(seen.container("c-dies").id.ends_with(&last), "{seen:?}");
+    sim.finish().await;
+}

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use k8s_cri::v1::ContainerState;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::watch::actions_on;
 use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testapi::Failure;
 use quintlet_testkit::fake_runtime::{Behaviour, ContainerSeed, Method, Rule};
 use quintlet_testkit::wait::until;
 use serde_json::json;
@@ -34,6 +36,9 @@ enum Action {
     LoseHints(u64),
     CutHints,
     RuntimeRestart,
+    ApiFault(&'static str, usize),
+    ApiRestart(u64),
+    DoubleHints(bool),
     Restart(Service),
     Pause(u64),
 }
@@ -81,6 +86,10 @@ fn action() -> impl Strategy<Value = Action> {
         1 => (1..20u64).prop_map(Action::LoseHints),
         1 => Just(Action::CutHints),
         1 => Just(Action::RuntimeRestart),
+        1 => (prop::sample::select(vec!["patch pods/status", "delete pods", "list *", "watch *", "* *"]), 1..4usize)
+            .prop_map(|(r, n)| Action::ApiFault(r, n)),
+        1 => (0..300u64).prop_map(Action::ApiRestart),
+        1 => any::<bool>().prop_map(Action::DoubleHints),
         3 => prop::sample::select(Service::ALL.to_vec()).prop_map(Action::Restart),
         4 => (0..400u64).prop_map(Action::Pause),
     ]
@@ -97,7 +106,19 @@ fn uid(sim: &Sim, pod: usize) -> String {
 async fn act(sim: &Sim, action: Action) {
     match action {
         Action::Create(pod, policy) => {
-            let mut object = pods::single(&name(pod));
+            let name = name(pod);
+            let side = format!("d-{name}");
+            let mut object =
+                pods::pod(&name, &[pods::container(&format!("c-{name}")), pods::container(&side)]);
+            // Two of them have another container, which ends with the first.
+            object["spec"]["containers"].as_array_mut().unwrap().truncate(1 + pod % 2);
+            if pod == 2 {
+                object["spec"]["initContainers"] = json!([pods::container(&format!("i-{name}"))]);
+                sim.runtime.behave(
+                    &format!("i-{name}"),
+                    Behaviour { exit: Some((Duration::from_millis(20), 0)), ..Behaviour::default() },
+                );
+            }
             object["spec"]["restartPolicy"] = json!(format!("{policy:?}"));
             // One that is there stays.
             let _exists = sim.api.create("pods", "default", object);
@@ -107,17 +128,21 @@ async fn act(sim: &Sim, action: Action) {
                 p["metadata"]["labels"]["n"] = json!(n.to_string());
             });
         }
-        Action::Image(pod, n) => {
+        // A changed container is restarted whatever the policy; only where that is always so can restarts be counted.
+        Action::Image(pod, n) if sim.pod(&name(pod)).text("/spec/restartPolicy") == "Always" => {
             let _none = sim.api.edit("pods", "default", &name(pod), |p| {
                 p["spec"]["containers"][0]["image"] = json!(format!("example.test/app:{n}"));
             });
         }
+        Action::Image(..) => {}
         Action::Delete(pod, grace) => {
             let _none = sim.api.delete("pods", "default", &name(pod), Some(grace));
         }
         Action::Exit(pod, code) => {
-            if let Some(c) = sim.runtime.newest(&uid(sim, pod), &format!("c-{}", name(pod))) {
-                sim.runtime.exit(c.id(), code);
+            for prefix in ["c", "d"] {
+                if let Some(c) = sim.runtime.newest(&uid(sim, pod), &format!("{prefix}-{}", name(pod))) {
+                    sim.runtime.exit(c.id(), code);
+                }
             }
         }
         Action::SandboxExit(pod) => {
@@ -143,6 +168,13 @@ async fn act(sim: &Sim, action: Action) {
             sim.runtime.down();
             sim.runtime.up().unwrap();
         }
+        Action::ApiFault(requests, times) => sim.api.faults().fail(requests, times, Failure::Internal),
+        Action::ApiRestart(ms) => {
+            sim.api.faults().set_down(true);
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+            sim.api.faults().set_down(false);
+        }
+        Action::DoubleHints(yes) => sim.runtime.duplicate_events(yes),
         Action::Restart(service) => sim.restart(service).await,
         // Part of the sequence: how far things get between two actions.
         Action::Pause(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
@@ -166,9 +198,35 @@ fn unsettled(sim: &Sim) -> Vec<String> {
             "OnFailure" => seen.phase() == "Succeeded",
             _ => true,
         };
-        let running =
-            sim.runtime.containers().iter().filter(|c| c.pod_uid() == seen.uid() && c.running()).count();
-        let good = if finished { as_policy && running == 0 } else { seen.is_ready() && running == 1 };
+        let instances: Vec<_> =
+            sim.runtime.containers().into_iter().filter(|c| c.pod_uid() == seen.uid()).collect();
+        let running = instances.iter().filter(|c| c.running()).count();
+        let names: Vec<&str> = seen.0["spec"]["containers"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|c| c["name"].as_str())
+            .collect();
+        let is_done = |name: &str| {
+            let newest = sim.runtime.newest(seen.uid(), name);
+            newest.is_some_and(|c| {
+                let exited = c.status.state() == ContainerState::ContainerExited;
+                exited && (policy == "Never" || policy == "OnFailure" && c.status.exit_code == 0)
+            })
+        };
+        let done = names.iter().filter(|n| is_done(n)).count();
+        let good = if finished {
+            as_policy && running == 0
+        } else {
+            running + done == names.len() && running > 0 && (done > 0 || seen.is_ready())
+        };
+        // One that ended and is not to be restarted ran once.
+        for n in names.iter().filter(|_| policy == "Never") {
+            let ran = instances.iter().filter(|c| c.name() == *n && c.status.started_at > 0).count();
+            if ran > 1 {
+                out.push(format!("{n} ran {ran} times: {seen:?}"));
+            }
+        }
         if !good || !seen.text("/metadata/deletionTimestamp").is_empty() {
             out.push(format!("{policy} {running} running: {seen:?} {:?}", sim.events(&name(pod))));
         }
