@@ -1,13 +1,13 @@
 //! A node for tests: the five services as built, a private containerd, and an API server in memory where one is wanted.
 //!
-//! - [`node`]: starts everything, kills and stops services, takes it down and looks for what is left;
-//! - [`service`]: one supervised process, started again 200 ms after it ended, as `quintctl up` does;
-//! - [`seen`]: a pod as pod-sync or the API server shows it;
-//! - [`recorder`]: every state from before a fault until after it, and what must not have changed;
-//! - [`runtime`]: sandboxes and containers as the runtime has them, through cri-proxy;
-//! - [`otlp`]: a receiver of traces;
-//! - [`pods`]: manifests;
-//! - [`wait`]: predicates with a deadline.
+//! - [`node`] — starts everything, kills and stops services, takes it down and looks for what is left;
+//! - [`service`] — one supervised process, started again 200 ms after it ended, as `quintctl up` does;
+//! - [`seen`] — a pod as pod-sync or the API server shows it;
+//! - [`recorder`] — every state from before a fault until after it, and what must not have changed;
+//! - [`runtime`] — sandboxes and containers as the runtime has them, through cri-proxy;
+//! - [`otlp`] — a receiver of traces;
+//! - [`pods`] — manifests;
+//! - [`wait`] — predicates with a deadline.
 //!
 //! Tests need root, containerd, runc, CNI plugins, busybox and the built binaries (`make build` or `make test`); they fail without,
 //! and are never skipped. A test that failed leaves the services' logs in `<target>/e2e/<test>` and prints their ends.

@@ -360,9 +360,8 @@ impl Node {
     }
 
     /// Records what is shown of pods from now on.
-    #[must_use]
-    pub fn record(&self) -> Recorder {
-        Recorder::start(self.podsync(), self.api.clone())
+    pub async fn record(&self) -> Recorder {
+        Recorder::start(self.podsync(), self.api.clone()).await
     }
 
     /// What pods show that must stay, by the names in their manifests: for pod-sync and, where there is one, in the API server.

@@ -11,9 +11,11 @@ use quintlet_proto::podsync::v1::watch_pods_event::Event;
 use quintlet_testapi::TestApi;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::seen::{Seen, Steady};
+use crate::wait::LONG;
 
 /// Between two attempts to reach a pod-sync that is away.
 const RETRY: Duration = Duration::from_millis(20);
@@ -51,18 +53,23 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins: what pod-sync shows on WatchPods, and the pods of an API server.
-    #[must_use]
-    pub fn start(podsync: Channel, api: Option<TestApi>) -> Self {
+    /// Begins: what pod-sync shows on WatchPods, and the pods of an API server. Returns when it has the pods that are there.
+    ///
+    /// # Panics
+    /// pod-sync does not show them.
+    pub async fn start(podsync: Channel, api: Option<TestApi>) -> Self {
         let records = Arc::new(Mutex::new(Vec::new()));
         let began = Instant::now();
+        let complete = CancellationToken::new();
         let mut tasks = vec![quintlet_kit::task::spawn(
             "record-podsync",
-            podsync_states(podsync, Arc::clone(&records), began),
+            podsync_states(podsync, Arc::clone(&records), began, complete.clone()),
         )];
         if let Some(api) = api {
             tasks.push(quintlet_kit::task::spawn("record-api", api_states(api, Arc::clone(&records), began)));
         }
+        let in_time = tokio::time::timeout(LONG, complete.cancelled()).await;
+        assert!(in_time.is_ok(), "pod-sync shows no snapshot of its pods");
         Self { records, tasks }
     }
 
@@ -70,11 +77,6 @@ impl Recorder {
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.records.lock().clone()
-    }
-
-    /// Forgets what was recorded so far.
-    pub fn clear(&self) {
-        self.records.lock().clear();
     }
 
     /// Asserts that pods never showed anything else than what they showed before.
@@ -139,7 +141,12 @@ fn difference(want: &Steady, got: &Steady) -> Vec<String> {
     out
 }
 
-async fn podsync_states(channel: Channel, records: Arc<Mutex<Vec<Record>>>, began: Instant) {
+async fn podsync_states(
+    channel: Channel,
+    records: Arc<Mutex<Vec<Record>>>,
+    began: Instant,
+    complete: CancellationToken,
+) {
     loop {
         let request =
             WatchPodsRequest { hello: Some(quintlet_proto::hello()), ..WatchPodsRequest::default() };
@@ -150,7 +157,11 @@ async fn podsync_states(channel: Channel, records: Arc<Mutex<Vec<Record>>>, bega
                 let (name, seen) = match message.event {
                     Some(Event::Pod(view)) => (view.name.clone(), Some(Seen::from_view(view))),
                     Some(Event::Removed(removed)) => (removed.name, None),
-                    Some(Event::Hello(_) | Event::SnapshotEnd(_) | Event::Problems(_)) | None => continue,
+                    Some(Event::SnapshotEnd(_)) => {
+                        complete.cancel();
+                        continue;
+                    }
+                    Some(Event::Hello(_) | Event::Problems(_)) | None => continue,
                 };
                 records.lock().push(Record { at: began.elapsed(), by: PODSYNC, name, seen });
             }

@@ -140,11 +140,14 @@ async fn a_pod_of_the_api_server_lives_and_goes_in_one_trace() {
     assert_eq!(token.split('.').count(), 3, "not a JWT: {token:?}");
     wait_reasons(&node, &uid, &["Pulled", "Created", "Started"]).await;
 
-    // All of it is one trace.
+    // All of it is one trace, the pod's own.
     until("a trace with spans of all five services", LONG, async || {
         let traces = receiver.services();
-        let all = traces.values().any(|services| SERVICES.iter().all(|s| services.contains(*s)));
-        if all { Ok(()) } else { Err(traces) }
+        let of_pod = |t: &String| {
+            receiver.spans().iter().any(|s| s.trace == *t && s.attributes.get("pod.uid") == Some(&uid))
+        };
+        let all = |services: &BTreeSet<String>| SERVICES.iter().all(|s| services.contains(*s));
+        if traces.iter().any(|(t, services)| all(services) && of_pod(t)) { Ok(()) } else { Err(traces) }
     })
     .await;
 

@@ -43,7 +43,7 @@ async fn hangs_and_a_dead_runtime_change_no_pod() {
         node.wait_ready(name).await;
     }
     let before = node.steady(&NAMES).await;
-    let recorder = node.record();
+    let recorder = node.record().await;
 
     for (i, name) in SERVICES.into_iter().enumerate() {
         let pod = pods::sleeper(&format!("during-{i}"));

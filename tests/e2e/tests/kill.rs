@@ -85,7 +85,7 @@ async fn pods_do_not_notice_killed_services() {
         probed.push(young(&node, fresh).await);
         names.push(fresh);
         let before = node.steady(&names).await;
-        let recorder = node.record();
+        let recorder = node.record().await;
         let startups: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
         let starts = node.kill9(name);
         node.wait_back(name, starts, BACK).await;
@@ -102,7 +102,7 @@ async fn pods_do_not_notice_killed_services() {
     probed.push(young(&node, fresh[5]).await);
     names.push(fresh[5]);
     let before = node.steady(&names).await;
-    let recorder = node.record();
+    let recorder = node.record().await;
     let startups: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
     let starts = SERVICES.map(|name| (name, node.kill9(name)));
     for (name, starts) in starts {

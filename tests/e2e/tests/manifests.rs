@@ -30,7 +30,7 @@ async fn wait_page(ip: &str, want: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn manifests_become_pods_and_go_with_their_files() {
     let node = Node::start(Options::standalone("manifests")).await;
-    let recorder = node.record();
+    let recorder = node.record().await;
     for (file, content) in EXAMPLES {
         node.manifest(file, content);
     }
@@ -76,7 +76,7 @@ async fn manifests_become_pods_and_go_with_their_files() {
 
     // Nothing of this has changed the web pod.
     let settled = node.steady(&["web", "once"]).await;
-    recorder.clear();
+    let recorder = node.record().await;
 
     // Another page: another pod of the same name.
     let edited = EXAMPLES[0].1.replace("<p>at", "<p>edited, at");

@@ -1,0 +1,283 @@
+//! Measures what DESIGN §11 has goals for, against the same work sent straight to the runtime, and prints JSON.
+//!
+//! Rounds are interleaved (raw at each number in flight, then Quintlet), so that a machine that gets slower gets slower for all;
+//! each number is the median of its rounds. Wants release builds and an idle machine.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser;
+use futures::StreamExt as _;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::{
+    ContainerConfig, ContainerMetadata, ContainerStatusRequest, CreateContainerRequest, ImageSpec,
+    LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, RemovePodSandboxRequest,
+    RunPodSandboxRequest, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
+};
+use quintlet_e2e::bins::SERVICES;
+use quintlet_e2e::{Node, Options, Seen, pods};
+use quintlet_kit::clock::Clock;
+use quintlet_localnode::images;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tonic::transport::Channel;
+
+/// For all pods of a round.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Raw against Quintlet: create → Ready, delete → gone, exit → status, idle CPU and memory.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Pods of a burst.
+    #[arg(long, default_value_t = 100)]
+    pods: usize,
+    /// Rounds; the median counts.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Pods in flight of the raw runs; the best counts.
+    #[arg(long, value_delimiter = ',', default_value = "4,8,16,100")]
+    in_flight: Vec<usize>,
+    /// Containers that exit, for exit → status.
+    #[arg(long, default_value_t = 30)]
+    exits: usize,
+    /// How long the idle services are watched, in seconds.
+    #[arg(long, default_value_t = 20)]
+    idle_seconds: u64,
+}
+
+type Runtime = RuntimeServiceClient<Channel>;
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let node = Node::start(Options::with_api("bench")).await;
+    let runtime = RuntimeServiceClient::new(node.containerd.channel().await?);
+    let mut create: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let mut delete = create.clone();
+    for round in 0..args.rounds {
+        for in_flight in &args.in_flight {
+            let key = format!("raw {in_flight} in flight");
+            let (made, gone) = raw(&node, &runtime, args.pods, *in_flight, round).await?;
+            create.entry(key.clone()).or_default().push(made);
+            delete.entry(key).or_default().push(gone);
+        }
+        let made = burst(&node, args.pods).await;
+        create.entry("quintlet".to_owned()).or_default().push(made);
+        delete.entry("quintlet".to_owned()).or_default().push(remove(&node, args.pods).await);
+    }
+    burst(&node, args.pods).await;
+    let idle = idle(&node, Duration::from_secs(args.idle_seconds)).await?;
+    let one_more = one_more(&node).await;
+    remove(&node, args.pods).await;
+    let exits = exits(&node, runtime, args.exits).await?;
+    let report = json!({
+        "pods": args.pods, "rounds": args.rounds,
+        "create_to_ready_seconds": medians(&create),
+        "create_to_ready_ratio_to_best_raw": ratio(&create),
+        "delete_to_gone_seconds": medians(&delete),
+        "delete_to_gone_ratio_to_best_raw": ratio(&delete),
+        "one_more_create_to_ready_ms": one_more,
+        "exit_to_status_ms": {"p50": quantile(&exits, 0.5), "p99": quantile(&exits, 0.99)},
+        "idle": idle,
+        "load": std::fs::read_to_string("/proc/loadavg")?.trim(),
+        "cpus": std::thread::available_parallelism()?.get(),
+        "runtime": quintlet_localnode::cri::version(node.containerd.channel().await?).await?,
+        "kernel": std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim(),
+        "debug_build": cfg!(debug_assertions),
+    });
+    writeln!(std::io::stdout(), "{report:#}")?;
+    node.down().await;
+    Ok(())
+}
+
+fn name(i: usize) -> String {
+    format!("bench-{i}")
+}
+
+/// The same sandbox, create and start calls, straight to the runtime. Returns seconds to make and to remove all.
+async fn raw(
+    node: &Node,
+    runtime: &Runtime,
+    n: usize,
+    in_flight: usize,
+    round: usize,
+) -> anyhow::Result<(f64, f64)> {
+    let began = Instant::now();
+    let made: Vec<anyhow::Result<(String, String)>> = futures::stream::iter(0..n)
+        .map(|i| raw_pod(node, runtime.clone(), format!("raw-{in_flight}-{round}-{i}")))
+        .buffer_unordered(in_flight)
+        .collect()
+        .await;
+    let took = began.elapsed().as_secs_f64();
+    let made = made.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    let began = Instant::now();
+    let removed: Vec<anyhow::Result<()>> = futures::stream::iter(made)
+        .map(|(sandbox, container)| raw_remove(runtime.clone(), sandbox, container))
+        .buffer_unordered(in_flight)
+        .collect()
+        .await;
+    removed.into_iter().collect::<anyhow::Result<()>>()?;
+    Ok((took, began.elapsed().as_secs_f64()))
+}
+
+async fn raw_pod(node: &Node, mut runtime: Runtime, name: String) -> anyhow::Result<(String, String)> {
+    let command = pods::sleeper(&name)["spec"]["containers"][0]["command"].clone();
+    let config = PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: name.clone(),
+            uid: format!("{name}-uid"),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        }),
+        hostname: name.clone(),
+        log_directory: node.pod_logs_dir().join(&name).display().to_string(),
+        linux: Some(LinuxPodSandboxConfig {
+            cgroup_parent: format!("{}/raw/{name}", node.containerd.cgroup_root()),
+            ..LinuxPodSandboxConfig::default()
+        }),
+        ..PodSandboxConfig::default()
+    };
+    let run = RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
+    let sandbox = runtime.run_pod_sandbox(run).await?.into_inner().pod_sandbox_id;
+    let container = ContainerConfig {
+        metadata: Some(ContainerMetadata { name: "main".to_owned(), attempt: 0 }),
+        image: Some(ImageSpec { image: images::BUSYBOX.to_owned(), ..ImageSpec::default() }),
+        command: command
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|c| c.as_str().map(str::to_owned))
+            .collect(),
+        log_path: "main.log".to_owned(),
+        ..ContainerConfig::default()
+    };
+    let create = CreateContainerRequest {
+        pod_sandbox_id: sandbox.clone(),
+        config: Some(container),
+        sandbox_config: Some(config),
+    };
+    let container = runtime.create_container(create).await?.into_inner().container_id;
+    runtime.start_container(StartContainerRequest { container_id: container.clone() }).await?;
+    Ok((sandbox, container))
+}
+
+async fn raw_remove(mut runtime: Runtime, sandbox: String, container: String) -> anyhow::Result<()> {
+    runtime.stop_container(StopContainerRequest { container_id: container, timeout: 2 }).await?;
+    runtime.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }).await?;
+    runtime.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: sandbox }).await?;
+    Ok(())
+}
+
+/// Seconds from the first POST until the API server has all pods Ready.
+async fn burst(node: &Node, n: usize) -> f64 {
+    let began = Instant::now();
+    for i in 0..n {
+        node.api().create_pod(pods::bound(pods::sleeper(&name(i))));
+    }
+    for i in 0..n {
+        let is_ready = |p: &Value| Seen::from_api(p.clone()).is_ready();
+        node.api().wait_for("pods", "default", &name(i), LIMIT, is_ready).await;
+    }
+    began.elapsed().as_secs_f64()
+}
+
+/// Seconds from the first DELETE until the API server has none.
+async fn remove(node: &Node, n: usize) -> f64 {
+    let began = Instant::now();
+    for i in 0..n {
+        // Each was made by the burst before; one that is missing is gone, which is what is measured.
+        let _gone = node.api().delete("pods", "default", &name(i), None);
+    }
+    for i in 0..n {
+        node.api().wait_for("pods", "default", &name(i), LIMIT, Value::is_null).await;
+    }
+    began.elapsed().as_secs_f64()
+}
+
+/// Milliseconds of one pod more on a full node, the median of five.
+async fn one_more(node: &Node) -> f64 {
+    let mut took = Vec::new();
+    for i in 0..5 {
+        let name = format!("more-{i}");
+        let began = Instant::now();
+        node.api().create_pod(pods::bound(pods::sleeper(&name)));
+        let is_ready = |p: &Value| Seen::from_api(p.clone()).is_ready();
+        node.api().wait_for("pods", "default", &name, LIMIT, is_ready).await;
+        took.push(began.elapsed().as_secs_f64() * 1000.0);
+        // It was Ready a moment ago.
+        let _gone = node.api().delete("pods", "default", &name, None);
+        node.api().wait_for("pods", "default", &name, LIMIT, Value::is_null).await;
+    }
+    quantile(&took, 0.5)
+}
+
+/// Milliseconds from the runtime's time of exit until the API server has it, for each of so many containers.
+async fn exits(node: &Node, mut runtime: Runtime, n: usize) -> anyhow::Result<Vec<f64>> {
+    let clock = Clock::system();
+    let mut took = Vec::new();
+    for i in 0..n {
+        let mut pod = pods::bound(pods::script(&format!("exit-{i}"), "sleep 1"));
+        pod["spec"]["restartPolicy"] = json!("Never");
+        node.api().create_pod(pod);
+        let name = format!("exit-{i}");
+        let has_ended = |p: &Value| p["status"]["containerStatuses"][0]["state"]["terminated"].is_object();
+        let ended = node.api().wait_for("pods", "default", &name, LIMIT, has_ended).await;
+        let seen = clock.wall().as_nanosecond();
+        let id = Seen::from_api(ended).container("main").id;
+        let container_id = id.trim_start_matches("containerd://").to_owned();
+        let status =
+            runtime.container_status(ContainerStatusRequest { container_id, verbose: false }).await?;
+        let at = status.into_inner().status.context("the runtime has the container")?.finished_at;
+        took.push((seen - i128::from(at)) as f64 / 1e6);
+        node.api().delete("pods", "default", &name, None).map_err(|e| anyhow::anyhow!("{e:?}"))?;
+    }
+    Ok(took)
+}
+
+/// CPU (per cent of a core) and PSS (KiB) of each service while nothing happens.
+async fn idle(node: &Node, span: Duration) -> anyhow::Result<Value> {
+    let ticks = |name: &str| -> anyhow::Result<u64> {
+        let pid = node.service(name).process().pid.context("it runs")?;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        Ok(fields[11].parse::<u64>()? + fields[12].parse::<u64>()?)
+    };
+    let before: Vec<u64> = SERVICES.iter().map(|s| ticks(s)).collect::<anyhow::Result<_>>()?;
+    tokio::time::sleep(span).await;
+    let mut out = BTreeMap::new();
+    let (mut all_cpu, mut all_pss) = (0.0, 0);
+    for (name, before) in SERVICES.iter().zip(before) {
+        // USER_HZ is 100 on every architecture this runs on.
+        let cpu = (ticks(name)? - before) as f64 / span.as_secs_f64();
+        let pid = node.service(name).process().pid.context("it runs")?;
+        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+        let pss = rollup
+            .lines()
+            .find_map(|l| l.strip_prefix("Pss:")?.split_whitespace().next()?.parse::<u64>().ok());
+        let pss = pss.context("smaps_rollup has Pss")?;
+        all_cpu += cpu;
+        all_pss += pss;
+        out.insert((*name).to_owned(), json!({"cpu_percent": cpu, "pss_kib": pss}));
+    }
+    out.insert("all".to_owned(), json!({"cpu_percent": all_cpu, "pss_kib": all_pss}));
+    Ok(json!(out))
+}
+
+fn quantile(values: &[f64], q: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().saturating_sub(1);
+    sorted.get((last as f64 * q).round() as usize).copied().unwrap_or_default()
+}
+
+fn medians(all: &BTreeMap<String, Vec<f64>>) -> BTreeMap<&str, f64> {
+    all.iter().map(|(key, values)| (key.as_str(), quantile(values, 0.5))).collect()
+}
+
+fn ratio(all: &BTreeMap<String, Vec<f64>>) -> f64 {
+    let medians = medians(all);
+    let raw = medians.iter().filter(|(key, _)| key.starts_with("raw")).map(|(_, v)| *v);
+    medians.get("quintlet").copied().unwrap_or_default() / raw.fold(f64::INFINITY, f64::min)
+}
