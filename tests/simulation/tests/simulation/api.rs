@@ -109,8 +109,7 @@ async fn the_final_delete_comes_after_the_containers_stopped() {
     let uid = sim.create(pods::single("slow"));
     sim.wait_ready("slow").await;
     sim.delete("slow", None);
-    sim.wait_calls(Method::StopContainer, &sim.runtime.newest(&uid, "c-slow").unwrap().id().to_owned(), 1)
-        .await;
+    sim.wait_calls(Method::StopContainer, sim.runtime.newest(&uid, "c-slow").unwrap().id(), 1).await;
     // Whether a process ran is looked at before the object is: the other way round proves nothing.
     loop {
         let running = sim.runtime.containers().iter().any(|c| c.pod_uid() == uid && c.running());

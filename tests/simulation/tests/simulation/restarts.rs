@@ -31,7 +31,7 @@ async fn in_the_middle_of_everything(service: Service, gently: bool) {
     ending["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"exec": {"command": ["hook"]}}});
     let running_uid = sim.create(running);
     let ending_uid = sim.create(ending);
-    let crash_uid = sim.create(pods::single("crash"));
+    let _uid = sim.create(pods::single("crash"));
     let before = sim.wait_ready("running").await;
     sim.wait_ready("ending").await;
     let crashed = sim
@@ -45,12 +45,7 @@ async fn in_the_middle_of_everything(service: Service, gently: bool) {
     let starting_uid = sim.create(pods::single("starting"));
     sim.wait_calls(Method::RunPodSandbox, "starting", 1).await;
     sim.delete("ending", None);
-    sim.wait_calls(
-        Method::ExecSync,
-        &sim.runtime.newest(&ending_uid, "c-ending").unwrap().id().to_owned(),
-        1,
-    )
-    .await;
+    sim.wait_calls(Method::ExecSync, sim.runtime.newest(&ending_uid, "c-ending").unwrap().id(), 1).await;
 
     if gently {
         sim.stop(service).await;
@@ -71,7 +66,6 @@ async fn in_the_middle_of_everything(service: Service, gently: bool) {
         c.restarts == crashed.container("c-crash").restarts + 1 && c.message.contains("back-off 20s")
     })
     .await;
-    let _at_most_these = &crash_uid;
     let after = sim.pod("running");
     assert_eq!(after.container("c-running"), before.container("c-running"));
     assert_eq!(after.0["status"]["conditions"], before.0["status"]["conditions"]);
