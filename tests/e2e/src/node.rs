@@ -402,6 +402,14 @@ impl Node {
         };
         if let Some(api) = &self.api {
             delete_all(api).await;
+            // The API server forgets a pod a little before the last of it is cleared away.
+            until("pod-sync without pods of the API server", LONG, async || {
+                let (pods, _) = self.list().await.map_err(|e| vec![e.to_string()])?;
+                let left: Vec<String> =
+                    pods.iter().filter(|p| p.view.source == "api").map(Seen::to_string).collect();
+                if left.is_empty() { Ok(()) } else { Err(left) }
+            })
+            .await;
         }
         let drained = take(&mut self.services, "pod-sync").end(Signal::SIGUSR1, LONG).await;
         assert!(drained, "pod-sync does not end after SIGUSR1");
