@@ -185,9 +185,18 @@ impl Worker {
             .filter(|c| c.state == ContainerState::Exited && c.started_unix_ns <= 0)
             .cloned()
             .collect();
+        let mut forgotten = false;
         for instance in &never_ran {
             tracing::info!(pod.uid = %self.pod_ref.uid, container.id = %instance.id, "a start was cut before the container ran: it is made again");
-            self.remove_container(&pass.pod, &pass.runtime, &instance.id, true).await?;
+            match self.remove_container(&pass.pod, &pass.runtime, &instance.id, true).await {
+                Ok(()) => forgotten = true,
+                // containerd 1.6 may keep a task of such a start, and the container with it. Then it is made beside it, with
+                // the next attempt.
+                Err(Halt::Failed { error, .. }) => {
+                    tracing::warn!(pod.uid = %self.pod_ref.uid, container.id = %instance.id, error, "it cannot be removed");
+                }
+                Err(cut @ Halt::Cut(_)) => return Err(cut),
+            }
             self.record.starting.remove(&instance.name);
         }
         // What runs or is to be started again needs no note any more.
@@ -196,10 +205,10 @@ impl Worker {
                 .newest(name)
                 .is_some_and(|c| c.id.as_str() == id && c.state == ContainerState::Created)
         });
-        if !never_ran.is_empty() {
+        if forgotten {
             self.acted();
         }
-        Ok(!never_ran.is_empty())
+        Ok(forgotten)
     }
 
     async fn make_container(
