@@ -4,7 +4,7 @@ BINS := cri-proxy pleg-service probe-service status-reporter pod-sync quintctl
 BIN_FLAGS := $(foreach bin,$(BINS),-p $(bin))
 CARGO := cargo
 
-.PHONY: all install build check test run
+.PHONY: all install build check test bench run
 
 all: build
 
@@ -32,6 +32,13 @@ test:
 	else \
 		$(CARGO) test --workspace --locked; \
 	fi
+
+# Against the raw runtime in the same run; wants an idle machine. ARGS="--pods 20 --rounds 1" for a quick look.
+bench: build
+	$(CARGO) build --locked --release -p quintlet-e2e --bin bench
+	mkdir -p target/bench
+	target/release/bench $(ARGS) > target/bench/result.json
+	cat target/bench/result.json
 
 # The five services with a private containerd and the manifests of examples/. ONCE=1: end when all has settled, and compare.
 run: build

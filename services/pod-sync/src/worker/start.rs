@@ -43,7 +43,7 @@ fn waits(reason: &str, message: impl Into<String>) -> NotStarted {
 }
 
 impl Worker {
-    pub(super) fn sandbox_config(&self, pod: &Pod, attempt: u32) -> Result<cri::PodSandboxConfig, Halt> {
+    pub(super) fn sandbox_config(&self, pod: &Pod, attempt: u32, is_new: bool) -> Result<cri::PodSandboxConfig, Halt> {
         let node = &self.ctx.node;
         let cgroup_parent = self.ctx.cgroups.parent(pod, &self.pod_ref.uid);
         let host = match &node.resolv_conf {
@@ -52,8 +52,8 @@ impl Worker {
         };
         let build = || {
             let (dns, warnings) = dns::pod_dns(pod, node, &host?);
-            // A sandbox is made once, so each warning is said once for it.
-            for warning in &warnings {
+            // Each warning is said once for a sandbox.
+            for warning in warnings.iter().filter(|_| is_new) {
                 self.ctx.events.pod(pod, EventType::Warning, warning.reason(), &warning.message(), "");
             }
             let handler = pods::spec(pod).runtime_class_name.as_deref().unwrap_or_default();

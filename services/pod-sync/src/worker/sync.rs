@@ -300,7 +300,7 @@ impl Worker {
             return Ok(());
         }
         self.prepare(pass).await?;
-        let config = self.sandbox_config(pod, actions.attempt)?;
+        let config = self.sandbox_config(pod, actions.attempt, actions.create_sandbox)?;
         let (sandbox, ips) = if actions.create_sandbox {
             self.create_sandbox(pod, config.clone()).await?
         } else {
