@@ -43,7 +43,12 @@ fn waits(reason: &str, message: impl Into<String>) -> NotStarted {
 }
 
 impl Worker {
-    pub(super) fn sandbox_config(&self, pod: &Pod, attempt: u32, is_new: bool) -> Result<cri::PodSandboxConfig, Halt> {
+    pub(super) fn sandbox_config(
+        &self,
+        pod: &Pod,
+        attempt: u32,
+        is_new: bool,
+    ) -> Result<cri::PodSandboxConfig, Halt> {
         let node = &self.ctx.node;
         let cgroup_parent = self.ctx.cgroups.parent(pod, &self.pod_ref.uid);
         let host = match &node.resolv_conf {
