@@ -242,7 +242,7 @@ pub const TABLE: &[Policy] = &[
     change(IMAGE, "RemoveImage", Lane::Remove),
 ];
 
-/// ExecSync as [`crate::probe_exec`] sends it.
+/// ExecSync as the service `ProbeExec` sends it.
 pub const PROBE_EXEC: Policy = Policy {
     service: RUNTIME,
     method: "ExecSync",

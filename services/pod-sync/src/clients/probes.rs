@@ -1,7 +1,7 @@
 //! Targets for probe-service's instances, and what they remember.
 //!
 //! Instances are found as sockets in one directory. A pod belongs to the live instance with the highest hash of (uid,
-//! instance), so one more or less moves only its own share. An instance that vanished keeps its share for [`ABSENT`].
+//! instance), so one more or less moves only its own share. An instance that vanished keeps its share for 2 s.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher as _;

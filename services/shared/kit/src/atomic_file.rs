@@ -12,7 +12,7 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     replace(path, bytes, mode, false)
 }
 
-/// As [`write`], and on the disk when it returns.
+/// As [`write()`], and on the disk when it returns.
 ///
 /// # Errors
 /// The directory cannot be written.
