@@ -226,6 +226,10 @@ pub(crate) async fn stop_all(
         })
     });
     let containers = join_all(stops).await;
+    // A stop that was cut is issued again with the time that is left: stopping the sandbox now would end that grace.
+    if let Some(i) = containers.iter().position(|stopped| matches!(stopped, Err(Halt::Cut(_)))) {
+        return containers.into_iter().nth(i).unwrap_or(Ok(()));
+    }
     let sandboxes = join_all(runtime.sandboxes.iter().map(|s| async {
         ctx.runtime.stop_sandbox(&s.id).await.map_err(|e| Halt::of(&e, "KillPodSandboxError"))
     }))
