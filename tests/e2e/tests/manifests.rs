@@ -64,12 +64,21 @@ async fn manifests_become_pods_and_go_with_their_files() {
         .await;
     assert_eq!(crasher.waits_for(), "CrashLoopBackOff");
     assert_eq!(crasher.view.status, "CrashLoopBackOff");
-    let messages: Vec<String> = recorder
-        .records()
-        .into_iter()
-        .filter(|r| r.name == crasher.name())
-        .filter_map(|r| r.seen?.view.waiting.map(|w| w.message))
-        .collect();
+    // The recorder reads a stream of its own, which may come after the list.
+    let messages = until("the recorder to see both delays", LONG, async || {
+        let messages: Vec<String> = recorder
+            .records()
+            .into_iter()
+            .filter(|r| r.name == crasher.name())
+            .filter_map(|r| r.seen?.view.waiting.map(|w| w.message))
+            .collect();
+        if messages.iter().any(|m| m.contains("back-off 20s")) {
+            Ok(messages)
+        } else {
+            Err(format!("{messages:?}"))
+        }
+    })
+    .await;
     let first = messages.iter().position(|m| m.contains("back-off 10s"));
     let second = messages.iter().position(|m| m.contains("back-off 20s"));
     assert!(first.is_some() && first < second, "{messages:#?}");
