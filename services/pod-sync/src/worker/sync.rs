@@ -15,8 +15,8 @@ use crate::clients::events::EventType;
 use crate::context::Desired;
 use crate::decide::actions::{ActionInput, PodActions, compute_actions, sandbox_decision};
 use crate::decide::backoff::{self, Delays, Turn};
-use crate::decide::conditions::ALL_CONTAINERS_RESTARTING;
 use crate::decide::container_status::WaitingReason;
+use crate::decide::sync as decide_sync;
 use crate::decide::waiting::{self, Hold, Holds};
 use crate::decide::{phase, status};
 use crate::state::TerminationCause;
@@ -65,12 +65,7 @@ impl Worker {
             self.begin_termination(TerminationCause::Completed);
             return Ok(Next::Again);
         }
-        let restart_all = pass
-            .status
-            .conditions
-            .iter()
-            .flatten()
-            .any(|c| c.type_ == ALL_CONTAINERS_RESTARTING && c.status == "True");
+        let restart_all = decide_sync::restarts_all(&pass.status);
         let actions = compute_actions(&ActionInput {
             pod: &pass.pod,
             runtime: &pass.runtime,
