@@ -484,7 +484,17 @@ pub(crate) fn default_other(
             object["spec"] = json!({"finalizers": ["kubernetes"]});
             object["status"] = json!({"phase": "Active"});
         }
-        "nodes" => default(object, "spec", json!({})),
+        "nodes" => {
+            // The admission TaintNodesByCondition; a controller takes it away once the node is ready.
+            default(object, "spec", json!({}));
+            default(&mut object["spec"], "taints", json!([]));
+            let not_ready = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
+            if let Some(taints) = object["spec"]["taints"].as_array_mut()
+                && !taints.contains(&not_ready)
+            {
+                taints.push(not_ready);
+            }
+        }
         _ => {}
     }
 }

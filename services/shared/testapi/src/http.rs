@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::error::ApiError;
 use crate::faults::{Failure, Faults, Request, Traffic, WatchCut};
+use crate::identity::{Access, Identity};
 use crate::patch::{self, PatchKind};
 use crate::resources::{RESOURCES, Resource, Target};
 use crate::select::Selector;
@@ -97,9 +98,10 @@ async fn handle(State(server): State<Arc<Server>>, request: HttpRequest) -> Resp
             return ApiError::bad_request(format!("error decoding request body: {error}")).into_response();
         }
     };
-    let call =
-        Call { server: &server, target, query, content_type: header(header::CONTENT_TYPE), body: json_body };
-    let answer = call.run(verb).unwrap_or_else(IntoResponse::into_response);
+    let identity = Identity::from_authorization(&header(header::AUTHORIZATION));
+    let content_type = header(header::CONTENT_TYPE);
+    let call = Call { server: &server, identity, verb, target, query, content_type, body: json_body };
+    let answer = call.run().unwrap_or_else(IntoResponse::into_response);
     if failure == Some(Failure::LoseReply) { broken() } else { answer }
 }
 
@@ -240,6 +242,8 @@ fn resource_list(group: &str, version: &str) -> Value {
 
 struct Call<'a> {
     server: &'a Arc<Server>,
+    identity: Identity,
+    verb: &'static str,
     target: Target,
     query: Query,
     content_type: String,
@@ -247,7 +251,8 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    fn run(self, verb: &str) -> Result<Response, ApiError> {
+    fn run(self) -> Result<Response, ApiError> {
+        let verb = self.verb;
         let Target { group, version, namespace, name, subresource, .. } = &self.target;
         let missing = || ApiError::new(404, "NotFound", "the server could not find the requested resource");
         let resource = Resource::find(group, version, self.target.resource).ok_or_else(missing)?;
@@ -263,11 +268,25 @@ impl Call<'_> {
         if !known {
             return Err(missing());
         }
+        let selected = |field: &str| selected(&self.query, field);
+        let (named, node_selected) = (selected("metadata.name"), selected("spec.nodeName"));
+        let access = Access {
+            verb,
+            resource,
+            subresource,
+            namespace,
+            name: if name.is_empty() { &named } else { name },
+            node_selected: &node_selected,
+        };
+        self.identity.authorize(store, &access)?;
         match verb {
             "get" => Ok(ok(200, &*store.get(resource, namespace, name)?)),
             "list" => self.list(resource),
             "watch" => self.watch(resource),
-            "create" => self.create(resource),
+            "create" => {
+                self.identity.admit_create(store, &access, &self.body)?;
+                self.create(resource)
+            }
             "update" => {
                 let body = self.body;
                 if !resource.unconditional_update
@@ -283,6 +302,7 @@ impl Call<'_> {
                     ));
                 }
                 let updated = store.update(resource, namespace, name, subresource, |object| {
+                    self.identity.admit_update(&access, object, &body)?;
                     *object = body;
                     Ok(())
                 })?;
@@ -298,11 +318,14 @@ impl Call<'_> {
                 })?;
                 let body = self.body;
                 let patched = store.update(resource, namespace, name, subresource, |object| {
-                    patch::apply(kind, resource.plural, object, body).map_err(ApiError::bad_request)
+                    let before = object.clone();
+                    patch::apply(kind, resource.plural, object, body).map_err(ApiError::bad_request)?;
+                    self.identity.admit_update(&access, &before, object)
                 })?;
                 Ok(ok(200, &patched))
             }
             "delete" => {
+                self.identity.admit_delete(store, &access)?;
                 let options = delete_options(&self.query, &self.body);
                 let (object, gone) = store.delete(resource, namespace, name, &options)?;
                 if resource.plural == "pods" || !gone {
@@ -452,11 +475,13 @@ impl Call<'_> {
             resource,
             namespace: self.target.namespace.clone(),
             selector,
+            began: cursor,
             cursor,
             pending,
             ended: false,
             until: Instant::now() + Duration::from_secs(seconds),
             bookmarks: flag("allowWatchBookmarks"),
+            next_bookmark: Instant::now() + self.server.bookmark_every,
         };
         let stream = futures::stream::unfold(watch, |mut watch| async move {
             let chunk = watch.next().await?;
@@ -483,6 +508,16 @@ pub(crate) fn seed_namespace(store: &Store, name: &str) {
             let _already_there = store.create(resource, name, object);
         }
     }
+}
+
+/// The value a field selector demands of a field; empty without such a demand.
+fn selected(query: &Query, field: &str) -> String {
+    let terms = query.get("fieldSelector").map(String::as_str).unwrap_or_default().split(',');
+    let equal = |term: &str| {
+        let rest = term.strip_prefix(field)?.strip_prefix('=')?;
+        Some(rest.strip_prefix('=').unwrap_or(rest).to_owned())
+    };
+    terms.into_iter().find_map(equal).unwrap_or_default()
 }
 
 fn delete_options(query: &Query, body: &Value) -> DeleteOptions {
@@ -592,11 +627,14 @@ struct Watch {
     resource: &'static Resource,
     namespace: String,
     selector: Selector,
+    /// A bookmark tells of progress from here.
+    began: u64,
     cursor: u64,
     pending: Vec<String>,
     ended: bool,
     until: Instant,
     bookmarks: bool,
+    next_bookmark: Instant,
 }
 
 impl Watch {
@@ -636,7 +674,8 @@ impl Watch {
             tokio::select! {
                 changed = self.changed.changed() => if changed.is_err() { return None },
                 cut = self.cuts.changed() => if cut.is_err() { return None },
-                () = tokio::time::sleep(self.server.bookmark_every), if self.bookmarks => {
+                () = tokio::time::sleep_until(self.next_bookmark), if self.bookmarks && self.cursor > self.began => {
+                    self.next_bookmark = Instant::now() + self.server.bookmark_every;
                     self.pending.push(line("BOOKMARK", &bookmark(self.resource, self.cursor, false)));
                 }
                 () = tokio::time::sleep_until(self.until) => self.ended = true,

@@ -12,6 +12,7 @@ mod contract;
 mod error;
 mod faults;
 mod http;
+mod identity;
 mod patch;
 mod resources;
 mod select;
@@ -32,7 +33,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-pub use crate::contract::run_contract;
+pub use crate::contract::{run_contract, run_node_contract};
 pub use crate::error::ApiError;
 pub use crate::faults::{Counts, Failure, Faults, Request, Requests};
 
@@ -123,6 +124,18 @@ impl TestApi {
     /// # Errors
     /// The file cannot be written.
     pub fn kubeconfig(&self, path: &Path) -> io::Result<()> {
+        self.write_kubeconfig(path, json!({}))
+    }
+
+    /// Writes a kubeconfig with the identity of a node: what a node may not do is refused.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn node_kubeconfig(&self, path: &Path, node: &str) -> io::Result<()> {
+        self.write_kubeconfig(path, json!({"token": format!("{}{node}", identity::NODE_USER)}))
+    }
+
+    fn write_kubeconfig(&self, path: &Path, user: Value) -> io::Result<()> {
         use base64::Engine;
         let mut cluster = json!({"server": self.url()});
         if self.inner.tls {
@@ -132,20 +145,34 @@ impl TestApi {
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "testapi",
             "clusters": [{"name": "testapi", "cluster": cluster}],
-            "users": [{"name": "testapi", "user": {}}],
+            "users": [{"name": "testapi", "user": user}],
             "contexts": [{"name": "testapi", "context": {"cluster": "testapi", "user": "testapi"}}],
         });
         // JSON is YAML.
         std::fs::write(path, serde_json::to_vec_pretty(&config)?)
     }
 
-    /// A client of this server.
+    /// A client of this server that may do everything.
     ///
     /// # Panics
     /// Never: the URL is this server's own.
     #[must_use]
     pub fn client(&self) -> kube::Client {
+        self.client_as(None)
+    }
+
+    /// A client with the identity of a node.
+    ///
+    /// # Panics
+    /// Never: the URL is this server's own.
+    #[must_use]
+    pub fn node_client(&self, node: &str) -> kube::Client {
+        self.client_as(Some(format!("{}{node}", identity::NODE_USER)))
+    }
+
+    fn client_as(&self, token: Option<String>) -> kube::Client {
         let mut config = kube::Config::new(self.url().parse().expect("the server's URL is a URL"));
+        config.auth_info.token = token.map(Into::into);
         // Tests see every answer.
         config.default_retry = false;
         if self.inner.tls {
@@ -154,7 +181,7 @@ impl TestApi {
             config.root_cert =
                 base64::engine::general_purpose::STANDARD.decode(body).ok().map(|der| vec![der]);
         }
-        kube::Client::try_from(config).expect("a client without credentials can be made")
+        kube::Client::try_from(config).expect("a client without certificates can be made")
     }
 
     /// What goes wrong, and when.

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt};
-use quintlet_testapi::{Failure, Options, TestApi, run_contract};
+use quintlet_testapi::{Failure, Options, TestApi, run_contract, run_node_contract};
 use serde_json::{Value, json};
 
 fn pod(name: &str) -> Value {
@@ -39,6 +39,37 @@ async fn the_contract_holds_over_tls_and_through_a_kubeconfig() {
     std::fs::remove_file(&file).unwrap();
     let config = kube::Config::from_custom_kubeconfig(config, &Default::default()).await.unwrap();
     run_contract(kube::Client::try_from(config).unwrap(), "contract").await;
+}
+
+#[tokio::test]
+async fn the_contract_with_nodes_holds() {
+    let api = TestApi::start().await;
+    run_node_contract(api.client(), api.node_client("contract-self"), "contract-self", "contract").await;
+    run_node_contract(api.client(), api.node_client("contract-self"), "contract-self", "contract").await;
+}
+
+/// A client of the server that the kubeconfig named by a variable of the environment leads to.
+async fn real(variable: &str) -> kube::Client {
+    let file = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} names no kubeconfig"));
+    let config = kube::config::Kubeconfig::read_from(&file).unwrap();
+    let config = kube::Config::from_custom_kubeconfig(config, &Default::default()).await.unwrap();
+    kube::Client::try_from(config).unwrap()
+}
+
+/// `QUINTLET_KUBECONFIG=admin.kubeconfig cargo nextest run -p quintlet-testapi --run-ignored only real`
+#[tokio::test]
+#[ignore = "needs a real API server in QUINTLET_KUBECONFIG"]
+async fn the_contract_holds_on_a_real_api_server() {
+    run_contract(real("QUINTLET_KUBECONFIG").await, "quintlet-contract").await;
+}
+
+/// As above, with `QUINTLET_NODE_KUBECONFIG` of the identity `system:node:$QUINTLET_NODE`, whose Node does not run.
+#[tokio::test]
+#[ignore = "needs a real API server in QUINTLET_KUBECONFIG and QUINTLET_NODE_KUBECONFIG"]
+async fn the_contract_with_nodes_holds_on_a_real_api_server() {
+    let (admin, node) = (real("QUINTLET_KUBECONFIG").await, real("QUINTLET_NODE_KUBECONFIG").await);
+    let name = std::env::var("QUINTLET_NODE").expect("QUINTLET_NODE is the name of the node");
+    run_node_contract(admin, node, &name, "quintlet-contract-node").await;
 }
 
 #[tokio::test]
