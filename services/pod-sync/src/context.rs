@@ -24,6 +24,7 @@ use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
 use crate::decide::admission::Rejection;
 use crate::decide::status::NodeFacts;
+use crate::fleet::Fleet;
 use crate::source::{Problem, SourceKind};
 use crate::state::StateDir;
 use crate::view::View;
@@ -83,8 +84,8 @@ pub struct Context {
     pub has_api: bool,
     /// Pod resync interval (`syncFrequency`).
     pub sync_frequency: Duration,
-    /// Which full name is held by which pod: two static pods of one name never run at once.
-    pub names: Names,
+    /// What each pod's worker is to do.
+    pub fleet: Fleet,
     /// What others see of each pod.
     pub views: Views,
     /// Directory of links to containers' logs.
@@ -127,35 +128,6 @@ impl Context {
             key.get(quintlet_model::labels::OWNER_NODE).is_some_and(|node| *node == self.node.node_name)
         };
         runtime.sandboxes.iter().any(|s| marked(&s.annotations)) || self.pod_dir(&runtime.pod.uid).is_dir()
-    }
-}
-
-/// Full names in use.
-#[derive(Debug, Default)]
-pub struct Names(Mutex<HashMap<String, PodUid>>);
-
-impl Names {
-    /// Takes a name for a pod; false while another pod has it.
-    pub fn take(&self, name: &str, uid: &PodUid) -> bool {
-        let mut names = self.0.lock();
-        let holder = names.entry(name.to_owned()).or_insert_with(|| uid.clone());
-        holder == uid
-    }
-
-    /// Who has a name.
-    #[must_use]
-    pub fn holder(&self, name: &str) -> Option<PodUid> {
-        self.0.lock().get(name).cloned()
-    }
-
-    /// Gives a name back. True if this pod had it.
-    pub fn give_back(&self, name: &str, uid: &PodUid) -> bool {
-        let mut names = self.0.lock();
-        let held = names.get(name) == Some(uid);
-        if held {
-            names.remove(name);
-        }
-        held
     }
 }
 

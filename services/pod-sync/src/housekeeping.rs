@@ -11,6 +11,8 @@ use quintlet_model::runtime::{PodRuntime, SharedPodRuntime};
 use crate::build::paths;
 use crate::context::Context;
 use crate::decide::grace;
+use crate::decide::worker::{Outcome, Work};
+use crate::fleet::Told;
 use crate::worker::{Halt, stop_all};
 
 /// Containers of a pod whose spec is lost get this long, seconds (pkg/kubelet/pod_workers.go: grace 1, raised to the
@@ -23,8 +25,9 @@ const TRIES: u32 = 5;
 
 /// Stops and removes a pod that is in the runtime and nowhere else.
 pub async fn remove_orphan(ctx: Arc<Context>, pod: SharedPodRuntime) {
+    let uid = &pod.pod.uid;
+    let Told::Work(Work::Terminating, _) = ctx.fleet.take(uid) else { return };
     for _ in 0..TRIES {
-        let uid = &pod.pod.uid;
         let removed = match ctx.pleg.observe(uid, pod.ids(), true).await {
             Ok(None) => Ok(()),
             Ok(Some(now)) => remove(&ctx, &now).await,
@@ -33,12 +36,14 @@ pub async fn remove_orphan(ctx: Arc<Context>, pod: SharedPodRuntime) {
         match removed {
             Ok(()) => {
                 remove_dir(Arc::clone(&ctx), uid.clone()).await;
+                ctx.fleet.done(uid, Outcome::Advance);
                 return;
             }
             Err(e) => tracing::info!(pod.uid = %uid, error = ?e, "orphaned pod not removed yet"),
         }
         tokio::time::sleep(RETRY).await;
     }
+    ctx.fleet.done(uid, Outcome::Failed(None));
 }
 
 async fn remove(ctx: &Context, pod: &PodRuntime) -> Result<(), Halt> {

@@ -15,6 +15,7 @@ pub mod clients;
 pub mod cluster;
 pub mod context;
 pub mod decide;
+pub mod fleet;
 pub mod housekeeping;
 pub mod image;
 pub mod mirror;
@@ -49,7 +50,7 @@ use crate::clients::pleg::Pleg;
 use crate::clients::probes::Probes;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
-use crate::context::{Context, Names, PullLanes, RuntimeState, Views};
+use crate::context::{Context, PullLanes, RuntimeState, Views};
 use crate::source::SourceKind;
 use crate::source::api::ClusterView;
 use crate::source::objects::ManifestObjects;
@@ -117,7 +118,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         runtime_state: runtime_state.clone(),
         has_api: client.is_some(),
         sync_frequency: args.sync_frequency,
-        names: Names::default(),
+        fleet: fleet::Fleet::new(args.sync_frequency, clock.clone(), Arc::clone(&wakes)),
         views: Views::default(),
         pulls: PullLanes::default(),
         container_logs_dir,

@@ -14,22 +14,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::decide::backoff::{CrashLoop, PullBackoff};
 use crate::decide::container_status::WaitingReason;
+use crate::decide::status::KillOverride;
+use crate::decide::worker::Ending;
 
 /// Version of the record. A larger one on disk is from a later build and is dropped.
 const SCHEMA: u32 = 1;
 
-/// Why a pod must end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum TerminationCause {
-    /// `metadata.deletionTimestamp` is set.
-    Deleted,
-    /// Its source no longer has it.
-    Removed,
-    /// Its containers came to their end.
-    Completed,
-    /// The node evicted it.
-    Evicted,
-}
+pub use crate::decide::worker::Cause as TerminationCause;
 
 /// A termination that began.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +42,40 @@ pub struct Termination {
     /// Nothing is left but the final status.
     #[serde(default)]
     pub finished: bool,
+    /// What the status says, where the node killed it.
+    #[serde(default)]
+    pub killed_as: Option<KillOverride>,
+}
+
+impl Termination {
+    /// The end that `ending` tells of, with the hooks of `before`.
+    #[must_use]
+    pub fn of(ending: &Ending, before: Option<&Self>) -> Self {
+        Self {
+            cause: ending.cause,
+            grace_seconds: ending.grace_seconds,
+            deadline: ending.deadline,
+            since: ending.since,
+            hooks: before.map(|t| t.hooks.clone()).unwrap_or_default(),
+            stopped: ending.stopped,
+            finished: ending.finished,
+            killed_as: ending.killed_as.clone(),
+        }
+    }
+
+    /// Without the hooks.
+    #[must_use]
+    pub fn ending(&self) -> Ending {
+        Ending {
+            cause: self.cause,
+            grace_seconds: self.grace_seconds,
+            deadline: self.deadline,
+            since: self.since,
+            stopped: self.stopped,
+            finished: self.finished,
+            killed_as: self.killed_as.clone(),
+        }
+    }
 }
 
 /// How far a preStop hook got.
@@ -87,6 +112,9 @@ pub struct PodRecord {
     /// Termination, once it began.
     #[serde(default)]
     pub termination: Option<Termination>,
+    /// It began to run: a static pod has its name from then on.
+    #[serde(default)]
+    pub started: bool,
     /// Containers whose start was asked for and not answered, by name: the instance's id.
     #[serde(default)]
     pub starting: BTreeMap<String, String>,
@@ -145,6 +173,12 @@ impl StateDir {
         {
             tracing::warn!(path = %path.display(), error = %e, "state record not removed");
         }
+    }
+
+    /// Reads one record; none where there is none that can be used.
+    #[must_use]
+    pub fn read(&self, uid: &PodUid) -> Option<PodRecord> {
+        self.parse(&std::fs::read(self.path(uid)).ok()?).ok()
     }
 
     /// Reads every record that can be used.

@@ -16,9 +16,10 @@ use crate::context::{Context, Desired};
 use crate::decide::admission::{self, Rejection, Verdict};
 use crate::decide::merge::{Change, Op, SourceStore};
 use crate::decide::qos::burstable_shares;
+use crate::decide::worker::{Effect, Facts, Input, Kind};
 use crate::source::objects::ManifestObjects;
 use crate::source::{Snapshot, SourceKind, SourceUpdate};
-use crate::state::PodRecord;
+use crate::state::{PodRecord, Termination};
 use crate::worker::{Worker, unix_ns};
 
 /// Housekeeping period (pkg/kubelet/kubelet.go).
@@ -93,13 +94,12 @@ impl Table {
                 Some(_) | None => SourceKind::Api,
             };
             let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
-            // Who ran when the last run ended has its name before any newcomer.
-            if pods::is_static(&pod) && record.termination.as_ref().is_none_or(|t| !t.finished) {
-                self.ctx.names.take(&pod_ref.full_name(), &uid);
-            }
             tracing::info!(pod.uid = %uid, pod = %pod_ref, "going on with a known pod");
             let desired =
                 Desired { pod: Arc::new(pod), source, mirror: None, removed: false, rejected: None };
+            let facts = Facts::of(&desired.pod, pod_ref.full_name());
+            let ending = record.termination.as_ref().map(Termination::ending);
+            self.ctx.fleet.step(Input::Restore { uid, facts, ending, started: record.started });
             self.spawn(pod_ref, desired, Some(record), true);
         }
     }
@@ -146,9 +146,16 @@ impl Table {
     fn begin_drain(&mut self) {
         self.draining = true;
         tracing::info!(pods = self.pods.len(), "removing the pods of manifests");
-        for entry in self.pods.values() {
-            entry.desired.send_modify(|d| d.removed |= d.source != SourceKind::Api);
+        for (uid, entry) in &self.pods {
+            if entry.desired.borrow().source != SourceKind::Api {
+                self.remove(uid, entry);
+            }
         }
+    }
+
+    fn remove(&self, uid: &PodUid, entry: &Entry) {
+        self.ctx.fleet.step(Input::Remove(uid.clone()));
+        entry.desired.send_modify(|d| d.removed = true);
     }
 
     fn update(&mut self, source: SourceKind, snapshot: Snapshot) {
@@ -186,18 +193,32 @@ impl Table {
         let key = (pod_ref.namespace.to_string(), pod_ref.name.to_string());
         match op {
             Op::Remove => {
+                // Only a source that has spoken before removes: what it no longer has, nobody has.
                 if let Some(entry) = self.pods.get(&pod_ref.uid) {
-                    entry.desired.send_modify(|d| d.removed = true);
+                    self.remove(&pod_ref.uid, entry);
                 }
             }
             Op::Add | Op::Update | Op::Delete | Op::Reconcile => {
-                if let Some(entry) = self.pods.get_mut(&pod_ref.uid) {
+                let uid = pod_ref.uid.clone();
+                let facts = Facts::of(&pod, pod_ref.full_name());
+                // A pod that was put back from a record is not new to its worker.
+                let restored = self.pods.get(&uid).is_some_and(|e| e.restored);
+                let kind = if op == Op::Add && !restored { Kind::Create } else { Kind::Update };
+                let quiet = facts.terminal
+                    && self.ctx.pleg.all().is_some()
+                    && self.ctx.pleg.get(&uid).is_none_or(|runtime| runtime.is_quiet());
+                let effects = self.ctx.fleet.step(Input::Update { uid: uid.clone(), facts, kind, quiet });
+                if let Some(entry) = self.pods.get_mut(&uid) {
                     entry.restored = false;
                     entry.desired.send_modify(|d| {
                         d.pod = pod;
                         d.source = source;
                         d.removed = false;
                     });
+                    return;
+                }
+                if !effects.contains(&Effect::Spawn(uid)) {
+                    // What the runtime has of an earlier life goes first; housekeeping adds the pod then.
                     return;
                 }
                 let rejected = self.admit(&pod);
@@ -234,7 +255,7 @@ impl Table {
     }
 
     fn is_over(&self, uid: &PodUid) -> bool {
-        self.ctx.views.get(uid).is_some_and(|v| matches!(v.worker, "terminated" | "finished"))
+        self.ctx.fleet.read(|w| w.is_known_terminated(uid))
     }
 
     fn mirror(&mut self, op: Op, mirror: Arc<Pod>) {
@@ -269,10 +290,11 @@ impl Table {
 
     // A restored pod that its source no longer names has been removed meanwhile.
     fn drop_unnamed(&mut self) {
-        for entry in self.pods.values_mut().filter(|e| e.restored) {
+        for (uid, entry) in self.pods.iter_mut().filter(|(_, e)| e.restored) {
             let source = entry.desired.borrow().source;
             if self.stores.get(&source).is_none_or(SourceStore::is_seen) {
                 entry.restored = false;
+                self.ctx.fleet.step(Input::Remove(uid.clone()));
                 entry.desired.send_modify(|d| d.removed = true);
             }
         }
@@ -285,24 +307,41 @@ impl Table {
             self.ctx.wakes.forget(&uid);
             let Some(entry) = self.pods.remove(&uid) else { continue };
             let desired = entry.desired.borrow().clone();
-            // A static pod of a fixed UID came back while the old one ended: it starts anew.
-            if !desired.removed
-                && desired.pod.metadata.deletion_timestamp.is_none()
-                && !self.draining
-                && self.names_it(&uid)
-            {
+            if self.ctx.fleet.read(|w| w.is_known(&uid)) {
+                // A worker that fell over is made anew, from the record: its pod is still wanted, or still to be ended.
+                tracing::error!(pod.uid = %uid, "worker ended by itself, another goes on");
+                self.ctx.fleet.step(Input::Lost(uid.clone()));
                 if let Ok(pod_ref) = pods::pod_ref(&desired.pod) {
-                    self.spawn(pod_ref, Desired { rejected: None, ..desired }, None, false);
+                    let record = self.ctx.state.read(&uid);
+                    self.spawn(pod_ref, desired, record, entry.restored);
                 }
-            } else {
-                tracing::info!(pod.uid = %uid, "pod is gone from this node");
+                continue;
             }
+            tracing::info!(pod.uid = %uid, "pod is gone from this node");
         }
         self.orphans.retain(|_, task| !task.is_finished());
+        self.add_unknown();
     }
 
-    fn names_it(&self, uid: &PodUid) -> bool {
-        self.stores.values().any(|s| s.pods().any(|p| p.metadata.uid.as_deref() == Some(uid.as_str())))
+    // A manifest's pod that no worker knows: its UID was used before, and that life is over now.
+    fn add_unknown(&mut self) {
+        if self.draining {
+            return;
+        }
+        let unknown: Vec<(SourceKind, Arc<Pod>)> = self
+            .stores
+            .iter()
+            .filter(|(source, _)| **source != SourceKind::Api)
+            .flat_map(|(source, store)| store.pods().map(|pod| (*source, Arc::clone(pod))))
+            .filter(|(_, pod)| {
+                pod.metadata.uid.as_deref().and_then(|uid| PodUid::parse(uid).ok()).is_some_and(|uid| {
+                    !self.pods.contains_key(&uid) && !self.ctx.fleet.read(|w| w.is_known(&uid))
+                })
+            })
+            .collect();
+        for (source, pod) in unknown {
+            self.change(source, Op::Add, pod);
+        }
     }
 
     fn housekeeping(&mut self) {
@@ -313,6 +352,11 @@ impl Table {
         self.delete_orphaned_mirrors();
         self.update_tiers();
         self.ctx.volumes.purge_tokens(self.ctx.clock.wall());
+        let wanted = self.stores.values().flat_map(SourceStore::pods).filter_map(|p| {
+            let named = !pods::is_mirror(p);
+            named.then(|| PodUid::parse(p.metadata.uid.as_deref().unwrap_or_default()).ok()).flatten()
+        });
+        self.ctx.fleet.step(Input::Known(wanted.collect()));
         let Some(runtime) = self.ctx.pleg.all() else { return };
         let mut present = HashSet::new();
         for pod in runtime {
@@ -322,6 +366,8 @@ impl Table {
                 continue;
             }
             tracing::info!(pod.uid = %uid, pod = %pod.pod, "a pod of ours that no source wants is removed");
+            let full_name = pod.pod.full_name();
+            self.ctx.fleet.step(Input::Orphan { uid: uid.clone(), full_name });
             let ctx = Arc::clone(&self.ctx);
             let task = quintlet_kit::task::spawn("orphan", crate::housekeeping::remove_orphan(ctx, pod));
             self.orphans.insert(uid, task);
@@ -365,7 +411,9 @@ impl Table {
                     && d.pod.metadata.namespace.as_ref() == Some(namespace)
                     && d.pod.metadata.name.as_ref() == Some(name)
             });
-            if !wanted {
+            // It tells of the end of its pod until that is over.
+            let ending = self.ctx.fleet.read(|w| w.is_static_terminating(&format!("{name}_{namespace}")));
+            if !wanted && !ending {
                 let ctx = Arc::clone(&self.ctx);
                 let mirror = Arc::clone(mirror);
                 quintlet_kit::task::spawn("orphan-mirror", async move {

@@ -41,23 +41,6 @@ pub fn legacy_log_name(pod: &PodRef, container: &str, id: &str) -> String {
     name + SUFFIX
 }
 
-/// The restart count that the files of a container's log directory tell of: the highest `N.log` plus one.
-///
-/// Used where the runtime has no record of the container left.
-#[must_use]
-pub fn restarts_from_log_names<'a>(names: impl IntoIterator<Item = &'a str>) -> u32 {
-    names
-        .into_iter()
-        .filter_map(|name| {
-            let digits = name.bytes().take_while(u8::is_ascii_digit).count();
-            let (number, rest) = name.split_at(digits);
-            let rest = rest.strip_prefix(".log")?;
-            (rest.is_empty() || rest.starts_with('.')).then(|| number.parse::<u32>().ok()).flatten()
-        })
-        .max()
-        .map_or(0, |n| n.saturating_add(1))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,17 +55,5 @@ mod tests {
         assert_eq!(legacy_log_name(&pod, "c", "abc"), "web_default_c-abc.log");
         let long = legacy_log_name(&pod, &"é".repeat(200), "abc");
         assert!(long.len() <= 255 && long.ends_with(".log"));
-    }
-
-    #[test]
-    fn the_restart_count_survives_in_log_names() {
-        for (names, want) in [
-            (vec![], 0),
-            (vec!["0.log"], 1),
-            (vec!["0.log", "10.log.20260101-000000.gz", "2.log"], 11),
-            (vec!["x.log", "3.txt", "4.logx", ".log"], 0),
-        ] {
-            assert_eq!(restarts_from_log_names(names.iter().copied()), want, "{names:?}");
-        }
     }
 }

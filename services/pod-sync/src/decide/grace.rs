@@ -23,19 +23,12 @@ pub struct Effective {
 
 /// The grace of a pod from now on: what is stored (0: nothing yet), its deletion, an override, else its spec.
 #[must_use]
-pub fn effective(stored: i64, pod: &Pod, override_seconds: Option<i64>) -> Effective {
-    let mut seconds = stored;
-    let mut overridden = false;
-    for wanted in [pod.metadata.deletion_grace_period_seconds, override_seconds].into_iter().flatten() {
-        if seconds == 0 || wanted < seconds {
-            seconds = wanted;
-            overridden = true;
-        }
-    }
-    if !overridden && seconds == 0 {
-        seconds = pod::spec(pod).termination_grace_period_seconds.unwrap_or(0);
-    }
-    let seconds = seconds.max(1);
+pub fn effective_of(stored: i64, pod: PodGrace, override_seconds: Option<i64>) -> Effective {
+    // The kubelet takes a wanted 0 for "nothing yet", so that a later override lengthens the grace again; here the least
+    // counts.
+    let stored_seconds = (stored != 0).then_some(stored);
+    let least = [stored_seconds, pod.deletion, override_seconds].into_iter().flatten().min();
+    let seconds = least.or(pod.termination).unwrap_or(0).max(1);
     Effective { seconds, shortened: stored != 0 && stored != seconds }
 }
 
@@ -179,10 +172,11 @@ mod tests {
             ("shortened by a second deletion", 30, Some(5), None, Some(30), 5, true),
             ("not lengthened", 5, Some(30), Some(60), Some(30), 5, false),
             ("killed at once", 30, Some(0), None, Some(30), 1, true),
+            ("killed at once, whatever the override", 1, Some(0), Some(5), Some(30), 1, false),
         ] {
             let mut p = pod_json(json!({"containers": [], "terminationGracePeriodSeconds": spec}));
             p.metadata.deletion_grace_period_seconds = deletion;
-            let got = effective(stored, &p, override_seconds);
+            let got = effective_of(stored, PodGrace::of_pod(&p), override_seconds);
             assert_eq!(got, Effective { seconds, shortened }, "{name}");
         }
     }

@@ -11,7 +11,7 @@
 //!    ([`waiting::StartFailure::with_message`]);
 //! 5. [`waiting::explain`] says in words what was decided, [`waiting::from_status`] what the pod waits for.
 //!
-//! Termination: [`grace::effective`] for the pod, [`grace::termination_plan`] for its containers, `generate` with
+//! Which pass it is, [`worker::Workers::step`] says. Termination: [`grace::effective_of`] for the pod, [`grace::termination_plan`] for its containers, `generate` with
 //! `is_terminal`, [`status::terminate`] last; [`status::with_kill_override`] for what the agent itself ends. Sources go
 //! through [`merge::SourceStore`], new pods through [`admission::admit`]; [`preempt::victims`] makes room for critical ones.
 
@@ -35,3 +35,4 @@ pub mod sync;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod waiting;
+pub mod worker;

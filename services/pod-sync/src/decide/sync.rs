@@ -52,13 +52,6 @@ pub fn cgroup_plan(pod: &Pod, exists: bool, runtime: &PodRuntime) -> CgroupPlan 
     CgroupPlan { kill_first, ensure: !kill_first || pod_is_restartable(pod) }
 }
 
-/// A pod first seen when it is over: only the terminated phase is left to run.
-#[must_use]
-pub fn starts_terminated(pod: &Pod, runtime: &PodRuntime) -> bool {
-    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-    pod::is_terminal_phase(phase) && runtime.is_quiet()
-}
-
 /// The status just made says that all containers restart: `restart_all` of the actions.
 #[must_use]
 pub fn restarts_all(status: &PodStatus) -> bool {
@@ -114,8 +107,7 @@ fn log_number(file: &str) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::decide::testing::{RuntimeBuilder, pod_json, status_json};
-    use quintlet_model::runtime::SandboxState;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn pod(policy: &str) -> Pod {
         pod_json(json!({"restartPolicy": policy, "containers": [{"name": "c", "image": "i"}]}))
@@ -148,20 +140,6 @@ mod tests {
         ] {
             assert_eq!(cgroup_plan(&pod(policy), exists, &runtime), want, "{name}");
         }
-    }
-
-    #[test]
-    fn a_pod_that_is_over_everywhere_starts_terminated() {
-        let with = |phase: Value| {
-            let mut p = pod("Always");
-            p.status = Some(status_json(json!({"phase": phase})));
-            p
-        };
-        let stopped = || RuntimeBuilder::none().sandbox(SandboxState::NotReady).exited("c", 0).build();
-        assert!(starts_terminated(&with(json!("Failed")), &stopped()));
-        assert!(!starts_terminated(&with(json!("Running")), &stopped()));
-        assert!(!starts_terminated(&with(json!("Failed")), &RuntimeBuilder::ready().build()));
-        assert!(!starts_terminated(&pod("Always"), &stopped()));
     }
 
     #[test]

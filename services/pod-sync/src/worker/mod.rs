@@ -4,6 +4,7 @@
 //! takes the newest desired pod, the runtime's state no older than the last action, probe memory and back-off, decides
 //! by the functions of [`crate::decide`], acts, and says when it wants to look again.
 
+mod cancel;
 mod hooks;
 mod messages;
 mod prepare;
@@ -27,6 +28,7 @@ use quintlet_model::runtime::{PodRuntime, SharedPodRuntime};
 use quintlet_proto::status::v1 as status_wire;
 use rand::RngExt as _;
 use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
 use crate::clients::events::EventType;
@@ -35,15 +37,15 @@ use crate::clients::runtime::CallError;
 use crate::context::{Context, Desired};
 use crate::decide::conditions::READY;
 use crate::decide::probes::ProbeView;
-use crate::decide::{grace, status, waiting};
+use crate::decide::worker::fresh::{Freshness, Look};
+use crate::decide::worker::{self, Input, Outcome, Work};
+use crate::decide::{status, waiting};
+use crate::fleet::Told;
 use crate::source::SourceKind;
-use crate::state::{PodRecord, Termination, TerminationCause};
+use crate::state::{PodRecord, Termination};
 use crate::view::{Decision, View, Waiting};
 use crate::volumes::MountedVolumes;
 
-/// After a call that was cut: look again soon, then less often. What it waits for rings the bell when it is back.
-const CUT_FIRST: Duration = Duration::from_millis(100);
-const CUT_LAST: Duration = Duration::from_secs(1);
 /// After an error of this pod (pkg/kubelet/pod_workers.go), with jitter up to half of it.
 const ERROR_WAIT: Duration = Duration::from_secs(10);
 
@@ -52,10 +54,10 @@ const ERROR_WAIT: Duration = Duration::from_secs(10);
 pub(crate) enum Next {
     /// Another pass at once.
     Again,
-    /// Look again after so long, or when the bell rings.
-    Wait(Duration),
-    /// Nothing is left of the pod.
-    Done,
+    /// Nothing to do: look again after so long, or after the resync period, or when the bell rings.
+    Idle(Option<Duration>),
+    /// This phase of the pod's life is over.
+    Advance,
 }
 
 /// Why a pass ended early.
@@ -70,6 +72,10 @@ pub(crate) enum Halt {
         /// When to look again; none for the default.
         after: Option<Duration>,
     },
+    /// The runtime's network is away.
+    NetworkNotReady(String),
+    /// Something came that this pass must not go on for.
+    Cancelled,
 }
 
 impl Halt {
@@ -80,7 +86,7 @@ impl Halt {
     fn after(self, wait: Duration) -> Self {
         match self {
             Self::Failed { error, .. } => Self::Failed { error, after: Some(wait) },
-            cut @ Self::Cut(_) => cut,
+            other @ (Self::Cut(_) | Self::NetworkNotReady(_) | Self::Cancelled) => other,
         }
     }
 
@@ -125,14 +131,10 @@ pub struct Worker {
     saved: PodRecord,
     version: u64,
     reported: Option<Reported>,
-    // End of the last action: nothing older is decided on.
-    acted: Duration,
-    // A full look comes first.
-    full: bool,
-    epoch: u64,
+    fresh: Freshness,
     seen: Option<SharedPodRuntime>,
-    // Made since the last look: a look that does not know of them is no look after the action.
-    made: Vec<String>,
+    // Of the work at hand: it is to end where it has not reached the runtime.
+    cancel: CancellationToken,
     messages: HashMap<ContainerId, String>,
     seeded: bool,
     mounted: Option<MountedVolumes>,
@@ -142,7 +144,6 @@ pub struct Worker {
     holds: BTreeMap<String, Duration>,
     // The same of sandbox, cgroup and volumes.
     hold_all: Duration,
-    cut: Duration,
     decision: Decision,
     waiting: Option<Waiting>,
     accepted_unix_ns: i64,
@@ -183,11 +184,9 @@ impl Worker {
             record,
             version: 0,
             reported: None,
-            acted: Duration::ZERO,
-            full: true,
-            epoch: 0,
+            fresh: Freshness::default(),
             seen: None,
-            made: Vec::new(),
+            cancel: CancellationToken::new(),
             messages: HashMap::new(),
             seeded: false,
             mounted: None,
@@ -195,7 +194,6 @@ impl Worker {
             refreshed_for: None,
             holds: BTreeMap::new(),
             hold_all: Duration::ZERO,
-            cut: CUT_FIRST,
             decision: Decision::default(),
             waiting: None,
             ctx,
@@ -205,43 +203,27 @@ impl Worker {
     /// Works until nothing is left of the pod.
     pub async fn run(mut self) {
         loop {
-            let span = self.operation.as_ref().map_or_else(Span::none, |operation| {
-                tracing::info_span!(parent: operation, "pass", pod.uid = %self.pod_ref.uid, worker = self.phase())
-            });
-            let next = self.pass().instrument(span).await;
-            if self.is_settled() {
-                self.operation = None;
-            }
-            self.save();
-            let wait = match next {
-                Ok(Next::Again) => {
-                    self.cut = CUT_FIRST;
-                    self.show(true);
-                    // Passes that follow each other at once must not keep other tasks from running.
-                    tokio::task::yield_now().await;
-                    continue;
-                }
-                Ok(Next::Done) => break,
-                Ok(Next::Wait(wait)) => {
-                    self.cut = CUT_FIRST;
+            let wait = match self.ctx.fleet.take(&self.pod_ref.uid) {
+                Told::End => break,
+                Told::Later(wait) => wait,
+                Told::Wait(work, wait) => {
+                    self.held_up(&work);
                     wait
                 }
-                Err(Halt::Cut(why)) => {
-                    tracing::debug!(pod.uid = %self.pod_ref.uid, why, "pass was cut");
-                    self.full = true;
-                    self.decision.errors = vec![why];
-                    let wait = self.cut;
-                    self.cut = (self.cut * 2).min(CUT_LAST);
-                    wait
-                }
-                Err(Halt::Failed { error, after }) => {
-                    tracing::info!(pod.uid = %self.pod_ref.uid, error, "pass failed");
-                    self.cut = CUT_FIRST;
-                    self.decision.errors = vec![error];
-                    after.unwrap_or_else(|| jitter(ERROR_WAIT))
+                Told::Work(work, cancel) => {
+                    self.cancel = cancel;
+                    match self.work(work).await {
+                        Told::Later(wait) => wait,
+                        Told::End | Told::Work(..) | Told::Wait(..) => break,
+                    }
                 }
             };
-            self.show(false);
+            self.show(wait.is_zero());
+            if wait.is_zero() {
+                // Passes that follow each other at once must not keep other tasks from running.
+                tokio::task::yield_now().await;
+                continue;
+            }
             // Any of these only says "look": what it is about is read anew.
             tokio::select! {
                 () = self.bell.notified() => {}
@@ -253,6 +235,69 @@ impl Worker {
         self.ctx.probes.remove(&self.pod_ref.uid);
         self.ctx.views.hide(&self.pod_ref.uid);
         self.ctx.state.remove(&self.pod_ref.uid);
+    }
+
+    // Two static pods of one name never run at once: the older one goes first.
+    fn held_up(&mut self, work: &Work) {
+        let desired = self.desired.borrow_and_update().clone();
+        self.accept(&desired);
+        self.decision.errors.clear();
+        if let Work::WaitName { other } = work {
+            let other = other.as_ref().map(ToString::to_string).unwrap_or_default();
+            self.wait_for(&waiting::Waiting::StaticName { other }, None);
+        }
+    }
+
+    async fn work(&mut self, work: Work) -> Told {
+        self.adopt();
+        let span = self.operation.as_ref().map_or_else(Span::none, |operation| {
+            tracing::info_span!(parent: operation, "pass", pod.uid = %self.pod_ref.uid, worker = self.phase())
+        });
+        let next = self.pass(&work).instrument(span).await;
+        if self.is_settled() {
+            self.operation = None;
+        }
+        self.save();
+        let outcome = self.outcome(next);
+        self.ctx.fleet.done(&self.pod_ref.uid, outcome)
+    }
+
+    fn outcome(&mut self, next: Result<Next, Halt>) -> Outcome {
+        match next {
+            Ok(Next::Again) => Outcome::Again,
+            Ok(Next::Idle(within)) => Outcome::Idle(within),
+            Ok(Next::Advance) => Outcome::Advance,
+            Err(Halt::Cut(why)) => {
+                tracing::debug!(pod.uid = %self.pod_ref.uid, why, "pass was cut");
+                self.fresh.unknown();
+                self.decision.errors = vec![why];
+                Outcome::Cut
+            }
+            Err(Halt::Failed { error, after }) => {
+                tracing::info!(pod.uid = %self.pod_ref.uid, error, "pass failed");
+                self.decision.errors = vec![error];
+                Outcome::Failed(after)
+            }
+            Err(Halt::NetworkNotReady(error)) => {
+                self.decision.errors = vec![error];
+                Outcome::NetworkNotReady
+            }
+            Err(Halt::Cancelled) => Outcome::Cancelled,
+        }
+    }
+
+    // Puts on record what was decided on this pod, before anything is done for it.
+    fn adopt(&mut self) {
+        let uid = &self.pod_ref.uid;
+        let (ending, started) = self.ctx.fleet.read(|w| (w.ending(uid).cloned(), w.is_started(uid)));
+        let before = self.record.termination.as_ref();
+        if ending.is_some() && before.is_none() {
+            self.operation = Some(operation("terminate", &self.pod_ref));
+        }
+        let before = self.record.termination.as_ref();
+        self.record.termination = ending.map(|e| Termination::of(&e, before));
+        self.record.started = started;
+        self.save();
     }
 
     // What began has come to its end: Ready, or over.
@@ -280,40 +325,24 @@ impl Worker {
         }
     }
 
-    async fn pass(&mut self) -> Result<Next, Halt> {
+    async fn pass(&mut self, work: &Work) -> Result<Next, Halt> {
         let desired = self.desired.borrow_and_update().clone();
         self.accept(&desired);
         self.waiting = None;
         self.decision.errors.clear();
-        if let Some(rejection) = &desired.rejected
-            && self.record.termination.is_none()
-        {
-            return self.reject(rejection);
-        }
-        match self.phase() {
-            "sync" => {
-                // Two static pods of one name never run at once: the older one goes first.
-                if pods::is_static(&self.pod)
-                    && !self.ctx.names.take(&self.pod_ref.full_name(), &self.pod_ref.uid)
-                {
-                    let other = self
-                        .ctx
-                        .names
-                        .holder(&self.pod_ref.full_name())
-                        .map(|u| u.to_string())
-                        .unwrap_or_default();
-                    self.wait_for(&waiting::Waiting::StaticName { other }, None);
-                    return Ok(Next::Wait(self.ctx.sync_frequency));
-                }
-                self.sync(&desired).await
-            }
-            "terminating" => self.terminating().await,
-            "terminated" => self.terminated().await,
-            _ => self.finished(&desired).await,
+        match work {
+            Work::Sync => match &desired.rejected {
+                Some(rejection) => self.reject(rejection),
+                None => self.sync(&desired).await,
+            },
+            Work::Terminating => self.terminating().await,
+            Work::Terminated => self.terminated().await,
+            Work::Finished { clean } => self.finished(*clean).await,
+            Work::WaitName { .. } => Ok(Next::Idle(None)),
         }
     }
 
-    // Takes over what the source says, and begins a termination where it asks for one.
+    // Takes over what the source says.
     fn accept(&mut self, desired: &Desired) {
         if self.pod.spec != desired.pod.spec {
             self.holds.clear();
@@ -323,63 +352,14 @@ impl Worker {
         if self.record.pod.as_ref() != Some(&*self.pod) {
             self.record.pod = Some((*self.pod).clone());
         }
-        let meta = &self.pod.metadata;
-        let api_phase = self.pod.status.as_ref().and_then(|s| s.phase.as_deref());
-        let cause = if meta.deletion_timestamp.is_some() {
-            Some(TerminationCause::Deleted)
-        } else if desired.removed {
-            Some(TerminationCause::Removed)
-        } else if pods::is_terminal_phase(api_phase) && !pods::is_static(&self.pod) {
-            Some(TerminationCause::Completed)
-        } else {
-            None
-        };
-        if let Some(cause) = cause {
-            self.begin_termination(cause);
-        }
-    }
-
-    pub(crate) fn begin_termination(&mut self, cause: TerminationCause) {
-        let boot = self.ctx.clock.boot();
-        let stored = self.record.termination.as_ref().map_or(0, |t| t.grace_seconds);
-        let effective = grace::effective(stored, &self.pod, None);
-        let seconds = u64::try_from(effective.seconds).unwrap_or(1);
-        match self.record.termination.as_mut() {
-            None => {
-                self.operation = Some(operation("terminate", &self.pod_ref));
-                self.record.termination = Some(Termination {
-                    cause,
-                    grace_seconds: effective.seconds,
-                    deadline: boot + Duration::from_secs(seconds),
-                    since: boot,
-                    hooks: BTreeMap::new(),
-                    stopped: false,
-                    finished: false,
-                });
-            }
-            Some(t) => {
-                // It can only become sooner.
-                if effective.shortened {
-                    t.grace_seconds = effective.seconds;
-                    t.deadline = t.deadline.min(boot + Duration::from_secs(seconds));
-                }
-                if cause == TerminationCause::Deleted || t.cause == TerminationCause::Completed {
-                    t.cause = cause;
-                }
-            }
-        }
-        self.save();
     }
 
     fn reject(&mut self, rejection: &crate::decide::admission::Rejection) -> Result<Next, Halt> {
         self.ctx.events.pod(&self.pod, EventType::Warning, &rejection.reason, &rejection.message, "");
         let status =
             status::rejected(&self.pod, &rejection.reason, &rejection.message, self.ctx.clock.wall());
-        self.begin_termination(TerminationCause::Completed);
-        if let Some(t) = self.record.termination.as_mut() {
-            t.stopped = true;
-            t.finished = true;
-        }
+        self.ctx.fleet.step(Input::Refuse(self.pod_ref.uid.clone()));
+        self.adopt();
         self.report(status, true);
         Ok(Next::Again)
     }
@@ -388,21 +368,12 @@ impl Worker {
     pub(crate) async fn observe(&mut self) -> Result<SharedPodRuntime, Halt> {
         let uid = &self.pod_ref.uid;
         let cached = self.ctx.pleg.get(uid);
-        let fresh = cached
-            .as_ref()
-            .is_some_and(|c| c.observed > self.acted && c.cursor.epoch == self.epoch && c.error.is_none())
-            && (self.made.is_empty()
-                || cached.as_ref().is_some_and(|c| {
-                    let ids = c.ids();
-                    self.made.iter().all(|made| ids.contains(made))
-                }));
-        let runtime = match cached {
-            Some(cached) if fresh && !self.full => cached,
-            cached => {
+        let runtime = match (self.fresh.look(cached.as_deref()), cached) {
+            (Look::AtHand, Some(cached)) => cached,
+            (look, cached) => {
                 let mut ids = cached.as_ref().or(self.seen.as_ref()).map(|p| p.ids()).unwrap_or_default();
-                ids.extend(self.made.iter().cloned());
-                let full =
-                    self.full || cached.is_none() || cached.is_some_and(|c| c.cursor.epoch != self.epoch);
+                ids.extend(self.fresh.made_ids().iter().cloned());
+                let full = look != Look::Ask { full: false };
                 match self.ctx.pleg.observe(uid, ids, full).await {
                     Ok(Some(runtime)) => runtime,
                     Ok(None) => Arc::new(PodRuntime::empty(
@@ -421,9 +392,7 @@ impl Worker {
                 }
             }
         };
-        self.full = false;
-        self.made.clear();
-        self.epoch = runtime.cursor.epoch;
+        self.fresh.looked(runtime.cursor.epoch);
         self.seen = Some(Arc::clone(&runtime));
         for container in &runtime.containers {
             if container.state == quintlet_model::runtime::ContainerState::Exited
@@ -550,7 +519,7 @@ impl Worker {
     }
 
     pub(crate) fn acted(&mut self) {
-        self.acted = self.ctx.clock.boot();
+        self.fresh.acted(self.ctx.clock.boot());
     }
 
     pub(crate) fn save(&mut self) {
@@ -680,7 +649,7 @@ pub(crate) fn unix_ns(t: jiff::Timestamp) -> i64 {
     i64::try_from(t.as_nanosecond()).unwrap_or(i64::MAX)
 }
 
-/// `d` and up to half of it more, so that pods that failed together do not come back together.
+/// `d` and up to half of it more, by chance.
 pub(crate) fn jitter(d: Duration) -> Duration {
-    d + d.mul_f64(rand::rng().random_range(0.0..0.5))
+    worker::jitter(d, rand::rng().random_range(0.0..1.0))
 }

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
+use super::cancel::Cancellable;
 use super::{Halt, Pass, Worker};
 use crate::build::error::ConfigError;
 use crate::build::mounts::{MountsInput, make_mounts};
 use crate::clients::events::EventType;
 use crate::decide::{sync, waiting};
 use crate::volumes::error::{VolumeError, VolumeFailure};
+use crate::volumes::token::TokenSource;
 use crate::volumes::{VolumeContext, Volumes};
 
 fn shown(pod: &Pod) -> super::Shown {
@@ -47,14 +49,23 @@ impl Worker {
                 self.failed_mounts(pod, &done.stale);
                 Ok(())
             }
+            // What was cut short says nothing about the volumes.
+            Err(_) if self.cancel.is_cancelled() => Err(Halt::Cancelled),
             Err(e) => Err(self.volumes_failed(pod, &e)),
         }
     }
 
     fn volume_context(&self) -> VolumeContext {
+        let cancel = &self.cancel;
+        let objects = Cancellable { inner: Arc::clone(&self.ctx.objects), cancel: cancel.clone() };
+        let tokens = self
+            .ctx
+            .tokens
+            .clone()
+            .map(|inner| Arc::new(Cancellable { inner, cancel: cancel.clone() }) as Arc<dyn TokenSource>);
         VolumeContext {
-            objects: Arc::clone(&self.ctx.objects),
-            tokens: self.ctx.tokens.clone(),
+            objects: Arc::new(objects),
+            tokens,
             node: Arc::clone(&self.ctx.node),
             now: self.ctx.clock.wall(),
         }

@@ -21,6 +21,7 @@ use crate::clients::events::EventType;
 use crate::clients::runtime::CallError;
 use crate::decide::backoff::{self, Delays};
 use crate::decide::container_status::WaitingReason;
+use crate::decide::sync as decide_sync;
 use crate::image::{self, NoImage};
 
 /// Why a container did not start.
@@ -120,7 +121,7 @@ impl Worker {
                 return Err(Halt::of(&e, "failed to \"CreatePodSandbox\""));
             }
         };
-        self.made.push(id.to_string());
+        self.fresh.made(id.to_string());
         if pods::host_network(pod) {
             return Ok((id, self.ctx.node.node_ips.clone()));
         }
@@ -200,7 +201,9 @@ impl Worker {
                 Err(Halt::Failed { error, .. }) => {
                     tracing::warn!(pod.uid = %self.pod_ref.uid, container.id = %instance.id, error, "it cannot be removed");
                 }
-                Err(cut @ Halt::Cut(_)) => return Err(cut),
+                Err(other @ (Halt::Cut(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) => {
+                    return Err(other);
+                }
             }
             self.record.starting.remove(&instance.name);
         }
@@ -227,7 +230,6 @@ impl Worker {
     ) -> Result<(ContainerId, u32), NotStarted> {
         let pod = &pass.pod;
         let field_path = kind.field_path(&container.name);
-        let newest = pass.runtime.newest(&container.name);
         let mut pulls = std::mem::take(&mut self.record.pulls);
         let ready = image::ensure(&self.ctx, pod, container, &field_path, &mut pulls, sandbox_config).await;
         self.record.pulls = pulls;
@@ -245,10 +247,7 @@ impl Worker {
             }
             Err(NoImage::Interrupted(e)) => return Err(Halt::of(&e, "image").into()),
         };
-        let restarts = match newest {
-            Some(c) => c.restart_count() + 1,
-            None => self.restarts_from_logs(&container.name),
-        };
+        let restarts = self.next_attempt(pass, &container.name);
         let config = match self.container_config(pass, container, restarts, &ready, ips).await {
             Ok(config) => config,
             Err(e) => {
@@ -265,7 +264,7 @@ impl Worker {
         self.save();
         match self.ctx.runtime.create_container(sandbox, config, sandbox_config.clone()).await {
             Ok(id) => {
-                self.made.push(id.to_string());
+                self.fresh.made(id.to_string());
                 self.ctx.events.pod(pod, EventType::Normal, "Created", "Container created", &field_path);
                 Ok((id, restarts))
             }
@@ -329,7 +328,7 @@ impl Worker {
     }
 
     // Without any instance left, the log files still know how often it ran.
-    fn restarts_from_logs(&self, container: &str) -> u32 {
+    fn next_attempt(&self, pass: &Pass, container: &str) -> u32 {
         let dir = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref).join(container);
         let names: Vec<String> = std::fs::read_dir(dir)
             .into_iter()
@@ -337,7 +336,7 @@ impl Worker {
             .flatten()
             .filter_map(|e| e.file_name().into_string().ok())
             .collect();
-        paths::restarts_from_log_names(names.iter().map(String::as_str))
+        decide_sync::next_attempt(&pass.runtime, container, names.iter().map(String::as_str))
     }
 
     // /var/log/containers is what log collectors read.

@@ -16,13 +16,10 @@ use crate::context::Desired;
 use crate::decide::actions::{ActionInput, PodActions, compute_actions, sandbox_decision};
 use crate::decide::backoff::{self, Delays, Turn};
 use crate::decide::container_status::WaitingReason;
-use crate::decide::sync as decide_sync;
+use crate::decide::status;
+use crate::decide::sync::{self as decide_sync, SyncGate};
 use crate::decide::waiting::{self, Hold, Holds};
-use crate::decide::{phase, status};
-use crate::state::TerminationCause;
-
-/// While the network is away a pod looks again this often, with jitter (pkg/kubelet/pod_workers.go).
-const NETWORK_WAIT: Duration = Duration::from_secs(1);
+use crate::decide::worker::Input;
 
 /// Which list of the spec a container stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,12 +55,11 @@ impl Worker {
                 "",
             );
         }
-        let terminal =
-            phase::Phase::parse(pass.status.phase.as_deref()).is_some_and(phase::Phase::is_terminal);
         self.report(pass.status.clone(), false);
-        if terminal {
-            self.begin_termination(TerminationCause::Completed);
-            return Ok(Next::Again);
+        let network = self.ctx.runtime_state.borrow().network_not_ready.clone();
+        let gate = decide_sync::gate(&pass.pod, &pass.status, network.is_none());
+        if gate == SyncGate::Ended {
+            return Ok(Next::Advance);
         }
         let restart_all = decide_sync::restarts_all(&pass.status);
         let actions = compute_actions(&ActionInput {
@@ -87,17 +83,15 @@ impl Worker {
         let hold = self.hold_all.saturating_sub(self.ctx.clock.boot());
         if !hold.is_zero() && actions.to_kill.is_empty() {
             self.keep_waiting();
-            return Ok(Next::Wait(hold));
+            return Ok(Next::Idle(Some(hold)));
         }
-        let network = self.ctx.runtime_state.borrow().network_not_ready.clone();
-        if let Some(message) = network
-            && !pods::host_network(&pass.pod)
-            && actions.create_sandbox
-        {
+        // A pod that has its network already does not need another (DESIGN §5.10).
+        if gate == SyncGate::NetworkNotReady && actions.create_sandbox {
+            let message = network.unwrap_or_default();
             let text = format!("network is not ready: {message}");
             self.ctx.events.pod(&pass.pod, EventType::Warning, "NetworkNotReady", &text, "");
             self.wait_for(&waiting::Waiting::NetworkNotReady { message }, None);
-            return Err(Halt::Failed { error: text, after: Some(jitter(NETWORK_WAIT)) });
+            return Err(Halt::NetworkNotReady(text));
         }
         // Boxed: most passes do nothing, and a worker must not carry room for the rest.
         self.begin_operation("sync");
@@ -130,15 +124,9 @@ impl Worker {
             self.wait_shown(&wait);
         }
         self.refresh_volumes(pass).await;
-        let mut wait = jitter(self.ctx.sync_frequency);
-        if let Some(hold) = due.holds.values().map(|h| h.remaining).min() {
-            wait = wait.min(hold);
-        }
-        wait = due.retry.map_or(wait, |retry| wait.min(retry));
-        if let Some(deadline) = status::until_active_deadline(&pass.pod, &pass.status, now) {
-            wait = wait.min(deadline);
-        }
-        Ok(Next::Wait(wait))
+        let held = due.holds.values().map(|h| h.remaining).min();
+        let deadline = status::until_active_deadline(&pass.pod, &pass.status, now);
+        Ok(Next::Idle([held, due.retry, deadline].into_iter().flatten().min()))
     }
 
     // Which of the starts may happen now, and what the others wait with.
@@ -295,6 +283,7 @@ impl Worker {
             return Ok(());
         }
         self.prepare(pass).await?;
+        self.enter_runtime()?;
         let config = self.sandbox_config(pod, actions.attempt, actions.create_sandbox)?;
         let (sandbox, ips) = if actions.create_sandbox {
             self.create_sandbox(pod, config.clone()).await?
@@ -356,10 +345,15 @@ impl Worker {
         Ok(())
     }
 
-    // The newest word of the source is that the pod is to end.
+    // Its end was asked for while this pass goes on.
     pub(super) fn is_ending(&self) -> bool {
-        let desired = self.desired.borrow();
-        desired.removed || desired.pod.metadata.deletion_timestamp.is_some()
+        self.ctx.fleet.read(|w| w.is_termination_requested(&self.pod_ref.uid))
+    }
+
+    // From here on the pass goes to its end, whatever comes.
+    fn enter_runtime(&self) -> Result<(), Halt> {
+        self.ctx.fleet.step(Input::Entered(self.pod_ref.uid.clone()));
+        if self.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }
     }
 
     async fn reconcile_mirror(&mut self, desired: &Desired) {

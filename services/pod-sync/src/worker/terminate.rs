@@ -7,10 +7,9 @@ use futures::future::join_all;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::ContainerState;
 
-use super::{Halt, Next, Worker, jitter};
+use super::{Halt, Next, Worker};
 use crate::build::paths;
 use crate::clients::status::Ack;
-use crate::context::Desired;
 use crate::decide::grace;
 use crate::decide::{status, waiting};
 use crate::state::TerminationCause;
@@ -21,7 +20,14 @@ const KEPT_INSTANCES: usize = 2;
 impl Worker {
     pub(super) async fn terminating(&mut self) -> Result<Next, Halt> {
         let pass = self.look(false).await?;
-        self.report(pass.status.clone(), false);
+        let killed_as = self.record.termination.as_ref().and_then(|t| t.killed_as.clone());
+        let status = match &killed_as {
+            Some(why) => {
+                status::with_kill_override(&pass.pod, pass.status.clone(), why, self.ctx.clock.wall())
+            }
+            None => pass.status.clone(),
+        };
+        self.report(status, false);
         self.set_targets(&pass, true);
         let now = self.ctx.clock.boot();
         let termination = self.record.termination.clone();
@@ -60,7 +66,7 @@ impl Worker {
             t.stopped = true;
         }
         self.report(after.status, false);
-        Ok(Next::Again)
+        Ok(Next::Advance)
     }
 
     pub(super) async fn terminated(&mut self) -> Result<Next, Halt> {
@@ -76,29 +82,23 @@ impl Worker {
             self.wait_for(&waiting::Waiting::CgroupRemoval { error: Some(e.to_string()) }, None);
             return Err(Halt::failed(e));
         }
-        self.release_name();
         let last = status::terminate(&self.pod, self.record.status.as_ref(), self.ctx.clock.wall());
         if let Some(t) = self.record.termination.as_mut() {
             t.finished = true;
         }
         self.report(last, true);
-        Ok(Next::Again)
-    }
-
-    fn release_name(&self) {
-        if self.ctx.names.give_back(&self.pod_ref.full_name(), &self.pod_ref.uid) {
-            self.ctx.wakes.wake_all();
-        }
+        Ok(Next::Advance)
     }
 
     // Nothing runs any more. What is left on the node goes once the source and the API server are done with it.
-    pub(super) async fn finished(&mut self, desired: &Desired) -> Result<Next, Halt> {
-        self.release_name();
+    pub(super) async fn finished(&mut self, clean: bool) -> Result<Next, Halt> {
         if let Some(status) = self.record.status.clone() {
             self.report(status, true);
         }
         let ack = self.ctx.statuses.ack(&self.pod_ref.uid, self.version);
-        let gone = desired.removed || matches!(ack, Some(Ack::Deleted | Ack::Gone | Ack::UidMismatch));
+        // A mirror that is gone says nothing about its static pod.
+        let is_static = pods::is_static(&self.pod);
+        let gone = clean || !is_static && matches!(ack, Some(Ack::Deleted | Ack::Gone | Ack::UidMismatch));
         if !gone {
             let deleting = self.pod.metadata.deletion_timestamp.is_some();
             if deleting {
@@ -108,7 +108,7 @@ impl Worker {
             } else {
                 self.prune_instances().await?;
             }
-            return Ok(Next::Wait(jitter(self.ctx.sync_frequency)));
+            return Ok(Next::Idle(None));
         }
         let runtime = self.observe().await?;
         let removed =
@@ -132,7 +132,7 @@ impl Worker {
             self.acted();
         }
         // A sandbox of a cut call may still come to be: only a look of the whole runtime says that nothing is left.
-        self.full = true;
+        self.fresh.unknown();
         let left = self.observe().await?;
         if !left.sandboxes.is_empty() || !left.containers.is_empty() {
             return Ok(Next::Again);
@@ -158,7 +158,7 @@ impl Worker {
         {
             tracing::warn!(pod.uid = %self.pod_ref.uid, dir = %logs.display(), error = %e, "logs not removed");
         }
-        Ok(Next::Done)
+        Ok(Next::Advance)
     }
 
     // Of a completed pod that stays, the newest instances are kept for their logs.

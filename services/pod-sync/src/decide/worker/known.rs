@@ -1,0 +1,87 @@
+//! What others may ask about a pod (pod-sync.md §4.7). The answer for a UID nobody knows changes once every source has
+//! spoken: before, a running pod may still turn out to be wanted.
+
+use quintlet_model::ids::PodUid;
+
+use super::{Ending, Phase, State, Workers};
+
+impl Workers {
+    fn ask(&self, uid: &PodUid, before: bool, after: bool, known: impl Fn(&State) -> bool) -> bool {
+        self.pods.get(uid).map_or(if self.synced { after } else { before }, known)
+    }
+
+    /// Its containers have stopped, and it does not run again.
+    #[must_use]
+    pub fn is_known_terminated(&self, uid: &PodUid) -> bool {
+        self.ask(uid, false, false, |s| s.phase() >= Phase::Terminated)
+    }
+
+    /// Containers of it may run.
+    #[must_use]
+    pub fn could_have_running_containers(&self, uid: &PodUid) -> bool {
+        self.ask(uid, true, false, |s| s.phase() < Phase::Terminated)
+    }
+
+    /// Nothing of it is left to be done.
+    #[must_use]
+    pub fn should_be_finished(&self, uid: &PodUid) -> bool {
+        self.ask(uid, false, true, |s| s.phase() == Phase::Finished)
+    }
+
+    /// It is to end.
+    #[must_use]
+    pub fn is_termination_requested(&self, uid: &PodUid) -> bool {
+        self.ask(uid, false, false, |s| s.ending.is_some())
+    }
+
+    /// Its worker took the termination up.
+    #[must_use]
+    pub fn should_containers_be_terminating(&self, uid: &PodUid) -> bool {
+        self.ask(uid, false, true, |s| s.acknowledged)
+    }
+
+    /// Its sandboxes and dead containers may go.
+    #[must_use]
+    pub fn should_runtime_be_removed(&self, uid: &PodUid) -> bool {
+        self.ask(uid, false, true, |s| s.phase() >= Phase::Terminated)
+    }
+
+    /// Its logs and dead containers are of no use to anybody.
+    #[must_use]
+    pub fn should_content_be_removed(&self, uid: &PodUid) -> bool {
+        self.ask(uid, false, true, |s| s.evicted || (s.deleted && s.phase() >= Phase::Terminated))
+    }
+
+    /// The static pod of this name is on its way out: its mirror stays until it is.
+    #[must_use]
+    pub fn is_static_terminating(&self, full_name: &str) -> bool {
+        self.line
+            .holder(full_name)
+            .and_then(|uid| self.pods.get(uid))
+            .is_some_and(|s| s.phase() == Phase::Terminating)
+    }
+
+    /// There is a worker for it.
+    #[must_use]
+    pub fn is_known(&self, uid: &PodUid) -> bool {
+        self.pods.contains_key(uid)
+    }
+
+    /// Its end, once it began.
+    #[must_use]
+    pub fn ending(&self, uid: &PodUid) -> Option<&Ending> {
+        self.pods.get(uid)?.ending.as_ref()
+    }
+
+    /// It began to run, or to end.
+    #[must_use]
+    pub fn is_started(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|s| s.started)
+    }
+
+    /// Its source no longer has it.
+    #[must_use]
+    pub fn is_removed(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|s| s.removed)
+    }
+}

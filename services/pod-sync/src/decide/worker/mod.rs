@@ -1,0 +1,573 @@
+//! What every pod's worker is to do: one pure transition function, [`Workers::step`] (pod-sync.md §4).
+//!
+//! State and input give state and [`Effect`]s; time and chance are arguments. The driver (`worker`, `table`) tells what
+//! happened and carries the effects out, nothing else. Each line of the table that was taken is named by a [`Rule`].
+//!
+//! A worker asks for work by [`Input::Take`], says where its cancellation ends by [`Input::Entered`], and how the work went
+//! by [`Input::Done`]. The judgements inside are methods of [`Judge`], so that a test can plant a wrong one.
+
+pub mod fresh;
+mod known;
+mod line;
+mod step;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use quintlet_model::ids::PodUid;
+use quintlet_model::pod as pods;
+use serde::{Deserialize, Serialize};
+
+use super::grace::{self, Effective, PodGrace};
+use super::status::KillOverride;
+use super::sync::{NameWaiter, static_pod_may_start};
+use line::Line;
+
+/// After a call that was cut: look again soon, then less often. What it waits for wakes it when it is back.
+const CUT_FIRST: Duration = Duration::from_millis(100);
+const CUT_LAST: Duration = Duration::from_secs(1);
+/// After an error of this pod (pkg/kubelet/pod_workers.go), with jitter up to half of it.
+const ERROR_WAIT: Duration = Duration::from_secs(10);
+/// While the network is away.
+const NETWORK_WAIT: Duration = Duration::from_secs(1);
+/// While another static pod has its name. It is woken when the name is free.
+const NAME_WAIT: Duration = Duration::from_secs(10);
+/// Grace of a pod of which only the runtime knows, seconds.
+const ORPHAN_GRACE: i64 = 1;
+
+/// Why a pod must end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cause {
+    /// `metadata.deletionTimestamp` is set.
+    Deleted,
+    /// Its source no longer has it, or never had it.
+    Removed,
+    /// Its containers came to their end, or admission refused it.
+    Completed,
+    /// The node evicted it.
+    Evicted,
+}
+
+/// What a decision needs of a pod. Nothing of its content is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Facts {
+    /// Name and namespace in one.
+    pub full_name: String,
+    /// From a manifest.
+    pub is_static: bool,
+    /// `metadata.deletionTimestamp` is set.
+    pub deleted: bool,
+    /// Its grace periods.
+    pub grace: PodGrace,
+    /// The API server says that it is over.
+    pub terminal: bool,
+}
+
+impl Facts {
+    /// Reads a pod.
+    #[must_use]
+    pub fn of(pod: &Pod, full_name: String) -> Self {
+        let is_static = pods::is_static(pod);
+        let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+        Self {
+            full_name,
+            is_static,
+            deleted: pod.metadata.deletion_timestamp.is_some(),
+            grace: PodGrace::of_pod(pod),
+            // What a manifest says of a status is not the API server's word.
+            terminal: !is_static && pods::is_terminal_phase(phase),
+        }
+    }
+}
+
+/// An end that began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ending {
+    /// Why.
+    pub cause: Cause,
+    /// Effective grace, seconds; it can only shrink.
+    pub grace_seconds: i64,
+    /// CLOCK_BOOTTIME at which the grace is over; it can only come sooner.
+    pub deadline: Duration,
+    /// CLOCK_BOOTTIME at which it began.
+    pub since: Duration,
+    /// Containers have stopped; what is left is volumes, cgroup and status.
+    pub stopped: bool,
+    /// Nothing is left but the final status.
+    pub finished: bool,
+    /// What the status says, where the node killed it.
+    pub killed_as: Option<KillOverride>,
+}
+
+/// How far a pod is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// It is to run.
+    Sync,
+    /// Its containers are to stop.
+    Terminating,
+    /// They have stopped; volumes and cgroup are to go.
+    Terminated,
+    /// Nothing is left but the object and the records.
+    Finished,
+}
+
+impl Phase {
+    /// As `podsync.v1` names it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sync => "sync",
+            Self::Terminating => "terminating",
+            Self::Terminated => "terminated",
+            Self::Finished => "finished",
+        }
+    }
+
+    /// Of a pod with this end.
+    #[must_use]
+    pub fn of(ending: Option<&Ending>) -> Self {
+        match ending {
+            None => Self::Sync,
+            Some(e) if e.finished => Self::Finished,
+            Some(e) if e.stopped => Self::Terminated,
+            Some(_) => Self::Terminating,
+        }
+    }
+}
+
+/// What a worker is to do now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Work {
+    /// Nothing: another static pod has its name.
+    WaitName {
+        /// Who has it, or is before it in line.
+        other: Option<PodUid>,
+    },
+    /// Make it run.
+    Sync,
+    /// Stop its containers.
+    Terminating,
+    /// Take down volumes and cgroup, say the last status.
+    Terminated,
+    /// Wait until nobody wants its remains any more, then remove them.
+    Finished {
+        /// Nobody does: its source does not have it, or has it anew.
+        clean: bool,
+    },
+}
+
+/// How a piece of work went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done, and the next phase comes: the pod is over, has stopped, is taken down, or is gone.
+    Advance,
+    /// Something was done: look again at once.
+    Again,
+    /// Nothing to do; look again after so long, or after the resync period.
+    Idle(Option<Duration>),
+    /// The network is away.
+    NetworkNotReady,
+    /// Something about this pod failed; tried again after so long, or after the default.
+    Failed(Option<Duration>),
+    /// A call was cut or could not be made; nothing is known.
+    Cut,
+    /// It ended early because something changed.
+    Cancelled,
+}
+
+/// Kind of an update.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// The pod is new in its source.
+    Create,
+    /// It changed, or is to be looked at.
+    Update,
+    /// The node wants it to end.
+    Kill(Kill),
+}
+
+/// How the node ends a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Kill {
+    /// It is an eviction: its containers go at once when they have stopped.
+    pub evict: bool,
+    /// Seconds, instead of the pod's own where less.
+    pub grace: Option<i64>,
+    /// Who waits until its containers have stopped.
+    pub waiter: Option<u64>,
+    /// What its status says. The last one said counts.
+    pub killed_as: Option<KillOverride>,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// The source, or the node, says something of a pod.
+    Update {
+        /// UID.
+        uid: PodUid,
+        /// The pod.
+        facts: Facts,
+        /// What kind.
+        kind: Kind,
+        /// The runtime has no ready sandbox and no running container of it.
+        quiet: bool,
+    },
+    /// Its source no longer has it.
+    Remove(PodUid),
+    /// Admission refused it.
+    Refuse(PodUid),
+    /// The runtime has a pod of ours that no source names.
+    Orphan {
+        /// UID.
+        uid: PodUid,
+        /// Name and namespace in one.
+        full_name: String,
+    },
+    /// An earlier run left a record.
+    Restore {
+        /// UID.
+        uid: PodUid,
+        /// The pod.
+        facts: Facts,
+        /// Its end, if it began.
+        ending: Option<Ending>,
+        /// It had begun to run, and has its name.
+        started: bool,
+    },
+    /// Every source has spoken, and these are all they want.
+    Known(BTreeSet<PodUid>),
+    /// Its worker asks what to do.
+    Take(PodUid),
+    /// Its worker reached the runtime: the sync in flight goes on to its end.
+    Entered(PodUid),
+    /// Its worker is done with what it took.
+    Done {
+        /// UID.
+        uid: PodUid,
+        /// How it went.
+        outcome: Outcome,
+    },
+    /// Its worker ended without having been told to.
+    Lost(PodUid),
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Make a worker.
+    Spawn(PodUid),
+    /// Its worker is to ask for work, or to ask again when it is done with what it has.
+    Wake(PodUid),
+    /// The sync in flight is to end where it has not reached the runtime.
+    Cancel(PodUid),
+    /// The answer to [`Input::Take`].
+    Work(PodUid, Work),
+    /// Ask again after so long; at once for zero.
+    Wait(PodUid, Duration),
+    /// Its containers have stopped; these waited for it.
+    Stopped(PodUid, Vec<u64>),
+    /// Its worker ends, nothing is known of it any more.
+    Forget(PodUid),
+    /// Its source has it anew under the same UID: it is to be added again.
+    Restart(PodUid),
+}
+
+/// A line of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(missing_docs, reason = "each name is the sentence")]
+pub enum Rule {
+    Created,
+    CreatedAlreadyOver,
+    CreatedEnding,
+    CreateWhileEndingIsRestart,
+    UpdateOfFinishedIgnored,
+    UpdateWhileRunning,
+    DeletionBegins,
+    TerminalPhaseBegins,
+    KillBegins,
+    EvictionBegins,
+    KillOfStoppedAnsweredAtOnce,
+    KillWhileTerminatingJoins,
+    GraceShortened,
+    GraceKept,
+    SyncCancelled,
+    SyncPastCancelling,
+    RemoveBegins,
+    RemoveWhileEnding,
+    RemoveOfUnknown,
+    Refused,
+    OrphanOfUnknown,
+    OrphanOfKnownBegins,
+    OrphanAgain,
+    RestoredRunning,
+    RestoredEnding,
+    RestoredWaitingForName,
+    KnownKept,
+    KnownNeverStartedForgotten,
+    KnownOrphanBegins,
+    KnownOrphanReplayed,
+    KnownFinishedReleased,
+    TakeOfUnknown,
+    TakeWhileBusy,
+    TakeStartsPod,
+    TakeStartsStatic,
+    TakeNameHeld,
+    TakeNeverToStart,
+    TakeSync,
+    TakeTerminating,
+    TakeTerminated,
+    TakeFinished,
+    TakeFinishedClean,
+    EnteredRuntime,
+    SyncEnds,
+    ContainersStopped,
+    OrphanStopped,
+    TakenDown,
+    NameFreed,
+    Gone,
+    GoneAndRestarts,
+    DoneAgain,
+    DoneIdle,
+    DoneNetwork,
+    DoneFailed,
+    DoneCut,
+    DoneCancelled,
+    DoneOvertaken,
+    DoneOfUnknown,
+    LostWorkerReplaced,
+}
+
+#[cfg(test)]
+impl Rule {
+    const ALL: [Self; 59] = [
+        Self::Created,
+        Self::CreatedAlreadyOver,
+        Self::CreatedEnding,
+        Self::CreateWhileEndingIsRestart,
+        Self::UpdateOfFinishedIgnored,
+        Self::UpdateWhileRunning,
+        Self::DeletionBegins,
+        Self::TerminalPhaseBegins,
+        Self::KillBegins,
+        Self::EvictionBegins,
+        Self::KillOfStoppedAnsweredAtOnce,
+        Self::KillWhileTerminatingJoins,
+        Self::GraceShortened,
+        Self::GraceKept,
+        Self::SyncCancelled,
+        Self::SyncPastCancelling,
+        Self::RemoveBegins,
+        Self::RemoveWhileEnding,
+        Self::RemoveOfUnknown,
+        Self::Refused,
+        Self::OrphanOfUnknown,
+        Self::OrphanOfKnownBegins,
+        Self::OrphanAgain,
+        Self::RestoredRunning,
+        Self::RestoredEnding,
+        Self::RestoredWaitingForName,
+        Self::KnownKept,
+        Self::KnownNeverStartedForgotten,
+        Self::KnownOrphanBegins,
+        Self::KnownOrphanReplayed,
+        Self::KnownFinishedReleased,
+        Self::TakeOfUnknown,
+        Self::TakeWhileBusy,
+        Self::TakeStartsPod,
+        Self::TakeStartsStatic,
+        Self::TakeNameHeld,
+        Self::TakeNeverToStart,
+        Self::TakeSync,
+        Self::TakeTerminating,
+        Self::TakeTerminated,
+        Self::TakeFinished,
+        Self::TakeFinishedClean,
+        Self::EnteredRuntime,
+        Self::SyncEnds,
+        Self::ContainersStopped,
+        Self::OrphanStopped,
+        Self::TakenDown,
+        Self::NameFreed,
+        Self::Gone,
+        Self::GoneAndRestarts,
+        Self::DoneAgain,
+        Self::DoneIdle,
+        Self::DoneNetwork,
+        Self::DoneFailed,
+        Self::DoneCut,
+        Self::DoneCancelled,
+        Self::DoneOvertaken,
+        Self::DoneOfUnknown,
+        Self::LostWorkerReplaced,
+    ];
+}
+
+/// What a step did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Step {
+    /// In order.
+    pub effects: Vec<Effect>,
+    /// Lines of the table that were taken.
+    pub rules: Vec<Rule>,
+}
+
+/// The judgements within the table. The defaults are the product's; tests plant wrong ones.
+pub trait Judge {
+    /// A static pod may start.
+    fn may_start(&self, uid: &PodUid, started: Option<&PodUid>, line: &[NameWaiter]) -> bool {
+        static_pod_may_start(uid, started, line)
+    }
+
+    /// A worker may take work beside what it has.
+    fn may_take(&self, busy: bool) -> bool {
+        !busy
+    }
+
+    /// The effective grace.
+    fn grace(&self, stored: i64, pod: PodGrace, wanted: Option<i64>) -> Effective {
+        grace::effective_of(stored, pod, wanted)
+    }
+
+    /// The end of a grace that was shortened.
+    fn deadline(&self, old: Duration, now: Duration, seconds: i64) -> Duration {
+        old.min(now + Duration::from_secs(u64::try_from(seconds).unwrap_or(1)))
+    }
+
+    /// The sync in flight is cancelled.
+    fn cancels(&self, reached_runtime: bool, begins: bool, shortened: bool) -> bool {
+        !reached_runtime && (begins || shortened)
+    }
+
+    /// The phase after work that came to its end.
+    fn next_phase(&self, phase: Phase) -> Phase {
+        match phase {
+            Phase::Sync => Phase::Terminating,
+            Phase::Terminating => Phase::Terminated,
+            Phase::Terminated | Phase::Finished => Phase::Finished,
+        }
+    }
+
+    /// In this phase a pod still has its name.
+    fn holds_name(&self, phase: Phase) -> bool {
+        phase < Phase::Finished
+    }
+
+    /// A pod that no source names is to end.
+    fn is_orphan(&self, desired: &BTreeSet<PodUid>, uid: &PodUid) -> bool {
+        !desired.contains(uid)
+    }
+
+    /// What is made of the end an earlier run had begun.
+    fn restored(&self, ending: Option<Ending>, _now: Duration) -> Option<Ending> {
+        ending
+    }
+
+    /// A look that began then is newer than the last action.
+    fn is_newer(&self, observed: Duration, acted: Duration) -> bool {
+        observed > acted
+    }
+
+    /// A look knows of all that was made since the last.
+    fn knows(&self, ids: &[String], made: &[String]) -> bool {
+        made.iter().all(|m| ids.contains(m))
+    }
+
+    /// How long to wait after an outcome. `cuts`: that many in a row before it.
+    fn wait(&self, outcome: Outcome, cuts: u32, resync: Duration, chance: f64) -> Duration {
+        match outcome {
+            Outcome::Advance | Outcome::Again => Duration::ZERO,
+            Outcome::Idle(within) => {
+                let resync = jitter(resync, chance);
+                within.map_or(resync, |w| w.min(resync))
+            }
+            Outcome::NetworkNotReady => jitter(NETWORK_WAIT, chance),
+            Outcome::Failed(after) => after.unwrap_or_else(|| jitter(ERROR_WAIT, chance)),
+            Outcome::Cut => CUT_FIRST.saturating_mul(2_u32.saturating_pow(cuts)).min(CUT_LAST),
+            // Where nothing came after all it is as an error.
+            Outcome::Cancelled => jitter(ERROR_WAIT, chance),
+        }
+    }
+}
+
+/// The product's judgement.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sound;
+
+impl Judge for Sound {}
+
+/// `d` and up to half of it more, so that pods that failed together do not come back together. `chance` is in `[0, 1)`.
+#[must_use]
+pub fn jitter(d: Duration, chance: f64) -> Duration {
+    d + d.mul_f64(chance * 0.5)
+}
+
+/// What a worker has taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Busy {
+    phase: Phase,
+    // Only a sync that has not reached the runtime is cancelled.
+    cancellable: bool,
+}
+
+/// One pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct State {
+    facts: Facts,
+    ending: Option<Ending>,
+    // It began to run, or to end; a static pod has its name then.
+    started: bool,
+    // Only the runtime knows of it.
+    runtime_only: bool,
+    // It was seen in the runtime while no source named it.
+    observed: bool,
+    // Its termination was taken up by its worker.
+    acknowledged: bool,
+    evicted: bool,
+    deleted: bool,
+    removed: bool,
+    restart_requested: bool,
+    busy: Option<Busy>,
+    // Something came while it was busy.
+    overtaken: bool,
+    cuts: u32,
+    waiters: Vec<u64>,
+}
+
+impl State {
+    fn new(facts: Facts) -> Self {
+        Self {
+            facts,
+            ending: None,
+            started: false,
+            runtime_only: false,
+            observed: false,
+            acknowledged: false,
+            evicted: false,
+            deleted: false,
+            removed: false,
+            restart_requested: false,
+            busy: None,
+            overtaken: false,
+            cuts: 0,
+            waiters: Vec::new(),
+        }
+    }
+
+    fn phase(&self) -> Phase {
+        Phase::of(self.ending.as_ref())
+    }
+}
+
+/// The workers of all pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Workers {
+    resync: Duration,
+    pods: BTreeMap<PodUid, State>,
+    line: Line,
+    synced: bool,
+}

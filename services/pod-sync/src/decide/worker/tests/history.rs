@@ -1,0 +1,357 @@
+//! Random histories: a source, a node and workers that do what they are told, for good or ill.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use quintlet_model::ids::PodUid;
+
+use super::super::{
+    Effect, Ending, Facts, Input, Judge, Kill, Kind, Outcome, Phase, PodGrace, Rule, Step, Work, Workers,
+};
+use super::invariants::Watcher;
+
+pub(super) const RESYNC: Duration = Duration::from_secs(60);
+/// UIDs of the histories: the first four are static pods of two names, the others of the API server.
+const STATIC: u8 = 4;
+pub(super) const PODS: u8 = 7;
+
+/// What happens in a history.
+#[derive(Debug, Clone)]
+pub(super) enum Happens {
+    Add(u8),
+    Change { pod: u8, grace: Option<i64>, delete: bool, terminal: bool },
+    Gone(u8),
+    // The source has it no more, and nobody was told.
+    Missed(u8),
+    Kill { pod: u8, grace: Option<i64>, evict: bool },
+    Refused(u8),
+    SeenInRuntime(u8),
+    Housekeeping,
+    Take(u8),
+    Enter(u8),
+    Done(u8, Outcome),
+    Panic(u8),
+    // A worker says that it is done with what it never had.
+    Rogue(u8),
+    // All of pod-sync is killed and comes back.
+    Restart,
+    Time(u64),
+}
+
+pub(super) fn happens() -> impl Strategy<Value = Happens> {
+    let pod = || 0..PODS;
+    let grace = || prop_oneof![Just(None), (0..40_i64).prop_map(Some)];
+    let outcome = prop_oneof![
+        4 => Just(Outcome::Advance),
+        1 => Just(Outcome::Again),
+        2 => prop_oneof![Just(None), (0..90_u64).prop_map(|s| Some(Duration::from_secs(s)))].prop_map(Outcome::Idle),
+        1 => Just(Outcome::NetworkNotReady),
+        1 => prop_oneof![Just(None), Just(Some(Duration::from_secs(3)))].prop_map(Outcome::Failed),
+        2 => Just(Outcome::Cut),
+        1 => Just(Outcome::Cancelled),
+    ];
+    prop_oneof![
+        5 => pod().prop_map(Happens::Add),
+        4 => (pod(), grace(), any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(pod, grace, delete, terminal)| {
+            Happens::Change { pod, grace, delete, terminal }
+        }),
+        2 => pod().prop_map(Happens::Gone),
+        1 => pod().prop_map(Happens::Missed),
+        2 => (pod(), grace(), any::<bool>()).prop_map(|(pod, grace, evict)| Happens::Kill { pod, grace, evict }),
+        1 => pod().prop_map(Happens::Refused),
+        1 => pod().prop_map(Happens::SeenInRuntime),
+        2 => Just(Happens::Housekeeping),
+        10 => pod().prop_map(Happens::Take),
+        2 => pod().prop_map(Happens::Enter),
+        10 => (pod(), outcome).prop_map(|(pod, outcome)| Happens::Done(pod, outcome)),
+        1 => pod().prop_map(Happens::Panic),
+        1 => pod().prop_map(Happens::Rogue),
+        1 => Just(Happens::Restart),
+        2 => (1..50_u64).prop_map(Happens::Time),
+    ]
+}
+
+pub(super) fn uid(pod: u8) -> PodUid {
+    PodUid::parse(&format!("u{pod}")).unwrap()
+}
+
+/// The world around the table: what sources say, what was put on record, what the workers hold.
+pub(super) struct World<'j, J> {
+    judge: &'j J,
+    pub(super) workers: Workers,
+    pub(super) now: Duration,
+    chance: f64,
+    sources: BTreeMap<PodUid, Facts>,
+    // As the driver writes it: at every Take, before the work.
+    records: BTreeMap<PodUid, (Facts, Option<Ending>, bool)>,
+    holding: BTreeMap<PodUid, Work>,
+    pub(super) watcher: Watcher,
+    pub(super) taken: BTreeMap<Rule, u32>,
+    waiter: u64,
+}
+
+impl<'j, J: Judge> World<'j, J> {
+    pub(super) fn new(judge: &'j J) -> Self {
+        Self {
+            judge,
+            workers: Workers::new(RESYNC),
+            now: Duration::from_secs(1000),
+            chance: 0.0,
+            sources: BTreeMap::new(),
+            records: BTreeMap::new(),
+            holding: BTreeMap::new(),
+            watcher: Watcher::default(),
+            taken: BTreeMap::new(),
+            waiter: 0,
+        }
+    }
+
+    fn facts(pod: u8) -> Facts {
+        let is_static = pod < STATIC;
+        Facts {
+            full_name: if is_static { format!("s{}_n", pod / 2) } else { format!("p{pod}_n") },
+            is_static,
+            deleted: false,
+            grace: PodGrace { deletion: None, termination: Some(30) },
+            terminal: false,
+        }
+    }
+
+    /// One thing happens. What must never be is returned.
+    pub(super) fn happen(&mut self, what: &Happens) -> Vec<String> {
+        // Every chance there is, without losing the repeatability of a history.
+        self.chance = (self.chance + 0.37).fract();
+        match *what {
+            Happens::Add(pod) => {
+                let facts = Self::facts(pod);
+                self.sources.insert(uid(pod), facts.clone());
+                self.step(Input::Update { uid: uid(pod), facts, kind: Kind::Create, quiet: true })
+            }
+            Happens::Change { pod, grace, delete, terminal } => {
+                let facts = self.sources.entry(uid(pod)).or_insert_with(|| Self::facts(pod));
+                let new = !self.workers.is_known(&uid(pod));
+                // A deletion is never taken back, and its grace is never made longer.
+                if delete && !facts.is_static {
+                    facts.deleted = true;
+                    facts.grace.deletion = Some(match (facts.grace.deletion, grace) {
+                        (Some(old), Some(new)) => old.min(new),
+                        (old, new) => old.or(new).unwrap_or(30),
+                    });
+                }
+                facts.terminal |= terminal && !facts.is_static;
+                let facts = facts.clone();
+                let kind = if new { Kind::Create } else { Kind::Update };
+                self.step(Input::Update { uid: uid(pod), facts, kind, quiet: true })
+            }
+            Happens::Gone(pod) => {
+                self.sources.remove(&uid(pod));
+                self.step(Input::Remove(uid(pod)))
+            }
+            Happens::Missed(pod) => {
+                self.sources.remove(&uid(pod));
+                Vec::new()
+            }
+            Happens::Kill { pod, grace, evict } => {
+                let Some(facts) = self.sources.get(&uid(pod)).cloned() else { return Vec::new() };
+                self.waiter += 1;
+                let kill = Kill { evict, grace, waiter: Some(self.waiter), killed_as: None };
+                self.watcher.waits(uid(pod), self.waiter);
+                self.step(Input::Update { uid: uid(pod), facts, kind: Kind::Kill(kill), quiet: false })
+            }
+            Happens::Refused(pod) => match self.holding.get(&uid(pod)) {
+                Some(Work::Sync) => {
+                    let out = self.step(Input::Refuse(uid(pod)));
+                    self.record(&uid(pod));
+                    out
+                }
+                _ => Vec::new(),
+            },
+            Happens::SeenInRuntime(pod) => match self.workers.is_known(&uid(pod)) {
+                // Housekeeping asks for what no worker knows, and for what only the runtime has.
+                true if self.sources.contains_key(&uid(pod)) || !self.workers.is_started(&uid(pod)) => {
+                    Vec::new()
+                }
+                _ => {
+                    let full_name = Self::facts(pod).full_name;
+                    self.step(Input::Orphan { uid: uid(pod), full_name })
+                }
+            },
+            Happens::Housekeeping => {
+                let desired: BTreeSet<PodUid> = self.sources.keys().cloned().collect();
+                let mut wrong = self.step(Input::Known(desired));
+                // A manifest's pod that no worker knows is added: its UID was used before.
+                let unknown: Vec<(PodUid, Facts)> = self
+                    .sources
+                    .iter()
+                    .filter(|(uid, f)| f.is_static && !self.workers.is_known(uid))
+                    .map(|(uid, facts)| (uid.clone(), facts.clone()))
+                    .collect();
+                for (uid, facts) in unknown {
+                    wrong.extend(self.step(Input::Update { uid, facts, kind: Kind::Create, quiet: true }));
+                }
+                wrong
+            }
+            Happens::Take(pod) => {
+                let out = self.step(Input::Take(uid(pod)));
+                self.record(&uid(pod));
+                out
+            }
+            Happens::Enter(pod) => match self.holding.get(&uid(pod)) {
+                Some(Work::Sync) => {
+                    self.watcher.entered(uid(pod));
+                    self.step(Input::Entered(uid(pod)))
+                }
+                _ => Vec::new(),
+            },
+            Happens::Done(pod, outcome) => {
+                let Some(work) = self.holding.remove(&uid(pod)) else { return Vec::new() };
+                let cannot = outcome == Outcome::Cancelled && work != Work::Sync
+                    // Who still has to be told of stays.
+                    || outcome == Outcome::Advance && work == (Work::Finished { clean: false })
+                        && self.sources.get(&uid(pod)).is_some_and(|f| !f.deleted);
+                let outcome = if cannot { Outcome::Idle(None) } else { outcome };
+                self.watcher.ends(&uid(pod), outcome, self.now);
+                let out = self.step(Input::Done { uid: uid(pod), outcome });
+                // That containers stopped and volumes went is on record before anybody hears of it.
+                if matches!(work, Work::Terminating | Work::Terminated) {
+                    self.record(&uid(pod));
+                }
+                out
+            }
+            Happens::Panic(pod) => match self.holding.remove(&uid(pod)) {
+                Some(_) => {
+                    self.watcher.lost(&uid(pod));
+                    self.step(Input::Lost(uid(pod)))
+                }
+                None => Vec::new(),
+            },
+            Happens::Rogue(pod) => match self.holding.contains_key(&uid(pod)) {
+                true => Vec::new(),
+                false => self.step(Input::Done { uid: uid(pod), outcome: Outcome::Advance }),
+            },
+            Happens::Restart => self.restart(),
+            Happens::Time(seconds) => {
+                self.now += Duration::from_secs(seconds);
+                Vec::new()
+            }
+        }
+    }
+
+    fn record(&mut self, uid: &PodUid) {
+        let (ending, started) = (self.workers.ending(uid).cloned(), self.workers.is_started(uid));
+        if let Some(state) = self.workers.pods.get(uid).filter(|s| !s.runtime_only) {
+            self.records.insert(uid.clone(), (state.facts.clone(), ending, started));
+        }
+    }
+
+    fn restart(&mut self) -> Vec<String> {
+        self.workers = Workers::new(RESYNC);
+        self.holding.clear();
+        self.watcher.restarted();
+        let mut out = Vec::new();
+        for (uid, (facts, ending, started)) in self.records.clone() {
+            out.extend(self.step(Input::Restore { uid, facts, ending, started }));
+        }
+        // Sources say again what they have; those put back are not new.
+        for (uid, facts) in self.sources.clone() {
+            let kind = if self.records.contains_key(&uid) { Kind::Update } else { Kind::Create };
+            out.extend(self.step(Input::Update { uid, facts, kind, quiet: false }));
+        }
+        let gone: Vec<PodUid> =
+            self.records.keys().filter(|u| !self.sources.contains_key(*u)).cloned().collect();
+        for uid in gone {
+            out.extend(self.step(Input::Remove(uid)));
+        }
+        out
+    }
+
+    pub(super) fn step(&mut self, input: Input) -> Vec<String> {
+        let before = self.workers.clone();
+        let step = self.workers.step_by(self.judge, input.clone(), self.now, self.chance);
+        for rule in &step.rules {
+            *self.taken.entry(*rule).or_default() += 1;
+        }
+        // The same again gives the same: no clock, no chance of its own.
+        let mut twin = before.clone();
+        let again = twin.step_by(self.judge, input.clone(), self.now, self.chance);
+        let mut wrong = Vec::new();
+        if (&twin, &again) != (&self.workers, &step) {
+            wrong.push("7: one input gave two results".to_owned());
+        }
+        wrong.extend(self.watcher.look(&before, &self.workers, &input, &step, self.now, &self.sources));
+        self.carry_out(&step);
+        wrong
+    }
+
+    fn carry_out(&mut self, step: &Step) {
+        for effect in &step.effects {
+            match effect {
+                Effect::Work(uid, work) if !matches!(work, Work::WaitName { .. }) => {
+                    self.holding.insert(uid.clone(), work.clone());
+                }
+                Effect::Forget(uid) => {
+                    self.holding.remove(uid);
+                    self.records.remove(uid);
+                }
+                Effect::Spawn(_)
+                | Effect::Wake(_)
+                | Effect::Cancel(_)
+                | Effect::Work(..)
+                | Effect::Wait(..)
+                | Effect::Stopped(..)
+                | Effect::Restart(_) => {}
+            }
+        }
+    }
+
+    /// What is left to do is done without trouble: every pod must come to its end or run.
+    pub(super) fn settle(&mut self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for _ in 0..40 {
+            for pod in 0..PODS {
+                wrong.extend(self.happen(&Happens::Take(pod)));
+                let outcome = match self.holding.get(&uid(pod)) {
+                    Some(Work::Sync) | None => Outcome::Idle(None),
+                    Some(_) => Outcome::Advance,
+                };
+                wrong.extend(self.happen(&Happens::Done(pod, outcome)));
+            }
+            wrong.extend(self.happen(&Happens::Housekeeping));
+        }
+        for (uid, state) in &self.workers.pods {
+            let wanted = self.sources.get(uid);
+            let right = match state.phase() {
+                Phase::Sync => wanted.is_some_and(|f| !f.deleted && !f.terminal),
+                Phase::Terminating | Phase::Terminated => false,
+                Phase::Finished => wanted.is_some(),
+            };
+            if !right || (state.phase() == Phase::Sync && !state.started && !self.is_held_up(state)) {
+                wrong.push(format!("9: {uid} did not come to rest: {state:?}"));
+            }
+        }
+        for (uid, _) in self.sources.iter().filter(|(u, f)| f.is_static && !self.workers.is_known(u)) {
+            wrong.push(format!("9: {uid} is wanted and forgotten"));
+        }
+        wrong
+    }
+
+    // Somebody who runs has its name.
+    fn is_held_up(&self, state: &super::super::State) -> bool {
+        let holder = self.workers.line.holder(&state.facts.full_name);
+        holder.and_then(|uid| self.workers.pods.get(uid)).is_some_and(|s| s.phase() < Phase::Finished)
+    }
+}
+
+/// A history is played; what must never be and was.
+pub(super) fn play<J: Judge>(judge: &J, history: &[Happens]) -> (Vec<String>, BTreeMap<Rule, u32>) {
+    let mut world = World::new(judge);
+    for happens in history {
+        let wrong = world.happen(happens);
+        if !wrong.is_empty() {
+            return (wrong, world.taken);
+        }
+    }
+    let wrong = world.settle();
+    (wrong, world.taken)
+}

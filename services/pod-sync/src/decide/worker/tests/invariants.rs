@@ -1,0 +1,348 @@
+//! What must never be, by its number in DESIGN §5. Kept apart from the table: it believes only inputs and effects.
+//!
+//! 4 and 11 hold by what the table has no words for: no effect opens a socket or writes an object, and no input says that a
+//! service is there. That effects are about known pods only is looked at here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use quintlet_model::ids::PodUid;
+
+use super::super::{Effect, Ending, Facts, Input, Kind, Outcome, Phase, Step, Work, Workers};
+use super::history::RESYNC;
+
+/// Remembers what was asked of whom.
+#[derive(Debug, Default)]
+pub(super) struct Watcher {
+    live: BTreeSet<PodUid>,
+    working: BTreeMap<PodUid, Work>,
+    // Static pods that have containers, by name; a restart of pod-sync stops none of them.
+    runs: BTreeMap<String, BTreeSet<PodUid>>,
+    entered: BTreeSet<PodUid>,
+    // The last end of each pod, and the last that is on record.
+    ends: BTreeMap<PodUid, Ending>,
+    recorded: BTreeMap<PodUid, Ending>,
+    waiting: BTreeMap<u64, PodUid>,
+    // Something came for it while it was in work.
+    overtaken: BTreeSet<PodUid>,
+    last: Option<(PodUid, Outcome, Work)>,
+}
+
+impl Watcher {
+    pub(super) fn waits(&mut self, uid: PodUid, waiter: u64) {
+        self.waiting.insert(waiter, uid);
+    }
+
+    pub(super) fn entered(&mut self, uid: PodUid) {
+        self.entered.insert(uid);
+    }
+
+    pub(super) fn lost(&mut self, uid: &PodUid) {
+        self.live.remove(uid);
+        self.working.remove(uid);
+        self.entered.remove(uid);
+        self.overtaken.remove(uid);
+    }
+
+    pub(super) fn restarted(&mut self) {
+        self.live.clear();
+        self.working.clear();
+        self.entered.clear();
+        self.waiting.clear();
+        self.overtaken.clear();
+        self.ends.clone_from(&self.recorded);
+    }
+
+    pub(super) fn ends(&mut self, uid: &PodUid, outcome: Outcome, _now: Duration) {
+        self.entered.remove(uid);
+        if let Some(work) = self.working.remove(uid) {
+            self.last = Some((uid.clone(), outcome, work));
+        }
+    }
+
+    /// Everything that is wrong with one step.
+    pub(super) fn look(
+        &mut self,
+        before: &Workers,
+        after: &Workers,
+        input: &Input,
+        step: &Step,
+        now: Duration,
+        sources: &BTreeMap<PodUid, Facts>,
+    ) -> Vec<String> {
+        let mut wrong = Vec::new();
+        self.isolation(before, after, input, step, &mut wrong);
+        self.progress(before, after, input, now, sources, &mut wrong);
+        self.heed(before, after, input, step, &mut wrong);
+        for effect in &step.effects {
+            self.effect(after, effect, step, &mut wrong);
+        }
+        self.recordings(after, input);
+        bounds(after, &mut wrong);
+        self.last = None;
+        wrong.iter().map(|w| format!("{w} — after {input:?}: {step:?}")).collect()
+    }
+
+    // 6: what is said of one pod changes no other, but for who is next in line.
+    fn isolation(
+        &self,
+        before: &Workers,
+        after: &Workers,
+        input: &Input,
+        step: &Step,
+        wrong: &mut Vec<String>,
+    ) {
+        let Some(subject) = subject(input) else { return };
+        for (uid, state) in &before.pods {
+            if uid != subject && after.pods.get(uid) != Some(state) {
+                wrong.push(format!("6: {uid} changed by what was said of {subject}"));
+            }
+        }
+        for effect in &step.effects {
+            let (of, is_wake) = about(effect);
+            if of != subject && !is_wake {
+                wrong.push(format!("6: an effect on {of}"));
+            }
+            let known = before.is_known(of) || after.is_known(of);
+            let may = matches!(effect, Effect::Forget(_) | Effect::Restart(_) | Effect::Stopped(..));
+            if !known && !may {
+                wrong.push(format!("4: an effect on {of}, which nobody knows"));
+            }
+        }
+    }
+
+    // 3: an end that began goes on, and never later than was said.
+    fn progress(
+        &mut self,
+        before: &Workers,
+        after: &Workers,
+        input: &Input,
+        now: Duration,
+        sources: &BTreeMap<PodUid, Facts>,
+        wrong: &mut Vec<String>,
+    ) {
+        for (uid, state) in &after.pods {
+            let ending = state.ending.as_ref();
+            if let Some(last) = self.ends.get(uid) {
+                match ending {
+                    None => wrong.push(format!("3: the end of {uid} was forgotten")),
+                    Some(e) => {
+                        if e.deadline > last.deadline || e.grace_seconds > last.grace_seconds {
+                            wrong.push(format!("3: the grace of {uid} grew"));
+                        }
+                        if Phase::of(ending) < Phase::of(Some(last)) {
+                            wrong.push(format!("3: {uid} went back"));
+                        }
+                    }
+                }
+            }
+            let old = before.pods.get(uid).map(|s| s.phase());
+            self.pace(uid, old, state.phase(), input, wrong);
+            if let Some(e) = ending {
+                if e.grace_seconds < 1 || e.since > now {
+                    wrong.push(format!("3: an end of {uid} that cannot be: {e:?}"));
+                }
+                self.ends.insert(uid.clone(), e.clone());
+            }
+            // 10: housekeeping ends only what nobody wants.
+            let wanted = sources.get(uid).is_some_and(|f| !f.deleted && !f.terminal);
+            if matches!(input, Input::Known(_)) && wanted && old != Some(state.phase()) {
+                wrong.push(format!("10: {uid} is wanted and was ended"));
+            }
+        }
+    }
+
+    // A phase is left only by work of that phase that came to its end; nothing is passed over.
+    fn pace(&self, uid: &PodUid, old: Option<Phase>, new: Phase, input: &Input, wrong: &mut Vec<String>) {
+        let Some(old) = old else { return };
+        if old == new {
+            return;
+        }
+        let advanced = |work: &Work| {
+            self.last.as_ref().is_some_and(|(u, o, w)| u == uid && *o == Outcome::Advance && w == work)
+        };
+        let right = match (old, new) {
+            (Phase::Sync, Phase::Terminating) => true,
+            (Phase::Terminating, Phase::Terminated) => advanced(&Work::Terminating),
+            (Phase::Terminated, Phase::Finished) => advanced(&Work::Terminated),
+            (Phase::Sync, Phase::Finished) => matches!(input, Input::Refuse(_)),
+            // A static pod that never got its name.
+            (Phase::Terminating, Phase::Finished) => {
+                matches!(input, Input::Take(_)) && !self.runs.values().any(|runs| runs.contains(uid))
+            }
+            _ => false,
+        };
+        if !right {
+            wrong.push(format!("1: {uid} went from {old:?} to {new:?}"));
+        }
+    }
+
+    // 10: an end that is asked for begins, whatever else goes on; a sync that has not reached the runtime is cut.
+    fn heed(&self, before: &Workers, after: &Workers, input: &Input, step: &Step, wrong: &mut Vec<String>) {
+        let (uid, asks) = match input {
+            Input::Update { uid, facts, kind, .. } => {
+                (uid, facts.deleted || facts.terminal || matches!(kind, Kind::Kill(_)))
+            }
+            Input::Remove(uid) | Input::Orphan { uid, .. } => (uid, true),
+            _ => return,
+        };
+        let Some(state) = after.pods.get(uid) else { return };
+        if asks && state.ending.is_none() && before.is_known(uid) {
+            wrong.push(format!("10: the end of {uid} was asked for and did not begin"));
+        }
+        let began = state.ending.is_some() && before.pods.get(uid).is_some_and(|s| s.ending.is_none());
+        let cuts = step.effects.contains(&Effect::Cancel(uid.clone()));
+        let syncs = self.working.get(uid) == Some(&Work::Sync);
+        if began && syncs && !self.entered.contains(uid) && !cuts {
+            wrong.push(format!("10: the sync of {uid} keeps its end waiting"));
+        }
+    }
+
+    fn effect(&mut self, after: &Workers, effect: &Effect, step: &Step, wrong: &mut Vec<String>) {
+        match effect {
+            Effect::Spawn(uid) => {
+                if !self.live.insert(uid.clone()) {
+                    wrong.push(format!("1: a second worker for {uid}"));
+                }
+            }
+            Effect::Work(_, Work::WaitName { .. }) | Effect::Restart(_) => {}
+            Effect::Wake(uid) => {
+                if self.working.contains_key(uid) {
+                    self.overtaken.insert(uid.clone());
+                }
+            }
+            Effect::Work(uid, work) => {
+                self.overtaken.remove(uid);
+                if self.working.insert(uid.clone(), work.clone()).is_some() {
+                    wrong.push(format!("1: two actions at once on {uid}"));
+                }
+                self.name_runs(after, uid, work, wrong);
+            }
+            Effect::Cancel(uid) => {
+                if self.entered.contains(uid) || self.working.get(uid) != Some(&Work::Sync) {
+                    wrong.push(format!("1: what {uid} does at the runtime was cut"));
+                }
+            }
+            Effect::Wait(uid, wait) => self.wait(uid, *wait, wrong),
+            Effect::Stopped(uid, waiters) => {
+                let stopped = after.pods.get(uid).is_none_or(|s| s.phase() >= Phase::Terminated);
+                for waiter in waiters {
+                    if self.waiting.remove(waiter).as_ref() != Some(uid) || !stopped {
+                        wrong.push(format!("10: {waiter} was told that {uid} stopped"));
+                    }
+                }
+            }
+            Effect::Forget(uid) => {
+                if self.waiting.values().any(|u| u == uid) {
+                    wrong.push(format!("9: somebody waits for {uid} for ever"));
+                }
+                let known = self.live.remove(uid);
+                let over = self.is_last_of(uid);
+                for runs in self.runs.values_mut() {
+                    if runs.remove(uid) && !over {
+                        wrong.push(format!("1: {uid} was forgotten while it runs"));
+                    }
+                }
+                if known && !step.effects.contains(&Effect::Restart(uid.clone())) {
+                    self.overtaken.remove(uid);
+                }
+                self.ends.remove(uid);
+                self.recorded.remove(uid);
+            }
+        }
+    }
+
+    fn is_last_of(&self, uid: &PodUid) -> bool {
+        self.last.as_ref().is_some_and(|(u, o, _)| u == uid && *o == Outcome::Advance)
+    }
+
+    // 1: no two static pods of one full name run at once.
+    fn name_runs(&mut self, after: &Workers, uid: &PodUid, work: &Work, wrong: &mut Vec<String>) {
+        let Some(facts) = after.pods.get(uid).map(|s| &s.facts).filter(|f| f.is_static) else { return };
+        let runs = self.runs.entry(facts.full_name.clone()).or_default();
+        if matches!(work, Work::Finished { .. }) {
+            runs.remove(uid);
+            return;
+        }
+        runs.insert(uid.clone());
+        if runs.len() > 1 {
+            wrong.push(format!("1: {runs:?} run under one name"));
+        }
+    }
+
+    // 5 and 9: no retry without a pause, none that sleeps past what it waits for.
+    fn wait(&mut self, uid: &PodUid, wait: Duration, wrong: &mut Vec<String>) {
+        if wait > RESYNC.mul_f64(1.5) {
+            wrong.push(format!("9: {uid} sleeps for {wait:?}"));
+        }
+        let Some((of, outcome, work)) = &self.last else { return };
+        let overtaken = self.overtaken.remove(of);
+        if overtaken && !wait.is_zero() && *outcome != Outcome::Advance {
+            wrong.push(format!("9: {uid} sleeps over what came meanwhile"));
+        }
+        match outcome {
+            Outcome::Cut if wait > Duration::from_secs(1) => {
+                wrong.push(format!("9: {uid} looks again only after {wait:?}"));
+            }
+            Outcome::Failed(None) if wait.is_zero() && !overtaken => {
+                wrong.push(format!("5: {uid} is tried again without a pause"));
+            }
+            _ => {}
+        }
+        // The name is free once its pod has nothing left to be taken down.
+        if *outcome == Outcome::Advance && *work == Work::Terminated {
+            for runs in self.runs.values_mut() {
+                runs.remove(of);
+            }
+        }
+    }
+
+    fn recordings(&mut self, after: &Workers, input: &Input) {
+        // What is refused never ran.
+        if let Input::Refuse(uid) = input {
+            self.runs.values_mut().for_each(|runs| drop(runs.remove(uid)));
+        }
+        // Of what only the runtime has there is no record.
+        if let Input::Take(uid) = input
+            && after.pods.get(uid).is_some_and(|s| !s.runtime_only)
+            && let Some(ending) = after.ending(uid)
+        {
+            self.recorded.insert(uid.clone(), ending.clone());
+        }
+    }
+}
+
+// 5: nothing grows beyond the pods there are.
+fn bounds(after: &Workers, wrong: &mut Vec<String>) {
+    if after.line.len() > after.pods.len() {
+        wrong.push(format!("5: {} in line of {} pods", after.line.len(), after.pods.len()));
+    }
+}
+
+fn subject(input: &Input) -> Option<&PodUid> {
+    match input {
+        Input::Update { uid, .. }
+        | Input::Remove(uid)
+        | Input::Refuse(uid)
+        | Input::Orphan { uid, .. }
+        | Input::Restore { uid, .. }
+        | Input::Take(uid)
+        | Input::Entered(uid)
+        | Input::Done { uid, .. }
+        | Input::Lost(uid) => Some(uid),
+        Input::Known(_) => None,
+    }
+}
+
+fn about(effect: &Effect) -> (&PodUid, bool) {
+    match effect {
+        Effect::Wake(uid) => (uid, true),
+        Effect::Spawn(uid)
+        | Effect::Cancel(uid)
+        | Effect::Work(uid, _)
+        | Effect::Wait(uid, _)
+        | Effect::Stopped(uid, _)
+        | Effect::Forget(uid)
+        | Effect::Restart(uid) => (uid, false),
+    }
+}

@@ -1,0 +1,83 @@
+//! What a sync waits for before it reaches the runtime, made to end when the sync is cancelled.
+//!
+//! Only fetching is cut. What is in hand is applied to the end, so that whoever takes volumes down meets nobody.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
+use tokio_util::sync::CancellationToken;
+
+use crate::build::objects::{ObjectError, ObjectSource};
+use crate::volumes::token::{Token, TokenKey, TokenSource};
+
+const CANCELLED: &str = "the pod changed meanwhile";
+
+/// A source of objects or tokens that answers with an error once the sync is cancelled.
+pub(super) struct Cancellable<S: ?Sized> {
+    pub(super) inner: Arc<S>,
+    pub(super) cancel: CancellationToken,
+}
+
+impl<S: ?Sized> Cancellable<S> {
+    async fn unless<T, E>(&self, work: impl Future<Output = Result<T, E>>, error: E) -> Result<T, E> {
+        // A read that is dropped is made again by the next pass.
+        tokio::select! {
+            biased;
+            () = self.cancel.cancelled() => Err(error),
+            done = work => done,
+        }
+    }
+}
+
+#[async_trait]
+impl ObjectSource for Cancellable<dyn ObjectSource> {
+    async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<ConfigMap>, ObjectError> {
+        self.unless(self.inner.config_map(namespace, name), ObjectError::Api(CANCELLED.to_owned())).await
+    }
+
+    async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Secret>, ObjectError> {
+        self.unless(self.inner.secret(namespace, name), ObjectError::Api(CANCELLED.to_owned())).await
+    }
+
+    async fn services(&self, namespace: &str) -> Result<Vec<Arc<Service>>, ObjectError> {
+        self.unless(self.inner.services(namespace), ObjectError::Api(CANCELLED.to_owned())).await
+    }
+}
+
+#[async_trait]
+impl TokenSource for Cancellable<dyn TokenSource> {
+    async fn request(&self, key: &TokenKey) -> Result<Token, String> {
+        self.unless(self.inner.request(key), CANCELLED.to_owned()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Never;
+
+    #[async_trait]
+    impl ObjectSource for Never {
+        async fn config_map(&self, _: &str, _: &str) -> Result<Arc<ConfigMap>, ObjectError> {
+            std::future::pending().await
+        }
+        async fn secret(&self, _: &str, _: &str) -> Result<Arc<Secret>, ObjectError> {
+            std::future::pending().await
+        }
+        async fn services(&self, _: &str) -> Result<Vec<Arc<Service>>, ObjectError> {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fetch_that_hangs_ends_with_the_sync() {
+        let cancel = CancellationToken::new();
+        let inner: Arc<dyn ObjectSource> = Arc::new(Never);
+        let source = Cancellable { inner, cancel: cancel.clone() };
+        let fetch = tokio::time::timeout(std::time::Duration::from_secs(5), source.secret("a", "b"));
+        let (fetched, ()) = tokio::join!(fetch, async { cancel.cancel() });
+        assert!(fetched.unwrap().is_err());
+    }
+}
