@@ -300,7 +300,9 @@ impl Watcher {
     fn recordings(&mut self, after: &Workers, input: &Input) {
         // What is refused never ran.
         if let Input::Refuse(uid) = input {
-            self.runs.values_mut().for_each(|runs| drop(runs.remove(uid)));
+            for runs in self.runs.values_mut() {
+                runs.remove(uid);
+            }
         }
         // Of what only the runtime has there is no record.
         if let Input::Take(uid) = input
