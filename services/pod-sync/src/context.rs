@@ -155,6 +155,21 @@ impl Views {
         });
     }
 
+    /// Shows what the source says of the end of a pod at once: its worker may be in a call that takes minutes.
+    pub fn wanted(&self, uid: &PodUid, desired: &Desired) {
+        let Some(shown) = self.get(uid) else { return };
+        let deletion = &desired.pod.metadata.deletion_timestamp;
+        if shown.is_removed == desired.removed && shown.pod.metadata.deletion_timestamp == *deletion {
+            return;
+        }
+        let mut view = (*shown).clone();
+        view.is_removed = desired.removed;
+        let mut pod = (*view.pod).clone();
+        pod.metadata.deletion_timestamp.clone_from(deletion);
+        view.pod = Arc::new(pod);
+        self.show(uid, view);
+    }
+
     /// Shows a pod no more.
     pub fn hide(&self, uid: &PodUid) {
         if self.pods.write().remove(uid).is_some() {

@@ -76,7 +76,7 @@ fn wire_view(view: &View, brief: bool) -> wire::PodView {
             until_unix_ns: w.until_unix_ns,
         }),
         ready: c.ready,
-        status: if view.worker == "terminating" && view.is_removed {
+        status: if view.is_removed && matches!(view.worker, "sync" | "terminating") {
             "Terminating".to_owned()
         } else {
             c.status

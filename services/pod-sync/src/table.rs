@@ -156,6 +156,7 @@ impl Table {
     fn remove(&self, uid: &PodUid, entry: &Entry) {
         self.ctx.fleet.step(Input::Remove(uid.clone()));
         entry.desired.send_modify(|d| d.removed = true);
+        self.ctx.views.wanted(uid, &entry.desired.borrow());
     }
 
     fn update(&mut self, source: SourceKind, snapshot: Snapshot) {
@@ -215,6 +216,7 @@ impl Table {
                         d.source = source;
                         d.removed = false;
                     });
+                    self.ctx.views.wanted(&pod_ref.uid, &entry.desired.borrow());
                     return;
                 }
                 if !effects.contains(&Effect::Spawn(uid)) {

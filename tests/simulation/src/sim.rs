@@ -9,12 +9,16 @@ use nix::mount::MntFlags;
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::Paths;
+use quintlet_kit::socket;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_proto::podsync::v1::{GetPodRequest, PodView};
 use quintlet_testapi::TestApi;
 use quintlet_testkit::fake_runtime::{self, FakeRuntime, Method, SandboxRecord};
 use quintlet_testkit::wait::until;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
+use tonic::{Code, Status};
 
 use crate::seen::{EventSeen, Seen};
 use crate::service::{Places, Running, Service};
@@ -204,6 +208,33 @@ impl Sim {
         out.extend(self.events(name).iter().map(|e| format!("{e:?}")));
         out.extend(self.instances(&uid));
         out
+    }
+
+    /// A pod as pod-sync shows it on podsync.v1; the name may be that of its manifest.
+    ///
+    /// # Errors
+    /// As pod-sync answers.
+    pub async fn view(&self, name: &str) -> Result<PodView, Status> {
+        let mut client = PodSyncClient::new(socket::channel(self.paths().podsync()));
+        Ok(client.get_pod(GetPodRequest { pod: name.to_owned() }).await?.into_inner())
+    }
+
+    /// Waits until pod-sync shows a pod as wanted.
+    pub async fn wait_view(&self, name: &str, what: &str, wanted: impl Fn(&PodView) -> bool) -> PodView {
+        until(&format!("{name} in podsync.v1: {what}"), LONG, async || match self.view(name).await {
+            Ok(view) if wanted(&view) => Ok(view),
+            other => Err(format!("{other:?}")),
+        })
+        .await
+    }
+
+    /// Waits until pod-sync knows no such pod.
+    pub async fn wait_no_view(&self, name: &str) {
+        until(&format!("{name} gone from podsync.v1"), LONG, async || match self.view(name).await {
+            Err(status) if status.code() == Code::NotFound => Ok(()),
+            other => Err(format!("{other:?}")),
+        })
+        .await;
     }
 
     /// Waits until a pod is Ready.

@@ -202,6 +202,8 @@ impl Worker {
 
     /// Works until nothing is left of the pod.
     pub async fn run(mut self) {
+        // The first pass may hang in a call of the runtime.
+        self.show(false);
         loop {
             let wait = match self.ctx.fleet.take(&self.pod_ref.uid) {
                 Told::End => break,
@@ -562,6 +564,8 @@ impl Worker {
         if let Some(status) = &self.record.status {
             pod.status = Some(status.clone());
         }
+        let end = self.desired.borrow().pod.metadata.deletion_timestamp.clone();
+        pod.metadata.deletion_timestamp = end;
         let old = self.ctx.views.get(&self.pod_ref.uid);
         // The same wait goes on: it began when it was first seen.
         if let (Some(new), Some(old)) = (self.waiting.as_mut(), old.as_ref().and_then(|v| v.waiting.as_ref()))

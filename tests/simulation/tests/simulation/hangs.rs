@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{ExecReply, Method, Rule};
@@ -52,10 +53,31 @@ async fn a_pod_can_be_deleted_while_its_start_hangs() {
     let uid = sim.create(pods::single("stuck"));
     sim.wait_calls(Method::RunPodSandbox, "stuck", 1).await;
     sim.delete("stuck", Some(1));
+    // Released before pod-sync knows of the end, the start would rightly go on.
+    sim.wait_view("stuck", "Terminating", |v| v.status == "Terminating").await;
+    assert!(sim.runtime.sandboxes().is_empty(), "the call still hangs");
     sim.runtime.unscript(hang);
     sim.wait_gone("stuck").await;
     sim.wait_runtime("nothing of the pod is left", |r| r.sandboxes().is_empty()).await;
     assert_eq!(sim.runtime.count(Method::CreateContainer), 0, "{uid}: nothing is started in a pod that ends");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_manifest_removed_while_its_start_hangs_is_shown_as_ending() {
+    let sim = Sim::start(Options::default()).await;
+    let name = format!("stuck-{NODE}");
+    let hang = sim.runtime.script(Rule::on(Method::RunPodSandbox).about(&name).hang());
+    sim.manifest("stuck", &pods::manifest("stuck"));
+    sim.wait_view("stuck", "shown while its first call hangs", |v| v.ready == "0/1").await;
+    sim.wait_calls(Method::RunPodSandbox, &name, 1).await;
+    sim.remove_manifest("stuck");
+    sim.wait_view("stuck", "Terminating", |v| v.status == "Terminating").await;
+    assert!(sim.runtime.sandboxes().is_empty(), "the call still hangs");
+    sim.runtime.unscript(hang);
+    sim.wait_no_view("stuck").await;
+    sim.wait_runtime("nothing of the pod is left", |r| r.sandboxes().is_empty()).await;
+    assert_eq!(sim.runtime.count(Method::CreateContainer), 0, "nothing is started in a pod that ends");
     sim.finish().await;
 }
 
