@@ -8,7 +8,7 @@ use quintlet_model::outcome::{DEADLINE_HEADER, OWNER_EPOCH_HEADER};
 /// What a mutation carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// Epoch of the pod-sync that makes it. None only on `admin`, where nothing is fenced by epoch.
+    /// Epoch of the pod-sync that makes it. None on every socket but `sync`: nobody else owns pods.
     pub epoch: Option<u64>,
     /// CLOCK_BOOTTIME after which it must not be sent. None: whenever.
     pub deadline: Option<Duration>,
@@ -63,11 +63,11 @@ impl Refusal {
 }
 
 impl Terms {
-    /// Reads a call's metadata.
+    /// Reads a call's metadata. Only the owner's calls have an epoch: anybody else's could shut the owner out.
     ///
     /// # Errors
     /// [`Refusal::NoEpoch`] where one is needed, [`Refusal::NotANumber`].
-    pub fn read(headers: &HeaderMap, epoch_needed: bool) -> Result<Self, Refusal> {
+    pub fn read(headers: &HeaderMap, of_owner: bool) -> Result<Self, Refusal> {
         let number = |name: &'static str| match headers.get(name) {
             None => Ok(None),
             Some(value) => value
@@ -77,10 +77,7 @@ impl Terms {
                 .map(Some)
                 .ok_or(Refusal::NotANumber(name)),
         };
-        let epoch = number(OWNER_EPOCH_HEADER)?;
-        if epoch_needed && epoch.is_none() {
-            return Err(Refusal::NoEpoch);
-        }
+        let epoch = if of_owner { Some(number(OWNER_EPOCH_HEADER)?.ok_or(Refusal::NoEpoch)?) } else { None };
         Ok(Self { epoch, deadline: number(DEADLINE_HEADER)?.map(Duration::from_nanos) })
     }
 
@@ -170,6 +167,7 @@ mod tests {
         assert_eq!(read(Some("7"), Some("9"), true), Ok(Terms { epoch: Some(7), deadline: at }));
         assert_eq!(read(None, Some("9"), true), Err(Refusal::NoEpoch));
         assert_eq!(read(None, Some("9"), false), Ok(Terms { epoch: None, deadline: at }));
+        assert_eq!(read(Some("7"), Some("9"), false), Ok(Terms { epoch: None, deadline: at }));
         assert_eq!(read(Some("-1"), None, true), Err(Refusal::NotANumber(OWNER_EPOCH_HEADER)));
         assert_eq!(read(Some("1"), Some("soon"), true), Err(Refusal::NotANumber(DEADLINE_HEADER)));
     }

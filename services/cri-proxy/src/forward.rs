@@ -19,6 +19,7 @@ use quintlet_model::outcome::Outcome;
 use quintlet_telemetry::propagate;
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Code;
 use tracing::{Instrument as _, Span, field};
 
@@ -29,11 +30,17 @@ use crate::lanes::{Lanes, Slot};
 use crate::metrics::{Metrics, OTHER};
 use crate::outcome;
 use crate::policy::{self, CRI_TIMEOUT, Class, Deadline, Hold, Lane, Policy, Socket, Verdict};
+use crate::repair::Repair;
 use crate::reply::{self, Body, BoxError, Frames, Reply};
 use crate::upstream::{SendError, Upstream};
 
 /// A request may be this large: the CRI's own limit of 16 MiB and room for its frame.
 const MAX_REQUEST: usize = (16 << 20) + 5;
+/// A unary answer may be this large: containerd itself sends no larger one.
+const MAX_ANSWER: usize = (16 << 20) + 5;
+
+/// The one method whose failure the proxy can do something about.
+const REMOVE_CONTAINER: &str = "RemoveContainer";
 
 /// Everything calls share.
 pub struct Forwarder {
@@ -43,8 +50,11 @@ pub struct Forwarder {
     in_flight: InFlight,
     clock: Clock,
     metrics: Metrics,
+    repair: Repair,
     /// Unary calls being worked on.
     busy: watch::Sender<usize>,
+    /// Cancelled when streams are to end.
+    closing: CancellationToken,
 }
 
 /// One unary call being worked on.
@@ -91,10 +101,11 @@ impl Call {
 }
 
 impl Forwarder {
-    /// A forwarder to the runtime at `upstream`.
+    /// A forwarder to the runtime at `upstream`, whose pods are in the containerd namespace `namespace`.
     #[must_use]
-    pub fn new(upstream: Upstream, clock: Clock, metrics: Metrics) -> Self {
+    pub fn new(upstream: Upstream, namespace: &str, clock: Clock, metrics: Metrics) -> Self {
         Self {
+            repair: Repair::new(upstream.clone(), namespace),
             upstream,
             lanes: Lanes::default(),
             fence: Fence::default(),
@@ -102,7 +113,13 @@ impl Forwarder {
             clock,
             metrics,
             busy: watch::Sender::new(0),
+            closing: CancellationToken::new(),
         }
+    }
+
+    /// Ends every stream passed through, with a status that says why.
+    pub fn end_streams(&self) {
+        self.closing.cancel();
     }
 
     /// Returns once no unary call is being worked on.
@@ -288,6 +305,12 @@ impl Forwarder {
         let sent = Instant::now();
         let (in_flight, waiting) = (slot.in_flight, slot.waiting);
         let mut reply = self.send_holding(call, slot).await;
+        if row.method == REMOVE_CONTAINER
+            && reply.outcome == Outcome::RuntimeError
+            && let Some(again) = self.remove_after_repair(call, terms).await
+        {
+            reply = again;
+        }
         reply.queued = queued;
         let latency = sent.elapsed();
         if row.lane == Lane::Start && matches!(reply.outcome, Outcome::Ok | Outcome::RuntimeError) {
@@ -298,6 +321,21 @@ impl Forwarder {
         self.metrics.done(row.method, reply.outcome, dispatched.then_some(latency));
         note(&span, &reply);
         reply
+    }
+
+    /// The answer to a removal that is sent once more, where what stood in its way is gone.
+    async fn remove_after_repair(&self, call: &Call, terms: Option<&Arc<Mutex<Terms>>>) -> Option<Reply> {
+        let fence = || terms.is_none_or(|t| self.fence.check(*t.lock(), self.clock.boot()).is_ok());
+        let message = reply::message(&call.body).ok()?;
+        if !fence() || !self.repair.after_failed_removal(&message).await {
+            return None;
+        }
+        self.metrics.lost_tasks.inc();
+        let slot = self.queue(call, terms).await.ok()?;
+        if !fence() {
+            return None;
+        }
+        Some(self.send_holding(call, slot).await)
     }
 
     async fn queue(&self, call: &Call, terms: Option<&Arc<Mutex<Terms>>>) -> Result<Slot, NoSlot> {
@@ -378,9 +416,16 @@ impl Forwarder {
         let response = self.upstream.send(request).await?;
         let (head, mut body) = response.into_parts();
         let mut reply = Reply::begun(head.status, head.headers);
+        let mut size = 0;
         while let Some(frame) = body.frame().await {
             match frame.map_err(SendError::Cut)?.into_data() {
-                Ok(data) => reply.data.push(data),
+                Ok(data) => {
+                    size += data.len();
+                    if size > MAX_ANSWER {
+                        return Ok(too_large(call.policy.method));
+                    }
+                    reply.data.push(data);
+                }
                 Err(frame) => reply.trailers = frame.into_trailers().ok(),
             }
         }
@@ -455,6 +500,7 @@ impl Forwarder {
                     method,
                     queued,
                     deadline,
+                    closing: Box::pin(self.closing.clone().cancelled_owned()),
                     metrics: self.metrics.clone(),
                     span: Span::current(),
                 };
@@ -492,6 +538,12 @@ enum NoSlot {
     Fenced(Refusal),
 }
 
+// The call was made, and how it ended stands behind what is not read: unknown.
+fn too_large(method: &str) -> Reply {
+    let message = format!("the runtime's answer to {method} is larger than {MAX_ANSWER} bytes");
+    Reply::refused(Code::ResourceExhausted, message, Outcome::Unknown, Duration::ZERO)
+}
+
 fn cut(method: &str, error: &hyper::Error) -> Reply {
     let message = format!("the runtime went away during {method}: {error}");
     Reply::refused(Code::Unavailable, message, Outcome::Unknown, Duration::ZERO)
@@ -510,7 +562,8 @@ fn label(service: &str, method: &str) -> &'static str {
     row.map_or(OTHER, |row| row.method)
 }
 
-fn span(service: &str, method: &str, socket: Socket, headers: &HeaderMap) -> Span {
+/// The span of a call.
+pub(crate) fn span(service: &str, method: &str, socket: Socket, headers: &HeaderMap) -> Span {
     let span = tracing::info_span!(
         "cri",
         otel.name = method,
@@ -542,6 +595,7 @@ struct Passing {
     method: &'static str,
     queued: Duration,
     deadline: Option<Pin<Box<Sleep>>>,
+    closing: Pin<Box<WaitForCancellationFutureOwned>>,
     metrics: Metrics,
     span: Span,
 }
@@ -584,6 +638,11 @@ impl http_body::Body for Passing {
             && deadline.as_mut().poll(cx).is_ready()
         {
             let frame = this.fail(Code::DeadlineExceeded, "the stream ran into its deadline".to_owned());
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        if this.closing.as_mut().poll(cx).is_ready() {
+            this.metrics.closed_streams.inc();
+            let frame = this.fail(Code::Unavailable, "cri-proxy is stopping".to_owned());
             return Poll::Ready(Some(Ok(frame)));
         }
         let frame = match ready!(Pin::new(inner).poll_frame(cx)) {

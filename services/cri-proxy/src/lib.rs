@@ -2,7 +2,8 @@
 //!
 //! A call comes in at a [`serve`] socket for its kind of caller; [`policy`] says whether it may and how; [`forward`] takes
 //! it through [`fence`], [`inflight`] and [`lanes`] to the runtime ([`upstream`]) and puts its outcome behind the answer.
-//! [`source`] is the one reader of the runtime's events, [`hints`] fans them out. [`adaptive`], [`facts`], [`fence`],
+//! [`repair`] ends what keeps
+//! a container from being removed. [`source`] is the one reader of the runtime's events, [`hints`] fans them out. [`adaptive`], [`facts`], [`fence`],
 //! [`outcome`] and [`policy`] decide and do no I/O.
 //!
 //! Tasks: `listen` per socket, `connection` per caller, `mutation` per mutating call (it outlives its caller),
@@ -19,6 +20,7 @@ pub mod lanes;
 pub mod metrics;
 pub mod outcome;
 pub mod policy;
+pub mod repair;
 pub mod reply;
 pub mod serve;
 pub mod services;

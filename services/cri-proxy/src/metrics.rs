@@ -75,6 +75,10 @@ pub struct Metrics {
     pub streams: Gauge,
     /// Streams cut because the runtime went away.
     pub cut_streams: Counter,
+    /// Streams ended because this process stops.
+    pub closed_streams: Counter,
+    /// Tasks that containerd had lost and that were in the way of a removal.
+    pub lost_tasks: Counter,
     /// Calls the mutation lane may have in flight now.
     pub mutation_limit: Gauge,
     /// 1 while the runtime is connected.
@@ -101,6 +105,8 @@ impl Default for Metrics {
             refused_peers: counter("quintlet_cri_refused_peers", "Connections refused by uid"),
             streams: gauge("quintlet_cri_streams", "Streams passed through now"),
             cut_streams: counter("quintlet_cri_cut_streams", "Streams cut by a runtime that went away"),
+            closed_streams: counter("quintlet_cri_closed_streams", "Streams ended by a stop of this process"),
+            lost_tasks: counter("quintlet_cri_lost_tasks", "Lost tasks of containerd ended before a removal"),
             mutation_limit: gauge("quintlet_cri_mutation_limit", "Mutations allowed in flight now"),
             connected: gauge("quintlet_cri_connected", "1 while the runtime is connected"),
             hints: counter_family("quintlet_cri_hints", "Hints read from the runtime, by kind"),

@@ -11,8 +11,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::socket::bind_unix;
-use quintlet_kit::task;
-use quintlet_proto::debug::v1::debug_server::DebugServer;
+use quintlet_kit::{server, task};
 use quintlet_proto::runtime::v1 as pb;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -28,7 +27,7 @@ use crate::hints::Hub;
 use crate::metrics::Metrics;
 use crate::policy::{self, Socket, Verdict};
 use crate::reply::{self, Body};
-use crate::services::{DebugInfo, Events, Grants, Info, OBSERVE_EVERY, ProbeExec};
+use crate::services::{Events, Grants, Info, OBSERVE_EVERY, ProbeExec};
 use crate::source::{Reader, RuntimeInfo};
 use crate::upstream::Upstream;
 
@@ -38,6 +37,8 @@ const MAX_STREAMS: u32 = 16_384;
 const MAX_HEADERS: u32 = 256 << 10;
 /// How long mutations in flight may take to end when the service stops.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long the last frames of streams may take to be read by their callers.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// What a proxy needs to know.
 #[derive(Debug, Clone)]
@@ -84,7 +85,8 @@ impl Proxy {
             })
             .collect::<io::Result<Vec<_>>>()?;
         let upstream = Upstream::new(config.runtime.clone());
-        let forwarder = Arc::new(Forwarder::new(upstream, config.clock.clone(), metrics.clone()));
+        let forwarder =
+            Arc::new(Forwarder::new(upstream, &config.namespace, config.clock.clone(), metrics.clone()));
         let hub = Hub::new(config.hint_capacity, metrics.clone());
         Ok(Self { listeners, config, forwarder, hub, metrics })
     }
@@ -113,7 +115,7 @@ impl Proxy {
         drop(task::spawn("health", stop.clone().run_until_cancelled_owned(reporting)));
 
         let grants = Arc::new(Grants::new(self.config.grant_key.clone()));
-        let debug = DebugInfo::new(self.config.clock.clone());
+        let debug = server::debug("cri-proxy");
         // Open connections outlive `stop`: what is in flight on them still gets its answer.
         let hang_up = CancellationToken::new();
         for (socket, listener) in self.listeners {
@@ -136,7 +138,7 @@ impl Proxy {
             routes = routes
                 .add_service(pb::runtime_events_server::RuntimeEventsServer::new(Events(self.hub.clone())))
                 .add_service(pb::proxy_info_server::ProxyInfoServer::new(info))
-                .add_service(DebugServer::new(debug.clone()))
+                .add_service(debug.clone())
                 .add_service(pb::probe_exec_server::ProbeExecServer::new(probe));
             let door = Door {
                 socket,
@@ -155,6 +157,7 @@ impl Proxy {
         if tokio::time::timeout(GRACE, self.forwarder.idle()).await.is_err() {
             tracing::warn!("calls were still in flight when the grace ended");
         }
+        self.forwarder.end_streams();
         hang_up.cancel();
         let _ = tokio::time::timeout(Duration::from_secs(1), tasks.wait()).await;
     }
@@ -225,16 +228,11 @@ impl Door {
 
     async fn converse(self, stream: UnixStream) {
         let (socket, hang_up) = (self.socket, self.hang_up.clone());
-        // Dropped at the very end only, when nothing that matters is in flight.
-        if let Some(Err(error)) = hang_up.run_until_cancelled(self.connection(stream)).await {
-            tracing::debug!(socket = socket.name(), %error, "a connection failed");
-        }
-    }
-
-    fn connection(self, stream: UnixStream) -> BoxFuture<'static, hyper::Result<()>> {
         let service = hyper::service::service_fn(move |request| {
             let door = self.clone();
-            async move { Ok::<_, Infallible>(door.answer(request).await) }
+            // Boxed: one call's future is large, and a connection may hold thousands.
+            let answer: BoxFuture<'static, Response<Body>> = Box::pin(door.answer(request));
+            async move { Ok::<_, Infallible>(answer.await) }
         });
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -242,14 +240,26 @@ impl Door {
             .max_header_list_size(MAX_HEADERS)
             .auto_date_header(false)
             .serve_connection(TokioIo::new(stream), service);
-        Box::pin(connection)
+        let mut connection = Box::pin(connection);
+        // Neither arm loses anything: the connection is only borrowed.
+        let ended = tokio::select! {
+            ended = &mut connection => ended,
+            () = hang_up.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                // Watches of our own have no end; they are cut, and their callers come back to the next process.
+                tokio::time::timeout(LAST_WORDS, &mut connection).await.unwrap_or(Ok(()))
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(socket = socket.name(), %error, "a connection failed");
+        }
     }
 
     async fn answer(self, request: Request<Incoming>) -> Response<Body> {
         let own = policy::split_path(request.uri().path())
             .is_some_and(|(service, method)| policy::verdict(self.socket, service, method) == Verdict::Own);
         if !own {
-            return Box::pin(self.forwarder.forward(self.socket, request)).await;
+            return self.forwarder.forward(self.socket, request).await;
         }
         match self.routes.oneshot(request.map(tonic::body::Body::new)).await {
             Ok(response) => response.map(reply::boxed),

@@ -8,17 +8,16 @@ use futures::Stream;
 use http::HeaderMap;
 use k8s_cri::v1;
 use prost::Message as _;
-use quintlet_kit::clock::Clock;
 use quintlet_kit::grant::GrantKey;
-use quintlet_proto::debug::v1 as debug;
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::watch;
 use tonic::{Code, Request, Response, Status};
+use tracing::Instrument as _;
 
 use crate::facts::Facts;
-use crate::forward::{Call, Forwarder};
+use crate::forward::{self, Call, Forwarder};
 use crate::hints::Hub;
-use crate::policy::PROBE_EXEC;
+use crate::policy::{PROBE_EXEC, Socket};
 use crate::reply;
 use crate::source::RuntimeInfo;
 
@@ -113,7 +112,7 @@ impl pb::probe_exec_server::ProbeExec for ProbeExec {
         &self,
         request: Request<pb::ProbeExecRequest>,
     ) -> Result<Response<pb::ProbeExecReply>, Status> {
-        let request = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
         if request.timeout_seconds == 0 {
             return Err(Status::invalid_argument("timeout_seconds must be at least 1"));
         }
@@ -140,7 +139,8 @@ impl pb::probe_exec_server::ProbeExec for ProbeExec {
             body: reply::framed(&exec),
             facts: Facts { seconds: Some(seconds), ..Facts::default() },
         };
-        let reply = self.forwarder.run(&call, None).await;
+        let span = forward::span(call.policy.service, call.policy.method, Socket::Probe, metadata.as_ref());
+        let reply = self.forwarder.run(&call, None).instrument(span).await;
         let status = reply.status();
         match status.code() {
             Code::Ok => {
@@ -164,49 +164,6 @@ impl pb::probe_exec_server::ProbeExec for ProbeExec {
             Code::Cancelled => Err(Status::unavailable(status.message())),
             code => Err(Status::new(code, status.message())),
         }
-    }
-}
-
-/// `debug.v1`.
-#[derive(Debug, Clone)]
-pub struct DebugInfo {
-    clock: Clock,
-    started: Duration,
-}
-
-impl DebugInfo {
-    /// Of a process that starts now.
-    #[must_use]
-    pub fn new(clock: Clock) -> Self {
-        Self { started: clock.boot(), clock }
-    }
-}
-
-#[tonic::async_trait]
-impl debug::debug_server::Debug for DebugInfo {
-    async fn traces(
-        &self,
-        request: Request<debug::TracesRequest>,
-    ) -> Result<Response<debug::TracesReply>, Status> {
-        let request = request.into_inner();
-        Ok(Response::new(quintlet_telemetry::ring().query(&request.trace_id, &request.pod_uid)))
-    }
-
-    async fn metrics(
-        &self,
-        _: Request<debug::MetricsRequest>,
-    ) -> Result<Response<debug::MetricsReply>, Status> {
-        Ok(Response::new(debug::MetricsReply { text: quintlet_telemetry::metrics::text() }))
-    }
-
-    async fn build(&self, _: Request<debug::BuildRequest>) -> Result<Response<debug::BuildReply>, Status> {
-        Ok(Response::new(debug::BuildReply {
-            service: "cri-proxy".to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            commit: option_env!("QUINTLET_COMMIT").unwrap_or("unknown").to_owned(),
-            pid: std::process::id(),
-            uptime_seconds: self.clock.boot().saturating_sub(self.started).as_secs_f64(),
-        }))
     }
 }
 

@@ -221,11 +221,12 @@ async fn mutations_without_epoch_of_an_old_epoch_or_too_late_never_reach_the_run
         assert_eq!((got.code(), got.outcome()), (*code, *outcome), "{meta:?}: {got:?}");
     }
     assert_eq!(bench.script.seen(START).len(), 2);
-    assert_eq!(
-        bench.call(Socket::Admin, START, &[], start("c")).await.outcome(),
-        "ok",
-        "root needs no epoch"
-    );
+    for meta in [&[][..], &[("quintlet-owner-epoch", "99")]] {
+        let got = bench.call(Socket::Admin, START, meta, start("c")).await;
+        assert_eq!(got.outcome(), "ok", "root needs no epoch: {got:?}");
+    }
+    let got = bench.call(Socket::Sync, START, &[("quintlet-owner-epoch", "5")], start("c")).await;
+    assert_eq!(got.outcome(), "ok", "an operator's epoch shuts out no owner: {got:?}");
 }
 
 #[tokio::test]

@@ -285,6 +285,11 @@ impl Bench {
         got(self.caller(socket).send(request).await.unwrap()).await
     }
 
+    /// Stops the proxy, as SIGTERM does.
+    pub(crate) fn end(&self) {
+        self.stop.cancel();
+    }
+
     /// Stops the runtime, connections and all.
     pub(crate) fn down(&self) {
         self.runtime.cancel();

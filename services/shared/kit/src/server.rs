@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
-use quintlet_proto::debug::v1 as debug;
+use quintlet_proto::debug::v1 as wire;
 use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
@@ -79,11 +79,7 @@ impl Server {
             }
             Err(error) => tracing::error!(%error, "no reflection"),
         }
-        routes.add_service(DebugServer::new(DebugService {
-            name,
-            clock: Clock::system(),
-            started: Clock::system().boot(),
-        }));
+        routes.add_service(debug(name));
         Self { routes, fallback: None, health }
     }
 
@@ -161,8 +157,16 @@ pub async fn serve_metrics(address: std::net::SocketAddr, stop: CancellationToke
     axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
+/// debug.v1 of the service `name`, which starts now: for a server that is not put together by [`Server`].
+#[must_use]
+pub fn debug(name: &'static str) -> DebugServer<DebugService> {
+    let clock = Clock::system();
+    DebugServer::new(DebugService { name, started: clock.boot(), clock })
+}
+
+/// debug.v1: spans, metrics, build.
 #[derive(Debug)]
-struct DebugService {
+pub struct DebugService {
     name: &'static str,
     clock: Clock,
     started: Duration,
@@ -172,24 +176,24 @@ struct DebugService {
 impl Debug for DebugService {
     async fn traces(
         &self,
-        request: Request<debug::TracesRequest>,
-    ) -> Result<Response<debug::TracesReply>, Status> {
+        request: Request<wire::TracesRequest>,
+    ) -> Result<Response<wire::TracesReply>, Status> {
         let request = request.into_inner();
         Ok(Response::new(quintlet_telemetry::ring().query(&request.trace_id, &request.pod_uid)))
     }
 
     async fn metrics(
         &self,
-        _: Request<debug::MetricsRequest>,
-    ) -> Result<Response<debug::MetricsReply>, Status> {
+        _: Request<wire::MetricsRequest>,
+    ) -> Result<Response<wire::MetricsReply>, Status> {
         let mut text = String::new();
         encode(&mut text, &quintlet_telemetry::metrics::registry())
             .map_err(|e| Status::internal(e.to_string()))?;
-        Ok(Response::new(debug::MetricsReply { text }))
+        Ok(Response::new(wire::MetricsReply { text }))
     }
 
-    async fn build(&self, _: Request<debug::BuildRequest>) -> Result<Response<debug::BuildReply>, Status> {
-        Ok(Response::new(debug::BuildReply {
+    async fn build(&self, _: Request<wire::BuildRequest>) -> Result<Response<wire::BuildReply>, Status> {
+        Ok(Response::new(wire::BuildReply {
             service: self.name.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: option_env!("QUINTLET_COMMIT").unwrap_or("unknown").to_owned(),

@@ -1,0 +1,134 @@
+//! What a proxy bounds, ends and mends by itself.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{Act, Bench, eventually, failing, good, headers};
+use containerd_client::services::v1::{
+    DeleteTaskRequest, GetRequest, GetResponse, KillRequest, WaitResponse,
+};
+use cri_proxy::policy::Socket;
+use cri_proxy::reply::{self, Frames};
+use http_body_util::BodyExt as _;
+use k8s_cri::v1;
+use prost::Message as _;
+use tokio::sync::{Mutex, mpsc};
+
+const LIST: &str = "/runtime.v1.RuntimeService/ListContainers";
+const START: &str = "/runtime.v1.RuntimeService/StartContainer";
+const REMOVE: &str = "/runtime.v1.RuntimeService/RemoveContainer";
+const EPOCH: (&str, &str) = ("quintlet-owner-epoch", "1");
+
+fn tasks(method: &str) -> String {
+    format!("/containerd.services.tasks.v1.Tasks/{method}")
+}
+
+fn remove(id: &str) -> Bytes {
+    reply::framed(&v1::RemoveContainerRequest { container_id: id.into() })
+}
+
+/// As containerd 1.6 answers.
+fn cannot_delete() -> Act {
+    failing(
+        2,
+        "failed to delete containerd container \"c\": cannot delete running task c: failed precondition",
+    )
+}
+
+#[tokio::test]
+async fn a_task_that_containerd_lost_is_ended_and_its_container_removed() {
+    let bench = Bench::start().await;
+    bench.script.on(REMOVE, [cannot_delete(), good(&v1::RemoveContainerResponse {})]);
+    bench.script.on(&tasks("Get"), [good(&GetResponse::default())]);
+    // It ended between the two calls: no reason to stop.
+    bench.script.on(&tasks("Kill"), [failing(5, "process already finished: not found")]);
+    bench.script.on(&tasks("Wait"), [good(&WaitResponse::default())]);
+    bench.script.on(&tasks("Delete"), [good(&v1::RemoveContainerResponse {})]);
+    let before = bench.metrics.lost_tasks.get();
+    let got = bench.call(Socket::Sync, REMOVE, &[EPOCH], remove("c")).await;
+    assert_eq!((got.code(), got.outcome()), ("0", "ok"), "{got:?}");
+    assert_eq!(bench.metrics.lost_tasks.get(), before + 1);
+    assert_eq!(bench.script.seen(REMOVE).len(), 2, "repeated once");
+    let sent = |method: &str| {
+        let seen = bench.script.seen(&tasks(method)).pop().unwrap();
+        assert_eq!(seen.headers["containerd-namespace"], "k8s.io", "{method}");
+        reply::message(&seen.body).unwrap()
+    };
+    assert_eq!(GetRequest::decode(sent("Get")).unwrap().container_id, "c");
+    let kill = KillRequest::decode(sent("Kill")).unwrap();
+    assert_eq!((kill.container_id.as_str(), kill.signal, kill.all), ("c", 9, true));
+    assert_eq!(DeleteTaskRequest::decode(sent("Delete")).unwrap().container_id, "c");
+}
+
+#[tokio::test]
+async fn a_removal_that_fails_for_another_reason_is_told_and_not_repeated() {
+    let bench = Bench::start().await;
+    bench.script.on(REMOVE, [failing(2, "disk is full")]);
+    // No task is there; no tasks service is there, as on CRI-O; the service fails; the task does not go.
+    let gets = [failing(5, "no running task"), failing(12, "unknown service"), failing(13, "broken")];
+    for get in gets {
+        bench.script.on(&tasks("Get"), [get]);
+        let got = bench.call(Socket::Sync, REMOVE, &[EPOCH], remove("c")).await;
+        assert_eq!((got.code(), got.meta("grpc-message")), ("2", "disk is full"), "{got:?}");
+    }
+    assert!(bench.script.seen(&tasks("Kill")).is_empty());
+    bench.script.on(&tasks("Get"), [good(&GetResponse::default())]);
+    bench.script.on(&tasks("Kill"), [failing(2, "permission denied")]);
+    assert_eq!(bench.call(Socket::Sync, REMOVE, &[EPOCH], remove("c")).await.outcome(), "runtime-error");
+    assert!(bench.script.seen(&tasks("Delete")).is_empty());
+    assert_eq!(bench.script.seen(REMOVE).len(), 4, "each was sent once");
+    // Nothing looks for tasks where nothing failed.
+    let gets = bench.script.seen(&tasks("Get")).len();
+    bench.script.on(REMOVE, [good(&v1::RemoveContainerResponse {})]);
+    assert_eq!(bench.call(Socket::Sync, REMOVE, &[EPOCH], remove("c")).await.outcome(), "ok");
+    assert_eq!(bench.script.seen(&tasks("Get")).len(), gets);
+}
+
+#[tokio::test]
+async fn an_answer_without_bound_is_refused_and_the_service_goes_on() {
+    let bench = Bench::start().await;
+    let head = headers(&[("content-type", "application/grpc")]);
+    let tail = headers(&[("grpc-status", "0")]);
+    let mib = Bytes::from(vec![0; 1 << 20]);
+    let too_much = Act::Reply(head.clone(), vec![mib.clone(); 17], tail.clone());
+    let just_fits = Act::Reply(head, vec![mib; 16], tail);
+    for (socket, path, meta) in [(Socket::Read, LIST, &[][..]), (Socket::Sync, START, &[EPOCH])] {
+        bench.script.on(path, [too_much.clone(), just_fits.clone()]);
+        let body = reply::framed(&v1::StartContainerRequest { container_id: "c".into() });
+        let body = if path == LIST { Bytes::from_static(&[0; 5]) } else { body };
+        let got = bench.call(socket, path, meta, body.clone()).await;
+        // What the runtime did stands in what was not read.
+        assert_eq!((got.code(), got.outcome()), ("8", "unknown"), "{path}: {:?}", got.headers);
+        assert!(got.body.is_empty());
+        let got = bench.call(socket, path, meta, body).await;
+        assert_eq!((got.outcome(), got.body.len()), ("ok", 16 << 20), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn streams_open_at_the_end_are_told_and_counted() {
+    let bench = Bench::start().await;
+    let path = "/some.future.v9.Service/Watch";
+    let (sender, receiver) = mpsc::channel::<Bytes>(4);
+    bench.script.on(path, [Act::Stream(Arc::new(Mutex::new(receiver)))]);
+    let request = reply::request(path, headers(&[("te", "trailers")]), Frames::of(vec![]));
+    let mut answer = bench.caller(Socket::Admin).send(request).await.unwrap().into_body();
+    sender.send(Bytes::from_static(b"first")).await.unwrap();
+    assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), "first");
+    let before = bench.metrics.closed_streams.get();
+    bench.end();
+    let end = tokio::time::timeout(Duration::from_secs(10), answer.frame()).await.unwrap();
+    let trailers = end.unwrap().expect("a clean end").into_trailers().unwrap();
+    assert_eq!(
+        (&trailers["grpc-status"], &trailers["quintlet-outcome"]),
+        (&14.into(), &"unknown".parse().unwrap())
+    );
+    assert_eq!(bench.metrics.closed_streams.get(), before + 1);
+    eventually("the sockets to close", async || {
+        tokio::net::UnixStream::connect(bench.path(Socket::Admin)).await.is_err().then_some(())
+    })
+    .await;
+}
