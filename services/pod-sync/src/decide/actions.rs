@@ -487,5 +487,8 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
 }
 
 #[cfg(test)]
+#[path = "actions_branches.rs"]
+mod branches;
+#[cfg(test)]
 #[path = "actions_tests.rs"]
 mod tests;

@@ -3,24 +3,24 @@ use crate::decide::testing::{RuntimeBuilder, id, pod_json, time};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-fn container(name: &str) -> Value {
+pub(super) fn container(name: &str) -> Value {
     json!({"name": name, "image": "i"})
 }
 
-fn pod(policy: &str, init: Value, regular: Value) -> Pod {
+pub(super) fn pod(policy: &str, init: Value, regular: Value) -> Pod {
     pod_json(json!({"restartPolicy": policy, "initContainers": init, "containers": regular}))
 }
 
-fn simple(policy: &str) -> Pod {
+pub(super) fn simple(policy: &str) -> Pod {
     pod(policy, json!([]), json!([container("a"), container("b")]))
 }
 
-fn with_init(policy: &str) -> Pod {
+pub(super) fn with_init(policy: &str) -> Pod {
     pod(policy, json!([container("i0"), container("i1")]), json!([container("a")]))
 }
 
 /// Two sidecars around a plain init container; the first sidecar has startup and liveness probes.
-fn with_sidecars(policy: &str) -> Pod {
+pub(super) fn with_sidecars(policy: &str) -> Pod {
     let probe = json!({"tcpSocket": {"port": 1}});
     pod(
         policy,

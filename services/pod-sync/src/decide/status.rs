@@ -231,12 +231,14 @@ fn addresses(input: &StatusInput<'_>, old: &PodStatus) -> (Option<String>, Optio
         let second = ips.iter().find(|ip| ip.is_ipv6() != primary_v6);
         first.into_iter().chain(second).map(ToString::to_string).collect()
     };
-    let old_ips =
-        || old.pod_ips.iter().flatten().map(|p| p.ip.clone()).filter(|ip| !ip.is_empty()).collect::<Vec<_>>();
+    let ips_of = |status: &PodStatus| {
+        let all = status.pod_ips.iter().flatten().map(|p| p.ip.clone());
+        all.filter(|ip| !ip.is_empty()).collect::<Vec<_>>()
+    };
     let mut ips = one_per_family(input.runtime.ips());
     if pod::host_network(input.pod) {
         if ips.is_empty() {
-            ips = old_ips();
+            ips = ips_of(old);
         }
         let host = one_per_family(host);
         if ips.is_empty() {
@@ -247,10 +249,11 @@ fn addresses(input: &StatusInput<'_>, old: &PodStatus) -> (Option<String>, Optio
             ips.extend(host.into_iter().find(|ip| ip.contains(':') != v6));
         }
     } else if ips.is_empty() && input.runtime.active_sandbox().is_none() {
-        // A stopped pod keeps the address it had: logs and endpoints are still looked up by it.
+        // A stopped pod keeps the address it had: logs and endpoints are still looked up by it. What the API server has
+        // from before a reboot may be another pod's by now.
         let had_sandbox = !input.runtime.sandboxes.is_empty();
         if had_sandbox || input.is_terminal {
-            ips = old_ips();
+            ips = input.old.map(ips_of).unwrap_or_default();
         }
     }
     let first = ips.first().cloned();

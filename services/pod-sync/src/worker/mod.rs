@@ -182,7 +182,8 @@ impl Worker {
             pod,
             saved: record.clone(),
             record,
-            version: 0,
+            // A UID that is used again goes on where its last life ended: status-reporter keeps the newest.
+            version: u64::try_from(ctx.clock.boot().as_nanos()).unwrap_or_default(),
             reported: None,
             fresh: Freshness::default(),
             seen: None,
@@ -273,6 +274,9 @@ impl Worker {
                 tracing::debug!(pod.uid = %self.pod_ref.uid, why, "pass was cut");
                 self.fresh.unknown();
                 self.decision.errors = vec![why];
+                if self.waiting.is_none() {
+                    self.wait_for(&waiting::Waiting::Service { name: "cri-proxy" }, None);
+                }
                 Outcome::Cut
             }
             Err(Halt::Failed { error, after }) => {
@@ -384,11 +388,13 @@ impl Worker {
                         self.ctx.clock.boot(),
                     )),
                     Err(ObserveError::Unavailable(why)) => {
+                        self.wait_for(&waiting::Waiting::Service { name: "pleg-service" }, None);
                         return Err(Halt::Cut(format!("runtime state cannot be read: {why}")));
                     }
                     Err(ObserveError::Runtime(why)) => {
                         let message = format!("error determining status: {why}");
                         self.ctx.events.pod(&self.pod, EventType::Warning, "FailedSync", &message, "");
+                        self.wait_for(&waiting::Waiting::Runtime { error: Some(why) }, None);
                         return Err(Halt::failed(message));
                     }
                 }

@@ -22,6 +22,7 @@ use crate::clients::runtime::CallError;
 use crate::decide::backoff::{self, Delays};
 use crate::decide::container_status::WaitingReason;
 use crate::decide::sync as decide_sync;
+use crate::decide::waiting::{Hook, Waiting};
 use crate::image::{self, NoImage};
 
 /// Why a container did not start.
@@ -177,6 +178,11 @@ impl Worker {
         self.record.starting.remove(&container.name);
         self.ctx.events.pod(pod, EventType::Normal, "Started", "Container started", &field_path);
         self.link_log(container, &id, restarts);
+        if container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some()) {
+            let name = container.name.clone();
+            self.wait_for(&Waiting::HookRunning { container: name, hook: Hook::PostStart }, None);
+            self.show(false);
+        }
         self.post_start(pod, container, &id, ips, &field_path).await
     }
 
@@ -230,6 +236,12 @@ impl Worker {
     ) -> Result<(ContainerId, u32), NotStarted> {
         let pod = &pass.pod;
         let field_path = kind.field_path(&container.name);
+        let pulling = Waiting::ImagePulling {
+            container: container.name.clone(),
+            image: container.image.clone().unwrap_or_default(),
+        };
+        self.wait_for(&pulling, None);
+        self.show(false);
         let mut pulls = std::mem::take(&mut self.record.pulls);
         let ready = image::ensure(&self.ctx, pod, container, &field_path, &mut pulls, sandbox_config).await;
         self.record.pulls = pulls;

@@ -286,6 +286,8 @@ impl Worker {
         self.enter_runtime()?;
         let config = self.sandbox_config(pod, actions.attempt, actions.create_sandbox)?;
         let (sandbox, ips) = if actions.create_sandbox {
+            self.wait_for(&waiting::Waiting::SandboxCreating { attempt: actions.attempt }, None);
+            self.show(false);
             self.create_sandbox(pod, config.clone()).await?
         } else {
             let id = actions

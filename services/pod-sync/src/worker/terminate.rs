@@ -10,6 +10,7 @@ use quintlet_model::runtime::ContainerState;
 use super::{Halt, Next, Worker};
 use crate::build::paths;
 use crate::clients::status::Ack;
+use crate::decide::admission::Rejection;
 use crate::decide::grace;
 use crate::decide::{status, waiting};
 use crate::state::TerminationCause;
@@ -52,7 +53,18 @@ impl Worker {
                 self.wait_for(&waiting::Waiting::Terminating { containers: running, grace }, Some(deadline));
             }
             self.show(false);
-            self.kill_pod(&pass.runtime, Some(seconds)).await?;
+            let cancel = self.cancel.clone();
+            // What was asked for goes on where it is; with less grace it is asked for again.
+            let killed = tokio::select! {
+                biased;
+                killed = self.kill_pod(&pass.runtime, Some(seconds)) => killed,
+                () = cancel.cancelled() => Err(Halt::Cancelled),
+            };
+            if matches!(killed, Err(Halt::Cancelled)) {
+                self.acted();
+                self.fresh.unknown();
+            }
+            killed?;
         }
         let after = self.look(true).await?;
         if after.runtime.containers.iter().any(|c| c.state == ContainerState::Running) {
@@ -96,6 +108,7 @@ impl Worker {
             self.report(status, true);
         }
         let ack = self.ctx.statuses.ack(&self.pod_ref.uid, self.version);
+        let refused = self.desired.borrow().rejected.clone();
         // A mirror that is gone says nothing about its static pod.
         let is_static = pods::is_static(&self.pod);
         let gone = clean || !is_static && matches!(ack, Some(Ack::Deleted | Ack::Gone | Ack::UidMismatch));
@@ -105,6 +118,8 @@ impl Worker {
                 self.wait_for(&waiting::Waiting::FinalDelete, None);
             } else if self.ctx.has_api && ack.is_none() && !pods::is_static(&self.pod) {
                 self.wait_for(&waiting::Waiting::StatusWrite, None);
+            } else if let Some(Rejection { reason, message }) = refused {
+                self.wait_for(&waiting::Waiting::Refused { reason, message }, None);
             } else {
                 self.prune_instances().await?;
             }

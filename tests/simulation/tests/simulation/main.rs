@@ -2,6 +2,9 @@
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 mod api;
+mod edges;
+mod explain;
+mod failpoints;
 mod failures;
 mod foreign;
 mod hangs;

@@ -263,7 +263,7 @@ pub enum Effect {
     Spawn(PodUid),
     /// Its worker is to ask for work, or to ask again when it is done with what it has.
     Wake(PodUid),
-    /// The sync in flight is to end where it has not reached the runtime.
+    /// The sync in flight is to end where it has not reached the runtime, the stop in flight is to be asked for anew.
     Cancel(PodUid),
     /// The answer to [`Input::Take`].
     Work(PodUid, Work),
@@ -297,6 +297,7 @@ pub enum Rule {
     GraceKept,
     SyncCancelled,
     SyncPastCancelling,
+    StopCutShort,
     RemoveBegins,
     RemoveWhileEnding,
     RemoveOfUnknown,
@@ -344,7 +345,7 @@ pub enum Rule {
 
 #[cfg(test)]
 impl Rule {
-    const ALL: [Self; 59] = [
+    const ALL: [Self; 60] = [
         Self::Created,
         Self::CreatedAlreadyOver,
         Self::CreatedEnding,
@@ -361,6 +362,7 @@ impl Rule {
         Self::GraceKept,
         Self::SyncCancelled,
         Self::SyncPastCancelling,
+        Self::StopCutShort,
         Self::RemoveBegins,
         Self::RemoveWhileEnding,
         Self::RemoveOfUnknown,

@@ -514,12 +514,19 @@ fn shorten(judge: &impl Judge, state: &mut State, uid: &PodUid, wanted: Option<i
 }
 
 fn cancel(judge: &impl Judge, state: &State, uid: &PodUid, begins: bool, shortened: bool, out: &mut Step) {
-    let Some(busy) = state.busy.as_ref().filter(|b| b.phase == Phase::Sync) else { return };
-    if judge.cancels(!busy.cancellable, begins, shortened) {
-        out.rules.push(Rule::SyncCancelled);
-        out.effects.push(Effect::Cancel(uid.clone()));
-    } else {
-        out.rules.push(Rule::SyncPastCancelling);
+    let Some(busy) = state.busy.as_ref() else { return };
+    match busy.phase {
+        Phase::Sync if judge.cancels(!busy.cancellable, begins, shortened) => {
+            out.rules.push(Rule::SyncCancelled);
+            out.effects.push(Effect::Cancel(uid.clone()));
+        }
+        Phase::Sync => out.rules.push(Rule::SyncPastCancelling),
+        // The kubelet lets a hook that hangs take the grace it began with; here who wants it sooner gets it.
+        Phase::Terminating if shortened => {
+            out.rules.push(Rule::StopCutShort);
+            out.effects.push(Effect::Cancel(uid.clone()));
+        }
+        Phase::Terminating | Phase::Terminated | Phase::Finished => {}
     }
 }
 

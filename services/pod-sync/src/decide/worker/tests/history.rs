@@ -206,7 +206,7 @@ impl<'j, J: Judge> World<'j, J> {
             },
             Happens::Done(pod, outcome) => {
                 let Some(work) = self.holding.remove(&uid(pod)) else { return Vec::new() };
-                let cannot = outcome == Outcome::Cancelled && work != Work::Sync
+                let cannot = outcome == Outcome::Cancelled && !matches!(work, Work::Sync | Work::Terminating)
                     // Who still has to be told of stays.
                     || outcome == Outcome::Advance && work == (Work::Finished { clean: false })
                         && self.sources.get(&uid(pod)).is_some_and(|f| !f.deleted);

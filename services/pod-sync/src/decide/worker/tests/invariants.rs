@@ -219,7 +219,9 @@ impl Watcher {
                 self.name_runs(after, uid, work, wrong);
             }
             Effect::Cancel(uid) => {
-                if self.entered.contains(uid) || self.working.get(uid) != Some(&Work::Sync) {
+                let stops = self.working.get(uid) == Some(&Work::Terminating);
+                let syncs = self.working.get(uid) == Some(&Work::Sync);
+                if !stops && (self.entered.contains(uid) || !syncs) {
                     wrong.push(format!("1: what {uid} does at the runtime was cut"));
                 }
             }

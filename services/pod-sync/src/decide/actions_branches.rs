@@ -1,0 +1,502 @@
+//! Every branch of pod-sync.md §5.1 to §5.5, a row each, named as the spec has it.
+
+use super::tests::{container, pod, simple, with_init, with_sidecars};
+use super::*;
+use crate::decide::testing::{RuntimeBuilder, id, pod_json, time};
+use serde_json::json;
+
+type Probes = &'static [(ProbeType, &'static str, ProbeResult)];
+
+/// An action in short: `sandbox@1`, `kill-pod`, `init 0`, `start 0`, `ephemeral 0`, `kill a-0 LivenessProbe`, `prune i0-0`,
+/// `reset a-0`, `reset! a-0` where it is killed first.
+fn short(a: &PodActions) -> Vec<String> {
+    let mut out = Vec::new();
+    if a.kill_pod {
+        out.push("kill-pod".to_owned());
+    }
+    if a.create_sandbox {
+        out.push(format!("sandbox@{}", a.attempt));
+    }
+    out.extend(a.to_kill.iter().map(|k| format!("kill {} {:?}", k.id, k.reason)));
+    out.extend(a.reset.iter().map(|r| format!("reset{} {}", if r.kill { "!" } else { "" }, r.id)));
+    out.extend(a.prune.iter().map(|p| format!("prune {p}")));
+    out.extend(a.ephemeral_to_start.iter().map(|i| format!("ephemeral {i}")));
+    out.extend(a.init_to_start.iter().map(|i| format!("init {i}")));
+    out.extend(a.to_start.iter().map(|i| format!("start {i}")));
+    out
+}
+
+fn decide(pod: &Pod, runtime: RuntimeBuilder, probes: Probes, restart_all: bool) -> Vec<String> {
+    let mut view = ProbeView::default();
+    for (probe, container, result) in probes {
+        view.set(*probe, id(container), *result);
+    }
+    let runtime = runtime.build();
+    short(&compute_actions(&ActionInput { pod, runtime: &runtime, probes: &view, restart_all }))
+}
+
+#[test]
+fn every_branch_of_the_spec_has_a_row() {
+    use ProbeResult::{Failure, Success, Unknown};
+    use ProbeType::{Liveness, Startup};
+    let none = RuntimeBuilder::none;
+    let ready = RuntimeBuilder::ready;
+    let gone = |r: RuntimeBuilder| r.edit_sandbox(|s| s.state = SandboxState::NotReady);
+    let rules = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+    let restart = json!([{"action": "Restart", "exitCodes": {"operator": "In", "values": [7]}}]);
+    let all = pod(
+        "Always",
+        json!([container("i0")]),
+        json!([container("a"), {"name": "b", "image": "i", "restartPolicy": "Never", "restartPolicyRules": rules}]),
+    );
+    let own = |policy: &str| {
+        pod(
+            "Always",
+            json!([]),
+            json!([{"name": "a", "image": "i", "restartPolicy": policy}, container("b")]),
+        )
+    };
+    let host = pod_json(json!({"hostNetwork": true, "containers": [container("a")]}));
+    let mut ephemeral = simple("Always");
+    ephemeral.spec.as_mut().unwrap().ephemeral_containers =
+        Some(vec![serde_json::from_value(json!({"name": "e", "image": "i"})).unwrap()]);
+    let mut deleted = simple("Always");
+    deleted.metadata.deletion_timestamp = Some(time(0));
+    let ruled = pod(
+        "Never",
+        json!([]),
+        json!([{"name": "a", "image": "i", "restartPolicy": "Never", "restartPolicyRules": restart}]),
+    );
+    let unkept = pod("Never", json!([]), json!([{"name": "a", "image": "i", "restartPolicyRules": restart}]));
+    let started: Probes = &[(Startup, "s0-0", Success)];
+    let changed = |r: RuntimeBuilder| r.edit(|c| c.annotations.clear());
+
+    let rows: Vec<(&str, Pod, RuntimeBuilder, Probes, bool, &[&str])> = vec![
+        // §5.1
+        (
+            "5.1 none: create, attempt 0",
+            simple("Always"),
+            none(),
+            &[],
+            false,
+            &["kill-pod", "sandbox@0", "start 0", "start 1"],
+        ),
+        (
+            "5.1 more than one ready: recreate",
+            simple("Always"),
+            ready().sandbox(SandboxState::Ready),
+            &[],
+            false,
+            &["kill-pod", "sandbox@2", "start 0", "start 1"],
+        ),
+        (
+            "5.1 newest not ready: recreate",
+            simple("Always"),
+            gone(ready()),
+            &[],
+            false,
+            &["kill-pod", "sandbox@1", "start 0", "start 1"],
+        ),
+        (
+            "5.1 network mode differs: recreate",
+            host.clone(),
+            ready(),
+            &[],
+            false,
+            &["kill-pod", "sandbox@1", "start 0"],
+        ),
+        (
+            "5.1 network without address: recreate",
+            simple("Always"),
+            ready().edit_sandbox(|s| s.ips.clear()),
+            &[],
+            false,
+            &["kill-pod", "sandbox@1", "start 0", "start 1"],
+        ),
+        (
+            "5.1 host network without address: keep",
+            host,
+            ready()
+                .edit_sandbox(|s| {
+                    s.ips.clear();
+                    s.host_network = true;
+                })
+                .running("a"),
+            &[],
+            false,
+            &[],
+        ),
+        // §5.2
+        (
+            "5.2 restart all: targets, init, sources; what runs is killed",
+            all.clone(),
+            ready().exited("i0", 0).running("a").exited("b", 42),
+            &[],
+            true,
+            &["reset! a-0", "reset i0-0", "reset b-0"],
+        ),
+        // §5.3
+        (
+            "5.3 Never, not the first attempt, ran before: only kill",
+            simple("Never"),
+            gone(ready().exited("a", 0)),
+            &[],
+            false,
+            &["kill-pod"],
+        ),
+        (
+            "5.3 Never, nothing ran yet: recreate",
+            simple("Never"),
+            gone(ready()),
+            &[],
+            false,
+            &["kill-pod", "sandbox@1", "start 0", "start 1"],
+        ),
+        (
+            "5.3 OnFailure leaves out what exited 0",
+            simple("OnFailure"),
+            gone(ready().exited("a", 0).exited("b", 1)),
+            &[],
+            false,
+            &["kill-pod", "sandbox@1", "start 1"],
+        ),
+        (
+            "5.3 its own OnFailure leaves it out too",
+            own("OnFailure"),
+            gone(ready().exited("a", 0).exited("b", 0)),
+            &[],
+            false,
+            &["kill-pod", "sandbox@1", "start 1"],
+        ),
+        (
+            "5.3 nothing to start and something was created: only kill",
+            simple("OnFailure"),
+            gone(ready().exited("a", 0).exited("b", 0)),
+            &[],
+            false,
+            &["kill-pod"],
+        ),
+        (
+            "5.3 init containers: only the first, all their records go",
+            with_init("Always"),
+            gone(ready().exited("i0", 0).exited("a", 1)),
+            &[],
+            false,
+            &["kill-pod", "sandbox@1", "prune i0-0", "init 0"],
+        ),
+        // §5.4
+        (
+            "5.4 ephemeral without status starts",
+            ephemeral.clone(),
+            ready().running("a").running("b"),
+            &[],
+            false,
+            &["ephemeral 0"],
+        ),
+        (
+            "5.4 ephemeral is never restarted",
+            ephemeral,
+            ready().running("a").running("b").exited("e", 1),
+            &[],
+            false,
+            &[],
+        ),
+        (
+            "5.4 not initialized: no regular container",
+            with_init("Always"),
+            ready().running("i0"),
+            &[],
+            false,
+            &[],
+        ),
+        ("5.4 absent starts", simple("Always"), ready().running("a"), &[], false, &["start 1"]),
+        (
+            "5.4 unknown is killed and started",
+            simple("Always"),
+            ready().unknown("a").running("b"),
+            &[],
+            false,
+            &["kill a-0 UnknownState", "start 0"],
+        ),
+        (
+            "5.4 definition changed: restart whatever the policy",
+            simple("Never"),
+            changed(ready().running("b").running("a")),
+            &[],
+            false,
+            &["kill a-0 DefinitionChanged", "start 0"],
+        ),
+        (
+            "5.4 liveness failure: kill and start",
+            simple("Always"),
+            ready().running("a").running("b"),
+            &[(Liveness, "a-0", Failure)],
+            false,
+            &["kill a-0 LivenessProbe", "start 0"],
+        ),
+        (
+            "5.4 startup failure: kill and start",
+            simple("OnFailure"),
+            ready().running("a").running("b"),
+            &[(Startup, "a-0", Failure)],
+            false,
+            &["kill a-0 StartupProbe", "start 0"],
+        ),
+        (
+            "5.4 liveness before startup",
+            simple("Always"),
+            ready().running("a").running("b"),
+            &[(Startup, "a-0", Failure), (Liveness, "a-0", Failure)],
+            false,
+            &["kill a-0 LivenessProbe", "start 0"],
+        ),
+        (
+            "5.4 kill under Never: no start",
+            simple("Never"),
+            ready().running("a").running("b"),
+            &[(Liveness, "a-0", Failure)],
+            false,
+            &["kill a-0 LivenessProbe"],
+        ),
+        (
+            "5.4 its own Never overrides: no start",
+            own("Never"),
+            ready().running("a").running("b"),
+            &[(Liveness, "a-0", Failure)],
+            false,
+            &["kill a-0 LivenessProbe"],
+        ),
+        (
+            "5.4 keep",
+            simple("Always"),
+            ready().running("a").running("b"),
+            &[(Liveness, "a-0", Success), (Startup, "b-0", Unknown)],
+            false,
+            &[],
+        ),
+        (
+            "5.4 nothing kept, nothing to start: the pod is killed",
+            simple("Never"),
+            ready().exited("a", 0).exited("b", 1),
+            &[],
+            false,
+            &["kill-pod"],
+        ),
+        (
+            "5.4 in the start list is enough to live on",
+            simple("Always"),
+            ready().exited("a", 1).exited("b", 1),
+            &[],
+            false,
+            &["start 0", "start 1"],
+        ),
+        // §5.5
+        (
+            "5.5 no init containers: initialized",
+            simple("Always"),
+            ready(),
+            &[],
+            false,
+            &["start 0", "start 1"],
+        ),
+        ("5.5 none ran: the first", with_init("Always"), ready(), &[], false, &["init 0"]),
+        ("5.5 created: again", with_init("Always"), ready().created("i0"), &[], false, &["init 0"]),
+        (
+            "5.5 plain init runs: wait",
+            with_init("Always"),
+            ready().exited("i0", 0).running("i1"),
+            &[],
+            false,
+            &[],
+        ),
+        ("5.5 succeeded: the next", with_init("Always"), ready().exited("i0", 0), &[], false, &["init 1"]),
+        (
+            "5.5 the last succeeded: initialized",
+            with_init("Always"),
+            ready().exited("i0", 0).exited("i1", 0),
+            &[],
+            false,
+            &["start 0"],
+        ),
+        (
+            "5.5 a regular one created or running: initialized",
+            with_init("Always"),
+            ready().running("a"),
+            &[],
+            false,
+            &[],
+        ),
+        (
+            "5.5 a regular one that exited does not count",
+            with_init("Always"),
+            ready().exited("a", 1),
+            &[],
+            false,
+            &["init 0"],
+        ),
+        (
+            "5.5 failed and restartable: again",
+            with_init("OnFailure"),
+            ready().exited("i0", 1),
+            &[],
+            false,
+            &["init 0"],
+        ),
+        (
+            "5.5 failed for good: the pod is killed",
+            with_init("Never"),
+            ready().exited("i0", 1),
+            &[],
+            false,
+            &["kill-pod"],
+        ),
+        (
+            "5.5 OOMKilled with code 0 is a failure",
+            with_init("Never"),
+            ready().exited("i0", 0).edit(|c| c.reason = "OOMKilled".into()),
+            &[],
+            false,
+            &["kill-pod"],
+        ),
+        (
+            "5.5 unknown plain init, restartable: kill and start",
+            with_init("Always"),
+            ready().unknown("i0"),
+            &[],
+            false,
+            &["kill i0-0 UnknownState", "init 0"],
+        ),
+        (
+            "5.5 unknown plain init, Never: the pod is killed",
+            with_init("Never"),
+            ready().unknown("i0"),
+            &[],
+            false,
+            &["kill-pod"],
+        ),
+        (
+            "5.5 unknown sidecar: kill and start",
+            with_sidecars("Never"),
+            ready().unknown("s0"),
+            &[],
+            false,
+            &["kill s0-0 UnknownState", "init 0"],
+        ),
+        (
+            "5.5 sidecar's startup has no result: wait",
+            with_sidecars("Always"),
+            ready().running("s0"),
+            &[],
+            false,
+            &[],
+        ),
+        (
+            "5.5 sidecar's startup is neither: wait",
+            with_sidecars("Always"),
+            ready().running("s0"),
+            &[(Startup, "s0-0", Unknown)],
+            false,
+            &[],
+        ),
+        (
+            "5.5 sidecar's startup failed: kill and start",
+            with_sidecars("Always"),
+            ready().running("s0"),
+            &[(Startup, "s0-0", Failure)],
+            false,
+            &["kill s0-0 StartupProbe", "init 0"],
+        ),
+        (
+            "5.5 sidecar started: the next",
+            with_sidecars("Always"),
+            ready().running("s0"),
+            started,
+            false,
+            &["init 1"],
+        ),
+        (
+            "5.5 the last sidecar started: initialized",
+            with_sidecars("Always"),
+            ready().running("s0").exited("i1", 0).running("s2"),
+            started,
+            false,
+            &["start 0"],
+        ),
+        (
+            "5.5 sidecar's definition changed: kill and start",
+            with_sidecars("Always"),
+            changed(ready().exited("i1", 0).running("s2").running("a").running("s0")),
+            started,
+            false,
+            &["kill s0-0 DefinitionChanged", "init 0"],
+        ),
+        (
+            "5.5 sidecar's liveness failed: kill and start",
+            with_sidecars("Always"),
+            ready().running("s0").exited("i1", 0).running("s2").running("a"),
+            &[(Startup, "s0-0", Success), (Liveness, "s0-0", Failure)],
+            false,
+            &["kill s0-0 LivenessProbe", "init 0"],
+        ),
+        (
+            "5.5 sidecar exited: start",
+            with_sidecars("Always"),
+            ready().running("s0").exited("i1", 0).exited("s2", 1).running("a"),
+            started,
+            false,
+            &["init 2"],
+        ),
+        (
+            "5.5 sidecar absent beside regular ones: start",
+            with_sidecars("Always"),
+            ready().running("s0").exited("i1", 0).running("a"),
+            started,
+            false,
+            &["init 2"],
+        ),
+        (
+            "6.2 older dead init instances go",
+            with_init("Always"),
+            ready().exited("i0", 1).exited("i0", 0).exited("i1", 0).running("a"),
+            &[],
+            false,
+            &["prune i0-0"],
+        ),
+        // §5.6
+        ("5.6 deleted: nothing starts", deleted, ready().running("a").exited("b", 1), &[], false, &[]),
+        ("5.6 created: start", simple("Never"), ready().created("a").running("b"), &[], false, &["start 0"]),
+        (
+            "5.6 rule Restart matches under Never: start",
+            ruled.clone(),
+            ready().exited("a", 7),
+            &[],
+            false,
+            &["start 0"],
+        ),
+        ("5.6 no rule matches: the policy", ruled, ready().exited("a", 8), &[], false, &["kill-pod"]),
+        (
+            "5.6 rules without a policy of its own do not count",
+            unkept,
+            ready().exited("a", 7),
+            &[],
+            false,
+            &["kill-pod"],
+        ),
+        (
+            "5.6 a rule that restarts all restarts where nobody resets",
+            all,
+            ready().exited("i0", 0).running("a").exited("b", 42),
+            &[],
+            false,
+            &["start 1"],
+        ),
+    ];
+    let mut wrong = Vec::new();
+    for (name, pod, runtime, probes, restart_all, want) in rows {
+        let got = decide(&pod, runtime, probes, restart_all);
+        if got != want {
+            wrong.push(format!("{name}: {got:?}, want {want:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

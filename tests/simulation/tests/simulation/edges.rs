@@ -1,0 +1,241 @@
+//! What comes at a bad moment: deletions in the middle of something, things that vanish, many pods that flap, a reboot.
+
+use std::time::Duration;
+
+use k8s_cri::v1;
+use quintlet_simulation::sim::LONG;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule, StopReply};
+use quintlet_testkit::wait::until;
+use serde_json::json;
+
+async fn nothing_left(sim: &Sim, uid: &str) {
+    until("nothing left of the pod", LONG, async || {
+        let mut left = sim.instances(uid);
+        let dirs = [sim.root_dir().join("pods").join(uid), sim.paths().state_dir().join(uid)];
+        left.extend(dirs.iter().filter(|d| d.exists()).map(|d| d.display().to_string()));
+        if left.is_empty() { Ok(()) } else { Err(left) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_deleted_while_its_image_is_pulled_never_starts() {
+    let sim = Sim::start(Options::default()).await;
+    let mut pod = pods::single("pull");
+    pod["spec"]["containers"][0]["image"] = json!("example.test/slow:1");
+    let slow = sim.runtime.script(Rule::on(Method::PullImage).hang());
+    let uid = sim.create(pod);
+    sim.runtime.wait_count(Method::PullImage, 1).await;
+    sim.delete("pull", None);
+    sim.runtime.unscript(slow);
+    sim.wait_gone("pull").await;
+    nothing_left(&sim, &uid).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_deleted_while_its_volume_waits_goes_at_once() {
+    let sim = Sim::start(Options::default()).await;
+    let mut pod = pods::single("volume");
+    pod["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "slow"}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    // The answer never comes: only the end of the sync ends the wait.
+    sim.api.faults().block("get configmaps");
+    sim.api.faults().block("list configmaps");
+    sim.api.faults().block("watch configmaps");
+    let uid = sim.create(pod);
+    until("the volume waits", LONG, async || {
+        let asked = sim.api.counts().of("* configmaps");
+        if asked > 0 { Ok(()) } else { Err(asked) }
+    })
+    .await;
+    let began = std::time::Instant::now();
+    sim.delete("volume", None);
+    sim.wait_gone("volume").await;
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(sim.runtime.count(Method::RunPodSandbox), 0);
+    nothing_left(&sim, &uid).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_deletion_with_less_grace_ends_a_hook_that_hangs() {
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.on_exec(|_, _| ExecReply { after: Duration::from_secs(3600), ..ExecReply::default() });
+    let mut pod = pods::single("hook");
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(3600);
+    pod["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"exec": {"command": ["hook"]}}});
+    let uid = sim.create(pod);
+    sim.wait_ready("hook").await;
+    let id = sim.runtime.newest(&uid, "c-hook").unwrap().id().to_owned();
+    sim.delete("hook", None);
+    sim.wait_calls(Method::ExecSync, &id, 1).await;
+    sim.delete("hook", Some(2));
+    sim.wait_gone("hook").await;
+    let stops = sim.runtime.calls_of(Method::StopContainer);
+    let timeouts: Vec<i64> = stops.iter().map(|c| c.request::<v1::StopContainerRequest>().timeout).collect();
+    assert!(timeouts.iter().all(|t| *t <= 2), "{timeouts:?}");
+    assert_eq!(sim.runtime.count(Method::ExecSync), 1, "the hook runs once");
+    nothing_left(&sim, &uid).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_of_one_name_follow_each_other_within_a_second() {
+    let sim = Sim::start(Options::default()).await;
+    let mut last = sim.create(pods::single("again"));
+    for _ in 0..4 {
+        sim.delete("again", Some(0));
+        sim.wait_gone("again").await;
+        let next = sim.create(pods::single("again"));
+        assert_ne!(next, last);
+        last = next;
+    }
+    sim.wait_ready("again").await;
+    sim.assert_started_once("again", &last);
+    sim.wait_runtime("only the last is left", |r| r.sandboxes().iter().all(|s| s.pod_uid() == last)).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_killed_or_removed_from_outside_is_made_again_once() {
+    let sim = Sim::start(Options::default()).await;
+    let sandbox = sim.create(pods::single("sandbox"));
+    let container = sim.create(pods::single("removed"));
+    sim.wait_ready("sandbox").await;
+    sim.wait_ready("removed").await;
+
+    let id = sim.sandboxes(&sandbox).remove(0).id().to_owned();
+    sim.runtime.exit(&id, 137);
+    sim.wait_pod("sandbox", "in its second sandbox", |p| p.is_ready() && p.restarts() == 1).await;
+    sim.wait_event("sandbox", "SandboxChanged", |e| e.reason == "SandboxChanged").await;
+    let ready = sim.sandboxes(&sandbox).iter().filter(|s| s.ready()).count();
+    assert_eq!(ready, 1);
+
+    let first = sim.runtime.newest(&container, "c-removed").unwrap().id().to_owned();
+    sim.runtime.remove(&first);
+    sim.wait_runtime("made again", |r| {
+        r.newest(&container, "c-removed").is_some_and(|c| c.running() && c.id() != first)
+    })
+    .await;
+    sim.wait_pod("removed", "Ready with its new container", |p| {
+        p.is_ready() && !p.container("c-removed").id.ends_with(&first)
+    })
+    .await;
+    assert_eq!(sim.sandboxes(&container).len(), 1);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_manifest_replaced_while_its_pod_ends_waits_for_the_name() {
+    for fixed_uid in [false, true] {
+        let sim = Sim::start(Options::default()).await;
+        let slow = StopReply::Exits { after: Duration::from_millis(1500), code: 0 };
+        sim.runtime.behave("c-static", Behaviour { exit: None, stop: slow });
+        let manifest = |image: &str| {
+            let mut pod = pods::manifest("static");
+            pod["spec"]["containers"][0]["image"] = json!(image);
+            if fixed_uid {
+                pod["metadata"]["uid"] = json!("fixed");
+            }
+            pod
+        };
+        sim.manifest("static", &manifest("example.test/app:1"));
+        sim.wait_ready("static-sim-node").await;
+        if fixed_uid {
+            sim.remove_manifest("static");
+            sim.runtime.wait_count(Method::StopContainer, 1).await;
+        }
+        sim.manifest("static", &manifest("example.test/app:2"));
+        sim.wait_runtime("the new one runs", |r| {
+            r.containers().iter().any(|c| c.running() && image(c) == "example.test/app:2")
+        })
+        .await;
+        // A mirror is known by the hash of its manifest, which is the UID: one that is fixed keeps its mirror.
+        let runs = sim.runtime.containers().into_iter().find(|c| c.running()).unwrap().id().to_owned();
+        sim.wait_pod("static-sim-node", "its mirror tells of the new one", |p| {
+            p.is_ready() && p.container("c-static").id.ends_with(&runs)
+        })
+        .await;
+        let running: Vec<_> = sim.runtime.containers().into_iter().filter(|c| c.running()).collect();
+        assert_eq!(running.len(), 1, "fixed uid {fixed_uid}");
+        // The old one had ended before the new one began.
+        let stop = sim.runtime.calls_of(Method::StopContainer).last().unwrap().at;
+        let start = sim.runtime.calls_of(Method::RunPodSandbox).last().unwrap().at;
+        assert!(start >= stop + Duration::from_millis(1500), "fixed uid {fixed_uid}");
+        sim.finish().await;
+    }
+}
+
+fn image(c: &quintlet_testkit::fake_runtime::ContainerRecord) -> String {
+    c.config.image.as_ref().map(|i| i.user_specified_image.clone()).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_full_of_pods_that_flap_settles() {
+    // As many as a node takes, but for ten.
+    const PODS: usize = 100;
+    let sim = Sim::start(Options::default()).await;
+    for i in 0..PODS {
+        let name = format!("flap-{i}");
+        // Each ends once soon after its first start.
+        sim.runtime.behave(
+            &format!("c-{name}"),
+            Behaviour { exit: Some((Duration::from_millis(200 + 3 * i as u64), 1)), ..Behaviour::default() },
+        );
+        let _uid = sim.create(pods::single(&name));
+    }
+    until("every pod ended once", Duration::from_secs(180), async || {
+        let ended = (0..PODS).filter(|i| sim.pod(&format!("flap-{i}")).restarts() > 0).count();
+        if ended == PODS { Ok(()) } else { Err(ended) }
+    })
+    .await;
+    for i in 0..PODS {
+        sim.runtime.behave(&format!("c-flap-{i}"), Behaviour::default());
+    }
+    until("every pod is Ready", Duration::from_secs(180), async || {
+        let waiting: Vec<_> = (0..PODS).filter(|i| !sim.pod(&format!("flap-{i}")).is_ready()).collect();
+        if waiting.is_empty() { Ok(()) } else { Err(waiting) }
+    })
+    .await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reboot_restart_counts_go_on_and_no_old_address_is_told() {
+    let sim = Sim::start(Options::default()).await;
+    let uid = sim.create(pods::single("web"));
+    sim.manifest("static", &pods::manifest("static"));
+    let before = sim.wait_ready("web").await;
+    sim.wait_ready("static-sim-node").await;
+    let old_ip = before.text("/status/podIP").to_owned();
+    assert!(!old_ip.is_empty());
+
+    for service in Service::ALL {
+        sim.kill(service).await;
+    }
+    // The runtime keeps its records and no process; what was in /run is gone.
+    for sandbox in sim.runtime.sandboxes() {
+        sim.runtime.exit(sandbox.id(), 255);
+    }
+    for container in sim.runtime.containers() {
+        sim.runtime.exit_because(container.id(), 255, "Unknown");
+    }
+    std::fs::remove_dir_all(sim.paths().run()).unwrap();
+    let hold = sim.runtime.script(Rule::on(Method::RunPodSandbox).hang());
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    sim.runtime.wait_count(Method::RunPodSandbox, 4).await;
+    sim.wait_pod("web", "not Ready and without its old address", |p| {
+        !p.is_ready() && p.text("/status/podIP").is_empty()
+    })
+    .await;
+    sim.runtime.unscript(hold);
+    let after = sim.wait_pod("web", "Ready again", |p| p.is_ready() && p.restarts() == 1).await;
+    assert_eq!(after.uid(), uid);
+    assert_ne!(after.text("/status/podIP"), old_ip);
+    sim.wait_pod("static-sim-node", "Ready again", |p| p.is_ready() && p.restarts() == 1).await;
+    sim.finish().await;
+}
