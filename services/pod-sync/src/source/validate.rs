@@ -52,6 +52,9 @@ pub fn static_pod(pod: &Pod) -> Vec<FieldError> {
 }
 
 fn pod_spec(spec: &PodSpec, errors: &mut Errors) {
+    if spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
+        errors.add("spec.resourceClaims", "static pods may not reference resourceclaims");
+    }
     if spec.containers.is_empty() {
         errors.add("spec.containers", "required: at least one container");
     }
@@ -241,15 +244,28 @@ fn static_volume(volume: &Volume, path: &str, errors: &mut Errors) {
     if volume.csi.is_some() {
         errors.add(format!("{path}.csi"), "static pods may not reference csidrivers (via CSI volumes)");
     }
-    let token = volume
-        .projected
-        .as_ref()
-        .is_some_and(|p| p.sources.iter().flatten().any(|s| s.service_account_token.is_some()));
-    if token {
+    if volume.glusterfs.is_some() {
         errors.add(
-            format!("{path}.projected"),
-            "static pods may not reference serviceaccounts (via projected volumes)",
+            format!("{path}.glusterfs"),
+            "static pods may not reference endpoints (via glusterFS volumes)",
         );
+    }
+    if volume.azure_file.is_some() {
+        errors.add(
+            format!("{path}.azureFile"),
+            "static pods may not reference secrets (via azureFile volumes)",
+        );
+    }
+    for source in volume.projected.iter().flat_map(|p| p.sources.iter().flatten()) {
+        for (there, what) in [
+            (source.service_account_token.is_some(), "serviceaccounts (via projected volumes)"),
+            (source.cluster_trust_bundle.is_some(), "clustertrustbundles"),
+            (source.pod_certificate.is_some(), "podcertificates"),
+        ] {
+            if there {
+                errors.add(format!("{path}.projected"), format!("static pods may not reference {what}"));
+            }
+        }
     }
 }
 
@@ -283,4 +299,52 @@ fn is_long_label(text: &str) -> bool {
     let alnum = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let bytes = text.as_bytes();
     bytes.iter().all(|&b| alnum(b) || b == b'-') && alnum(bytes[0]) && alnum(bytes[bytes.len() - 1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn a_static_pod_may_not_refer_to_what_only_the_api_server_has() {
+        let errors = |spec: Value| {
+            let pod: Pod = serde_json::from_value(
+                json!({"metadata": {"name": "a", "namespace": "n", "uid": "u"}, "spec": spec}),
+            )
+            .unwrap();
+            static_pod(&pod).into_iter().map(|e| e.message).collect::<Vec<_>>()
+        };
+        let volume = |source: Value| {
+            let mut volume = json!({"name": "v"});
+            volume.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
+            json!({"containers": [{"name": "c", "image": "i"}], "volumes": [volume]})
+        };
+        for (source, want) in [
+            (json!({"persistentVolumeClaim": {"claimName": "x"}}), "persistentvolumeclaims"),
+            (json!({"ephemeral": {}}), "persistentvolumeclaims (via ephemeral volumes)"),
+            (json!({"csi": {"driver": "x"}}), "csidrivers (via CSI volumes)"),
+            (json!({"glusterfs": {"endpoints": "x", "path": "y"}}), "endpoints (via glusterFS volumes)"),
+            (json!({"azureFile": {"secretName": "x", "shareName": "y"}}), "secrets (via azureFile volumes)"),
+            (
+                json!({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
+                "serviceaccounts (via projected volumes)",
+            ),
+            (
+                json!({"projected": {"sources": [{"clusterTrustBundle": {"path": "t"}}]}}),
+                "clustertrustbundles",
+            ),
+            (
+                json!({"projected": {"sources": [{"podCertificate": {"keyType": "k", "signerName": "s"}}]}}),
+                "podcertificates",
+            ),
+        ] {
+            let got = errors(volume(source));
+            assert!(got.contains(&format!("static pods may not reference {want}")), "{want}: {got:?}");
+        }
+        let claims = json!({"containers": [{"name": "c", "image": "i"}], "resourceClaims": [{"name": "r"}]});
+        assert_eq!(errors(claims), ["static pods may not reference resourceclaims"]);
+        let fields = json!({"projected": {"sources": [{"downwardAPI": {"items": []}}]}});
+        assert_eq!(errors(volume(fields)), Vec::<String>::new());
+    }
 }
