@@ -7,6 +7,9 @@ use serde_json::json;
 
 type Probes = &'static [(ProbeType, &'static str, ProbeResult)];
 
+/// Name, pod, runtime, probes, restart of all; what is done.
+type Row = (&'static str, Pod, RuntimeBuilder, Probes, bool, &'static [&'static str]);
+
 /// An action in short: `sandbox@1`, `kill-pod`, `init 0`, `start 0`, `ephemeral 0`, `kill a-0 LivenessProbe`, `prune i0-0`,
 /// `reset a-0`, `reset! a-0` where it is killed first.
 fn short(a: &PodActions) -> Vec<String> {
@@ -71,7 +74,7 @@ fn every_branch_of_the_spec_has_a_row() {
     let started: Probes = &[(Startup, "s0-0", Success)];
     let changed = |r: RuntimeBuilder| r.edit(|c| c.annotations.clear());
 
-    let rows: Vec<(&str, Pod, RuntimeBuilder, Probes, bool, &[&str])> = vec![
+    let rows: Vec<Row> = vec![
         // §5.1
         (
             "5.1 none: create, attempt 0",

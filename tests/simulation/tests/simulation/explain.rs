@@ -49,7 +49,9 @@ async fn every_wait_of_a_start_is_named() {
     });
     let exec =
         |command: &str| json!({"exec": {"command": [command]}, "periodSeconds": 1, "failureThreshold": 1000});
-    let script = |rule: Rule| drop(sim.runtime.script(rule));
+    let script = |rule: Rule| {
+        let _until_the_end = sim.runtime.script(rule);
+    };
     script(Rule::on(Method::RunPodSandbox).about("w-sandbox").hang());
     script(Rule::on(Method::RunPodSandbox).about("w-no-sandbox").fail(Code::Unknown, "no"));
     script(Rule::on(Method::PullImage).about("example.test/slow:1").hang());

@@ -175,6 +175,7 @@ async fn race<T>(sim: &Sim, seam: impl Future<Output = ()>, whole: impl Future<O
     reached
 }
 
+#[allow(clippy::print_stdout, reason = "the number of kills is what the test tells")]
 async fn at_every_step(seam: Seam, part: Part) {
     let sim = Sim::start(Options::default()).await;
     sim.runtime
