@@ -1,22 +1,121 @@
 //! Objects a pod refers to: from the manifests, else from the API server.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service, ServiceAccount};
 use kube::api::{Api, PostParams};
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::build::objects::{ObjectError, ObjectKind, ObjectSource};
 use crate::source::api::ClusterView;
 use crate::source::objects::ManifestObjects;
 use crate::volumes::token::{Token, TokenKey, TokenSource};
 
+/// The API server's authorizer and admission follow the pods by watches of their own. Just after a pod came they may
+/// not know that it is this node's, and refuse what it needs: that is asked again after these pauses.
+const LAG: [Duration; 5] = [
+    Duration::from_millis(10),
+    Duration::from_millis(30),
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+    Duration::from_millis(400),
+];
+
+/// How long an object is kept that nobody asks for. Pods are looked at about once a minute, so what they refer to is
+/// asked for more often.
+const KEEP: Duration = Duration::from_secs(600);
+
+/// Asks until the answer is another than a refusal that may be due to [`LAG`].
+async fn past_lag<T, F>(mut ask: impl FnMut() -> F) -> kube::Result<T>
+where
+    F: Future<Output = kube::Result<T>>,
+{
+    for pause in LAG {
+        match ask().await {
+            Err(kube::Error::Api(status)) if may_be_lag(&status) => tokio::time::sleep(pause).await,
+            answer => return answer,
+        }
+    }
+    ask().await
+}
+
+fn may_be_lag(status: &kube::core::Status) -> bool {
+    let of_pod = || status.details.as_ref().is_some_and(|details| details.kind == "pods");
+    status.code == 403 || status.code == 404 && of_pod()
+}
+
+/// The API server's own words where it answered.
+fn said(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => quintlet_kit::error_chain(other),
+    }
+}
+
+/// Namespace and name.
+type Key = (String, String);
+
+/// Objects as last read and when they were last asked for, for when the API server cannot be asked.
+struct Kept<K>(Mutex<HashMap<Key, (Arc<K>, Instant)>>);
+
+impl<K> Default for Kept<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K> Kept<K> {
+    /// Takes in an answer. Without one what was last read stands in; what the server says is gone is gone.
+    fn settle(
+        &self,
+        kind: ObjectKind,
+        namespace: &str,
+        name: &str,
+        answer: kube::Result<Option<K>>,
+    ) -> Result<Arc<K>, ObjectError> {
+        let now = Instant::now();
+        let mut kept = self.0.lock();
+        let key = (namespace.to_owned(), name.to_owned());
+        match answer {
+            Ok(Some(object)) => {
+                kept.retain(|_, (_, used)| now.duration_since(*used) < KEEP);
+                let object = Arc::new(object);
+                kept.insert(key, (Arc::clone(&object), now));
+                Ok(object)
+            }
+            Ok(None) => {
+                kept.remove(&key);
+                Err(ObjectError::NotFound { kind, name: name.to_owned() })
+            }
+            Err(error) => match kept.get_mut(&key) {
+                Some((object, used)) => {
+                    tracing::debug!(
+                        namespace,
+                        name,
+                        error = said(&error),
+                        "the object as last read stands in"
+                    );
+                    *used = now;
+                    Ok(Arc::clone(object))
+                }
+                None => Err(ObjectError::Api(said(&error))),
+            },
+        }
+    }
+}
+
 /// Asks the manifests first, then the API server where there is one.
 pub struct Objects {
     manifests: Arc<ManifestObjects>,
     client: Option<kube::Client>,
     view: Arc<ClusterView>,
+    config_maps: Kept<ConfigMap>,
+    secrets: Kept<Secret>,
 }
 
 impl std::fmt::Debug for Objects {
@@ -33,10 +132,16 @@ impl Objects {
         client: Option<kube::Client>,
         view: Arc<ClusterView>,
     ) -> Self {
-        Self { manifests, client, view }
+        Self { manifests, client, view, config_maps: Kept::default(), secrets: Kept::default() }
     }
 
-    async fn get<K>(&self, kind: ObjectKind, namespace: &str, name: &str) -> Result<Arc<K>, ObjectError>
+    async fn get<K>(
+        &self,
+        kept: &Kept<K>,
+        kind: ObjectKind,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Arc<K>, ObjectError>
     where
         K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
             + Clone
@@ -50,11 +155,9 @@ impl Objects {
                 name: name.to_owned(),
             });
         };
-        match Api::<K>::namespaced(client, namespace).get_opt(name).await {
-            Ok(Some(object)) => Ok(Arc::new(object)),
-            Ok(None) => Err(ObjectError::NotFound { kind, name: name.to_owned() }),
-            Err(e) => Err(ObjectError::Api(quintlet_kit::error_chain(&e))),
-        }
+        let api = Api::<K>::namespaced(client, namespace);
+        let answer = past_lag(|| api.get_opt(name)).await;
+        kept.settle(kind, namespace, name, answer)
     }
 }
 
@@ -63,14 +166,14 @@ impl ObjectSource for Objects {
     async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<ConfigMap>, ObjectError> {
         match self.manifests.config_map(namespace, name) {
             Some(found) => Ok(found),
-            None => self.get(ObjectKind::ConfigMap, namespace, name).await,
+            None => self.get(&self.config_maps, ObjectKind::ConfigMap, namespace, name).await,
         }
     }
 
     async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Secret>, ObjectError> {
         match self.manifests.secret(namespace, name) {
             Some(found) => Ok(found),
-            None => self.get(ObjectKind::Secret, namespace, name).await,
+            None => self.get(&self.secrets, ObjectKind::Secret, namespace, name).await,
         }
     }
 
@@ -103,15 +206,99 @@ impl TokenSource for Tokens {
             ..TokenRequest::default()
         };
         let api = Api::<ServiceAccount>::namespaced(self.0.clone(), &key.namespace);
-        let made = api
-            .create_token_request(&key.service_account, &PostParams::default(), &request)
+        let params = PostParams::default();
+        let made = past_lag(|| api.create_token_request(&key.service_account, &params, &request))
             .await
-            .map_err(|e| quintlet_kit::error_chain(&e))?;
+            .map_err(|e| said(&e))?;
         let status = made.status.unwrap_or_default();
         let (Some(token), Some(expires)) = (status.token, status.expiration_timestamp) else {
             return Err("the API server gave no token".to_owned());
         };
         let granted = made.spec.and_then(|s| s.expiration_seconds);
         Ok(Token { token, expires: expires.0, expiration_seconds: granted.unwrap_or(key.expiration_seconds) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quintlet_testapi::{Failure, TestApi};
+    use serde_json::json;
+
+    use super::*;
+
+    fn objects(api: &TestApi) -> Objects {
+        Objects::new(Arc::default(), Some(api.client()), Arc::default())
+    }
+
+    fn make(api: &TestApi, resource: &str, name: &str) {
+        api.create(resource, "default", json!({"metadata": {"name": name}})).unwrap();
+    }
+
+    fn key(api: &TestApi) -> TokenKey {
+        let pod = api.create_pod(json!({
+            "metadata": {"name": "p"}, "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i:1"}]},
+        }));
+        TokenKey {
+            namespace: "default".to_owned(),
+            service_account: "default".to_owned(),
+            audiences: Vec::new(),
+            expiration_seconds: 3607,
+            pod_name: "p".to_owned(),
+            pod_uid: pod["metadata"]["uid"].as_str().unwrap().to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refusal_because_the_server_does_not_know_the_pod_yet_is_asked_again() {
+        let api = TestApi::start().await;
+        make(&api, "configmaps", "c");
+        make(&api, "secrets", "s");
+        let (objects, key) = (objects(&api), key(&api));
+        for requests in ["get configmaps", "get secrets", "create serviceaccounts/token"] {
+            api.faults().fail(requests, 4, Failure::Forbidden);
+        }
+        objects.config_map("default", "c").await.unwrap();
+        objects.secret("default", "s").await.unwrap();
+        Tokens(api.client()).request(&key).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_refusal_that_stays_is_told_in_the_servers_words() {
+        let api = TestApi::start().await;
+        let key = key(&api);
+        api.faults().fail("*", 100, Failure::Forbidden);
+        let error = objects(&api).secret("default", "s").await.unwrap_err();
+        assert_eq!(error.to_string(), "secrets \"s\" is forbidden: on demand");
+        let error = Tokens(api.client()).request(&key).await.unwrap_err();
+        assert_eq!(error, "serviceaccounts \"default\" is forbidden: on demand");
+    }
+
+    #[tokio::test]
+    async fn what_was_read_stands_in_while_the_server_cannot_be_asked_and_not_once_it_is_gone() {
+        let api = TestApi::start().await;
+        make(&api, "configmaps", "c");
+        make(&api, "configmaps", "never-read");
+        let objects = objects(&api);
+        objects.config_map("default", "c").await.unwrap();
+        for failure in [Failure::Forbidden, Failure::Disconnect] {
+            api.faults().fail("get configmaps", 100, failure);
+            objects.config_map("default", "c").await.unwrap();
+            objects.config_map("default", "never-read").await.unwrap_err();
+            api.faults().clear();
+        }
+        api.delete("configmaps", "default", "c", None).unwrap();
+        assert!(objects.config_map("default", "c").await.unwrap_err().is_not_found());
+        api.faults().set_down(true);
+        assert!(!objects.config_map("default", "c").await.unwrap_err().is_not_found(), "it is forgotten");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_nobody_asks_for_is_dropped() {
+        let kept = Kept::default();
+        let read = |name: &str| kept.settle(ObjectKind::ConfigMap, "default", name, Ok(Some(()))).unwrap();
+        read("old");
+        tokio::time::advance(KEEP).await;
+        read("new");
+        assert_eq!(kept.0.lock().keys().map(|k| k.1.as_str()).collect::<Vec<_>>(), ["new"]);
     }
 }

@@ -27,6 +27,10 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one export may take; a collector that is away costs its thread this and nobody else anything.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What libraries tell of failures that their callers handle and tell of themselves: the client of the API server logs
+/// each refused connection as an error. Whoever names a target gets it nevertheless.
+const QUIET: &str = "kube_client::client::builder=off";
+
 /// What [`init`] needs to know.
 #[derive(Debug, Clone, Default)]
 pub struct TelemetryOptions {
@@ -85,8 +89,8 @@ impl TelemetryGuard {
 pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<TelemetryGuard, InitError> {
     ring().set_service(service);
     let level = if options.log_level.is_empty() { "info" } else { &options.log_level };
-    let filter = EnvFilter::from_str(level)
-        .map_err(|source| InitError::Filter { given: options.log_level.clone(), source })?;
+    let filter =
+        filter(level).map_err(|source| InitError::Filter { given: options.log_level.clone(), source })?;
 
     let mut provider = SdkTracerProvider::builder()
         .with_sampler(Sampler::AlwaysOn)
@@ -118,6 +122,11 @@ pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<Telemet
     Ok(TelemetryGuard { provider: (installed && endpoint.is_some()).then_some(provider) })
 }
 
+/// Which events are logged.
+fn filter(level: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
+    EnvFilter::from_str(&format!("{QUIET},{level}"))
+}
+
 /// Spans of the transport say nothing of pods and would push out those that do.
 fn is_our_span(metadata: &tracing::Metadata<'_>) -> bool {
     const TRANSPORT: [&str; 6] = ["h2", "hyper", "hyper_util", "tonic", "tower", "opentelemetry"];
@@ -125,4 +134,34 @@ fn is_our_span(metadata: &tracing::Metadata<'_>) -> bool {
     metadata.is_span()
         && *metadata.level() <= tracing::Level::INFO
         && !TRANSPORT.iter().any(|t| root == *t || root.starts_with("opentelemetry"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    struct Count(Arc<AtomicUsize>);
+
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Count {
+        fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn refused_connections_are_logged_by_who_handles_them_unless_the_library_is_asked_for_by_name() {
+        for (level, want) in [("info", 1), ("debug", 1), ("info,kube_client::client::builder=error", 2)] {
+            let logged = Arc::new(AtomicUsize::new(0));
+            let layer = Count(logged.clone()).with_filter(filter(level).unwrap());
+            tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+                tracing::error!(target: "kube_client::client::builder", "failed with error client error (Connect)");
+                tracing::warn!("the pods cannot be read");
+            });
+            assert_eq!(logged.load(Ordering::Relaxed), want, "{level}");
+        }
+        assert!(filter("a=b=c").is_err());
+    }
 }

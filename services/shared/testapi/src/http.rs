@@ -320,6 +320,12 @@ impl Call<'_> {
                 let patched = store.update(resource, namespace, name, subresource, |object| {
                     let before = object.clone();
                     patch::apply(kind, resource.plural, object, body).map_err(ApiError::bad_request)?;
+                    let uid = &object["metadata"]["uid"];
+                    if *uid != before["metadata"]["uid"] {
+                        let cause = format!("Invalid value: {uid}: field is immutable");
+                        let cause = ("FieldValueInvalid", "metadata.uid".to_owned(), cause);
+                        return Err(ApiError::invalid(resource, name, &[cause]));
+                    }
                     self.identity.admit_update(&access, &before, object)
                 })?;
                 Ok(ok(200, &patched))

@@ -143,8 +143,11 @@ pub(super) async fn statuses(api: &Wire) {
 
     let foreign =
         json!({"metadata": {"uid": "00000000-0000-0000-0000-000000000000"}, "status": {"phase": "Failed"}});
-    let (code, body) = api.patch(&path, STRATEGIC, foreign).await;
-    assert!(matches!(code, 409 | 422), "a patch for another UID is refused: {code} {body}");
+    refused(&api.patch(&path, STRATEGIC, foreign).await, 422, "Invalid");
+    let mut other = merged.clone();
+    other["metadata"]["uid"] = json!("00000000-0000-0000-0000-000000000000");
+    other["metadata"]["resourceVersion"] = Value::Null;
+    refused(&api.put(&path, other).await, 409, "Conflict");
 
     let (_, spec) = api
         .patch(&path, STRATEGIC, json!({"spec": {"activeDeadlineSeconds": 5}, "status": {"message": "m"}}))
