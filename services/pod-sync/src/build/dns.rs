@@ -6,6 +6,7 @@ use std::path::Path;
 
 use k8s_cri::v1::DnsConfig;
 use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
+use quintlet_model::ids::PodRef;
 use quintlet_model::pod;
 
 use super::NodeSettings;
@@ -48,15 +49,14 @@ impl DnsWarning {
         }
     }
 
-    /// Message of the event on the node, or on the pod where only that has one.
+    /// Message of the event on the pod.
     #[must_use]
-    pub fn message(&self) -> String {
+    pub fn message(&self, pod: &PodRef) -> String {
         match self {
-            Self::MissingClusterDns => {
-                "kubelet does not have ClusterDNS IP configured and cannot create Pod using \
-                \"ClusterFirst\" policy. Falling back to \"Default\" policy."
-                    .to_owned()
-            }
+            Self::MissingClusterDns => format!(
+                "pod: \"{pod}\". kubelet does not have ClusterDNS IP configured and cannot create Pod using \
+                 \"ClusterFirst\" policy. Falling back to \"Default\" policy."
+            ),
             Self::Forming(text) => text.clone(),
         }
     }
@@ -228,6 +228,7 @@ fn fit(config: &mut DnsConfig, warnings: &mut Vec<DnsWarning>) {
 mod tests {
     use super::*;
     use crate::build::testing::pod_of;
+    use quintlet_model::ids::PodUid;
     use serde_json::{Value, json};
 
     fn node() -> NodeSettings {
@@ -249,6 +250,10 @@ mod tests {
         spec["containers"] = json!([]);
         let (c, w) = pod_dns(&pod_of(spec), node, &host());
         (c.servers, c.searches, c.options, w)
+    }
+
+    fn pod_ref() -> PodRef {
+        PodRef { uid: PodUid::parse("u1").unwrap(), namespace: "default".into(), name: "web".into() }
     }
 
     #[test]
@@ -291,6 +296,11 @@ mod tests {
         let (servers, .., warnings) = dns(json!({}), &bare);
         assert_eq!(servers, ["1.1.1.1"]);
         assert_eq!(warnings, [DnsWarning::MissingClusterDns]);
+        assert_eq!(
+            warnings[0].message(&pod_ref()),
+            "pod: \"web_default(u1)\". kubelet does not have ClusterDNS IP configured and cannot create Pod using \
+             \"ClusterFirst\" policy. Falling back to \"Default\" policy."
+        );
         let none = NodeSettings { resolv_conf: None, ..bare };
         let (servers, searches, ..) = dns(json!({"dnsPolicy": "Default"}), &none);
         assert_eq!((servers, searches), (vec!["127.0.0.1".to_owned()], vec![".".to_owned()]));
@@ -315,7 +325,7 @@ mod tests {
         let (servers, searches, _, warnings) = dns(spec, &node());
         assert_eq!((servers.len(), searches.len()), (3, 32));
         assert_eq!(
-            warnings[0].message(),
+            warnings[0].message(&pod_ref()),
             "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: \
              1.0.0.1 1.0.0.2 1.0.0.3"
         );

@@ -112,9 +112,10 @@ fn some(text: &str) -> Option<String> {
 }
 
 fn time(unix_ns: i64) -> Option<Time> {
-    if unix_ns == 0 {
-        return None;
-    }
+    if unix_ns == 0 { None } else { time_of(unix_ns) }
+}
+
+fn time_of(unix_ns: i64) -> Option<Time> {
     jiff::Timestamp::from_nanosecond(i128::from(unix_ns)).ok().map(Time)
 }
 
@@ -256,8 +257,9 @@ fn state_of(context: &Context<'_>, instance: &Container, old: Option<&ContainerS
                     exit_code: instance.exit_code,
                     reason: some(&instance.reason),
                     message: some(&message),
-                    started_at: time(instance.started_unix_ns),
-                    finished_at: time(instance.finished_unix_ns),
+                    // One that never ran has the epoch here, not nothing: clients read a time.
+                    started_at: time_of(instance.started_unix_ns),
+                    finished_at: time_of(instance.finished_unix_ns),
                     container_id: Some(full_id(context, instance)),
                     signal: None,
                 }),
@@ -343,16 +345,11 @@ fn resources(
     old: Option<&ContainerStatus>,
     status: &mut ContainerStatus,
 ) {
-    let Some(allocated) = container.resources.as_ref().filter(|r| r.limits.is_some() || r.requests.is_some())
-    else {
-        return;
-    };
+    // A container without any shows an empty object once the runtime has it.
+    let allocated = container.resources.clone().unwrap_or_default();
     status.allocated_resources = allocated.requests.clone();
-    let mut shown = ResourceRequirements {
-        claims: None,
-        limits: allocated.limits.clone(),
-        requests: allocated.requests.clone(),
-    };
+    let mut shown =
+        ResourceRequirements { claims: None, limits: allocated.limits, requests: allocated.requests };
     if instance.state == RuntimeState::Running {
         let before = old
             .filter(|o| is_running(o) && bare_id(o.container_id.as_deref()) == instance.id.as_str())

@@ -380,6 +380,26 @@ fn resources_are_the_allocated_ones_corrected_by_the_runtime() {
 }
 
 #[test]
+fn a_container_without_resources_shows_an_empty_object_once_the_runtime_has_it() {
+    let shown = |runtime: RuntimeBuilder| {
+        let status = World::new(one("Always"), runtime).regular(&[]);
+        assert_eq!(status.allocated_resources, None);
+        status.resources
+    };
+    assert_eq!(shown(RuntimeBuilder::ready()), None);
+    for runtime in [RuntimeBuilder::ready().running("c"), RuntimeBuilder::ready().exited("c", 1)] {
+        assert_eq!(shown(runtime), Some(ResourceRequirements::default()));
+    }
+}
+
+#[test]
+fn a_container_that_ended_without_having_run_started_at_the_epoch() {
+    let runtime = RuntimeBuilder::ready().exited("c", 128).edit(|c| c.started_unix_ns = 0);
+    let state = World::new(one("Never"), runtime).regular(&[]).state.unwrap().terminated.unwrap();
+    assert_eq!(serde_json::to_value(state).unwrap()["startedAt"], json!("1970-01-01T00:00:00Z"));
+}
+
+#[test]
 fn volume_mounts_are_listed_and_stay_as_first_shown() {
     let spec = json!({"containers": [{"name": "c", "image": "i", "volumeMounts": [
         {"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": "IfPossible"}, {"name": "w", "mountPath": "/w"}]}]});

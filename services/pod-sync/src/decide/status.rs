@@ -154,11 +154,9 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
     let requests = qos::pod_requests(pod);
     let limits = qos::pod_limits(pod);
     let shown = |l: &qos::ResourceList| Some(qos::to_api(l)).filter(|l| !l.is_empty());
-    let resources = (!requests.is_empty() || !limits.is_empty()).then(|| ResourceRequirements {
-        claims: None,
-        limits: shown(&limits),
-        requests: shown(&requests),
-    });
+    // Also without any, as an empty object.
+    let resources =
+        Some(ResourceRequirements { claims: None, limits: shown(&limits), requests: shown(&requests) });
     let filled = |l: Vec<ContainerStatus>| Some(l).filter(|l| !l.is_empty());
     PodStatus {
         phase: Some(now_phase.as_str().to_owned()),

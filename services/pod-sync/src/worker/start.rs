@@ -61,7 +61,8 @@ impl Worker {
             let (dns, warnings) = dns::pod_dns(pod, node, &host?);
             // Each warning is said once for a sandbox.
             for warning in warnings.iter().filter(|_| is_new) {
-                self.ctx.events.pod(pod, EventType::Warning, warning.reason(), &warning.message(), "");
+                let message = warning.message(&self.pod_ref);
+                self.ctx.events.pod(pod, EventType::Warning, warning.reason(), &message, "");
             }
             let handler = pods::spec(pod).runtime_class_name.as_deref().unwrap_or_default();
             sandbox_config(SandboxInput {
