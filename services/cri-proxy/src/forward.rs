@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task;
-use quintlet_model::outcome::Outcome;
+use quintlet_model::outcome::{JOIN_ONLY_HEADER, Outcome};
 use quintlet_telemetry::propagate;
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep};
@@ -230,6 +230,14 @@ impl Forwarder {
         let mut call = Call { policy: row, headers, body, facts };
         // Operators at `admin` may do the same thing in two ways at once; only pod-sync's calls are keyed.
         let key = call.facts.key.take().filter(|_| socket == Socket::Sync);
+        if given.contains_key(JOIN_ONLY_HEADER) {
+            let Some(answer) = key.and_then(|key| self.in_flight.join(&key, &call.body, terms)) else {
+                return refuse(Code::NotFound, format!("no such {} is in flight", row.method));
+            };
+            self.metrics.joined.inc();
+            Span::current().record("joined", true);
+            return answer_of(answer).await;
+        }
         let answer = match key {
             Some(key) => match self.in_flight.enter(key, &call.body, terms) {
                 Admission::Lead(lead) => {

@@ -65,6 +65,16 @@ impl InFlight {
         Admission::Lead(Lead { entries: self.0.clone(), key, terms, answer })
     }
 
+    /// The answer of an identical call, where one is in flight.
+    #[must_use]
+    pub fn join(&self, key: &Key, bytes: &Bytes, terms: Terms) -> Option<Answer> {
+        let entries = self.0.lock();
+        let entry = entries.get(key).filter(|e| e.bytes == *bytes)?;
+        let mut of_lead = entry.terms.lock();
+        *of_lead = of_lead.joined(terms);
+        Some(entry.answer.clone())
+    }
+
     /// Calls in flight.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -140,5 +150,20 @@ mod tests {
         assert!(answer.borrow().is_some());
         assert!(matches!(calls.enter(key("1"), &b, TERMS), Admission::Lead(_)));
         assert!(calls.is_empty(), "leads dropped unanswered make room too");
+    }
+
+    #[test]
+    fn one_that_only_joins_never_begins_a_call() {
+        let calls = InFlight::default();
+        let (a, b) = (Bytes::from_static(b"a"), Bytes::from_static(b"b"));
+        assert!(calls.join(&key("1"), &a, TERMS).is_none());
+        assert!(calls.is_empty());
+        let Admission::Lead(lead) = calls.enter(key("1"), &a, TERMS) else { panic!("first") };
+        assert!(
+            calls.join(&key("1"), &b, TERMS).is_none(),
+            "another call under the same key is not the same"
+        );
+        assert!(calls.join(&key("1"), &a, Terms { epoch: Some(2), ..TERMS }).is_some());
+        assert_eq!(lead.terms().lock().epoch, Some(2), "it runs on for the newer owner");
     }
 }

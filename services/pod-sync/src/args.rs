@@ -8,6 +8,9 @@ use std::time::Duration;
 use clap::Parser;
 use quintlet_kit::args::CommonArgs;
 
+use crate::decide::image_gc::Policy;
+use crate::pulls::PullSettings;
+
 /// Desired pods, one worker per pod, pod status.
 ///
 /// pod-sync reads pods from a manifest directory, a URL and an API server, and makes them run through cri-proxy. It owns
@@ -51,6 +54,9 @@ pub struct Args {
     /// Cgroup under which `kubepods` stands.
     #[arg(long, default_value = "/", value_name = "CGROUP")]
     pub cgroup_root: String,
+    /// Who makes cgroups, where the runtime does not tell.
+    #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
+    pub cgroup_driver: CgroupDriver,
     /// Directory of the pods' logs.
     #[arg(long, default_value = "/var/log/pods", value_name = "DIR")]
     pub pod_logs_dir: PathBuf,
@@ -69,6 +75,93 @@ pub struct Args {
     /// How often a pod is looked at when nothing happened to it; jitter of up to half of it is added.
     #[arg(long, default_value = "1m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub sync_frequency: Duration,
+    /// Unsafe sysctls that pods may set all the same; a `*` at the end of one stands for anything.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub allowed_unsafe_sysctls: Vec<String>,
+    /// How images are pulled.
+    #[command(flatten)]
+    pub pulls: PullArgs,
+    /// When images are removed.
+    #[command(flatten)]
+    pub images: ImageArgs,
+}
+
+/// When images that nobody uses are removed.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Image garbage collection")]
+pub struct ImageArgs {
+    /// Percent of the disk in use from which on images are removed. 100: never.
+    #[arg(long, default_value_t = 85, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub image_gc_high_threshold: u8,
+    /// Percent in use at which enough are removed.
+    #[arg(long, default_value_t = 80, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub image_gc_low_threshold: u8,
+    /// An image that came more recently is not removed.
+    #[arg(long, default_value = "2m", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub minimum_image_ttl_duration: Duration,
+    /// An image that nobody used for so long is removed, whatever the disk. 0s: never.
+    #[arg(long, default_value = "0s", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub image_maximum_gc_age: Duration,
+}
+
+impl ImageArgs {
+    /// As the policy of the collector.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        Policy {
+            high: self.image_gc_high_threshold,
+            low: self.image_gc_low_threshold,
+            min_age: self.minimum_image_ttl_duration,
+            max_age: self.image_maximum_gc_age,
+        }
+    }
+}
+
+/// Who makes cgroups.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum CgroupDriver {
+    /// pod-sync and the runtime, as directories.
+    #[default]
+    Cgroupfs,
+    /// systemd, as slices.
+    Systemd,
+}
+
+/// How images are pulled. Unset: 4 at once from one registry, 8 in all, begun as often as needed.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Image pulls")]
+pub struct PullArgs {
+    /// One pull at a time.
+    #[arg(long, value_name = "BOOL")]
+    pub serialize_image_pulls: Option<bool>,
+    /// So many pulls at a time.
+    #[arg(long, value_name = "PULLS")]
+    pub max_parallel_image_pulls: Option<usize>,
+    /// Pulls begun per second; one more is a failed one. 0: no limit.
+    #[arg(long, value_name = "PULLS")]
+    pub registry_qps: Option<u32>,
+    /// Pulls begun at once, where a rate is set. Default: 10.
+    #[arg(long, value_name = "PULLS")]
+    pub registry_burst: Option<u32>,
+    /// Which exec credential providers are asked for which images (CredentialProviderConfig).
+    #[arg(long = "image-credential-provider-config", value_name = "FILE", requires = "provider_bin_dir")]
+    pub provider_config: Option<PathBuf>,
+    /// Directory of their programs.
+    #[arg(long = "image-credential-provider-bin-dir", value_name = "DIR", requires = "provider_config")]
+    pub provider_bin_dir: Option<PathBuf>,
+}
+
+impl PullArgs {
+    /// The settings of the lanes.
+    #[must_use]
+    pub fn settings(&self) -> PullSettings {
+        PullSettings {
+            serialize: self.serialize_image_pulls,
+            max_parallel: self.max_parallel_image_pulls,
+            qps: self.registry_qps,
+            burst: self.registry_burst,
+        }
+    }
 }
 
 impl Args {

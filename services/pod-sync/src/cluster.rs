@@ -184,6 +184,15 @@ impl ObjectSource for Objects {
         let all = self.view.services().ok_or(ObjectError::NotReady { kind: ObjectKind::Service })?;
         Ok(all.iter().filter(|s| s.metadata.namespace.as_deref() == Some(namespace)).cloned().collect())
     }
+
+    async fn runtime_handler(&self, class: &str) -> Result<String, ObjectError> {
+        if self.client.is_none() {
+            return Ok(class.to_owned());
+        }
+        let kind = ObjectKind::RuntimeClass;
+        let handler = self.view.runtime_handler(class).ok_or(ObjectError::NotReady { kind })?;
+        handler.ok_or_else(|| ObjectError::NotFound { kind, name: class.to_owned() })
+    }
 }
 
 /// Service account tokens by TokenRequest.

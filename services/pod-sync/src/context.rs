@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::grant::GrantKey;
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::PodRuntime;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::build::objects::ObjectSource;
 use crate::build::{HandlerFeatures, NodeSettings};
@@ -22,11 +22,14 @@ use crate::clients::pleg::Pleg;
 use crate::clients::probes::Probes;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
+use crate::credentials::Credentials;
 use crate::decide::admission::Rejection;
 use crate::decide::status::NodeFacts;
 use crate::fleet::Fleet;
+use crate::pulls::PullLanes;
 use crate::source::{Problem, SourceKind};
 use crate::state::StateDir;
+use crate::userns::UserNamespaces;
 use crate::view::View;
 use crate::volumes::Volumes;
 use crate::volumes::token::TokenSource;
@@ -92,6 +95,10 @@ pub struct Context {
     pub container_logs_dir: Option<PathBuf>,
     /// Pulls in flight, per registry and in all.
     pub pulls: PullLanes,
+    /// Ranges of ids of pods with a user namespace.
+    pub user_namespaces: UserNamespaces,
+    /// What pulls present, but for the pods' own secrets.
+    pub credentials: Credentials,
 }
 
 impl std::fmt::Debug for Context {
@@ -113,6 +120,12 @@ impl Context {
             host_ips: self.node.node_ips.clone(),
             recursive_read_only: runtime.handlers.get(handler).is_some_and(|h| h.recursive_read_only_mounts),
         }
+    }
+
+    /// Whether nothing of a pod runs any more: its room is free.
+    #[must_use]
+    pub fn is_over(&self, uid: &PodUid) -> bool {
+        self.views.get(uid).is_none() || self.fleet.read(|w| w.is_known_terminated(uid))
     }
 
     /// Directory of a pod under the root.
@@ -226,42 +239,6 @@ impl Views {
     }
 }
 
-/// Pulls at once from one registry.
-const PULLS_PER_REGISTRY: usize = 4;
-/// Pulls at once in all.
-const PULLS: usize = 8;
-
-/// Bounds pulls, so that one slow registry does not stand before all others.
-#[derive(Debug)]
-pub struct PullLanes {
-    all: Semaphore,
-    registries: Mutex<HashMap<String, Arc<Semaphore>>>,
-}
-
-impl Default for PullLanes {
-    fn default() -> Self {
-        Self { all: Semaphore::new(PULLS), registries: Mutex::default() }
-    }
-}
-
-impl PullLanes {
-    /// Runs a pull once both lanes have room.
-    pub async fn run<T>(&self, image: &str, pull: impl Future<Output = T>) -> T {
-        let lane = {
-            let registry = image.split('/').next().unwrap_or_default().to_owned();
-            let mut registries = self.registries.lock();
-            // Lanes nobody stands in are not kept.
-            registries.retain(|_, lane| Arc::strong_count(lane) > 1);
-            Arc::clone(
-                registries.entry(registry).or_insert_with(|| Arc::new(Semaphore::new(PULLS_PER_REGISTRY))),
-            )
-        };
-        let _first = lane.acquire().await;
-        let _second = self.all.acquire().await;
-        pull.await
-    }
-}
-
 /// A pod as its source has it, for its worker.
 #[derive(Debug, Clone)]
 pub struct Desired {
@@ -275,4 +252,15 @@ pub struct Desired {
     pub removed: bool,
     /// Admission refused it.
     pub rejected: Option<Rejection>,
+    /// Those that go first, so that it fits.
+    pub after: Vec<Victim>,
+}
+
+/// A pod that makes room for another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Victim {
+    /// UID.
+    pub uid: PodUid,
+    /// Boottime from which on it is not waited for any more.
+    pub until: Duration,
 }

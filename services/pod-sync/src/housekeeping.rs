@@ -1,17 +1,17 @@
 //! What is left of pods that nobody wants any more, where it is ours (pod-sync.md §9.1, §9.2).
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_model::ids::PodUid;
-use quintlet_model::runtime::{PodRuntime, SharedPodRuntime};
+use quintlet_model::runtime::{ContainerState, PodRuntime, SharedPodRuntime};
 
 use crate::build::paths;
 use crate::context::Context;
-use crate::decide::grace;
 use crate::decide::worker::{Outcome, Work};
+use crate::decide::{gc, grace};
 use crate::fleet::Told;
 use crate::worker::{Halt, stop_all};
 
@@ -60,6 +60,73 @@ async fn remove(ctx: &Context, pod: &PodRuntime) -> Result<(), Halt> {
     Ok(())
 }
 
+/// How often what is left of logs is looked at (pkg/kubelet/kubelet.go).
+const SWEEP: Duration = Duration::from_secs(60);
+
+/// Removes log directories of pods that are gone and links to logs that are.
+#[derive(Debug, Default)]
+pub struct Sweeper {
+    // Boottime of the last sweep.
+    last: Option<Duration>,
+}
+
+impl Sweeper {
+    /// Sweeps once a minute. `known` has every pod that anything is known of, in the runtime too.
+    pub fn tick(&mut self, ctx: &Context, known: &HashSet<PodUid>) {
+        let now = ctx.clock.boot();
+        if self.last.is_some_and(|last| now.saturating_sub(last) < SWEEP) {
+            return;
+        }
+        self.last = Some(now);
+        let dead = dead_log_dirs(&ctx.node.pod_logs_dir, known);
+        let running: HashSet<String> = ctx
+            .pleg
+            .all()
+            .iter()
+            .flatten()
+            .flat_map(|p| &p.containers)
+            .filter(|c| c.state != ContainerState::Exited)
+            .map(|c| c.id.to_string())
+            .collect();
+        let links = ctx.container_logs_dir.clone();
+        // Logs may be large.
+        tokio::task::spawn_blocking(move || {
+            for dir in dead {
+                if let Err(e) = std::fs::remove_dir_all(&dir) {
+                    tracing::warn!(dir = %dir.display(), error = %e, "logs of a pod that is gone not removed");
+                }
+            }
+            for link in links.iter().flat_map(|dir| dangling_links(dir, &running)) {
+                let _ = std::fs::remove_file(link);
+            }
+        });
+    }
+}
+
+fn dead_log_dirs(dir: &Path, known: &HashSet<PodUid>) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let dead = entries.filter(|e| {
+        let name = e.file_name();
+        let uid = name.to_str().and_then(gc::log_dir_uid).and_then(|u| PodUid::parse(u).ok());
+        uid.is_some_and(|uid| !known.contains(&uid)) && e.file_type().is_ok_and(|t| t.is_dir())
+    });
+    dead.map(|e| e.path()).collect()
+}
+
+// A log that is rotated is not there for a moment: the link of a container that runs stays.
+fn dangling_links(dir: &Path, running: &HashSet<String>) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let paths = entries.filter(|e| e.file_type().is_ok_and(|t| t.is_symlink())).map(|e| e.path());
+    paths
+        .filter(|path| {
+            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+            let Some(stem) = name.strip_suffix(".log") else { return false };
+            let runs = stem.rsplit_once('-').is_some_and(|(_, id)| running.contains(id));
+            !runs && std::fs::metadata(path).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound)
+        })
+        .collect()
+}
+
 /// Pod directories under our root that belong to no known pod. Cgroups are not gone by: under a shared root they may be
 /// those of another agent.
 #[must_use]
@@ -83,7 +150,14 @@ pub async fn remove_dir(ctx: Arc<Context>, uid: PodUid) {
         let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
         let cleaned =
             tokio::task::spawn_blocking(move || volumes.clean_orphan(&gone).map_err(|e| e.to_string())).await;
-        cleaned.map_err(|e| e.to_string())??;
+        if let Err(e) = cleaned.map_err(|e| e.to_string()).and_then(|cleaned| cleaned) {
+            // Until its volumes are gone nothing of it needs more CPU than the least.
+            if let Err(e) = ctx.cgroups.reduce_cpu(&uid) {
+                tracing::info!(pod.uid = %uid, error = %e, "shares of a pod that is gone not reduced");
+            }
+            return Err(e);
+        }
+        ctx.user_namespaces.release(&uid);
         ctx.cgroups.remove_by_uid(&uid).await.map_err(|e| e.to_string())
     }
     .await;
@@ -108,5 +182,35 @@ mod tests {
         let known = [PodUid::parse("u1").unwrap()].into();
         assert_eq!(list(dir.path(), &known), [PodUid::parse("u2").unwrap()]);
         assert!(list(&dir.path().join("nowhere"), &known).is_empty());
+    }
+
+    #[test]
+    fn logs_go_with_the_last_that_is_known_of_their_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["default_web_u1", "default_web_u2", "odd", "x_u3"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        std::fs::write(dir.path().join("default_file_u4"), "").unwrap();
+        let known = [PodUid::parse("u1").unwrap()].into();
+        assert_eq!(dead_log_dirs(dir.path(), &known), [dir.path().join("default_web_u2")]);
+        assert!(dead_log_dirs(&dir.path().join("nowhere"), &known).is_empty());
+    }
+
+    #[test]
+    fn a_link_goes_when_its_log_is_gone_and_its_container_does_not_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("there"), "").unwrap();
+        for (link, target) in [
+            ("web_default_c-aaa.log", "there"),
+            ("web_default_c-bbb.log", "gone"),
+            ("web_default_c-ccc.log", "gone"),
+            ("other.txt", "gone"),
+        ] {
+            std::os::unix::fs::symlink(at(target), at(link)).unwrap();
+        }
+        std::fs::write(at("plain-ddd.log"), "").unwrap();
+        let running = ["ccc".to_owned()].into();
+        assert_eq!(dangling_links(dir.path(), &running), [at("web_default_c-bbb.log")]);
     }
 }

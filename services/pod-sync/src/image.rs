@@ -1,31 +1,36 @@
 //! Having an image before a container starts (pod-sync.md §7.1-§7.4).
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
 use k8s_cri::v1 as cri;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Pod, Secret};
 
 use crate::clients::events::EventType;
 use crate::clients::runtime::CallError;
 use crate::context::Context;
 use crate::decide::backoff::{Delays, PullBackoff, Turn};
 use crate::decide::container_status::WaitingReason;
+use crate::decide::waiting::StartFailure;
 
-/// Prefixes a runtime puts before its text, with the reason they stand for.
-const SPECIAL: [(&str, &str); 2] = [
-    ("RegistryUnavailable", "because the registry is unavailable"),
-    ("SignatureValidationFailed", "because the signature validation failed"),
+/// What a runtime may put before its text, with the reason it stands for.
+const SPECIAL: [(StartFailure, &str); 2] = [
+    (StartFailure::RegistryUnavailable, "because the registry is unavailable"),
+    (StartFailure::SignatureValidationFailed, "because the signature validation failed"),
 ];
 
 /// Why there is no image.
 #[derive(Debug)]
 pub enum NoImage {
     /// The container waits with this reason. The back-off, where one began, ends at this boottime.
-    Waits(WaitingReason, Option<std::time::Duration>),
+    Waits(WaitingReason, Option<Duration>),
     /// Nothing is known: the call was cut.
     Interrupted(CallError),
 }
 
-fn waits(reason: &str, message: String) -> NoImage {
-    NoImage::Waits(WaitingReason { reason: reason.to_owned(), message }, None)
+fn waits(reason: StartFailure, message: String) -> NoImage {
+    NoImage::Waits(reason.with_message(message), None)
 }
 
 /// An image that can be run.
@@ -55,86 +60,91 @@ pub fn with_tag(image: &str) -> Result<String, String> {
     Ok(if last.contains(':') || last.contains('@') { image.to_owned() } else { format!("{image}:latest") })
 }
 
-/// Makes sure the image of a container is there.
+/// Image volumes of a pod by name: what to mount, or what the containers that mount it wait with.
+pub type Volumes = BTreeMap<String, Result<cri::ImageSpec, WaitingReason>>;
+
+/// An image that something of a pod wants.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    /// The image as the spec has it.
+    pub image: &'a str,
+    /// `imagePullPolicy` or `pullPolicy`.
+    pub policy: &'a str,
+    /// What events are about.
+    pub field_path: &'a str,
+    /// The pod's pull secrets.
+    pub secrets: &'a [Arc<Secret>],
+    /// For the runtime.
+    pub sandbox_config: &'a cri::PodSandboxConfig,
+}
+
+impl Wanted<'_> {
+    fn event(&self, ctx: &Context, kind: EventType, reason: &str, message: &str) {
+        ctx.events.pod(self.pod, kind, reason, message, self.field_path);
+    }
+}
+
+/// Makes sure an image is there.
 ///
 /// # Errors
-/// The container waits, or nothing is known.
-pub async fn ensure(
-    ctx: &Context,
-    pod: &Pod,
-    container: &Container,
-    field_path: &str,
-    backoff: &mut PullBackoff,
-    sandbox_config: &cri::PodSandboxConfig,
-) -> Result<Ready, NoImage> {
-    let spec_image = container.image.as_deref().unwrap_or_default();
-    let event = |kind, reason: &str, message: String| ctx.events.pod(pod, kind, reason, &message, field_path);
-    let image = with_tag(spec_image).map_err(|why| {
-        event(
-            EventType::Warning,
-            "InspectFailed",
-            format!("Failed to apply default image tag {spec_image:?}: {why}"),
-        );
-        waits("InvalidImageName", format!("Failed to apply default image tag {spec_image:?}: {why}"))
+/// What wants it waits, or nothing is known.
+pub async fn ensure(ctx: &Context, wanted: Wanted<'_>, backoff: &mut PullBackoff) -> Result<Ready, NoImage> {
+    let name = wanted.image;
+    let image = with_tag(name).map_err(|why| {
+        let text = format!("Failed to apply default image tag {name:?}: {why}");
+        wanted.event(ctx, EventType::Warning, "InspectFailed", &text);
+        waits(StartFailure::InvalidImageName, text)
     })?;
-    let policy = container.image_pull_policy.as_deref().unwrap_or("IfNotPresent");
-    let annotations = pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect();
+    let annotations = wanted.pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect();
     let spec = cri::ImageSpec { image: image.clone(), annotations, ..cri::ImageSpec::default() };
-    if policy != "Always" {
+    if wanted.policy != "Always" {
         match ctx.runtime.image_status(spec.clone()).await {
             Ok(Some(found)) => {
-                event(
-                    EventType::Normal,
-                    "Pulled",
-                    format!(
-                        "Container image {spec_image:?} already present on machine and can be accessed by the pod"
-                    ),
+                let text = format!(
+                    "Container image {name:?} already present on machine and can be accessed by the pod"
                 );
+                wanted.event(ctx, EventType::Normal, "Pulled", &text);
                 return Ok(Ready { image_ref: found.id.clone(), image: Some(found) });
             }
             Ok(None) => {}
             Err(e) if e.is_verdict() => {
-                event(EventType::Warning, "InspectFailed", format!("Failed to inspect image \"\": {e}"));
-                return Err(waits("ImageInspectError", format!("Failed to inspect image \"\": {e}")));
+                let text = format!("Failed to inspect image \"\": {e}");
+                wanted.event(ctx, EventType::Warning, "InspectFailed", &text);
+                return Err(waits(StartFailure::ImageInspectError, text));
             }
             Err(e) => return Err(NoImage::Interrupted(e)),
         }
-        if policy == "Never" {
-            let message = format!("Container image {spec_image:?} is not present with pull policy of Never");
-            event(EventType::Warning, "ErrImageNeverPull", message.clone());
-            return Err(waits("ErrImageNeverPull", message));
+        if wanted.policy == "Never" {
+            let text = format!("Container image {name:?} is not present with pull policy of Never");
+            wanted.event(ctx, EventType::Warning, "ErrImageNeverPull", &text);
+            return Err(waits(StartFailure::ErrImageNeverPull, text));
         }
     }
-    pull(ctx, pod, spec_image, spec, event, backoff, sandbox_config).await
+    pull(ctx, wanted, spec, backoff).await
 }
 
 async fn pull(
     ctx: &Context,
-    pod: &Pod,
-    spec_image: &str,
+    wanted: Wanted<'_>,
     spec: cri::ImageSpec,
-    event: impl Fn(EventType, &str, String),
     backoff: &mut PullBackoff,
-    sandbox_config: &cri::PodSandboxConfig,
 ) -> Result<Ready, NoImage> {
-    let image = spec.image.clone();
+    let (name, image) = (wanted.image, spec.image.clone());
     if let Turn::Later { until, .. } = backoff.turn(&image, ctx.clock.boot(), Delays::default()) {
-        event(EventType::Normal, "BackOff", format!("Back-off pulling image {spec_image:?}"));
-        let reason =
-            WaitingReason { reason: "ImagePullBackOff".to_owned(), message: backoff.message(&image) };
+        wanted.event(ctx, EventType::Normal, "BackOff", &format!("Back-off pulling image {name:?}"));
+        let reason = StartFailure::ImagePullBackOff.with_message(backoff.message(&image));
         return Err(NoImage::Waits(reason, Some(until)));
     }
-    event(EventType::Normal, "Pulling", format!("Pulling image {spec_image:?}"));
+    wanted.event(ctx, EventType::Normal, "Pulling", &format!("Pulling image {name:?}"));
     let asked = ctx.clock.boot();
     let mut began = asked;
-    let pulled = ctx
-        .pulls
-        .run(&image, async {
-            began = ctx.clock.boot();
-            ctx.runtime.pull_image(spec.clone(), None, sandbox_config.clone()).await
-        })
-        .await;
-    match pulled {
+    let lane = async {
+        began = ctx.clock.boot();
+        try_all(ctx, wanted, &spec).await
+    };
+    match ctx.pulls.run(&image, lane).await {
         Ok(image_ref) => {
             let found = ctx
                 .runtime
@@ -142,43 +152,88 @@ async fn pull(
                 .await
                 .ok()
                 .flatten();
-            let ms = |d: std::time::Duration| {
-                crate::decide::backoff::go_duration(std::time::Duration::from_millis(
-                    u64::try_from(d.as_millis()).unwrap_or(u64::MAX),
-                ))
+            let ms = |d: Duration| {
+                let whole = u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+                crate::decide::backoff::go_duration(Duration::from_millis(whole))
             };
             let now = ctx.clock.boot();
             let size = found.as_ref().map_or(0, |i| i.size);
             let (took, whole) = (ms(now.saturating_sub(began)), ms(now.saturating_sub(asked)));
-            event(
-                EventType::Normal,
-                "Pulled",
-                format!(
-                    "Successfully pulled image {spec_image:?} in {took} ({whole} including waiting). Image size: {size} bytes."
-                ),
+            let text = format!(
+                "Successfully pulled image {name:?} in {took} ({whole} including waiting). Image size: {size} bytes."
             );
-            tracing::debug!(pod.uid = pod.metadata.uid, image, "pulled");
+            wanted.event(ctx, EventType::Normal, "Pulled", &text);
+            tracing::debug!(pod.uid = wanted.pod.metadata.uid, image, "pulled");
             Ok(Ready { image_ref, image: found })
         }
-        Err(e) if e.is_verdict() => {
-            let text = e.message.clone();
-            event(EventType::Warning, "Failed", format!("Failed to pull image {spec_image:?}: {text}"));
-            let special = SPECIAL.iter().find(|(prefix, _)| text.starts_with(prefix));
+        Err(NotPulled::Failed(text)) => {
+            wanted.event(
+                ctx,
+                EventType::Warning,
+                "Failed",
+                &format!("Failed to pull image {name:?}: {text}"),
+            );
+            let special = SPECIAL.iter().find(|(reason, _)| text.starts_with(reason.as_str()));
             let (reason, message) = match special {
                 Some((reason, why)) => {
-                    (*reason, format!("image pull failed for {spec_image} {why}{}", &text[reason.len()..]))
+                    let rest = &text[reason.as_str().len()..];
+                    (*reason, format!("image pull failed for {name} {why}{rest}"))
                 }
-                None => ("ErrImagePull", text),
+                None => (StartFailure::ErrImagePull, text),
             };
-            backoff.failed(&image, ctx.clock.boot(), Delays::default(), reason, &message);
+            backoff.failed(&image, ctx.clock.boot(), Delays::default(), reason.as_str(), &message);
             let until = match backoff.turn(&image, ctx.clock.boot(), Delays::default()) {
                 Turn::Later { until, .. } => Some(until),
                 Turn::Now => None,
             };
-            Err(NoImage::Waits(WaitingReason { reason: reason.to_owned(), message }, until))
+            Err(NoImage::Waits(reason.with_message(message), until))
         }
-        Err(e) => Err(NoImage::Interrupted(e)),
+        Err(NotPulled::Interrupted(e)) => Err(NoImage::Interrupted(e)),
     }
+}
+
+enum NotPulled {
+    Failed(String),
+    Interrupted(CallError),
+}
+
+// Each credential in its order, until one is taken. Without any the pull is anonymous; after one it never is.
+async fn try_all(ctx: &Context, wanted: Wanted<'_>, spec: &cri::ImageSpec) -> Result<String, NotPulled> {
+    if !ctx.pulls.may_begin(ctx.clock.boot()) {
+        return Err(NotPulled::Failed("pull QPS exceeded".to_owned()));
+    }
+    let account =
+        ctx.credentials.account(&spec.image, wanted.pod, ctx.tokens.as_deref(), ctx.clock.wall()).await;
+    let credentials = ctx
+        .credentials
+        .of(&spec.image, wanted.secrets, account.as_ref(), ctx.clock.boot())
+        .await
+        .map_err(|e| NotPulled::Failed(quintlet_kit::error_chain(&e)))?;
+    let mut auths: Vec<Option<cri::AuthConfig>> = credentials
+        .into_iter()
+        .map(|c| {
+            Some(cri::AuthConfig { username: c.username, password: c.password, ..cri::AuthConfig::default() })
+        })
+        .collect();
+    if auths.is_empty() {
+        auths.push(None);
+    }
+    let mut errors: Vec<String> = Vec::new();
+    for auth in auths {
+        match ctx.runtime.pull_image(spec.clone(), auth, wanted.sandbox_config.clone()).await {
+            Ok(image_ref) => return Ok(image_ref),
+            Err(e) if e.is_verdict() => {
+                if !errors.contains(&e.message) {
+                    errors.push(e.message);
+                }
+            }
+            Err(e) => return Err(NotPulled::Interrupted(e)),
+        }
+    }
+    Err(NotPulled::Failed(match &mut errors[..] {
+        [one] => std::mem::take(one),
+        many => format!("[{}]", many.join(", ")),
+    }))
 }
 
 #[cfg(test)]

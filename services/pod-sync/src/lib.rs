@@ -14,17 +14,21 @@ pub mod cgroup;
 pub mod clients;
 pub mod cluster;
 pub mod context;
+pub mod credentials;
 pub mod decide;
 pub mod fleet;
 pub mod housekeeping;
 pub mod image;
+pub mod image_gc;
 pub mod mirror;
 pub mod node;
 pub mod owner;
+pub mod pulls;
 pub mod serve;
 pub mod source;
 pub mod state;
 pub mod table;
+pub mod userns;
 pub mod view;
 pub mod volumes;
 pub mod worker;
@@ -50,12 +54,18 @@ use crate::clients::pleg::Pleg;
 use crate::clients::probes::Probes;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
-use crate::context::{Context, PullLanes, RuntimeState, Views};
+use crate::context::{Context, RuntimeState, Views};
+use crate::credentials::Credentials;
+use crate::credentials::node_files::{NodeFiles, Places};
+use crate::credentials::plugins::Plugins;
+use crate::pulls::PullLanes;
 use crate::source::SourceKind;
 use crate::source::api::ClusterView;
 use crate::source::objects::ManifestObjects;
 use crate::state::StateDir;
 use crate::table::Table;
+use crate::userns::{Pool, UserNamespaces};
+use crate::volumes::mount_table::ProcMountTable;
 
 /// How long tasks get to end.
 const GRACE: std::time::Duration = std::time::Duration::from_secs(3);
@@ -70,6 +80,17 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let paths = args.common.paths();
     let owner = owner::Owner::take(&args.root_dir)?;
     let settings = settings(&args);
+    volumes::layout::prepare_root(&args.root_dir).with_context(|| format!("{}", args.root_dir.display()))?;
+    match volumes::layout::share_root(&args.root_dir, &ProcMountTable) {
+        Ok(false) => {}
+        Ok(true) => {
+            tracing::info!(dir = %args.root_dir.display(), "the root directory is a shared mount now")
+        }
+        // Only mounts that are to be seen on the node too need it.
+        Err(e) => {
+            tracing::warn!(dir = %args.root_dir.display(), error = %e, "the root directory is no shared mount")
+        }
+    }
     let grant_key = GrantKey::load_or_create(&paths.grant_key()).context("key of exec grants")?;
     let state = StateDir::open(&paths.state_dir(), quintlet_kit::boot::boot_id())?;
     let client = client(&args).await?;
@@ -90,10 +111,10 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let cgroups =
         cgroup::Cgroups::new(std::path::Path::new("/sys/fs/cgroup"), &args.cgroup_root, settings.cgroup);
     let limits = node::pod_limits(&settings);
-    if let Err(e) = cgroups.set_up(limits) {
-        // Each pod tries again, and says so where it fails.
-        tracing::warn!(error = quintlet_kit::error_chain(&e), "cgroups of the node are not set up");
+    if args.cgroup_driver == args::CgroupDriver::Systemd {
+        cgroups.set_driver(cgroup::Driver::Systemd);
     }
+    let node_groups = (cgroups.clone(), limits);
     let container_logs_dir =
         Some(args.container_logs_dir.clone()).filter(|d| !d.is_empty()).map(std::path::PathBuf::from);
     for dir in container_logs_dir.iter().chain([&args.pod_logs_dir]) {
@@ -120,14 +141,20 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         sync_frequency: args.sync_frequency,
         fleet: fleet::Fleet::new(args.sync_frequency, clock.clone(), Arc::clone(&wakes)),
         views: Views::default(),
-        pulls: PullLanes::default(),
+        pulls: PullLanes::new(args.pulls.settings())?,
+        credentials: credentials(&args, &clock)?,
+        user_namespaces: UserNamespaces::new(&args.root_dir, Pool::of_host(node::MAX_PODS)?),
         container_logs_dir,
     });
 
-    tasks.spawn("runtime-poll", node::poll_runtime(runtime, clock.clone(), runtime_tx, stop.clone()));
+    tasks.spawn(
+        "runtime-poll",
+        node::poll_runtime(runtime, clock.clone(), runtime_tx, node_groups, stop.clone()),
+    );
     tasks.spawn("pleg-follow", Arc::clone(&pleg).follow(stop.clone()));
     tasks.spawn("probes", Arc::clone(&probes).run(stop.clone()));
     tasks.spawn("statuses", Arc::clone(&statuses).run(stop.clone()));
+    tasks.spawn("image-gc", image_gc::run(Arc::clone(&ctx), args.images.policy(), stop.clone()));
     tasks.spawn("unhealthy", unhealthy_events(Arc::clone(&ctx), unhealthy, stop.clone()));
     if let Some(client) = &client {
         let facts = node::report(
@@ -145,6 +172,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
             Arc::clone(&view).watch_node(client.clone(), settings.node_name.clone(), stop.clone()),
         );
         tasks.spawn("watch-services", Arc::clone(&view).watch_services(client.clone(), stop.clone()));
+        let watch = Arc::clone(&view).watch_runtime_classes(client.clone(), stop.clone());
+        tasks.spawn("watch-runtime-classes", watch);
     }
 
     let listener =
@@ -161,8 +190,9 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         });
     }
 
-    let (sources, kinds) = sources(&args, client, &settings.node_name, &tasks, &stop);
-    let admission = Arc::new(node::NodeAdmission::new(settings, &args.labels(), view, runtime_state));
+    let (sources, kinds) = sources(&args, client.clone(), &settings.node_name, &tasks, &stop);
+    let labels = args.labels();
+    let admission = Arc::new(node::NodeAdmission::new(settings, &labels, view, client, runtime_state));
     let mut table = Table::new(ctx, manifests, admission, &kinds);
     table.restore(state.load());
     table.run(sources, drain, stop.clone()).await;
@@ -185,6 +215,7 @@ fn settings(args: &Args) -> NodeSettings {
         pod_logs_dir: args.pod_logs_dir.clone(),
         cluster_domain: args.cluster_domain.clone(),
         cluster_dns: args.cluster_dns.clone(),
+        allowed_sysctls: args.allowed_unsafe_sysctls.clone(),
         resolv_conf: Some(args.resolv_conf.clone()).filter(|f| !f.is_empty()).map(std::path::PathBuf::from),
         ..NodeSettings::default()
     };
@@ -194,6 +225,15 @@ fn settings(args: &Args) -> NodeSettings {
         .map(|(name, q)| (name.clone(), decide::quantity::Quantity::of(q)))
         .collect();
     settings
+}
+
+fn credentials(args: &Args, clock: &Clock) -> anyhow::Result<Credentials> {
+    let plugins = match (&args.pulls.provider_config, &args.pulls.provider_bin_dir) {
+        (Some(config), Some(bin_dir)) => Some(Plugins::load(config, bin_dir, clock.clone())?),
+        // The command line asks for both or neither.
+        (None, _) | (_, None) => None,
+    };
+    Ok(Credentials::new(NodeFiles::new(&Places::of_process(&args.root_dir)), plugins))
 }
 
 async fn client(args: &Args) -> anyhow::Result<Option<kube::Client>> {

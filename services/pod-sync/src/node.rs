@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{
     Node, NodeAddress, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Pod,
 };
@@ -17,7 +18,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::build::{HandlerFeatures, NodeSettings};
-use crate::cgroup::NodeLimits;
+use crate::cgroup::{Cgroups, NodeLimits};
 use crate::clients::pleg::Pleg;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
@@ -44,11 +45,24 @@ pub async fn poll_runtime(
     runtime: Runtime,
     clock: Clock,
     state: watch::Sender<RuntimeState>,
+    cgroups: (Cgroups, NodeLimits),
     stop: CancellationToken,
 ) {
     let mut good: Option<Duration> = None;
+    let mut cgroups = Some(cgroups);
     loop {
-        let next = match read_runtime(&runtime).await {
+        let read = async {
+            // Before anything else of the runtime is believed: no pod starts until the groups are its driver's.
+            if let Some((groups, limits)) = &cgroups {
+                set_up_cgroups(&runtime, groups, *limits).await?;
+            }
+            read_runtime(&runtime).await
+        };
+        let read = read.await;
+        if read.is_ok() {
+            cgroups = None;
+        }
+        let next = match read {
             Ok(new) => {
                 good = Some(clock.boot());
                 state.send_if_modified(|old| {
@@ -83,6 +97,22 @@ pub async fn poll_runtime(
             () = tokio::time::sleep(next) => {}
         }
     }
+}
+
+// The runtime's driver is ours, whatever was set; one that does not tell leaves it at that.
+async fn set_up_cgroups(runtime: &Runtime, cgroups: &Cgroups, limits: NodeLimits) -> Result<(), String> {
+    if let Some(driver) = runtime.cgroup_driver().await.map_err(|e| e.to_string())?
+        && cgroups.set_driver(driver)
+    {
+        tracing::info!(?driver, "the runtime has another cgroup driver");
+    }
+    let cgroups = cgroups.clone();
+    let made = tokio::task::spawn_blocking(move || cgroups.set_up(limits)).await;
+    if let Ok(Err(e)) = made {
+        // Each pod tries again, and says so where it fails.
+        tracing::warn!(error = quintlet_kit::error_chain(&e), "cgroups of the node are not set up");
+    }
+    Ok(())
 }
 
 async fn read_runtime(runtime: &Runtime) -> Result<RuntimeState, String> {
@@ -308,6 +338,7 @@ pub struct NodeAdmission {
     settings: NodeSettings,
     own: Node,
     view: Arc<ClusterView>,
+    client: Option<kube::Client>,
     runtime: watch::Receiver<RuntimeState>,
 }
 
@@ -318,14 +349,27 @@ impl NodeAdmission {
         settings: NodeSettings,
         labels: &BTreeMap<String, String>,
         view: Arc<ClusterView>,
+        client: Option<kube::Client>,
         runtime: watch::Receiver<RuntimeState>,
     ) -> Self {
         let own = node_object(&settings, labels, &RuntimeState::default());
-        Self { settings, own, view, runtime }
+        Self { settings, own, view, client, runtime }
     }
 }
 
+#[async_trait]
 impl Admission for NodeAdmission {
+    async fn refresh(&self) -> bool {
+        let Some(client) = &self.client else { return false };
+        match self.view.read_node(client.clone(), &self.settings.node_name).await {
+            Ok(()) => true,
+            Err(e) => {
+                tracing::info!(error = quintlet_kit::error_chain(&e), "node not read");
+                false
+            }
+        }
+    }
+
     fn admit(&self, pod: &Pod, others: &[&Pod]) -> Verdict {
         let node = self.view.node();
         let strict_groups = self.runtime.borrow().handlers.values().any(|h| h.supplemental_groups_policy);
@@ -336,9 +380,10 @@ impl Admission for NodeAdmission {
                 node: Some(node.as_deref().unwrap_or(&self.own)),
                 allocatable: &self.settings.allocatable,
                 pressure: &[],
-                allowed_sysctls: &[],
+                allowed_sysctls: &self.settings.allowed_sysctls,
                 kernel: kernel(),
                 strict_groups,
+                app_armor: self.settings.app_armor,
                 shutting_down: false,
             },
         )

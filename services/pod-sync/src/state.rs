@@ -33,9 +33,9 @@ pub struct Termination {
     pub deadline: Duration,
     /// CLOCK_BOOTTIME at which it began.
     pub since: Duration,
-    /// preStop hooks that ran to their end or began, by container id.
+    /// CLOCK_BOOTTIME at which each container's stop began, preStop hook first, by container id: no hook is begun twice.
     #[serde(default)]
-    pub hooks: BTreeMap<String, HookState>,
+    pub stops: BTreeMap<String, Duration>,
     /// Containers have stopped; what is left is volumes, cgroup and status.
     #[serde(default)]
     pub stopped: bool,
@@ -48,7 +48,7 @@ pub struct Termination {
 }
 
 impl Termination {
-    /// The end that `ending` tells of, with the hooks of `before`.
+    /// The end that `ending` tells of, with what `before` knows of the stops.
     #[must_use]
     pub fn of(ending: &Ending, before: Option<&Self>) -> Self {
         Self {
@@ -56,14 +56,14 @@ impl Termination {
             grace_seconds: ending.grace_seconds,
             deadline: ending.deadline,
             since: ending.since,
-            hooks: before.map(|t| t.hooks.clone()).unwrap_or_default(),
+            stops: before.map(|t| t.stops.clone()).unwrap_or_default(),
             stopped: ending.stopped,
             finished: ending.finished,
             killed_as: ending.killed_as.clone(),
         }
     }
 
-    /// Without the hooks.
+    /// Without the stops.
     #[must_use]
     pub fn ending(&self) -> Ending {
         Ending {
@@ -76,15 +76,6 @@ impl Termination {
             killed_as: self.killed_as.clone(),
         }
     }
-}
-
-/// How far a preStop hook got.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum HookState {
-    /// It began; after a restart it is not run again, what is left of the grace is waited for by the stop.
-    Begun,
-    /// It ended.
-    Done,
 }
 
 /// Everything kept of one pod.

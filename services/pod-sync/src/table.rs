@@ -4,19 +4,24 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
+use prometheus_client::metrics::counter::Counter;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::{labels, pod as pods};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::clients::events::EventType;
-use crate::context::{Context, Desired};
+use crate::context::{Context, Desired, Victim};
 use crate::decide::admission::{self, Rejection, Verdict};
 use crate::decide::merge::{Change, Op, SourceStore};
 use crate::decide::qos::burstable_shares;
-use crate::decide::worker::{Effect, Facts, Input, Kind};
+use crate::decide::status::{KillCause, KillOverride};
+use crate::decide::worker::{Effect, Facts, Input, Kill, Kind};
+use crate::decide::{grace, preempt};
+use crate::housekeeping::Sweeper;
 use crate::source::objects::ManifestObjects;
 use crate::source::{Snapshot, SourceKind, SourceUpdate};
 use crate::state::{PodRecord, Termination};
@@ -24,6 +29,11 @@ use crate::worker::{Worker, unix_ns};
 
 /// Housekeeping period (pkg/kubelet/kubelet.go).
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
+/// A pass that takes longer holds up the sync loop (the same).
+const SLOW: Duration = Duration::from_secs(1);
+
+/// How long the API server gets to tell of the Node before a pod is refused for it.
+const NODE_READ: Duration = Duration::from_secs(5);
 
 struct Entry {
     desired: watch::Sender<Desired>,
@@ -33,9 +43,20 @@ struct Entry {
 }
 
 /// What admission needs to know of the node, made anew for each decision.
+#[async_trait]
 pub trait Admission: Send + Sync {
     /// Decides on a pod beside the others.
     fn admit(&self, pod: &Pod, others: &[&Pod]) -> Verdict;
+
+    /// Asks the API server for the Node, whose watch may be behind. False where there is nobody to ask.
+    async fn refresh(&self) -> bool;
+}
+
+/// A pod that is to be admitted once the Node was read anew.
+#[derive(Debug)]
+struct Unsure {
+    source: SourceKind,
+    pod: Arc<Pod>,
 }
 
 /// All pods and their workers.
@@ -50,6 +71,11 @@ pub struct Table {
     draining: bool,
     // What the burstable tier was last given.
     burstable: Option<u64>,
+    unsure: HashMap<PodUid, Unsure>,
+    // Rings when the Node was read for those.
+    node_read: Arc<Notify>,
+    sweeper: Sweeper,
+    slow_passes: Counter,
 }
 
 impl std::fmt::Debug for Table {
@@ -78,6 +104,13 @@ impl Table {
             orphans: HashMap::new(),
             draining: false,
             burstable: None,
+            unsure: HashMap::new(),
+            node_read: Arc::default(),
+            sweeper: Sweeper::default(),
+            slow_passes: quintlet_telemetry::metrics::counter(
+                "quintlet_housekeeping_slow_passes",
+                "Passes of housekeeping that took more than a second",
+            ),
         }
     }
 
@@ -95,8 +128,14 @@ impl Table {
             };
             let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
             tracing::info!(pod.uid = %uid, pod = %pod_ref, "going on with a known pod");
-            let desired =
-                Desired { pod: Arc::new(pod), source, mirror: None, removed: false, rejected: None };
+            let desired = Desired {
+                pod: Arc::new(pod),
+                source,
+                mirror: None,
+                removed: false,
+                rejected: None,
+                after: Vec::new(),
+            };
             let facts = Facts::of(&desired.pod, pod_ref.full_name());
             let ending = record.termination.as_ref().map(Termination::ending);
             self.ctx.fleet.step(Input::Restore { uid, facts, ending, started: record.started });
@@ -123,6 +162,7 @@ impl Table {
         housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let ctx = Arc::clone(&self.ctx);
+            let node_read = Arc::clone(&self.node_read);
             // Snapshots stay queued, the rest is level-triggered: a dropped arm loses nothing.
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -132,6 +172,7 @@ impl Table {
                 },
                 _ = housekeeping.tick() => self.housekeeping(),
                 () = ctx.wakes.stranger() => self.housekeeping(),
+                () = node_read.notified() => self.admit_unsure(),
                 changed = drain.changed() => if changed.is_ok() && *drain.borrow() { self.begin_drain() },
             }
             self.reap();
@@ -191,9 +232,12 @@ impl Table {
         if pods::is_mirror(&pod) {
             return self.mirror(op, pod);
         }
-        let key = (pod_ref.namespace.to_string(), pod_ref.name.to_string());
         match op {
             Op::Remove => {
+                if let Some(Unsure { source, pod }) = self.unsure.remove(&pod_ref.uid) {
+                    // Its worker has nothing to take down, and says so.
+                    self.take(pod_ref.clone(), source, pod, Ok(Vec::new()));
+                }
                 // Only a source that has spoken before removes: what it no longer has, nobody has.
                 if let Some(entry) = self.pods.get(&pod_ref.uid) {
                     self.remove(&pod_ref.uid, entry);
@@ -219,41 +263,125 @@ impl Table {
                     self.ctx.views.wanted(&pod_ref.uid, &entry.desired.borrow());
                     return;
                 }
+                if let Some(unsure) = self.unsure.get_mut(&uid) {
+                    unsure.pod = pod;
+                    return;
+                }
                 if !effects.contains(&Effect::Spawn(uid)) {
                     // What the runtime has of an earlier life goes first; housekeeping adds the pod then.
                     return;
                 }
-                let rejected = self.admit(&pod);
-                let mirror = self.mirrors.get(&key).cloned();
-                let desired = Desired { pod, source, mirror, removed: false, rejected };
-                self.spawn(pod_ref, desired, None, false);
+                let admitted = self.admit(&pod);
+                if admitted.as_ref().is_err_and(|r| r.reason == admission::NODE_AFFINITY) {
+                    return self.look_again(pod_ref.uid, Unsure { source, pod });
+                }
+                self.take(pod_ref, source, pod, admitted);
             }
         }
     }
 
-    fn admit(&self, pod: &Pod) -> Option<Rejection> {
+    // The Node may have been labelled for this very pod, and the watch of it be behind that of pods.
+    fn look_again(&mut self, uid: PodUid, unsure: Unsure) {
+        let is_first = self.unsure.is_empty();
+        self.unsure.insert(uid, unsure);
+        if !is_first {
+            return;
+        }
+        let (admission, bell) = (Arc::clone(&self.admission), Arc::clone(&self.node_read));
+        quintlet_kit::task::spawn("read-node", async move {
+            let read = tokio::time::timeout(NODE_READ, admission.refresh()).await;
+            tracing::debug!(?read, "node read for a pod that it does not seem to match");
+            bell.notify_one();
+        });
+    }
+
+    fn admit_unsure(&mut self) {
+        for (_, Unsure { source, pod }) in std::mem::take(&mut self.unsure) {
+            if self.draining && source != SourceKind::Api {
+                continue;
+            }
+            let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
+            let admitted = self.admit(&pod);
+            self.take(pod_ref, source, pod, admitted);
+        }
+    }
+
+    fn take(
+        &mut self,
+        pod_ref: PodRef,
+        source: SourceKind,
+        pod: Arc<Pod>,
+        admitted: Result<Vec<Victim>, Rejection>,
+    ) {
+        let (rejected, after) = match admitted {
+            Ok(after) => (None, after),
+            Err(rejection) => (Some(rejection), Vec::new()),
+        };
+        let key = (pod_ref.namespace.to_string(), pod_ref.name.to_string());
+        let mirror = self.mirrors.get(&key).cloned();
+        let desired = Desired { pod, source, mirror, removed: false, rejected, after };
+        self.spawn(pod_ref, desired, None, false);
+    }
+
+    // Those that go first, or why the node does not take it.
+    fn admit(&self, pod: &Pod) -> Result<Vec<Victim>, Rejection> {
         let ending = pod.metadata.deletion_timestamp.is_some()
             || pods::is_terminal_phase(pod.status.as_ref().and_then(|s| s.phase.as_deref()));
         if ending {
-            return None;
+            return Ok(Vec::new());
         }
         let others: Vec<Arc<Pod>> = self
             .pods
             .iter()
             .filter(|(uid, entry)| {
-                !entry.desired.borrow().removed
-                    && entry.desired.borrow().rejected.is_none()
-                    && !self.is_over(uid)
+                let d = entry.desired.borrow();
+                !d.removed && d.rejected.is_none() && !self.is_over(uid)
             })
             .map(|(_, entry)| Arc::clone(&entry.desired.borrow().pod))
             .collect();
         let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
         match self.admission.admit(pod, &others) {
-            Verdict::Admit => None,
-            Verdict::Reject(rejection) => Some(rejection),
-            // Preemption is not there yet: a critical pod is told what is missing.
-            Verdict::MakeRoom(shortages) => shortages.first().map(admission::Shortage::rejection),
+            Verdict::Admit => Ok(Vec::new()),
+            Verdict::Reject(rejection) => Err(rejection),
+            Verdict::MakeRoom(short) => {
+                let victims = preempt::victims(pod, &others, &short).map_err(|e| Rejection {
+                    reason: "UnexpectedAdmissionError".to_owned(),
+                    message: e.to_string(),
+                })?;
+                Ok(victims.into_iter().filter_map(|v| self.preempt(v, pod)).collect())
+            }
         }
+    }
+
+    // Ends a victim, and wakes who waits for its room.
+    fn preempt(&self, victim: &Pod, by: &Pod) -> Option<Victim> {
+        let victim_ref = pods::pod_ref(victim).ok()?;
+        let by = pods::pod_ref(by).ok()?.uid;
+        let message = preempt::PREEMPTED_MESSAGE;
+        self.ctx.events.pod(victim, EventType::Warning, preempt::PREEMPTING, message, "");
+        let kill = Kill {
+            evict: true,
+            killed_as: Some(KillOverride {
+                cause: KillCause::Preempting,
+                message: message.to_owned(),
+                disruption: Some(preempt::DISRUPTION_MESSAGE.to_owned()),
+            }),
+            ..Kill::default()
+        };
+        let until =
+            self.ctx.clock.boot() + grace::kill_limit(pods::spec(victim).termination_grace_period_seconds);
+        let uid = victim_ref.uid.clone();
+        let (ctx, victim) = (Arc::clone(&self.ctx), victim.clone());
+        quintlet_kit::task::spawn("preempt", async move {
+            let facts = Facts::of(&victim, victim_ref.full_name());
+            if let Err(e) = ctx.fleet.kill(&victim_ref.uid, facts, kill).await {
+                tracing::warn!(pod.uid = %victim_ref.uid, error = %e, "a preempted pod is not waited for any more");
+                let text = "Container runtime did not kill the pod within specified grace period.";
+                ctx.events.pod(&victim, EventType::Warning, "ExceededGracePeriod", text, "");
+            }
+            ctx.wakes.wake(&by);
+        });
+        Some(Victim { uid, until })
     }
 
     fn is_over(&self, uid: &PodUid) -> bool {
@@ -315,6 +443,7 @@ impl Table {
                 self.ctx.fleet.step(Input::Lost(uid.clone()));
                 if let Ok(pod_ref) = pods::pod_ref(&desired.pod) {
                     let record = self.ctx.state.read(&uid);
+                    let desired = Desired { after: Vec::new(), ..desired };
                     self.spawn(pod_ref, desired, record, entry.restored);
                 }
                 continue;
@@ -347,6 +476,17 @@ impl Table {
     }
 
     fn housekeeping(&mut self) {
+        let began = self.ctx.clock.boot();
+        self.clean_up();
+        let took = self.ctx.clock.boot().saturating_sub(began);
+        if took > SLOW {
+            self.slow_passes.inc();
+            tracing::warn!(?took, pods = self.pods.len(), "housekeeping took long");
+        }
+    }
+
+    // As HandlePodCleanups: what nobody wants any more, each kind after those it follows from.
+    fn clean_up(&mut self) {
         // Nothing is an orphan before every source has spoken and the runtime was read as a whole.
         if !self.sources_ready() {
             return;
@@ -382,6 +522,7 @@ impl Table {
                 quintlet_kit::task::spawn("orphan-dir", crate::housekeeping::remove_dir(ctx, uid.clone()));
             self.orphans.insert(uid, task);
         }
+        self.sweeper.tick(&self.ctx, &known);
     }
 
     // The burstable tier gets what its pods ask for together.

@@ -44,6 +44,7 @@ pub(crate) struct Places {
     pub(crate) base: PathBuf,
     pub(crate) cgroup_root: String,
     pub(crate) kubeconfig: Option<PathBuf>,
+    pub(crate) pod_sync_args: Vec<String>,
 }
 
 impl Places {
@@ -189,5 +190,6 @@ fn pod_sync_args(places: &Places) -> pod_sync::args::Args {
     if let Some(kubeconfig) = &places.kubeconfig {
         line.extend(["--kubeconfig".to_owned(), text(kubeconfig)]);
     }
+    line.extend(places.pod_sync_args.iter().cloned());
     pod_sync::args::Args::try_parse_from(line).expect("the command line of pod-sync is right")
 }

@@ -80,6 +80,7 @@ impl Sim {
             base: base.path().to_owned(),
             cgroup_root: format!("/qsim-{}-{number}", std::process::id()),
             kubeconfig: Some(base.path().join("kubeconfig")),
+            pod_sync_args: Vec::new(),
         };
         std::fs::create_dir_all(places.dir("manifests")).expect("a directory can be made");
         let api = TestApi::start().await;
@@ -131,6 +132,23 @@ impl Sim {
     #[must_use]
     pub fn root_dir(&self) -> PathBuf {
         self.places.dir("root")
+    }
+
+    /// Where pods' logs are.
+    #[must_use]
+    pub fn pod_logs_dir(&self) -> PathBuf {
+        self.places.dir("pod-logs")
+    }
+
+    /// The cgroup under which `kubepods` stands.
+    #[must_use]
+    pub fn cgroup_root(&self) -> &str {
+        &self.places.cgroup_root
+    }
+
+    /// Gives pod-sync more arguments; before it is started.
+    pub fn set_pod_sync_args(&mut self, args: &[&str]) {
+        self.places.pod_sync_args = args.iter().map(|a| (*a).to_owned()).collect();
     }
 
     /// Creates a pod in the API server; its UID.

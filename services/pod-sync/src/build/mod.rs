@@ -20,6 +20,7 @@ pub mod fields;
 pub mod hostname;
 pub mod hosts;
 pub mod mounts;
+pub mod newer;
 pub mod objects;
 pub mod paths;
 pub mod resources;
@@ -68,6 +69,10 @@ pub struct NodeSettings {
     pub single_process_oom_kill: bool,
     /// SELinux is on, so volumes are relabelled.
     pub selinux: bool,
+    /// `allowedUnsafeSysctls`.
+    pub allowed_sysctls: Vec<String>,
+    /// The kernel enforces AppArmor profiles.
+    pub app_armor: bool,
     /// The existing `/sys/devices/system/cpu/cpu<N>/thermal_throttle` directories, masked in containers.
     pub thermal_throttle: Vec<String>,
 }
@@ -92,6 +97,8 @@ impl Default for NodeSettings {
             limited_swap_bytes: None,
             single_process_oom_kill: false,
             selinux: false,
+            allowed_sysctls: Vec::new(),
+            app_armor: false,
             thermal_throttle: Vec::new(),
         }
     }
@@ -110,6 +117,8 @@ impl NodeSettings {
             && std::path::Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
             || self.cgroup_v2 && crate::cgroup::has_swap_controller();
         self.single_process_oom_kill = !self.cgroup_v2;
+        self.app_armor = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled")
+            .is_ok_and(|enabled| enabled.trim() == "Y");
         self.selinux = std::path::Path::new("/sys/fs/selinux/enforce").exists();
         self.hugepage_sizes = resources::hugepage_sizes(std::path::Path::new("/sys/kernel/mm/hugepages"));
         self.thermal_throttle =

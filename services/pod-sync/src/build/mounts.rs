@@ -55,6 +55,10 @@ pub fn make_mounts(input: MountsInput<'_>) -> Result<Vec<Mount>, ConfigError> {
     let mut own_hosts = false;
     for (index, mount) in input.container.volume_mounts.iter().flatten().enumerate() {
         own_hosts |= mount.mount_path == ETC_HOSTS;
+        if is_image(input.pod, &mount.name) {
+            // The runtime mounts it: see `newer`.
+            continue;
+        }
         out.push(volume_mount(input, mount, index, &pod_dir)?);
     }
     if !own_hosts && (pod::host_network(input.pod) || !input.pod_ips.is_empty()) {
@@ -73,6 +77,10 @@ pub fn make_mounts(input: MountsInput<'_>) -> Result<Vec<Mount>, ConfigError> {
         }
     }
     Ok(out)
+}
+
+fn is_image(pod: &Pod, volume: &str) -> bool {
+    pod::spec(pod).volumes.iter().flatten().any(|v| v.name == volume && v.image.is_some())
 }
 
 fn file_mount(host: &Path, inside: &str, relabel: bool) -> Mount {

@@ -14,6 +14,8 @@ pub enum ObjectKind {
     Secret,
     /// `services`
     Service,
+    /// `runtimeclass.node.k8s.io`
+    RuntimeClass,
 }
 
 impl ObjectKind {
@@ -22,6 +24,7 @@ impl ObjectKind {
             Self::ConfigMap => "configmap",
             Self::Secret => "secret",
             Self::Service => "service",
+            Self::RuntimeClass => "runtimeclass.node.k8s.io",
         }
     }
 
@@ -31,6 +34,7 @@ impl ObjectKind {
             Self::ConfigMap => "configMap",
             Self::Secret => "secret",
             Self::Service => "service",
+            Self::RuntimeClass => "runtimeClass",
         }
     }
 }
@@ -108,4 +112,13 @@ pub trait ObjectSource: Send + Sync {
     /// # Errors
     /// [`ObjectError::NotReady`] until the first list has come.
     async fn services(&self, namespace: &str) -> Result<Vec<Arc<Service>>, ObjectError>;
+
+    /// The handler of a RuntimeClass. Without an API server there are no classes: the name is the handler's own, which
+    /// the runtime refuses if it has none of it.
+    ///
+    /// # Errors
+    /// There is no such class, or the first list has not come.
+    async fn runtime_handler(&self, class: &str) -> Result<String, ObjectError> {
+        Ok(class.to_owned())
+    }
 }

@@ -113,6 +113,26 @@ impl Events {
         }
     }
 
+    /// Records an event about the node.
+    pub fn node(&self, name: &str, kind: EventType, reason: &str, message: &str) {
+        match kind {
+            EventType::Normal => tracing::debug!(reason, message, "node event"),
+            EventType::Warning => tracing::info!(reason, message, "node warning event"),
+        }
+        let request = wire::RecordEventRequest {
+            kind: "Node".to_owned(),
+            name: name.to_owned(),
+            uid: name.to_owned(),
+            r#type: kind.name().to_owned(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            ..wire::RecordEventRequest::default()
+        };
+        if self.out.try_send(request).is_err() {
+            self.dropped.inc();
+        }
+    }
+
     fn keep(&self, uid: &str, pod: &str, kind: EventType, reason: &str, message: &str, field_path: &str) {
         let at_unix_ns = i64::try_from(self.clock.wall().as_nanosecond()).unwrap_or(i64::MAX);
         let mut kept = self.kept.lock();

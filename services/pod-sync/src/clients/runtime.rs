@@ -3,15 +3,22 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::uri::PathAndQuery;
 use k8s_cri::v1 as cri;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::clock::Clock;
 use quintlet_model::ids::{ContainerId, SandboxId};
-use quintlet_model::outcome::{DEADLINE_HEADER, OUTCOME_TRAILER, OWNER_EPOCH_HEADER, Outcome};
+use quintlet_model::outcome::{
+    DEADLINE_HEADER, JOIN_ONLY_HEADER, OUTCOME_TRAILER, OWNER_EPOCH_HEADER, Outcome,
+};
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
+
+use crate::build::newer::{CreateContainer, NewerConfig};
+use crate::cgroup::Driver;
+use crate::decide::image_gc::Image;
 
 /// Limit of a CRI call (`runtimeRequestTimeout`).
 const CALL: Duration = Duration::from_secs(120);
@@ -57,6 +64,7 @@ impl CallError {
 pub struct Runtime {
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
+    channel: Channel,
     epoch: u64,
     clock: Clock,
 }
@@ -68,6 +76,14 @@ pub struct ExecOutput {
     pub exit_code: i32,
     /// stdout, then stderr.
     pub output: Vec<u8>,
+}
+
+impl ExecOutput {
+    fn of(reply: cri::ExecSyncResponse) -> Self {
+        let mut output = reply.stdout;
+        output.extend_from_slice(&reply.stderr);
+        Self { exit_code: reply.exit_code, output }
+    }
 }
 
 macro_rules! call {
@@ -87,6 +103,7 @@ impl Runtime {
         let channel = quintlet_kit::socket::channel(path);
         Self {
             runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
+            channel: channel.clone(),
             images: ImageServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE),
             epoch,
             clock,
@@ -189,6 +206,7 @@ impl Runtime {
         &self,
         sandbox: &SandboxId,
         config: cri::ContainerConfig,
+        newer: &NewerConfig,
         sandbox_config: cri::PodSandboxConfig,
     ) -> Result<ContainerId, CallError> {
         let request = cri::CreateContainerRequest {
@@ -196,8 +214,23 @@ impl Runtime {
             config: Some(config),
             sandbox_config: Some(sandbox_config),
         };
-        let reply = call!(self, runtime, create_container, "CreateContainer", CALL, request)?;
+        let reply = if newer.is_empty() {
+            call!(self, runtime, create_container, "CreateContainer", CALL, request)?
+        } else {
+            let request = self.request(CreateContainer::new(request, newer), CALL);
+            self.finish("CreateContainer", CALL, Box::pin(self.create_newer(request))).await?
+        };
         ContainerId::parse(&reply.container_id).map_err(|e| bad_reply("CreateContainer", &e))
+    }
+
+    async fn create_newer(
+        &self,
+        request: Request<CreateContainer>,
+    ) -> Result<Response<cri::CreateContainerResponse>, Status> {
+        let mut client = tonic::client::Grpc::new(self.channel.clone());
+        client.ready().await.map_err(|e| Status::unavailable(quintlet_kit::error_chain(&e)))?;
+        let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/CreateContainer");
+        client.unary(request, path, tonic_prost::ProstCodec::default()).await
     }
 
     /// StartContainer.
@@ -242,10 +275,29 @@ impl Runtime {
         let request =
             cri::ExecSyncRequest { container_id: id.to_string(), cmd: command.to_vec(), timeout: seconds };
         let wait = limit.map_or(PULL, |d| d + CALL);
-        let reply = call!(self, runtime, exec_sync, "ExecSync", wait, request)?;
-        let mut output = reply.stdout;
-        output.extend_from_slice(&reply.stderr);
-        Ok(ExecOutput { exit_code: reply.exit_code, output })
+        call!(self, runtime, exec_sync, "ExecSync", wait, request).map(ExecOutput::of)
+    }
+
+    /// Waits for an exec without a limit that cri-proxy still runs; none where it does not.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn join_exec(
+        &self,
+        id: &ContainerId,
+        command: &[String],
+    ) -> Result<Option<ExecOutput>, CallError> {
+        let message =
+            cri::ExecSyncRequest { container_id: id.to_string(), cmd: command.to_vec(), timeout: 0 };
+        let mut request = self.request(message, PULL);
+        request.metadata_mut().insert(JOIN_ONLY_HEADER, MetadataValue::from_static("1"));
+        let mut client = self.runtime.clone();
+        let sent = Box::pin(client.exec_sync(request));
+        match self.finish("ExecSync", PULL, sent).await {
+            Ok(reply) => Ok(Some(ExecOutput::of(reply))),
+            Err(e) if e.outcome == Outcome::NotDispatched && e.code == Code::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
     }
 
     /// ImageStatus; none where the image is not there.
@@ -270,6 +322,65 @@ impl Runtime {
         let request =
             cri::PullImageRequest { image: Some(image), auth, sandbox_config: Some(sandbox_config) };
         Ok(call!(self, images, pull_image, "PullImage", PULL, request)?.image_ref)
+    }
+
+    /// ListImages: all of them.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn images(&self) -> Result<Vec<Image>, CallError> {
+        let request = cri::ListImagesRequest { filter: None };
+        let listed = call!(self, images, list_images, "ListImages", CALL, request)?.images;
+        let image = |i: cri::Image| {
+            let names = i.repo_tags.into_iter().chain(i.repo_digests).collect();
+            Image { id: i.id, names, size: i.size, pinned: i.pinned }
+        };
+        Ok(listed.into_iter().map(image).collect())
+    }
+
+    /// RemoveImage. One that is not there is removed.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn remove_image(&self, id: &str) -> Result<(), CallError> {
+        let image = cri::ImageSpec { image: id.to_owned(), ..cri::ImageSpec::default() };
+        let request = cri::RemoveImageRequest { image: Some(image) };
+        gone_is_fine(call!(self, images, remove_image, "RemoveImage", CALL, request).map(|_| ()))
+    }
+
+    /// ImageFsInfo: where images lie.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn image_mountpoints(&self) -> Result<Vec<String>, CallError> {
+        let reply = call!(self, images, image_fs_info, "ImageFsInfo", CALL, cri::ImageFsInfoRequest {})?;
+        Ok(reply.image_filesystems.into_iter().filter_map(|f| Some(f.fs_id?.mountpoint)).collect())
+    }
+
+    /// The image of sandboxes, where the runtime tells it in its verbose Status, as containerd does.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn sandbox_image(&self) -> Result<Option<String>, CallError> {
+        let reply = call!(self, runtime, status, "Status", CALL, cri::StatusRequest { verbose: true })?;
+        let config = reply.info.get("config").and_then(|c| serde_json::from_str::<serde_json::Value>(c).ok());
+        Ok(config.and_then(|c| c["sandboxImage"].as_str().map(str::to_owned)).filter(|i| !i.is_empty()))
+    }
+
+    /// RuntimeConfig: who makes cgroups; none where the runtime does not tell.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn cgroup_driver(&self) -> Result<Option<Driver>, CallError> {
+        let request = cri::RuntimeConfigRequest {};
+        match call!(self, runtime, runtime_config, "RuntimeConfig", CALL, request) {
+            Ok(reply) => Ok(reply.linux.map(|linux| match linux.cgroup_driver() {
+                cri::CgroupDriver::Systemd => Driver::Systemd,
+                cri::CgroupDriver::Cgroupfs => Driver::Cgroupfs,
+            })),
+            Err(e) if e.is_verdict() && e.code == Code::Unimplemented => Ok(None),
+            Err(e) => Err(e),
+        }
     }
 
     /// Version.

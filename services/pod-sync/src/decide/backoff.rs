@@ -90,21 +90,13 @@ impl CrashLoop {
         delay
     }
 
-    /// Drops entries of containers that are not among `keys`: an image or resource change makes a new key.
-    pub fn retain(&mut self, keys: &[String]) {
-        self.entries.retain(|k, _| keys.contains(k));
+    /// Drops entries that no exit can meet any more: each outlives the reset by the longest delay, twice over.
+    pub fn forget_old(&mut self, now: Duration) {
+        self.entries.retain(|_, e| now.saturating_sub(e.last_update) <= CRASH_LOOP_RESET * 2);
     }
 
-    /// The entry of a key.
-    #[must_use]
-    pub fn entry(&self, key: &str) -> Option<Entry> {
+    fn entry(&self, key: &str) -> Option<Entry> {
         self.entries.get(key).copied()
-    }
-
-    /// Nothing to keep on disk.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
     }
 
     fn live(&self, key: &str, finished_ago: Duration, now: Duration) -> Option<Entry> {
@@ -198,15 +190,9 @@ impl PullBackoff {
         }
     }
 
-    /// Drops entries of images that are not among `images`.
-    pub fn retain(&mut self, images: &[String]) {
-        self.entries.retain(|k, _| images.contains(k));
-    }
-
-    /// Nothing to keep on disk.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+    /// Drops entries that have aged out.
+    pub fn forget_old(&mut self, now: Duration, delays: Delays) {
+        self.entries.retain(|_, e| now.saturating_sub(e.last_update) <= delays.max * 2);
     }
 
     fn live(&self, image: &str, now: Duration, delays: Delays) -> Option<&PullEntry> {
@@ -302,6 +288,22 @@ mod tests {
         assert!(matches!(state.turn("k", s(0), s(760)), Turn::Later { .. }));
         assert_eq!(state.turn("k", s(0), s(761)), Turn::Now);
         assert_eq!(state.advance("k", s(0), s(761), Delays::default()), s(10));
+    }
+
+    #[test]
+    fn entries_are_kept_for_as_long_as_they_count() {
+        let d = Delays::default();
+        let (mut crashes, mut pulls) = (CrashLoop::default(), PullBackoff::default());
+        crashes.advance("k", s(0), s(100), d);
+        pulls.failed("i", s(100), d, "ErrImagePull", "no");
+        // It ran for 600 s, and its restart waits for 300 s more.
+        crashes.forget_old(s(1000));
+        assert!(matches!(crashes.turn("k", s(9), s(700)), Turn::Later { .. }));
+        pulls.forget_old(s(700), d);
+        assert_ne!(pulls, PullBackoff::default());
+        crashes.forget_old(s(1301));
+        pulls.forget_old(s(701), d);
+        assert_eq!((crashes, pulls), (CrashLoop::default(), PullBackoff::default()));
     }
 
     #[test]

@@ -103,6 +103,13 @@ pub fn left_until(deadline: Duration, now: Duration) -> i64 {
     i64::try_from(whole).unwrap_or(i64::MAX)
 }
 
+/// How long a pod that the agent ends is waited for: half as long again as its grace, ten seconds at least.
+#[must_use]
+pub fn kill_limit(grace: Option<i64>) -> Duration {
+    let grace = Duration::from_secs(u64::try_from(grace.unwrap_or(0)).unwrap_or(0));
+    (grace * 3 / 2).max(Duration::from_secs(10))
+}
+
 /// One container to stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stop {

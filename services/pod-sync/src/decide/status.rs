@@ -449,6 +449,15 @@ fn has_initialized(pod: &Pod) -> bool {
     now.is_some_and(|t| t.exit_code == 0) || last_end(last_status).is_some_and(|t| t.exit_code == 0)
 }
 
+/// The runtime that a status names in its container ids.
+#[must_use]
+pub fn runtime_name(status: &PodStatus) -> Option<String> {
+    let lists =
+        [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    let mut ids = lists.into_iter().flatten().flatten().filter_map(|c| c.container_id.as_deref());
+    ids.find_map(|id| id.split_once("://")).map(|(name, _)| name.to_owned()).filter(|n| !n.is_empty())
+}
+
 /// Why the node agent itself ends a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum KillCause {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::api::Api;
 use kube::runtime::watcher;
 use parking_lot::RwLock;
@@ -79,11 +80,13 @@ fn slim(mut pod: Pod) -> Arc<Pod> {
     Arc::new(pod)
 }
 
-/// The Node and the Services, kept by watches of their own.
+/// The Node, the Services and the RuntimeClasses, kept by watches of their own.
 #[derive(Debug, Default)]
 pub struct ClusterView {
     node: RwLock<Option<Arc<Node>>>,
     services: RwLock<Option<Arc<Vec<Arc<Service>>>>>,
+    // Handlers by name.
+    runtime_classes: RwLock<Option<BTreeMap<String, String>>>,
 }
 
 impl ClusterView {
@@ -97,6 +100,47 @@ impl ClusterView {
     #[must_use]
     pub fn services(&self) -> Option<Arc<Vec<Arc<Service>>>> {
         self.services.read().clone()
+    }
+
+    /// The handler of a RuntimeClass; none before they were read once, and an inner none where there is no such class.
+    #[must_use]
+    pub fn runtime_handler(&self, class: &str) -> Option<Option<String>> {
+        self.runtime_classes.read().as_ref().map(|all| all.get(class).cloned())
+    }
+
+    /// Keeps the RuntimeClasses up to date until told to stop.
+    pub async fn watch_runtime_classes(self: Arc<Self>, client: kube::Client, stop: CancellationToken) {
+        let stream = watcher(Api::<RuntimeClass>::all(client), watcher::Config::default().any_semantic());
+        futures::pin_mut!(stream);
+        let mut fresh = BTreeMap::new();
+        let named = |class: RuntimeClass| (class.metadata.name.unwrap_or_default(), class.handler);
+        while let Some(event) = next(&mut stream, &stop).await {
+            match event {
+                watcher::Event::Init => fresh.clear(),
+                watcher::Event::InitApply(class) => fresh.extend([named(class)]),
+                watcher::Event::InitDone => *self.runtime_classes.write() = Some(std::mem::take(&mut fresh)),
+                watcher::Event::Apply(class) => {
+                    self.runtime_classes.write().get_or_insert_default().extend([named(class)]);
+                }
+                watcher::Event::Delete(class) => {
+                    let (name, _) = named(class);
+                    if let Some(all) = self.runtime_classes.write().as_mut() {
+                        all.remove(&name);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads the Node now. The watch may bring an older one after it, and then this one again.
+    ///
+    /// # Errors
+    /// The API server does not answer.
+    pub async fn read_node(&self, client: kube::Client, name: &str) -> Result<(), kube::Error> {
+        if let Some(node) = Api::<Node>::all(client).get_opt(name).await? {
+            *self.node.write() = Some(Arc::new(node));
+        }
+        Ok(())
     }
 
     /// Keeps the Node up to date until told to stop.

@@ -48,7 +48,8 @@ pub fn share_root(root: &Path, table: &dyn MountTable) -> io::Result<bool> {
     }
     let bound = under.is_some_and(|(_, e)| e.path == real);
     if !bound {
-        rustix::mount::mount_bind(&real, &real)?;
+        // With what is mounted below it: pods may run there already.
+        rustix::mount::mount_bind_recursive(&real, &real)?;
     }
     rustix::mount::mount_change(&real, MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
     Ok(!bound)

@@ -49,7 +49,7 @@ use token::{TokenCache, TokenKey, TokenSource};
 /// A volume on the node, ready to be mounted into containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountedVolume {
-    /// Path on the node.
+    /// Path on the node; empty for an image, which only the runtime has.
     pub host_path: PathBuf,
     /// The volume's kind does not let containers write.
     pub read_only: bool,
@@ -96,9 +96,18 @@ pub struct Volumes {
 
 /// What a volume turns out to be once its objects are there.
 enum Plan {
-    HostPath { path: String, kind: String },
+    HostPath {
+        path: String,
+        kind: String,
+    },
     EmptyDir(EmptyDir),
-    Files { dir: EmptyDir, payload: Result<Payload, String>, nested: Vec<PathBuf> },
+    /// The runtime mounts it: there is nothing on the node.
+    Image,
+    Files {
+        dir: EmptyDir,
+        payload: Result<Payload, String>,
+        nested: Vec<PathBuf>,
+    },
 }
 
 impl Volumes {
@@ -190,12 +199,6 @@ impl Volumes {
         )
     }
 
-    /// Whether volumes of the pod are still on disk.
-    #[must_use]
-    pub fn remain(&self, uid: &PodUid) -> bool {
-        teardown::volumes_remain(&paths::pod_dir(&self.root, uid))
-    }
-
     /// Removes the directory of a pod that is gone, its own volumes torn down first. Blocks.
     ///
     /// # Errors
@@ -206,19 +209,6 @@ impl Volumes {
         teardown::tear_down_pod(&dir, &*self.table)
             .map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
         teardown::clean_orphan(&dir, &*self.table)
-    }
-
-    /// UIDs with a directory on disk. Blocks.
-    ///
-    /// # Errors
-    /// The directory of pods cannot be read; that there is none is no error.
-    pub fn on_disk(&self) -> io::Result<Vec<PodUid>> {
-        let entries = match fs::read_dir(paths::pods_dir(&self.root)) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(e),
-        };
-        Ok(entries.flatten().filter_map(|e| PodUid::parse(e.file_name().to_str()?).ok()).collect())
     }
 
     /// Drops expired tokens; once a minute is enough.
@@ -256,6 +246,9 @@ impl Volumes {
                     .map_err(|problem| fail(Step::SetUp, problem))?;
             let (path, marker_dir) = self.places(uid, "empty-dir", &volume.name, false);
             return Ok(Plan::EmptyDir(EmptyDir { path, marker_dir, medium, fs_group: fs_group(pod) }));
+        }
+        if volume.image.is_some() {
+            return Ok(Plan::Image);
         }
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
         let memory = Medium::Memory(empty_dir::memory_size(pod, None, &ctx.node));
@@ -406,6 +399,9 @@ fn apply(
         Plan::EmptyDir(dir) => {
             dir.set_up(table).map_err(|e| fail(e.to_string()))?;
             Ok((MountedVolume { host_path: dir.path, read_only: false, relabel: true }, None))
+        }
+        Plan::Image => {
+            Ok((MountedVolume { host_path: PathBuf::new(), read_only: true, relabel: false }, None))
         }
         Plan::Files { dir, payload, nested } => {
             let has_content =

@@ -43,6 +43,10 @@ impl ObjectSource for Cancellable<dyn ObjectSource> {
     async fn services(&self, namespace: &str) -> Result<Vec<Arc<Service>>, ObjectError> {
         self.unless(self.inner.services(namespace), ObjectError::Api(CANCELLED.to_owned())).await
     }
+
+    async fn runtime_handler(&self, class: &str) -> Result<String, ObjectError> {
+        self.unless(self.inner.runtime_handler(class), ObjectError::Api(CANCELLED.to_owned())).await
+    }
 }
 
 #[async_trait]

@@ -3,90 +3,99 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::Empty;
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
-use k8s_openapi::api::core::v1::{Container, HTTPGetAction, LifecycleHandler, Pod};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::api::core::v1::{Container, ExecAction, LifecycleHandler, Pod};
 use quintlet_model::ids::ContainerId;
 
-use super::Worker;
 use super::start::NotStarted;
+use super::{Halt, Worker, hook_http};
 use crate::clients::events::EventType;
+use crate::clients::runtime::{CallError, ExecOutput};
 use crate::context::Context;
-use crate::decide::container_status::WaitingReason;
 use crate::decide::grace::{self, PodGrace};
+use crate::decide::waiting::StartFailure;
 
-/// A hook over HTTP has no timeout of its own in the kubelet; one that hangs would hold the worker for good.
-const HTTP_LIMIT: Duration = Duration::from_secs(300);
+/// A postStart hook over HTTP has no timeout in the kubelet; one that hangs would hold the worker for good.
+const POST_START_LIMIT: Duration = Duration::from_secs(300);
+
+/// How a hook did not succeed.
+#[derive(Debug)]
+pub(super) enum HookError {
+    /// It failed, in words.
+    Failed(String),
+    /// Its call was cut: whether it ran is not known, and says nothing about the pod.
+    Cut(CallError),
+}
 
 /// Runs one hook to its end.
 ///
 /// # Errors
-/// Its text: non-zero exit, no connection, no handler.
+/// It failed, or nothing is known.
 pub(super) async fn run(
     ctx: &Context,
-    pod: Option<&Pod>,
     container: Option<&Container>,
     hook: &LifecycleHandler,
     id: &ContainerId,
     ips: &[IpAddr],
-) -> Result<(), String> {
+) -> Result<(), HookError> {
     if let Some(exec) = &hook.exec {
-        let command = exec.command.clone().unwrap_or_default();
-        let output = ctx.runtime.exec(id, &command, None).await.map_err(|e| e.to_string())?;
-        if output.exit_code == 0 {
-            return Ok(());
-        }
-        let said = String::from_utf8_lossy(&output.output[..output.output.len().min(1024)]).into_owned();
-        return Err(format!("command '{}' exited with {}: {said}", command.join(" "), output.exit_code));
+        let output = ctx.runtime.exec(id, &command(exec), None).await;
+        return judge(exec, output.map_err(|e| if e.is_verdict() { failed(&e) } else { HookError::Cut(e) })?);
     }
     if let Some(sleep) = &hook.sleep {
-        tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))).await;
+        tokio::time::sleep(seconds(sleep.seconds)).await;
         return Ok(());
     }
     if let Some(get) = &hook.http_get {
-        let ip = ips.first().map(ToString::to_string).or_else(|| pod?.status.as_ref()?.pod_ip.clone());
-        return http_get(get, container, ip).await;
+        let ip = ips.first().map(ToString::to_string);
+        return hook_http::get(get, container, ip).await.map_err(HookError::Failed);
     }
-    Err("invalid handler".to_owned())
+    Err(HookError::Failed("invalid handler".to_owned()))
 }
 
-async fn http_get(
-    get: &HTTPGetAction,
-    container: Option<&Container>,
-    ip: Option<String>,
-) -> Result<(), String> {
-    let host =
-        get.host.clone().filter(|h| !h.is_empty()).or(ip).ok_or("failed to find networking container")?;
-    let port = match &get.port {
-        IntOrString::Int(n) => u16::try_from(*n).map_err(|_| format!("invalid port number: {n}"))?,
-        IntOrString::String(name) => container
-            .and_then(|c| c.ports.iter().flatten().find(|p| p.name.as_deref() == Some(name)))
-            .and_then(|p| u16::try_from(p.container_port).ok())
-            .or_else(|| name.parse().ok())
-            .ok_or_else(|| format!("port {name:?} not found"))?,
-    };
-    if get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https")) {
-        return Err("HTTPS hooks are not supported yet".to_owned());
+/// Waits for a hook that began `ago`, under an earlier pod-sync or cri-proxy. It is not run again: a command is waited
+/// for where cri-proxy still runs it, a sleep for the rest of its time, a request for nothing.
+///
+/// # Errors
+/// It failed.
+pub(super) async fn resume(
+    ctx: &Context,
+    hook: &LifecycleHandler,
+    id: &ContainerId,
+    ago: Duration,
+) -> Result<(), HookError> {
+    if let Some(exec) = &hook.exec {
+        return match ctx.runtime.join_exec(id, &command(exec)).await {
+            Ok(Some(output)) => judge(exec, output),
+            Ok(None) => Ok(()),
+            Err(e) if e.is_verdict() => Err(failed(&e)),
+            Err(e) => Err(HookError::Cut(e)),
+        };
     }
-    let host = if host.contains(':') { format!("[{host}]") } else { host };
-    let path = get.path.as_deref().unwrap_or("/");
-    let slash = if path.starts_with('/') { "" } else { "/" };
-    let mut request = http::Request::get(format!("http://{host}:{port}{slash}{path}"))
-        .header("user-agent", "kube-lifecycle/1.36");
-    for header in get.http_headers.iter().flatten() {
-        request = request.header(&header.name, &header.value);
+    if let Some(sleep) = &hook.sleep {
+        tokio::time::sleep(seconds(sleep.seconds).saturating_sub(ago)).await;
     }
-    let request = request.body(Empty::<Bytes>::new()).map_err(|e| e.to_string())?;
-    let client = Client::builder(TokioExecutor::new()).build_http();
-    // Any answer is a success.
-    match tokio::time::timeout(HTTP_LIMIT, client.request(request)).await {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(e)) => Err(quintlet_kit::error_chain(&e)),
-        Err(_) => Err("no answer".to_owned()),
+    Ok(())
+}
+
+fn seconds(seconds: i64) -> Duration {
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
+
+fn command(exec: &ExecAction) -> Vec<String> {
+    exec.command.clone().unwrap_or_default()
+}
+
+fn failed(e: &CallError) -> HookError {
+    HookError::Failed(e.to_string())
+}
+
+fn judge(exec: &ExecAction, output: ExecOutput) -> Result<(), HookError> {
+    if output.exit_code == 0 {
+        return Ok(());
     }
+    let said = String::from_utf8_lossy(&output.output[..output.output.len().min(1024)]).into_owned();
+    let words = command(exec).join(" ");
+    Err(HookError::Failed(format!("command '{words}' exited with {}: {said}", output.exit_code)))
 }
 
 impl Worker {
@@ -102,7 +111,18 @@ impl Worker {
         let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
             return Ok(());
         };
-        let Err(why) = run(&self.ctx, Some(pod), Some(container), hook, id, ips).await else { return Ok(()) };
+        let ran = run(&self.ctx, Some(container), hook, id, ips);
+        let ran = match hook.http_get {
+            Some(_) => tokio::time::timeout(POST_START_LIMIT, ran)
+                .await
+                .unwrap_or_else(|_| Err(HookError::Failed("no answer".to_owned()))),
+            None => ran.await,
+        };
+        let why = match ran {
+            Ok(()) => return Ok(()),
+            Err(HookError::Cut(e)) => return Err(Halt::of(&e, "PostStartHookError").into()),
+            Err(HookError::Failed(why)) => why,
+        };
         self.ctx.events.pod(
             pod,
             EventType::Warning,
@@ -115,6 +135,6 @@ impl Worker {
             grace::stop_timeout(grace::of_container(PodGrace::of_pod(pod), Some(container), None, None));
         let _ = self.ctx.runtime.stop_container(id, seconds).await;
         self.acted();
-        Err(NotStarted::Waits(WaitingReason { reason: "PostStartHookError".to_owned(), message: why }))
+        Err(NotStarted::Waits(StartFailure::PostStartHookError.with_message(why)))
     }
 }

@@ -5,6 +5,7 @@
 //! by the functions of [`crate::decide`], acts, and says when it wants to look again.
 
 mod cancel;
+mod hook_http;
 mod hooks;
 mod messages;
 mod prepare;
@@ -20,7 +21,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_cri::v1 as cri;
+use k8s_openapi::api::core::v1::{Pod, PodStatus, Secret};
 use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::pod as pods;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
@@ -41,6 +43,7 @@ use crate::decide::worker::fresh::{Freshness, Look};
 use crate::decide::worker::{self, Input, Outcome, Work};
 use crate::decide::{status, waiting};
 use crate::fleet::Told;
+use crate::image;
 use crate::source::SourceKind;
 use crate::state::{PodRecord, Termination};
 use crate::view::{Decision, View, Waiting};
@@ -138,6 +141,11 @@ pub struct Worker {
     messages: HashMap<ContainerId, String>,
     seeded: bool,
     mounted: Option<MountedVolumes>,
+    // Of the last pass that started something.
+    pull_secrets: Vec<Arc<Secret>>,
+    handler: String,
+    userns: Option<cri::UserNamespace>,
+    image_volumes: image::Volumes,
     refreshed: Option<Duration>,
     refreshed_for: Option<Shown>,
     // Starts that failed for another reason than a back-off of their own, and when each is tried again (boottime).
@@ -191,6 +199,10 @@ impl Worker {
             messages: HashMap::new(),
             seeded: false,
             mounted: None,
+            pull_secrets: Vec::new(),
+            handler: String::new(),
+            userns: None,
+            image_volumes: image::Volumes::new(),
             refreshed: None,
             refreshed_for: None,
             holds: BTreeMap::new(),
@@ -339,13 +351,26 @@ impl Worker {
         match work {
             Work::Sync => match &desired.rejected {
                 Some(rejection) => self.reject(rejection),
-                None => self.sync(&desired).await,
+                None => match self.makes_room(&desired) {
+                    Some(wait) => Ok(Next::Idle(Some(wait))),
+                    None => self.sync(&desired).await,
+                },
             },
             Work::Terminating => self.terminating().await,
             Work::Terminated => self.terminated().await,
             Work::Finished { clean } => self.finished(*clean).await,
             Work::WaitName { .. } => Ok(Next::Idle(None)),
         }
+    }
+
+    // Those that go for this pod go first; one that does not go in time is not waited for.
+    fn makes_room(&mut self, desired: &Desired) -> Option<Duration> {
+        let now = self.ctx.clock.boot();
+        let left: Vec<_> = desired.after.iter().filter(|v| !self.ctx.is_over(&v.uid)).collect();
+        let until = left.iter().map(|v| v.until).max().filter(|until| *until > now)?;
+        let victims = left.iter().map(|v| v.uid.to_string()).collect();
+        self.wait_for(&waiting::Waiting::MakingRoom { victims }, Some(until));
+        Some(until - now)
     }
 
     // Takes over what the source says.
@@ -416,6 +441,13 @@ impl Worker {
     // Snapshot, status, report, probe target: how every pass begins.
     pub(crate) async fn look(&mut self, is_terminal: bool) -> Result<Pass, Halt> {
         let runtime = self.observe().await?;
+        let named = !self.ctx.runtime_state.borrow().name.is_empty()
+            || self.record.status.as_ref().and_then(status::runtime_name).is_some();
+        if !named && !runtime.containers.is_empty() {
+            return Err(Halt::Cut(
+                "the runtime's name, a part of container ids, is not known yet".to_owned(),
+            ));
+        }
         if !self.seeded {
             self.seeded = true;
             let api = self.record.status.as_ref().or(self.pod.status.as_ref());
@@ -451,7 +483,12 @@ impl Worker {
         is_terminal: bool,
     ) -> PodStatus {
         let handler = runtime.sandboxes.first().map(|s| s.runtime_handler.as_str()).unwrap_or_default();
-        let facts = self.ctx.facts(handler);
+        let mut facts = self.ctx.facts(handler);
+        if facts.runtime_name.is_empty() {
+            // Not asked yet since this process began: container ids are as they were.
+            facts.runtime_name =
+                self.record.status.as_ref().and_then(status::runtime_name).unwrap_or_default();
+        }
         status::generate(&status::StatusInput {
             pod: &self.pod,
             old: self.record.status.as_ref(),

@@ -11,6 +11,7 @@ use super::cancel::Cancellable;
 use super::{Halt, Pass, Worker};
 use crate::build::error::ConfigError;
 use crate::build::mounts::{MountsInput, make_mounts};
+use crate::build::objects::ObjectError;
 use crate::clients::events::EventType;
 use crate::decide::{sync, waiting};
 use crate::volumes::error::{VolumeError, VolumeFailure};
@@ -27,19 +28,15 @@ impl Worker {
         let pod = &pass.pod;
         let uid = self.pod_ref.uid.clone();
         let exists = self.ctx.cgroups.exists(pod, &uid);
-        let plan = sync::cgroup_plan(pod, exists, &pass.runtime);
-        if plan.kill_first {
-            tracing::warn!(pod.uid = %uid, "containers run without the pod's cgroup: they are stopped first");
-            self.kill_pod(&pass.runtime, None).await?;
-            return Err(Halt::Cut("containers ran without the pod's cgroup".to_owned()));
-        }
-        if plan.ensure
-            && let Err(e) = self.ctx.cgroups.ensure(pod, &uid)
-        {
-            let text = format!("unable to ensure pod container exists: {e}");
-            self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodContainer", &text, "");
-            self.wait_for(&waiting::Waiting::Cgroup { message: e.to_string() }, None);
-            return Err(Halt::failed(text));
+        if sync::cgroup_plan(pod, exists, &pass.runtime).ensure {
+            let (cgroups, wanted, of) = (self.ctx.cgroups.clone(), Arc::clone(pod), uid.clone());
+            let made = tokio::task::spawn_blocking(move || cgroups.ensure(&wanted, &of)).await;
+            if let Ok(Err(e)) = made {
+                let text = format!("unable to ensure pod container exists: {e}");
+                self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodContainer", &text, "");
+                self.wait_for(&waiting::Waiting::Cgroup { message: e.to_string() }, None);
+                return Err(Halt::failed(text));
+            }
         }
         match self.ctx.volumes.set_up(pod, &uid, &self.volume_context()).await {
             Ok(done) => {
@@ -47,12 +44,79 @@ impl Worker {
                 self.refreshed = Some(self.ctx.clock.boot());
                 self.refreshed_for = Some(shown(pod));
                 self.failed_mounts(pod, &done.stale);
-                Ok(())
             }
             // What was cut short says nothing about the volumes.
-            Err(_) if self.cancel.is_cancelled() => Err(Halt::Cancelled),
-            Err(e) => Err(self.volumes_failed(pod, &e)),
+            Err(_) if self.cancel.is_cancelled() => return Err(Halt::Cancelled),
+            Err(e) => return Err(self.volumes_failed(pod, &e)),
         }
+        self.fetch_pull_secrets(pod).await;
+        if self.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }
+    }
+
+    /// Finds the runtime handler of the pod's class and its range of ids.
+    pub(super) async fn resolve(&mut self, pod: &Pod) -> Result<(), Halt> {
+        let spec = quintlet_model::pod::spec(pod);
+        self.handler = match spec.runtime_class_name.as_deref().unwrap_or_default() {
+            "" => String::new(),
+            class => match self.ctx.objects.runtime_handler(class).await {
+                Ok(handler) => handler,
+                Err(e @ ObjectError::NotReady { .. }) => return Err(Halt::Cut(e.to_string())),
+                Err(e) => return Err(self.no_sandbox(pod, "Failed to create sandbox", &e.to_string())),
+            },
+        };
+        // What the handler cannot do is refused where the configuration is made.
+        self.userns = None;
+        if spec.host_users == Some(false) && self.features(&self.handler).user_namespaces {
+            let (ctx, uid) = (Arc::clone(&self.ctx), self.pod_ref.uid.clone());
+            let mapped = tokio::task::spawn_blocking(move || ctx.user_namespaces.mappings(&uid)).await;
+            self.userns = match mapped {
+                Ok(Ok(mapped)) => Some(mapped),
+                Ok(Err(e)) => {
+                    return Err(self.no_sandbox(pod, "Failed to generate sandbox config", &e.to_string()));
+                }
+                Err(_) => return Err(Halt::Cut("the task was cut off".to_owned())),
+            };
+        }
+        Ok(())
+    }
+
+    // Without a secret the pull may still succeed: it is tried.
+    async fn fetch_pull_secrets(&mut self, pod: &Pod) {
+        let names = quintlet_model::pod::spec(pod).image_pull_secrets.iter().flatten();
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        let objects = self.volume_context().objects;
+        for name in names.map(|s| s.name.as_str()).filter(|n| !n.is_empty()) {
+            match objects.secret(&self.pod_ref.namespace, name).await {
+                Ok(secret) => found.push(secret),
+                Err(e) => {
+                    tracing::info!(pod.uid = %self.pod_ref.uid, secret = name, error = %e, "no pull secret");
+                    missing.push(name);
+                }
+            }
+        }
+        self.pull_secrets = found;
+        if self.cancel.is_cancelled() {
+            return;
+        }
+        if !missing.is_empty() {
+            let text = format!(
+                "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+                missing.join(", ")
+            );
+            let reason = "FailedToRetrieveImagePullSecret";
+            self.ctx.events.pod(pod, EventType::Warning, reason, &text, "");
+        }
+    }
+
+    /// Stops containers that run without the pod's cgroup, whose limits they are free of. True if there were any.
+    pub(super) async fn leave_lost_cgroup(&mut self, pass: &Pass) -> Result<bool, Halt> {
+        let exists = self.ctx.cgroups.exists(&pass.pod, &self.pod_ref.uid);
+        let lost = sync::cgroup_plan(&pass.pod, exists, &pass.runtime).kill_first;
+        if lost {
+            tracing::warn!(pod.uid = %self.pod_ref.uid, "containers run without the pod's cgroup: they are stopped");
+            self.kill_pod(&pass.runtime, None).await?;
+        }
+        Ok(lost)
     }
 
     fn volume_context(&self) -> VolumeContext {
@@ -118,8 +182,8 @@ impl Worker {
         env: &BTreeMap<String, String>,
         pod_ips: &[IpAddr],
     ) -> Result<Vec<cri::Mount>, ConfigError> {
-        let handler = quintlet_model::pod::spec(pod).runtime_class_name.as_deref().unwrap_or_default();
-        let features = self.features(handler);
+        let features = self.features(&self.handler);
+        let userns = self.userns.clone();
         let (pod, container, env) = (pod.clone(), container.clone(), env.clone());
         let (uid, node, pod_ips) = (self.pod_ref.uid.clone(), Arc::clone(&self.ctx.node), pod_ips.to_vec());
         let volumes = self.mounted.clone().unwrap_or_default();
@@ -134,7 +198,7 @@ impl Worker {
                 env: &env,
                 pod_ips: &pod_ips,
                 features,
-                id_mappings: None,
+                id_mappings: userns.as_ref().map(|n| (&n.uids[..], &n.gids[..])),
             })
         });
         made.await.unwrap_or_else(|_| Err(ConfigError::invalid("mounts could not be prepared")))

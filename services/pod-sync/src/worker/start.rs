@@ -14,6 +14,7 @@ use super::{Halt, Pass, Worker};
 use crate::build::container::{ContainerInput, container_config};
 use crate::build::env::{EnvInput, EnvObjects, make_env};
 use crate::build::error::ConfigError;
+use crate::build::newer::{self, ImageMount, NewerConfig};
 use crate::build::sandbox::{SandboxInput, sandbox_config};
 use crate::build::security::ImageUser;
 use crate::build::{dns, paths};
@@ -22,7 +23,7 @@ use crate::clients::runtime::CallError;
 use crate::decide::backoff::{self, Delays};
 use crate::decide::container_status::WaitingReason;
 use crate::decide::sync as decide_sync;
-use crate::decide::waiting::{Hook, Waiting};
+use crate::decide::waiting::{Hook, StartFailure, Waiting};
 use crate::image::{self, NoImage};
 
 /// Why a container did not start.
@@ -40,8 +41,8 @@ impl From<Halt> for NotStarted {
     }
 }
 
-fn waits(reason: &str, message: impl Into<String>) -> NotStarted {
-    NotStarted::Waits(WaitingReason { reason: reason.to_owned(), message: message.into() })
+fn waits(reason: StartFailure, message: impl Into<String>) -> NotStarted {
+    NotStarted::Waits(reason.with_message(message))
 }
 
 impl Worker {
@@ -64,7 +65,6 @@ impl Worker {
                 let message = warning.message(&self.pod_ref);
                 self.ctx.events.pod(pod, EventType::Warning, warning.reason(), &message, "");
             }
-            let handler = pods::spec(pod).runtime_class_name.as_deref().unwrap_or_default();
             sandbox_config(SandboxInput {
                 pod,
                 names: &self.pod_ref,
@@ -72,23 +72,20 @@ impl Worker {
                 node,
                 cgroup_parent: &cgroup_parent,
                 dns: &dns,
-                runtime_handler: handler,
-                features: self.features(handler),
-                userns: None,
+                runtime_handler: &self.handler,
+                features: self.features(&self.handler),
+                userns: self.userns.as_ref(),
             })
         };
         build().map_err(|e: ConfigError| {
-            let text =
-                format!("Failed to generate sandbox config for pod {:?}: {e}", self.pod_ref.to_string());
-            self.ctx.events.pod(
-                pod,
-                EventType::Warning,
-                "FailedCreatePodSandBox",
-                &format!("Failed to create pod sandbox: {e}"),
-                "",
-            );
-            Halt::failed(text)
+            self.no_sandbox(pod, "Failed to generate sandbox config", &e.to_string())
         })
+    }
+
+    pub(super) fn no_sandbox(&self, pod: &Pod, what: &str, why: &str) -> Halt {
+        let text = format!("Failed to create pod sandbox: {why}");
+        self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
+        Halt::failed(format!("{what} for pod {:?}: {why}", self.pod_ref.to_string()))
     }
 
     pub(super) fn features(&self, handler: &str) -> crate::build::HandlerFeatures {
@@ -108,8 +105,7 @@ impl Worker {
             )));
         }
         self.save();
-        let handler = pods::spec(pod).runtime_class_name.clone().unwrap_or_default();
-        let id = match self.ctx.runtime.run_sandbox(config, &handler).await {
+        let id = match self.ctx.runtime.run_sandbox(config, &self.handler).await {
             Ok(id) => id,
             Err(e) => {
                 if e.is_verdict() && !self.is_ending() {
@@ -174,7 +170,7 @@ impl Worker {
             if e.is_verdict() {
                 self.record.starting.remove(&container.name);
             }
-            return Err(self.not_started(pod, &field_path, &e, "RunContainerError"));
+            return Err(self.not_started(pod, &field_path, &e, StartFailure::RunContainerError));
         }
         self.record.starting.remove(&container.name);
         self.ctx.events.pod(pod, EventType::Normal, "Started", "Container started", &field_path);
@@ -237,6 +233,14 @@ impl Worker {
     ) -> Result<(ContainerId, u32), NotStarted> {
         let pod = &pass.pod;
         let field_path = kind.field_path(&container.name);
+        let newer = match self.newer_config(container) {
+            Ok(newer) => newer,
+            Err(reason) => {
+                let text = format!("Error: {}", reason.reason);
+                self.ctx.events.pod(pod, EventType::Warning, "Failed", &text, &field_path);
+                return Err(NotStarted::Waits(reason));
+            }
+        };
         let pulling = Waiting::ImagePulling {
             container: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
@@ -244,7 +248,15 @@ impl Worker {
         self.wait_for(&pulling, None);
         self.show(false);
         let mut pulls = std::mem::take(&mut self.record.pulls);
-        let ready = image::ensure(&self.ctx, pod, container, &field_path, &mut pulls, sandbox_config).await;
+        let wanted = image::Wanted {
+            pod,
+            image: container.image.as_deref().unwrap_or_default(),
+            policy: container.image_pull_policy.as_deref().unwrap_or("IfNotPresent"),
+            field_path: &field_path,
+            secrets: &self.pull_secrets,
+            sandbox_config,
+        };
+        let ready = image::ensure(&self.ctx, wanted, &mut pulls).await;
         self.record.pulls = pulls;
         let ready = match ready {
             Ok(ready) => ready,
@@ -265,7 +277,7 @@ impl Worker {
             Ok(config) => config,
             Err(e) => {
                 self.ctx.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {e}"), &field_path);
-                return Err(waits("CreateContainerConfigError", e.to_string()));
+                return Err(waits(StartFailure::CreateContainerConfigError, e.to_string()));
             }
         };
         // On disk before the start: whoever comes after a cut must meet the same delay.
@@ -275,19 +287,75 @@ impl Worker {
             self.record.crash_loop.advance(&key, ago, self.ctx.clock.boot(), Delays::default());
         }
         self.save();
-        match self.ctx.runtime.create_container(sandbox, config, sandbox_config.clone()).await {
+        match self.ctx.runtime.create_container(sandbox, config, &newer, sandbox_config.clone()).await {
             Ok(id) => {
                 self.fresh.made(id.to_string());
                 self.ctx.events.pod(pod, EventType::Normal, "Created", "Container created", &field_path);
                 Ok((id, restarts))
             }
-            Err(e) => Err(self.not_started(pod, &field_path, &e, "CreateContainerError")),
+            Err(e) => Err(self.not_started(pod, &field_path, &e, StartFailure::CreateContainerError)),
         }
     }
 
-    fn not_started(&self, pod: &Pod, field_path: &str, e: &CallError, reason: &str) -> NotStarted {
+    // Image volumes and the stop signal, or what is wrong with an image that it mounts.
+    fn newer_config(&self, container: &Container) -> Result<NewerConfig, WaitingReason> {
+        let mounts = container.volume_mounts.iter().flatten();
+        let mounts = mounts.filter_map(|m| Some((m, self.image_volumes.get(&m.name)?)));
+        let mounts = mounts.map(|(mount, image)| {
+            Ok(ImageMount {
+                container_path: mount.mount_path.clone(),
+                readonly: true,
+                image: Some(image.clone()?),
+                image_sub_path: mount.sub_path.clone().unwrap_or_default(),
+            })
+        });
+        Ok(NewerConfig {
+            mounts: mounts.collect::<Result<_, _>>()?,
+            stop_signal: newer::stop_signal(container),
+        })
+    }
+
+    /// Has the images of the volumes that these containers mount; what fails is theirs to tell.
+    pub(super) async fn ensure_image_volumes(
+        &mut self,
+        pod: &Pod,
+        containers: &[&Container],
+        sandbox_config: &cri::PodSandboxConfig,
+    ) -> Result<(), Halt> {
+        self.image_volumes.clear();
+        let mounted =
+            |name: &str| containers.iter().any(|c| c.volume_mounts.iter().flatten().any(|m| m.name == name));
+        let volumes = pods::spec(pod).volumes.iter().flatten().filter(|v| mounted(&v.name));
+        for (name, source) in volumes.filter_map(|v| Some((&v.name, v.image.as_ref()?))) {
+            let wanted = image::Wanted {
+                pod,
+                image: source.reference.as_deref().unwrap_or_default(),
+                policy: source.pull_policy.as_deref().unwrap_or("IfNotPresent"),
+                field_path: "",
+                secrets: &self.pull_secrets,
+                sandbox_config,
+            };
+            let mut pulls = std::mem::take(&mut self.record.pulls);
+            let ready = image::ensure(&self.ctx, wanted, &mut pulls).await;
+            self.record.pulls = pulls;
+            let ready = match ready {
+                Ok(ready) => Ok(cri::ImageSpec {
+                    image: ready.image_ref,
+                    user_specified_image: wanted.image.to_owned(),
+                    runtime_handler: self.handler.clone(),
+                    annotations: pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect(),
+                }),
+                Err(NoImage::Waits(reason, _)) => Err(reason),
+                Err(NoImage::Interrupted(e)) => return Err(Halt::of(&e, "image volume")),
+            };
+            self.image_volumes.insert(name.clone(), ready);
+        }
+        Ok(())
+    }
+
+    fn not_started(&self, pod: &Pod, field_path: &str, e: &CallError, reason: StartFailure) -> NotStarted {
         if !e.is_verdict() {
-            return Halt::of(e, reason).into();
+            return Halt::of(e, reason.as_str()).into();
         }
         self.ctx.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {e}"), field_path);
         waits(reason, e.message.clone())
@@ -322,7 +390,6 @@ impl Worker {
             .image
             .as_ref()
             .map_or(ImageUser::Uid(0), |i| ImageUser::of(i.uid.as_ref().map(|u| u.value), &i.username));
-        let handler = pods::spec(pod).runtime_class_name.as_deref().unwrap_or_default();
         container_config(ContainerInput {
             pod,
             names: &self.pod_ref,
@@ -333,9 +400,9 @@ impl Worker {
             node,
             env: &env,
             mounts: &mounts,
-            runtime_handler: handler,
-            features: self.features(handler),
-            userns: None,
+            runtime_handler: &self.handler,
+            features: self.features(&self.handler),
+            userns: self.userns.as_ref(),
             target_id: None,
         })
     }

@@ -1,6 +1,7 @@
 //! Stopping containers and pods (pod-sync.md §6.9, §6.10).
 
 use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,14 +12,14 @@ use quintlet_model::runtime::{Container as RuntimeContainer, PodRuntime};
 use quintlet_model::{labels, pod as pods};
 use tokio::sync::watch;
 
+use super::hooks::{self, HookError};
 use super::sync::{Kind, described};
-use super::{Halt, Worker, hooks};
+use super::{Halt, Worker};
 use crate::build::paths;
 use crate::clients::events::EventType;
 use crate::context::Context;
 use crate::decide::actions::KillReason;
 use crate::decide::grace::{self, PodGrace};
-use crate::state::HookState;
 
 /// One container to stop.
 struct Stop<'a> {
@@ -30,8 +31,9 @@ struct Stop<'a> {
     field_path: String,
     message: String,
     grace: i64,
-    // A hook that began before a restart of pod-sync is not run again.
-    hook: Option<HookState>,
+    ips: &'a [IpAddr],
+    // Boottime at which an earlier try began, whose hook is not run again.
+    began: Option<Duration>,
 }
 
 impl Stop<'_> {
@@ -43,23 +45,32 @@ impl Stop<'_> {
                 ctx.events.pod(pod, kind, reason, message, &self.field_path);
             }
         };
-        if self.hook.is_none() {
+        if self.began.is_none() {
             event(EventType::Normal, "Killing", &self.message);
         }
         let began = ctx.clock.boot();
         if self.grace > 0
-            && self.hook.is_none()
             && let Some(hook) = self.pre_stop()
         {
             let limit = Duration::from_secs(u64::try_from(self.grace).unwrap_or(0));
-            let run = hooks::run(ctx, self.pod, self.container, &hook, &self.instance.id, &[]);
+            let id = &self.instance.id;
+            let run = async {
+                match self.began {
+                    None => hooks::run(ctx, self.container, &hook, id, self.ips).await,
+                    Some(first) => hooks::resume(ctx, &hook, id, began.saturating_sub(first)).await,
+                }
+            };
             let failed = match tokio::time::timeout(limit, run).await {
                 Ok(Ok(())) => None,
-                Ok(Err(e)) => Some(e),
+                Ok(Err(HookError::Failed(why))) => Some(why),
+                Ok(Err(HookError::Cut(e))) => {
+                    tracing::info!(container.id = %id, error = %e, "how the preStop hook ended is not known");
+                    None
+                }
                 Err(_) => Some(format!("it did not end within {}s", self.grace)),
             };
             if let Some(why) = failed {
-                tracing::info!(container.id = %self.instance.id, why, "preStop hook failed");
+                tracing::info!(container.id = %id, why, "preStop hook failed");
                 event(EventType::Warning, "FailedPreStopHook", "PreStopHook failed");
             }
         }
@@ -114,7 +125,8 @@ impl Worker {
             field_path: kind.field_path(&instance.name),
             message: message.to_owned(),
             grace: grace::of_container(PodGrace::of_pod(pod), container, reason, override_seconds),
-            hook: None,
+            ips: runtime.ips(),
+            began: None,
         };
         let stopped = stop.run(std::future::ready(())).await;
         self.acted();
@@ -128,12 +140,13 @@ impl Worker {
         override_seconds: Option<i64>,
     ) -> Result<(), Halt> {
         let pod = Arc::clone(&self.pod);
-        let begun: BTreeMap<String, HookState> =
-            self.record.termination.as_ref().map(|t| t.hooks.clone()).unwrap_or_default();
+        let begun: BTreeMap<String, Duration> =
+            self.record.termination.as_ref().map(|t| t.stops.clone()).unwrap_or_default();
+        let now = self.ctx.clock.boot();
         let plan = grace::termination_plan(Some(&pod), runtime);
         if let Some(t) = self.record.termination.as_mut() {
             for stop in &plan {
-                t.hooks.entry(stop.id.to_string()).or_insert(HookState::Begun);
+                t.stops.entry(stop.id.to_string()).or_insert(now);
             }
         }
         self.save();
@@ -190,7 +203,7 @@ pub(crate) async fn stop_all(
     runtime: &PodRuntime,
     plan: &[grace::Stop],
     override_seconds: Option<i64>,
-    begun: &BTreeMap<String, HookState>,
+    begun: &BTreeMap<String, Duration>,
 ) -> Result<(), Halt> {
     let (stopped, _) = watch::channel(HashSet::<ContainerId>::new());
     let stops = plan.iter().filter_map(|step| {
@@ -205,7 +218,8 @@ pub(crate) async fn stop_all(
             field_path: kind.field_path(&instance.name),
             message: format!("Stopping container {}", instance.name),
             grace: grace::of_container(of, container, None, override_seconds),
-            hook: begun.get(step.id.as_str()).copied(),
+            ips: runtime.ips(),
+            began: begun.get(step.id.as_str()).copied(),
         };
         let waits_for: Vec<ContainerId> =
             plan.iter().filter(|s| step.after.contains(&s.name)).map(|s| s.id.clone()).collect();

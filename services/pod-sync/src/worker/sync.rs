@@ -18,7 +18,7 @@ use crate::decide::backoff::{self, Delays, Turn};
 use crate::decide::container_status::WaitingReason;
 use crate::decide::status;
 use crate::decide::sync::{self as decide_sync, SyncGate};
-use crate::decide::waiting::{self, Hold, Holds};
+use crate::decide::waiting::{self, Hold, Holds, StartFailure};
 use crate::decide::worker::Input;
 
 /// Which list of the spec a container stands in.
@@ -77,6 +77,9 @@ impl Worker {
         }
         self.decided(waiting::explain(&pass.pod, &actions, &sandbox, &due.holds), &pass.runtime);
         self.reconcile_mirror(desired).await;
+        if self.leave_lost_cgroup(&pass).await? {
+            return Ok(Next::Again);
+        }
         if due.is_idle(&actions, &pass.runtime) {
             return self.rest(&pass, &due).await;
         }
@@ -84,6 +87,11 @@ impl Worker {
         if !hold.is_zero() && actions.to_kill.is_empty() {
             self.keep_waiting();
             return Ok(Next::Idle(Some(hold)));
+        }
+        // Its cgroup driver and what its handlers can do are in every sandbox.
+        if actions.create_sandbox && self.ctx.runtime_state.borrow().name.is_empty() {
+            self.wait_for(&waiting::Waiting::Runtime { error: None }, None);
+            return Err(Halt::Cut("the runtime's status has not been read".to_owned()));
         }
         // A pod that has its network already does not need another (DESIGN §5.10).
         if gate == SyncGate::NetworkNotReady && actions.create_sandbox {
@@ -124,6 +132,10 @@ impl Worker {
             self.wait_shown(&wait);
         }
         self.refresh_volumes(pass).await;
+        self.collect_dead().await?;
+        let boot = self.ctx.clock.boot();
+        self.record.crash_loop.forget_old(boot);
+        self.record.pulls.forget_old(boot, Delays::default());
         let held = due.holds.values().map(|h| h.remaining).min();
         let deadline = status::until_active_deadline(&pass.pod, &pass.status, now);
         Ok(Next::Idle([held, due.retry, deadline].into_iter().flatten().min()))
@@ -161,7 +173,9 @@ impl Worker {
                             Hold { remaining: until.saturating_sub(boot), delay },
                         );
                         let crash = backoff::last_exit(&pass.runtime, &container.name).is_some();
-                        if crash && self.pull_turn(container, boot) == Turn::Now {
+                        let pull = self.held_by_pull(&pass.pod, container, boot);
+                        let own = container.image.clone().unwrap_or_default();
+                        if crash && pull.is_none() {
                             let message = backoff::crash_loop_message(delay, &container.name, &self.pod_ref);
                             let entered = due
                                 .waiting
@@ -180,19 +194,15 @@ impl Worker {
                                     &kind.field_path(&container.name),
                                 );
                             }
-                            let reason = WaitingReason { reason: "CrashLoopBackOff".to_owned(), message };
+                            let reason = StartFailure::CrashLoopBackOff.with_message(message);
                             due.waiting.insert(container.name.clone(), reason);
                         } else {
-                            let image =
-                                crate::image::with_tag(container.image.as_deref().unwrap_or_default())
-                                    .unwrap_or_default();
-                            let reason = WaitingReason {
-                                reason: "ImagePullBackOff".to_owned(),
-                                message: self.record.pulls.message(&image),
-                            };
+                            let spec_image = pull.map_or(own, |(image, _)| image);
+                            let image = crate::image::with_tag(&spec_image).unwrap_or_default();
+                            let reason = StartFailure::ImagePullBackOff
+                                .with_message(self.record.pulls.message(&image));
                             if due.waiting.get(&container.name) != Some(&reason) {
                                 let path = kind.field_path(&container.name);
-                                let spec_image = container.image.as_deref().unwrap_or_default();
                                 let text = format!("Back-off pulling image {spec_image:?}");
                                 self.ctx.events.pod(&pass.pod, EventType::Normal, "BackOff", &text, &path);
                                 let text = "Error: ImagePullBackOff";
@@ -219,21 +229,31 @@ impl Worker {
                 return turn;
             }
         }
-        self.pull_turn(container, boot)
+        self.held_by_pull(&pass.pod, container, boot).map_or(Turn::Now, |(_, turn)| turn)
     }
 
-    fn pull_turn(&self, container: &Container, boot: Duration) -> Turn {
+    // The image, of the container's own and its image volumes', whose back-off holds it up for longest.
+    fn held_by_pull(&self, pod: &Pod, container: &Container, boot: Duration) -> Option<(String, Turn)> {
         // An image that is there needs no pull; only after a failed one is there an entry at all.
-        let pulling = self.record.waiting.get(&container.name).is_some_and(|w| {
-            matches!(
-                w.reason.as_str(),
-                "ImagePullBackOff" | "ErrImagePull" | "RegistryUnavailable" | "SignatureValidationFailed"
-            )
-        });
-        match crate::image::with_tag(container.image.as_deref().unwrap_or_default()) {
-            Ok(image) if pulling => self.record.pulls.turn(&image, boot, Delays::default()),
-            Ok(_) | Err(_) => Turn::Now,
+        let pulling = self
+            .record
+            .waiting
+            .get(&container.name)
+            .is_some_and(|w| StartFailure::parse(&w.reason).is_some_and(of_a_pull));
+        if !pulling {
+            return None;
         }
+        let mounted = |name: &str| container.volume_mounts.iter().flatten().any(|m| m.name == name);
+        let volumes = pods::spec(pod).volumes.iter().flatten().filter(|v| mounted(&v.name));
+        let volumes = volumes.filter_map(|v| v.image.as_ref()?.reference.clone());
+        let held = container.image.iter().cloned().chain(volumes).filter_map(|image| {
+            let tagged = crate::image::with_tag(&image).ok()?;
+            match self.record.pulls.turn(&tagged, boot, Delays::default()) {
+                Turn::Now => None,
+                later @ Turn::Later { until, .. } => Some((until, image, later)),
+            }
+        });
+        held.max_by_key(|(until, _, _)| *until).map(|(_, image, turn)| (image, turn))
     }
 
     async fn act(&mut self, pass: &Pass, actions: &PodActions, due: &Due) -> Result<(), Halt> {
@@ -283,6 +303,7 @@ impl Worker {
             return Ok(());
         }
         self.prepare(pass).await?;
+        self.resolve(pod).await?;
         self.enter_runtime()?;
         let config = self.sandbox_config(pod, actions.attempt, actions.create_sandbox)?;
         let (sandbox, ips) = if actions.create_sandbox {
@@ -322,6 +343,8 @@ impl Worker {
         plan.extend(pick(&ephemeral, &actions.ephemeral_to_start).into_iter().map(|c| (Kind::Ephemeral, c)));
         plan.extend(pick(pods::init_containers(pod), &due.init).into_iter().map(|c| (Kind::Init, c)));
         plan.extend(pick(&pods::spec(pod).containers, &due.regular).into_iter().map(|c| (Kind::Regular, c)));
+        let containers: Vec<&Container> = plan.iter().map(|(_, c)| c).collect();
+        self.ensure_image_volumes(pod, &containers, config).await?;
         for (kind, container) in plan {
             // What is to end is not started any more.
             if self.is_ending() {
@@ -368,13 +391,17 @@ impl Worker {
 
 /// Reasons with a back-off of their own.
 fn backs_off(reason: &str) -> bool {
+    StartFailure::parse(reason).is_some_and(|f| f == StartFailure::CrashLoopBackOff || of_a_pull(f))
+}
+
+/// The image was asked for and did not come.
+fn of_a_pull(failure: StartFailure) -> bool {
     matches!(
-        reason,
-        "CrashLoopBackOff"
-            | "ImagePullBackOff"
-            | "ErrImagePull"
-            | "RegistryUnavailable"
-            | "SignatureValidationFailed"
+        failure,
+        StartFailure::ImagePullBackOff
+            | StartFailure::ErrImagePull
+            | StartFailure::RegistryUnavailable
+            | StartFailure::SignatureValidationFailed
     )
 }
 

@@ -1,6 +1,5 @@
 //! The end of a pod: containers, then volumes and cgroup, then the last status (pod-sync.md §4.10, §4.12).
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -11,12 +10,9 @@ use super::{Halt, Next, Worker};
 use crate::build::paths;
 use crate::clients::status::Ack;
 use crate::decide::admission::Rejection;
-use crate::decide::grace;
-use crate::decide::{status, waiting};
+use crate::decide::gc::{self, Fate};
+use crate::decide::{grace, status, waiting};
 use crate::state::TerminationCause;
-
-/// Instances of a container that stay for their logs once the API server has their status.
-const KEPT_INSTANCES: usize = 2;
 
 impl Worker {
     pub(super) async fn terminating(&mut self) -> Result<Next, Halt> {
@@ -94,6 +90,7 @@ impl Worker {
             self.wait_for(&waiting::Waiting::CgroupRemoval { error: Some(e.to_string()) }, None);
             return Err(Halt::failed(e));
         }
+        self.ctx.user_namespaces.release(&self.pod_ref.uid);
         let last = status::terminate(&self.pod, self.record.status.as_ref(), self.ctx.clock.wall());
         if let Some(t) = self.record.termination.as_mut() {
             t.finished = true;
@@ -121,7 +118,7 @@ impl Worker {
             } else if let Some(Rejection { reason, message }) = refused {
                 self.wait_for(&waiting::Waiting::Refused { reason, message }, None);
             } else {
-                self.prune_instances().await?;
+                self.collect_dead().await?;
             }
             return Ok(Next::Idle(None));
         }
@@ -176,24 +173,36 @@ impl Worker {
         Ok(Next::Advance)
     }
 
-    // Of a completed pod that stays, the newest instances are kept for their logs.
-    async fn prune_instances(&mut self) -> Result<(), Halt> {
-        if self.record.termination.as_ref().is_none_or(|t| t.cause != TerminationCause::Completed) {
+    // What nobody looks at any more: old instances, and sandboxes without any. Each stays until the API server has the
+    // status that tells of it.
+    pub(super) async fn collect_dead(&mut self) -> Result<(), Halt> {
+        let acked = self.ctx.statuses.ack(&self.pod_ref.uid, self.version).is_some();
+        if self.ctx.has_api && !acked && !pods::is_static(&self.pod) {
             return Ok(());
         }
+        let evicted = self
+            .record
+            .termination
+            .as_ref()
+            .is_some_and(|t| t.stopped && t.cause == TerminationCause::Evicted);
+        let fate = if evicted { Fate::Goes } else { Fate::Stays };
         let Some(runtime) = self.seen.clone() else { return Ok(()) };
-        let names: HashSet<&str> = runtime.containers.iter().map(|c| c.name.as_str()).collect();
-        let old: Vec<_> = names
-            .into_iter()
-            .flat_map(|n| runtime.instances(n).skip(KEPT_INSTANCES))
-            .map(|c| c.id.clone())
-            .collect();
-        for id in &old {
+        let containers = gc::dead_containers(&runtime, fate);
+        let sandboxes = gc::dead_sandboxes(&runtime, &containers, fate);
+        if containers.is_empty() && sandboxes.is_empty() {
+            return Ok(());
+        }
+        // Also where one fails: the next look is after it.
+        self.acted();
+        for id in &containers {
             self.remove_container(&self.pod, &runtime, id, true).await?;
         }
-        if !old.is_empty() {
-            self.acted();
+        for id in &sandboxes {
+            self.ctx.runtime.stop_sandbox(id).await.map_err(|e| Halt::of(&e, "KillPodSandboxError"))?;
+            self.ctx.runtime.remove_sandbox(id).await.map_err(|e| Halt::of(&e, "RemovePodSandboxError"))?;
         }
+        tracing::debug!(pod.uid = %self.pod_ref.uid, ?containers, ?sandboxes, "dead instances removed");
+        self.acted();
         Ok(())
     }
 }

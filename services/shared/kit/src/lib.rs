@@ -12,6 +12,7 @@ pub mod server;
 pub mod signals;
 pub mod socket;
 pub mod task;
+pub mod tls;
 
 pub use args::paths;
 

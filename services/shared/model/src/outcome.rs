@@ -6,6 +6,9 @@ use std::fmt;
 pub const OWNER_EPOCH_HEADER: &str = "quintlet-owner-epoch";
 /// Metadata of a mutating call: CLOCK_BOOTTIME nanoseconds after which it must not run, decimal.
 pub const DEADLINE_HEADER: &str = "quintlet-deadline-boottime-ns";
+
+/// Present: the call only joins an identical one in flight. Where there is none it is NOT_FOUND and not dispatched.
+pub const JOIN_ONLY_HEADER: &str = "quintlet-join-only";
 /// Trailer of every forwarded call: an [`Outcome`] by name.
 pub const OUTCOME_TRAILER: &str = "quintlet-outcome";
 /// Trailer of every forwarded call: milliseconds it waited for dispatch, decimal.

@@ -1,13 +1,18 @@
 //! The five services against faults that a real runtime does not have on demand.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
+mod admission;
 mod api;
+mod cleaning;
 mod edges;
 mod explain;
 mod failpoints;
 mod failures;
+mod features;
 mod foreign;
 mod hangs;
+mod hooks;
+mod images;
 mod lifecycle;
 mod random;
 mod restarts;

@@ -263,6 +263,7 @@ impl RuntimeService for Cri {
                     let conditions = shared.world.lock().conditions.clone();
                     Ok(v1::StatusResponse {
                         status: Some(v1::RuntimeStatus { conditions }),
+                        runtime_handlers: shared.options.handlers.clone(),
                         ..Default::default()
                     })
                 },

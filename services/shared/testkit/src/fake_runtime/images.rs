@@ -64,6 +64,12 @@ impl ImageService for Images {
             .simple(Method::PullImage, request, |q| vec![name(&q.image)], |shared, q| {
                 let image = name(&q.image);
                 let mut world = shared.world.lock();
+                if !world.gives(&image, q.auth.as_ref()) {
+                    let text = format!(
+                        "failed to pull and unpack image {image:?}: failed to authorize: 401 Unauthorized"
+                    );
+                    return Err(Status::unknown(text));
+                }
                 if image.is_empty() || !(shared.options.registry_has_everything || world.image(&image).is_some()) {
                     let text = format!(
                         "failed to pull and unpack image {image:?}: failed to resolve reference {image:?}: {image}: not found"
@@ -115,7 +121,9 @@ impl ImageService for Images {
                     Ok(v1::ImageFsInfoResponse {
                         image_filesystems: vec![v1::FilesystemUsage {
                             timestamp,
-                            fs_id: Some(v1::FilesystemIdentifier { mountpoint: "/var/lib/fake".to_owned() }),
+                            fs_id: Some(v1::FilesystemIdentifier {
+                                mountpoint: shared.options.image_mountpoint.clone(),
+                            }),
                             used_bytes: Some(v1::UInt64Value { value: used }),
                             inodes_used: Some(v1::UInt64Value { value: 1 }),
                         }],

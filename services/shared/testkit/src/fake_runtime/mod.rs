@@ -56,6 +56,10 @@ pub struct Options {
     pub cgroup_driver: Option<v1::CgroupDriver>,
     /// An image that is not there is found in the registry.
     pub registry_has_everything: bool,
+    /// `runtime_handlers` of Status.
+    pub handlers: Vec<v1::RuntimeHandler>,
+    /// Where ImageFsInfo says that images are.
+    pub image_mountpoint: String,
 }
 
 impl Default for Options {
@@ -71,6 +75,8 @@ impl Default for Options {
             streaming_base: None,
             cgroup_driver: None,
             registry_has_everything: true,
+            handlers: Vec::new(),
+            image_mountpoint: "/var/lib/fake".to_owned(),
         }
     }
 }
@@ -304,6 +310,21 @@ impl FakeRuntime {
     /// Moves the runtime's wall clock.
     pub fn step_wall_clock(&self, by_ns: i64) {
         self.shared.world.lock().step_clock(by_ns);
+    }
+
+    /// Images whose full name begins so are given only to this user.
+    pub fn protect(&self, begin: &str, user: &str, password: &str) {
+        let entry = (begin.to_owned(), user.to_owned(), password.to_owned());
+        self.shared.world.lock().protected.push(entry);
+    }
+
+    /// Changes an image behind everybody's back.
+    pub fn edit_image(&self, name: &str, edit: impl FnOnce(&mut v1::Image)) {
+        let mut world = self.shared.world.lock();
+        let id = world.image(name).map(|i| i.id.clone());
+        if let Some(image) = id.and_then(|id| world.images.get_mut(&id)) {
+            edit(image);
+        }
     }
 
     /// What containers named `name` do once started. `*` is every name without a word of its own.

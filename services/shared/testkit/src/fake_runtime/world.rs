@@ -167,6 +167,8 @@ pub(crate) struct World {
     by_sandbox: HashMap<String, Vec<String>>,
     behaviours: HashMap<String, Behaviour>,
     pub(crate) conditions: Vec<v1::RuntimeCondition>,
+    /// Repositories that are not for everybody: beginning of the name, user, password.
+    pub(crate) protected: Vec<(String, String, String)>,
     wall_base: i64,
     started: Instant,
     last_now: i64,
@@ -185,6 +187,7 @@ impl World {
             by_sandbox: HashMap::new(),
             behaviours: HashMap::new(),
             conditions: vec![ready("RuntimeReady"), ready("NetworkReady")],
+            protected: Vec::new(),
             wall_base,
             started: Instant::now(),
             last_now: 0,
@@ -447,6 +450,15 @@ impl World {
                 .map(|c| c.status.clone())
                 .collect(),
         })
+    }
+
+    /// Whether the registry gives an image to one who presents `auth`.
+    pub(crate) fn gives(&self, image: &str, auth: Option<&v1::AuthConfig>) -> bool {
+        let full = normalize(image);
+        self.protected
+            .iter()
+            .filter(|(begin, _, _)| full.starts_with(begin))
+            .all(|(_, user, password)| auth.is_some_and(|a| a.username == *user && a.password == *password))
     }
 
     /// By id, tag, digest or short name.

@@ -1,0 +1,205 @@
+//! Fields of CreateContainer that are newer than the CRI bindings: parts of images as volumes, and stop signals.
+//!
+//! On the wire an embedded message may come in parts, which its reader merges: the second part of the container's
+//! configuration has these fields. A runtime that does not know them passes them over, and then refuses the mount
+//! without a path.
+
+use k8s_cri::v1 as cri;
+use k8s_openapi::api::core::v1::Container;
+use prost::Message as _;
+
+/// Signals by their number in the CRI, from 1 on; 0 is the runtime's own choice.
+const SIGNALS: [&str; 65] = [
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGHUP",
+    "SIGILL",
+    "SIGINT",
+    "SIGIO",
+    "SIGIOT",
+    "SIGKILL",
+    "SIGPIPE",
+    "SIGPOLL",
+    "SIGPROF",
+    "SIGPWR",
+    "SIGQUIT",
+    "SIGSEGV",
+    "SIGSTKFLT",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTERM",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+    "SIGRTMIN",
+    "SIGRTMIN+1",
+    "SIGRTMIN+2",
+    "SIGRTMIN+3",
+    "SIGRTMIN+4",
+    "SIGRTMIN+5",
+    "SIGRTMIN+6",
+    "SIGRTMIN+7",
+    "SIGRTMIN+8",
+    "SIGRTMIN+9",
+    "SIGRTMIN+10",
+    "SIGRTMIN+11",
+    "SIGRTMIN+12",
+    "SIGRTMIN+13",
+    "SIGRTMIN+14",
+    "SIGRTMIN+15",
+    "SIGRTMAX-14",
+    "SIGRTMAX-13",
+    "SIGRTMAX-12",
+    "SIGRTMAX-11",
+    "SIGRTMAX-10",
+    "SIGRTMAX-9",
+    "SIGRTMAX-8",
+    "SIGRTMAX-7",
+    "SIGRTMAX-6",
+    "SIGRTMAX-5",
+    "SIGRTMAX-4",
+    "SIGRTMAX-3",
+    "SIGRTMAX-2",
+    "SIGRTMAX-1",
+    "SIGRTMAX",
+];
+
+/// The newer part of a container's configuration.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NewerConfig {
+    /// Mounts of images.
+    #[prost(message, repeated, tag = "7")]
+    pub mounts: Vec<ImageMount>,
+    /// `lifecycle.stopSignal`; 0 for none.
+    #[prost(int32, tag = "18")]
+    pub stop_signal: i32,
+}
+
+/// A mount of an image's content.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ImageMount {
+    /// Where.
+    #[prost(string, tag = "1")]
+    pub container_path: String,
+    /// Always.
+    #[prost(bool, tag = "3")]
+    pub readonly: bool,
+    /// What.
+    #[prost(message, optional, tag = "9")]
+    pub image: Option<cri::ImageSpec>,
+    /// Which part of it; empty for all.
+    #[prost(string, tag = "10")]
+    pub image_sub_path: String,
+}
+
+impl NewerConfig {
+    /// Whether the usual request says all there is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The request of CreateContainer with both parts.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CreateContainer {
+    #[prost(string, tag = "1")]
+    pod_sandbox_id: String,
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    config: Vec<Vec<u8>>,
+    #[prost(message, optional, tag = "3")]
+    sandbox_config: Option<cri::PodSandboxConfig>,
+}
+
+impl CreateContainer {
+    /// Of the usual request and what is newer.
+    #[must_use]
+    pub fn new(usual: cri::CreateContainerRequest, newer: &NewerConfig) -> Self {
+        let config = usual.config.map(|c| c.encode_to_vec());
+        Self {
+            pod_sandbox_id: usual.pod_sandbox_id,
+            config: config.into_iter().chain([newer.encode_to_vec()]).collect(),
+            sandbox_config: usual.sandbox_config,
+        }
+    }
+}
+
+/// The number of the container's stop signal; 0 where it names none that is known.
+#[must_use]
+pub fn stop_signal(container: &Container) -> i32 {
+    let name = container.lifecycle.as_ref().and_then(|l| l.stop_signal.as_deref());
+    let place = name.and_then(|name| SIGNALS.iter().position(|s| *s == name));
+    place.and_then(|i| i32::try_from(i + 1).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn both_parts_reach_a_reader_that_merges_and_an_older_one_reads_what_it_knows() {
+        let usual = cri::CreateContainerRequest {
+            pod_sandbox_id: "s".to_owned(),
+            config: Some(cri::ContainerConfig {
+                working_dir: "/w".to_owned(),
+                mounts: vec![cri::Mount { container_path: "/a".to_owned(), ..cri::Mount::default() }],
+                ..cri::ContainerConfig::default()
+            }),
+            sandbox_config: Some(cri::PodSandboxConfig { hostname: "h".to_owned(), ..Default::default() }),
+        };
+        let image = cri::ImageSpec { image: "sha256:1".to_owned(), ..cri::ImageSpec::default() };
+        let mount = ImageMount {
+            container_path: "/b".to_owned(),
+            readonly: true,
+            image: Some(image),
+            image_sub_path: "sub".to_owned(),
+        };
+        let newer = NewerConfig { mounts: vec![mount.clone()], stop_signal: 23 };
+        let bytes = CreateContainer::new(usual.clone(), &newer).encode_to_vec();
+
+        let old = cri::CreateContainerRequest::decode(&bytes[..]).unwrap();
+        let (got, want) = (old.config.unwrap(), usual.config.unwrap());
+        assert_eq!((old.pod_sandbox_id, old.sandbox_config), (usual.pod_sandbox_id, usual.sandbox_config));
+        assert_eq!((&got.working_dir, &got.mounts[0]), (&want.working_dir, &want.mounts[0]));
+        assert_eq!((got.mounts.len(), got.mounts[1].container_path.as_str()), (2, "/b"));
+
+        #[derive(Clone, PartialEq, prost::Message)]
+        struct New {
+            #[prost(message, optional, tag = "2")]
+            config: Option<NewerConfig>,
+        }
+        let config = New::decode(&bytes[..]).unwrap().config.unwrap();
+        assert_eq!((config.stop_signal, &config.mounts[1]), (23, &mount));
+    }
+
+    #[test]
+    fn a_stop_signal_has_the_number_of_its_name() {
+        let of = |name: Option<&str>| {
+            let lifecycle = json!({"stopSignal": name});
+            stop_signal(&serde_json::from_value(json!({"name": "c", "lifecycle": lifecycle})).unwrap())
+        };
+        for (name, want) in [
+            (None, 0),
+            (Some("SIGABRT"), 1),
+            (Some("SIGTERM"), 23),
+            (Some("SIGRTMAX"), 65),
+            (Some("TERM"), 0),
+        ] {
+            assert_eq!(of(name), want, "{name:?}");
+        }
+    }
+}

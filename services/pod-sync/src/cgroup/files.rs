@@ -1,0 +1,96 @@
+//! Files of a group and the way to it, in both versions.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use super::{CgroupError, V2_CONTROLLERS, io_error};
+use crate::decide::qos::{self, PodCgroup};
+
+pub(super) fn page_size_is(resource: &str, file: &str) -> bool {
+    crate::decide::quantity::Quantity::parse(resource)
+        .ok()
+        .and_then(|q| u64::try_from(q.value()).ok())
+        .is_some_and(|bytes| crate::build::resources::page_size_name(bytes) == file)
+}
+
+pub(super) fn v1_files(values: &PodCgroup) -> Vec<(&'static str, &'static str, String)> {
+    // The period goes first: a quota is checked against it.
+    [
+        ("cpu", "cpu.shares", values.cpu_shares.map(|v| v.to_string())),
+        ("cpu", "cpu.cfs_period_us", values.cpu_period_us.map(|v| v.to_string())),
+        ("cpu", "cpu.cfs_quota_us", values.cpu_quota_us.map(|v| v.to_string())),
+        ("memory", "memory.limit_in_bytes", values.memory_bytes.map(|v| v.to_string())),
+        ("pids", "pids.max", values.pids.map(limit)),
+    ]
+    .into_iter()
+    .filter_map(|(controller, file, value)| Some((controller, file, value?)))
+    .collect()
+}
+
+pub(super) fn v2_files(values: &PodCgroup) -> Vec<(&'static str, String)> {
+    let period = values.cpu_period_us.unwrap_or(qos::DEFAULT_PERIOD_US);
+    [
+        ("cpu.weight", values.cpu_shares.map(|v| qos::shares_to_weight(v).to_string())),
+        ("cpu.max", values.cpu_quota_us.map(|quota| format!("{} {period}", limit(quota)))),
+        ("memory.max", values.memory_bytes.map(limit)),
+        ("pids.max", values.pids.map(limit)),
+    ]
+    .into_iter()
+    .filter_map(|(file, value)| Some((file, value?)))
+    .collect()
+}
+
+pub(super) fn limit(value: i64) -> String {
+    if value < 0 { "max".to_owned() } else { value.to_string() }
+}
+
+// Never creates: a file that is not there is a controller that is not there.
+pub(super) fn put(path: &Path, value: &str) -> io::Result<()> {
+    use std::io::Write as _;
+    fs::OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
+}
+
+pub(super) fn mkdir(dir: &Path) -> Result<bool, CgroupError> {
+    match fs::create_dir(dir) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(e) => Err(io_error("cannot create", dir)(e)),
+    }
+}
+
+pub(super) fn make_v1(mount: &Path, group: &Path, cpuset: bool) -> Result<(), CgroupError> {
+    let mut dir = mount.to_owned();
+    for part in group {
+        let parent = dir.clone();
+        dir.push(part);
+        mkdir(&dir)?;
+        // A new cpuset is empty, and nothing can run in an empty one.
+        for file in ["cpuset.cpus", "cpuset.mems"].iter().filter(|_| cpuset) {
+            let own = dir.join(file);
+            if fs::read_to_string(&own).is_ok_and(|v| v.trim().is_empty()) {
+                let above =
+                    fs::read_to_string(parent.join(file)).map_err(io_error("cannot read", &parent))?;
+                put(&own, above.trim()).map_err(io_error("cannot write", &own))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn make_v2(root: &Path, group: &Path) -> Result<(), CgroupError> {
+    let mut dir = root.to_owned();
+    for part in group {
+        let has = fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
+        for controller in V2_CONTROLLERS.iter().filter(|c| has.split_whitespace().any(|h| h == **c)) {
+            // Each by itself, so that one that cannot be had does not cost the others; what is missing at the end of
+            // the way is the error.
+            if let Err(e) = put(&dir.join("cgroup.subtree_control"), &format!("+{controller}")) {
+                tracing::debug!(path = %dir.display(), controller, error = %e, "cannot hand a controller down");
+            }
+        }
+        dir.push(part);
+        mkdir(&dir)?;
+    }
+    Ok(())
+}

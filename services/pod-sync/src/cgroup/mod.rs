@@ -1,0 +1,444 @@
+//! Cgroups of pods, both versions, both drivers (resources.md §2, §3, §6).
+//!
+//! A small writer of its own rather than `cgroups-rs`: that takes its hierarchies from this process's mount table, so
+//! neither tests nor a second root can move it, and it fails where a controller is missing, which is usual on version
+//! one. What is left of the job is a dozen files. With the systemd driver the groups are slices ([`parent_name`]), which
+//! systemd starts, limits and stops ([`systemd`]); the same values are then written as files, as upstream does.
+//!
+//! Everything here blocks for as long as the kernel or systemd takes, which is short, but [`Cgroups::remove_by_uid`],
+//! which waits for killed processes on a thread of its own.
+
+mod clear;
+mod files;
+mod names;
+mod systemd;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use k8s_openapi::api::core::v1::Pod;
+use quintlet_model::ids::PodUid;
+
+use self::clear::{kill_all, remove_dirs};
+use self::files::{make_v1, make_v2, page_size_is, put, v1_files, v2_files};
+use self::systemd::Systemd;
+use crate::decide::qos::{self, CgroupSettings, PodCgroup, QosClass};
+
+pub use self::names::{Driver, parent_name};
+
+const KUBEPODS: &str = "kubepods";
+const BURSTABLE: &str = "burstable";
+const BESTEFFORT: &str = "besteffort";
+const MIN_SHARES: u64 = 2;
+// What the kernel takes as no limit of huge pages.
+const UNBOUNDED: i64 = 1 << 62;
+// Version 1: a group must be in these where they are mounted.
+const V1_REQUIRED: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "pids", "systemd", "hugetlb"];
+// Version 2: what is handed down the tree where the root has it.
+const V2_CONTROLLERS: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
+
+/// The unified hierarchy is mounted at `root`.
+#[must_use]
+pub fn is_v2(root: &Path) -> bool {
+    root.join("cgroup.controllers").exists()
+}
+
+/// Whether groups of the unified hierarchy have a swap limit: this process's own group tells.
+#[must_use]
+pub fn has_swap_controller() -> bool {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    own.lines().find_map(|l| l.strip_prefix("0::")).is_some_and(|own| {
+        Path::new("/sys/fs/cgroup").join(own.trim_start_matches('/')).join("memory.swap.max").exists()
+    })
+}
+
+/// A cgroup cannot be made, checked or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// A controller cannot be had in the group.
+    #[error("cgroup {group:?} has some missing controllers: {}", missing.join(", "))]
+    Missing {
+        /// The group.
+        group: String,
+        /// Controllers, in order.
+        missing: Vec<String>,
+    },
+    /// A directory or value cannot be written.
+    #[error("{what} {path}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// Processes outlived five rounds of SIGKILL.
+    #[error("failed to kill all the processes attached to the {group} cgroups : {left:?}")]
+    Kill {
+        /// The group.
+        group: String,
+        /// Pids that are left.
+        left: Vec<i32>,
+    },
+    /// A group cannot be removed.
+    #[error("failed to delete cgroup paths for {group} : {source}")]
+    Delete {
+        /// The group.
+        group: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// systemd does not do what it is asked for.
+    #[error("systemd: {what} {unit}: {problem}")]
+    Systemd {
+        /// What was asked.
+        what: &'static str,
+        /// The unit.
+        unit: String,
+        /// Its words.
+        problem: String,
+    },
+    /// The thread that removes was cut off.
+    #[error("removal of the cgroups of pod {0} was cut off")]
+    Cancelled(PodUid),
+}
+
+fn io_error<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> CgroupError + 'a {
+    move |source| CgroupError::Io { what, path: path.to_owned(), source }
+}
+
+/// Limits of all pods together; `None` is "do not write".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct NodeLimits {
+    /// Thousandths of a CPU.
+    pub cpu_milli: Option<i64>,
+    /// Bytes.
+    pub memory_bytes: Option<i64>,
+    /// Processes.
+    pub pids: Option<i64>,
+}
+
+#[derive(Debug, Clone)]
+enum Layout {
+    /// Name of a controller to where it is mounted; several names may share a mount.
+    V1(BTreeMap<String, PathBuf>),
+    V2(PathBuf),
+}
+
+/// The cgroups of this node's pods.
+#[derive(Debug, Clone)]
+pub struct Cgroups {
+    layout: Layout,
+    root: String,
+    settings: CgroupSettings,
+    // Known once the runtime has told its driver; all clones learn of it.
+    is_systemd: Arc<AtomicBool>,
+    systemd: Systemd,
+}
+
+impl Cgroups {
+    /// Groups in the hierarchies mounted at `mount` (`/sys/fs/cgroup`), below the group `root` (`--cgroup-root`).
+    #[must_use]
+    pub fn new(mount: &Path, root: &str, settings: CgroupSettings) -> Self {
+        let layout = if is_v2(mount) {
+            Layout::V2(mount.to_owned())
+        } else {
+            let mounts = fs::read_dir(mount).into_iter().flatten().flatten();
+            Layout::V1(
+                mounts
+                    .filter(|e| e.path().join("cgroup.procs").exists())
+                    .filter_map(|e| Some((e.file_name().into_string().ok()?, e.path())))
+                    .collect(),
+            )
+        };
+        let systemd = Systemd::new(Path::new("systemctl"), matches!(layout, Layout::V2(_)));
+        Self { layout, root: root.to_owned(), settings, is_systemd: Arc::default(), systemd }
+    }
+
+    /// Who makes groups.
+    #[must_use]
+    pub fn driver(&self) -> Driver {
+        if self.is_systemd.load(Ordering::Relaxed) { Driver::Systemd } else { Driver::Cgroupfs }
+    }
+
+    /// Has groups made by `driver` from now on. True if that is a change.
+    pub fn set_driver(&self, driver: Driver) -> bool {
+        let systemd = driver == Driver::Systemd;
+        self.is_systemd.swap(systemd, Ordering::Relaxed) != systemd
+    }
+
+    /// The pod's `cgroup_parent`.
+    #[must_use]
+    pub fn parent(&self, pod: &Pod, uid: &PodUid) -> String {
+        parent_name(self.driver(), &self.root, qos::qos_class(pod), uid)
+    }
+
+    /// Makes `kubepods` and the tiers, and limits what all pods take together. Values of a group that is there are
+    /// brought up to date.
+    ///
+    /// # Errors
+    /// A group cannot be made or written.
+    pub fn set_up(&self, limits: NodeLimits) -> Result<(), CgroupError> {
+        for class in [QosClass::Burstable, QosClass::BestEffort] {
+            self.make_tier(class)?;
+        }
+        let values = PodCgroup {
+            cpu_shares: limits.cpu_milli.map(qos::milli_to_shares),
+            memory_bytes: limits.memory_bytes,
+            pids: limits.pids,
+            ..PodCgroup::default()
+        };
+        self.write(&self.below_root(&[KUBEPODS]), &values, None)
+    }
+
+    /// Gives the burstable tier the shares its pods request together ([`qos::burstable_shares`]).
+    ///
+    /// # Errors
+    /// The tier cannot be made or written.
+    pub fn update_tiers(&self, burstable_shares: u64) -> Result<(), CgroupError> {
+        self.make_tier(QosClass::Burstable)?;
+        self.make_tier(QosClass::BestEffort)?;
+        let shares = |shares| PodCgroup { cpu_shares: Some(shares), ..PodCgroup::default() };
+        self.write(&self.below_root(&[KUBEPODS, BURSTABLE]), &shares(burstable_shares), Some(UNBOUNDED))?;
+        self.write(&self.below_root(&[KUBEPODS, BESTEFFORT]), &shares(MIN_SHARES), Some(UNBOUNDED))
+    }
+
+    /// Whether the pod's group is there, in every hierarchy that counts.
+    #[must_use]
+    pub fn exists(&self, pod: &Pod, uid: &PodUid) -> bool {
+        self.missing(&self.group(pod, uid)).is_empty()
+    }
+
+    /// Makes the pod's group with its values. One that is there is left as it is.
+    ///
+    /// # Errors
+    /// The caller prefixes `unable to ensure pod container exists: `.
+    pub fn ensure(&self, pod: &Pod, uid: &PodUid) -> Result<(), CgroupError> {
+        let group = self.group(pod, uid);
+        if self.missing(&group).is_empty() {
+            return Ok(());
+        }
+        self.make_tier(qos::qos_class(pod))?;
+        self.make(&group)?;
+        self.write(&group, &qos::pod_cgroup(pod, self.settings), Some(0))
+    }
+
+    /// UIDs of all pods that have a group anywhere.
+    ///
+    /// # Errors
+    /// A hierarchy cannot be read.
+    pub fn list(&self) -> Result<BTreeSet<PodUid>, CgroupError> {
+        let mut out = BTreeSet::new();
+        for mount in self.mounts() {
+            for parent in self.pod_parents() {
+                let dir = mount.join(self.place(&parent));
+                let entries = match fs::read_dir(&dir) {
+                    Ok(entries) => entries,
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                    Err(e) => return Err(io_error("cannot read", &dir)(e)),
+                };
+                out.extend(entries.flatten().filter_map(|e| {
+                    let name = e.file_name();
+                    names::uid_of(self.driver(), name.to_str()?).filter(|_| e.path().is_dir())
+                }));
+            }
+        }
+        Ok(out)
+    }
+
+    /// Leaves a pod that is gone, but whose volumes are not, the least CPU there is.
+    ///
+    /// # Errors
+    /// A value cannot be written.
+    pub fn reduce_cpu(&self, uid: &PodUid) -> Result<(), CgroupError> {
+        let values = PodCgroup { cpu_shares: Some(MIN_SHARES), ..PodCgroup::default() };
+        for parent in self.pod_parents() {
+            let group = [parent, vec![format!("pod{uid}")]].concat();
+            let place = self.place(&group);
+            if self.mounts().iter().any(|m| m.join(&place).is_dir()) {
+                self.write(&group, &values, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills every process of the pod's groups, whatever its class, and removes them. None is fine.
+    ///
+    /// # Errors
+    /// Processes or groups outlast the attempts; it is safe to try again.
+    pub async fn remove_by_uid(&self, uid: &PodUid) -> Result<(), CgroupError> {
+        let (cgroups, pod) = (self.clone(), uid.clone());
+        tokio::task::spawn_blocking(move || cgroups.remove(&pod))
+            .await
+            .unwrap_or_else(|_| Err(CgroupError::Cancelled(uid.clone())))
+    }
+
+    fn remove(&self, uid: &PodUid) -> Result<(), CgroupError> {
+        for parent in self.pod_parents() {
+            let group = [parent, vec![format!("pod{uid}")]].concat();
+            let place = self.place(&group);
+            let dirs: Vec<PathBuf> =
+                self.mounts().into_iter().map(|m| m.join(&place)).filter(|d| d.is_dir()).collect();
+            if dirs.is_empty() {
+                continue;
+            }
+            let name = format!("/{}", place.display());
+            kill_all(&name, &dirs)?;
+            if self.driver() == Driver::Systemd {
+                self.systemd.stop(&names::slice(&group))?;
+            }
+            for dir in &dirs {
+                remove_dirs(dir).map_err(|source| CgroupError::Delete { group: name.clone(), source })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn group(&self, pod: &Pod, uid: &PodUid) -> Vec<String> {
+        names::components(&self.root, qos::qos_class(pod), uid)
+    }
+
+    fn below_root(&self, parts: &[&str]) -> Vec<String> {
+        self.root
+            .split('/')
+            .filter(|c| !c.is_empty())
+            .chain(parts.iter().copied())
+            .map(str::to_owned)
+            .collect()
+    }
+
+    fn place(&self, group: &[String]) -> PathBuf {
+        names::path(self.driver(), group)
+    }
+
+    fn pod_parents(&self) -> [Vec<String>; 3] {
+        [
+            self.below_root(&[KUBEPODS]),
+            self.below_root(&[KUBEPODS, BURSTABLE]),
+            self.below_root(&[KUBEPODS, BESTEFFORT]),
+        ]
+    }
+
+    // Each hierarchy once, though two controllers may share one.
+    fn mounts(&self) -> Vec<PathBuf> {
+        match &self.layout {
+            Layout::V2(root) => vec![root.clone()],
+            Layout::V1(controllers) => {
+                let mut seen = BTreeSet::new();
+                let real = |p: &Path| fs::canonicalize(p).unwrap_or_else(|_| p.to_owned());
+                controllers.values().filter(|p| seen.insert(real(p))).cloned().collect()
+            }
+        }
+    }
+
+    fn missing(&self, group: &[String]) -> Vec<String> {
+        let group = &self.place(group);
+        match &self.layout {
+            Layout::V1(controllers) => V1_REQUIRED
+                .iter()
+                .filter(|c| controllers.get(**c).is_some_and(|mount| !mount.join(group).is_dir()))
+                .map(|c| (*c).to_owned())
+                .collect(),
+            Layout::V2(root) => {
+                let words = |dir: &Path| -> BTreeSet<String> {
+                    let text = fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
+                    text.split_whitespace().map(str::to_owned).collect()
+                };
+                let (all, own) = (words(root), words(&root.join(group)));
+                let lacks = |c: &&&str| all.contains(**c) && !own.contains(**c);
+                V2_CONTROLLERS.iter().filter(lacks).map(|c| (*c).to_owned()).collect()
+            }
+        }
+    }
+
+    fn make_tier(&self, class: QosClass) -> Result<(), CgroupError> {
+        self.make(&self.below_root(&[KUBEPODS]))?;
+        let Some(name) = names::tier(class) else { return Ok(()) };
+        let group = self.below_root(&[KUBEPODS, name]);
+        if self.missing(&group).is_empty() {
+            return Ok(());
+        }
+        self.make(&group)?;
+        let shares = (class == QosClass::BestEffort).then_some(MIN_SHARES);
+        self.write(&group, &PodCgroup { cpu_shares: shares, ..PodCgroup::default() }, Some(UNBOUNDED))
+    }
+
+    fn make(&self, group: &[String]) -> Result<(), CgroupError> {
+        if self.driver() == Driver::Systemd {
+            self.systemd.start(&names::slice(group))?;
+        }
+        let place = &self.place(group);
+        match &self.layout {
+            Layout::V1(controllers) => {
+                for (name, mount) in controllers {
+                    // The unified hierarchy of a hybrid machine has no controllers to give; the runtime leaves it too.
+                    if name != "unified" {
+                        make_v1(mount, place, name.contains("cpuset"))?;
+                    }
+                }
+            }
+            Layout::V2(root) => make_v2(root, place)?,
+        }
+        let missing = self.missing(group);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(CgroupError::Missing { group: format!("/{}", place.display()), missing })
+    }
+
+    /// Writes values; controllers that are not mounted are skipped. Page sizes without a value get `hugepages`.
+    fn write(&self, group: &[String], values: &PodCgroup, hugepages: Option<i64>) -> Result<(), CgroupError> {
+        if self.driver() == Driver::Systemd {
+            self.systemd.set(&names::slice(group), values)?;
+        }
+        let group = &self.place(group);
+        let files = match &self.layout {
+            Layout::V1(controllers) => v1_files(values)
+                .into_iter()
+                .filter_map(|(c, file, value)| Some((controllers.get(c)?.join(group).join(file), value)))
+                .collect(),
+            Layout::V2(root) => {
+                let dir = root.join(group);
+                v2_files(values).into_iter().map(|(file, value)| (dir.join(file), value)).collect::<Vec<_>>()
+            }
+        };
+        for (path, value) in files {
+            put(&path, &value).map_err(io_error("cannot write", &path))?;
+        }
+        if let Some(default) = hugepages {
+            self.write_hugepages(group, values, default)?;
+        }
+        Ok(())
+    }
+
+    fn write_hugepages(&self, group: &Path, values: &PodCgroup, default: i64) -> Result<(), CgroupError> {
+        let (dir, suffixes): (PathBuf, &[&str]) = match &self.layout {
+            Layout::V1(controllers) => match controllers.get("hugetlb") {
+                Some(mount) => (mount.join(group), &[".limit_in_bytes"]),
+                None => return Ok(()),
+            },
+            Layout::V2(root) => (root.join(group), &[".rsvd.max", ".max"]),
+        };
+        for entry in fs::read_dir(&dir).map_err(io_error("cannot read", &dir))?.flatten() {
+            let name = entry.file_name();
+            let Some(rest) = name.to_str().and_then(|n| n.strip_prefix("hugetlb.")) else { continue };
+            let Some(size) = suffixes.iter().find_map(|s| rest.strip_suffix(s)) else { continue };
+            // Version 1 has `2MB.rsvd` too, which upstream leaves alone.
+            if size.contains('.') {
+                continue;
+            }
+            let asked = values.hugepages.iter().find(|(k, _)| page_size_is(k, size)).map(|(_, v)| *v);
+            let path = entry.path();
+            put(&path, &asked.unwrap_or(default).to_string()).map_err(io_error("cannot write", &path))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

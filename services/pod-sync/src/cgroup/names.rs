@@ -1,0 +1,65 @@
+//! What groups are called, by driver (resources.md §3.1).
+
+use std::path::PathBuf;
+
+use quintlet_model::ids::PodUid;
+
+use super::{BESTEFFORT, BURSTABLE, KUBEPODS};
+use crate::decide::qos::QosClass;
+
+/// Who makes groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Driver {
+    /// This agent and the OCI runtime, as directories.
+    #[default]
+    Cgroupfs,
+    /// systemd, as slices and scopes.
+    Systemd,
+}
+
+pub(super) fn tier(class: QosClass) -> Option<&'static str> {
+    match class {
+        // Guaranteed pods have no tier: they stand directly below kubepods.
+        QosClass::Guaranteed => None,
+        QosClass::Burstable => Some(BURSTABLE),
+        QosClass::BestEffort => Some(BESTEFFORT),
+    }
+}
+
+pub(super) fn components(root: &str, class: QosClass, uid: &PodUid) -> Vec<String> {
+    let root = root.split('/').filter(|c| !c.is_empty()).map(str::to_owned);
+    let tail = [Some(KUBEPODS.to_owned()), tier(class).map(str::to_owned), Some(format!("pod{uid}"))];
+    root.chain(tail.into_iter().flatten()).collect()
+}
+
+/// A pod's group as the driver names it: exactly the CRI's `cgroup_parent`. `root` is `--cgroup-root`.
+#[must_use]
+pub fn parent_name(driver: Driver, root: &str, class: QosClass, uid: &PodUid) -> String {
+    format!("/{}", path(driver, &components(root, class, uid)).display())
+}
+
+/// The place of a group in a hierarchy.
+pub(super) fn path(driver: Driver, parts: &[String]) -> PathBuf {
+    match driver {
+        Driver::Cgroupfs => parts.iter().collect(),
+        Driver::Systemd => {
+            let slices = (1..=parts.len()).map(|n| slice(&parts[..n]));
+            slices.collect()
+        }
+    }
+}
+
+/// The unit of a group: its parts joined by what they may not have themselves.
+pub(super) fn slice(parts: &[String]) -> String {
+    let escaped: Vec<String> = parts.iter().map(|p| p.replace('-', "_")).collect();
+    format!("{}.slice", escaped.join("-"))
+}
+
+/// The pod whose group has this directory name.
+pub(super) fn uid_of(driver: Driver, name: &str) -> Option<PodUid> {
+    let last = match driver {
+        Driver::Cgroupfs => name.to_owned(),
+        Driver::Systemd => name.strip_suffix(".slice")?.rsplit('-').next()?.replace('_', "-"),
+    };
+    PodUid::parse(last.strip_prefix("pod")?).ok()
+}

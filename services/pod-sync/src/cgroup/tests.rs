@@ -1,0 +1,227 @@
+use super::files::*;
+use super::*;
+use crate::build::testing::pod_of;
+use serde_json::{Value, json};
+
+fn uid(text: &str) -> PodUid {
+    PodUid::parse(text).unwrap()
+}
+
+fn pod(resources: Value) -> Pod {
+    pod_of(json!({"containers": [{"name": "c", "resources": resources}]}))
+}
+
+#[test]
+fn a_pods_group_is_named_as_the_driver_wants_it() {
+    use QosClass::{BestEffort, Burstable, Guaranteed};
+    let id = uid("5f0c-1a");
+    for (driver, root, class, want) in [
+        (Driver::Cgroupfs, "/", Guaranteed, "/kubepods/pod5f0c-1a"),
+        (Driver::Cgroupfs, "", Burstable, "/kubepods/burstable/pod5f0c-1a"),
+        (Driver::Cgroupfs, "/quintlet-0", BestEffort, "/quintlet-0/kubepods/besteffort/pod5f0c-1a"),
+        (Driver::Systemd, "/", Guaranteed, "/kubepods.slice/kubepods-pod5f0c_1a.slice"),
+        (
+            Driver::Systemd,
+            "/",
+            Burstable,
+            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod5f0c_1a.slice",
+        ),
+        (
+            Driver::Systemd,
+            "/",
+            BestEffort,
+            "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod5f0c_1a.slice",
+        ),
+        (Driver::Systemd, "/q-0", Guaranteed, "/q_0.slice/q_0-kubepods.slice/q_0-kubepods-pod5f0c_1a.slice"),
+    ] {
+        assert_eq!(parent_name(driver, root, class, &id), want);
+    }
+}
+
+#[test]
+fn values_are_written_in_the_words_of_each_version() {
+    let values = PodCgroup {
+        cpu_shares: Some(1024),
+        cpu_quota_us: Some(50_000),
+        cpu_period_us: Some(100_000),
+        memory_bytes: Some(1 << 20),
+        pids: Some(7),
+        ..PodCgroup::default()
+    };
+    let text = |v: &[(&str, &str)]| v.iter().map(|(a, b)| format!("{a}={b}")).collect::<Vec<_>>();
+    let v2 = |v: &PodCgroup| v2_files(v).iter().map(|(f, x)| format!("{f}={x}")).collect::<Vec<_>>();
+    let v1 = |v: &PodCgroup| v1_files(v).iter().map(|(_, f, x)| format!("{f}={x}")).collect::<Vec<_>>();
+    assert_eq!(
+        v1(&values),
+        text(&[
+            ("cpu.shares", "1024"),
+            ("cpu.cfs_period_us", "100000"),
+            ("cpu.cfs_quota_us", "50000"),
+            ("memory.limit_in_bytes", "1048576"),
+            ("pids.max", "7"),
+        ])
+    );
+    assert_eq!(
+        v2(&values),
+        text(&[
+            ("cpu.weight", "39"),
+            ("cpu.max", "50000 100000"),
+            ("memory.max", "1048576"),
+            ("pids.max", "7")
+        ])
+    );
+    let unlimited = PodCgroup { cpu_quota_us: Some(-1), memory_bytes: Some(-1), ..PodCgroup::default() };
+    assert_eq!(v1(&unlimited), text(&[("cpu.cfs_quota_us", "-1"), ("memory.limit_in_bytes", "-1")]));
+    assert_eq!(v2(&unlimited), text(&[("cpu.max", "max 100000"), ("memory.max", "max")]));
+    assert!(v2(&PodCgroup::default()).is_empty());
+}
+
+#[test]
+fn version_two_hands_controllers_down_and_names_what_is_missing() {
+    let tmp = tempfile::tempdir().unwrap();
+    let root = tmp.path();
+    let group = root.join("q/kubepods");
+    fs::create_dir_all(&group).unwrap();
+    for dir in [root, &root.join("q"), &group] {
+        fs::write(dir.join("cgroup.controllers"), "cpu memory io pids\n").unwrap();
+        fs::write(dir.join("cgroup.subtree_control"), "").unwrap();
+    }
+    let cgroups = Cgroups::new(root, "/q", CgroupSettings::default());
+    let kubepods = ["q".to_owned(), "kubepods".to_owned()];
+    cgroups.make(&kubepods).unwrap();
+    let handed = fs::read_to_string(root.join("cgroup.subtree_control")).unwrap();
+    // In a plain file the last, and longest, of the single writes is what remains.
+    assert_eq!(handed, "+pidsry");
+    fs::write(group.join("cgroup.controllers"), "cpu\n").unwrap();
+    assert_eq!(
+        cgroups.make(&kubepods).unwrap_err().to_string(),
+        "cgroup \"/q/kubepods\" has some missing controllers: memory, pids"
+    );
+    fs::write(group.join("cpu.weight"), "").unwrap();
+    let values = PodCgroup { cpu_shares: Some(1024), ..PodCgroup::default() };
+    cgroups.write(&kubepods, &values, None).unwrap();
+    assert_eq!(fs::read_to_string(group.join("cpu.weight")).unwrap(), "39");
+    for size in ["hugetlb.2MB.max", "hugetlb.2MB.rsvd.max", "hugetlb.1GB.max", "hugetlb.1GB.current"] {
+        fs::write(group.join(size), "").unwrap();
+    }
+    let values = PodCgroup { hugepages: [("2Mi".to_owned(), 4 << 20)].into(), ..PodCgroup::default() };
+    cgroups.write(&kubepods, &values, Some(0)).unwrap();
+    let read = |f: &str| fs::read_to_string(group.join(f)).unwrap();
+    assert_eq!((read("hugetlb.2MB.max"), read("hugetlb.1GB.max")), ("4194304".into(), "0".into()));
+    assert_eq!(
+        (read("hugetlb.2MB.rsvd.max"), read("hugetlb.1GB.current")),
+        ("4194304".into(), String::new())
+    );
+}
+
+// The real hierarchies of this machine, below a group of the test's own.
+struct Real {
+    cgroups: Cgroups,
+    root: String,
+}
+
+impl Real {
+    fn new(name: &str) -> Option<Self> {
+        let mount = Path::new("/sys/fs/cgroup");
+        let root = format!("/quintlet-test-{name}-{}", std::process::id());
+        let cgroups =
+            Cgroups::new(mount, &root, CgroupSettings { pids_limit: 50, ..CgroupSettings::default() });
+        let writable = nix::unistd::geteuid().is_root() && !cgroups.mounts().is_empty();
+        writable.then_some(Self { cgroups, root })
+    }
+
+    fn dir(&self, controller: &str, rest: &str) -> PathBuf {
+        let mount = match &self.cgroups.layout {
+            Layout::V1(controllers) => controllers[controller].clone(),
+            Layout::V2(root) => root.clone(),
+        };
+        mount.join(self.root.trim_start_matches('/')).join(rest)
+    }
+
+    fn cpu(&self, rest: &str) -> u64 {
+        let (file, back): (&str, fn(u64) -> u64) = match &self.cgroups.layout {
+            Layout::V1(_) => ("cpu.shares", |v| v),
+            Layout::V2(_) => ("cpu.weight", qos::weight_to_shares),
+        };
+        back(fs::read_to_string(self.dir("cpu", rest).join(file)).unwrap().trim().parse().unwrap())
+    }
+}
+
+impl Drop for Real {
+    fn drop(&mut self) {
+        for mount in self.cgroups.mounts() {
+            let _ = remove_dirs(&mount.join(self.root.trim_start_matches('/')));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pods_group_lives_from_first_use_to_the_last_process() {
+    let Some(real) = Real::new("life") else { return };
+    let (id, cgroups) = (uid("u-1"), &real.cgroups);
+    let limited = pod(json!({"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "64Mi"}}));
+    assert!(!cgroups.exists(&limited, &id));
+    cgroups.set_up(NodeLimits { memory_bytes: Some(1 << 30), ..NodeLimits::default() }).unwrap();
+    cgroups.ensure(&limited, &id).unwrap();
+    assert!(cgroups.exists(&limited, &id));
+    assert_eq!(cgroups.parent(&limited, &id), format!("{}/kubepods/burstable/podu-1", real.root));
+    assert_eq!(real.cpu("kubepods/burstable/podu-1"), 512);
+    assert_eq!(real.cpu("kubepods/besteffort"), 2);
+    let pids = fs::read_to_string(real.dir("pids", "kubepods/burstable/podu-1").join("pids.max")).unwrap();
+    assert_eq!(pids.trim(), "50");
+
+    cgroups.reduce_cpu(&id).unwrap();
+    cgroups.ensure(&limited, &id).unwrap();
+    assert_eq!(real.cpu("kubepods/burstable/podu-1"), 2, "a group that is there is not written again");
+    cgroups.update_tiers(3000).unwrap();
+    assert!(real.cpu("kubepods/burstable").abs_diff(3000) < 60);
+    assert_eq!(cgroups.list().unwrap(), [id.clone()].into());
+
+    let inner = real.dir("pids", "kubepods/burstable/podu-1/container");
+    fs::create_dir(&inner).unwrap();
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    put(&inner.join("cgroup.procs"), &child.id().to_string()).unwrap();
+    let reaped = std::thread::spawn(move || child.wait().unwrap());
+    cgroups.remove_by_uid(&id).await.unwrap();
+    use std::os::unix::process::ExitStatusExt as _;
+    assert_eq!(reaped.join().unwrap().signal(), Some(9));
+    assert!(!cgroups.exists(&limited, &id));
+    assert!(cgroups.list().unwrap().is_empty());
+    cgroups.remove_by_uid(&id).await.unwrap();
+}
+
+#[test]
+fn a_group_missing_in_one_hierarchy_is_completed() {
+    let Some(real) = Real::new("part") else { return };
+    let best_effort = pod(json!({}));
+    real.cgroups.ensure(&best_effort, &uid("u2")).unwrap();
+    if let Layout::V1(_) = real.cgroups.layout {
+        fs::remove_dir(real.dir("memory", "kubepods/besteffort/podu2")).unwrap();
+        assert!(!real.cgroups.exists(&best_effort, &uid("u2")));
+        real.cgroups.ensure(&best_effort, &uid("u2")).unwrap();
+        let cpus = fs::read_to_string(real.dir("cpuset", "kubepods/besteffort/podu2").join("cpuset.cpus"));
+        assert!(!cpus.unwrap().trim().is_empty(), "an empty cpuset runs nothing");
+    }
+    assert!(real.cgroups.exists(&best_effort, &uid("u2")));
+}
+
+#[test]
+fn a_slice_lies_below_those_it_is_named_after_and_tells_its_pod() {
+    let cgroups = Cgroups::new(Path::new("/nowhere"), "/", CgroupSettings::default());
+    assert_eq!(cgroups.driver(), Driver::Cgroupfs);
+    assert!(cgroups.clone().set_driver(Driver::Systemd), "clones are of one mind");
+    assert!(!cgroups.set_driver(Driver::Systemd));
+    let best_effort = pod(json!({}));
+    let parent = cgroups.parent(&best_effort, &uid("5f0c-1a"));
+    assert_eq!(parent, "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod5f0c_1a.slice");
+    let name = parent.rsplit('/').next().unwrap();
+    assert_eq!(names::uid_of(Driver::Systemd, name), Some(uid("5f0c-1a")));
+    assert_eq!(names::uid_of(Driver::Cgroupfs, "pod5f0c-1a"), Some(uid("5f0c-1a")));
+    for (driver, other) in [
+        (Driver::Systemd, "kubepods-burstable.slice"),
+        (Driver::Systemd, "pod5f0c-1a"),
+        (Driver::Cgroupfs, "burstable"),
+    ] {
+        assert_eq!(names::uid_of(driver, other), None, "{other}");
+    }
+}

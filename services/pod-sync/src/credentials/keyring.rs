@@ -1,0 +1,363 @@
+//! Which credentials are for which image (pod-sync.md §7.5). Pure: what is read is handed in.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use serde::Deserialize;
+
+/// Registry of images without one.
+const DEFAULT_REGISTRY: &str = "docker.io";
+/// Under this key credentials for the default registry may stand too, as docker itself writes it.
+const DEFAULT_KEY: &str = "index.docker.io";
+
+/// A user of a registry.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credential {
+    /// Name.
+    pub username: String,
+    /// Password or token.
+    pub password: String,
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Credential(***)")
+    }
+}
+
+/// Credentials cannot be read; the text has nothing of them.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// Not JSON, or of another shape.
+    #[error("docker config is malformed at line {line} column {column}")]
+    Json {
+        /// Line.
+        line: usize,
+        /// Column.
+        column: usize,
+    },
+    /// `auth` of this registry is not `base64(username:password)`.
+    #[error("unable to parse auth field of {0:?}, must be formatted as base64(username:password)")]
+    Auth(String),
+}
+
+impl From<serde_json::Error> for Malformed {
+    // The message of serde_json quotes what it met, which may be a password.
+    fn from(e: serde_json::Error) -> Self {
+        Self::Json { line: e.line(), column: e.column() }
+    }
+}
+
+#[derive(Deserialize)]
+struct WireEntry {
+    #[serde(default)]
+    username: String,
+    #[serde(default)]
+    password: String,
+    #[serde(default)]
+    auth: Option<String>,
+}
+
+type WireEntries = BTreeMap<String, WireEntry>;
+
+#[derive(Deserialize)]
+struct WireFile {
+    #[serde(default)]
+    auths: WireEntries,
+}
+
+/// Credentials by the keys they were written under.
+pub type Entries = Vec<(String, Credential)>;
+
+/// Reads `.dockerconfigjson` or `config.json`: entries below `auths`.
+///
+/// # Errors
+/// See [`Malformed`].
+pub fn parse_config_json(bytes: &[u8]) -> Result<Entries, Malformed> {
+    entries(serde_json::from_slice::<WireFile>(bytes)?.auths)
+}
+
+/// Reads `.dockercfg`: entries at the top.
+///
+/// # Errors
+/// See [`Malformed`].
+pub fn parse_dockercfg(bytes: &[u8]) -> Result<Entries, Malformed> {
+    entries(serde_json::from_slice::<WireEntries>(bytes)?)
+}
+
+fn entries(wire: WireEntries) -> Result<Entries, Malformed> {
+    wire.into_iter()
+        .map(|(key, entry)| {
+            let credential = match entry.auth.as_deref().map(str::trim).filter(|a| !a.is_empty()) {
+                Some(auth) => decode(auth).ok_or_else(|| Malformed::Auth(key.clone()))?,
+                None => Credential { username: entry.username, password: entry.password },
+            };
+            Ok((key, credential))
+        })
+        .collect()
+}
+
+fn decode(auth: &str) -> Option<Credential> {
+    let bytes = if auth.ends_with('=') { STANDARD.decode(auth) } else { STANDARD_NO_PAD.decode(auth) };
+    let text = String::from_utf8(bytes.ok()?).ok()?;
+    let (username, password) = text.split_once(':')?;
+    Some(Credential { username: username.to_owned(), password: password.to_owned() })
+}
+
+/// Credentials of one origin, looked up by image.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Keyring {
+    // The more specific key first.
+    by_key: Vec<(String, Vec<Credential>)>,
+}
+
+impl Keyring {
+    /// Of these entries.
+    #[must_use]
+    pub fn new(entries: Entries) -> Self {
+        let mut by_key: BTreeMap<String, Vec<Credential>> = BTreeMap::new();
+        for (key, credential) in entries {
+            by_key.entry(normal_key(&key)).or_default().push(credential);
+        }
+        Self { by_key: by_key.into_iter().rev().collect() }
+    }
+
+    /// Every credential that may be for `repository` (see [`repository`]), best first.
+    #[must_use]
+    pub fn lookup(&self, repository: &str) -> Vec<Credential> {
+        let matching: Vec<Credential> = self
+            .by_key
+            .iter()
+            .filter(|(key, _)| matches(key, repository))
+            .flat_map(|(_, credentials)| credentials.iter().cloned())
+            .collect();
+        if !matching.is_empty() || registry(repository) != DEFAULT_REGISTRY {
+            return matching;
+        }
+        let default = self.by_key.iter().find(|(key, _)| key == DEFAULT_KEY);
+        default.map(|(_, credentials)| credentials.clone()).unwrap_or_default()
+    }
+}
+
+// Scheme and API version are what old docker versions wrote; they say nothing.
+fn normal_key(key: &str) -> String {
+    let rest = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let path = if path.starts_with("/v1/") || path.starts_with("/v2/") { &path[3..] } else { path };
+    if path == "/" { host.to_owned() } else { format!("{host}{path}") }
+}
+
+/// The repository of an image, with its registry and without tag and digest: `docker.io/library/busybox`.
+#[must_use]
+pub fn repository(image: &str) -> String {
+    let named = image.split_once('@').map_or(image, |(name, _)| name);
+    let after_slash = named.rfind('/').map_or(0, |i| i + 1);
+    let named = named[after_slash..].find(':').map_or(named, |i| &named[..after_slash + i]);
+    let (host, rest) = match named.split_once('/') {
+        Some((host, rest)) if host.contains(['.', ':']) || host == "localhost" => (host, rest),
+        Some(_) | None => (DEFAULT_REGISTRY, named),
+    };
+    let host = if host == DEFAULT_KEY { DEFAULT_REGISTRY } else { host };
+    if host == DEFAULT_REGISTRY && !rest.contains('/') {
+        format!("{host}/library/{rest}")
+    } else {
+        format!("{host}/{rest}")
+    }
+}
+
+/// The whole name of an image, with registry and tag or digest, as the runtime lists it.
+#[must_use]
+pub fn full_name(image: &str) -> String {
+    let repository = repository(image);
+    let last = image.rsplit('/').next().unwrap_or_default();
+    match (image.split_once('@'), last.split_once(':')) {
+        (Some((_, digest)), _) => format!("{repository}@{digest}"),
+        (None, Some((_, tag))) => format!("{repository}:{tag}"),
+        (None, None) => format!("{repository}:latest"),
+    }
+}
+
+/// Host and port of a repository's registry.
+#[must_use]
+pub fn registry(repository: &str) -> &str {
+    repository.split_once('/').map_or(repository, |(host, _)| host)
+}
+
+/// A key or pattern (`*.example.com:5000/team`) is for a repository: equal ports, as many parts of the host, each matched
+/// by its glob, and the path begins with the key's.
+#[must_use]
+pub fn matches(key: &str, repository: &str) -> bool {
+    let split = |text: &str| -> (Vec<String>, String, String) {
+        let (host, path) = text.split_at(text.find('/').unwrap_or(text.len()));
+        let (host, port) = host.rsplit_once(':').unwrap_or((host, ""));
+        (host.split('.').map(str::to_owned).collect(), port.to_owned(), path.to_owned())
+    };
+    let (key_parts, key_port, key_path) = split(key);
+    let (parts, port, path) = split(repository);
+    key_port == port
+        && key_parts.len() == parts.len()
+        && path.starts_with(&key_path)
+        && key_parts.iter().zip(&parts).all(|(glob, part)| glob_matches(glob.as_bytes(), part.as_bytes()))
+}
+
+// `*`, `?`, `[a-z]`, `[^a-z]` and `\`, as Go's path.Match has them.
+fn glob_matches(glob: &[u8], text: &[u8]) -> bool {
+    match glob.split_first() {
+        None => text.is_empty(),
+        Some((b'*', rest)) => (0..=text.len()).any(|i| glob_matches(rest, &text[i..])),
+        Some((b'?', rest)) => text.split_first().is_some_and(|(_, t)| glob_matches(rest, t)),
+        Some((b'[', rest)) => {
+            let Some(end) = rest.iter().skip(1).position(|b| *b == b']').map(|i| i + 1) else { return false };
+            let Some((first, left)) = text.split_first() else { return false };
+            in_class(&rest[..end], *first) && glob_matches(&rest[end + 1..], left)
+        }
+        Some((b'\\', rest)) => match (rest.split_first(), text.split_first()) {
+            (Some((g, rest)), Some((t, left))) => g == t && glob_matches(rest, left),
+            _ => false,
+        },
+        Some((g, rest)) => text.split_first().is_some_and(|(t, left)| g == t && glob_matches(rest, left)),
+    }
+}
+
+fn in_class(class: &[u8], byte: u8) -> bool {
+    let (negated, mut class) = match class.split_first() {
+        Some((b'^', rest)) => (true, rest),
+        _ => (false, class),
+    };
+    let mut found = false;
+    while let Some((low, rest)) = class.split_first() {
+        let (high, rest) = match rest {
+            [b'-', high, rest @ ..] => (high, rest),
+            _ => (low, rest),
+        };
+        found |= (*low..=*high).contains(&byte);
+        class = rest;
+    }
+    found != negated
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(name: &str) -> Credential {
+        Credential { username: name.to_owned(), password: format!("{name}-pass") }
+    }
+
+    fn names(keyring: &Keyring, image: &str) -> Vec<String> {
+        keyring.lookup(&repository(image)).into_iter().map(|c| c.username).collect()
+    }
+
+    #[test]
+    fn an_image_has_a_repository_with_a_registry() {
+        for (image, want) in [
+            ("busybox", "docker.io/library/busybox"),
+            ("busybox:1.36", "docker.io/library/busybox"),
+            ("team/app@sha256:00", "docker.io/team/app"),
+            ("index.docker.io/team/app", "docker.io/team/app"),
+            ("docker.io/busybox", "docker.io/library/busybox"),
+            ("localhost/app", "localhost/app"),
+            ("h:5000/a/b:1", "h:5000/a/b"),
+            ("h.example/a/b:1@sha256:00", "h.example/a/b"),
+        ] {
+            assert_eq!(repository(image), want, "{image}");
+        }
+        assert_eq!(registry("h:5000/a/b"), "h:5000");
+        for (image, want) in [
+            ("busybox", "docker.io/library/busybox:latest"),
+            ("h:5000/a:1", "h:5000/a:1"),
+            ("h:5000/a", "h:5000/a:latest"),
+            ("team/a:1@sha256:00", "docker.io/team/a@sha256:00"),
+        ] {
+            assert_eq!(full_name(image), want);
+        }
+    }
+
+    #[test]
+    fn a_key_is_for_what_its_host_port_and_path_say() {
+        for (key, image, want) in [
+            ("r.example", "r.example/a", true),
+            ("r.example", "r.example:5000/a", false),
+            ("r.example:5000", "r.example:5000/a", true),
+            ("r.example:5000", "r.example/a", false),
+            ("*.example", "r.example/a", true),
+            ("*.example", "a.r.example/a", false),
+            ("*.*.example", "a.r.example/a", true),
+            ("r*.example", "reg.example/a", true),
+            ("r?.example", "r1.example/a", true),
+            ("r[0-9].example", "r1.example/a", true),
+            ("r[^0-9].example", "r1.example/a", false),
+            ("r[0-9.example", "r1.example/a", false),
+            ("r\\1.example", "r1.example/a", true),
+            ("r.example/team", "r.example/team/app", true),
+            ("r.example/team", "r.example/teamwork/app", true),
+            ("r.example/team/", "r.example/teamwork/app", false),
+            ("r.example/other", "r.example/team/app", false),
+            ("*", "localhost/app", true),
+        ] {
+            let got = matches(&normal_key(key), &repository(image));
+            assert_eq!(got, want, "{key} for {image}");
+        }
+    }
+
+    #[test]
+    fn the_more_specific_key_comes_first_and_all_that_match_are_used() {
+        let keyring = Keyring::new(vec![
+            ("*.example".into(), user("glob")),
+            ("r.example".into(), user("host")),
+            ("https://r.example/v2/team".into(), user("team")),
+            ("http://r.example/v1/".into(), user("old")),
+            ("elsewhere.example".into(), user("no")),
+        ]);
+        assert_eq!(names(&keyring, "r.example/team/app:1"), ["team", "host", "old", "glob"]);
+        assert_eq!(names(&keyring, "r.example/app"), ["host", "old", "glob"]);
+        assert!(names(&keyring, "other.test/app").is_empty());
+    }
+
+    #[test]
+    fn the_default_registry_has_a_second_key() {
+        let hub = Keyring::new(vec![("https://index.docker.io/v1/".into(), user("hub"))]);
+        assert_eq!(names(&hub, "busybox"), ["hub"]);
+        assert!(names(&hub, "r.example/busybox").is_empty());
+        let both = Keyring::new(vec![
+            ("index.docker.io".into(), user("fallback")),
+            ("docker.io/library".into(), user("direct")),
+        ]);
+        assert_eq!(names(&both, "busybox"), ["direct"], "the second key is for when nothing else matches");
+    }
+
+    #[test]
+    fn entries_are_read_from_both_forms_and_auth_wins() {
+        let padded = STANDARD.encode("a:b:c");
+        let bare = STANDARD_NO_PAD.encode("x:y");
+        let json = format!(
+            r#"{{"r1": {{"username": "u", "password": "p", "email": "e"}},
+                "r2": {{"username": "ignored", "auth": "{padded}"}}, "r3": {{"auth": "{bare}"}}}}"#
+        );
+        let want = vec![
+            ("r1".to_owned(), Credential { username: "u".into(), password: "p".into() }),
+            ("r2".to_owned(), Credential { username: "a".into(), password: "b:c".into() }),
+            ("r3".to_owned(), Credential { username: "x".into(), password: "y".into() }),
+        ];
+        assert_eq!(parse_dockercfg(json.as_bytes()).unwrap(), want);
+        assert_eq!(parse_config_json(format!(r#"{{"auths": {json}}}"#).as_bytes()).unwrap(), want);
+        assert_eq!(parse_config_json(b"{}").unwrap(), []);
+    }
+
+    #[test]
+    fn an_error_has_nothing_of_the_credentials() {
+        for bad in [
+            r#"{"auths": {"r": {"password": ["hunter2"]}}}"#,
+            r#"{"auths": {"r": {"auth": "aHVudGVyMg=="}}}"#,
+            r#"{"auths": {"r": {"auth": "hunter2!"}}}"#,
+            r#"hunter2"#,
+        ] {
+            let error = parse_config_json(bad.as_bytes()).unwrap_err();
+            let text = format!("{error} {error:?}");
+            assert!(!text.contains("hunter2") && !text.contains("aHVu"), "{text}");
+        }
+        assert_eq!(format!("{:?}", user("x")), "Credential(***)");
+    }
+}

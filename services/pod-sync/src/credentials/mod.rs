@@ -1,0 +1,180 @@
+//! Credentials for pulls: the pod's secrets, the node's files, plugins, in this order (pod-sync.md §7.5).
+
+pub mod keyring;
+pub mod node_files;
+pub mod plugins;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use quintlet_model::pod as pods;
+
+use self::keyring::{Credential, Keyring, Malformed, parse_config_json, parse_dockercfg};
+use self::node_files::NodeFiles;
+use self::plugins::{Account, Plugins};
+use crate::volumes::token::{TokenCache, TokenKey, TokenSource};
+
+/// Life of a token for a plugin, seconds: what the API server gives where nothing is asked for.
+const TOKEN_SECONDS: i64 = 3600;
+
+/// All that a pull may present, but for the pod's own.
+#[derive(Debug)]
+pub struct Credentials {
+    files: Arc<NodeFiles>,
+    plugins: Option<Plugins>,
+    tokens: TokenCache,
+}
+
+/// A pull secret cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("image pull secret {name:?}: {problem}")]
+pub struct BadSecret {
+    name: String,
+    problem: Malformed,
+}
+
+impl Credentials {
+    /// Of the node's files and its plugins.
+    #[must_use]
+    pub fn new(files: NodeFiles, plugins: Option<Plugins>) -> Self {
+        Self { files: Arc::new(files), plugins, tokens: TokenCache::default() }
+    }
+
+    /// The pod's service account with a token, where a plugin that is for the image wants one.
+    pub async fn account(
+        &self,
+        image: &str,
+        pod: &Pod,
+        source: Option<&dyn TokenSource>,
+        now: jiff::Timestamp,
+    ) -> Option<Account> {
+        let audience = self.plugins.as_ref()?.audience(&keyring::repository(image))?;
+        let name = pods::spec(pod).service_account_name.clone().filter(|n| !n.is_empty())?;
+        let meta = &pod.metadata;
+        let key = TokenKey {
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            service_account: name,
+            audiences: vec![audience.to_owned()],
+            expiration_seconds: TOKEN_SECONDS,
+            pod_name: meta.name.clone().unwrap_or_default(),
+            pod_uid: meta.uid.clone().unwrap_or_default(),
+        };
+        self.tokens.purge(now);
+        match self.tokens.get(&key, source, now, Duration::ZERO).await {
+            Ok(token) => Some(Account {
+                key: format!("{}/{}", key.namespace, key.service_account),
+                token: token.token.clone(),
+            }),
+            Err(why) => {
+                tracing::warn!(
+                    pod.uid = key.pod_uid,
+                    why,
+                    "no service account token for credential providers"
+                );
+                None
+            }
+        }
+    }
+
+    /// What to present for an image, best first, nothing twice. `now` is boottime.
+    ///
+    /// # Errors
+    /// A secret of the pod is malformed.
+    pub async fn of(
+        &self,
+        image: &str,
+        secrets: &[Arc<Secret>],
+        account: Option<&Account>,
+        now: Duration,
+    ) -> Result<Vec<Credential>, BadSecret> {
+        let repository = keyring::repository(image);
+        let mut all = of_secrets(secrets)?.lookup(&repository);
+        let files = Arc::clone(&self.files);
+        let read = tokio::task::spawn_blocking(move || files.keyring(now)).await;
+        if let Ok(node) = read {
+            all.extend(node.lookup(&repository));
+        }
+        if let Some(plugins) = &self.plugins {
+            all.extend(plugins.lookup(image, &repository, account).await);
+        }
+        let mut out: Vec<Credential> = Vec::new();
+        for credential in all {
+            if !out.contains(&credential) {
+                out.push(credential);
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Credentials in the pod's pull secrets. Secrets of other types have none.
+fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring, BadSecret> {
+    let mut entries = Vec::new();
+    for secret in secrets {
+        let data = |key: &str| secret.data.as_ref().and_then(|d| d.get(key)).map(|b| b.0.as_slice());
+        let parsed = match secret.type_.as_deref() {
+            Some("kubernetes.io/dockerconfigjson") => data(".dockerconfigjson").map(parse_config_json),
+            Some("kubernetes.io/dockercfg") => data(".dockercfg").map(parse_dockercfg),
+            Some(_) | None => None,
+        };
+        match parsed {
+            Some(Ok(found)) => entries.extend(found),
+            Some(Err(problem)) => {
+                return Err(BadSecret { name: secret.metadata.name.clone().unwrap_or_default(), problem });
+            }
+            None => {}
+        }
+    }
+    Ok(Keyring::new(entries))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::node_files::Places;
+    use super::*;
+    use k8s_openapi::ByteString;
+
+    fn secret(kind: &str, key: &str, value: &str) -> Arc<Secret> {
+        let mut secret = Secret { type_: Some(kind.to_owned()), ..Secret::default() };
+        secret.metadata.name = Some("s".to_owned());
+        secret.data = Some([(key.to_owned(), ByteString(value.as_bytes().to_vec()))].into());
+        Arc::new(secret)
+    }
+
+    #[tokio::test]
+    async fn the_pods_secrets_come_before_the_nodes_files_and_nothing_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let entry = |user: &str| format!(r#"{{"r.test": {{"username": "{user}", "password": "p"}}}}"#);
+        std::fs::write(dir.path().join(".dockercfg"), entry("node")).unwrap();
+        let places = Places { root: dir.path().to_owned(), ..Places::default() };
+        let credentials = Credentials::new(NodeFiles::new(&places), None);
+        let auths = |user: &str| format!(r#"{{"auths": {}}}"#, entry(user));
+        let json = "kubernetes.io/dockerconfigjson";
+        for (secrets, want) in [
+            (vec![], vec!["node"]),
+            (vec![secret(json, ".dockerconfigjson", &auths("a"))], vec!["a", "node"]),
+            (vec![secret("kubernetes.io/dockercfg", ".dockercfg", &entry("b"))], vec!["b", "node"]),
+            (
+                vec![
+                    secret(json, ".dockerconfigjson", &auths("a")),
+                    secret("kubernetes.io/dockercfg", ".dockercfg", &entry("b")),
+                ],
+                vec!["a", "b", "node"],
+            ),
+            (vec![secret(json, ".dockerconfigjson", &auths("node"))], vec!["node"]),
+            (vec![secret("Opaque", ".dockerconfigjson", &auths("a"))], vec!["node"]),
+            (vec![secret(json, "other", &auths("a"))], vec!["node"]),
+        ] {
+            let got = credentials.of("r.test/app:1", &secrets, None, Duration::ZERO).await.unwrap();
+            assert_eq!(got.into_iter().map(|c| c.username).collect::<Vec<_>>(), want);
+        }
+        assert!(credentials.of("other.test/app", &[], None, Duration::ZERO).await.unwrap().is_empty());
+        let bad = [secret(json, ".dockerconfigjson", "{")];
+        let error = credentials.of("r.test/app", &bad, None, Duration::ZERO).await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "image pull secret \"s\": docker config is malformed at line 1 column 1"
+        );
+    }
+}

@@ -1,0 +1,148 @@
+//! Whether the node takes a pod (pod-sync.md §8.1), first refusal wins.
+
+mod app_armor;
+mod node;
+mod resources;
+mod sysctl;
+
+use k8s_openapi::api::core::v1::{Node, Pod, Taint};
+use quintlet_model::pod;
+
+use super::qos::{self, QosClass, ResourceList};
+
+pub use node::{NODE_AFFINITY, mismatch, tolerates};
+pub use resources::{Shortage, shortages};
+
+/// A refusal: reason of event and status, and its message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// E.g. `OutOfcpu`.
+    pub reason: String,
+    /// Text; the status puts `Pod was rejected: ` before it.
+    pub message: String,
+}
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Take it.
+    Admit,
+    /// Refuse it for good.
+    Reject(Rejection),
+    /// A critical pod that fits once others make room for it.
+    MakeRoom(Vec<Shortage>),
+}
+
+/// A pressure of the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pressure {
+    /// MemoryPressure.
+    Memory,
+    /// DiskPressure.
+    Disk,
+    /// PIDPressure.
+    Pid,
+}
+
+impl Pressure {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "MemoryPressure",
+            Self::Disk => "DiskPressure",
+            Self::Pid => "PIDPressure",
+        }
+    }
+}
+
+/// The node as admission sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeView<'a> {
+    /// The Node object, or the one that would be registered; `None` refuses every pod.
+    pub node: Option<&'a Node>,
+    /// Allocatable, `pods` among it.
+    pub allocatable: &'a ResourceList,
+    /// Pressures right now.
+    pub pressure: &'a [Pressure],
+    /// `allowedUnsafeSysctls`; a `*` at the end stands for anything.
+    pub allowed_sysctls: &'a [String],
+    /// Kernel (major, minor).
+    pub kernel: (u32, u32),
+    /// The runtime can apply supplementalGroupsPolicy Strict.
+    pub strict_groups: bool,
+    /// The kernel enforces AppArmor profiles.
+    pub app_armor: bool,
+    /// The node shuts down.
+    pub shutting_down: bool,
+}
+
+fn reject(reason: &str, message: impl Into<String>) -> Verdict {
+    Verdict::Reject(Rejection { reason: reason.to_owned(), message: message.into() })
+}
+
+/// Decides. `others` are the active pods with their allocated resources, without the pod itself.
+#[must_use]
+pub fn admit(pod: &Pod, others: &[&Pod], view: &NodeView<'_>) -> Verdict {
+    let critical = pod::is_critical(pod);
+    if let Some(refused) = under_pressure(pod, view.pressure, critical) {
+        return refused;
+    }
+    if let Some(sysctl) = sysctl::forbidden(pod, view) {
+        return reject("SysctlForbidden", format!("forbidden sysctl: {sysctl}"));
+    }
+    let Some(node) = view.node else { return reject("InvalidNodeInfo", "Kubelet cannot get node info.") };
+    if let Some(refused) = node::wrong_os(pod, node) {
+        return refused;
+    }
+    let policy =
+        pod::spec(pod).security_context.as_ref().and_then(|s| s.supplemental_groups_policy.as_deref());
+    if policy == Some("Strict") && !view.strict_groups {
+        return reject(
+            "SupplementalGroupsPolicyNotSupported",
+            "SupplementalGroupsPolicy=Strict is not supported in this node",
+        );
+    }
+    let short = shortages(pod, others, view.allocatable);
+    let verdict = match (short.first(), mismatch(pod, others, node)) {
+        // A critical pod is not refused for want of room, others go for it; nothing else can be helped.
+        (Some(_), None) if critical => Verdict::MakeRoom(short),
+        (_, Some(other)) if critical => Verdict::Reject(other),
+        (Some(short), _) => Verdict::Reject(short.rejection()),
+        (None, Some(other)) => Verdict::Reject(other),
+        (None, None) => Verdict::Admit,
+    };
+    match verdict {
+        Verdict::Reject(_) => verdict,
+        // Nobody goes for a pod that would be refused all the same.
+        Verdict::Admit | Verdict::MakeRoom(_) => refused_by_node(pod, view).unwrap_or(verdict),
+    }
+}
+
+// What is asked after the predicates.
+fn refused_by_node(pod: &Pod, view: &NodeView<'_>) -> Option<Verdict> {
+    if let Some(why) = app_armor::unenforceable(pod, view.app_armor) {
+        return Some(reject("AppArmor", format!("Cannot enforce AppArmor: {why}")));
+    }
+    view.shutting_down.then(|| reject("NodeShutdown", "Pod was rejected as the node is shutting down."))
+}
+
+fn under_pressure(pod: &Pod, pressure: &[Pressure], critical: bool) -> Option<Verdict> {
+    if pressure.is_empty() || critical {
+        return None;
+    }
+    if pressure == [Pressure::Memory] {
+        let taint = Taint {
+            key: "node.kubernetes.io/memory-pressure".to_owned(),
+            effect: "NoSchedule".to_owned(),
+            ..Taint::default()
+        };
+        let tolerated = pod::spec(pod).tolerations.iter().flatten().any(|t| tolerates(t, &taint));
+        if qos::qos_class(pod) != QosClass::BestEffort || tolerated {
+            return None;
+        }
+    }
+    let names: Vec<_> = pressure.iter().map(|p| p.as_str()).collect();
+    Some(reject("Evicted", format!("The node had condition: [{}]. ", names.join(" "))))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! Whether it is the right node: operating system, affinity, name, ports, taints.
+
+use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration};
+use quintlet_model::pod;
+
+use super::{Rejection, Verdict, reject};
+
+pub(super) fn wrong_os(pod: &Pod, node: &Node) -> Option<Verdict> {
+    const OS: &str = "kubernetes.io/os";
+    let node_os = node.metadata.labels.as_ref().and_then(|l| l.get(OS)).map_or("linux", String::as_str);
+    let label = pod.metadata.labels.as_ref().and_then(|l| l.get(OS));
+    if label.is_some_and(|l| l != node_os) {
+        return Some(reject(
+            "PodOSSelectorNodeLabelDoesNotMatch",
+            "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
+        ));
+    }
+    if pod::spec(pod).os.as_ref().is_some_and(|os| os.name != "linux") {
+        return Some(reject(
+            "PodOSNotSupported",
+            "Failed to admit pod as the OS field doesn't match node OS",
+        ));
+    }
+    None
+}
+
+/// The reason that is worth a fresh look at the Node.
+pub const NODE_AFFINITY: &str = "NodeAffinity";
+
+fn predicate(name: &str, why: &str) -> Rejection {
+    Rejection { reason: name.to_owned(), message: format!("Predicate {name} failed: {why}") }
+}
+
+/// What else does not fit: affinity, name, ports, taints. A refusal for NodeAffinity is worth a fresh look at the Node.
+#[must_use]
+pub fn mismatch(pod: &Pod, others: &[&Pod], node: &Node) -> Option<Rejection> {
+    if !matches_node(pod, node) {
+        return Some(predicate(NODE_AFFINITY, "node(s) didn't match Pod's node affinity/selector"));
+    }
+    let wanted = pod::spec(pod).node_name.as_deref().filter(|n| !n.is_empty());
+    if wanted.is_some_and(|n| Some(n) != node.metadata.name.as_deref()) {
+        return Some(predicate("NodeName", "node(s) didn't match the requested node name"));
+    }
+    let mine = host_ports(pod);
+    if others.iter().flat_map(|p| host_ports(p)).any(|theirs| mine.iter().any(|m| m.conflicts(&theirs))) {
+        return Some(predicate("NodePorts", "node(s) didn't have free ports for the requested pod ports"));
+    }
+    let taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
+    let tolerations = pod::spec(pod).tolerations.as_deref().unwrap_or_default();
+    let untolerated = taints
+        .filter(|t| t.effect == "NoExecute")
+        .any(|taint| !tolerations.iter().any(|t| tolerates(t, taint)));
+    if untolerated && !pod::is_static(pod) {
+        return Some(predicate("TaintToleration", "node(s) had taints that the pod didn't tolerate"));
+    }
+    None
+}
+
+struct HostPort {
+    ip: String,
+    protocol: String,
+    port: i32,
+}
+
+impl HostPort {
+    fn conflicts(&self, other: &Self) -> bool {
+        let any = |ip: &str| ip == "0.0.0.0";
+        self.port == other.port
+            && self.protocol == other.protocol
+            && (self.ip == other.ip || any(&self.ip) || any(&other.ip))
+    }
+}
+
+fn host_ports(pod: &Pod) -> Vec<HostPort> {
+    let sidecars = pod::init_containers(pod).iter().filter(|c| pod::is_sidecar(c));
+    pod::spec(pod)
+        .containers
+        .iter()
+        .chain(sidecars)
+        .flat_map(|c| c.ports.iter().flatten())
+        .filter_map(|p| {
+            Some(HostPort {
+                ip: p.host_ip.clone().filter(|ip| !ip.is_empty()).unwrap_or_else(|| "0.0.0.0".to_owned()),
+                protocol: p.protocol.clone().filter(|p| !p.is_empty()).unwrap_or_else(|| "TCP".to_owned()),
+                port: p.host_port.filter(|p| *p > 0)?,
+            })
+        })
+        .collect()
+}
+
+/// A toleration covers a taint.
+#[must_use]
+pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let key = toleration.key.as_deref().unwrap_or_default();
+    let effect = toleration.effect.as_deref().unwrap_or_default();
+    if !effect.is_empty() && effect != taint.effect {
+        return false;
+    }
+    if !key.is_empty() && key != taint.key {
+        return false;
+    }
+    match toleration.operator.as_deref().unwrap_or_default() {
+        "Exists" => true,
+        "" | "Equal" => {
+            !key.is_empty()
+                && toleration.value.as_deref().unwrap_or_default()
+                    == taint.value.as_deref().unwrap_or_default()
+        }
+        _ => false,
+    }
+}
+
+fn matches_node(pod: &Pod, node: &Node) -> bool {
+    let spec = pod::spec(pod);
+    let label = |key: &str| node.metadata.labels.as_ref().and_then(|l| l.get(key)).map(String::as_str);
+    if spec.node_selector.iter().flatten().any(|(k, v)| label(k) != Some(v.as_str())) {
+        return false;
+    }
+    let required = spec
+        .affinity
+        .as_ref()
+        .and_then(|a| a.node_affinity.as_ref())
+        .and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
+    let Some(required) = required else { return true };
+    let field = |key: &str| node.metadata.name.as_deref().filter(|_| key == "metadata.name");
+    required.node_selector_terms.iter().any(|term| matches_term(term, &label, &field))
+}
+
+fn matches_term<'a>(
+    term: &NodeSelectorTerm,
+    label: &impl Fn(&str) -> Option<&'a str>,
+    field: &impl Fn(&str) -> Option<&'a str>,
+) -> bool {
+    let expressions = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    // A term that asks nothing matches nothing.
+    !(expressions.is_empty() && fields.is_empty())
+        && expressions.iter().all(|r| meets(r, label(&r.key)))
+        && fields.iter().all(|r| meets(r, field(&r.key)))
+}
+
+fn meets(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let values = requirement.values.as_deref().unwrap_or_default();
+    let listed = |v: &str| values.iter().any(|x| x == v);
+    let compare = |ok: fn(i64, i64) -> bool| match (value.map(str::parse), values) {
+        (Some(Ok(value)), [bound]) => bound.parse().is_ok_and(|bound| ok(value, bound)),
+        _ => false,
+    };
+    match requirement.operator.as_str() {
+        "In" => value.is_some_and(listed),
+        "NotIn" => !value.is_some_and(listed),
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => compare(|v, b| v > b),
+        "Lt" => compare(|v, b| v < b),
+        _ => false,
+    }
+}

@@ -1,0 +1,71 @@
+//! Whether there is enough of everything (pkg/kubelet/lifecycle).
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::Rejection;
+use crate::decide::qos::{self, ResourceList};
+
+/// A resource of which there is not enough.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shortage {
+    /// Name of the resource.
+    pub resource: String,
+    /// Asked for (CPU in thousandths, else whole units).
+    pub requested: i64,
+    /// Taken by the other pods.
+    pub used: i64,
+    /// Allocatable.
+    pub capacity: i64,
+}
+
+impl Shortage {
+    /// How much has to be freed.
+    #[must_use]
+    pub fn missing(&self) -> i64 {
+        self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
+    }
+
+    /// The refusal it makes.
+    #[must_use]
+    pub fn rejection(&self) -> Rejection {
+        Rejection {
+            reason: format!("OutOf{}", self.resource),
+            message: format!(
+                "Node didn't have enough resource: {}, requested: {}, used: {}, capacity: {}",
+                self.resource, self.requested, self.used, self.capacity
+            ),
+        }
+    }
+}
+
+/// Resources of which there is not enough, in the order in which they are reported.
+#[must_use]
+pub fn shortages(pod: &Pod, others: &[&Pod], allocatable: &ResourceList) -> Vec<Shortage> {
+    let amount = |l: &ResourceList, name: &str| {
+        let q = l.get(name).copied().unwrap_or_default();
+        if name == "cpu" { q.milli_value() } else { q.value() }
+    };
+    let mut short = Vec::new();
+    let pods = amount(allocatable, "pods");
+    let used = i64::try_from(others.len()).unwrap_or(i64::MAX);
+    if used.saturating_add(1) > pods {
+        short.push(Shortage { resource: "pods".to_owned(), requested: 1, used, capacity: pods });
+    }
+    let wanted = qos::pod_requests(pod);
+    let taken: Vec<ResourceList> = others.iter().map(|p| qos::pod_requests(p)).collect();
+    let fixed = ["cpu", "memory", "ephemeral-storage"];
+    let scalar = wanted.keys().map(String::as_str).filter(|n| !fixed.contains(n));
+    for name in fixed.into_iter().chain(scalar) {
+        let requested = amount(&wanted, name);
+        // A resource the node does not know is somebody else's to give out.
+        if requested <= 0 || (!fixed.contains(&name) && !allocatable.contains_key(name)) {
+            continue;
+        }
+        let capacity = amount(allocatable, name);
+        let used = taken.iter().map(|l| amount(l, name)).fold(0_i64, i64::saturating_add);
+        if requested > capacity.saturating_sub(used) {
+            short.push(Shortage { resource: name.to_owned(), requested, used, capacity });
+        }
+    }
+    short
+}

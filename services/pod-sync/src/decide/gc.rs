@@ -1,0 +1,127 @@
+//! What of a pod the runtime no longer has to keep (pod-sync.md §9.3).
+
+use quintlet_model::ids::{ContainerId, SandboxId};
+use quintlet_model::runtime::{ContainerState, PodRuntime, SandboxState};
+
+/// Instances of a container that stay: the one that runs or ran last, and the one before it, for its status and logs
+/// (DESIGN §4).
+const KEPT_INSTANCES: usize = 2;
+
+/// What becomes of a pod whose dead are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It stays, running or completed.
+    Stays,
+    /// It was ended by the agent, or nobody wants it any more: nothing of it is kept.
+    Goes,
+}
+
+/// Containers to remove, oldest first. Nothing that runs is among them.
+#[must_use]
+pub fn dead_containers(runtime: &PodRuntime, fate: Fate) -> Vec<ContainerId> {
+    let mut names: Vec<&str> = runtime.containers.iter().map(|c| c.name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let kept = match fate {
+        Fate::Stays => KEPT_INSTANCES,
+        Fate::Goes => 0,
+    };
+    let mut dead: Vec<_> = names
+        .into_iter()
+        .flat_map(|name| runtime.instances(name).skip(kept))
+        .filter(|c| c.state != ContainerState::Running)
+        .collect();
+    dead.sort_by_key(|c| c.created_unix_ns);
+    dead.into_iter().map(|c| c.id.clone()).collect()
+}
+
+/// Sandboxes to remove: not ready, without containers once `removed` are gone, and not the newest of a pod that stays.
+#[must_use]
+pub fn dead_sandboxes(runtime: &PodRuntime, removed: &[ContainerId], fate: Fate) -> Vec<SandboxId> {
+    let kept = match fate {
+        Fate::Stays => 1,
+        Fate::Goes => 0,
+    };
+    runtime
+        .sandboxes
+        .iter()
+        .skip(kept)
+        .filter(|s| s.state == SandboxState::NotReady)
+        .filter(|s| !runtime.containers.iter().any(|c| c.sandbox_id == s.id && !removed.contains(&c.id)))
+        .map(|s| s.id.clone())
+        .collect()
+}
+
+/// UID in the name of a pod's log directory, `<namespace>_<name>_<uid>`.
+#[must_use]
+pub fn log_dir_uid(name: &str) -> Option<&str> {
+    let (rest, uid) = name.rsplit_once('_')?;
+    (rest.contains('_') && !uid.is_empty()).then_some(uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::testing::RuntimeBuilder;
+
+    fn names(runtime: &PodRuntime, fate: Fate) -> Vec<String> {
+        let name = |id: &ContainerId| {
+            let c = runtime.containers.iter().find(|c| c.id == *id).unwrap();
+            format!("{}-{}", c.name, c.attempt)
+        };
+        dead_containers(runtime, fate).iter().map(name).collect()
+    }
+
+    #[test]
+    fn the_newest_two_instances_stay_and_nothing_that_runs_goes() {
+        let crashed = || RuntimeBuilder::ready().exited("c", 1).exited("c", 1).exited("c", 1);
+        for (what, runtime, stays, goes) in [
+            ("nothing", RuntimeBuilder::none(), vec![], vec![]),
+            ("running", RuntimeBuilder::ready().running("c"), vec![], vec![]),
+            ("one death", RuntimeBuilder::ready().exited("c", 1).running("c"), vec![], vec!["c-0"]),
+            ("crashing", crashed(), vec!["c-0"], vec!["c-0", "c-1", "c-2"]),
+            ("running again", crashed().running("c"), vec!["c-0", "c-1"], vec!["c-0", "c-1", "c-2"]),
+            (
+                "by name",
+                RuntimeBuilder::ready().exited("a", 0).exited("b", 0).exited("b", 0).exited("b", 0),
+                vec!["b-0"],
+                vec!["a-0", "b-0", "b-1", "b-2"],
+            ),
+        ] {
+            let runtime = runtime.build();
+            assert_eq!(names(&runtime, Fate::Stays), stays, "{what}");
+            assert_eq!(names(&runtime, Fate::Goes), goes, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_sandbox_goes_when_nothing_is_in_it_and_a_newer_one_is_there() {
+        let old = RuntimeBuilder::none().sandbox(SandboxState::NotReady).exited("c", 1);
+        let both = old.sandbox(SandboxState::Ready).running("c").build();
+        let count = |r: &PodRuntime, removed: &[ContainerId], fate| dead_sandboxes(r, removed, fate).len();
+        assert_eq!(count(&both, &[], Fate::Stays), 0, "its container is still there");
+        let dead: Vec<_> = both
+            .containers
+            .iter()
+            .filter(|c| c.state == ContainerState::Exited)
+            .map(|c| c.id.clone())
+            .collect();
+        assert_eq!(count(&both, &dead, Fate::Stays), 1);
+        assert_eq!(count(&both, &dead, Fate::Goes), 1, "one that is ready is not dead");
+        let last = RuntimeBuilder::none().sandbox(SandboxState::NotReady).build();
+        assert_eq!((count(&last, &[], Fate::Stays), count(&last, &[], Fate::Goes)), (0, 1));
+    }
+
+    #[test]
+    fn a_log_directory_tells_whose_it_is() {
+        for (name, want) in [
+            ("default_web_u-1", Some("u-1")),
+            ("ns_a_b_u", Some("u")),
+            ("web_u", None),
+            ("web", None),
+            ("a_b_", None),
+        ] {
+            assert_eq!(log_dir_uid(name), want, "{name}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Which images go (pod-sync.md §9.4).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Settings (`imageGCHighThresholdPercent` and its kin).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// Percent of the disk in use from which on images go. 100: never for space.
+    pub high: u8,
+    /// Percent in use at which enough have gone.
+    pub low: u8,
+    /// None goes that was first seen less than this ago.
+    pub min_age: Duration,
+    /// One that nobody used for so long goes, whatever the disk. Zero: never.
+    pub max_age: Duration,
+}
+
+impl Policy {
+    /// There is nothing to do.
+    #[must_use]
+    pub fn is_off(&self) -> bool {
+        self.high >= 100 && self.max_age.is_zero()
+    }
+}
+
+/// An image as the runtime lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// Id.
+    pub id: String,
+    /// Tags and digests it is known by.
+    pub names: Vec<String>,
+    /// Bytes.
+    pub size: u64,
+    /// The runtime itself needs it.
+    pub pinned: bool,
+}
+
+/// What is known of an image, on boottime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// When it was listed first.
+    pub first: Duration,
+    /// When something used it last; the first look if nothing did.
+    pub used: Duration,
+}
+
+/// The images of the node over time.
+#[derive(Debug, Clone, Default)]
+pub struct Images {
+    seen: BTreeMap<String, Seen>,
+    // When the first look was: what is older than this process is not known.
+    since: Option<Duration>,
+}
+
+/// The file system images lie on, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Disk {
+    /// Size.
+    pub capacity: u64,
+    /// Free.
+    pub available: u64,
+}
+
+impl Images {
+    /// Takes note of what is there. `in_use` has ids and names.
+    pub fn look(&mut self, images: &[Image], in_use: &BTreeSet<String>, now: Duration) {
+        self.since.get_or_insert(now);
+        self.seen.retain(|id, _| images.iter().any(|i| i.id == *id));
+        for image in images {
+            let seen = self.seen.entry(image.id.clone()).or_insert(Seen { first: now, used: Duration::ZERO });
+            if is_used(image, in_use) {
+                seen.used = now;
+            }
+        }
+    }
+
+    // Unused ones, the longest unused first, then the longest known.
+    fn candidates<'a>(&self, images: &'a [Image], in_use: &BTreeSet<String>) -> Vec<(&'a Image, Seen)> {
+        let unused = images.iter().filter(|i| !i.pinned && !is_used(i, in_use));
+        let mut out: Vec<_> = unused.filter_map(|i| Some((i, *self.seen.get(&i.id)?))).collect();
+        out.sort_by_key(|(_, seen)| (seen.used, seen.first));
+        out
+    }
+
+    /// Images that nobody used for `max_age`. Nothing before the process itself is as old.
+    #[must_use]
+    pub fn too_old<'a>(
+        &self,
+        images: &'a [Image],
+        in_use: &BTreeSet<String>,
+        policy: Policy,
+        now: Duration,
+    ) -> Vec<&'a Image> {
+        let running = now.saturating_sub(self.since.unwrap_or(now));
+        if policy.max_age.is_zero() || running <= policy.max_age {
+            return Vec::new();
+        }
+        let old = |seen: &Seen| {
+            now.saturating_sub(seen.used) > policy.max_age && now.saturating_sub(seen.first) >= policy.min_age
+        };
+        self.candidates(images, in_use).into_iter().filter(|(_, seen)| old(seen)).map(|(i, _)| i).collect()
+    }
+
+    /// Images in the order in which they may go for space.
+    #[must_use]
+    pub fn for_space<'a>(
+        &self,
+        images: &'a [Image],
+        in_use: &BTreeSet<String>,
+        policy: Policy,
+        now: Duration,
+    ) -> Vec<&'a Image> {
+        let ripe = |seen: &Seen| now.saturating_sub(seen.first) >= policy.min_age;
+        self.candidates(images, in_use).into_iter().filter(|(_, seen)| ripe(seen)).map(|(i, _)| i).collect()
+    }
+}
+
+fn is_used(image: &Image, in_use: &BTreeSet<String>) -> bool {
+    in_use.contains(&image.id) || image.names.iter().any(|n| in_use.contains(n))
+}
+
+/// Percent of a disk in use.
+#[must_use]
+pub fn usage(disk: Disk) -> u64 {
+    let free = disk.available.min(disk.capacity).saturating_mul(100) / disk.capacity.max(1);
+    100 - free
+}
+
+/// Bytes to free; none below the threshold.
+#[must_use]
+pub fn to_free(disk: Disk, policy: Policy) -> Option<u64> {
+    if policy.high >= 100 || usage(disk) < u64::from(policy.high) {
+        return None;
+    }
+    let wanted = disk.capacity / 100 * u64::from(100 - policy.low.min(100));
+    Some(wanted.saturating_sub(disk.available)).filter(|bytes| *bytes > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICY: Policy =
+        Policy { high: 85, low: 80, min_age: Duration::from_secs(120), max_age: Duration::ZERO };
+
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn image(id: &str) -> Image {
+        Image { id: id.to_owned(), names: vec![format!("r.test/{id}:1")], size: 10, pinned: false }
+    }
+
+    fn used(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|n| (*n).to_owned()).collect()
+    }
+
+    fn ids(images: Vec<&Image>) -> Vec<&str> {
+        images.into_iter().map(|i| i.id.as_str()).collect()
+    }
+
+    #[test]
+    fn space_is_freed_from_the_high_threshold_to_the_low_one() {
+        let disk = |available| Disk { capacity: 1000, available };
+        for (available, want) in
+            [(500, None), (160, None), (151, Some(49)), (150, Some(50)), (0, Some(200)), (2000, None)]
+        {
+            assert_eq!(to_free(disk(available), POLICY), want, "{available} of 1000 free");
+        }
+        assert_eq!(to_free(disk(0), Policy { high: 100, ..POLICY }), None);
+        assert_eq!((usage(disk(151)), usage(disk(150)), usage(disk(0))), (85, 85, 100));
+    }
+
+    #[test]
+    fn the_longest_unused_goes_first_and_what_is_used_new_or_pinned_stays() {
+        let mut pinned = image("pinned");
+        pinned.pinned = true;
+        let all = [image("a"), image("b"), image("c"), pinned];
+        let mut images = Images::default();
+        images.look(&all[..2], &used(&["b"]), s(100));
+        images.look(&all, &used(&["a", "r.test/b:1"]), s(200));
+        images.look(&all, &used(&["a"]), s(300));
+        let space = |now: u64, in_use: &[&str]| ids(images.for_space(&all, &used(in_use), POLICY, s(now)));
+        assert_eq!(space(320, &[]), ["c", "b", "a"]);
+        assert_eq!(space(320, &["c"]), ["b", "a"]);
+        assert_eq!(space(319, &[]), ["b", "a"], "the youngest was first seen less than two minutes ago");
+        images.look(&all[1..], &used(&[]), s(400));
+        images.look(&all, &used(&[]), s(500));
+        assert_eq!(
+            ids(images.for_space(&all, &used(&[]), POLICY, s(501))),
+            ["c", "b"],
+            "one that was gone is new again"
+        );
+    }
+
+    #[test]
+    fn age_counts_only_once_this_process_is_as_old() {
+        let policy = Policy { max_age: s(1000), ..POLICY };
+        let all = [image("a"), image("b")];
+        let mut images = Images::default();
+        images.look(&all, &used(&["b"]), s(5000));
+        let old = |now: u64| ids(images.too_old(&all, &used(&[]), policy, s(now)));
+        assert!(old(6000).is_empty());
+        assert_eq!(old(6001), ["a", "b"]);
+        assert!(ids(images.too_old(&all, &used(&["a", "b"]), policy, s(9000))).is_empty());
+        assert!(images.too_old(&all, &used(&[]), POLICY, s(90_000)).is_empty(), "off");
+    }
+}

@@ -1,0 +1,54 @@
+//! A decision in words.
+
+use k8s_openapi::api::core::v1::Pod;
+use quintlet_model::pod;
+
+use super::Holds;
+use crate::decide::actions::{self, PodActions, SandboxDecision};
+
+/// What was decided, a line each; nothing to do is one line too.
+#[must_use]
+pub fn explain(pod: &Pod, actions: &PodActions, sandbox: &SandboxDecision, holds: &Holds) -> Vec<String> {
+    let spec = pod::spec(pod);
+    let mut lines = Vec::new();
+    if actions.kill_pod && !actions.create_sandbox {
+        lines.push("stop the pod: nothing in it is to run again".to_owned());
+    }
+    if actions.create_sandbox {
+        let why = match sandbox {
+            SandboxDecision::Keep { .. } => "",
+            SandboxDecision::Create { why, .. } => match why {
+                actions::SandboxChange::None => "there is none",
+                actions::SandboxChange::SeveralReady => "more than one is ready",
+                actions::SandboxChange::NotReady => "the newest is not ready",
+                actions::SandboxChange::NetworkMode => "its network mode differs from the spec",
+                actions::SandboxChange::NoAddress => "it has no address",
+            },
+        };
+        lines.push(format!("make sandbox, attempt {}: {why}", actions.attempt));
+    }
+    lines.extend(actions.to_kill.iter().map(|k| format!("kill {}: {}", k.name, k.message)));
+    lines.extend(actions.reset.iter().map(|r| {
+        format!(
+            "{} {} ({}) to restart all containers",
+            if r.kill { "kill and remove" } else { "remove" },
+            r.name,
+            r.id
+        )
+    }));
+    let start = |kind: &str, name: &str| match holds.get(name) {
+        Some(h) => format!("start {kind}{name} at +{:.1}s", h.remaining.as_secs_f64()),
+        None => format!("start {kind}{name}"),
+    };
+    let ephemeral: Vec<_> = spec.ephemeral_containers.iter().flatten().map(|c| &c.name).collect();
+    let name = |list: &[&String], i: usize| list.get(i).map_or_else(String::new, |n| (*n).clone());
+    let inits: Vec<_> = pod::init_containers(pod).iter().map(|c| &c.name).collect();
+    let regular: Vec<_> = spec.containers.iter().map(|c| &c.name).collect();
+    lines.extend(actions.ephemeral_to_start.iter().map(|i| start("ephemeral ", &name(&ephemeral, *i))));
+    lines.extend(actions.init_to_start.iter().map(|i| start("init ", &name(&inits, *i))));
+    lines.extend(actions.to_start.iter().map(|i| start("", &name(&regular, *i))));
+    if lines.is_empty() {
+        lines.push("keep everything as it is".to_owned());
+    }
+    lines
+}

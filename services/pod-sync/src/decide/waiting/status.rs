@@ -1,0 +1,155 @@
+//! What the status of a pod says it waits for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use quintlet_model::pod;
+
+use super::{StartFailure, Waiting};
+use crate::decide::conditions;
+use crate::decide::restart::RESTARTING_ALL;
+
+/// A wait and its times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WaitingFor {
+    /// For what.
+    pub what: Waiting,
+    /// Since when.
+    pub since: Option<jiff::Timestamp>,
+    /// It ends then at the latest; `None`: no fixed time.
+    pub until: Option<jiff::Timestamp>,
+}
+
+/// A start that is held back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hold {
+    /// Time left.
+    pub remaining: Duration,
+    /// The whole delay.
+    pub delay: Duration,
+}
+
+/// Starts held back, by container name.
+pub type Holds = BTreeMap<String, Hold>;
+
+fn later(now: jiff::Timestamp, by: Duration) -> Option<jiff::Timestamp> {
+    now.checked_add(jiff::SignedDuration::try_from(by).ok()?).ok()
+}
+
+/// What the status of a pod says it waits for: the first thing in the order in which things happen. A terminal pod waits
+/// for nothing.
+#[must_use]
+pub fn from_status(pod: &Pod, status: &PodStatus, holds: &Holds, now: jiff::Timestamp) -> Option<WaitingFor> {
+    if pod::is_terminal_phase(status.phase.as_deref()) {
+        return None;
+    }
+    let start = status.start_time.as_ref().map(|t| t.0);
+    let restarting = status
+        .conditions
+        .iter()
+        .flatten()
+        .find(|c| c.type_ == conditions::ALL_CONTAINERS_RESTARTING && c.status == "True");
+    if let Some(c) = restarting {
+        let since = c.last_transition_time.as_ref().map(|t| t.0);
+        return Some(WaitingFor { what: Waiting::RestartingAll, since, until: None });
+    }
+    let find = |list: &Option<Vec<ContainerStatus>>, name: &str| {
+        list.iter().flatten().find(|s| s.name == name).cloned()
+    };
+    let inits = || {
+        pod::init_containers(pod)
+            .iter()
+            .filter_map(|c| Some((c, find(&status.init_container_statuses, &c.name)?)))
+    };
+    for (c, s) in inits() {
+        let sidecar = pod::is_sidecar(c);
+        let done = if sidecar { s.started == Some(true) } else { s.ready };
+        if done {
+            continue;
+        }
+        // A plain one has no probes: while it runs, its end is what is waited for.
+        let running = s.state.as_ref().is_some_and(|s| s.running.is_some());
+        let own = if running && !sidecar { None } else { of_container(&s, holds, now, start) };
+        return own.or_else(|| {
+            let what = Waiting::PodInitializing { container: c.name.clone() };
+            Some(WaitingFor { what, since: since_of(&s).or(start), until: None })
+        });
+    }
+    let regular = pod::spec(pod).containers.iter().filter_map(|c| find(&status.container_statuses, &c.name));
+    // A started sidecar holds up nobody, but the pod is not Ready before it is.
+    let sidecars = inits().filter(|(c, _)| pod::is_sidecar(c)).map(|(_, s)| s);
+    if let Some(w) = regular.chain(sidecars).find_map(|s| of_container(&s, holds, now, start)) {
+        return Some(w);
+    }
+    let true_condition =
+        |name: &str| status.conditions.iter().flatten().any(|c| c.type_ == name && c.status == "True");
+    let gates: Vec<String> = pod::spec(pod)
+        .readiness_gates
+        .iter()
+        .flatten()
+        .map(|g| g.condition_type.clone())
+        .filter(|g| !true_condition(g))
+        .collect();
+    if gates.is_empty() {
+        return None;
+    }
+    let since = status
+        .conditions
+        .iter()
+        .flatten()
+        .find(|c| c.type_ == conditions::READY)
+        .and_then(|c| c.last_transition_time.as_ref())
+        .map(|t| t.0);
+    Some(WaitingFor { what: Waiting::ReadinessGates { gates }, since, until: None })
+}
+
+fn since_of(s: &ContainerStatus) -> Option<jiff::Timestamp> {
+    let state = s.state.as_ref()?;
+    if let Some(running) = &state.running {
+        return running.started_at.as_ref().map(|t| t.0);
+    }
+    let ended = state.terminated.as_ref().or_else(|| s.last_state.as_ref()?.terminated.as_ref());
+    ended.and_then(|t| t.finished_at.as_ref()).map(|t| t.0)
+}
+
+fn of_container(
+    s: &ContainerStatus,
+    holds: &Holds,
+    now: jiff::Timestamp,
+    start: Option<jiff::Timestamp>,
+) -> Option<WaitingFor> {
+    let container = s.name.clone();
+    let since = since_of(s).or(start);
+    let hold = holds.get(&s.name);
+    let until = hold.and_then(|h| later(now, h.remaining));
+    let state = s.state.as_ref()?;
+    let ended = state.terminated.as_ref().or_else(|| s.last_state.as_ref()?.terminated.as_ref());
+    let what = if let Some(w) = &state.waiting {
+        let reason = w.reason.as_deref().unwrap_or_default();
+        let message = w.message.clone().unwrap_or_default();
+        match StartFailure::parse(reason) {
+            Some(StartFailure::CrashLoopBackOff) | None if hold.is_some() => Waiting::CrashLoop {
+                container,
+                exit_code: ended.map_or(0, |t| t.exit_code),
+                delay: hold.map_or(Duration::ZERO, |h| h.delay),
+            },
+            Some(failure) => Waiting::StartFailed { container, failure, message },
+            None if reason == RESTARTING_ALL => Waiting::RestartingAll,
+            // Nobody gets to a regular container before init is done, which was looked at first.
+            None => Waiting::ContainerCreating { container },
+        }
+    } else if state.running.is_some() {
+        if s.started != Some(true) {
+            Waiting::StartupProbe { container }
+        } else if !s.ready {
+            Waiting::ReadinessProbe { container }
+        } else {
+            return None;
+        }
+    } else {
+        let hold = hold?;
+        Waiting::CrashLoop { container, exit_code: ended.map_or(0, |t| t.exit_code), delay: hold.delay }
+    };
+    Some(WaitingFor { what, since, until })
+}

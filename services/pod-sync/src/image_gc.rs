@@ -1,0 +1,178 @@
+//! Removes images that nobody uses, by age and where the disk is full (pod-sync.md §9.4).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quintlet_model::pod as pods;
+use tokio_util::sync::CancellationToken;
+
+use crate::clients::events::EventType;
+use crate::clients::runtime::{CallError, Runtime};
+use crate::context::Context;
+use crate::decide::image_gc::{Disk, Image, Images, Policy, to_free, usage};
+
+/// How often images are looked at and, where needed, removed (pkg/kubelet/kubelet.go).
+const PERIOD: Duration = Duration::from_secs(5 * 60);
+/// Until the runtime has answered for the first time.
+const FIRST: Duration = Duration::from_secs(5);
+
+/// Runs until told to stop.
+pub async fn run(ctx: Arc<Context>, policy: Policy, stop: CancellationToken) {
+    let mut images = Images::default();
+    let mut failures = 0_u32;
+    let mut wait = FIRST;
+    if policy.is_off() {
+        return;
+    }
+    loop {
+        // Cutting the sleep only ends the loop.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(wait) => {}
+        }
+        wait = PERIOD;
+        match pass(&ctx, &mut images, policy).await {
+            Ok(()) => failures = 0,
+            Err(Failure::Unavailable(why)) => {
+                tracing::debug!(why, "images not looked at");
+                wait = FIRST;
+            }
+            Err(Failure::Failed(why)) => {
+                failures += 1;
+                tracing::warn!(why, "image garbage collection failed");
+                // Once may be a statistic that was late.
+                if failures > 1 {
+                    ctx.events.node(&ctx.node.node_name, EventType::Warning, "ImageGCFailed", &why);
+                }
+            }
+        }
+    }
+}
+
+enum Failure {
+    // Nothing was found out.
+    Unavailable(String),
+    Failed(String),
+}
+
+impl From<CallError> for Failure {
+    fn from(e: CallError) -> Self {
+        if e.is_verdict() { Self::Failed(e.to_string()) } else { Self::Unavailable(e.to_string()) }
+    }
+}
+
+async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), Failure> {
+    // Before the list: one that is used from now on was first seen just now, and too young.
+    let in_use = in_use(ctx).await?;
+    let mut listed = ctx.runtime.images().await?;
+    let now = ctx.clock.boot();
+    images.look(&listed, &in_use, now);
+    for image in images.too_old(&listed, &in_use, policy, now) {
+        remove(&ctx.runtime, image, "nobody used it for long").await?;
+    }
+    let gone: BTreeSet<String> =
+        images.too_old(&listed, &in_use, policy, now).into_iter().map(|i| i.id.clone()).collect();
+    listed.retain(|i| !gone.contains(&i.id));
+    for mountpoint in ctx.runtime.image_mountpoints().await? {
+        let disk = nix::sys::statvfs::statvfs(mountpoint.as_str())
+            .map(|s| Disk {
+                capacity: s.blocks() * s.fragment_size(),
+                available: s.blocks_available() * s.fragment_size(),
+            })
+            .map_err(|e| Failure::Failed(format!("{mountpoint}: {e}")))?;
+        if disk.capacity == 0 {
+            let text = format!("invalid capacity 0 on image filesystem {mountpoint}");
+            ctx.events.node(&ctx.node.node_name, EventType::Warning, "InvalidDiskCapacity", &text);
+            return Err(Failure::Failed(text));
+        }
+        let Some(wanted) = to_free(disk, policy) else { continue };
+        tracing::info!(mountpoint, usage = usage(disk), wanted, "the disk of images is full");
+        let mut freed = 0;
+        for image in images.for_space(&listed, &in_use, policy, now) {
+            if freed >= wanted {
+                break;
+            }
+            match remove(&ctx.runtime, image, "its room is needed").await {
+                Ok(()) => freed += image.size,
+                Err(Failure::Failed(why)) => tracing::info!(image = image.id, why, "image not removed"),
+                Err(cut @ Failure::Unavailable(_)) => return Err(cut),
+            }
+        }
+        if freed < wanted {
+            let text = format!(
+                "Insufficient free disk space on the node's image filesystem ({}% of {} used). Failed to free sufficient space by deleting unused images (freed {freed} bytes). Investigate disk usage, as it could be used by active images, logs, volumes, or other data.",
+                usage(disk),
+                human(disk.capacity),
+            );
+            ctx.events.node(&ctx.node.node_name, EventType::Warning, "FreeDiskSpaceFailed", &text);
+            return Err(Failure::Failed(text));
+        }
+    }
+    Ok(())
+}
+
+async fn remove(runtime: &Runtime, image: &Image, why: &str) -> Result<(), Failure> {
+    tracing::info!(image = image.id, names = ?image.names, bytes = image.size, why, "image removed");
+    runtime.remove_image(&image.id).await.map_err(Failure::from)
+}
+
+// Ids and names: of every container, running or dead, of image volumes, and of the sandboxes' own image.
+async fn in_use(ctx: &Context) -> Result<BTreeSet<String>, Failure> {
+    let all =
+        ctx.pleg.all().ok_or_else(|| Failure::Unavailable("the runtime has not been read".to_owned()))?;
+    let containers = all.iter().flat_map(|p| &p.containers);
+    let mut out: BTreeSet<String> = containers
+        .flat_map(|c| [&c.image, &c.image_ref, &c.image_id])
+        .filter(|n| !n.is_empty())
+        .cloned()
+        .collect();
+    for view in ctx.views.all() {
+        let volumes = pods::spec(&view.pod).volumes.iter().flatten();
+        let references = volumes.filter_map(|v| v.image.as_ref()?.reference.as_deref());
+        out.extend(references.map(crate::credentials::keyring::full_name));
+    }
+    out.extend(
+        ctx.runtime.sandbox_image().await?.iter().map(|name| crate::credentials::keyring::full_name(name)),
+    );
+    Ok(out)
+}
+
+// As Go's units package writes sizes of disks: `37.05GB`.
+fn human(bytes: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "four digits are shown")]
+    let mut size = bytes as f64;
+    let mut units = ["B", "kB", "MB", "GB", "TB", "PB"].into_iter();
+    let mut unit = units.next().unwrap_or_default();
+    while size >= 1000.0 {
+        let Some(larger) = units.next() else { break };
+        size /= 1000.0;
+        unit = larger;
+    }
+    let digits = if size < 10.0 {
+        3
+    } else if size < 100.0 {
+        2
+    } else if size < 1000.0 {
+        1
+    } else {
+        0
+    };
+    let text = format!("{size:.digits$}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text}{unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_as_the_kubelets() {
+        for (bytes, want) in
+            [(0, "0B"), (999, "999B"), (1000, "1kB"), (37_054_000_000, "37.05GB"), (270_000_000_000, "270GB")]
+        {
+            assert_eq!(human(bytes), want);
+        }
+    }
+}

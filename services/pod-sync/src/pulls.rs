@@ -1,0 +1,175 @@
+//! How many images are pulled at once, and how often a pull may begin (pod-sync.md §7.4).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use crate::credentials::keyring;
+
+/// Pulls at once from one registry where the settings say nothing.
+const PER_REGISTRY: usize = 4;
+/// Pulls at once in all where they say nothing: one slow registry holds half of them at most.
+const IN_ALL: usize = 8;
+/// `registryBurst` where only `registryPullQPS` is set.
+const BURST: u32 = 10;
+
+/// The kubelet's settings; `None` where nothing is set.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PullSettings {
+    /// `serializeImagePulls`.
+    pub serialize: Option<bool>,
+    /// `maxParallelImagePulls`.
+    pub max_parallel: Option<usize>,
+    /// `registryPullQPS`; 0 for no limit.
+    pub qps: Option<u32>,
+    /// `registryBurst`.
+    pub burst: Option<u32>,
+}
+
+/// The settings contradict each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls is false")]
+pub struct Contradiction;
+
+#[derive(Debug)]
+struct Bucket {
+    per_second: f64,
+    burst: f64,
+    left: f64,
+    // Boottime of the last look.
+    at: Duration,
+}
+
+impl Bucket {
+    fn take(&mut self, now: Duration) -> bool {
+        let grown = now.saturating_sub(self.at).as_secs_f64() * self.per_second;
+        self.left = (self.left + grown).min(self.burst);
+        self.at = now;
+        let any = self.left >= 1.0;
+        if any {
+            self.left -= 1.0;
+        }
+        any
+    }
+}
+
+/// Bounds pulls, so that one slow registry does not stand before all others.
+#[derive(Debug)]
+pub struct PullLanes {
+    all: Semaphore,
+    per_registry: usize,
+    registries: Mutex<HashMap<String, Arc<Semaphore>>>,
+    bucket: Option<Mutex<Bucket>>,
+}
+
+impl PullLanes {
+    /// Lanes as set.
+    ///
+    /// # Errors
+    /// The settings contradict each other.
+    pub fn new(settings: PullSettings) -> Result<Self, Contradiction> {
+        let PullSettings { serialize, max_parallel, qps, burst } = settings;
+        let (all, per_registry) = match (serialize, max_parallel) {
+            (Some(true), Some(2..)) => return Err(Contradiction),
+            (Some(true), _) | (None, Some(0 | 1)) => (1, 1),
+            (None, None) => (IN_ALL, PER_REGISTRY),
+            (_, Some(most)) => (most.max(1), most.max(1)),
+            (Some(false), None) => (Semaphore::MAX_PERMITS, Semaphore::MAX_PERMITS),
+        };
+        let bucket = qps.filter(|q| *q > 0).map(|q| {
+            let burst = f64::from(burst.unwrap_or(BURST));
+            Mutex::new(Bucket { per_second: f64::from(q), burst, left: burst, at: Duration::ZERO })
+        });
+        Ok(Self { all: Semaphore::new(all), per_registry, registries: Mutex::default(), bucket })
+    }
+
+    /// Whether a pull may begin at boottime `now`; where not, it counts as a failed one.
+    pub fn may_begin(&self, now: Duration) -> bool {
+        self.bucket.as_ref().is_none_or(|b| b.lock().take(now))
+    }
+
+    /// Runs a pull once both lanes have room.
+    pub async fn run<T>(&self, image: &str, pull: impl Future<Output = T>) -> T {
+        let lane = {
+            let repository = keyring::repository(image);
+            let mut registries = self.registries.lock();
+            // Lanes nobody stands in are not kept.
+            registries.retain(|_, lane| Arc::strong_count(lane) > 1);
+            let lane = registries.entry(keyring::registry(&repository).to_owned());
+            Arc::clone(lane.or_insert_with(|| Arc::new(Semaphore::new(self.per_registry))))
+        };
+        let _first = lane.acquire().await;
+        let _second = self.all.acquire().await;
+        pull.await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    // The most pulls at once, of one registry and in all, of 20 each from two registries.
+    async fn most(settings: PullSettings) -> (usize, usize) {
+        let lanes = PullLanes::new(settings).unwrap();
+        let counts: [AtomicUsize; 6] = Default::default();
+        let pulls = (0..40).map(|i| {
+            let (lanes, counts) = (&lanes, &counts);
+            async move {
+                let which = i % 2;
+                // Images of the default registry have no host in their names.
+                let image = [format!("busybox:{i}"), format!("r.test/app:{i}")][which].clone();
+                let work = async {
+                    for at in [which, 2] {
+                        let now = counts[at].fetch_add(1, Ordering::Relaxed) + 1;
+                        counts[at + 3].fetch_max(now, Ordering::Relaxed);
+                    }
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    for at in [which, 2] {
+                        counts[at].fetch_sub(1, Ordering::Relaxed);
+                    }
+                };
+                lanes.run(&image, work).await;
+            }
+        });
+        futures::future::join_all(pulls).await;
+        let of = |i: usize| counts[i].load(Ordering::Relaxed);
+        (of(3).max(of(4)), of(5))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pulls_are_as_many_as_the_settings_allow() {
+        let unset = PullSettings::default();
+        for (settings, want) in [
+            (unset, (4, 8)),
+            (PullSettings { serialize: Some(true), ..unset }, (1, 1)),
+            (PullSettings { serialize: Some(true), max_parallel: Some(1), ..unset }, (1, 1)),
+            (PullSettings { max_parallel: Some(1), ..unset }, (1, 1)),
+            (PullSettings { max_parallel: Some(3), ..unset }, (3, 3)),
+            (PullSettings { serialize: Some(false), max_parallel: Some(12), ..unset }, (12, 12)),
+            (PullSettings { serialize: Some(false), ..unset }, (20, 40)),
+        ] {
+            let got = most(settings).await;
+            assert_eq!(got.1, want.1, "{settings:?}");
+            assert!(got.0 <= want.0, "{settings:?}: {got:?}");
+        }
+        let both = PullSettings { serialize: Some(true), max_parallel: Some(2), ..unset };
+        assert_eq!(PullLanes::new(both).err(), Some(Contradiction));
+    }
+
+    #[test]
+    fn pulls_begin_as_often_as_the_bucket_allows() {
+        let lanes =
+            |qps, burst| PullLanes::new(PullSettings { qps, burst, ..PullSettings::default() }).unwrap();
+        let begun =
+            |lanes: &PullLanes, at: u64| (0..20).filter(|_| lanes.may_begin(Duration::from_secs(at))).count();
+        assert_eq!(begun(&lanes(None, None), 1), 20);
+        assert_eq!(begun(&lanes(Some(0), None), 1), 20);
+        let five = lanes(Some(5), None);
+        assert_eq!((begun(&five, 100), begun(&five, 101), begun(&five, 200)), (10, 5, 10));
+        assert_eq!(begun(&lanes(Some(5), Some(2)), 100), 2);
+    }
+}

@@ -1,0 +1,383 @@
+//! The HTTP GET of a lifecycle hook (pkg/kubelet/lifecycle): any answer is a success, nobody's certificate is asked for.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, header};
+use http_body_util::Empty;
+use hyper::body::Incoming;
+use hyper_rustls::HttpsConnectorBuilder;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use k8s_openapi::api::core::v1::{Container, HTTPGetAction, HTTPHeader};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+/// Requests of one hook at most, redirects included.
+const MAX_REQUESTS: usize = 10;
+const USER_AGENT: &str = "kube-lifecycle/1.36";
+
+/// Sends the request; `ip` is the pod's address, for a handler that names no host.
+///
+/// # Errors
+/// Its text: a bad handler, or no answer.
+pub(super) async fn get(
+    get: &HTTPGetAction,
+    container: Option<&Container>,
+    ip: Option<String>,
+) -> Result<(), String> {
+    let host =
+        get.host.clone().filter(|h| !h.is_empty()).or(ip).ok_or("failed to find networking container")?;
+    let port = port(&get.port, container)?;
+    let tls = get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https"));
+    let (headers, host_header) = headers(get.http_headers.as_deref().unwrap_or_default())?;
+    let bracketed = if host.contains(':') { format!("[{host}]") } else { host };
+    let path = encoded(get.path.as_deref().unwrap_or_default());
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    let url = |scheme: &str| -> Result<Uri, String> {
+        format!("{scheme}://{bracketed}:{port}{slash}{path}").parse().map_err(|e| format!("invalid URL: {e}"))
+    };
+    if !tls {
+        return follow(url("http")?, &headers, host_header.as_ref()).await.map_err(|e| e.to_string());
+    }
+    match follow(url("https")?, &headers, host_header.as_ref()).await {
+        Err(e) if e.is_plain_answer() => {
+            tracing::info!(host = bracketed, port, "an HTTPS hook is answered in plain HTTP: sent again so");
+            let mut headers = headers;
+            // Nobody was to read these on the way.
+            headers.remove(header::AUTHORIZATION);
+            follow(url("http")?, &headers, host_header.as_ref()).await.map_err(|e| e.to_string())
+        }
+        other => other.map_err(|e| e.to_string()),
+    }
+}
+
+fn port(port: &IntOrString, container: Option<&Container>) -> Result<u16, String> {
+    let number = match port {
+        IntOrString::Int(n) => *n,
+        IntOrString::String(name) => container
+            .and_then(|c| c.ports.iter().flatten().find(|p| p.name.as_deref() == Some(name)))
+            .map(|p| p.container_port)
+            .or_else(|| name.parse().ok())
+            .ok_or_else(|| format!("port {name:?} not found"))?,
+    };
+    u16::try_from(number).ok().filter(|n| *n > 0).ok_or_else(|| format!("invalid port number: {number}"))
+}
+
+// The headers to send, and the host the request names where that is not the one connected to.
+fn headers(given: &[HTTPHeader]) -> Result<(HeaderMap, Option<HeaderValue>), String> {
+    let (mut headers, mut host) = (HeaderMap::new(), None);
+    for HTTPHeader { name, value } in given {
+        let key = HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| format!("net/http: invalid header field name {name:?}"))?;
+        let value = HeaderValue::from_str(value.trim())
+            .map_err(|_| format!("net/http: invalid header field value for {name:?}"))?;
+        if key == header::HOST {
+            host = Some(value).filter(|v| !v.is_empty());
+        } else {
+            headers.append(key, value);
+        }
+    }
+    for (name, value) in [(header::USER_AGENT, USER_AGENT), (header::ACCEPT, "*/*")] {
+        match headers.get(&name) {
+            None => {
+                headers.insert(name, HeaderValue::from_static(value));
+            }
+            // Given without a value it is not sent at all.
+            Some(v) if v.is_empty() => {
+                headers.remove(&name);
+            }
+            Some(_) => {}
+        }
+    }
+    Ok((headers, host))
+}
+
+// What may not stand in a URL, as Go writes it: the rest is the handler's own.
+fn encoded(path: &str) -> String {
+    let mut out = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        match byte {
+            0..=b' ' | 0x7f.. | b'"' | b'<' | b'>' | b'\\' | b'^' | b'`' | b'{' | b'|' | b'}' => {
+                out.push_str(&format!("%{byte:02X}"));
+            }
+            _ => out.push(char::from(byte)),
+        }
+    }
+    out
+}
+
+#[derive(Debug, thiserror::Error)]
+enum NoAnswer {
+    #[error("{}", quintlet_kit::error_chain(.0))]
+    Transport(hyper_util::client::legacy::Error),
+    #[error("stopped after 10 redirects")]
+    Redirects,
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl NoAnswer {
+    // What a server of plain HTTP says to a TLS hello is no TLS record.
+    fn is_plain_answer(&self) -> bool {
+        let Self::Transport(e) = self else { return false };
+        let mut source = std::error::Error::source(e);
+        while let Some(error) = source {
+            if is_no_tls(error) {
+                return true;
+            }
+            source = error.source();
+        }
+        false
+    }
+}
+
+// An I/O error hides what it was made of from `source`.
+fn is_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
+    if let Some(io) = error.downcast_ref::<std::io::Error>() {
+        return io.get_ref().is_some_and(|inner| is_no_tls(inner));
+    }
+    let error = error.downcast_ref::<rustls::Error>();
+    matches!(error, Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)))
+}
+
+// Follows redirects within the host; one that leads elsewhere is an answer like any other.
+async fn follow(first: Uri, headers: &HeaderMap, host: Option<&HeaderValue>) -> Result<(), NoAnswer> {
+    let (mut url, mut host) = (first.clone(), host);
+    for _ in 0..MAX_REQUESTS {
+        let response = send(&url, headers, host).await?;
+        let Some(next) = redirect(&url, &response) else { return Ok(()) };
+        let next = next?;
+        if next.host() != first.host() {
+            return Ok(());
+        }
+        host = None;
+        url = next;
+    }
+    Err(NoAnswer::Redirects)
+}
+
+async fn send(
+    url: &Uri,
+    headers: &HeaderMap,
+    host: Option<&HeaderValue>,
+) -> Result<Response<Incoming>, NoAnswer> {
+    let mut request =
+        Request::get(url).body(Empty::<Bytes>::new()).map_err(|e| NoAnswer::Invalid(e.to_string()))?;
+    *request.headers_mut() = headers.clone();
+    if let Some(host) = host {
+        request.headers_mut().insert(header::HOST, host.clone());
+    }
+    let connector = HttpsConnectorBuilder::new()
+        .with_tls_config(quintlet_kit::tls::unverified())
+        .https_or_http()
+        .enable_http1()
+        .build();
+    // A client of its own for each request: hooks are rare, and no connection is kept.
+    let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
+    client.request(request).await.map_err(NoAnswer::Transport)
+}
+
+fn redirect(from: &Uri, response: &Response<Incoming>) -> Option<Result<Uri, NoAnswer>> {
+    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return None;
+    }
+    let location = response.headers().get(header::LOCATION)?;
+    let text = encoded(&String::from_utf8_lossy(location.as_bytes()));
+    let absolute = if text.contains("://") {
+        text
+    } else {
+        let authority = from.authority().map_or("", |a| a.as_str());
+        let base = format!("{}://{authority}", from.scheme_str().unwrap_or("http"));
+        if text.starts_with('/') {
+            format!("{base}{text}")
+        } else {
+            let directory = from.path().rsplit_once('/').map_or("", |(d, _)| d);
+            format!("{base}{directory}/{text}")
+        }
+    };
+    Some(absolute.parse().map_err(|e| NoAnswer::Invalid(format!("failed to parse Location header: {e}"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+    use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    type Answer = Arc<dyn Fn(&str) -> String + Send + Sync>;
+
+    struct Server {
+        port: u16,
+        asked: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Server {
+        // Answers each request by its path; with TLS where asked for.
+        async fn start(tls: bool, answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+            let (seen, answer): (_, Answer) = (Arc::clone(&asked), Arc::new(answer));
+            let acceptor = tls.then(acceptor);
+            quintlet_kit::task::spawn("test-server", async move {
+                while let Ok((tcp, _)) = listener.accept().await {
+                    match &acceptor {
+                        Some(acceptor) => {
+                            if let Ok(tls) = acceptor.accept(tcp).await {
+                                serve(tls, &seen, &answer).await;
+                            }
+                        }
+                        None => serve(tcp, &seen, &answer).await,
+                    }
+                }
+            });
+            Self { port, asked }
+        }
+
+        fn asked(&self) -> Vec<String> {
+            self.asked.lock().clone()
+        }
+    }
+
+    async fn serve(mut io: impl AsyncRead + AsyncWrite + Unpin, seen: &Mutex<Vec<String>>, answer: &Answer) {
+        let mut buffer = vec![0; 4096];
+        let n = io.read(&mut buffer).await.unwrap_or(0);
+        let request = String::from_utf8_lossy(&buffer[..n]).into_owned();
+        let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
+        seen.lock().push(request);
+        let _ = io.write_all(answer(&path).as_bytes()).await;
+        let _ = io.shutdown().await;
+    }
+
+    fn acceptor() -> tokio_rustls::TlsAcceptor {
+        let made = rcgen::generate_simple_self_signed(vec!["somebody-else.test".to_owned()]).unwrap();
+        let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let config =
+            rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_no_client_auth()
+                .with_single_cert(vec![made.cert.der().clone()], key)
+                .unwrap();
+        tokio_rustls::TlsAcceptor::from(Arc::new(config))
+    }
+
+    fn status(code: u16) -> String {
+        format!("HTTP/1.1 {code} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    }
+
+    fn to(location: &str) -> String {
+        format!("HTTP/1.1 302 X\r\nlocation: {location}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    }
+
+    async fn hook(handler: Value) -> Result<(), String> {
+        let handler: HTTPGetAction = serde_json::from_value(handler).unwrap();
+        let container: Container =
+            serde_json::from_value(json!({"name": "c", "ports": [{"name": "web", "containerPort": 1}]}))
+                .unwrap();
+        get(&handler, Some(&container), Some("127.0.0.1".to_owned())).await
+    }
+
+    #[tokio::test]
+    async fn any_answer_is_a_success_over_http_and_https() {
+        for tls in [false, true] {
+            for code in [200, 404, 500] {
+                let server = Server::start(tls, move |_| status(code)).await;
+                let scheme = if tls { "HTTPS" } else { "HTTP" };
+                let path = "/a b?x=1";
+                hook(json!({"port": server.port, "scheme": scheme, "path": path})).await.unwrap();
+                assert!(server.asked()[0].starts_with("GET /a%20b?x=1 HTTP/1.1\r\n"), "{:?}", server.asked());
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn headers_are_the_handlers_and_the_kubelets() {
+        let server = Server::start(false, |_| status(200)).await;
+        hook(json!({"port": server.port})).await.unwrap();
+        let given = json!([{"name": "Host", "value": "inner.test"}, {"name": "X-A", "value": "1"},
+            {"name": "X-A", "value": "2"}, {"name": "User-Agent", "value": "mine"}, {"name": "Accept", "value": ""}]);
+        hook(json!({"port": server.port, "path": "p", "httpHeaders": given})).await.unwrap();
+        let asked = server.asked();
+        let lines = |i: usize| asked[i].to_lowercase();
+        assert!(lines(0).starts_with("get / http"), "{asked:?}");
+        for line in [
+            format!("host: 127.0.0.1:{}", server.port),
+            "user-agent: kube-lifecycle/1.36".to_owned(),
+            "accept: */*".to_owned(),
+        ] {
+            assert!(lines(0).contains(&line), "{line} in {asked:?}");
+        }
+        assert!(lines(1).starts_with("get /p http"), "{asked:?}");
+        for line in ["host: inner.test", "x-a: 1", "x-a: 2", "user-agent: mine"] {
+            assert!(lines(1).contains(line), "{line} in {asked:?}");
+        }
+        assert!(!lines(1).contains("accept:"), "{asked:?}");
+        for (headers, want) in [
+            (json!([{"name": "a b", "value": ""}]), "invalid header field name"),
+            (json!([{"name": "a", "value": "x\ny"}]), "invalid header field value"),
+        ] {
+            let error = hook(json!({"port": server.port, "httpHeaders": headers})).await.unwrap_err();
+            assert!(error.contains(want), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn https_that_is_answered_in_plain_http_is_sent_again_without_authorization() {
+        let server = Server::start(false, |path| {
+            if path == "/done" { status(200) } else { "HTTP/1.1 400 Bad Request\r\n\r\n".to_owned() }
+        })
+        .await;
+        let headers = json!([{"name": "Authorization", "value": "Bearer x"}, {"name": "X-A", "value": "1"}]);
+        hook(json!({"port": server.port, "scheme": "HTTPS", "path": "/done", "httpHeaders": headers}))
+            .await
+            .unwrap();
+        let asked = server.asked();
+        assert_eq!(asked.len(), 2, "{asked:?}");
+        let plain = asked[1].to_lowercase();
+        assert!(plain.starts_with("get /done") && plain.contains("x-a: 1"), "{plain}");
+        assert!(!plain.contains("authorization"), "{plain}");
+    }
+
+    #[tokio::test]
+    async fn redirects_are_followed_within_the_host_and_ten_are_too_many() {
+        let server = Server::start(false, |path| match path {
+            "/away" => to("http://elsewhere.invalid/x"),
+            "/dir/rel" => to("next"),
+            "/abs" => to("/end"),
+            "/loop" => to("/loop"),
+            _ => status(200),
+        })
+        .await;
+        let ask = |path: &str| hook(json!({"port": server.port, "path": path}));
+        for (path, last) in [("/away", "/away"), ("/dir/rel", "/dir/next"), ("/abs", "/end")] {
+            ask(path).await.unwrap();
+            let asked = server.asked();
+            assert!(asked.last().unwrap().starts_with(&format!("GET {last} ")), "{asked:?}");
+        }
+        let before = server.asked().len();
+        assert_eq!(ask("/loop").await.unwrap_err(), "stopped after 10 redirects");
+        assert_eq!(server.asked().len() - before, MAX_REQUESTS);
+    }
+
+    #[tokio::test]
+    async fn a_handler_that_cannot_be_sent_says_why() {
+        let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+        for (handler, want) in [
+            (json!({"port": "web"}), "refused"),
+            (json!({"port": closed}), "refused"),
+            (json!({"port": closed, "scheme": "HTTPS"}), "refused"),
+            (json!({"port": "none"}), "port \"none\" not found"),
+            (json!({"port": 0}), "invalid port number: 0"),
+            (json!({"port": 70000}), "invalid port number: 70000"),
+        ] {
+            let error = hook(handler.clone()).await.unwrap_err();
+            assert!(error.contains(want), "{handler}: {error}");
+        }
+        let handler: HTTPGetAction = serde_json::from_value(json!({"port": 1})).unwrap();
+        let error = get(&handler, None, None).await.unwrap_err();
+        assert_eq!(error, "failed to find networking container");
+    }
+}

@@ -1,0 +1,183 @@
+//! What the node takes, refuses, and makes room for.
+
+use k8s_cri::v1;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::Method;
+use serde_json::{Value, json};
+
+/// Thousandths of a CPU that the node has.
+fn cpu_milli() -> usize {
+    std::thread::available_parallelism().unwrap().get() * 1000
+}
+
+fn requesting(name: &str, milli: usize, priority: i64) -> Value {
+    let mut pod = pods::single(name);
+    pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": format!("{milli}m")}});
+    pod["spec"]["priority"] = json!(priority);
+    pod
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_critical_pod_takes_the_room_of_others_once_they_are_gone() {
+    const CRITICAL: i64 = 2_000_000_000;
+    let sim = Sim::start(Options::default()).await;
+    let victim = sim.create(requesting("victim", cpu_milli() - 500, 0));
+    let _uid = sim.create(requesting("small", 100, 0));
+    for name in ["victim", "small"] {
+        sim.wait_ready(name).await;
+    }
+    let hung = sim.runtime.hang(Method::StopContainer);
+    let critical = sim.create(requesting("critical", 1000, CRITICAL));
+    sim.wait_event("victim", "Preempting", |e| {
+        e.kind == "Warning"
+            && e.reason == "Preempting"
+            && e.message == "Preempted in order to admit critical pod"
+    })
+    .await;
+    let id = sim.runtime.newest(&victim, "c-victim").unwrap().id().to_owned();
+    sim.wait_calls(Method::StopContainer, &id, 1).await;
+    assert!(sim.sandboxes(&critical).is_empty(), "it waits for the room");
+    sim.runtime.unscript(hung);
+    sim.wait_ready("critical").await;
+    let seen = sim
+        .wait_pod("victim", "Preempting", |p| {
+            p.phase() == "Failed" && p.text("/status/reason") == "Preempting"
+        })
+        .await;
+    assert_eq!(seen.text("/status/message"), "Preempted in order to admit critical pod");
+    let conditions = seen.0["status"]["conditions"].as_array().unwrap();
+    let disruption = conditions.iter().find(|c| c["type"] == "DisruptionTarget").unwrap();
+    assert_eq!(
+        (disruption["status"].as_str(), disruption["reason"].as_str(), disruption["message"].as_str()),
+        (
+            Some("True"),
+            Some("TerminationByKubelet"),
+            Some("Pod was preempted by Kubelet to accommodate a critical pod.")
+        )
+    );
+    assert!(sim.pod("small").is_ready(), "no more go than needed");
+
+    // What is left cannot make room: nobody goes for it.
+    let _uid = sim.create(requesting("too-large", cpu_milli() + 1, CRITICAL));
+    let seen = sim.wait_pod("too-large", "refused", |p| p.phase() == "Failed").await;
+    assert_eq!(seen.text("/status/reason"), "UnexpectedAdmissionError");
+    let missing = 1 + 1000;
+    let text = format!(
+        "Pod was rejected: Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources: [(res: cpu, q: {missing}), ]"
+    );
+    assert_eq!(seen.text("/status/message"), text);
+    assert!(sim.pod("small").is_ready() && sim.pod("critical").is_ready());
+
+    let _uid = sim.create(requesting("plain", cpu_milli(), 0));
+    let seen = sim.wait_pod("plain", "refused", |p| p.phase() == "Failed").await;
+    assert_eq!(seen.text("/status/reason"), "OutOfcpu");
+
+    // A restart takes nobody back.
+    sim.restart(Service::PodSync).await;
+    let _uid = sim.create(requesting("later", 10, 0));
+    sim.wait_ready("later").await;
+    assert_eq!(sim.pod("victim").text("/status/reason"), "Preempting");
+    assert!(sim.pod("critical").is_ready() && sim.pod("small").is_ready());
+    assert_eq!(sim.pod("critical").restarts(), 0);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_pod_is_failed_with_the_reason_and_nothing_of_it_is_made() {
+    let sim = Sim::start(Options::default()).await;
+    let mut taken = pods::single("taken");
+    let port = json!([{"containerPort": 80, "hostPort": 8099}]);
+    taken["spec"]["containers"][0]["ports"] = port.clone();
+    let _uid = sim.create(taken);
+    sim.wait_ready("taken").await;
+    let edit = |name: &str, edit: &dyn Fn(&mut Value)| {
+        let mut pod = pods::single(name);
+        edit(&mut pod["spec"]);
+        sim.create(pod)
+    };
+    let cases: [(&str, &str, &str); 4] = [
+        (
+            "affinity",
+            "NodeAffinity",
+            "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
+        ),
+        (
+            "ports",
+            "NodePorts",
+            "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports",
+        ),
+        ("sysctl", "SysctlForbidden", "forbidden sysctl: \"kernel.panic\" not allowlisted"),
+        ("os", "PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS"),
+    ];
+    edit("affinity", &|s| s["nodeSelector"] = json!({"kubernetes.io/arch": "other"}));
+    edit("ports", &|s| s["containers"][0]["ports"] = port.clone());
+    edit("sysctl", &|s| s["securityContext"] = json!({"sysctls": [{"name": "kernel.panic", "value": "1"}]}));
+    edit("os", &|s| s["os"] = json!({"name": "windows"}));
+    for (name, reason, message) in cases {
+        let seen = sim.wait_pod(name, reason, |p| p.phase() == "Failed").await;
+        assert_eq!(seen.text("/status/reason"), reason);
+        assert_eq!(seen.text("/status/message"), format!("Pod was rejected: {message}"));
+        sim.wait_event(name, reason, |e| e.kind == "Warning" && e.reason == reason && e.message == message)
+            .await;
+        assert!(sim.sandboxes(seen.uid()).is_empty(), "{name}");
+    }
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_that_is_not_ready_holds_up_only_pods_that_need_it() {
+    let sim = Sim::prepare(Options::default()).await;
+    sim.runtime.set_condition("NetworkReady", false, "NetworkPluginNotReady", "no plugin");
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    let needs = sim.create(pods::single("needs"));
+    let mut host = pods::single("host");
+    host["spec"]["hostNetwork"] = json!(true);
+    let _uid = sim.create(host);
+    sim.wait_ready("host").await;
+    sim.wait_event("needs", "NetworkNotReady", |e| {
+        e.kind == "Warning"
+            && e.reason == "NetworkNotReady"
+            && e.message
+                .starts_with("network is not ready: container runtime network not ready: NetworkReady=false")
+    })
+    .await;
+    assert!(sim.sandboxes(&needs).is_empty());
+    sim.runtime.set_condition("NetworkReady", true, "", "");
+    sim.wait_ready("needs").await;
+    // One that has its sandbox needs no network any more.
+    sim.runtime.set_condition("NetworkReady", false, "NetworkPluginNotReady", "no plugin");
+    let id = sim.runtime.newest(&needs, "c-needs").unwrap().id().to_owned();
+    sim.runtime.exit(&id, 1);
+    sim.wait_pod("needs", "restarted", |p| p.is_ready() && p.restarts() == 1).await;
+    assert_eq!(sim.sandboxes(&needs).len(), 1);
+    let handed = sim.runtime.calls_of(Method::RunPodSandbox);
+    let handed = handed.iter().map(|c| c.request::<v1::RunPodSandboxRequest>().config.unwrap_or_default());
+    assert_eq!(handed.filter(|c| c.hostname.is_empty()).count(), 1, "the host's has no name of its own");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_watch_is_behind_is_read_before_a_pod_is_refused_for_it() {
+    let sim = Sim::start(Options::default()).await;
+    let _uid = sim.create(pods::single("first"));
+    sim.wait_ready("first").await;
+    // From now on nobody is told of the node.
+    sim.api.faults().block("watch nodes");
+    sim.api.faults().drop_watches();
+    let label = |n: &mut Value| n["metadata"]["labels"]["for-this-pod"] = json!("yes");
+    sim.api.edit("nodes", "", quintlet_simulation::service::NODE, label).unwrap();
+    let mut pod = pods::single("labelled");
+    pod["spec"]["nodeSelector"] = json!({"for-this-pod": "yes"});
+    let _uid = sim.create(pod.clone());
+    sim.wait_ready("labelled").await;
+    assert_eq!(sim.warnings("labelled"), []);
+    pod["metadata"]["name"] = json!("other");
+    pod["spec"]["nodeSelector"] = json!({"for-this-pod": "no"});
+    let _uid = sim.create(pod);
+    let seen = sim.wait_pod("other", "refused", |p| p.phase() == "Failed").await;
+    assert_eq!(seen.text("/status/reason"), "NodeAffinity");
+    sim.api.faults().clear();
+    sim.finish().await;
+}

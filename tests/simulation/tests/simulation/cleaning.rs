@@ -1,0 +1,175 @@
+//! What is left behind, and who takes it away.
+
+use std::path::PathBuf;
+
+use k8s_cri::v1;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::fake_runtime;
+use quintlet_testkit::wait::until;
+use serde_json::json;
+
+/// Every place of a group in the hierarchies that are mounted, and the file with its share of CPU.
+fn groups(sim: &Sim, below: &str) -> Vec<PathBuf> {
+    let mount = PathBuf::from("/sys/fs/cgroup");
+    let hierarchies = if mount.join("cgroup.controllers").exists() {
+        vec![mount]
+    } else {
+        let all = std::fs::read_dir(mount).unwrap().flatten().map(|e| e.path());
+        all.filter(|p| p.join("cgroup.procs").exists()).collect()
+    };
+    let group = format!("{}/kubepods/{below}", sim.cgroup_root().trim_start_matches('/'));
+    hierarchies.into_iter().map(|h| h.join(&group)).collect()
+}
+
+fn cpu(sim: &Sim, below: &str) -> Option<u64> {
+    let files = groups(sim, below).into_iter().flat_map(|g| [g.join("cpu.shares"), g.join("cpu.weight")]);
+    files.filter_map(|f| std::fs::read_to_string(f).ok()).find_map(|text| text.trim().parse().ok())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_instances_of_a_container_are_kept_and_older_ones_go_with_logs_and_sandbox() {
+    // Without events a lost sandbox is seen by the list, once a second.
+    let sim = Sim::start(Options { runtime: fake_runtime::Options::silent() }).await;
+    let uid = sim.create(pods::single("remade"));
+    sim.wait_ready("remade").await;
+    let first = sim.runtime.newest(&uid, "c-remade").unwrap();
+    let first_sandbox = sim.sandboxes(&uid).remove(0);
+    let logs = first.status.log_path.clone();
+    std::fs::create_dir_all(std::path::Path::new(&logs).parent().unwrap()).unwrap();
+    for suffix in ["", ".20260101-000000"] {
+        std::fs::write(format!("{logs}{suffix}"), "x").unwrap();
+    }
+    for restarts in 1..=2 {
+        let newest = sim.sandboxes(&uid).into_iter().find(|s| s.ready()).unwrap();
+        sim.runtime.edit_sandbox(newest.id(), |s| s.set_state(v1::PodSandboxState::SandboxNotready));
+        sim.wait_pod("remade", "made anew", |p| p.is_ready() && p.restarts() == restarts).await;
+        let kept = sim.runtime.container(first.id()).is_some();
+        assert!(kept || restarts == 2, "the one before the newest stays");
+    }
+    sim.wait_runtime("the oldest instance and its sandbox are removed", |r| {
+        r.container(first.id()).is_none() && !r.sandboxes().iter().any(|s| s.id() == first_sandbox.id())
+    })
+    .await;
+    assert!(!std::path::Path::new(&logs).exists(), "with its log");
+    assert!(!std::path::Path::new(&format!("{logs}.20260101-000000")).exists(), "and what was rotated");
+    assert_eq!(sim.runtime.containers().iter().filter(|c| c.pod_uid() == uid).count(), 2);
+    assert_eq!(sim.sandboxes(&uid).len(), 2, "an instance is left in the old sandbox");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn containers_that_run_without_their_pods_cgroup_are_stopped_and_made_in_a_new_one() {
+    let sim = Sim::start(Options::default()).await;
+    let uid = sim.create(pods::single("lost"));
+    sim.wait_ready("lost").await;
+    let below = format!("besteffort/pod{uid}");
+    assert!(cpu(&sim, &below).is_some());
+    for group in groups(&sim, &below).iter().filter(|g| g.exists()) {
+        std::fs::remove_dir(group).unwrap();
+    }
+    sim.api.edit("pods", "default", "lost", |p| p["metadata"]["labels"] = json!({"look": "now"})).unwrap();
+    sim.wait_pod("lost", "made anew", |p| p.is_ready() && p.restarts() == 1).await;
+    assert!(cpu(&sim, &below).is_some(), "the group is there again");
+    sim.wait_event("lost", "Killing", |e| e.reason == "Killing").await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_cgroup_of_a_pod_that_is_gone_but_for_its_volumes_has_the_least_cpu() {
+    let sim = Sim::prepare(Options::default()).await;
+    let volumes = sim.root_dir().join("pods/gone/volumes");
+    std::fs::create_dir_all(&volumes).unwrap();
+    // Content that nobody may delete.
+    std::fs::write(volumes.join("precious"), "x").unwrap();
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    let mut pod = pods::single("other");
+    pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "500m"}});
+    let uid = sim.create(pod);
+    sim.wait_ready("other").await;
+    let (mine, gone) = (format!("burstable/pod{uid}"), "burstable/podgone");
+    let before = cpu(&sim, &mine).unwrap();
+    for group in groups(&sim, gone) {
+        // Not every hierarchy has the tier.
+        let _ = std::fs::create_dir(group);
+    }
+    let least = if before == 512 { 2 } else { 1 };
+    until("the least CPU for what is gone", quintlet_simulation::sim::LONG, async || {
+        let now = cpu(&sim, gone);
+        if now == Some(least) { Ok(()) } else { Err(now) }
+    })
+    .await;
+    assert_eq!(cpu(&sim, &mine), Some(before), "nobody else's");
+    assert!(volumes.join("precious").exists());
+    std::fs::remove_file(volumes.join("precious")).unwrap();
+    until("nothing left of it", quintlet_simulation::sim::LONG, async || {
+        let left: Vec<_> = groups(&sim, gone).into_iter().filter(|g| g.exists()).collect();
+        if left.is_empty() && !volumes.exists() { Ok(()) } else { Err(left) }
+    })
+    .await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn logs_of_pods_that_are_gone_are_swept_and_those_of_strangers_stay() {
+    let sim = Sim::prepare(Options::default()).await;
+    sim.runtime.add_sandbox("stranger", "theirs", "default", 0);
+    let dir = |name: &str| sim.pod_logs_dir().join(name);
+    for name in ["default_gone_u-gone", "default_theirs_stranger", "unrelated"] {
+        std::fs::create_dir_all(dir(name)).unwrap();
+        std::fs::write(dir(name).join("0.log"), "x").unwrap();
+    }
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    let _uid = sim.create(pods::single("mine"));
+    sim.wait_ready("mine").await;
+    until("the dead one's logs are gone", quintlet_simulation::sim::LONG, async || {
+        if dir("default_gone_u-gone").exists() { Err("still there") } else { Ok(()) }
+    })
+    .await;
+    assert!(dir("default_theirs_stranger").exists(), "its pod is in the runtime, though not ours");
+    assert!(dir("unrelated").exists());
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn images_that_nobody_uses_go_where_the_disk_is_fuller_than_wanted() {
+    let runtime = fake_runtime::Options { image_mountpoint: "/".to_owned(), ..Default::default() };
+    let mut sim = Sim::prepare(Options { runtime }).await;
+    // Any disk is fuller than nothing, and no image is too young.
+    sim.set_pod_sync_args(&[
+        "--image-gc-high-threshold=1",
+        "--image-gc-low-threshold=0",
+        "--minimum-image-ttl-duration=0s",
+    ]);
+    for name in ["old.test/a:1", "old.test/pinned:1"] {
+        sim.runtime.add_image(name, 1 << 20);
+    }
+    sim.runtime.edit_image("old.test/pinned:1", |i| i.pinned = true);
+    sim.runtime.add_image(pods::IMAGE, 1 << 20);
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    let _uid = sim.create(pods::single("uses"));
+    sim.wait_ready("uses").await;
+    until("the unused image is gone", quintlet_simulation::sim::LONG, async || {
+        let images = sim.runtime.images();
+        if images.iter().any(|i| i.contains("old.test/a")) { Err(images) } else { Ok(()) }
+    })
+    .await;
+    let left = sim.runtime.images();
+    assert!(left.iter().any(|i| i.contains("old.test/pinned")), "{left:?}");
+    assert!(left.iter().any(|i| i.contains("example.test/app")), "one that is in use stays: {left:?}");
+    until("the node is told", quintlet_simulation::sim::LONG, async || {
+        let events = sim.events(quintlet_simulation::service::NODE);
+        let told = events.iter().any(|e| {
+            e.reason == "FreeDiskSpaceFailed"
+                && e.message.contains("Failed to free sufficient space by deleting unused images (freed ")
+        });
+        if told { Ok(()) } else { Err(events) }
+    })
+    .await;
+    sim.finish().await;
+}

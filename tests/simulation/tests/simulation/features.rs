@@ -1,0 +1,160 @@
+//! What depends on the runtime: handlers, user namespaces, image volumes, and what is handed through to it.
+
+use k8s_cri::v1;
+use quintlet_simulation::{Options, Sim, pods};
+use quintlet_testkit::fake_runtime::{self, Method, Rule};
+use serde_json::json;
+use tonic::Code;
+
+fn handler(name: &str, user_namespaces: bool) -> v1::RuntimeHandler {
+    let features = v1::RuntimeHandlerFeatures { user_namespaces, ..v1::RuntimeHandlerFeatures::default() };
+    v1::RuntimeHandler { name: name.to_owned(), features: Some(features) }
+}
+
+fn sandbox_request(sim: &Sim, uid: &str) -> v1::RunPodSandboxRequest {
+    let calls = sim.runtime.calls_of(Method::RunPodSandbox);
+    calls.iter().rfind(|c| c.subjects.iter().any(|s| s == uid)).unwrap().request()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_class_names_its_handler_and_brings_overhead() {
+    let sim = Sim::start(Options::default()).await;
+    let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "boxed"},
+        "handler": "kata-v2"});
+    sim.api.create("runtimeclasses", "", class).unwrap();
+    let with_class = |name: &str, class: &str| {
+        let mut pod = pods::single(name);
+        pod["spec"]["runtimeClassName"] = json!(class);
+        pod["spec"]["overhead"] = json!({"cpu": "250m", "memory": "64Mi"});
+        pod["metadata"]["annotations"] =
+            json!({"kubernetes.io/ingress-bandwidth": "1M", "kubernetes.io/egress-bandwidth": "2M"});
+        pod
+    };
+    let uid = sim.create(with_class("boxed", "boxed"));
+    sim.wait_ready("boxed").await;
+    let request = sandbox_request(&sim, &uid);
+    assert_eq!(request.runtime_handler, "kata-v2");
+    let config = request.config.unwrap();
+    let overhead = config.linux.unwrap().overhead.unwrap();
+    assert_eq!((overhead.cpu_shares, overhead.memory_limit_in_bytes), (256, 64 << 20));
+    // The runtime hands these to CNI.
+    assert_eq!(config.annotations["kubernetes.io/ingress-bandwidth"], "1M");
+    assert_eq!(config.annotations["kubernetes.io/egress-bandwidth"], "2M");
+
+    let absent = sim.create(with_class("absent", "none-such"));
+    sim.wait_event("absent", "no such class", |e| {
+        e.reason == "FailedCreatePodSandBox"
+            && e.message == "Failed to create pod sandbox: runtimeclass.node.k8s.io \"none-such\" not found"
+    })
+    .await;
+    assert!(sim.sandboxes(&absent).is_empty());
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_namespace_is_mapped_where_the_handler_has_them_and_refused_where_not() {
+    let handlers = vec![handler("", false), handler("mapped", true)];
+    let sim = Sim::start(Options { runtime: fake_runtime::Options { handlers, ..Default::default() } }).await;
+    for (name, handler) in [("mapped", "mapped"), ("plain", "plain")] {
+        let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name},
+            "handler": handler});
+        sim.api.create("runtimeclasses", "", class).unwrap();
+    }
+    let with_class = |name: &str, class: Option<&str>| {
+        let mut pod = pods::single(name);
+        pod["spec"]["hostUsers"] = json!(false);
+        if let Some(class) = class {
+            pod["spec"]["runtimeClassName"] = json!(class);
+        }
+        pod["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+        pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+        pod
+    };
+    for (name, class, text) in [
+        ("none", None, "can't set `spec.hostUsers: false`, runtime does not support user namespaces"),
+        (
+            "other",
+            Some("plain"),
+            "can't set `spec.hostUsers: false`, RuntimeClass handler \"plain\" does not support user namespaces",
+        ),
+    ] {
+        let uid = sim.create(with_class(name, class));
+        sim.wait_event(name, "refused", |e| {
+            e.reason == "FailedCreatePodSandBox"
+                && e.message == format!("Failed to create pod sandbox: {text}")
+        })
+        .await;
+        assert!(sim.sandboxes(&uid).is_empty());
+        assert!(!sim.root_dir().join("pods").join(&uid).join("userns").exists(), "no range is taken");
+    }
+    let mut ranges = Vec::new();
+    for name in ["a", "b"] {
+        let uid = sim.create(with_class(name, Some("mapped")));
+        sim.wait_ready(name).await;
+        let linux = sandbox_request(&sim, &uid).config.unwrap().linux.unwrap();
+        let userns = linux.security_context.unwrap().namespace_options.unwrap().userns_options.unwrap();
+        assert_eq!(userns.mode, v1::NamespaceMode::Pod as i32);
+        assert_eq!((userns.uids[0].container_id, userns.uids[0].length), (0, 65_536));
+        let container = sim.runtime.newest(&uid, &format!("c-{name}")).unwrap().config;
+        assert!(!container.mounts.is_empty());
+        assert!(
+            container.mounts.iter().all(|m| m.uid_mappings == userns.uids && m.gid_mappings == userns.gids)
+        );
+        ranges.push(userns.uids[0].host_id);
+    }
+    assert_eq!(ranges, [65_536, 131_072]);
+    // A range is free again with its pod, and only then.
+    sim.restart(quintlet_simulation::Service::PodSync).await;
+    sim.delete("a", None);
+    sim.wait_gone("a").await;
+    let uid = sim.create(with_class("c", Some("mapped")));
+    sim.wait_ready("c").await;
+    let file = std::fs::read_to_string(sim.root_dir().join("pods").join(&uid).join("userns")).unwrap();
+    assert!(file.contains("\"hostId\":65536,"), "{file}");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_image_volume_is_pulled_and_handed_over_and_its_failure_is_of_those_that_mount_it() {
+    let sim = Sim::start(Options::default()).await;
+    let volume = |reference: &str| json!([{"name": "data", "image": {"reference": reference, "pullPolicy": "Always"}}]);
+    let mut pod = pods::pod("both", &[pods::container("mounts"), pods::container("plain")]);
+    pod["spec"]["volumes"] = volume("data.test/set:1");
+    pod["spec"]["containers"][0]["volumeMounts"] =
+        json!([{"name": "data", "mountPath": "/data", "subPath": "part"}]);
+    pod["spec"]["containers"][0]["lifecycle"] = json!({"stopSignal": "SIGUSR1"});
+    let uid = sim.create(pod.clone());
+    sim.wait_ready("both").await;
+    assert_eq!(sim.calls_about(Method::PullImage, "data.test/set:1"), 1);
+    // Parts of images and stop signals are newer than the fake runtime: `build::newer` has their test.
+    let config = sim.runtime.newest(&uid, "mounts").unwrap().config;
+    let mount = config.mounts.iter().find(|m| m.container_path == "/data").unwrap();
+    let image = mount.image.clone().unwrap();
+    assert_eq!(image.user_specified_image, "data.test/set:1");
+    assert!(image.image.starts_with("sha256:") && mount.readonly && mount.host_path.is_empty(), "{mount:?}");
+    let plain = sim.runtime.newest(&uid, "plain").unwrap().config;
+    assert!(!plain.mounts.iter().any(|m| m.container_path == "/data"));
+
+    let refused =
+        Rule::on(Method::PullImage).about("data.test/bad:1").fail(Code::Unknown, "no such manifest");
+    let rule = sim.runtime.script(refused);
+    pod["metadata"]["name"] = json!("half");
+    pod["spec"]["volumes"] = volume("data.test/bad:1");
+    let _uid = sim.create(pod);
+    let seen = sim
+        .wait_pod("half", "ImagePullBackOff", |p| {
+            let c = p.container("mounts");
+            c.reason == "ImagePullBackOff"
+                && c.message.contains("no such manifest")
+                && p.container("plain").kind == "running"
+        })
+        .await;
+    assert_eq!(seen.container("plain").restarts, 0);
+    sim.wait_event("half", "ErrImagePull", |e| e.reason == "Failed" && e.message == "Error: ErrImagePull")
+        .await;
+    let pulls = sim.calls_about(Method::PullImage, "data.test/bad:1");
+    assert_eq!(pulls, 1, "it backs off");
+    sim.runtime.unscript(rule);
+    sim.wait_ready("half").await;
+    sim.finish().await;
+}

@@ -1,0 +1,128 @@
+//! Lifecycle hooks: what fails, what is cut, what outlives pod-sync.
+
+use std::time::{Duration, Instant};
+
+use k8s_cri::v1;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::{ExecReply, Method, Rule};
+use serde_json::{Value, json};
+
+fn with_hook(name: &str, kind: &str, handler: Value) -> Value {
+    let mut pod = pods::single(name);
+    pod["spec"]["containers"][0]["lifecycle"] = json!({kind: handler});
+    pod
+}
+
+fn exec(word: &str) -> Value {
+    json!({"exec": {"command": [word]}})
+}
+
+fn execs(sim: &Sim, word: &str) -> usize {
+    let calls = sim.runtime.calls_of(Method::ExecSync);
+    calls.iter().filter(|c| c.request::<v1::ExecSyncRequest>().cmd == [word]).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hook_that_fails_is_told_and_a_failed_post_start_stops_its_container() {
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.on_exec(|_, command| ExecReply {
+        exit_code: i32::from(command[0].starts_with("bad")),
+        stdout: b"out of order".to_vec(),
+        ..ExecReply::default()
+    });
+    let uid = sim.create(with_hook("post", "postStart", exec("bad-post")));
+    sim.wait_pod("post", "PostStartHookError", |p| {
+        let c = p.container("c-post");
+        c.reason == "PostStartHookError" && c.message == "command 'bad-post' exited with 1: out of order"
+    })
+    .await;
+    sim.wait_event("post", "FailedPostStartHook", |e| {
+        e.kind == "Warning" && e.reason == "FailedPostStartHook" && e.message == "PostStartHook failed"
+    })
+    .await;
+    sim.wait_event("post", "Killing", |e| e.reason == "Killing" && e.message == "FailedPostStartHook").await;
+    let first = sim.runtime.containers().into_iter().find(|c| c.pod_uid() == uid).unwrap();
+    assert_eq!(sim.calls_about(Method::StopContainer, first.id()), 1);
+
+    let _uid = sim.create(with_hook("pre", "preStop", exec("bad-pre")));
+    let _uid = sim.create(with_hook("nothing", "preStop", json!({"tcpSocket": {"port": 1}})));
+    let _uid = sim.create(with_hook("fine", "preStop", exec("good")));
+    for name in ["pre", "nothing", "fine"] {
+        sim.wait_ready(name).await;
+        sim.delete(name, None);
+    }
+    for name in ["pre", "nothing"] {
+        sim.wait_event(name, "FailedPreStopHook", |e| {
+            e.kind == "Warning" && e.reason == "FailedPreStopHook" && e.message == "PreStopHook failed"
+        })
+        .await;
+    }
+    for name in ["pre", "nothing", "fine"] {
+        sim.wait_gone(name).await;
+    }
+    assert_eq!(sim.warnings("fine"), []);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pre_stop_hook_cut_with_its_connection_is_no_failure_and_not_run_again() {
+    let sim = Sim::start(Options::default()).await;
+    let _uid = sim.create(with_hook("cut", "preStop", exec("drain")));
+    sim.wait_ready("cut").await;
+    let rule = sim.runtime.script(Rule::on(Method::ExecSync).hang());
+    sim.delete("cut", None);
+    sim.runtime.wait_count(Method::ExecSync, 1).await;
+    sim.kill(Service::CriProxy).await;
+    sim.runtime.unscript(rule);
+    sim.up(Service::CriProxy);
+    sim.wait_gone("cut").await;
+    assert_eq!(execs(&sim, "drain"), 1);
+    assert_eq!(sim.warnings("cut"), [], "how it ended is not known: nobody is warned");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pre_stop_hook_that_runs_while_pod_sync_restarts_is_waited_for() {
+    let sim = Sim::start(Options::default()).await;
+    let _uid = sim.create(with_hook("held", "preStop", exec("drain")));
+    sim.wait_ready("held").await;
+    let rule = sim.runtime.script(Rule::on(Method::ExecSync).hang());
+    sim.delete("held", None);
+    sim.runtime.wait_count(Method::ExecSync, 1).await;
+    sim.restart(Service::PodSync).await;
+    // When this one runs, the new pod-sync has long looked at the other.
+    let _uid = sim.create(pods::single("after"));
+    sim.wait_ready("after").await;
+    assert_eq!(sim.runtime.in_flight(Method::ExecSync), 1);
+    assert_eq!(sim.runtime.count(Method::StopContainer), 0, "the container is stopped after its hook");
+    sim.runtime.unscript(rule);
+    sim.wait_gone("held").await;
+    assert_eq!(execs(&sim, "drain"), 1, "the hook is joined, not run again");
+    assert_eq!(sim.runtime.count(Method::StopContainer), 1);
+    assert_eq!(sim.warnings("held"), []);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sleep_that_began_before_a_restart_lasts_for_the_rest_of_its_time() {
+    const SLEEP: Duration = Duration::from_secs(6);
+    let sim = Sim::start(Options::default()).await;
+    let uid = sim.create(with_hook("sleeps", "preStop", json!({"sleep": {"seconds": SLEEP.as_secs()}})));
+    sim.wait_ready("sleeps").await;
+    let deleted = Instant::now();
+    sim.delete("sleeps", None);
+    sim.wait_event("sleeps", "Killing", |e| e.reason == "Killing").await;
+    let begun = Instant::now();
+    tokio::time::sleep((SLEEP / 2).saturating_sub(begun - deleted)).await;
+    sim.restart(Service::PodSync).await;
+    let id = sim.runtime.newest(&uid, "c-sleeps").unwrap().id().to_owned();
+    sim.wait_calls(Method::StopContainer, &id, 1).await;
+    let whole = deleted.elapsed();
+    assert!(whole >= SLEEP, "{whole:?}: the sleep is not cut short");
+    assert!(whole < SLEEP + SLEEP / 2, "{whole:?}: the sleep does not begin anew");
+    let stop = sim.runtime.calls_of(Method::StopContainer).remove(0).request::<v1::StopContainerRequest>();
+    // Each of the two counts in whole seconds, and never to the container's harm.
+    assert!((22..=26).contains(&stop.timeout), "the sleep is part of the grace of 30 s: {stop:?}");
+    sim.wait_gone("sleeps").await;
+    sim.finish().await;
+}

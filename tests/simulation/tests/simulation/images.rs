@@ -1,0 +1,187 @@
+//! Pulls: credentials, what fails and how it is told.
+
+use k8s_cri::v1;
+use quintlet_simulation::{Options, Sim, pods};
+use quintlet_testkit::fake_runtime::{Method, Rule};
+use serde_json::{Value, json};
+use tonic::Code;
+
+fn private(name: &str, secrets: &[&str]) -> Value {
+    let mut pod = pods::single(name);
+    pod["spec"]["containers"][0]["image"] = json!(format!("private.test/team/{name}:1"));
+    pod["spec"]["imagePullSecrets"] = secrets.iter().map(|s| json!({"name": s})).collect();
+    pod
+}
+
+fn docker_config(user: &str, key: &str) -> String {
+    json!({key: {"username": user, "password": format!("{user}-pass")}}).to_string()
+}
+
+fn secret(name: &str, kind: &str, key: &str, value: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Secret", "type": kind,
+        "metadata": {"name": name, "namespace": "default"}, "stringData": {key: value}})
+}
+
+/// User names presented for a pod's image, in order; empty for none.
+fn presented(sim: &Sim, pod: &str) -> Vec<String> {
+    let image = format!("private.test/team/{pod}:1");
+    let calls = sim.runtime.calls_of(Method::PullImage);
+    let of_pod = calls.iter().filter(|c| c.subjects.contains(&image));
+    of_pod.map(|c| c.request::<v1::PullImageRequest>().auth.unwrap_or_default().username).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pull_secrets_of_the_api_are_tried_in_order_until_one_is_taken() {
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.protect("private.test/", "good", "good-pass");
+    let json = "kubernetes.io/dockerconfigjson";
+    for (name, config) in [
+        ("bad", docker_config("bad", "private.test/team")),
+        ("good", docker_config("good", "*.test")),
+        ("elsewhere", docker_config("elsewhere", "other.test")),
+    ] {
+        let object = secret(name, json, ".dockerconfigjson", &format!(r#"{{"auths": {config}}}"#));
+        sim.api.create("secrets", "default", object).unwrap();
+    }
+    let old = secret("old", "kubernetes.io/dockercfg", ".dockercfg", &docker_config("good", "private.test"));
+    sim.api.create("secrets", "default", old).unwrap();
+    let broken = secret("broken", json, ".dockerconfigjson", "{");
+    sim.api.create("secrets", "default", broken).unwrap();
+
+    let _uid = sim.create(private("both", &["elsewhere", "good", "bad"]));
+    let _uid = sim.create(private("cfg", &["", "absent", "old"]));
+    sim.wait_ready("both").await;
+    sim.wait_ready("cfg").await;
+    assert_eq!(presented(&sim, "both"), ["bad", "good"], "the more specific key first");
+    assert_eq!(presented(&sim, "cfg"), ["good"]);
+    assert_eq!(sim.warnings("both"), []);
+    sim.wait_event("cfg", "the secret that is not there", |e| {
+        e.reason == "FailedToRetrieveImagePullSecret"
+            && e.message
+                == "Unable to retrieve some image pull secrets (absent); attempting to pull the image may not succeed."
+    })
+    .await;
+
+    let _uid = sim.create(private("refused", &["bad"]));
+    let _uid = sim.create(private("anonymous", &[]));
+    let _uid = sim.create(private("malformed", &["broken"]));
+    for (name, text) in [
+        ("refused", "401 Unauthorized"),
+        ("anonymous", "401 Unauthorized"),
+        ("malformed", "image pull secret \"broken\": docker config is malformed"),
+    ] {
+        sim.wait_pod(name, "backs off", |p| {
+            let c = p.container(&format!("c-{name}"));
+            c.reason == "ImagePullBackOff" && c.message.contains(text)
+        })
+        .await;
+    }
+    assert_eq!(presented(&sim, "refused")[0], "bad");
+    assert!(!presented(&sim, "refused").contains(&String::new()), "never anonymous after credentials");
+    assert_eq!(presented(&sim, "anonymous")[0], "");
+    assert!(presented(&sim, "malformed").is_empty(), "nothing is tried with half of the credentials");
+    let told = format!("{:?}", sim.api.list("events"));
+    assert!(!told.contains("-pass"), "a password is told nowhere");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_static_pod_pulls_with_a_secret_of_the_manifests_and_the_nodes_file_is_for_everybody() {
+    let sim = Sim::prepare(Options::default()).await;
+    sim.runtime.protect("private.test/team/static", "manifest", "manifest-pass");
+    sim.runtime.protect("private.test/team/node", "node", "node-pass");
+    std::fs::create_dir_all(sim.root_dir()).unwrap();
+    let config = format!(r#"{{"auths": {}}}"#, docker_config("node", "private.test"));
+    std::fs::write(sim.root_dir().join("config.json"), config).unwrap();
+    for service in quintlet_simulation::Service::ALL {
+        sim.up(service);
+    }
+    let config = format!(r#"{{"auths": {}}}"#, docker_config("manifest", "private.test"));
+    let object = secret("pull", "kubernetes.io/dockerconfigjson", ".dockerconfigjson", &config);
+    sim.manifest("a-secret", &object);
+    let mut pod = private("static", &["pull"]);
+    pod["spec"].as_object_mut().unwrap().remove("nodeName");
+    sim.manifest("static", &pod);
+    let _uid = sim.create(private("node", &[]));
+    sim.wait_ready("static-sim-node").await;
+    sim.wait_ready("node").await;
+    assert_eq!(presented(&sim, "static"), ["manifest"]);
+    assert_eq!(presented(&sim, "node"), ["node"]);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_reason_without_an_image_is_told_as_the_kubelet_tells_it() {
+    let sim = Sim::start(Options::default()).await;
+    let image = |name: &str| format!("example.test/{name}:1");
+    let pull = |name: &str, text: &str| {
+        sim.runtime.script(Rule::on(Method::PullImage).about(&image(name)).fail(Code::Unknown, text));
+    };
+    pull("err", "no such manifest");
+    pull("registry", "RegistryUnavailable: it sleeps");
+    pull("signature", "SignatureValidationFailed: forged");
+    let inspect = Rule::on(Method::ImageStatus).about(&image("inspect"));
+    sim.runtime.script(inspect.fail(Code::Unknown, "database is locked"));
+    let cases = [
+        ("err", "Always", "ErrImagePull", "no such manifest", "Failed to pull image"),
+        (
+            "registry",
+            "Always",
+            "RegistryUnavailable",
+            "image pull failed for example.test/registry:1 because the registry is unavailable: it sleeps",
+            "Failed to pull image",
+        ),
+        (
+            "signature",
+            "Always",
+            "SignatureValidationFailed",
+            "image pull failed for example.test/signature:1 because the signature validation failed: forged",
+            "Failed to pull image",
+        ),
+        (
+            "never",
+            "Never",
+            "ErrImageNeverPull",
+            "Container image \"example.test/never:1\" is not present with pull policy of Never",
+            "is not present with pull policy of Never",
+        ),
+        (
+            "inspect",
+            "IfNotPresent",
+            "ImageInspectError",
+            "Failed to inspect image \"\": database is locked",
+            "Failed to inspect image \"\": database is locked",
+        ),
+    ];
+    for (name, policy, ..) in cases {
+        let mut pod = pods::single(name);
+        pod["spec"]["containers"][0]["image"] = json!(image(name));
+        pod["spec"]["containers"][0]["imagePullPolicy"] = json!(policy);
+        let _uid = sim.create(pod);
+    }
+    let mut invalid = pods::single("invalid");
+    invalid["spec"]["containers"][0]["image"] = json!("Not A Name");
+    let _uid = sim.create(invalid);
+    for (name, _, reason, message, event) in cases {
+        sim.wait_pod(name, reason, |p| {
+            let c = p.container(&format!("c-{name}"));
+            let backed_off = format!("{reason}: {message}");
+            (c.reason == reason && c.message == message)
+                || (c.reason == "ImagePullBackOff" && c.message.ends_with(&backed_off))
+        })
+        .await;
+        sim.wait_event(name, event, |e| e.kind == "Warning" && e.message.contains(event)).await;
+        sim.wait_event(name, reason, |e| e.reason == "Failed" && e.message == format!("Error: {reason}"))
+            .await;
+    }
+    sim.wait_pod("invalid", "InvalidImageName", |p| {
+        let c = p.container("c-invalid");
+        c.reason == "InvalidImageName"
+            && c.message
+                .starts_with("Failed to apply default image tag \"Not A Name\": couldn't parse image name")
+    })
+    .await;
+    sim.wait_event("invalid", "InspectFailed", |e| e.reason == "InspectFailed").await;
+    assert_eq!(sim.runtime.calls_of(Method::CreateContainer).len(), 0);
+    sim.finish().await;
+}
