@@ -114,8 +114,14 @@ impl Subscriber {
 }
 
 /// The topics asked of containerd.
-pub const TOPICS: [&str; 5] =
-    ["/containers/create", "/tasks/start", "/tasks/exit", "/containers/delete", "/tasks/oom"];
+pub const TOPICS: [&str; 6] = [
+    "/containers/create",
+    "/tasks/start",
+    "/tasks/exit",
+    "/tasks/delete",
+    "/containers/delete",
+    "/tasks/oom",
+];
 
 /// A containerd event as a hint. None for exits of exec processes, for what is not a hint, and for what cannot be read.
 #[must_use]
@@ -133,6 +139,15 @@ pub fn of_containerd(envelope: &containerd_client::types::Envelope) -> Option<pb
                 return None;
             }
             (pb::HintKind::Exited, exit.container_id, exit.exit_status)
+        }
+        // containerd deletes the task of a process that ended just before the CRI shows the exit: the exit's own event
+        // is some 20 ms too early.
+        "/tasks/delete" => {
+            let deleted = ev::TaskDelete::decode(value).ok()?;
+            if !deleted.id.is_empty() && deleted.id != deleted.container_id {
+                return None;
+            }
+            (pb::HintKind::Exited, deleted.container_id, deleted.exit_status)
         }
         _ => return None,
     };
@@ -209,6 +224,14 @@ mod tests {
         assert_eq!((hint.kind(), hint.id.as_str(), hint.exit_code), (pb::HintKind::Exited, "c", 3));
         assert_eq!(hint.at_unix_ns, 2_000_000_005);
         assert_eq!(exit("exec-1"), None);
+        let deleted = |id: &str| {
+            let deleted = ev::TaskDelete { container_id: "c".into(), id: id.into(), ..Default::default() };
+            of_containerd(&envelope("/tasks/delete", &deleted))
+        };
+        for of_the_container in ["", "c"] {
+            assert_eq!(deleted(of_the_container).unwrap().kind(), pb::HintKind::Exited);
+        }
+        assert_eq!(deleted("exec-1"), None);
         let created = ev::ContainerCreate { id: "c".into(), ..Default::default() };
         assert_eq!(
             of_containerd(&envelope("/containers/create", &created)).unwrap().kind(),

@@ -18,6 +18,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Semaphore;
 
 const START: &str = "/runtime.v1.RuntimeService/StartContainer";
+/// Calls in flight that fill the lane of starts.
+const LANE: usize = cri_proxy::adaptive::START;
 const LIST: &str = "/runtime.v1.RuntimeService/ListContainers";
 const EXEC: &str = "/runtime.v1.RuntimeService/ExecSync";
 const EPOCH: (&str, &str) = ("quintlet-owner-epoch", "1");
@@ -306,8 +308,8 @@ async fn a_deadline_that_passes_in_the_queue_ends_the_wait_and_one_found_passed_
             bench.call(Socket::Sync, START, &meta, start(&id)).await
         })
     };
-    let first: Vec<_> = (0..4).map(|i| call(i.to_string(), Duration::from_secs(3600))).collect();
-    eventually("a full lane", async || (bench.script.seen(START).len() == 4).then_some(())).await;
+    let first: Vec<_> = (0..LANE).map(|i| call(i.to_string(), Duration::from_secs(3600))).collect();
+    eventually("a full lane", async || (bench.script.seen(START).len() == LANE).then_some(())).await;
     // As when this process was stopped: time jumps while the call waits, then its turn comes.
     let stopped = call("stopped".into(), Duration::from_secs(60));
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -320,18 +322,18 @@ async fn a_deadline_that_passes_in_the_queue_ends_the_wait_and_one_found_passed_
     for call in first {
         assert_eq!(call.await.unwrap().outcome(), "ok");
     }
-    assert_eq!(bench.script.seen(START).len(), 4);
+    assert_eq!(bench.script.seen(START).len(), LANE);
 }
 
 #[tokio::test]
 async fn a_call_still_queued_at_its_deadline_is_answered_then() {
     let bench = Arc::new(Bench::start().await);
     bench.script.on(START, [Act::Hang]);
-    for i in 0..4 {
+    for i in 0..LANE {
         let bench = bench.clone();
         tokio::spawn(async move { bench.call(Socket::Sync, START, &[EPOCH], start(&i.to_string())).await });
     }
-    eventually("a full lane", async || (bench.script.seen(START).len() == 4).then_some(())).await;
+    eventually("a full lane", async || (bench.script.seen(START).len() == LANE).then_some(())).await;
     let deadline = (bench.clock.boot() + Duration::from_millis(100)).as_nanos().to_string();
     let meta = [EPOCH, ("quintlet-deadline-boottime-ns", &*deadline)];
     let got = bench.call(Socket::Sync, START, &meta, start("late")).await;

@@ -102,6 +102,8 @@ pub(crate) struct Nomination {
     pub(crate) complete: bool,
     /// A relist named it: nobody waits.
     pub(crate) by_relist: bool,
+    /// Nobody waits, and what is expected is seen by another inspection most often.
+    pub(crate) later: bool,
     /// A hint told of this.
     pub(crate) expect: Option<(String, HintKind)>,
     /// Who waits for an inspection that begins from now on.
@@ -129,8 +131,8 @@ pub(crate) struct Work {
 
 impl Work {
     fn add(&mut self, n: Nomination) {
-        self.nominated = true;
-        self.urgent |= !n.by_relist;
+        self.nominated |= !n.later;
+        self.urgent |= !n.by_relist && !n.later;
         self.pod = n.pod.or(self.pod.take());
         self.sandboxes.extend(n.sandboxes);
         self.containers.extend(n.containers);
@@ -224,7 +226,10 @@ impl Core {
     /// Lets an owner with nothing left to own end. False: something came for it meanwhile.
     pub(crate) fn retire(&self, uid: &PodUid, mailbox: &Mailbox) -> bool {
         let mut mailboxes = self.mailboxes.lock();
-        let idle = !mailbox.work.lock().nominated;
+        let idle = {
+            let work = mailbox.work.lock();
+            !work.nominated && work.expects.is_empty()
+        };
         if idle {
             mailboxes.remove(uid);
         }

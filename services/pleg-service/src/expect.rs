@@ -4,6 +4,12 @@ use std::time::Duration;
 
 use crate::seams::HintKind;
 
+/// What was created or started is looked for after this. Who did it looks at once (`Observe`); for what others did this is soon
+/// enough, and a burst of starts is not inspected twice.
+pub(crate) const STARTS_LATER: Duration = Duration::from_millis(50);
+/// The first list for an id that nobody here knows. containerd tells of a sandbox when its making begins, and the CRI shows it
+/// when that is done, some 100 to 500 ms later.
+const UNKNOWN_FIRST: Duration = Duration::from_millis(250);
 /// First look again after this.
 const FIRST: Duration = Duration::from_millis(2);
 /// Doubling ends here.
@@ -17,6 +23,16 @@ pub(crate) fn next_pause(last: Option<Duration>) -> Duration {
         None => FIRST,
         Some(last) if last >= DOUBLING_MAX => SLOW,
         Some(last) => (last * 2).min(DOUBLING_MAX),
+    }
+}
+
+/// The pause before the first look for an id that nobody here knows, after a hint of this kind.
+///
+/// An exit is looked for at once: its pod may have been missed altogether.
+pub(crate) fn unknown_pause(kind: HintKind) -> Option<Duration> {
+    match kind {
+        HintKind::Created | HintKind::Started => Some(UNKNOWN_FIRST),
+        HintKind::Exited | HintKind::Deleted | HintKind::Oom => None,
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::core::{Core, HintState, Nomination};
-use crate::expect::{next_pause, patience};
+use crate::expect::{next_pause, patience, unknown_pause};
 use crate::metrics::KindLabel;
 use crate::seams::{Filter, HintEvent, HintKind, HintStream, ListedContainer, ListedSandbox, ReadError};
 
@@ -98,9 +98,10 @@ fn take(core: &Arc<Core>, resolver: &mpsc::Sender<Unknown>, event: HintEvent) {
 }
 
 fn hinted(id: String, kind: HintKind, trace: Option<Trace>) -> Nomination {
-    // Of a deleted id nothing more is to be found.
-    let ids = if kind == HintKind::Deleted { Vec::new() } else { vec![id.clone()] };
-    Nomination { ids, expect: Some((id, kind)), trace, ..Nomination::default() }
+    // Of a deleted id nothing more is to be found, and a start that is looked for later is asked for by its expectation.
+    let later = matches!(kind, HintKind::Created | HintKind::Started);
+    let ids = if later || kind == HintKind::Deleted { Vec::new() } else { vec![id.clone()] };
+    Nomination { ids, later, expect: Some((id, kind)), trace, ..Nomination::default() }
 }
 
 struct Pending {
@@ -113,6 +114,7 @@ struct Pending {
 /// Finds the pods of unknown ids. containerd tells of an id before the CRI shows it, so each is looked for a while.
 async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
     let longest = patience(HintKind::Created).unwrap_or_default();
+    let mut revs = core.store.revs();
     let mut pending = HashMap::<String, Pending>::new();
     let mut batch = Vec::new();
     loop {
@@ -121,12 +123,27 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
             // Cancel safe: what was received stays received.
             n = from.recv_many(&mut batch, UNKNOWN), if pending.len() < UNKNOWN => if n == 0 { return },
             () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+            // Most often who made it has it inspected before any list is due.
+            changed = revs.changed(), if !pending.is_empty() => if changed.is_err() { return },
         }
         let now = Instant::now();
         for unknown in batch.drain(..) {
-            let new = || Pending { hints: Vec::new(), pause: None, due: now, until: now + longest };
-            pending.entry(unknown.id).or_insert_with(new).hints.push((unknown.kind, unknown.trace));
+            let pause = unknown_pause(unknown.kind);
+            let due = now + pause.unwrap_or_default();
+            let new = || Pending { hints: Vec::new(), pause, due, until: now + longest };
+            let known = pending.entry(unknown.id).or_insert_with(new);
+            if due < known.due {
+                (known.due, known.pause) = (due, pause);
+            }
+            known.hints.push((unknown.kind, unknown.trace));
         }
+        pending.retain(|id, p| {
+            let Some(uid) = core.store.pod_of(id) else { return true };
+            for (kind, trace) in p.hints.drain(..) {
+                core.nominate(&uid, hinted(id.clone(), kind, trace));
+            }
+            false
+        });
         let due: Vec<String> =
             pending.iter().filter(|(_, p)| p.due <= now).map(|(id, _)| id.clone()).collect();
         if due.is_empty() {
@@ -140,11 +157,7 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
             }
         };
         for id in due {
-            // An inspection may have met it meanwhile.
-            let known = core.store.pod_of(&id);
-            if let Some((uid, place)) =
-                found.get(&id).cloned().or_else(|| known.map(|uid| (uid, Place::Known)))
-            {
+            if let Some((uid, place)) = found.get(&id).cloned() {
                 for (kind, trace) in pending.remove(&id).map(|p| p.hints).unwrap_or_default() {
                     core.nominate(&uid, place.clone().nomination(id.clone(), kind, trace));
                 }
@@ -163,7 +176,6 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
 
 #[derive(Clone)]
 enum Place {
-    Known,
     Sandbox,
     Container(String),
 }
@@ -172,7 +184,6 @@ impl Place {
     fn nomination(self, id: String, kind: HintKind, trace: Option<Trace>) -> Nomination {
         let nomination = hinted(id.clone(), kind, trace);
         match self {
-            Self::Known => nomination,
             Self::Sandbox => Nomination { sandboxes: vec![id], ..nomination },
             Self::Container(sandbox) => Nomination { containers: vec![(id, sandbox)], ..nomination },
         }

@@ -14,7 +14,7 @@ use tracing::Instrument as _;
 
 use crate::core::{Core, LifecycleChange, Mailbox, Work};
 use crate::entry::{Change, Entry, Verdict, effect_shows};
-use crate::expect::{next_pause, patience};
+use crate::expect::{STARTS_LATER, next_pause, patience};
 use crate::inspect::{Targets, inspect};
 use crate::metrics::ResultLabel;
 use crate::seams::{HintKind, ReadError};
@@ -43,7 +43,14 @@ pub(crate) async fn own(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
     let mut retry: Option<Instant> = None;
     loop {
         let (nominated, urgent) = {
-            let work = mailbox.work.lock();
+            let mut work = mailbox.work.lock();
+            if !work.nominated {
+                let due = Instant::now() + STARTS_LATER;
+                let unseen = |(id, kind): &(String, HintKind)| !effect_shows(*kind, id, entry.record());
+                for expected in work.expects.drain(..).filter(unseen) {
+                    expect(&mut expectations, expected, due);
+                }
+            }
             (work.nominated, work.urgent)
         };
         let due = expectations.values().map(|e| e.due).chain(retry).min();
@@ -74,8 +81,7 @@ pub(crate) async fn own(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
         let work = std::mem::take(&mut *mailbox.work.lock());
         let now = Instant::now();
         for expected in &work.expects {
-            let until = patience(expected.1).map(|p| now + p);
-            expectations.insert(expected.clone(), Expectation { pause: None, due: now, until });
+            expect(&mut expectations, expected.clone(), now);
         }
         let span = tracing::info_span!("inspect", pod.uid = %uid);
         propagate::set_parent(&span, &work.trace);
@@ -186,6 +192,11 @@ fn announce(
             trace: trace.clone(),
         }));
     }
+}
+
+fn expect(expectations: &mut Expectations, expected: (String, HintKind), due: Instant) {
+    let until = patience(expected.1).map(|p| Instant::now() + p);
+    expectations.insert(expected, Expectation { pause: None, due, until });
 }
 
 /// Drops what has shown or is given up, and sets when to look for the rest.

@@ -222,7 +222,18 @@ impl Pleg for PlegService {
         let request = request.into_inner();
         async move {
             let uid = pod_uid(&request.uid)?;
+            // What is known of the pod by its ids is as good as a list of it.
+            let knows = !(request.sandboxes.is_empty() && request.containers.is_empty());
+            let complete = knows && !request.full;
             let nomination = Nomination {
+                sandboxes: request.sandboxes.into_iter().filter(|id| !id.is_empty()).collect(),
+                containers: request
+                    .containers
+                    .into_iter()
+                    .filter(|c| !c.id.is_empty())
+                    .map(|c| (c.id, c.sandbox_id))
+                    .collect(),
+                complete,
                 ids: request.ids.into_iter().filter(|id| !id.is_empty()).collect(),
                 // Before the first full list nothing is known that could stand in for a list.
                 list: request.full || !self.core.store.is_primed(),

@@ -76,6 +76,38 @@ async fn a_hint_about_an_unknown_id_finds_its_pod_and_one_of_nobody_is_dropped()
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_makes_a_pod_and_says_its_ids_costs_no_list_and_its_hints_no_inspection() {
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    let calls = || {
+        let of = |method| bench.runtime.count(method);
+        (of(Method::ListPodSandbox), of(Method::ListContainers), of(Method::ContainerStatus))
+    };
+    let before = calls();
+    let (sandbox, id) = web(&bench.runtime);
+    bench.hints.hint(HintKind::Created, &sandbox);
+    bench.hints.hint(HintKind::Created, &id);
+    bench.hints.hint(HintKind::Started, &id);
+    let known = pb::KnownContainer { id: id.clone(), sandbox_id: sandbox.clone() };
+    let request = pb::ObserveRequest {
+        uid: "u1".to_owned(),
+        sandboxes: vec![sandbox],
+        containers: vec![known],
+        ..Default::default()
+    };
+    let seen = bench.client.clone().observe(request).await.unwrap().into_inner().pod.unwrap();
+    assert_eq!(seen.containers[0].id, id);
+    assert_eq!(calls(), (before.0, before.1, before.2 + 1), "one inspection and no list");
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(calls(), (before.0, before.1, before.2 + 1), "the hints told of what was seen already");
+    // Later, an exit is looked for at once.
+    bench.runtime.exit(&id, 3);
+    bench.hints.hint(HintKind::Exited, &id);
+    watch.until("exit", |w| w.state("u1", &id) == Some(pb::ContainerState::Exited)).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_id_the_cri_shows_late_is_found() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
     let mut watch = bench.watch(None).await;
@@ -234,7 +266,7 @@ async fn an_observation_is_never_answered_by_an_inspection_begun_before_it() {
     let asked = bench.runtime.count(Method::PodSandboxStatus);
     let client = bench.client.clone();
     let ask = |mut client: quintlet_proto::pleg::v1::pleg_client::PlegClient<_>| async move {
-        let request = pb::ObserveRequest { uid: "u1".to_owned(), ids: Vec::new(), full: false };
+        let request = pb::ObserveRequest { uid: "u1".to_owned(), full: false, ..Default::default() };
         client.observe(request).await.unwrap().into_inner()
     };
     let first = tokio::spawn(ask(client.clone()));

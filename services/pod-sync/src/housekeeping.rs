@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_model::ids::PodUid;
-use quintlet_model::runtime::{ContainerState, PodRuntime, SharedPodRuntime};
+use quintlet_model::runtime::{ContainerState, Known, PodRuntime, SharedPodRuntime};
 
 use crate::build::paths;
 use crate::context::Context;
@@ -28,7 +28,7 @@ pub async fn remove_orphan(ctx: Arc<Context>, pod: SharedPodRuntime) {
     let uid = &pod.pod.uid;
     let Told::Work(Work::Terminating, _) = ctx.fleet.take(uid) else { return };
     for _ in 0..TRIES {
-        let removed = match ctx.pleg.observe(uid, pod.ids(), true).await {
+        let removed = match ctx.pleg.observe(uid, Known::of(&pod), true).await.map(|o| o.pod) {
             Ok(None) => Ok(()),
             Ok(Some(now)) => remove(&ctx, &now).await,
             Err(e) => Err(Halt::Cut(e.to_string())),

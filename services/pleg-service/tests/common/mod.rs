@@ -117,7 +117,7 @@ impl Bench {
     }
 
     pub async fn observe(&self, uid: &str, full: bool) -> Result<pb::ObserveReply, Status> {
-        let request = pb::ObserveRequest { uid: uid.to_owned(), ids: Vec::new(), full };
+        let request = pb::ObserveRequest { uid: uid.to_owned(), full, ..Default::default() };
         self.client.clone().observe(request).await.map(tonic::Response::into_inner)
     }
 

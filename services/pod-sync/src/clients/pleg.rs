@@ -9,7 +9,7 @@ use futures::StreamExt as _;
 use parking_lot::RwLock;
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;
-use quintlet_model::runtime::{Cursor, SharedPodRuntime};
+use quintlet_model::runtime::{Cursor, Known, SharedPodRuntime};
 use quintlet_proto::pleg::v1 as wire;
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
 use tokio_util::sync::CancellationToken;
@@ -31,6 +31,25 @@ pub enum ObserveError {
     /// The runtime answered, and not usefully.
     #[error("error determining status: {0}")]
     Runtime(String),
+}
+
+/// An answer of pleg-service about one pod.
+#[derive(Debug, Clone)]
+pub struct Observed {
+    /// Of pleg-service: another than before means that it has restarted.
+    pub epoch: u64,
+    /// `None`: the runtime knows nothing of it.
+    pub pod: Option<SharedPodRuntime>,
+}
+
+fn request(uid: &PodUid, known: &Known, full: bool) -> wire::ObserveRequest {
+    let sandboxes: Vec<String> = known.sandboxes.iter().map(ToString::to_string).collect();
+    let containers = known.containers.iter();
+    let containers = containers
+        .map(|(id, sandbox)| wire::KnownContainer { id: id.to_string(), sandbox_id: sandbox.to_string() })
+        .collect();
+    // A pleg-service one version older reads only the plain ids.
+    wire::ObserveRequest { uid: uid.to_string(), ids: known.ids(), full, sandboxes, containers }
 }
 
 #[derive(Debug, Default)]
@@ -73,17 +92,12 @@ impl Pleg {
         cache.complete.then(|| cache.pods.values().cloned().collect())
     }
 
-    /// Inspects a pod now. `None`: the runtime knows nothing of it.
+    /// Inspects a pod now, its known ids and, where `full`, what a list has of it.
     ///
     /// # Errors
     /// It cannot be asked, or its answer is an error.
-    pub async fn observe(
-        &self,
-        uid: &PodUid,
-        ids: Vec<String>,
-        full: bool,
-    ) -> Result<Option<SharedPodRuntime>, ObserveError> {
-        let mut request = tonic::Request::new(wire::ObserveRequest { uid: uid.to_string(), ids, full });
+    pub async fn observe(&self, uid: &PodUid, known: Known, full: bool) -> Result<Observed, ObserveError> {
+        let mut request = tonic::Request::new(request(uid, &known, full));
         quintlet_telemetry::propagate::inject(request.metadata_mut());
         let mut client = self.client.clone();
         let reply = tokio::time::timeout(OBSERVE, client.observe(request))
@@ -94,7 +108,7 @@ impl Pleg {
         let epoch = reply.cursor.unwrap_or_default().epoch;
         let Some(record) = reply.pod else {
             self.cache.write().pods.remove(uid);
-            return Ok(None);
+            return Ok(Observed { epoch, pod: None });
         };
         let pod =
             Arc::new(convert::pod_runtime(record, epoch).map_err(|e| ObserveError::Runtime(e.to_string()))?);
@@ -102,7 +116,7 @@ impl Pleg {
             return Err(ObserveError::Runtime(error.clone()));
         }
         self.apply(Arc::clone(&pod));
-        Ok(Some(pod))
+        Ok(Observed { epoch, pod: Some(pod) })
     }
 
     // True if it changed what is known.
@@ -302,7 +316,7 @@ mod tests {
         quintlet_kit::task::spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));
         let pleg = Arc::new(Pleg::new(path, Arc::default()));
         let uid = PodUid::parse("u").unwrap();
-        let observed = pleg.observe(&uid, Vec::new(), true).await.unwrap().unwrap();
+        let observed = pleg.observe(&uid, Known::default(), true).await.unwrap().pod.unwrap();
         assert_eq!(observed.cursor, Cursor { epoch: EPOCH, rev: 1 });
         quintlet_kit::task::spawn("follow", Arc::clone(&pleg).follow(stop.clone()));
         let newer = async {

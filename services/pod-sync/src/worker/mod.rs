@@ -26,7 +26,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus, Secret};
 use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::pod as pods;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
-use quintlet_model::runtime::{PodRuntime, SharedPodRuntime};
+use quintlet_model::runtime::{Cursor, Known, PodRuntime, SharedPodRuntime};
 use quintlet_proto::status::v1 as status_wire;
 use rand::RngExt as _;
 use tokio::sync::{Notify, watch};
@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
 use crate::clients::events::EventType;
-use crate::clients::pleg::ObserveError;
+use crate::clients::pleg::{ObserveError, Observed};
 use crate::clients::runtime::CallError;
 use crate::context::{Context, Desired};
 use crate::decide::conditions::READY;
@@ -402,14 +402,19 @@ impl Worker {
         let runtime = match (self.fresh.look(cached.as_deref()), cached) {
             (Look::AtHand, Some(cached)) => cached,
             (look, cached) => {
-                let mut ids = cached.as_ref().or(self.seen.as_ref()).map(|p| p.ids()).unwrap_or_default();
-                ids.extend(self.fresh.made_ids().iter().cloned());
+                let last = cached.as_ref().or(self.seen.as_ref());
+                let mut known = last.map_or_else(Known::default, |p| Known::of(p));
+                known.add(self.fresh.made());
                 let full = look != Look::Ask { full: false };
-                match self.ctx.pleg.observe(uid, ids, full).await {
-                    Ok(Some(runtime)) => runtime,
-                    Ok(None) => Arc::new(PodRuntime::empty(
+                match self.ctx.pleg.observe(uid, known, full).await {
+                    // A pleg-service that was started meanwhile knows the pod by a list of everything at best.
+                    Ok(observed) if !full && !self.fresh.is_of(observed.epoch) => {
+                        return Err(Halt::Cut("pleg-service was restarted".to_owned()));
+                    }
+                    Ok(Observed { pod: Some(runtime), .. }) => runtime,
+                    Ok(Observed { pod: None, epoch }) => Arc::new(PodRuntime::empty(
                         self.pod_ref.clone(),
-                        self.seen.as_ref().map(|s| s.cursor).unwrap_or_default(),
+                        Cursor { epoch, rev: 0 },
                         self.ctx.clock.boot(),
                     )),
                     Err(ObserveError::Unavailable(why)) => {

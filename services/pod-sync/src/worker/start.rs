@@ -119,7 +119,7 @@ impl Worker {
                 return Err(Halt::of(&e, "failed to \"CreatePodSandbox\""));
             }
         };
-        self.fresh.made(id.to_string());
+        self.fresh.made_sandbox(&id);
         if pods::host_network(pod) {
             return Ok((id, self.ctx.node.node_ips.clone()));
         }
@@ -289,7 +289,7 @@ impl Worker {
         self.save();
         match self.ctx.runtime.create_container(sandbox, config, &newer, sandbox_config.clone()).await {
             Ok(id) => {
-                self.fresh.made(id.to_string());
+                self.fresh.made_container(&id, sandbox);
                 self.ctx.events.pod(pod, EventType::Normal, "Created", "Container created", &field_path);
                 Ok((id, restarts))
             }

@@ -1,6 +1,6 @@
 //! What the runtime says of a pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -237,6 +237,39 @@ impl PodRuntime {
             .map(|s| s.id.as_str().to_owned())
             .chain(self.containers.iter().map(|c| c.id.as_str().to_owned()))
             .collect()
+    }
+}
+
+/// Sandboxes and containers of one pod, by id.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Known {
+    /// Sandboxes.
+    pub sandboxes: BTreeSet<SandboxId>,
+    /// Containers, each with its sandbox.
+    pub containers: BTreeMap<ContainerId, SandboxId>,
+}
+
+impl Known {
+    /// Those of a record.
+    #[must_use]
+    pub fn of(pod: &PodRuntime) -> Self {
+        Self {
+            sandboxes: pod.sandboxes.iter().map(|s| s.id.clone()).collect(),
+            containers: pod.containers.iter().map(|c| (c.id.clone(), c.sandbox_id.clone())).collect(),
+        }
+    }
+
+    /// These too.
+    pub fn add(&mut self, other: &Self) {
+        self.sandboxes.extend(other.sandboxes.iter().cloned());
+        self.containers.extend(other.containers.iter().map(|(c, s)| (c.clone(), s.clone())));
+    }
+
+    /// All ids.
+    #[must_use]
+    pub fn ids(&self) -> Vec<String> {
+        let sandboxes = self.sandboxes.iter().map(ToString::to_string);
+        sandboxes.chain(self.containers.keys().map(ToString::to_string)).collect()
     }
 }
 

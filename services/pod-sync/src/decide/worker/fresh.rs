@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use quintlet_model::runtime::PodRuntime;
+use quintlet_model::ids::{ContainerId, SandboxId};
+use quintlet_model::runtime::{Known, PodRuntime};
 
 use super::{Judge, Sound};
 
@@ -15,13 +16,13 @@ pub struct Freshness {
     full: bool,
     epoch: u64,
     // Made since the last look: a look that does not know of them is no look after the action.
-    made: Vec<String>,
+    made: Known,
 }
 
 impl Default for Freshness {
     // First sight is a full look.
     fn default() -> Self {
-        Self { acted: Duration::ZERO, full: true, epoch: 0, made: Vec::new() }
+        Self { acted: Duration::ZERO, full: true, epoch: 0, made: Known::default() }
     }
 }
 
@@ -48,15 +49,26 @@ impl Freshness {
         self.full = true;
     }
 
-    /// A sandbox or container was made.
-    pub fn made(&mut self, id: String) {
-        self.made.push(id);
+    /// A sandbox was made.
+    pub fn made_sandbox(&mut self, id: &SandboxId) {
+        self.made.sandboxes.insert(id.clone());
     }
 
-    /// Ids that a look must ask about beside those of the last one.
+    /// A container was made.
+    pub fn made_container(&mut self, id: &ContainerId, sandbox: &SandboxId) {
+        self.made.containers.insert(id.clone(), sandbox.clone());
+    }
+
+    /// What a look must ask about beside the ids of the last one.
     #[must_use]
-    pub fn made_ids(&self) -> &[String] {
+    pub fn made(&self) -> &Known {
         &self.made
+    }
+
+    /// Whether the last look was of this run of pleg-service.
+    #[must_use]
+    pub fn is_of(&self, epoch: u64) -> bool {
+        self.epoch == epoch
     }
 
     /// How to look, given the newest record at hand.
@@ -66,10 +78,10 @@ impl Freshness {
     }
 
     pub(super) fn look_by(&self, judge: &impl Judge, at_hand: Option<&PodRuntime>) -> Look {
-        let Some(record) = at_hand else { return Look::Ask { full: true } };
+        let Some(record) = at_hand else { return Look::Ask { full: self.full } };
         let same_run = record.cursor.epoch == self.epoch;
         let newer = judge.is_newer(record.observed, self.acted) && record.error.is_none();
-        if newer && same_run && !self.full && judge.knows(&record.ids(), &self.made) {
+        if newer && same_run && !self.full && judge.knows(&record.ids(), &self.made.ids()) {
             Look::AtHand
         } else {
             Look::Ask { full: self.full || !same_run }
@@ -79,7 +91,7 @@ impl Freshness {
     /// A look succeeded.
     pub fn looked(&mut self, epoch: u64) {
         self.full = false;
-        self.made.clear();
+        self.made = Known::default();
         self.epoch = epoch;
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use quintlet_model::ids::PodUid;
+use quintlet_model::ids::{ContainerId, PodUid, SandboxId};
 use quintlet_model::runtime::{Cursor, PodRuntime};
 
 use super::super::fresh::{Freshness, Look};
@@ -170,7 +170,8 @@ fn decide_on_old(judge: &impl Judge, history: &[Seen]) -> Option<String> {
                 fresh.acted(now);
             }
             Seen::Makes if made < 8 => {
-                fresh.made(format!("{}-0", names[made as usize]));
+                let id = ContainerId::parse(&format!("{}-0", names[made as usize])).unwrap();
+                fresh.made_container(&id, &SandboxId::parse("s").unwrap());
                 made += 1;
             }
             Seen::Makes => {}
