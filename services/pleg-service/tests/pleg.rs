@@ -80,6 +80,8 @@ async fn who_makes_a_pod_and_says_its_ids_costs_no_list_and_its_hints_no_inspect
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
     let mut watch = bench.watch(None).await;
     watch.snapshot().await;
+    // The list that live hints begin with.
+    tokio::time::sleep(Duration::from_secs(5)).await;
     let calls = || {
         let of = |method| bench.runtime.count(method);
         (of(Method::ListPodSandbox), of(Method::ListContainers), of(Method::ContainerStatus))
