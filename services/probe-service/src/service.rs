@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures::Stream;
 use quintlet_kit::{error_chain, task};
@@ -49,13 +49,21 @@ impl Probe for ProbeService {
         // Ends the reports when the driver has nothing more to say.
         let closed = CancellationToken::new();
         let listening = listen(self.prober.clone(), Arc::clone(&driver), request.into_inner());
+        // What was wrong with the requests, if they did not just end.
+        let failed = Arc::new(OnceLock::new());
         task::spawn("drive", {
-            let (stop, closed) = (self.stop.clone(), closed.clone());
+            let (stop, closed, failed) = (self.stop.clone(), closed.clone(), Arc::clone(&failed));
             async move {
                 // A connection with an open request stream would not end.
                 tokio::select! {
                     () = stop.cancelled() => {}
-                    () = listening => closed.cancel(),
+                    ended = listening => {
+                        if let Err(status) = ended {
+                            // Set once: this is the only task that does.
+                            let _first = failed.set(status);
+                        }
+                        closed.cancel();
+                    }
                 }
             }
         });
@@ -63,7 +71,7 @@ impl Probe for ProbeService {
         let first = vec![wire::DriveReport { report: Some(hello), trace: None }];
         let (stop, state) = (self.stop.clone(), (driver, first.into_iter()));
         let reports = futures::stream::unfold(Some(state), move |state| {
-            let (stop, closed) = (stop.clone(), closed.clone());
+            let (stop, closed, failed) = (stop.clone(), closed.clone(), Arc::clone(&failed));
             async move {
                 let (driver, mut batch) = state?;
                 loop {
@@ -78,7 +86,7 @@ impl Probe for ProbeService {
                         }
                         () = stop.cancelled() => return None,
                         reports = driver.take() => batch = reports.into_iter(),
-                        () = closed.cancelled() => return None,
+                        () = closed.cancelled() => return failed.get().map(|s: &Status| (Err(s.clone()), None)),
                     }
                 }
             }
@@ -125,28 +133,36 @@ impl Probe for ProbeService {
 }
 
 /// Does what the driver says until it ends or is replaced.
-async fn listen(prober: Prober, driver: Arc<Mailbox>, mut requests: Streaming<wire::DriveRequest>) {
+///
+/// # Errors
+/// A request could not be read: the driver is told.
+async fn listen(
+    prober: Prober,
+    driver: Arc<Mailbox>,
+    mut requests: Streaming<wire::DriveRequest>,
+) -> Result<(), Status> {
     let mut wanted = HashSet::new();
-    loop {
+    let ended = loop {
         // A dropped read loses at most what a replaced driver said.
         let request = tokio::select! {
-            () = driver.replaced.cancelled() => break,
+            () = driver.replaced.cancelled() => break Ok(()),
             request = requests.message() => request,
         };
         match request {
             Ok(Some(request)) => {
                 if obey(&prober, &driver, &mut wanted, request).is_err() {
-                    break;
+                    break Ok(());
                 }
             }
-            Ok(None) => break,
+            Ok(None) => break Ok(()),
             Err(status) => {
                 tracing::info!(error = %error_chain(&status), "the driver is gone, probing goes on");
-                break;
+                break Err(status);
             }
         }
-    }
+    };
     prober.detach(&driver);
+    ended
 }
 
 /// Does one thing the driver says. What cannot be understood is logged and changes nothing.

@@ -110,7 +110,7 @@ impl StatusReporter for Service {
         let (held, acks) = self.reporter.listen();
         let reporter = self.reporter.clone();
         let ended = self.stop.child_token();
-        // Acks to unreadable updates: few, and the reader may wait for room.
+        // Acks to unreadable updates, and what ends the stream: few, and the reader may wait for room.
         let (unreadable, refusals) = tokio::sync::mpsc::channel(16);
         let closing = ended.clone();
         quintlet_kit::task::spawn("report-stream", async move {
@@ -119,7 +119,7 @@ impl StatusReporter for Service {
                 match inbound.message().await {
                     Ok(Some(message)) => {
                         if let Some(ack) = take(&reporter, message)
-                            && unreadable.send(ack).await.is_err()
+                            && unreadable.send(Ok(ack)).await.is_err()
                         {
                             return;
                         }
@@ -127,6 +127,10 @@ impl StatusReporter for Service {
                     Ok(None) => return,
                     Err(error) => {
                         debug!(why = %error_chain(&error), "report stream ended");
+                        // The caller is told, where there still is one; then the acks end too.
+                        if unreadable.send(Err(error)).await.is_ok() {
+                            unreadable.closed().await;
+                        }
                         return;
                     }
                 }
@@ -144,14 +148,14 @@ impl StatusReporter for Service {
             std::iter::once(hello).chain(held).chain([reply(Reply::HeldEnd(wire::HeldEnd {}))]).collect();
         let acks = ReceiverStream::new(acks).map(convert::ack);
         // A listener that was cut off ends the stream, and with it the reader.
-        let acks = acks.map(Some).chain(stream::once(async { None }));
+        let acks = acks.map(|ack| Some(Ok(ack))).chain(stream::once(async { None }));
         let refusals = ReceiverStream::new(refusals).map(Some);
         let acks = stream::select(acks, refusals)
             .take_while(|ack| futures::future::ready(ack.is_some()))
             .filter_map(futures::future::ready)
-            .map(|ack| reply(Reply::Ack(ack)))
+            .map(|ack: Result<wire::Ack, Status>| Ok(reply(Reply::Ack(ack?))))
             .take_until(ended.cancelled_owned());
-        Ok(Response::new(Box::pin(stream::iter(opening).chain(acks).map(Ok))))
+        Ok(Response::new(Box::pin(stream::iter(opening).map(Ok).chain(acks))))
     }
 
     async fn record_event(

@@ -4,6 +4,7 @@
 //! - [`service`] — one supervised process, started again 200 ms after it ended, as `quintctl up` does;
 //! - [`seen`] — a pod as pod-sync or the API server shows it;
 //! - [`recorder`] — every state from before a fault until after it, and what must not have changed;
+//! - [`registry`] — an image registry that can hold layers back;
 //! - [`runtime`] — sandboxes and containers as the runtime has them, through cri-proxy;
 //! - [`otlp`] — a receiver of traces;
 //! - [`pods`] — manifests;
@@ -17,6 +18,7 @@ pub mod node;
 pub mod otlp;
 pub mod pods;
 pub mod recorder;
+pub mod registry;
 pub mod runtime;
 pub mod seen;
 pub mod service;

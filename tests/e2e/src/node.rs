@@ -45,13 +45,15 @@ pub struct Options {
     pub otlp_endpoint: Option<String>,
     /// Between two looks of pod-sync at a pod to which nothing happened.
     pub sync_frequency: &'static str,
+    /// Further arguments, each with the service it is for.
+    pub extra: Vec<(&'static str, String)>,
 }
 
 impl Options {
     /// Without an API server.
     #[must_use]
     pub fn standalone(name: &'static str) -> Self {
-        Self { name, api: false, otlp_endpoint: None, sync_frequency: "1m" }
+        Self { name, api: false, otlp_endpoint: None, sync_frequency: "1m", extra: Vec::new() }
     }
 
     /// With one.
@@ -461,6 +463,7 @@ fn arguments(
     if let Some(file) = kubeconfig.filter(|_| ["status-reporter", "pod-sync"].contains(&name)) {
         flag("--kubeconfig", &file);
     }
+    line.extend(options.extra.iter().filter(|(of, _)| *of == name).map(|(_, arg)| OsString::from(arg)));
     line
 }
 

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, WatchEvent, WatchParams};
 use parking_lot::Mutex;
 use quintlet_proto::podsync::v1::WatchPodsRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
@@ -19,9 +22,6 @@ use crate::wait::LONG;
 
 /// Between two attempts to reach a pod-sync that is away.
 const RETRY: Duration = Duration::from_millis(20);
-
-/// Between two looks at the API server, which is in this process and keeps no history that can be followed here.
-const LOOK: Duration = Duration::from_millis(10);
 
 /// One thing shown.
 #[derive(Debug, Clone)]
@@ -49,14 +49,17 @@ pub const API: &str = "API";
 #[derive(Debug)]
 pub struct Recorder {
     records: Arc<Mutex<Vec<Record>>>,
+    /// Why the API server's part is not whole.
+    broken: Arc<Mutex<Option<String>>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl Recorder {
-    /// Begins: what pod-sync shows on WatchPods, and the pods of an API server. Returns when it has the pods that are there.
+    /// Begins: what pod-sync shows on WatchPods, and a watch on the pods of an API server. Returns when it has the pods that are
+    /// there.
     ///
     /// # Panics
-    /// pod-sync does not show them.
+    /// One of the two does not show them.
     pub async fn start(podsync: Channel, api: Option<TestApi>) -> Self {
         let records = Arc::new(Mutex::new(Vec::new()));
         let began = Instant::now();
@@ -65,12 +68,17 @@ impl Recorder {
             "record-podsync",
             podsync_states(podsync, Arc::clone(&records), began, complete.clone()),
         )];
-        if let Some(api) = api {
-            tasks.push(quintlet_kit::task::spawn("record-api", api_states(api, Arc::clone(&records), began)));
-        }
         let in_time = tokio::time::timeout(LONG, complete.cancelled()).await;
         assert!(in_time.is_ok(), "pod-sync shows no snapshot of its pods");
-        Self { records, tasks }
+        let broken = Arc::default();
+        if let Some(api) = api {
+            let complete = CancellationToken::new();
+            let states = api_states(api, Arc::clone(&records), Arc::clone(&broken), began, complete.clone());
+            tasks.push(quintlet_kit::task::spawn("record-api", states));
+            let in_time = tokio::time::timeout(LONG, complete.cancelled()).await;
+            assert!(in_time.is_ok(), "the API server lists no pods: {:?}", broken.lock());
+        }
+        Self { records, broken, tasks }
     }
 
     /// What was recorded so far.
@@ -79,13 +87,48 @@ impl Recorder {
         self.records.lock().clone()
     }
 
+    fn whole(&self) -> Vec<Record> {
+        assert_eq!(*self.broken.lock(), None, "the watch on the API server's pods broke");
+        self.records()
+    }
+
+    /// Asserts that pods that were still starting only went forward: one UID, one instance of each container with one start time and
+    /// no restart, and neither Ready nor Started taken back.
+    ///
+    /// # Panics
+    /// One did not; the message has each such step.
+    pub fn assert_forward(&self, what: &str, names: &[&str]) {
+        let records = self.whole();
+        let mut backward = Vec::new();
+        for name in names {
+            for by in [PODSYNC, API] {
+                let of = records.iter().filter(|r| r.by == by && r.name == *name);
+                let mut last: Option<&Seen> = None;
+                for record in of {
+                    let at = record.at.as_millis();
+                    let Some(seen) = &record.seen else {
+                        backward.push(format!("{at} ms, {by}: {name} is gone"));
+                        continue;
+                    };
+                    if let Some(last) = last {
+                        let steps = steps_back(last, seen);
+                        backward.extend(steps.into_iter().map(|s| format!("{at} ms, {by}: {name}: {s}")));
+                    }
+                    last = Some(seen);
+                }
+                assert!(last.is_some() || by == API, "{what}: {by} never showed {name}");
+            }
+        }
+        assert!(backward.is_empty(), "{what}:\n{}", backward.join("\n"));
+    }
+
     /// Asserts that pods never showed anything else than what they showed before.
     ///
     /// # Panics
     /// One did; the message has each such state.
     pub fn assert_steady(&self, what: &str, before: &Before) {
         let mut differ = Vec::new();
-        let records = self.records();
+        let records = self.whole();
         for (by, name) in before.keys() {
             let shown = records.iter().any(|r| r.by == *by && r.name == *name);
             assert!(shown, "{what}: {by} never showed {name}; the recorder saw {} states", records.len());
@@ -117,6 +160,34 @@ impl Drop for Recorder {
             task.abort();
         }
     }
+}
+
+/// What a pod that starts may not do between two states.
+fn steps_back(last: &Seen, now: &Seen) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut unless = |fine: bool, what: &str, was: &str, is: &str| {
+        if !fine {
+            out.push(format!("{what}: {was:?} became {is:?}"));
+        }
+    };
+    unless(last.uid() == now.uid(), "uid", last.uid(), now.uid());
+    unless(!last.is_ready() || now.is_ready(), "Ready", "True", "not True");
+    let after = now.containers();
+    for (name, was) in last.containers() {
+        let is = after.get(&name).cloned().unwrap_or_else(|| was.clone());
+        unless(is.restarts == 0, &format!("{name} restarts"), "0", &is.restarts.to_string());
+        unless(was.id.is_empty() || was.id == is.id, &format!("{name} id"), &was.id, &is.id);
+        let same_start = was.started_at.is_empty() || was.started_at == is.started_at;
+        unless(same_start, &format!("{name} started at"), &was.started_at, &is.started_at);
+        unless(!was.started || is.started, &format!("{name} started"), "true", "false");
+        unless(
+            was.state != "running" || is.state == "running",
+            &format!("{name} state"),
+            &was.state,
+            &is.state,
+        );
+    }
+    out
 }
 
 /// Only what differs, for a message that can be read.
@@ -170,24 +241,49 @@ async fn podsync_states(
     }
 }
 
-async fn api_states(api: TestApi, records: Arc<Mutex<Vec<Record>>>, began: Instant) {
-    let mut last: BTreeMap<String, String> = BTreeMap::new();
+/// An ordinary watch: what was shown for an instant only is seen too.
+async fn api_states(
+    api: TestApi,
+    records: Arc<Mutex<Vec<Record>>>,
+    broken: Arc<Mutex<Option<String>>>,
+    began: Instant,
+    complete: CancellationToken,
+) {
+    let pods: Api<DynamicObject> = Api::all_with(api.client(), &ApiResource::erase::<Pod>(&()));
+    let show = |object: &DynamicObject, is_there: bool| {
+        let name = object.metadata.name.clone().unwrap_or_default();
+        let seen = is_there.then(|| Seen::from_api(serde_json::to_value(object).unwrap_or_default()));
+        records.lock().push(Record { at: began.elapsed(), by: API, name, seen });
+    };
+    let failed = |why: String| *broken.lock() = Some(why);
+    let list = match pods.list(&ListParams::default()).await {
+        Ok(list) => list,
+        Err(e) => return failed(e.to_string()),
+    };
+    for object in &list.items {
+        show(object, true);
+    }
+    let mut version = list.metadata.resource_version.unwrap_or_default();
+    complete.cancel();
     loop {
-        let pods: Vec<Seen> = api.list("pods").into_iter().map(Seen::from_api).collect();
-        let now: BTreeMap<String, String> = pods
-            .iter()
-            .map(|p| (p.name().to_owned(), p.text("/metadata/resourceVersion").to_owned()))
-            .collect();
-        let gone = last.keys().filter(|name| !now.contains_key(*name)).map(|name| (name.clone(), None));
-        let changed = pods
-            .into_iter()
-            .filter(|p| last.get(p.name()).map(String::as_str) != Some(p.text("/metadata/resourceVersion")))
-            .map(|p| (p.name().to_owned(), Some(p)));
-        let all: Vec<_> = gone.chain(changed).collect();
-        for (name, seen) in all {
-            records.lock().push(Record { at: began.elapsed(), by: API, name, seen });
+        let mut events = match pods.watch(&WatchParams::default(), &version).await {
+            Ok(events) => Box::pin(events),
+            Err(e) => return failed(e.to_string()),
+        };
+        // A server ends a watch now and then; it is taken up where it ended.
+        while let Some(Ok(event)) = events.next().await {
+            match event {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                    version = object.metadata.resource_version.clone().unwrap_or_default();
+                    show(&object, true);
+                }
+                WatchEvent::Deleted(object) => {
+                    version = object.metadata.resource_version.clone().unwrap_or_default();
+                    show(&object, false);
+                }
+                WatchEvent::Bookmark(bookmark) => version = bookmark.metadata.resource_version,
+                WatchEvent::Error(status) => return failed(status.to_string()),
+            }
         }
-        last = now;
-        tokio::time::sleep(LOOK).await;
     }
 }

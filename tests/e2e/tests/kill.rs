@@ -16,6 +16,12 @@ use quintlet_e2e::{Node, Options, Seen, pods, until};
 /// DESIGN §11: a service that was killed serves again within this.
 const BACK: Duration = Duration::from_secs(2);
 
+/// How old a young pod is when the kill comes.
+const YOUNG: Duration = Duration::from_secs(2);
+
+/// How far into its back-off of 40 s the crasher is when all five are killed.
+const INTO_BACKOFF_NS: i64 = 10_000_000_000;
+
 /// How far a restart may be from the time that was said before the fault.
 const PUNCTUAL_NS: i64 = 1_000_000_000;
 
@@ -57,9 +63,25 @@ async fn assert_punctual(node: &Node, crasher: &Seen, announced: i64) {
     assert!(late.abs() <= PUNCTUAL_NS, "instance {attempt} of the crasher came {} ms late", late / 1_000_000);
 }
 
-async fn young(node: &Node, name: &str) -> Seen {
+/// Makes a pod, and returns when it is [`YOUNG`] old, however far it has come by then.
+async fn young(node: &Node, name: &str) {
+    let until = tokio::time::Instant::now() + YOUNG;
     node.api().create_pod(pods::bound(pods::probed(name)));
-    node.wait_ready(name).await
+    tokio::time::sleep_until(until).await;
+}
+
+/// How often the startup probe of a pod has run, if it is known to have passed.
+async fn passed_startup(node: &Node, name: &str) -> Option<usize> {
+    let seen = node.pod(name).await.ok()?;
+    let main = seen.containers().remove("main")?;
+    main.started.then(|| lines(node, &seen, "startup"))
+}
+
+/// Waits for a wall time, nanoseconds since 1970.
+async fn wait_wall(unix_ns: i64) {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let left = unix_ns - i64::try_from(now.as_nanos()).unwrap();
+    tokio::time::sleep(Duration::from_nanos(u64::try_from(left).unwrap_or_default())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -79,40 +101,62 @@ async fn pods_do_not_notice_killed_services() {
     probed.pop();
     let (mut crasher, mut announced) = wait_backoff(&node, "20s").await;
 
-    // One after the other, each with a pod that has only just become Ready.
+    // One after the other, each with a pod that is 2 s old.
     let fresh = ["young-0", "young-1", "young-2", "young-3", "young-4", "young-5"];
     for (name, fresh) in SERVICES.into_iter().zip(fresh) {
-        probed.push(young(&node, fresh).await);
-        names.push(fresh);
+        let what = format!("after kill -9 of {name}");
         let before = node.steady(&names).await;
         let recorder = node.record().await;
         let startups: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
+        young(&node, fresh).await;
+        let passed = passed_startup(&node, fresh).await;
         let starts = node.kill9(name);
         node.wait_back(name, starts, BACK).await;
+        let grown = node.wait_ready(fresh).await;
+        probed.push(grown.clone());
         three_periods(&node, &probed).await;
-        recorder.assert_steady(&format!("after kill -9 of {name}"), &before);
-        assert_eq!(node.steady(&names).await, before, "after kill -9 of {name}");
-        let again: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
-        assert_eq!(again, startups, "a startup probe that had passed ran again after kill -9 of {name}");
+        recorder.assert_steady(&what, &before);
+        recorder.assert_forward(&what, &[fresh]);
+        assert_eq!(node.steady(&names).await, before, "{what}");
+        let again: Vec<usize> =
+            probed.iter().map(|p| lines(&node, p, "startup")).take(startups.len()).collect();
+        assert_eq!(again, startups, "a startup probe that had passed ran again {what}");
+        if let Some(passed) = passed {
+            assert_eq!(lines(&node, &grown, "startup"), passed, "a young startup probe ran again {what}");
+        }
         node.assert_no_duplicates().await;
+        names.push(fresh);
     }
     assert_punctual(&node, &crasher, announced).await;
 
+    // All five at once, the crasher 10 s into 40 s.
     (crasher, announced) = wait_backoff(&node, "40s").await;
-    probed.push(young(&node, fresh[5]).await);
-    names.push(fresh[5]);
+    let at = announced - 40_000_000_000 + INTO_BACKOFF_NS;
+    let young_ns = i64::try_from(YOUNG.as_nanos()).unwrap();
+    wait_wall(at - young_ns).await;
+    let what = "after kill -9 of all five";
     let before = node.steady(&names).await;
     let recorder = node.record().await;
     let startups: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
+    young(&node, fresh[5]).await;
+    let passed = passed_startup(&node, fresh[5]).await;
+    wait_wall(at).await;
     let starts = SERVICES.map(|name| (name, node.kill9(name)));
     for (name, starts) in starts {
         node.wait_back(name, starts, BACK).await;
     }
+    let grown = node.wait_ready(fresh[5]).await;
+    let old = probed.len();
+    probed.push(grown.clone());
     three_periods(&node, &probed).await;
-    recorder.assert_steady("after kill -9 of all five", &before);
-    assert_eq!(node.steady(&names).await, before, "after kill -9 of all five");
-    let again: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
-    assert_eq!(again, startups, "a startup probe that had passed ran again after kill -9 of all five");
+    recorder.assert_steady(what, &before);
+    recorder.assert_forward(what, &[fresh[5]]);
+    assert_eq!(node.steady(&names).await, before, "{what}");
+    let again: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).take(old).collect();
+    assert_eq!(again, startups, "a startup probe that had passed ran again {what}");
+    if let Some(passed) = passed {
+        assert_eq!(lines(&node, &grown, "startup"), passed, "a young startup probe ran again {what}");
+    }
     assert_punctual(&node, &crasher, announced).await;
     node.assert_no_duplicates().await;
 
