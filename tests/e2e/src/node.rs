@@ -457,6 +457,8 @@ fn arguments(
             flag("--pod-logs-dir", &base.join("pod-logs"));
             flag("--container-logs-dir", &"");
             flag("--sync-frequency", &options.sync_frequency);
+            // Its images came by import: nobody could pull them again, however full the machine's disk is.
+            flag("--image-gc-high-threshold", &100);
         }
         _ => {}
     }
