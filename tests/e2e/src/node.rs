@@ -458,7 +458,7 @@ fn arguments(
             flag("--container-logs-dir", &"");
             flag("--sync-frequency", &options.sync_frequency);
             // Its images came by import: nobody could pull them again, however full the machine's disk is.
-            flag("--image-gc-high-threshold", &100);
+            flag("--image-gc-high-threshold", &"100");
         }
         _ => {}
     }
