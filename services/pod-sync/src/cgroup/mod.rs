@@ -3,7 +3,7 @@
 //! A small writer of its own rather than `cgroups-rs`: that takes its hierarchies from this process's mount table, so
 //! neither tests nor a second root can move it, and it fails where a controller is missing, which is usual on version
 //! one. What is left of the job is a dozen files. With the systemd driver the groups are slices ([`parent_name`]), which
-//! systemd starts, limits and stops ([`systemd`]); the same values are then written as files, as upstream does.
+//! systemd starts, limits and stops (`systemd.rs`); the same values are then written as files, as upstream does.
 //!
 //! Everything here blocks for as long as the kernel or systemd takes, which is short, but [`Cgroups::remove_by_uid`],
 //! which waits for killed processes on a thread of its own.
