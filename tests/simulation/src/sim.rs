@@ -265,6 +265,17 @@ impl Sim {
         self.wait_pod(name, "gone", Seen::is_gone).await;
     }
 
+    /// Waits until the runtime has nothing of a pod and pod-sync keeps nothing of it on disk.
+    pub async fn wait_nothing_left(&self, uid: &str) {
+        until("nothing left of the pod", LONG, async || {
+            let mut left = self.instances(uid);
+            let dirs = [self.root_dir().join("pods").join(uid), self.paths().state_dir().join(uid)];
+            left.extend(dirs.iter().filter(|d| d.exists()).map(|d| d.display().to_string()));
+            if left.is_empty() { Ok(()) } else { Err(left) }
+        })
+        .await;
+    }
+
     /// Waits for an event about a pod.
     pub async fn wait_event(&self, pod: &str, what: &str, wanted: impl Fn(&EventSeen) -> bool) -> EventSeen {
         until(&format!("event of {pod}: {what}"), LONG, async || {

@@ -9,16 +9,6 @@ use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule, StopRep
 use quintlet_testkit::wait::until;
 use serde_json::json;
 
-async fn nothing_left(sim: &Sim, uid: &str) {
-    until("nothing left of the pod", LONG, async || {
-        let mut left = sim.instances(uid);
-        let dirs = [sim.root_dir().join("pods").join(uid), sim.paths().state_dir().join(uid)];
-        left.extend(dirs.iter().filter(|d| d.exists()).map(|d| d.display().to_string()));
-        if left.is_empty() { Ok(()) } else { Err(left) }
-    })
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_deleted_while_its_image_is_pulled_never_starts() {
     let sim = Sim::start(Options::default()).await;
@@ -30,7 +20,7 @@ async fn a_pod_deleted_while_its_image_is_pulled_never_starts() {
     sim.delete("pull", None);
     sim.runtime.unscript(slow);
     sim.wait_gone("pull").await;
-    nothing_left(&sim, &uid).await;
+    sim.wait_nothing_left(&uid).await;
     sim.finish().await;
 }
 
@@ -55,7 +45,7 @@ async fn a_pod_deleted_while_its_volume_waits_goes_at_once() {
     sim.wait_gone("volume").await;
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     assert_eq!(sim.runtime.count(Method::RunPodSandbox), 0);
-    nothing_left(&sim, &uid).await;
+    sim.wait_nothing_left(&uid).await;
     sim.finish().await;
 }
 
@@ -77,7 +67,7 @@ async fn a_second_deletion_with_less_grace_ends_a_hook_that_hangs() {
     let timeouts: Vec<i64> = stops.iter().map(|c| c.request::<v1::StopContainerRequest>().timeout).collect();
     assert!(timeouts.iter().all(|t| *t <= 2), "{timeouts:?}");
     assert_eq!(sim.runtime.count(Method::ExecSync), 1, "the hook runs once");
-    nothing_left(&sim, &uid).await;
+    sim.wait_nothing_left(&uid).await;
     sim.finish().await;
 }
 

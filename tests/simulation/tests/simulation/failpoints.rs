@@ -6,10 +6,8 @@
 use std::time::Duration;
 
 use notify::Watcher as _;
-use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, FakeRuntime, Method, Rule};
-use quintlet_testkit::wait::until;
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -125,16 +123,6 @@ fn pod(name: &str) -> serde_json::Value {
     pod
 }
 
-async fn assert_nothing_left(sim: &Sim, uid: &str) {
-    until("nothing left of the pod", LONG, async || {
-        let mut left = sim.instances(uid);
-        let dirs = [sim.root_dir().join("pods").join(uid), sim.paths().state_dir().join(uid)];
-        left.extend(dirs.iter().filter(|d| d.exists()).map(|d| d.display().to_string()));
-        if left.is_empty() { Ok(()) } else { Err(left) }
-    })
-    .await;
-}
-
 /// One start and one stop; pod-sync is killed at the `times`-th passing within `part`. False: it passed less often.
 async fn killed_at(sim: &Sim, files: &Files, seam: Seam, part: Part, times: u64) -> bool {
     let name = format!("p{times}");
@@ -160,7 +148,7 @@ async fn killed_at(sim: &Sim, files: &Files, seam: Seam, part: Part, times: u64)
 
 async fn assert_gone(sim: &Sim, name: &str, uid: &str) {
     sim.wait_gone(name).await;
-    assert_nothing_left(sim, uid).await;
+    sim.wait_nothing_left(uid).await;
 }
 
 /// Kills pod-sync when `seam` is reached before `whole` is over, and starts it again.
