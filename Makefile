@@ -41,5 +41,6 @@ bench: build
 	cat target/bench/result.json
 
 # The five services with a private containerd and the manifests of examples/. ONCE=1: end when all has settled, and compare.
+# CONFIG=FILE: the configuration of the services.
 run: build
-	ONCE=$(ONCE) scripts/run.sh
+	ONCE=$(ONCE) CONFIG=$(CONFIG) scripts/run.sh

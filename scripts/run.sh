@@ -3,12 +3,14 @@
 #
 #   ONCE=1         end when all pods have settled, exit 1 when one is not as its manifest says
 #   MANIFESTS=DIR  directory of the manifests (examples)
+#   CONFIG=FILE    configuration of the services
 #   BIN_DIR=DIR    directory of the binaries
 set -eu
 
 cd "$(dirname "$0")/.."
 bin_dir=${BIN_DIR:-${CARGO_TARGET_DIR:-target}/release}
 set -- "$bin_dir/quintctl" up --private-containerd --down --base .run --manifests "${MANIFESTS:-examples}"
+[ -z "${CONFIG:-}" ] || set -- "$@" --config "$CONFIG"
 [ -z "${ONCE:-}" ] || set -- "$@" --once
 # Namespaces, mounts and cgroups are root's.
 [ "$(id -u)" = 0 ] || set -- sudo "$@"

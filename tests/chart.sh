@@ -113,8 +113,19 @@ has host-runtime pod-sync "--manifests=/etc/quintlet/manifests"
 has_not host-runtime pod-sync "--kubeconfig"
 has host-runtime probe-service '"--id=a"'
 
+printf 'apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n' > "$work/file"
+render config --set-file config="$work/file"
+want config ConfigMap 2
+grep -qF '    maxPods: 7' "$work/config.yaml" || fail "config: the file is not in the ConfigMap"
+for service in cri-proxy pleg-service probe-service status-reporter pod-sync; do
+    has config $service "--config=/etc/quintlet/config/config.yaml"
+    has config $service "name: q-quintlet-config"
+    has_not default $service "--config="
+done
+has_not config containerd "name: q-quintlet-config"
+
 # Every mount has its volume.
-for case in default pod host-runtime; do
+for case in default pod host-runtime config; do
     awk -v case="$case" 'function flush(  m) { for (m in mounts) if (!(m in volumes)) { print case ": no volume " m; bad = 1 }
             delete mounts; delete volumes; in_volumes = 0 }
         /^---/ { flush() }

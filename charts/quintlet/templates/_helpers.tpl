@@ -72,6 +72,9 @@ pod-sync:
 {{/* Arguments of one service. Takes root and part. */}}
 {{- define "quintlet.args" -}}
 {{- $values := .root.Values -}}
+{{- if $values.config }}
+- --config=/etc/quintlet/config/config.yaml
+{{- end }}
 - --run-dir={{ $values.host.runDir }}
 - --log-format={{ $values.log.format }}
 - --log-level={{ $values.log.level }}
@@ -150,6 +153,9 @@ pod-sync:
   volumeMounts:
     {{- range $dir, $owner := index (include "quintlet.dirs" .root | fromYaml) $part }}
     - { name: run-{{ $dir | replace "/" "-" }}, mountPath: {{ $values.host.runDir }}/{{ $dir }} }
+    {{- end }}
+    {{- if $values.config }}
+    - { name: config, mountPath: /etc/quintlet/config, readOnly: true }
     {{- end }}
     {{- if eq $part "cri-proxy" }}
     - { name: runtime, mountPath: {{ dir (include "quintlet.runtimeSocket" .root) }} }
@@ -240,6 +246,10 @@ pod-sync:
 {{- range $dir, $_ := $dirs }}
 - name: run-{{ $dir | replace "/" "-" }}
   hostPath: { path: {{ $values.host.runDir }}/{{ $dir }}, type: DirectoryOrCreate }
+{{- end }}
+{{- if and $values.config (ne (join "" .parts) "containerd") }}
+- name: config
+  configMap: { name: {{ include "quintlet.name" .root }}-config, items: [{ key: config.yaml, path: config.yaml }] }
 {{- end }}
 {{- if or (has "cri-proxy" .parts) (has "containerd" .parts) }}
 - name: runtime

@@ -29,7 +29,7 @@ use crate::inflight::{Admission, Answer, InFlight};
 use crate::lanes::{Lanes, Slot};
 use crate::metrics::{Metrics, OTHER};
 use crate::outcome;
-use crate::policy::{self, CRI_TIMEOUT, Class, Deadline, Hold, Lane, Policy, Socket, Verdict};
+use crate::policy::{self, Class, Deadline, Hold, Lane, Policy, Socket, Verdict};
 use crate::repair::Repair;
 use crate::reply::{self, Body, BoxError, Frames, Reply};
 use crate::upstream::{SendError, Upstream};
@@ -45,6 +45,10 @@ const REMOVE_CONTAINER: &str = "RemoveContainer";
 /// Everything calls share.
 pub struct Forwarder {
     upstream: Upstream,
+    /// Where the image service is, if not there as well.
+    images: Option<Upstream>,
+    /// The usual time a call may take.
+    timeout: Duration,
     lanes: Lanes,
     fence: Fence,
     in_flight: InFlight,
@@ -86,14 +90,13 @@ pub struct Call {
 }
 
 impl Call {
-    /// How long it may take once it was sent. The caller's own `grpc-timeout` goes before the table.
-    fn timeout(&self) -> Option<Duration> {
+    /// How long it may take once it was sent, with this usual time. The caller's own `grpc-timeout` goes before the table.
+    fn timeout(&self, usual: Duration) -> Option<Duration> {
         reply::grpc_timeout(&self.headers).or(match self.policy.deadline {
-            Deadline::After(after) => Some(after),
+            Deadline::Usual => Some(usual),
             Deadline::WithRequest { zero_is_none } => {
                 let seconds = u64::try_from(self.facts.seconds.unwrap_or(0)).unwrap_or(0);
-                (seconds > 0 || !zero_is_none)
-                    .then(|| CRI_TIMEOUT.saturating_add(Duration::from_secs(seconds)))
+                (seconds > 0 || !zero_is_none).then(|| usual.saturating_add(Duration::from_secs(seconds)))
             }
             Deadline::CallerOnly => None,
         })
@@ -101,12 +104,22 @@ impl Call {
 }
 
 impl Forwarder {
-    /// A forwarder to the runtime at `upstream`, whose pods are in the containerd namespace `namespace`.
+    /// A forwarder to the runtime at `upstream`, whose pods are in the containerd namespace `namespace`, and to an image
+    /// service of its own if there is one; calls may usually take `timeout`.
     #[must_use]
-    pub fn new(upstream: Upstream, namespace: &str, clock: Clock, metrics: Metrics) -> Self {
+    pub fn new(
+        upstream: Upstream,
+        images: Option<Upstream>,
+        namespace: &str,
+        timeout: Duration,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> Self {
         Self {
             repair: Repair::new(upstream.clone(), namespace),
             upstream,
+            images,
+            timeout,
             lanes: Lanes::default(),
             fence: Fence::default(),
             in_flight: InFlight::default(),
@@ -120,6 +133,12 @@ impl Forwarder {
     /// Ends every stream passed through, with a status that says why.
     pub fn end_streams(&self) {
         self.closing.cancel();
+    }
+
+    /// Where a method is served.
+    fn upstream_of(&self, path: &str) -> &Upstream {
+        let is_image = path.strip_prefix('/').and_then(|p| p.split('/').next()) == Some(policy::IMAGE);
+        self.images.as_ref().filter(|_| is_image).unwrap_or(&self.upstream)
     }
 
     /// Returns once no unary call is being worked on.
@@ -383,7 +402,7 @@ impl Forwarder {
     }
 
     async fn send(&self, call: &Call) -> Reply {
-        let Some(timeout) = call.timeout() else { return self.send_retrying(call, None).await };
+        let Some(timeout) = call.timeout(self.timeout) else { return self.send_retrying(call, None).await };
         let deadline = Instant::now() + timeout;
         match tokio::time::timeout_at(deadline, self.send_retrying(call, Some(deadline))).await {
             Ok(reply) => reply,
@@ -421,7 +440,7 @@ impl Forwarder {
         }
         let path = format!("/{}/{}", call.policy.service, call.policy.method);
         let request = reply::request(&path, headers, Frames::of(vec![call.body.clone()]));
-        let response = self.upstream.send(request).await?;
+        let response = self.upstream_of(&path).send(request).await?;
         let (head, mut body) = response.into_parts();
         let mut reply = Reply::begun(head.status, head.headers);
         let mut size = 0;
@@ -480,7 +499,7 @@ impl Forwarder {
         };
         let queued = arrived.elapsed();
         let timeout = reply::grpc_timeout(&headers);
-        let upstream = self.upstream.another();
+        let upstream = self.upstream_of(path).another();
         let sending = upstream.send(reply::request(path, headers, reply::boxed(body)));
         let too_late =
             || format!("the runtime did not answer within {} ms", timeout.unwrap_or_default().as_millis());

@@ -5,18 +5,22 @@ use cri_proxy::hints;
 use cri_proxy::policy::Socket;
 use cri_proxy::serve::{Config, Proxy};
 use quintlet_kit::clock::Clock;
-use quintlet_kit::{args, error_chain, server, signals, task};
+use quintlet_kit::{error_chain, server, signals, task};
 use tokio_util::sync::CancellationToken;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let args: Args = args::parse();
+    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::CriProxy);
+    let args = loaded.args.clone();
     let telemetry = quintlet_telemetry::init("cri-proxy", &args.common.telemetry())?;
+    loaded.tell();
     let paths = args.common.paths();
     let mut uids = args.allow_uid;
     uids.extend([0, nix::unistd::geteuid().as_raw()]);
     let proxy = Proxy::bind(Config {
         runtime: args.runtime_endpoint,
+        images: args.image_service_endpoint,
+        timeout: args.runtime_request_timeout,
         namespace: args.containerd_namespace,
         sockets: Socket::ALL.map(|socket| (socket, paths.cri(socket))).into(),
         uids,

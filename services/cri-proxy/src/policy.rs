@@ -100,9 +100,9 @@ pub enum Hold {
 /// When a call that was sent is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deadline {
-    /// This long after it was sent.
-    After(Duration),
-    /// [`CRI_TIMEOUT`] and the seconds the request itself names; `zero_is_none` where 0 means no limit.
+    /// `runtimeRequestTimeout` after it was sent.
+    Usual,
+    /// `runtimeRequestTimeout` and the seconds the request itself names; `zero_is_none` where 0 means no limit.
     WithRequest {
         /// Whether 0 in the request means that it may take forever.
         zero_is_none: bool,
@@ -146,7 +146,7 @@ const LOOK: &[Socket] = &[Sync, Read, NodeApi];
 const SYNC: &[Socket] = &[Sync];
 const NODE: &[Socket] = &[NodeApi];
 const NOBODY: &[Socket] = &[];
-const USUAL: Deadline = Deadline::After(CRI_TIMEOUT);
+const USUAL: Deadline = Deadline::Usual;
 
 const fn read(service: &'static str, method: &'static str, lane: Lane) -> Policy {
     Policy { service, method, sockets: LOOK, class: Class::Read, lane, deadline: USUAL, retry: true }

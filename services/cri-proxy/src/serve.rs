@@ -45,6 +45,10 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 pub struct Config {
     /// The runtime's socket.
     pub runtime: PathBuf,
+    /// The image service's socket, if that is another one.
+    pub images: Option<PathBuf>,
+    /// How long a call may usually take; [`policy::CRI_TIMEOUT`] unless configured.
+    pub timeout: Duration,
     /// The containerd namespace of pods.
     pub namespace: String,
     /// Where each socket goes.
@@ -85,8 +89,15 @@ impl Proxy {
             })
             .collect::<io::Result<Vec<_>>>()?;
         let upstream = Upstream::new(config.runtime.clone());
-        let forwarder =
-            Arc::new(Forwarder::new(upstream, &config.namespace, config.clock.clone(), metrics.clone()));
+        let images = config.images.clone().filter(|path| *path != config.runtime).map(Upstream::new);
+        let forwarder = Arc::new(Forwarder::new(
+            upstream,
+            images,
+            &config.namespace,
+            config.timeout,
+            config.clock.clone(),
+            metrics.clone(),
+        ));
         let hub = Hub::new(config.hint_capacity, metrics.clone());
         Ok(Self { listeners, config, forwarder, hub, metrics })
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use quintlet_config::ConfigArgs;
 use quintlet_kit::args::CommonArgs;
 
 use crate::Periods;
@@ -13,6 +14,10 @@ pub struct Args {
     /// What every service has.
     #[command(flatten)]
     pub common: CommonArgs,
+
+    /// Where the configuration is.
+    #[command(flatten)]
+    pub config: ConfigArgs,
 
     /// Pause between full lists of the runtime without live hints, with a unit: 1s.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = positive)]
@@ -50,9 +55,26 @@ fn positive(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
+    use clap::{CommandFactory as _, Parser as _};
+    use quintlet_config::Service;
 
     use super::*;
+
+    #[test]
+    fn periods_come_from_the_file() {
+        assert_eq!(quintlet_config::cli::problems(&Args::command(), Service::Pleg), [""; 0]);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.yaml");
+        let file = "apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n\
+                    relistPeriod: 2s\nrelistPeriodLive: 1m30s\nrelistThreshold: 5m\n";
+        std::fs::write(&path, file).unwrap();
+        let line = ["pleg-service", "--config", path.to_str().unwrap(), "--relist-threshold", "6m"];
+        let args =
+            quintlet_config::cli::read::<Args>(Service::Pleg, line.map(Into::into).into()).unwrap().args;
+        let periods = args.periods();
+        let seconds = [periods.relist, periods.relist_live, periods.threshold].map(|p| p.as_secs());
+        assert_eq!(seconds, [2, 90, 360], "a flag wins");
+    }
 
     #[test]
     fn durations_need_a_unit_and_are_more_than_zero() {

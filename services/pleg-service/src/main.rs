@@ -12,14 +12,16 @@ use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use tokio_util::sync::CancellationToken;
 
 fn main() -> anyhow::Result<()> {
-    let args: Args = quintlet_kit::args::parse();
+    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::Pleg);
     // Two threads: the work is waiting for the runtime.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(run(args))
+    runtime.block_on(run(loaded))
 }
 
-async fn run(args: Args) -> anyhow::Result<()> {
+async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
+    let args = &loaded.args;
     let telemetry = quintlet_telemetry::init("pleg-service", &args.common.telemetry())?;
+    loaded.tell();
     let paths = args.common.paths();
     let listener = bind_unix(&paths.pleg(), 0o660).with_context(|| paths.pleg().display().to_string())?;
     let stop = CancellationToken::new();

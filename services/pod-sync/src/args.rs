@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{ArgAction, Parser};
+use quintlet_config::ConfigArgs;
 use quintlet_kit::args::CommonArgs;
 
 use crate::decide::image_gc::Policy;
@@ -21,11 +22,14 @@ pub struct Args {
     /// Arguments every service has.
     #[command(flatten)]
     pub common: CommonArgs,
+    /// Where the configuration is.
+    #[command(flatten)]
+    pub config: ConfigArgs,
     /// The kubelet's root directory: pods, volumes, checkpoints.
     #[arg(long, default_value = "/var/lib/kubelet", value_name = "DIR")]
     pub root_dir: PathBuf,
     /// Directory (or one file) of pod manifests: YAML or JSON, with ConfigMaps and Secrets among them.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, alias = "pod-manifest-path", value_name = "PATH")]
     pub manifests: Option<PathBuf>,
     /// How often manifests are read again when nothing seems to have changed.
     #[arg(long, default_value = "20s", value_parser = humantime::parse_duration, value_name = "DURATION")]
@@ -43,13 +47,13 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Name of the node. Default: the host's name in lower case.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, alias = "hostname-override", value_name = "NAME")]
     pub node_name: Option<String>,
     /// Address of the node. Default: that of the interface with the default route.
-    #[arg(long, value_name = "IP")]
+    #[arg(long, value_name = "IP", value_delimiter = ',')]
     pub node_ip: Vec<IpAddr>,
     /// A label for the node, `key=value`; may be given more than once.
-    #[arg(long, value_name = "LABEL", value_parser = label)]
+    #[arg(long, alias = "node-labels", value_name = "LABEL", value_delimiter = ',', value_parser = label)]
     pub node_label: Vec<(String, String)>,
     /// Cgroup under which `kubepods` stands.
     #[arg(long, default_value = "/", value_name = "CGROUP")]
@@ -64,10 +68,10 @@ pub struct Args {
     #[arg(long, default_value = "/var/log/containers", value_name = "DIR")]
     pub container_logs_dir: String,
     /// Domain of the cluster, for DNS search lists. Empty: none.
-    #[arg(long, default_value = "cluster.local", value_name = "DOMAIN")]
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "DOMAIN")]
     pub cluster_domain: String,
     /// Address of the cluster's DNS server; may be given more than once.
-    #[arg(long, value_name = "IP")]
+    #[arg(long, value_name = "IP", value_delimiter = ',')]
     pub cluster_dns: Vec<String>,
     /// resolv.conf for pods with DNS policy Default. Empty: none.
     #[arg(long, default_value = "/etc/resolv.conf", value_name = "FILE")]
@@ -84,6 +88,9 @@ pub struct Args {
     /// When images are removed.
     #[command(flatten)]
     pub images: ImageArgs,
+    /// How the kubelet's fields for pods and their resources are set.
+    #[command(flatten)]
+    pub resources: ResourceArgs,
 }
 
 /// When images that nobody uses are removed.
@@ -164,6 +171,58 @@ impl PullArgs {
     }
 }
 
+/// What pods may have, and how many there may be.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Pods and resources")]
+pub struct ResourceArgs {
+    /// Pods the node takes.
+    #[arg(long, default_value_t = 110, value_name = "COUNT")]
+    pub max_pods: u32,
+    /// Pods per core, up to --max-pods. 0: --max-pods alone.
+    #[arg(long, default_value_t = 0, value_name = "COUNT")]
+    pub pods_per_core: u32,
+    /// Processes in a pod. -1: no limit.
+    #[arg(long, default_value_t = -1, allow_negative_numbers = true, value_name = "COUNT")]
+    pub pod_max_pids: i64,
+    /// Enforce CPU limits.
+    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub cpu_cfs_quota: bool,
+    /// Period of CPU limits, 1ms to 1s.
+    #[arg(long, default_value = "100ms", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub cpu_cfs_quota_period: Duration,
+    /// Give pods cgroups of their own, in a tier per class.
+    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub cgroups_per_qos: bool,
+    /// Amount kept from pods for the system, `cpu=100m`, `memory=1Gi`, `ephemeral-storage=1Gi`, `pid=100`; may be given more
+    /// than once.
+    #[arg(long, value_delimiter = ',', value_parser = label, value_name = "AMOUNT")]
+    pub system_reserved: Vec<(String, String)>,
+    /// Amount kept from pods for Quintlet and the runtime, as --system-reserved.
+    #[arg(long, value_delimiter = ',', value_parser = label, value_name = "AMOUNT")]
+    pub kube_reserved: Vec<(String, String)>,
+    /// What is enforced by cgroups: `pods`, or `none`.
+    #[arg(long, default_value = "pods", value_delimiter = ',', value_name = "WORD")]
+    pub enforce_node_allocatable: Vec<String>,
+    /// Swap for pods: NoSwap, or LimitedSwap (Burstable pods get a share of the machine's; cgroup v2).
+    #[arg(long, default_value = "NoSwap", value_parser = ["NoSwap", "LimitedSwap"], value_name = "WORD")]
+    pub memory_swap_behavior: String,
+    /// Whether the kernel kills one process of a container or all. Default: one with cgroup v1, all with v2.
+    #[arg(long, value_name = "BOOL")]
+    pub single_process_oom_kill: Option<bool>,
+    /// Give containers without a seccomp profile RuntimeDefault.
+    #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub seccomp_default: bool,
+    /// Longest delay before a container that keeps ending is started again, 1s to 5m.
+    #[arg(long, default_value = "5m", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub max_container_restart_period: Duration,
+    /// How long a call to the runtime may take; RunPodSandbox twice as long, pulls and hooks have no such limit.
+    #[arg(long, default_value = "2m", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub runtime_request_timeout: Duration,
+    /// A feature gate, `Name=true`; may be given more than once. All but KubeletCrashLoopBackOffMax are fixed.
+    #[arg(long, value_delimiter = ',', value_name = "GATE")]
+    pub feature_gates: Vec<String>,
+}
+
 impl Args {
     /// Labels of the node.
     #[must_use]
@@ -190,6 +249,8 @@ mod tests {
     #[test]
     fn the_command_line_holds_together() {
         Args::command().debug_assert();
+        let problems = quintlet_config::cli::problems(&Args::command(), quintlet_config::Service::PodSync);
+        assert_eq!(problems, [""; 0], "the table of fields and the flags differ");
         let args =
             Args::try_parse_from(["pod-sync", "--sync-frequency", "5s", "--node-label", "a=b"]).unwrap();
         assert_eq!((args.sync_frequency, args.labels().len()), (Duration::from_secs(5), 1));

@@ -24,6 +24,7 @@ use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
 use crate::credentials::Credentials;
 use crate::decide::admission::Rejection;
+use crate::decide::backoff::Delays;
 use crate::decide::status::NodeFacts;
 use crate::fleet::Fleet;
 use crate::pulls::PullLanes;
@@ -99,6 +100,8 @@ pub struct Context {
     pub user_namespaces: UserNamespaces,
     /// What pulls present, but for the pods' own secrets.
     pub credentials: Credentials,
+    /// Delays before a container that keeps ending is started again.
+    pub crash_loop: Delays,
 }
 
 impl std::fmt::Debug for Context {

@@ -25,6 +25,7 @@ pub mod node;
 pub mod owner;
 pub mod pulls;
 pub mod serve;
+mod settings;
 pub mod source;
 pub mod state;
 pub mod table;
@@ -47,7 +48,6 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
-use crate::build::NodeSettings;
 use crate::clients::Wakes;
 use crate::clients::events::{EventType, Events};
 use crate::clients::pleg::Pleg;
@@ -58,7 +58,9 @@ use crate::context::{Context, RuntimeState, Views};
 use crate::credentials::Credentials;
 use crate::credentials::node_files::{NodeFiles, Places};
 use crate::credentials::plugins::Plugins;
+use crate::decide::backoff::Delays;
 use crate::pulls::PullLanes;
+use crate::settings::settings;
 use crate::source::SourceKind;
 use crate::source::api::ClusterView;
 use crate::source::objects::ManifestObjects;
@@ -79,7 +81,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let clock = Clock::system();
     let paths = args.common.paths();
     let owner = owner::Owner::take(&args.root_dir)?;
-    let settings = settings(&args);
+    let settings = settings(&args)?;
     volumes::layout::prepare_root(&args.root_dir).with_context(|| format!("{}", args.root_dir.display()))?;
     match volumes::layout::share_root(&args.root_dir, &ProcMountTable) {
         Ok(false) => {}
@@ -97,7 +99,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let tasks = TaskGroup::new();
     let wakes = Arc::new(Wakes::default());
 
-    let runtime = Runtime::new(paths.cri(CriSocket::Sync), owner.epoch(), clock.clone());
+    let limit = args.resources.runtime_request_timeout;
+    let runtime = Runtime::new(paths.cri(CriSocket::Sync), owner.epoch(), clock.clone(), limit);
     let pleg = Arc::new(Pleg::new(paths.pleg(), Arc::clone(&wakes)));
     let (probes, unhealthy) = Probes::new(paths.probe_dir(), Arc::clone(&wakes));
     let statuses = Arc::new(Statuses::new(paths.status(), Arc::clone(&wakes)));
@@ -109,7 +112,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let view = Arc::new(ClusterView::default());
     let objects = Arc::new(cluster::Objects::new(Arc::clone(&manifests), client.clone(), Arc::clone(&view)));
     let cgroups =
-        cgroup::Cgroups::new(std::path::Path::new("/sys/fs/cgroup"), &args.cgroup_root, settings.cgroup);
+        cgroup::Cgroups::new(std::path::Path::new("/sys/fs/cgroup"), &args.cgroup_root, settings.cgroup)
+            .per_qos(args.resources.cgroups_per_qos);
     let limits = node::pod_limits(&settings);
     if args.cgroup_driver == args::CgroupDriver::Systemd {
         cgroups.set_driver(cgroup::Driver::Systemd);
@@ -143,7 +147,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         views: Views::default(),
         pulls: PullLanes::new(args.pulls.settings())?,
         credentials: credentials(&args, &clock)?,
-        user_namespaces: UserNamespaces::new(&args.root_dir, Pool::of_host(node::MAX_PODS)?),
+        user_namespaces: UserNamespaces::new(&args.root_dir, Pool::of_host(settings.max_pods)?),
+        crash_loop: Delays { max: args.resources.max_container_restart_period, ..Delays::default() },
         container_logs_dir,
     });
 
@@ -205,26 +210,6 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     serving.await?.context("server")?;
     drop(owner);
     Ok(())
-}
-
-fn settings(args: &Args) -> NodeSettings {
-    let mut settings = NodeSettings {
-        node_name: args.node_name.clone().unwrap_or_else(node::default_name),
-        node_ips: if args.node_ip.is_empty() { vec![node::default_ip()] } else { args.node_ip.clone() },
-        root_dir: args.root_dir.clone(),
-        pod_logs_dir: args.pod_logs_dir.clone(),
-        cluster_domain: args.cluster_domain.clone(),
-        cluster_dns: args.cluster_dns.clone(),
-        allowed_sysctls: args.allowed_unsafe_sysctls.clone(),
-        resolv_conf: Some(args.resolv_conf.clone()).filter(|f| !f.is_empty()).map(std::path::PathBuf::from),
-        ..NodeSettings::default()
-    };
-    settings.detect();
-    settings.allocatable = node::capacity(&settings)
-        .iter()
-        .map(|(name, q)| (name.clone(), decide::quantity::Quantity::of(q)))
-        .collect();
-    settings
 }
 
 fn credentials(args: &Args, clock: &Clock) -> anyhow::Result<Credentials> {

@@ -9,11 +9,13 @@ use tokio_util::sync::CancellationToken;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let args: Args = quintlet_kit::args::parse();
+    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::PodSync);
+    let args = loaded.args.clone();
     let telemetry = match quintlet_telemetry::init("pod-sync", &args.common.telemetry()) {
         Ok(guard) => guard,
         Err(e) => return fail(&e),
     };
+    loaded.tell();
     let stop = CancellationToken::new();
     let told = stop.clone();
     quintlet_kit::task::spawn("signals", async move {

@@ -24,6 +24,7 @@ use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
 use crate::context::RuntimeState;
 use crate::decide::admission::{NodeView, Verdict, admit};
+use crate::decide::quantity::Quantity as Amount;
 use crate::source::api::ClusterView;
 use crate::table::Admission;
 
@@ -35,8 +36,10 @@ const STATUS_RETRY: Duration = Duration::from_millis(100);
 const DOWN_AFTER: Duration = Duration::from_secs(30);
 /// How often facts are sent at least; status-reporter calls them old after 30 s.
 const FACTS_PERIOD: Duration = Duration::from_secs(10);
-/// Pods a node takes (`maxPods`).
+/// Pods a node takes unless it is told (`maxPods`).
 pub const MAX_PODS: u32 = 110;
+/// What can be reserved; `pid` is no part of capacity.
+pub const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 /// The version that the API server's skew rules are applied to.
 pub const KUBELET_VERSION: &str = "v1.36.0";
 
@@ -247,7 +250,7 @@ pub fn node_object(
         spec: Some(NodeSpec::default()),
         status: Some(NodeStatus {
             addresses: Some(addresses),
-            allocatable: Some(capacity.clone()),
+            allocatable: Some(allocatable(settings)),
             capacity: Some(capacity),
             daemon_endpoints: Some(NodeDaemonEndpoints::default()),
             node_info: Some(NodeSystemInfo {
@@ -270,28 +273,76 @@ pub fn node_object(
 /// Capacity of the machine: CPUs, memory, disk of the root directory, pods.
 #[must_use]
 pub fn capacity(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let disk = nix::sys::statvfs::statvfs(&settings.root_dir).map_or(0, |s| s.blocks() * s.fragment_size());
     [
-        ("cpu", cpus.to_string()),
+        ("cpu", cpus().to_string()),
         ("memory", format!("{}Ki", settings.memory_bytes / 1024)),
         ("ephemeral-storage", format!("{}Ki", disk / 1024)),
-        ("pods", MAX_PODS.to_string()),
+        ("pods", settings.max_pods.to_string()),
     ]
     .into_iter()
     .map(|(k, v)| (k.to_owned(), Quantity(v)))
     .collect()
 }
 
-/// What all pods may take together: the machine, since nothing is reserved yet.
+/// What is left for pods: capacity without what is reserved.
+#[must_use]
+pub fn allocatable(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
+    let mut left = capacity(settings);
+    for (name, reserved) in settings.reserved.iter().filter(|(_, q)| q.is_positive()) {
+        if let Some(amount) = left.get_mut(name) {
+            let rest = Amount::of(amount) - *reserved;
+            *amount = if rest.is_positive() { rest } else { Amount::default() }.to_api();
+        }
+    }
+    left
+}
+
+/// What all pods may take together: the machine, without what is reserved where that is enforced.
 #[must_use]
 pub fn pod_limits(settings: &NodeSettings) -> NodeLimits {
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let reserved = |name: &str| {
+        let amount = settings.reserved.get(name).copied().filter(|_| settings.enforce_reserved);
+        amount.unwrap_or_default()
+    };
+    let pids = reserved("pid");
     NodeLimits {
-        memory_bytes: (settings.memory_bytes > 0).then_some(settings.memory_bytes),
-        cpu_milli: Some(i64::try_from(cpus).unwrap_or(1) * 1000),
-        ..NodeLimits::default()
+        memory_bytes: (settings.memory_bytes > 0)
+            .then(|| settings.memory_bytes.saturating_sub(reserved("memory").value()).max(0)),
+        cpu_milli: Some((cpus().saturating_mul(1000)).saturating_sub(reserved("cpu").milli_value()).max(0)),
+        pids: pids.is_positive().then(|| pid_capacity().saturating_sub(pids.value()).max(1)),
     }
+}
+
+/// CPUs of the machine.
+#[must_use]
+pub fn cpus() -> i64 {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    i64::try_from(cpus).unwrap_or(i64::MAX)
+}
+
+/// Pods a node of so many cores takes (`maxPods`, `podsPerCore`).
+#[must_use]
+pub fn max_pods(cpus: i64, most: u32, per_core: u32) -> u32 {
+    if per_core == 0 {
+        return most;
+    }
+    let by_cores = i64::from(per_core).saturating_mul(cpus);
+    most.min(u32::try_from(by_cores).unwrap_or(u32::MAX))
+}
+
+/// Processes the machine can have.
+fn pid_capacity() -> i64 {
+    let read = |path: &str| std::fs::read_to_string(path).ok().and_then(|t| t.trim().parse::<i64>().ok());
+    let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"].map(read);
+    limits.into_iter().flatten().min().unwrap_or(i64::MAX)
+}
+
+/// Swap of the machine in bytes.
+#[must_use]
+pub fn swap_bytes() -> i64 {
+    use procfs::Current as _;
+    procfs::Meminfo::current().map_or(0, |m| i64::try_from(m.swap_total).unwrap_or(i64::MAX))
 }
 
 /// The address of the interface that the default route leaves by, else of the first that is up.

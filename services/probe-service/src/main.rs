@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use clap::Parser;
-use quintlet_kit::args::{self, CommonArgs};
+use quintlet_config::{ConfigArgs, Loaded, Service};
+use quintlet_kit::args::CommonArgs;
 use quintlet_kit::task::TaskGroup;
 use quintlet_kit::{error_chain, server, signals};
 use tokio_util::sync::CancellationToken;
@@ -17,6 +18,8 @@ struct Args {
     id: String,
     #[command(flatten)]
     common: CommonArgs,
+    #[command(flatten)]
+    config: ConfigArgs,
 }
 
 fn instance_id(value: &str) -> Result<String, String> {
@@ -28,13 +31,15 @@ fn instance_id(value: &str) -> Result<String, String> {
 }
 
 fn main() -> anyhow::Result<()> {
-    let args: Args = args::parse();
+    let loaded = quintlet_config::parse::<Args>(Service::Probe);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(serve(args))
+    runtime.block_on(serve(loaded))
 }
 
-async fn serve(args: Args) -> anyhow::Result<()> {
+async fn serve(loaded: Loaded<Args>) -> anyhow::Result<()> {
+    let args = &loaded.args;
     let telemetry = quintlet_telemetry::init(probe_service::SERVICE, &args.common.telemetry())?;
+    loaded.tell();
     let stop = CancellationToken::new();
     let tasks = TaskGroup::new();
     tasks.spawn("stop-signal", {
@@ -64,4 +69,17 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     }
     telemetry.shutdown().await;
     Ok(served?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_table_of_fields_and_the_flags_are_the_same() {
+        Args::command().debug_assert();
+        assert_eq!(quintlet_config::cli::problems(&Args::command(), Service::Probe), [""; 0]);
+    }
 }

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use quintlet_kit::paths::Paths;
 
-use crate::error::{EXIT_FAILURE, Error};
+use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use crate::out::{Format, print};
-use crate::{events, explain, health, image, logs, pods, trace, up, version, watch};
+use crate::{config, events, explain, health, image, logs, pods, trace, up, version, watch};
 
 /// Operate Quintlet on this machine.
 #[derive(Debug, Parser)]
@@ -50,6 +50,8 @@ pub enum Command {
     Version,
     /// Run the five services on this machine until interrupted
     Up(Box<up::UpArgs>),
+    /// Show what a configuration file means, each value with where it came from
+    Config(config::ConfigArgs),
     /// Work with images
     Image(image::ImageArgs),
     /// Print a script for a shell's completion
@@ -81,6 +83,11 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
         Command::Health => match health::run(&paths, format).await {
             Ok(true) => Ok(()),
             Ok(false) => return Ok(ExitCode::from(EXIT_FAILURE)),
+            Err(error) => Err(error),
+        },
+        Command::Config(args) => match config::run(args) {
+            Ok(true) => Ok(()),
+            Ok(false) => return Ok(ExitCode::from(EXIT_USAGE)),
             Err(error) => Err(error),
         },
         Command::Version => version::run(&paths, format).await,

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 /// Not found, unhealthy, or anything else that failed.
 pub const EXIT_FAILURE: u8 = 1;
+/// The command line or a configuration is wrong (sysexits.h).
+pub const EXIT_USAGE: u8 = 64;
 /// A service does not answer (sysexits.h).
 pub const EXIT_UNAVAILABLE: u8 = 69;
 

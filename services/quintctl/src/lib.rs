@@ -4,6 +4,7 @@
 
 pub mod cli;
 pub mod client;
+pub mod config;
 pub mod error;
 pub mod events;
 pub mod explain;

@@ -3,11 +3,15 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use quintctl::cli::{self, Cli};
+use quintctl::{cli, config};
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match Box::pin(cli::run(quintlet_kit::args::parse::<Cli>())).await {
+    let line = match config::read(std::env::args_os().collect()) {
+        Ok(line) => line,
+        Err(end) => end.exit(),
+    };
+    match Box::pin(cli::run(line)).await {
         Ok(code) => code,
         Err(error) => {
             let mut stderr = std::io::stderr().lock();

@@ -35,6 +35,9 @@ pub(crate) mod view;
 /// Longest path of a unix socket.
 const SOCKET_PATH_MAX: usize = 107;
 
+/// Where the runtime is if nobody says.
+const RUNTIME_ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
+
 /// On top of the pods' grace period until pod-sync has to have ended.
 const DRAIN_MARGIN: Duration = Duration::from_secs(10);
 
@@ -47,6 +50,15 @@ const JUDGE_PERIOD: Duration = Duration::from_secs(1);
 /// Run the five services on this machine until interrupted.
 #[derive(Debug, Clone, clap::Args)]
 pub struct UpArgs {
+    /// Configuration of the services; options here win over it
+    #[arg(long, value_name = "FILE", help_heading = "Configuration")]
+    pub config: Option<PathBuf>,
+    /// Directory of files *.conf that change the configuration, in lexical order
+    #[arg(long, value_name = "DIR", help_heading = "Configuration")]
+    pub config_dir: Option<PathBuf>,
+    /// Warnings about the configuration are errors
+    #[arg(long, help_heading = "Configuration")]
+    pub strict: bool,
     /// Directory of pod manifests [default: BASE/manifests, or /etc/kubernetes/manifests]
     #[arg(long, value_name = "DIR")]
     pub manifests: Option<PathBuf>,
@@ -75,7 +87,7 @@ pub struct UpArgs {
     #[arg(long, conflicts_with = "runtime_endpoint")]
     pub private_containerd: bool,
     /// Socket of the container runtime
-    #[arg(long, value_name = "URL", required_unless_present = "private_containerd")]
+    #[arg(long, value_name = "URL", required_unless_present_any = ["private_containerd", "config"])]
     pub runtime_endpoint: Option<String>,
     /// Root of the pods' cgroups [default: / or, with --private-containerd, one of our own]
     #[arg(long, value_name = "PATH")]
@@ -180,7 +192,7 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
             .as_ref()
             .map(Containerd::endpoint)
             .or_else(|| args.runtime_endpoint.clone())
-            .unwrap_or_default(),
+            .unwrap_or_else(|| RUNTIME_ENDPOINT.to_owned()),
         cgroup_root: args
             .cgroup_root
             .clone()

@@ -1,11 +1,13 @@
 //! Calls to the API server, on JSON, with their failures sorted by what to do about them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, Request, header};
 use serde_json::{Value, json};
 
 use crate::clients::{Current, Purpose};
+use crate::rate::{Limiter, Rate};
 
 /// How long one call may take.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -135,19 +137,27 @@ enum Source {
 pub struct ApiClient {
     source: Source,
     timeout: Duration,
+    /// None: no limit. Clones share it.
+    limiter: Option<Arc<Limiter>>,
 }
 
 impl ApiClient {
     /// Wraps a client that does not retry by itself.
     #[must_use]
     pub fn new(client: kube::Client) -> Self {
-        Self { source: Source::Fixed(client), timeout: CALL_TIMEOUT }
+        Self { source: Source::Fixed(client), timeout: CALL_TIMEOUT, limiter: None }
     }
 
     /// Takes the newest client from a kubeconfig.
     #[must_use]
     pub fn following(clients: Current, purpose: Purpose) -> Self {
-        Self { source: Source::Followed(clients, purpose), timeout: CALL_TIMEOUT }
+        Self { source: Source::Followed(clients, purpose), timeout: CALL_TIMEOUT, limiter: None }
+    }
+
+    /// With a limit on how often it calls.
+    #[must_use]
+    pub fn limited(self, rate: Option<Rate>) -> Self {
+        Self { limiter: rate.map(|rate| Arc::new(Limiter::new(rate))), ..self }
     }
 
     fn client(&self) -> Result<kube::Client, ApiFailure> {
@@ -175,6 +185,9 @@ impl ApiClient {
             .body(body)
             .map_err(|e| ApiFailure::Refused(format!("{path}: {e}")))?;
         let client = self.client()?;
+        if let Some(limiter) = &self.limiter {
+            limiter.take().await;
+        }
         match tokio::time::timeout(self.timeout, client.request::<Value>(request)).await {
             Ok(answer) => answer.map_err(ApiFailure::from),
             Err(_) => Err(ApiFailure::Unreachable(format!("no answer within {} s", self.timeout.as_secs()))),

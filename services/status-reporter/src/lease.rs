@@ -13,11 +13,26 @@ use crate::status::text;
 
 const COLLECTION: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// How long the lease counts without renewal.
-const DURATION_SECONDS: u32 = 40;
+/// How long the lease counts without renewal unless configured, in seconds.
+pub const DURATION_SECONDS: u32 = 40;
 
-/// The pause between renewals: a quarter of the duration. Up to 4 % are added.
-pub const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// How long the lease counts, and how often it is renewed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Term {
+    /// Seconds without renewal after which it counts no more.
+    pub seconds: u32,
+    /// The pause between renewals. Up to 4 % are added.
+    pub every: Duration,
+}
+
+impl Term {
+    /// Renewed after a quarter of its time.
+    #[must_use]
+    pub fn of(seconds: u32) -> Self {
+        Self { seconds, every: Duration::from_secs(u64::from(seconds)) / 4 }
+    }
+}
+
 const JITTER: f64 = 0.04;
 
 /// Immediate tries per renewal.
@@ -67,7 +82,13 @@ pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
 
 /// A lease with a fresh renewal; what else it has stays.
 #[must_use]
-pub fn renewed(lease: Option<&Value>, node: &str, node_uid: Option<&str>, now: Timestamp) -> Value {
+pub fn renewed(
+    lease: Option<&Value>,
+    node: &str,
+    node_uid: Option<&str>,
+    seconds: u32,
+    now: Timestamp,
+) -> Value {
     let mut lease = lease.cloned().unwrap_or_else(|| {
         json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -75,7 +96,7 @@ pub fn renewed(lease: Option<&Value>, node: &str, node_uid: Option<&str>, now: T
         })
     });
     lease["spec"]["holderIdentity"] = json!(node);
-    lease["spec"]["leaseDurationSeconds"] = json!(DURATION_SECONDS);
+    lease["spec"]["leaseDurationSeconds"] = json!(seconds);
     lease["spec"]["renewTime"] = json!(now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string());
     if !has_owner(&lease)
         && let Some(uid) = node_uid
@@ -90,9 +111,9 @@ fn has_owner(lease: &Value) -> bool {
     lease["metadata"]["ownerReferences"].as_array().is_some_and(|o| !o.is_empty())
 }
 
-/// Keeps the lease fresh until `stop`, pausing `every` between renewals. The lease is never deleted.
-pub async fn run(api: ApiClient, node: String, clock: Clock, every: Duration, stop: CancellationToken) {
-    let keeper = Keeper { path: format!("{COLLECTION}/{node}"), api, node, clock, every };
+/// Keeps the lease fresh until `stop`. The lease is never deleted.
+pub async fn run(api: ApiClient, node: String, clock: Clock, term: Term, stop: CancellationToken) {
+    let keeper = Keeper { path: format!("{COLLECTION}/{node}"), api, node, clock, term };
     // A renewal cut short is repeated by the next process.
     tokio::select! {
         () = keeper.run() => {}
@@ -105,7 +126,7 @@ struct Keeper {
     node: String,
     path: String,
     clock: Clock,
-    every: Duration,
+    term: Term,
 }
 
 impl Keeper {
@@ -114,7 +135,7 @@ impl Keeper {
         loop {
             self.renew(&mut lease).await;
             let jitter = 1.0 + JITTER * rand::random::<f64>();
-            tokio::time::sleep(self.every.mul_f64(jitter)).await;
+            tokio::time::sleep(self.term.every.mul_f64(jitter)).await;
         }
     }
 
@@ -154,9 +175,11 @@ impl Keeper {
 
     async fn update(&self, lease: &Value) -> Result<Value, ApiFailure> {
         let owner = if has_owner(lease) { None } else { self.node_uid().await };
-        self.api
-            .update(&self.path, &renewed(Some(lease), &self.node, owner.as_deref(), self.clock.wall()))
-            .await
+        self.api.update(&self.path, &self.renewed(Some(lease), owner.as_deref())).await
+    }
+
+    fn renewed(&self, lease: Option<&Value>, owner: Option<&str>) -> Value {
+        renewed(lease, &self.node, owner, self.term.seconds, self.clock.wall())
     }
 
     async fn ensure(&self) -> Result<Value, ApiFailure> {
@@ -164,7 +187,7 @@ impl Keeper {
             Ok(lease) => self.update(&lease).await,
             Err(ApiFailure::NotFound(_)) => {
                 let owner = self.node_uid().await;
-                let fresh = renewed(None, &self.node, owner.as_deref(), self.clock.wall());
+                let fresh = self.renewed(None, owner.as_deref());
                 self.api.create(COLLECTION, &fresh).await
             }
             Err(failure) => Err(failure),
@@ -203,7 +226,7 @@ mod tests {
     #[test]
     fn a_renewal_keeps_what_is_there_and_adds_the_owner_late() {
         let now = "2026-01-01T00:00:00.1234567Z".parse().unwrap();
-        let first = renewed(None, "n1", None, now);
+        let first = renewed(None, "n1", None, 40, now);
         assert_eq!(
             first["spec"],
             json!({"holderIdentity": "n1", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.123456Z"})
@@ -211,10 +234,10 @@ mod tests {
         assert_eq!(first["metadata"].get("ownerReferences"), None);
         let mut live = first;
         live["metadata"]["resourceVersion"] = json!("7");
-        let owned = renewed(Some(&live), "n1", Some("u"), now);
+        let owned = renewed(Some(&live), "n1", Some("u"), 40, now);
         assert_eq!(owned["metadata"]["resourceVersion"], "7");
         assert_eq!(owned["metadata"]["ownerReferences"][0]["uid"], "u");
-        let kept = renewed(Some(&owned), "n1", Some("other"), now);
+        let kept = renewed(Some(&owned), "n1", Some("other"), 40, now);
         assert_eq!(kept["metadata"]["ownerReferences"][0]["uid"], "u");
     }
 }

@@ -9,6 +9,7 @@
 //! service, one `report-stream` per caller. All memory can be rebuilt from pod-sync and the API server.
 
 pub mod api;
+pub mod args;
 pub mod clients;
 pub mod convert;
 pub mod events;
@@ -17,6 +18,7 @@ pub mod lease;
 pub mod metrics;
 pub mod mirror;
 pub mod node;
+pub mod rate;
 pub mod reporter;
 pub mod run;
 pub mod service;

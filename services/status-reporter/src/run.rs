@@ -9,17 +9,20 @@ use quintlet_kit::paths::Paths;
 use quintlet_kit::server::{HealthHandle, Server};
 use quintlet_kit::socket::{self, PeerPolicy};
 use quintlet_proto::status::v1::status_reporter_server::StatusReporterServer;
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::api::ApiClient;
 use crate::clients::{self, Current, Purpose};
 use crate::events::recorder::Recorder;
-use crate::lease;
+use crate::lease::{self, Term};
 use crate::metrics::Metrics;
 use crate::node::FactBoard;
 use crate::node::health::{HealthBoard, Watched};
 use crate::node::keeper::NodeKeeper;
+use crate::node::setters;
+use crate::rate::Rate;
 use crate::reporter::Reporter;
 use crate::service::Service;
 
@@ -41,7 +44,47 @@ pub struct Config {
     pub node_name: String,
     /// Create the Node object if it is not there.
     pub register_node: bool,
+    /// The rest, which has defaults.
+    pub settings: Settings,
 }
+
+/// What a node is registered with, and how often the API server is written to.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Taints of a node that is registered, as v1 Taints.
+    pub taints: Vec<Value>,
+    /// Provider id of a node that is registered; may be empty.
+    pub provider_id: String,
+    /// `nodeStatusUpdateFrequency`.
+    pub update_every: Duration,
+    /// `nodeStatusReportFrequency`.
+    pub report_every: Duration,
+    /// `nodeLeaseDurationSeconds`.
+    pub lease_seconds: u32,
+    /// Of writes of pods; none: no limit.
+    pub pods: Option<Rate>,
+    /// Of events; none: no limit.
+    pub events: Option<Rate>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            taints: Vec::new(),
+            provider_id: String::new(),
+            update_every: setters::UPDATE_EVERY,
+            report_every: setters::REPORT_EVERY,
+            lease_seconds: lease::DURATION_SECONDS,
+            pods: None,
+            events: Rate::new(EVENTS_PER_SECOND, EVENT_BURST),
+        }
+    }
+}
+
+/// The kubelet's defaults of `eventRecordQPS` and `eventBurst`.
+pub const EVENTS_PER_SECOND: u32 = 50;
+/// As above.
+pub const EVENT_BURST: u32 = 100;
 
 /// Runs until `stop`, then finishes the writes in flight.
 ///
@@ -55,7 +98,7 @@ pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::R
     let followed = config.kubeconfig.clone().map(|path| clients::follow(path, stop.clone()));
     let events = match &followed {
         Some(clients) => {
-            let api = ApiClient::following(clients.clone(), Purpose::Events);
+            let api = ApiClient::following(clients.clone(), Purpose::Events).limited(config.settings.events);
             Recorder::start(api, &config.node_name, clock.clone(), metrics.clone(), stop.clone())
         }
         None => {
@@ -63,7 +106,8 @@ pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::R
             Recorder::standalone(metrics.clone())
         }
     };
-    let pods = followed.clone().map(|clients| ApiClient::following(clients, Purpose::Pods));
+    let rate = config.settings.pods;
+    let pods = followed.clone().map(|clients| ApiClient::following(clients, Purpose::Pods).limited(rate));
     let reporter = Reporter::new(pods.clone(), clock.clone(), metrics);
     let service = Service {
         reporter: reporter.clone(),
@@ -119,6 +163,10 @@ fn keep_node(
         api: ApiClient::following(clients.clone(), Purpose::Node),
         name: config.node_name.clone(),
         register: config.register_node,
+        taints: config.settings.taints.clone(),
+        provider_id: config.settings.provider_id.clone(),
+        update_every: config.settings.update_every,
+        report_every: config.settings.report_every,
         clock: clock.clone(),
         facts,
         health: HealthBoard::start(peers, clock.clone(), stop),
@@ -126,6 +174,12 @@ fn keep_node(
     };
     quintlet_kit::task::spawn("node", once_loaded(clients.clone(), keeper.run(stop.clone())));
     let api = ApiClient::following(clients.clone(), Purpose::Lease);
-    let lease = lease::run(api, config.node_name.clone(), clock, lease::RENEW_EVERY, stop.clone());
+    let lease = lease::run(
+        api,
+        config.node_name.clone(),
+        clock,
+        Term::of(config.settings.lease_seconds),
+        stop.clone(),
+    );
     quintlet_kit::task::spawn("lease", once_loaded(clients.clone(), lease));
 }

@@ -15,7 +15,8 @@ use status_reporter::events::Occurrence;
 use status_reporter::events::recorder::Recorder;
 use status_reporter::lease;
 use status_reporter::metrics::Metrics;
-use status_reporter::run::{Config, run};
+use status_reporter::rate::Rate;
+use status_reporter::run::{Config, Settings, run};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -37,6 +38,15 @@ impl Running {
     }
 
     async fn start_at(api: Option<&TestApi>, clock: Clock) -> Self {
+        Self::start_with(api, clock, true, Settings::default()).await
+    }
+
+    async fn start_with(
+        api: Option<&TestApi>,
+        clock: Clock,
+        register_node: bool,
+        settings: Settings,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let kubeconfig = api.map(|api| {
             let path = dir.path().join("kubeconfig");
@@ -45,7 +55,7 @@ impl Running {
         });
         let paths = Paths::new(dir.path());
         let socket = paths.status();
-        let config = Config { paths, kubeconfig, node_name: "n1".into(), register_node: true };
+        let config = Config { paths, kubeconfig, node_name: "n1".into(), register_node, settings };
         let stop = CancellationToken::new();
         let task = tokio::spawn(run(config, clock, stop.clone()));
         let client = StatusReporterClient::new(quintlet_kit::socket::channel(socket.clone()));
@@ -173,7 +183,7 @@ async fn the_lease_is_renewed_lost_and_made_again() {
         client,
         "n1".into(),
         Clock::system(),
-        Duration::from_millis(20),
+        lease::Term { seconds: 40, every: Duration::from_millis(20) },
         stop.clone(),
     ));
     api.wait_for_requests("update leases", 3, PATIENCE).await;
@@ -402,6 +412,7 @@ async fn a_kubeconfig_may_come_after_the_start() {
         kubeconfig: Some(kubeconfig.clone()),
         node_name: "n1".into(),
         register_node: true,
+        settings: Settings::default(),
     };
     let stop = CancellationToken::new();
     let task = tokio::spawn(run(config, Clock::system(), stop.clone()));
@@ -410,4 +421,131 @@ async fn a_kubeconfig_may_come_after_the_start() {
     api.wait_for("nodes", "", "n1", PATIENCE, |n| !n.is_null()).await;
     stop.cancel();
     task.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_node_is_registered_with_what_the_configuration_says() {
+    let taint = json!({"key": "a", "value": "b", "effect": "NoSchedule"});
+    let settings =
+        || Settings { taints: vec![taint.clone()], provider_id: "x://1".into(), ..Settings::default() };
+    let api = TestApi::start().await;
+    let service = Running::start_with(Some(&api), Clock::system(), true, settings()).await;
+    let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| !n.is_null()).await;
+    // The API server adds one of its own to a new node.
+    let tainted = |node: &Value| node["spec"]["taints"].as_array().is_some_and(|all| all.contains(&taint));
+    assert!(tainted(&node), "{node:#}");
+    assert_eq!(node["spec"]["providerID"], "x://1");
+    service.stop().await;
+    // A node that is there keeps what it has.
+    api.edit("nodes", "", "n1", |n| n["spec"]["taints"] = json!([])).unwrap();
+    let mut service = Running::start_with(Some(&api), Clock::system(), true, settings()).await;
+    service.facts(&[]).await;
+    let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    assert!(!tainted(&node), "{node:#}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn without_registration_the_node_is_waited_for() {
+    let api = TestApi::start().await;
+    let mut service = Running::start_with(Some(&api), Clock::system(), false, Settings::default()).await;
+    service.facts(&[]).await;
+    api.wait_for_requests("get nodes", 3, PATIENCE).await;
+    assert_eq!(api.counts().of("create nodes"), 0);
+    api.create("nodes", "", json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})).unwrap();
+    api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    assert_eq!(api.counts().of("create nodes"), 0);
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn the_lease_lasts_as_long_as_the_configuration_says() {
+    let api = TestApi::start().await;
+    let settings = Settings { lease_seconds: 1, ..Settings::default() };
+    let service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
+    let lease = api.wait_for("leases", "kube-node-lease", "n1", PATIENCE, |l| !l.is_null()).await;
+    assert_eq!(lease["spec"]["leaseDurationSeconds"], 1);
+    // Every 250 ms: with the default pause of 10 s the patience would not do.
+    api.wait_for_requests("update leases", 3, Duration::from_secs(8)).await;
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn the_node_is_written_as_often_as_the_configuration_says() {
+    let api = TestApi::start().await;
+    let every = Duration::from_millis(200);
+    let settings = Settings { report_every: every, ..Settings::default() };
+    let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
+    service.facts(&[]).await;
+    api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    let before = api.counts().of("patch nodes/status");
+    // Unchanged, yet written again and again: five minutes apart by default.
+    api.wait_for_requests("patch nodes/status", before + 3, PATIENCE).await;
+    service.stop().await;
+
+    let settings = Settings { update_every: Duration::from_millis(1), ..Settings::default() };
+    let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
+    service.facts(&[]).await;
+    let address = |node: &Value| node["status"]["addresses"][0]["address"].clone();
+    api.wait_for("nodes", "", "n1", PATIENCE, |n| address(n) == "127.0.0.1").await;
+    let node = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.2"}]}});
+    let request = wire::UpdateNodeRequest {
+        source: "pod-sync".into(),
+        node: node.to_string().into_bytes(),
+        not_ready: vec![],
+        observed_boottime_ns: u64::try_from(Clock::system().boot().as_nanos()).unwrap(),
+    };
+    service.client.update_node(request).await.unwrap();
+    // No condition turned: by default that waits for 10 s.
+    api.wait_for("nodes", "", "n1", Duration::from_secs(7), |n| address(n) == "127.0.0.2").await;
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn writes_of_pods_keep_to_a_rate_that_is_set() {
+    let api = TestApi::start().await;
+    let settings = Settings { pods: Rate::new(20, 5), ..Settings::default() };
+    let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
+    api.wait_for("nodes", "", "n1", PATIENCE, |n| !n.is_null()).await;
+    let start = tokio::time::Instant::now();
+    for n in 0..15 {
+        let pod = json!({
+            "metadata": {"name": format!("web-{n}"), "namespace": "default", "uid": "static",
+                "annotations": {"kubernetes.io/config.mirror": "a", "kubernetes.io/config.hash": "a"}},
+            "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "busybox:1"}]},
+        });
+        let request = wire::EnsureMirrorRequest { pod: pod.to_string().into_bytes() };
+        assert!(service.client.ensure_mirror(request).await.unwrap().into_inner().created);
+    }
+    let least = Duration::from_millis(10 * 50);
+    assert!(
+        start.elapsed() >= least,
+        "five calls at once, at least ten more 50 ms apart: {:?}",
+        start.elapsed()
+    );
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn events_keep_to_their_rate() {
+    let api = TestApi::start().await;
+    let stop = CancellationToken::new();
+    let client = status_reporter::api::ApiClient::new(api.client()).limited(Rate::new(20, 5));
+    let recorder = Recorder::start(client, "n1", Clock::system(), Metrics::register(), stop.clone());
+    let start = tokio::time::Instant::now();
+    for n in 0..15 {
+        let event = Occurrence {
+            kind: "Pod".into(),
+            namespace: "default".into(),
+            name: format!("p{n}"),
+            event_type: "Normal".into(),
+            reason: "Started".into(),
+            ..Occurrence::default()
+        };
+        assert!(recorder.record(event));
+    }
+    api.wait_for_requests("create events", 15, PATIENCE).await;
+    let least = Duration::from_millis(10 * 50);
+    assert!(start.elapsed() >= least, "five at once, ten more 50 ms apart: {:?}", start.elapsed());
+    stop.cancel();
 }

@@ -128,6 +128,7 @@ async fn run(service: Service, places: Places, stop: CancellationToken) {
                 kubeconfig: places.kubeconfig.clone(),
                 node_name: NODE.to_owned(),
                 register_node: true,
+                settings: status_reporter::run::Settings::default(),
             };
             status_reporter::run::run(config, Clock::system(), stop).await.expect("status-reporter serves");
         }),
@@ -143,6 +144,8 @@ async fn cri_proxy(places: &Places, stop: CancellationToken) {
     let paths = places.paths();
     let proxy = cri_proxy::serve::Proxy::bind(cri_proxy::serve::Config {
         runtime: places.dir("runtime.sock"),
+        images: None,
+        timeout: cri_proxy::policy::CRI_TIMEOUT,
         namespace: "k8s.io".to_owned(),
         sockets: Socket::ALL.map(|socket| (socket, paths.cri(socket))).into(),
         uids: vec![nix::unistd::geteuid().as_raw()],

@@ -234,6 +234,17 @@ impl Bench {
     }
 
     pub(crate) async fn with(name: &str, version: &str, hint_capacity: usize, clock: Clock) -> Self {
+        Self::changed(name, version, hint_capacity, clock, |_| {}).await
+    }
+
+    /// With a configuration that was changed.
+    pub(crate) async fn changed(
+        name: &str,
+        version: &str,
+        hint_capacity: usize,
+        clock: Clock,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let script = Script::default();
         let answer = v1::VersionResponse {
@@ -244,16 +255,19 @@ impl Bench {
         script.on("/runtime.v1.RuntimeService/Version", [good(&answer)]);
         let runtime = script.serve(&dir.path().join("runtime.sock"));
         let sockets = Socket::ALL.map(|s| (s, Self::path_in(&dir, s)));
-        let proxy = Proxy::bind(Config {
+        let mut config = Config {
             runtime: dir.path().join("runtime.sock"),
+            images: None,
+            timeout: cri_proxy::policy::CRI_TIMEOUT,
             namespace: "k8s.io".into(),
             sockets: sockets.into(),
             uids: vec![nix::unistd::geteuid().as_raw()],
             hint_capacity,
             clock: clock.clone(),
             grant_key: dir.path().join("keys/grant.key"),
-        })
-        .unwrap();
+        };
+        change(&mut config);
+        let proxy = Proxy::bind(config).unwrap();
         let metrics = proxy.metrics().clone();
         let stop = CancellationToken::new();
         tokio::spawn(proxy.serve(stop.clone()));

@@ -51,6 +51,12 @@ pub struct NodeSettings {
     pub resolv_conf: Option<PathBuf>,
     /// `seccompDefault`.
     pub seccomp_default: bool,
+    /// `maxPods` and `podsPerCore` together.
+    pub max_pods: u32,
+    /// `systemReserved` and `kubeReserved` together.
+    pub reserved: ResourceList,
+    /// What is reserved is kept from the cgroup of all pods (`enforceNodeAllocatable` has `pods`).
+    pub enforce_reserved: bool,
     /// Allocatable of the node, for downward API limits.
     pub allocatable: ResourceList,
     /// CFS quota and period.
@@ -88,6 +94,9 @@ impl Default for NodeSettings {
             cluster_dns: Vec::new(),
             resolv_conf: Some(PathBuf::from("/etc/resolv.conf")),
             seccomp_default: false,
+            max_pods: crate::node::MAX_PODS,
+            reserved: ResourceList::new(),
+            enforce_reserved: true,
             allocatable: ResourceList::new(),
             cgroup: CgroupSettings::default(),
             memory_bytes: 0,

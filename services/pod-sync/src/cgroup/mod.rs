@@ -139,6 +139,8 @@ pub struct Cgroups {
     // Known once the runtime has told its driver; all clones learn of it.
     is_systemd: Arc<AtomicBool>,
     systemd: Systemd,
+    /// Pods have groups (`cgroupsPerQOS`); if not, no group is made or named.
+    per_qos: bool,
 }
 
 impl Cgroups {
@@ -157,7 +159,13 @@ impl Cgroups {
             )
         };
         let systemd = Systemd::new(Path::new("systemctl"), matches!(layout, Layout::V2(_)));
-        Self { layout, root: root.to_owned(), settings, is_systemd: Arc::default(), systemd }
+        Self { layout, root: root.to_owned(), settings, is_systemd: Arc::default(), systemd, per_qos: true }
+    }
+
+    /// With or without groups for pods (`cgroupsPerQOS`).
+    #[must_use]
+    pub fn per_qos(self, per_qos: bool) -> Self {
+        Self { per_qos, ..self }
     }
 
     /// Who makes groups.
@@ -172,9 +180,12 @@ impl Cgroups {
         self.is_systemd.swap(systemd, Ordering::Relaxed) != systemd
     }
 
-    /// The pod's `cgroup_parent`.
+    /// The pod's `cgroup_parent`; empty where pods have no groups.
     #[must_use]
     pub fn parent(&self, pod: &Pod, uid: &PodUid) -> String {
+        if !self.per_qos {
+            return String::new();
+        }
         parent_name(self.driver(), &self.root, qos::qos_class(pod), uid)
     }
 
@@ -184,6 +195,9 @@ impl Cgroups {
     /// # Errors
     /// A group cannot be made or written.
     pub fn set_up(&self, limits: NodeLimits) -> Result<(), CgroupError> {
+        if !self.per_qos {
+            return Ok(());
+        }
         for class in [QosClass::Burstable, QosClass::BestEffort] {
             self.make_tier(class)?;
         }
@@ -201,6 +215,9 @@ impl Cgroups {
     /// # Errors
     /// The tier cannot be made or written.
     pub fn update_tiers(&self, burstable_shares: u64) -> Result<(), CgroupError> {
+        if !self.per_qos {
+            return Ok(());
+        }
         self.make_tier(QosClass::Burstable)?;
         self.make_tier(QosClass::BestEffort)?;
         let shares = |shares| PodCgroup { cpu_shares: Some(shares), ..PodCgroup::default() };
@@ -208,10 +225,10 @@ impl Cgroups {
         self.write(&self.below_root(&[KUBEPODS, BESTEFFORT]), &shares(MIN_SHARES), Some(UNBOUNDED))
     }
 
-    /// Whether the pod's group is there, in every hierarchy that counts.
+    /// Whether the pod's group is there, in every hierarchy that counts, or none is needed.
     #[must_use]
     pub fn exists(&self, pod: &Pod, uid: &PodUid) -> bool {
-        self.missing(&self.group(pod, uid)).is_empty()
+        !self.per_qos || self.missing(&self.group(pod, uid)).is_empty()
     }
 
     /// Makes the pod's group with its values. One that is there is left as it is.
@@ -220,7 +237,7 @@ impl Cgroups {
     /// The caller prefixes `unable to ensure pod container exists: `.
     pub fn ensure(&self, pod: &Pod, uid: &PodUid) -> Result<(), CgroupError> {
         let group = self.group(pod, uid);
-        if self.missing(&group).is_empty() {
+        if !self.per_qos || self.missing(&group).is_empty() {
             return Ok(());
         }
         self.make_tier(qos::qos_class(pod))?;

@@ -39,6 +39,24 @@ fn a_pods_group_is_named_as_the_driver_wants_it() {
 }
 
 #[test]
+fn without_tiers_no_group_is_made_or_named() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("cgroup.controllers"), "cpu memory pids").unwrap();
+    let entries = || fs::read_dir(dir.path()).unwrap().flatten().map(|e| e.file_name()).collect::<Vec<_>>();
+    let before = entries();
+    let cgroups = Cgroups::new(dir.path(), "/", CgroupSettings::default());
+    let (pod, id) = (pod(json!({})), uid("5f0c-1a"));
+    assert!(!cgroups.exists(&pod, &id));
+    let cgroups = cgroups.per_qos(false);
+    assert_eq!(cgroups.parent(&pod, &id), "");
+    assert!(cgroups.exists(&pod, &id), "nothing is waited for");
+    cgroups.set_up(NodeLimits::default()).unwrap();
+    cgroups.update_tiers(2).unwrap();
+    cgroups.ensure(&pod, &id).unwrap();
+    assert_eq!(before, entries());
+}
+
+#[test]
 fn values_are_written_in_the_words_of_each_version() {
     let values = PodCgroup {
         cpu_shares: Some(1024),

@@ -20,10 +20,8 @@ use crate::build::newer::{CreateContainer, NewerConfig};
 use crate::cgroup::Driver;
 use crate::decide::image_gc::Image;
 
-/// Limit of a CRI call (`runtimeRequestTimeout`).
-const CALL: Duration = Duration::from_secs(120);
-/// Limit of RunPodSandbox: networking and a cold disk are inside it (kubelet: twice the call's).
-const RUN_SANDBOX: Duration = Duration::from_secs(240);
+/// RunPodSandbox may take this many times as long as another call: networking and a cold disk are inside it.
+const RUN_SANDBOX: u32 = 2;
 /// Limit of one pull; the runtime has its own for a stalled one.
 const PULL: Duration = Duration::from_secs(3600);
 /// What the proxy needs to answer after a deadline passed.
@@ -67,6 +65,8 @@ pub struct Runtime {
     channel: Channel,
     epoch: u64,
     clock: Clock,
+    /// Limit of a call (`runtimeRequestTimeout`).
+    call: Duration,
 }
 
 /// Output of a command in a container.
@@ -97,9 +97,9 @@ macro_rules! call {
 }
 
 impl Runtime {
-    /// Uses the socket at `path`; it need not be there yet.
+    /// Uses the socket at `path`, which need not be there yet; a call may take as long as `call`.
     #[must_use]
-    pub fn new(path: PathBuf, epoch: u64, clock: Clock) -> Self {
+    pub fn new(path: PathBuf, epoch: u64, clock: Clock, call: Duration) -> Self {
         let channel = quintlet_kit::socket::channel(path);
         Self {
             runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
@@ -107,6 +107,7 @@ impl Runtime {
             images: ImageServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE),
             epoch,
             clock,
+            call,
         }
     }
 
@@ -165,7 +166,14 @@ impl Runtime {
         handler: &str,
     ) -> Result<SandboxId, CallError> {
         let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: handler.to_owned() };
-        let reply = call!(self, runtime, run_pod_sandbox, "RunPodSandbox", RUN_SANDBOX, request)?;
+        let reply = call!(
+            self,
+            runtime,
+            run_pod_sandbox,
+            "RunPodSandbox",
+            self.call.saturating_mul(RUN_SANDBOX),
+            request
+        )?;
         SandboxId::parse(&reply.pod_sandbox_id).map_err(|e| bad_reply("RunPodSandbox", &e))
     }
 
@@ -175,7 +183,7 @@ impl Runtime {
     /// See [`CallError`].
     pub async fn stop_sandbox(&self, id: &SandboxId) -> Result<(), CallError> {
         let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_string() };
-        gone_is_fine(call!(self, runtime, stop_pod_sandbox, "StopPodSandbox", CALL, request).map(|_| ()))
+        gone_is_fine(call!(self, runtime, stop_pod_sandbox, "StopPodSandbox", self.call, request).map(|_| ()))
     }
 
     /// RemovePodSandbox. A sandbox that is not there is removed.
@@ -184,7 +192,9 @@ impl Runtime {
     /// See [`CallError`].
     pub async fn remove_sandbox(&self, id: &SandboxId) -> Result<(), CallError> {
         let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_string() };
-        gone_is_fine(call!(self, runtime, remove_pod_sandbox, "RemovePodSandbox", CALL, request).map(|_| ()))
+        gone_is_fine(
+            call!(self, runtime, remove_pod_sandbox, "RemovePodSandbox", self.call, request).map(|_| ()),
+        )
     }
 
     /// PodSandboxStatus.
@@ -193,7 +203,7 @@ impl Runtime {
     /// See [`CallError`].
     pub async fn sandbox_status(&self, id: &SandboxId) -> Result<cri::PodSandboxStatus, CallError> {
         let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_string(), verbose: false };
-        call!(self, runtime, pod_sandbox_status, "PodSandboxStatus", CALL, request)?
+        call!(self, runtime, pod_sandbox_status, "PodSandboxStatus", self.call, request)?
             .status
             .ok_or_else(|| bad_reply("PodSandboxStatus", &"no status"))
     }
@@ -215,10 +225,10 @@ impl Runtime {
             sandbox_config: Some(sandbox_config),
         };
         let reply = if newer.is_empty() {
-            call!(self, runtime, create_container, "CreateContainer", CALL, request)?
+            call!(self, runtime, create_container, "CreateContainer", self.call, request)?
         } else {
-            let request = self.request(CreateContainer::new(request, newer), CALL);
-            self.finish("CreateContainer", CALL, Box::pin(self.create_newer(request))).await?
+            let request = self.request(CreateContainer::new(request, newer), self.call);
+            self.finish("CreateContainer", self.call, Box::pin(self.create_newer(request))).await?
         };
         ContainerId::parse(&reply.container_id).map_err(|e| bad_reply("CreateContainer", &e))
     }
@@ -239,7 +249,7 @@ impl Runtime {
     /// See [`CallError`].
     pub async fn start_container(&self, id: &ContainerId) -> Result<(), CallError> {
         let request = cri::StartContainerRequest { container_id: id.to_string() };
-        call!(self, runtime, start_container, "StartContainer", CALL, request).map(|_| ())
+        call!(self, runtime, start_container, "StartContainer", self.call, request).map(|_| ())
     }
 
     /// StopContainer with `grace` seconds before SIGKILL. A container that is not there is stopped.
@@ -247,7 +257,7 @@ impl Runtime {
     /// # Errors
     /// See [`CallError`].
     pub async fn stop_container(&self, id: &ContainerId, grace: i64) -> Result<(), CallError> {
-        let limit = CALL + Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+        let limit = self.call + Duration::from_secs(u64::try_from(grace).unwrap_or(0));
         let request = cri::StopContainerRequest { container_id: id.to_string(), timeout: grace };
         gone_is_fine(call!(self, runtime, stop_container, "StopContainer", limit, request).map(|_| ()))
     }
@@ -258,7 +268,9 @@ impl Runtime {
     /// See [`CallError`].
     pub async fn remove_container(&self, id: &ContainerId) -> Result<(), CallError> {
         let request = cri::RemoveContainerRequest { container_id: id.to_string() };
-        gone_is_fine(call!(self, runtime, remove_container, "RemoveContainer", CALL, request).map(|_| ()))
+        gone_is_fine(
+            call!(self, runtime, remove_container, "RemoveContainer", self.call, request).map(|_| ()),
+        )
     }
 
     /// ExecSync; `limit` none means as long as it takes, as for lifecycle hooks.
@@ -274,7 +286,7 @@ impl Runtime {
         let seconds = limit.map_or(0, |d| i64::try_from(d.as_secs()).unwrap_or(i64::MAX));
         let request =
             cri::ExecSyncRequest { container_id: id.to_string(), cmd: command.to_vec(), timeout: seconds };
-        let wait = limit.map_or(PULL, |d| d + CALL);
+        let wait = limit.map_or(PULL, |d| d + self.call);
         call!(self, runtime, exec_sync, "ExecSync", wait, request).map(ExecOutput::of)
     }
 
@@ -306,7 +318,7 @@ impl Runtime {
     /// See [`CallError`].
     pub async fn image_status(&self, image: cri::ImageSpec) -> Result<Option<cri::Image>, CallError> {
         let request = cri::ImageStatusRequest { image: Some(image), verbose: false };
-        Ok(call!(self, images, image_status, "ImageStatus", CALL, request)?.image)
+        Ok(call!(self, images, image_status, "ImageStatus", self.call, request)?.image)
     }
 
     /// PullImage; the reference of what was pulled.
@@ -330,7 +342,7 @@ impl Runtime {
     /// See [`CallError`].
     pub async fn images(&self) -> Result<Vec<Image>, CallError> {
         let request = cri::ListImagesRequest { filter: None };
-        let listed = call!(self, images, list_images, "ListImages", CALL, request)?.images;
+        let listed = call!(self, images, list_images, "ListImages", self.call, request)?.images;
         let image = |i: cri::Image| {
             let names = i.repo_tags.into_iter().chain(i.repo_digests).collect();
             Image { id: i.id, names, size: i.size, pinned: i.pinned }
@@ -345,7 +357,7 @@ impl Runtime {
     pub async fn remove_image(&self, id: &str) -> Result<(), CallError> {
         let image = cri::ImageSpec { image: id.to_owned(), ..cri::ImageSpec::default() };
         let request = cri::RemoveImageRequest { image: Some(image) };
-        gone_is_fine(call!(self, images, remove_image, "RemoveImage", CALL, request).map(|_| ()))
+        gone_is_fine(call!(self, images, remove_image, "RemoveImage", self.call, request).map(|_| ()))
     }
 
     /// ImageFsInfo: where images lie.
@@ -353,7 +365,7 @@ impl Runtime {
     /// # Errors
     /// See [`CallError`].
     pub async fn image_mountpoints(&self) -> Result<Vec<String>, CallError> {
-        let reply = call!(self, images, image_fs_info, "ImageFsInfo", CALL, cri::ImageFsInfoRequest {})?;
+        let reply = call!(self, images, image_fs_info, "ImageFsInfo", self.call, cri::ImageFsInfoRequest {})?;
         Ok(reply.image_filesystems.into_iter().filter_map(|f| Some(f.fs_id?.mountpoint)).collect())
     }
 
@@ -362,7 +374,7 @@ impl Runtime {
     /// # Errors
     /// See [`CallError`].
     pub async fn sandbox_image(&self) -> Result<Option<String>, CallError> {
-        let reply = call!(self, runtime, status, "Status", CALL, cri::StatusRequest { verbose: true })?;
+        let reply = call!(self, runtime, status, "Status", self.call, cri::StatusRequest { verbose: true })?;
         let config = reply.info.get("config").and_then(|c| serde_json::from_str::<serde_json::Value>(c).ok());
         Ok(config.and_then(|c| c["sandboxImage"].as_str().map(str::to_owned)).filter(|i| !i.is_empty()))
     }
@@ -373,7 +385,7 @@ impl Runtime {
     /// See [`CallError`].
     pub async fn cgroup_driver(&self) -> Result<Option<Driver>, CallError> {
         let request = cri::RuntimeConfigRequest {};
-        match call!(self, runtime, runtime_config, "RuntimeConfig", CALL, request) {
+        match call!(self, runtime, runtime_config, "RuntimeConfig", self.call, request) {
             Ok(reply) => Ok(reply.linux.map(|linux| match linux.cgroup_driver() {
                 cri::CgroupDriver::Systemd => Driver::Systemd,
                 cri::CgroupDriver::Cgroupfs => Driver::Cgroupfs,
@@ -389,7 +401,7 @@ impl Runtime {
     /// See [`CallError`].
     pub async fn version(&self) -> Result<cri::VersionResponse, CallError> {
         let request = cri::VersionRequest { version: "v1".to_owned() };
-        call!(self, runtime, version, "Version", CALL, request)
+        call!(self, runtime, version, "Version", self.call, request)
     }
 
     /// Status.
@@ -397,7 +409,7 @@ impl Runtime {
     /// # Errors
     /// See [`CallError`].
     pub async fn status(&self) -> Result<cri::StatusResponse, CallError> {
-        call!(self, runtime, status, "Status", CALL, cri::StatusRequest { verbose: false })
+        call!(self, runtime, status, "Status", self.call, cri::StatusRequest { verbose: false })
     }
 }
 

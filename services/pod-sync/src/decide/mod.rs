@@ -28,7 +28,7 @@ pub mod phase;
 pub mod preempt;
 pub mod probes;
 pub mod qos;
-pub mod quantity;
+pub use quintlet_model::quantity;
 pub mod restart;
 #[cfg(test)]
 mod simulation_tests;

@@ -20,7 +20,7 @@ use crate::build::security::ImageUser;
 use crate::build::{dns, paths};
 use crate::clients::events::EventType;
 use crate::clients::runtime::CallError;
-use crate::decide::backoff::{self, Delays};
+use crate::decide::backoff;
 use crate::decide::container_status::WaitingReason;
 use crate::decide::sync as decide_sync;
 use crate::decide::waiting::{Hook, StartFailure, Waiting};
@@ -284,7 +284,7 @@ impl Worker {
         if let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) {
             let key = backoff::crash_loop_key(&self.pod_ref, container);
             let ago = backoff::finished_ago(exited, self.ctx.clock.wall());
-            self.record.crash_loop.advance(&key, ago, self.ctx.clock.boot(), Delays::default());
+            self.record.crash_loop.advance(&key, ago, self.ctx.clock.boot(), self.ctx.crash_loop);
         }
         self.save();
         match self.ctx.runtime.create_container(sandbox, config, &newer, sandbox_config.clone()).await {

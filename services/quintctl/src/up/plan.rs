@@ -19,6 +19,9 @@ pub(super) struct Layout {
     pub(super) manifests: PathBuf,
     /// Of the private containerd.
     pub(super) containerd: PathBuf,
+    /// Configuration of the services, and the directory that changes it.
+    pub(super) config: Option<PathBuf>,
+    pub(super) config_dir: Option<PathBuf>,
 }
 
 /// Below what everything lies when the containerd is private and no directory is named.
@@ -44,6 +47,8 @@ impl Layout {
             container_logs_dir: place(&None, "container-logs", "/var/log/containers"),
             manifests: place(&args.manifests, "manifests", "/etc/kubernetes/manifests"),
             containerd: place(&None, "containerd", "/run/quintlet-containerd"),
+            config: args.config.as_ref().map(|path| cwd.join(path)),
+            config_dir: args.config_dir.as_ref().map(|path| cwd.join(path)),
             run_dir,
         }
     }
@@ -89,6 +94,11 @@ pub(super) fn services(args: &UpArgs, layout: &Layout, runtime: &Runtime, node: 
         .into_iter()
         .map(|name| {
             let mut line = Line::default();
+            line.option("--config", layout.config.as_ref());
+            line.option("--config-dir", layout.config_dir.as_ref());
+            if args.strict {
+                line.0.push("--strict".into());
+            }
             line.flag("--run-dir", &layout.run_dir);
             line.flag("--log-level", &args.log_level);
             line.flag("--log-format", &args.log_format);
@@ -189,6 +199,20 @@ mod tests {
                  --pod-logs-dir /b/pod-logs --container-logs-dir /b/container-logs"
             )
         );
+    }
+
+    #[test]
+    fn the_configuration_is_handed_to_all_five() {
+        let args = args(&["--config", "c.yaml", "--config-dir", "/d", "--strict"]);
+        let layout = Layout::resolve(&args, Path::new("/w"));
+        for plan in services(&args, &layout, &runtime(), "n1") {
+            assert_eq!(
+                plan.args[..5],
+                ["--config", "/w/c.yaml", "--config-dir", "/d", "--strict"],
+                "{}",
+                plan.name
+            );
+        }
     }
 
     #[test]

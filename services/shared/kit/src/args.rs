@@ -19,7 +19,7 @@ pub struct CommonArgs {
     #[arg(long, default_value = RUN_DIR, value_name = "DIR")]
     pub run_dir: PathBuf,
     /// Form of the log lines on stderr.
-    #[arg(long, default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
+    #[arg(long, alias = "logging-format", default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
     pub log_format: String,
     /// What is logged, as a tracing filter: `info`, `debug`, `info,pod_sync=debug`.
     #[arg(long, default_value = "info", value_name = "FILTER")]

@@ -9,4 +9,5 @@ pub mod labels;
 pub mod outcome;
 pub mod pod;
 pub mod probe;
+pub mod quantity;
 pub mod runtime;

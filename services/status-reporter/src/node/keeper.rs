@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 
 use super::FactBoard;
 use super::health::HealthBoard;
-use super::setters::{self, Due, REPORT_EVERY, View, Weight};
+use super::setters::{self, Due, View, Weight};
 use crate::api::{ApiClient, ApiFailure, node_path};
 use crate::events::recorder::Recorder;
 use crate::status::normalize::seconds;
@@ -31,6 +31,14 @@ pub struct NodeKeeper {
     pub name: String,
     /// Create the node if it is not there.
     pub register: bool,
+    /// Taints of a node that is made here, as v1 Taints.
+    pub taints: Vec<Value>,
+    /// Provider id of a node that is made here; may be empty.
+    pub provider_id: String,
+    /// Shortest time between two writes that are not urgent.
+    pub update_every: Duration,
+    /// How often an unchanged node is written.
+    pub report_every: Duration,
     /// Wall and boot time.
     pub clock: Clock,
     /// What the services say.
@@ -56,14 +64,21 @@ impl NodeKeeper {
         let (mut live, made) = self.appear(started).await;
         let mut last_update = made.then(Instant::now);
         let mut last_report = last_update;
-        let mut report_every = spread();
+        let mut report_every = self.spread();
         let mut failures = 0_u32;
         loop {
             let (desired, events) = self.desired(&live, started);
             let weight = setters::weigh(&live, &desired);
             let since = |at: Option<Instant>| at.map(|at| at.elapsed());
             let has_facts = !self.facts.is_empty();
-            let due = setters::due(weight, has_facts, since(last_update), since(last_report), report_every);
+            let due = setters::due(
+                weight,
+                has_facts,
+                since(last_update),
+                since(last_report),
+                self.update_every,
+                report_every,
+            );
             if due != Due::Nothing {
                 match self.write(&live, &desired, due == Due::Report).await {
                     Ok(written) => {
@@ -71,7 +86,7 @@ impl NodeKeeper {
                         last_update = Some(Instant::now());
                         // A periodic report keeps the pace, a change starts a new one.
                         let periodic = due == Due::Report && weight == Weight::Nothing;
-                        report_every = if periodic { REPORT_EVERY } else { spread() };
+                        report_every = if periodic { self.report_every } else { self.spread() };
                         last_report = last_update;
                         self.tell(&live, &written, events);
                         live = written;
@@ -93,7 +108,7 @@ impl NodeKeeper {
             // Both arms only lead to another look.
             tokio::select! {
                 () = self.facts.changed() => {}
-                () = tokio::time::sleep(JUDGE_EVERY) => {}
+                () = tokio::time::sleep(JUDGE_EVERY.min(self.report_every)) => {}
             }
         }
     }
@@ -120,7 +135,13 @@ impl NodeKeeper {
 
     /// The node as it is in the API server, made if need be; true if it was made now.
     async fn appear(&self, started: Duration) -> (Value, bool) {
-        let initial = setters::initial(&self.name, setters::go_arch(std::env::consts::ARCH));
+        let mut initial = setters::initial(&self.name, setters::go_arch(std::env::consts::ARCH));
+        if !self.taints.is_empty() {
+            initial["spec"]["taints"] = json!(self.taints);
+        }
+        if !self.provider_id.is_empty() {
+            initial["spec"]["providerID"] = json!(self.provider_id);
+        }
         if self.register && self.facts.is_empty() {
             // Without facts by then the node is made without them.
             let _no_facts = tokio::time::timeout(FACTS_WITHIN, self.facts.changed()).await;
@@ -143,6 +164,11 @@ impl NodeKeeper {
                 }
             }
         }
+    }
+
+    /// The report period, up to half of it earlier or later, so that nodes do not report together.
+    fn spread(&self) -> Duration {
+        self.report_every.mul_f64(0.5 + rand::random::<f64>())
     }
 
     async fn register(&self, initial: &Value, started: Duration) -> Result<(Value, bool), ApiFailure> {
@@ -168,11 +194,6 @@ impl NodeKeeper {
             Err(failure) => Err(failure),
         }
     }
-}
-
-/// The report period, up to half of it earlier or later, so that nodes do not report together.
-fn spread() -> Duration {
-    REPORT_EVERY.mul_f64(0.5 + rand::random::<f64>())
 }
 
 fn pause(failures: u32) -> Duration {

@@ -306,7 +306,7 @@ pub enum Due {
     Report,
 }
 
-/// Whether to write: turned conditions at once, other changes every 10 s, heartbeats every `report_every`.
+/// Whether to write: turned conditions at once, other changes every `update_every`, heartbeats every `report_every`.
 ///
 /// The ages are those of the last write and the last report, none before the first. Without facts there is nothing to
 /// renew.
@@ -316,6 +316,7 @@ pub fn due(
     has_facts: bool,
     since_update: Option<Duration>,
     since_report: Option<Duration>,
+    update_every: Duration,
     report_every: Duration,
 ) -> Due {
     let passed = |since: Option<Duration>, every: Duration| since.is_none_or(|since| since >= every);
@@ -324,7 +325,7 @@ pub fn due(
     }
     match weight {
         Weight::Turned => Due::Change,
-        Weight::Changed if passed(since_update, UPDATE_EVERY) => Due::Change,
+        Weight::Changed if passed(since_update, update_every) => Due::Change,
         Weight::Changed | Weight::Nothing => Due::Nothing,
     }
 }
@@ -654,7 +655,7 @@ mod tests {
         ];
         for (weight, facts, update, report, want) in cases {
             assert_eq!(
-                due(weight, facts, update, report, REPORT_EVERY),
+                due(weight, facts, update, report, UPDATE_EVERY, REPORT_EVERY),
                 want,
                 "{weight:?} {facts} {update:?} {report:?}"
             );

@@ -1,0 +1,311 @@
+//! From the command line, and so from the configuration, to what the node is and allows.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, ensure};
+
+use crate::args::Args;
+use crate::build::NodeSettings;
+use crate::decide::qos::ResourceList;
+use crate::decide::quantity::Quantity;
+use crate::node;
+
+/// Settings and facts of the node.
+///
+/// # Errors
+/// Arguments that do not go together, or not with this machine.
+pub(crate) fn settings(args: &Args) -> anyhow::Result<NodeSettings> {
+    let mut settings = NodeSettings {
+        node_name: args.node_name.clone().unwrap_or_else(node::default_name),
+        node_ips: if args.node_ip.is_empty() { vec![node::default_ip()] } else { args.node_ip.clone() },
+        root_dir: args.root_dir.clone(),
+        pod_logs_dir: args.pod_logs_dir.clone(),
+        cluster_domain: args.cluster_domain.clone(),
+        cluster_dns: args.cluster_dns.clone(),
+        resolv_conf: Some(args.resolv_conf.clone()).filter(|f| !f.is_empty()).map(PathBuf::from),
+        ..NodeSettings::default()
+    };
+    settings.detect();
+    resources(args, &mut settings)?;
+    Ok(settings)
+}
+
+/// What pods may have. The facts of the machine are there already.
+fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
+    let given = &args.resources;
+    settings.seccomp_default = given.seccomp_default;
+    settings.allowed_sysctls.clone_from(&args.allowed_unsafe_sysctls);
+    settings.cgroup.cfs_quota = given.cpu_cfs_quota;
+    settings.cgroup.period_us = u64::try_from(given.cpu_cfs_quota_period.as_micros()).unwrap_or(u64::MAX);
+    settings.cgroup.pids_limit = given.pod_max_pids;
+    if let Some(single) = given.single_process_oom_kill {
+        ensure!(single || settings.cgroup_v2, "single-process-oom-kill: false needs cgroup v2");
+        settings.single_process_oom_kill = single;
+    }
+    settings.limited_swap_bytes =
+        (given.memory_swap_behavior == "LimitedSwap" && settings.cgroup_v2).then(node::swap_bytes);
+    settings.max_pods = node::max_pods(node::cpus(), given.max_pods, given.pods_per_core);
+    settings.enforce_reserved = given.enforce_node_allocatable.iter().any(|w| w == "pods");
+    settings.reserved = reserved(&given.system_reserved, &given.kube_reserved)?;
+    let capacity = node::capacity(settings);
+    for (name, wanted) in &settings.reserved {
+        let Some(have) = capacity.get(name).map(Quantity::of) else { continue };
+        ensure!(
+            *wanted <= have,
+            "invalid Node Allocatable configuration. Resource {name:?} has a reservation of {wanted} but capacity of {have}. \
+             Expected capacity >= reservation."
+        );
+    }
+    settings.allocatable =
+        node::allocatable(settings).iter().map(|(name, q)| (name.clone(), Quantity::of(q))).collect();
+    Ok(())
+}
+
+/// Both reservations together.
+fn reserved(system: &[(String, String)], kube: &[(String, String)]) -> anyhow::Result<ResourceList> {
+    let mut all = ResourceList::new();
+    for (name, amount) in system.iter().chain(kube) {
+        ensure!(
+            node::RESERVABLE.contains(&name.as_str()),
+            "{name} cannot be reserved, want {}",
+            node::RESERVABLE.join(", ")
+        );
+        let amount = Quantity::parse(amount).with_context(|| format!("reservation of {name}"))?;
+        let sum = all.get(name).copied().unwrap_or_default() + amount;
+        all.insert(name.clone(), sum);
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use k8s_openapi::api::core::v1::Container;
+    use quintlet_config::Service;
+    use quintlet_config::cli::read;
+    use serde_json::json;
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::build::resources::container_resources;
+    use crate::build::testing::pod_of;
+    use crate::context::RuntimeState;
+    use crate::decide::admission::Verdict;
+    use crate::node::{NodeAdmission, RESERVABLE};
+    use crate::source::api::ClusterView;
+    use crate::table::Admission as _;
+
+    const KUBELET: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+    const OWN: &str = "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n";
+
+    /// The arguments of `pod-sync --config FILE FLAGS`.
+    fn args(file: &str, flags: &[&str]) -> Args {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.yaml");
+        std::fs::write(&path, format!("{KUBELET}{file}")).unwrap();
+        let start = ["pod-sync".into(), "--config".into(), path.into_os_string()];
+        let line: Vec<OsString> = start.into_iter().chain(flags.iter().map(Into::into)).collect();
+        match read::<Args>(Service::PodSync, line) {
+            Ok(loaded) => loaded.args,
+            Err(quintlet_config::cli::End::Mistakes(mistakes)) => {
+                panic!("{}", quintlet_config::mistakes::render(&mistakes))
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    fn of(file: &str, flags: &[&str]) -> NodeSettings {
+        settings(&args(file, flags)).unwrap()
+    }
+
+    #[test]
+    fn fields_of_sources_arrive() {
+        let file = "staticPodPath: pods\nstaticPodURL: http://m/\nstaticPodURLHeader: {X: [a, b]}\nsyncFrequency: 5s\n\
+                    fileCheckFrequency: 6s\nhttpCheckFrequency: 7s\ncrashLoopBackOff: {maxContainerRestartPeriod: 30s}\n";
+        let args = args(file, &["--http-check-frequency", "8s"]);
+        assert!(args.manifests.unwrap().ends_with("pods"), "relative to the file");
+        assert_eq!(args.manifest_url.as_deref(), Some("http://m/"));
+        let header = |value: &str| ("X".to_owned(), value.to_owned());
+        assert_eq!(args.manifest_url_header, [header("a"), header("b")]);
+        let seconds = [args.sync_frequency, args.file_check_frequency, args.http_check_frequency];
+        assert_eq!(seconds, [5, 6, 8].map(Duration::from_secs), "a flag wins");
+        assert_eq!(args.resources.max_container_restart_period, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn fields_of_the_node_arrive() {
+        let file = format!(
+            "podLogsDir: /l\n{OWN}rootDir: /r\nkubeconfig: /k\nnodeName: n1\nnodeIPs: [10.0.0.1, \"fd00::1\"]\n\
+             nodeLabels: {{a: b, c: \"\"}}\ncontainerLogsDir: \"\"\n"
+        );
+        let args = args(&file, &[]);
+        assert_eq!(args.kubeconfig, Some("/k".into()));
+        assert_eq!(args.container_logs_dir, "");
+        let labels: Vec<_> = args.labels().into_iter().collect();
+        assert_eq!(labels, [("a".to_owned(), "b".to_owned()), ("c".to_owned(), String::new())]);
+        let settings = settings(&args).unwrap();
+        assert_eq!((settings.root_dir, settings.pod_logs_dir), ("/r".into(), "/l".into()));
+        assert_eq!((settings.node_name.as_str(), settings.node_ips.len()), ("n1", 2));
+    }
+
+    #[test]
+    fn fields_of_telemetry_arrive() {
+        let file = format!(
+            "logging: {{format: json, verbosity: 5}}\ntracing: {{endpoint: \"c:4317\"}}\n{OWN}runDir: /run/q\n\
+             metricsListen: {{podSync: \"127.0.0.1:9\", plegService: \"127.0.0.1:8\"}}\n"
+        );
+        let common = args(&file, &[]).common;
+        assert_eq!((common.log_format.as_str(), common.log_level.as_str()), ("json", "debug"));
+        assert_eq!(common.otlp_endpoint.as_deref(), Some("http://c:4317"));
+        assert_eq!(common.metrics_listen, Some("127.0.0.1:9".parse().unwrap()), "its own, not another's");
+        assert_eq!(common.run_dir, PathBuf::from("/run/q"));
+        assert_eq!(
+            args(&file, &["--otlp-endpoint", "http://d:1"]).common.otlp_endpoint.as_deref(),
+            Some("http://d:1")
+        );
+    }
+
+    #[test]
+    fn fields_of_dns_arrive() {
+        let file = "clusterDomain: c.local\nclusterDNS: [10.96.0.10, 10.96.0.11]\nresolvConf: \"\"\n";
+        let settings = of(file, &[]);
+        assert_eq!((settings.cluster_domain.as_str(), settings.resolv_conf), ("c.local", None));
+        assert_eq!(settings.cluster_dns, ["10.96.0.10", "10.96.0.11"]);
+        let settings = of(file, &["--cluster-dns", "10.0.0.1,10.0.0.2", "--resolv-conf", "/x"]);
+        assert_eq!(settings.cluster_dns, ["10.0.0.1", "10.0.0.2"], "the kubelet's form with commas");
+        assert_eq!(settings.resolv_conf, Some("/x".into()));
+    }
+
+    #[test]
+    fn fields_of_cgroups_arrive() {
+        let file = "cgroupRoot: /q\ncgroupsPerQOS: false\nenforceNodeAllocatable: []\npodPidsLimit: 64\ncpuCFSQuota: false\n\
+                    cpuCFSQuotaPeriod: 10ms\n";
+        let args = args(file, &[]);
+        assert_eq!((args.cgroup_root.as_str(), args.resources.cgroups_per_qos), ("/q", false));
+        let settings = settings(&args).unwrap();
+        assert_eq!((settings.cgroup.pids_limit, settings.enforce_reserved), (64, false));
+        let container: Container =
+            serde_json::from_value(json!({"name": "c", "resources": {"limits": {"cpu": "1"}}})).unwrap();
+        let pod = pod_of(json!({"containers": [container.clone()]}));
+        let quota = |settings: &NodeSettings| {
+            let resources = container_resources(&pod, &container, settings);
+            (resources.cpu_period, resources.cpu_quota)
+        };
+        assert_eq!(quota(&settings), (0, 0));
+        assert_eq!(quota(&of("cpuCFSQuotaPeriod: 10ms\n", &[])), (10_000, 10_000));
+        assert_eq!(quota(&of("", &[])), (100_000, 100_000));
+    }
+
+    #[test]
+    fn fields_of_images_arrive() {
+        let file = "imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60\nimageMinimumGCAge: 3m\nimageMaximumGCAge: 4h\n\
+                    serializeImagePulls: false\nmaxParallelImagePulls: 3\nregistryPullQPS: 7\nregistryBurst: 9\n";
+        let policy = args(file, &["--image-gc-low-threshold", "50"]).images.policy();
+        assert_eq!((policy.high, policy.low), (70, 50), "a flag wins");
+        let minutes = [policy.min_age, policy.max_age].map(|age| age.as_secs() / 60);
+        assert_eq!(minutes, [3, 240]);
+        let pulls = args(file, &[]).pulls.settings();
+        assert_eq!(
+            (pulls.serialize, pulls.max_parallel, pulls.qps, pulls.burst),
+            (Some(false), Some(3), Some(7), Some(9))
+        );
+        assert_eq!(
+            args("", &[]).pulls.settings(),
+            crate::pulls::PullSettings::default(),
+            "as if nothing were set"
+        );
+        assert_eq!(args("cgroupDriver: systemd\n", &[]).cgroup_driver, crate::args::CgroupDriver::Systemd);
+    }
+
+    #[test]
+    fn fields_of_security_arrive() {
+        assert!(of("seccompDefault: true\n", &[]).seccomp_default && !of("", &[]).seccomp_default);
+        assert!(of("seccompDefault: false\n", &["--seccomp-default"]).seccomp_default);
+        assert!(of("singleProcessOOMKill: true\n", &[]).single_process_oom_kill);
+        let mut given = args("singleProcessOOMKill: false\n", &[]);
+        for v2 in [true, false] {
+            let mut settings =
+                NodeSettings { cgroup_v2: v2, single_process_oom_kill: !v2, ..NodeSettings::default() };
+            assert_eq!(resources(&given, &mut settings).is_ok(), v2, "needs cgroup v2");
+        }
+        given.resources.single_process_oom_kill = None;
+        assert_eq!(settings(&given).unwrap().single_process_oom_kill, !of("", &[]).cgroup_v2);
+    }
+
+    #[test]
+    fn pods_are_as_many_as_the_node_and_its_cores_take() {
+        for (cpus, most, per_core, want) in
+            [(4, 110, 0, 110), (4, 110, 10, 40), (40, 110, 10, 110), (4, 5, 10, 5)]
+        {
+            assert_eq!(node::max_pods(cpus, most, per_core), want, "{cpus} {most} {per_core}");
+        }
+        let pods = |settings: &NodeSettings| node::capacity(settings)["pods"].0.clone();
+        assert_eq!(pods(&of("maxPods: 7\n", &[])), "7");
+        assert_eq!(pods(&of("maxPods: 7\n", &["--max-pods", "9"])), "9");
+        assert_eq!(pods(&of("podsPerCore: 1\n", &[])), node::cpus().min(110).to_string());
+        assert_eq!(pods(&of("", &[])), "110");
+    }
+
+    #[test]
+    fn what_is_reserved_is_kept_from_pods() {
+        let file = "systemReserved: {cpu: 100m, memory: 16Mi, pid: \"100\"}\nkubeReserved: {cpu: 150m}\n";
+        let settings = of(file, &[]);
+        let whole = of("", &[]);
+        let left = |settings: &NodeSettings, name: &str| Quantity::of(&node::allocatable(settings)[name]);
+        assert_eq!(left(&settings, "cpu").milli_value(), node::cpus() * 1000 - 250);
+        assert_eq!(
+            settings.allocatable["cpu"].milli_value(),
+            node::cpus() * 1000 - 250,
+            "for the downward API, too"
+        );
+        assert_eq!(left(&whole, "memory").value() - left(&settings, "memory").value(), 16 << 20);
+        assert_eq!(node::capacity(&settings), node::capacity(&whole), "capacity is the machine");
+        let limits = node::pod_limits(&settings);
+        assert_eq!(limits.cpu_milli, Some(node::cpus() * 1000 - 250));
+        assert_eq!(limits.memory_bytes, Some(settings.memory_bytes - (16 << 20)));
+        assert!(limits.pids.is_some_and(|p| p > 0), "{limits:?}");
+        assert_eq!(node::pod_limits(&whole).pids, None);
+        let free = of(&format!("{file}enforceNodeAllocatable: [none]\n"), &[]);
+        assert_eq!(node::pod_limits(&free), node::pod_limits(&whole));
+        assert_eq!(left(&free, "cpu"), left(&settings, "cpu"));
+
+        let error = super::settings(&args("kubeReserved: {memory: 1Ei}\n", &[])).unwrap_err().to_string();
+        assert!(
+            error.starts_with(
+                "invalid Node Allocatable configuration. Resource \"memory\" has a reservation of 1Ei but"
+            ),
+            "{error}"
+        );
+        let error = reserved(&[("gpu".to_owned(), "1".to_owned())], &[]).unwrap_err().to_string();
+        assert_eq!(error, format!("gpu cannot be reserved, want {}", RESERVABLE.join(", ")));
+    }
+
+    #[test]
+    fn swap_is_for_nobody_unless_limited_swap_is_set() {
+        let given = args("memorySwap: {swapBehavior: LimitedSwap}\n", &[]);
+        for (v2, want) in [(true, Some(node::swap_bytes())), (false, None)] {
+            let mut settings = NodeSettings { cgroup_v2: v2, ..NodeSettings::default() };
+            resources(&given, &mut settings).unwrap();
+            assert_eq!(settings.limited_swap_bytes, want, "cgroup v2: {v2}");
+        }
+        assert_eq!(of("", &[]).limited_swap_bytes, None);
+    }
+
+    #[test]
+    fn an_unsafe_sysctl_is_admitted_where_it_is_allowed() {
+        let pod = pod_of(json!({
+            "containers": [{"name": "c"}],
+            "securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]},
+        }));
+        let verdict = |file: &str| {
+            let (_sender, runtime) = watch::channel(RuntimeState::default());
+            let view = Arc::new(ClusterView::default());
+            NodeAdmission::new(of(file, &[]), &args("", &[]).labels(), view, None, runtime).admit(&pod, &[])
+        };
+        assert!(matches!(verdict(""), Verdict::Reject(_)));
+        assert!(matches!(verdict("allowedUnsafeSysctls: [\"kernel.msg*\"]\n"), Verdict::Admit));
+    }
+}

@@ -1,0 +1,145 @@
+//! Durations as Go writes them, since configuration files of the kubelet have these: `1m30s`, `1.5h`, `250ms`.
+
+/// Units with their nanoseconds, longest first.
+const UNITS: [(&str, i64); 8] = [
+    ("h", 3_600_000_000_000),
+    ("m", 60_000_000_000),
+    ("s", 1_000_000_000),
+    ("ms", 1_000_000),
+    ("us", 1000),
+    ("µs", 1000),
+    ("μs", 1000),
+    ("ns", 1),
+];
+
+/// Nanoseconds of a text.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse(text: &str) -> Result<i64, String> {
+    const WANT: &str = "not a duration, want e.g. 30s, 1m30s or 1.5h";
+    let (negative, mut rest) = match text.as_bytes().first() {
+        Some(b'-') => (true, &text[1..]),
+        Some(b'+') => (false, &text[1..]),
+        _ => (false, text),
+    };
+    if rest == "0" {
+        return Ok(0);
+    }
+    if rest.is_empty() {
+        return Err(WANT.to_owned());
+    }
+    let mut total: i128 = 0;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let (number, tail) = rest.split_at(end);
+        let unit_end = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit_end);
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
+            return Err(WANT.to_owned());
+        }
+        if unit.is_empty() {
+            return Err(format!("a duration needs a unit, e.g. {number}s"));
+        }
+        let Some((_, nanos)) = UNITS.iter().find(|(name, _)| *name == unit) else {
+            return Err(format!("{unit} is not a unit of time, want h, m, s, ms, us or ns"));
+        };
+        let too_long = || "longer than 290 years".to_owned();
+        let mut value = parse_digits(whole).ok_or_else(too_long)? * i128::from(*nanos);
+        // Digits far below a nanosecond do not count.
+        let digits: String = fraction.chars().take(18).collect();
+        if !digits.is_empty() {
+            let scale = 10_i128.pow(u32::try_from(digits.len()).unwrap_or(18));
+            value += parse_digits(&digits).ok_or_else(too_long)? * i128::from(*nanos) / scale;
+        }
+        total += value;
+        if total > i128::from(i64::MAX) {
+            return Err(too_long());
+        }
+        rest = tail;
+    }
+    let total = if negative { -total } else { total };
+    i64::try_from(total).map_err(|_| "longer than 290 years".to_owned())
+}
+
+/// Up to 18 digits, more than what fits in a duration of any unit.
+fn parse_digits(digits: &str) -> Option<i128> {
+    let digits = digits.trim_start_matches('0');
+    if digits.is_empty() {
+        return Some(0);
+    }
+    if digits.len() > 19 { None } else { digits.parse().ok() }
+}
+
+/// The shortest text of a duration: `1m30s`, `250ms`, `0s`.
+#[must_use]
+pub fn format(nanos: i64) -> String {
+    if nanos == 0 {
+        return "0s".to_owned();
+    }
+    let mut out = String::from(if nanos < 0 { "-" } else { "" });
+    let mut rest = nanos.unsigned_abs();
+    for (unit, size) in UNITS.iter().filter(|(unit, _)| unit.is_ascii()) {
+        let size = size.unsigned_abs();
+        if rest >= size {
+            out.push_str(&format!("{}{unit}", rest / size));
+            rest %= size;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: i64 = 1_000_000_000;
+
+    #[test]
+    fn durations_are_read_as_go_reads_them() {
+        for (text, want) in [
+            ("0", 0),
+            ("0s", 0),
+            ("5s", 5 * S),
+            ("1m0s", 60 * S),
+            ("1.5h", 5400 * S),
+            ("1h30m5s", 5405 * S),
+            (".5s", S / 2),
+            ("250ms", S / 4),
+            ("-1s", -S),
+            ("10us", 10_000),
+            ("1.0000000001s", S),
+        ] {
+            assert_eq!(parse(text), Ok(want), "{text}");
+        }
+        for (text, part) in [
+            ("", "not a duration"),
+            ("5", "a duration needs a unit, e.g. 5s"),
+            ("1m30", "a duration needs a unit, e.g. 30s"),
+            ("soon", "not a duration"),
+            ("5 s", "not a unit"),
+            ("1d", "d is not a unit of time"),
+            ("1.2.3s", "not a duration"),
+            (".s", "not a duration"),
+            ("9999999999999h", "longer"),
+            ("99999999999999999999999999999999h", "longer"),
+        ] {
+            let error = parse(text).expect_err(text);
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_duration_is_written_short_and_reads_back() {
+        for (nanos, want) in
+            [(0, "0s"), (60 * S, "1m"), (90 * S, "1m30s"), (S / 4, "250ms"), (-S, "-1s"), (S + 1, "1s1ns")]
+        {
+            assert_eq!(format(nanos), want);
+            assert_eq!(parse(want), Ok(nanos));
+        }
+        for nanos in [i64::MAX, i64::MAX - 12_345, 86_400 * S + 1001] {
+            assert_eq!(parse(&format(nanos)), Ok(nanos));
+        }
+    }
+}

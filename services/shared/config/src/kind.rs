@@ -1,0 +1,579 @@
+//! What a field may hold: checked in files, read from and written to flags.
+
+use std::net::IpAddr;
+
+use quintlet_model::quantity::Quantity;
+
+use crate::duration;
+use crate::mistakes::Mistake;
+use crate::node::{Data, Entry, Node, Origin};
+
+/// What a field may hold.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    /// `true` or `false`.
+    Bool,
+    /// A whole number between two, both included.
+    Int(i64, i64),
+    /// A number above the first, up to the second.
+    Number(f64, f64),
+    /// Any text.
+    Text,
+    /// Text that passes a check, which says what is wrong with it.
+    Checked(fn(&str) -> Result<(), String>),
+    /// A path; a relative one counts from the directory of the file it stands in.
+    Path,
+    /// One of these words; the empty text is none of them unless it is listed.
+    Word(&'static [&'static str]),
+    /// A duration between two numbers of nanoseconds, both included.
+    Duration(i64, i64),
+    /// A duration, or a whole number of nanoseconds: what logging has for historical reasons.
+    DurationOrNanos,
+    /// A list.
+    List(&'static Kind),
+    /// A map with keys that pass a check.
+    Map(Keys, &'static Kind),
+    /// A list of maps with these fields; true: the field has to be there.
+    Objects(&'static [(&'static str, Kind, bool)]),
+}
+
+/// Which keys a map may have.
+#[derive(Debug, Clone, Copy)]
+pub enum Keys {
+    /// Any.
+    Any,
+    /// These; the text is what an unknown one is called.
+    Of(&'static [&'static str], &'static str),
+}
+
+/// Any duration that is not negative.
+pub const DURATION: Kind = Kind::Duration(0, i64::MAX);
+/// Any whole number that is not negative, as wide as the kubelet's.
+pub const COUNT: Kind = Kind::Int(0, i32::MAX as i64);
+/// A TCP port, or 0 for none.
+pub const PORT_OR_NONE: Kind = Kind::Int(0, 65535);
+
+impl Kind {
+    /// Tells what is wrong with a value.
+    pub fn check(&self, node: &Node, path: &str, out: &mut Vec<Mistake>) {
+        let mut tell = |message: String| out.push(Mistake::error(node.origin.clone(), path, message));
+        let value = &node.data;
+        match (self, value) {
+            // As absent as a field that is not written.
+            (_, Data::Null) | (Self::Bool, Data::Bool(_)) | (Self::Text, Data::Text(_)) => {}
+            (Self::Bool, _) => tell(format!("{value}: want true or false")),
+            (Self::Int(min, max), Data::Int(number)) => {
+                if number < min {
+                    tell(format!("{number} is below {min}"));
+                } else if number > max {
+                    tell(format!("{number} is above {max}"));
+                }
+            }
+            (Self::Int(..), _) => tell(format!("{value}: want a whole number")),
+            (Self::Number(above, max), Data::Int(_) | Data::Float(_)) => {
+                let number = number(value);
+                if number <= *above || number > *max {
+                    tell(format!("{value}: want more than {above} and at most {max}"));
+                }
+            }
+            (Self::Number(..), _) => tell(format!("{value}: want a number")),
+            (Self::Path, Data::Text(text)) => {
+                if text.contains('\0') {
+                    tell(format!("{value}: a path has no NUL"));
+                }
+            }
+            (Self::Checked(check), Data::Text(text)) => {
+                if let Err(why) = check(text) {
+                    tell(format!("{value} {why}"));
+                }
+            }
+            (Self::Word(words), Data::Text(text)) => {
+                if !words.contains(&text.as_str()) {
+                    let named: Vec<&str> = words.iter().copied().filter(|w| !w.is_empty()).collect();
+                    tell(format!("{value}: want {}", or_list(&named)));
+                }
+            }
+            (Self::Duration(..) | Self::DurationOrNanos, Data::Text(text)) => match duration::parse(text) {
+                Err(why) => tell(format!("{value}: {why}")),
+                Ok(nanos) => {
+                    let (min, max) = self.range();
+                    if nanos < min {
+                        tell(format!("{text} is below {}", duration::format(min)));
+                    } else if nanos > max {
+                        tell(format!("{text} is above {}", duration::format(max)));
+                    }
+                }
+            },
+            (Self::DurationOrNanos, Data::Int(nanos)) if *nanos >= 0 => {}
+            (Self::Duration(..) | Self::DurationOrNanos, Data::Int(number)) => {
+                tell(format!("{number}: a duration needs a unit, e.g. \"{number}s\""));
+            }
+            (Self::Duration(..) | Self::DurationOrNanos, _) => {
+                tell(format!("{value}: want a duration, e.g. 5s"));
+            }
+            (
+                Self::Text | Self::Path | Self::Checked(_) | Self::Word(_),
+                Data::Int(_) | Data::Float(_) | Data::Bool(_),
+            ) => tell(format!("{value}: want text, put it in quotes")),
+            (Self::Text | Self::Path | Self::Checked(_) | Self::Word(_), _) => {
+                tell(format!("{value}: want text"));
+            }
+            (Self::List(kind), Data::List(elements)) => {
+                for (at, element) in elements.iter().enumerate() {
+                    kind.check_present(element, &format!("{path}[{at}]"), out);
+                }
+            }
+            (Self::Objects(fields), Data::List(elements)) => {
+                for (at, element) in elements.iter().enumerate() {
+                    check_object(fields, element, &format!("{path}[{at}]"), out);
+                }
+            }
+            (Self::List(_) | Self::Objects(_), Data::Map(_)) => tell("a map: want a list".to_owned()),
+            (Self::List(_) | Self::Objects(_), _) => tell(format!("{value}: want a list, e.g. [{value}]")),
+            (Self::Map(keys, kind), Data::Map(entries)) => {
+                for entry in entries {
+                    let path = format!("{path}.{}", entry.key);
+                    if let Keys::Of(known, what) = keys
+                        && !known.contains(&entry.key.as_str())
+                    {
+                        let hint = crate::suggest::hint(&entry.key, known.iter().copied());
+                        out.push(Mistake::error(entry.origin.clone(), path, format!("{what}{hint}")));
+                        continue;
+                    }
+                    kind.check_present(&entry.value, &path, out);
+                }
+            }
+            (Self::Map(..), _) => tell(format!("{value}: want a map")),
+        }
+    }
+
+    /// Null is no element and no value of a map.
+    fn check_present(&self, node: &Node, path: &str, out: &mut Vec<Mistake>) {
+        if node.data == Data::Null {
+            out.push(Mistake::error(node.origin.clone(), path, "has no value"));
+        } else {
+            self.check(node, path, out);
+        }
+    }
+
+    fn range(&self) -> (i64, i64) {
+        match self {
+            Self::Duration(min, max) => (*min, *max),
+            _ => (0, i64::MAX),
+        }
+    }
+
+    /// A value as the kubelet takes for "not set" in a field that is no pointer: zero, or nothing.
+    #[must_use]
+    pub fn is_zero(&self, node: &Node) -> bool {
+        match (self, &node.data) {
+            (_, Data::Null) => true,
+            (Self::Int(..) | Self::Number(..) | Self::DurationOrNanos, Data::Int(number)) => *number == 0,
+            (Self::Number(..), Data::Float(number)) => *number == 0.0,
+            (Self::Duration(..) | Self::DurationOrNanos, Data::Text(text)) => duration::parse(text) == Ok(0),
+            (Self::Text | Self::Path | Self::Checked(_) | Self::Word(_), Data::Text(text)) => text.is_empty(),
+            (Self::List(_) | Self::Objects(_), Data::List(elements)) => elements.is_empty(),
+            (Self::Map(..), Data::Map(entries)) => entries.is_empty(),
+            _ => false,
+        }
+    }
+
+    /// One way to write a value: durations in their shortest form.
+    #[must_use]
+    pub fn canonical(&self, mut node: Node) -> Node {
+        node.data = match (self, node.data) {
+            (Self::Duration(..) | Self::DurationOrNanos, Data::Text(text)) => {
+                Data::Text(duration::parse(&text).map_or(text, duration::format))
+            }
+            (Self::DurationOrNanos, Data::Int(nanos)) => Data::Text(duration::format(nanos)),
+            (Self::List(kind), Data::List(elements)) => {
+                Data::List(elements.into_iter().map(|e| kind.canonical(e)).collect())
+            }
+            (Self::Map(_, kind), Data::Map(entries)) => Data::Map(
+                entries.into_iter().map(|e| Entry { value: kind.canonical(e.value), ..e }).collect(),
+            ),
+            (_, data) => data,
+        };
+        node
+    }
+
+    /// The values of a flag that say the same, one per occurrence. Only for a value that has been checked.
+    #[must_use]
+    pub fn to_flag(&self, node: &Node) -> Vec<String> {
+        let word = |node: &Node| match &node.data {
+            Data::Text(text) => text.clone(),
+            other => other.to_string(),
+        };
+        match self {
+            Self::List(kind) => node.elements().iter().flat_map(|e| kind.to_flag(e)).collect(),
+            Self::Map(..) => node
+                .entries()
+                .iter()
+                .flat_map(|e| match &e.value.data {
+                    Data::List(values) => values.iter().map(|v| format!("{}: {}", e.key, word(v))).collect(),
+                    _ => vec![format!("{}={}", e.key, word(&e.value))],
+                })
+                .collect(),
+            Self::Objects(_) => node
+                .elements()
+                .iter()
+                .map(|taint| {
+                    let field = |name: &str| taint.get(name).map(word).unwrap_or_default();
+                    format!("{}={}:{}", field("key"), field("value"), field("effect"))
+                })
+                .collect(),
+            _ => vec![word(node)],
+        }
+    }
+
+    /// The value that occurrences of a flag say. What cannot be read stays text, for [`Kind::check`] to tell of.
+    #[must_use]
+    pub fn from_flag(&self, given: &[String], flag: &str) -> Node {
+        let origin = Origin::Flag(flag.into());
+        let node = |data| Node { data, origin: origin.clone() };
+        let text = |text: &str| node(Data::Text(text.to_owned()));
+        let items = || given.iter().flat_map(|g| g.split(',')).filter(|g| !g.is_empty());
+        let last = given.last().map(String::as_str).unwrap_or_default();
+        let data = match self {
+            Self::Bool | Self::Int(..) | Self::Number(..) => crate::yaml::plain(last),
+            Self::List(_) => Data::List(items().map(text).collect()),
+            Self::Map(_, Kind::List(_)) => {
+                let mut map = node(Data::Map(Vec::new()));
+                for header in given {
+                    let (name, value) = header.split_once(':').unwrap_or((header.as_str(), ""));
+                    let mut values = map.get(name.trim()).map(|v| v.elements().to_vec()).unwrap_or_default();
+                    values.push(text(value.trim()));
+                    let value = node(Data::List(values));
+                    set(&mut map, name.trim(), value);
+                }
+                map.data
+            }
+            Self::Map(_, kind) => {
+                let mut map = node(Data::Map(Vec::new()));
+                for pair in items() {
+                    let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+                    let value = kind.from_flag(&[value.to_owned()], flag);
+                    set(&mut map, key, value);
+                }
+                map.data
+            }
+            Self::Objects(_) => Data::List(items().map(|item| taint(item, &origin)).collect()),
+            Self::Text
+            | Self::Path
+            | Self::Checked(_)
+            | Self::Word(_)
+            | Self::Duration(..)
+            | Self::DurationOrNanos => Data::Text(last.to_owned()),
+        };
+        node(data)
+    }
+}
+
+/// Sets a key that may have dots in it.
+fn set(map: &mut Node, key: &str, value: Node) {
+    let origin = value.origin.clone();
+    let Data::Map(entries) = &mut map.data else { return };
+    match entries.iter_mut().find(|e| e.key == key) {
+        Some(entry) => entry.value = value,
+        None => entries.push(Entry { key: key.to_owned(), origin, value }),
+    }
+}
+
+/// `key=value:effect` or `key:effect`, as the kubelet's flag has taints.
+fn taint(item: &str, origin: &Origin) -> Node {
+    let (rest, effect) = item.split_once(':').unwrap_or((item, ""));
+    let (key, value) = rest.split_once('=').unwrap_or((rest, ""));
+    let mut node = Node { data: Data::Map(Vec::new()), origin: origin.clone() };
+    for (name, text) in [("key", key), ("value", value), ("effect", effect)] {
+        if !text.is_empty() {
+            node.put(name, Node { data: Data::Text(text.to_owned()), origin: origin.clone() });
+        }
+    }
+    node
+}
+
+fn check_object(fields: &[(&str, Kind, bool)], node: &Node, path: &str, out: &mut Vec<Mistake>) {
+    let Data::Map(entries) = &node.data else {
+        out.push(Mistake::error(node.origin.clone(), path, format!("{}: want a map", node.data)));
+        return;
+    };
+    for entry in entries {
+        let path = format!("{path}.{}", entry.key);
+        match fields.iter().find(|(name, ..)| *name == entry.key) {
+            Some((_, kind, _)) => kind.check(&entry.value, &path, out),
+            None => {
+                let hint = crate::suggest::hint(&entry.key, fields.iter().map(|(name, ..)| *name));
+                out.push(Mistake::warning(
+                    entry.origin.clone(),
+                    path,
+                    format!("unknown field, ignored{hint}"),
+                ));
+            }
+        }
+    }
+    for (name, ..) in fields.iter().filter(|(.., required)| *required) {
+        if node.get(name).is_none_or(|n| matches!(&n.data, Data::Null) || n.text() == Some("")) {
+            out.push(Mistake::error(node.origin.clone(), format!("{path}.{name}"), "required"));
+        }
+    }
+}
+
+/// A number as a float; other values as none.
+pub(crate) fn number(value: &Data) -> f64 {
+    match value {
+        #[allow(clippy::cast_precision_loss, reason = "compared with small bounds only")]
+        Data::Int(number) => *number as f64,
+        Data::Float(number) => *number,
+        _ => f64::NAN,
+    }
+}
+
+/// `a`, `a or b`, `a, b or c`.
+pub(crate) fn or_list(words: &[&str]) -> String {
+    match words {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [most @ .., last] => format!("{} or {last}", most.join(", ")),
+    }
+}
+
+/// A quantity that is not negative.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn quantity(text: &str) -> Result<(), String> {
+    match Quantity::parse(text) {
+        Ok(quantity) if quantity >= Quantity::default() => Ok(()),
+        Ok(_) => Err("is negative".to_owned()),
+        Err(_) => Err("is not a quantity, want e.g. 500m, 2 or 1Gi".to_owned()),
+    }
+}
+
+/// A quantity of any sign: a negative size of logs turns rotation off.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn signed_quantity(text: &str) -> Result<(), String> {
+    Quantity::parse(text).map(drop).map_err(|_| "is not a quantity, want e.g. 10Mi".to_owned())
+}
+
+/// An eviction threshold: a quantity above zero, or a percentage.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn threshold(text: &str) -> Result<(), String> {
+    if let Some(percent) = text.strip_suffix('%') {
+        let digits = percent.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+        return match percent.parse::<f64>() {
+            Ok(percent) if digits && (0.0..=100.0).contains(&percent) => Ok(()),
+            Ok(_) if digits => Err("is not between 0% and 100%".to_owned()),
+            Ok(_) | Err(_) => Err("is neither a quantity nor a percentage".to_owned()),
+        };
+    }
+    match Quantity::parse(text) {
+        Ok(quantity) if quantity.is_positive() => Ok(()),
+        Ok(_) => Err("has to be positive".to_owned()),
+        Err(_) => Err("is neither a quantity nor a percentage".to_owned()),
+    }
+}
+
+/// A percentage of a whole, `10%`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn percentage(text: &str) -> Result<(), String> {
+    match text.strip_suffix('%').and_then(|p| p.parse::<u8>().ok()) {
+        Some(percent) if percent <= 100 => Ok(()),
+        Some(_) => Err("is above 100%".to_owned()),
+        None => Err("is not a percentage, want e.g. 50%".to_owned()),
+    }
+}
+
+/// An IP address.
+///
+/// # Errors
+/// It is none.
+pub fn address(text: &str) -> Result<(), String> {
+    text.parse::<IpAddr>().map(drop).map_err(|_| "is not an IP address".to_owned())
+}
+
+/// Nothing, or an IP address.
+///
+/// # Errors
+/// It is neither.
+pub fn address_or_none(text: &str) -> Result<(), String> {
+    if text.is_empty() { Ok(()) } else { address(text) }
+}
+
+/// `unix:///absolute/path`, or the path alone.
+///
+/// # Errors
+/// It is neither.
+pub fn unix_endpoint(text: &str) -> Result<(), String> {
+    let path = text.strip_prefix("unix://").unwrap_or(text);
+    if path.starts_with('/') { Ok(()) } else { Err("is not unix:///absolute/path".to_owned()) }
+}
+
+/// An absolute, clean path of ASCII letters (the kubelet's rule for pod logs).
+///
+/// # Errors
+/// What is wrong with it.
+pub fn clean_path(text: &str) -> Result<(), String> {
+    let clean = text == "/"
+        || text.strip_prefix('/').is_some_and(|rest| rest.split('/').all(|p| !matches!(p, "" | "." | "..")));
+    match () {
+        () if !text.starts_with('/') => Err("is not an absolute path".to_owned()),
+        () if !text.is_ascii() => Err("has letters that are not ASCII".to_owned()),
+        () if !clean => Err("is not a clean path: no //, no trailing /, no . or ..".to_owned()),
+        () => Ok(()),
+    }
+}
+
+/// `host:port`, or a URL with a scheme.
+///
+/// # Errors
+/// It is neither.
+pub fn collector(text: &str) -> Result<(), String> {
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    let host = rest.unwrap_or(text).split('/').next().unwrap_or_default();
+    let port =
+        host.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+    if port && host.bytes().all(|b| b.is_ascii_graphic()) {
+        Ok(())
+    } else {
+        Err("is not host:port".to_owned())
+    }
+}
+
+/// An address to listen on, `127.0.0.1:9101`.
+///
+/// # Errors
+/// It is none.
+pub fn listen(text: &str) -> Result<(), String> {
+    text.parse::<std::net::SocketAddr>()
+        .map(drop)
+        .map_err(|_| "is not an address with a port, want e.g. 127.0.0.1:9101".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(kind: &Kind, yaml: &str) -> Vec<String> {
+        let mut out = Vec::new();
+        kind.check(&crate::yaml::value(yaml), "f", &mut out);
+        out.iter().map(Mistake::text).collect()
+    }
+
+    #[test]
+    fn each_kind_says_what_is_wrong_with_a_value() {
+        const WORDS: Kind = Kind::Word(&["", "a", "b"]);
+        const TAINTS: Kind = Kind::Objects(&[("key", Kind::Text, true), ("effect", WORDS, false)]);
+        for (kind, yaml, want) in [
+            (Kind::Bool, "yes", "f: \"yes\": want true or false"),
+            (Kind::Int(1, 3), "0", "f: 0 is below 1"),
+            (Kind::Int(1, 3), "4", "f: 4 is above 3"),
+            (Kind::Int(1, 3), "1.5", "f: 1.5: want a whole number"),
+            (Kind::Int(1, 3), "\"1\"", "f: \"1\": want a whole number"),
+            (Kind::Number(0.0, 1.0), "0", "f: 0: want more than 0 and at most 1"),
+            (Kind::Text, "5", "f: 5: want text, put it in quotes"),
+            (Kind::Text, "[x]", "f: a list: want text"),
+            (DURATION, "\"5\"", "f: \"5\": a duration needs a unit, e.g. 5s"),
+            (DURATION, "5", "f: 5: a duration needs a unit, e.g. \"5s\""),
+            (DURATION, "-1s", "f: -1s is below 0s"),
+            (Kind::Duration(0, 1_000_000_000), "2s", "f: 2s is above 1s"),
+            (DURATION, "true", "f: true: want a duration, e.g. 5s"),
+            (WORDS, "c", "f: \"c\": want a or b"),
+            (Kind::List(&Kind::Text), "x", "f: \"x\": want a list, e.g. [\"x\"]"),
+            (Kind::List(&Kind::Text), "[x, 1]", "f[1]: 1: want text, put it in quotes"),
+            (Kind::List(&Kind::Text), "[x, ~]", "f[1]: has no value"),
+            (Kind::Map(Keys::Any, &Kind::Text), "[]", "f: a list: want a map"),
+            (
+                Kind::Map(Keys::Of(&["cpu"], "unknown resource"), &Kind::Text),
+                "{cpus: 1}",
+                "f.cpus: unknown resource (did you mean cpu?)",
+            ),
+            (TAINTS, "[{effect: a}]", "f[0].key: required"),
+            (TAINTS, "[{key: k, effct: a}]", "f[0].effct: unknown field, ignored (did you mean effect?)"),
+            (Kind::Checked(threshold), "10%x", "f: \"10%x\" is neither a quantity nor a percentage"),
+            (Kind::Checked(threshold), "101%", "f: \"101%\" is not between 0% and 100%"),
+            (Kind::Checked(threshold), "\"0\"", "f: \"0\" has to be positive"),
+            (Kind::Checked(quantity), "1Gb", "f: \"1Gb\" is not a quantity, want e.g. 500m, 2 or 1Gi"),
+            (Kind::Checked(quantity), "\"-1\"", "f: \"-1\" is negative"),
+            (Kind::Checked(address), "10.96.0", "f: \"10.96.0\" is not an IP address"),
+            (Kind::Checked(unix_endpoint), "tcp://x", "f: \"tcp://x\" is not unix:///absolute/path"),
+            (
+                Kind::Checked(clean_path),
+                "/a//b",
+                "f: \"/a//b\" is not a clean path: no //, no trailing /, no . or ..",
+            ),
+            (Kind::Checked(collector), "http://x", "f: \"http://x\" is not host:port"),
+            (
+                Kind::Checked(listen),
+                ":9000",
+                "f: \":9000\" is not an address with a port, want e.g. 127.0.0.1:9101",
+            ),
+        ] {
+            assert_eq!(told(&kind, yaml), [want], "{yaml}");
+        }
+        for (kind, yaml) in [
+            (DURATION, "1m30s"),
+            (DURATION, "~"),
+            (Kind::DurationOrNanos, "0"),
+            (Kind::Checked(threshold), "10%"),
+            (Kind::Checked(threshold), "100Mi"),
+            (Kind::Checked(collector), "localhost:4317"),
+            (Kind::Checked(clean_path), "/var/log/pods"),
+        ] {
+            assert_eq!(told(&kind, yaml), [""; 0], "{yaml}");
+        }
+    }
+
+    #[test]
+    fn a_value_goes_through_its_flag_and_back() {
+        const TAINTS: Kind = Kind::Objects(&[
+            ("key", Kind::Text, true),
+            ("value", Kind::Text, false),
+            ("effect", Kind::Text, true),
+        ]);
+        for (kind, yaml, flags) in [
+            (Kind::Bool, "false", vec!["false"]),
+            (Kind::Int(0, 9), "7", vec!["7"]),
+            (DURATION, "1m30s", vec!["1m30s"]),
+            (Kind::List(&Kind::Text), "[a, b]", vec!["a", "b"]),
+            (Kind::Map(Keys::Any, &Kind::Text), "{cpu: 100m, memory: 1Gi}", vec!["cpu=100m", "memory=1Gi"]),
+            (Kind::Map(Keys::Any, &Kind::Text), "{memory.available: 1Gi}", vec!["memory.available=1Gi"]),
+            (Kind::Map(Keys::Any, &Kind::Bool), "{A: true}", vec!["A=true"]),
+            (Kind::Map(Keys::Any, &Kind::List(&Kind::Text)), "{X: [a, b]}", vec!["X: a", "X: b"]),
+            (TAINTS, "[{key: k, value: v, effect: NoSchedule}]", vec!["k=v:NoSchedule"]),
+        ] {
+            let node = crate::yaml::value(yaml);
+            let given = kind.to_flag(&node);
+            assert_eq!(given, flags);
+            assert!(
+                kind.from_flag(&given, "--x").equals(&node),
+                "{yaml}: {:?}",
+                kind.from_flag(&given, "--x")
+            );
+        }
+        assert!(
+            Kind::List(&Kind::Text)
+                .from_flag(&["a,b".into(), "c".into()], "--x")
+                .equals(&crate::yaml::value("[a, b, c]"))
+        );
+        assert!(
+            TAINTS
+                .from_flag(&["k:NoExecute".into()], "--x")
+                .equals(&crate::yaml::value("[{key: k, effect: NoExecute}]"))
+        );
+    }
+
+    #[test]
+    fn zero_is_what_the_kubelet_takes_for_not_set() {
+        for (kind, yaml) in [(DURATION, "0s"), (COUNT, "0"), (Kind::Text, "\"\""), (Kind::Text, "~")] {
+            assert!(kind.is_zero(&crate::yaml::value(yaml)), "{yaml}");
+        }
+        assert!(!Kind::Bool.is_zero(&crate::yaml::value("false")));
+        assert!(!Kind::Text.is_zero(&crate::yaml::value("0s")));
+    }
+}

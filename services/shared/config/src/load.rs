@@ -1,0 +1,421 @@
+//! From files and flags to one configuration: read, merge, check.
+//!
+//! Precedence as with the kubelet: defaults, then the file, then the drop-ins in lexical order (JSON merge patches), then
+//! flags. Nothing is used of a configuration with a mistake, and all mistakes are told at once.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::mistakes::{Mistake, Severity};
+use crate::node::{Data, Node, Origin};
+use crate::table::{CRASH_LOOP_MAX, Document, GATES, Row, Service, Verdict, is_now};
+use crate::{kind, rules, suggest, yaml};
+
+/// A file may be this large: no configuration comes near.
+const MAX_BYTES: usize = 1 << 20;
+
+/// Ends the names of drop-in files.
+const DROP_IN: &str = "conf";
+
+/// Where a configuration is read from.
+#[derive(Debug, Clone, Default)]
+pub struct Sources {
+    /// The file (`--config`).
+    pub file: Option<PathBuf>,
+    /// The directory of drop-ins (`--config-dir`).
+    pub drop_ins: Option<PathBuf>,
+    /// Fields set by flags, which win over all files.
+    pub flags: Vec<(Document, &'static Row, Node)>,
+    /// Warnings about unknown fields are errors.
+    pub strict: bool,
+}
+
+/// A configuration without a mistake: a value for every field that is set or has a default.
+#[derive(Debug, Clone)]
+pub struct Config {
+    kubelet: Node,
+    quintlet: Node,
+    /// What should be mended all the same.
+    pub warnings: Vec<Mistake>,
+}
+
+impl Config {
+    /// Reads, merges and checks.
+    ///
+    /// # Errors
+    /// All mistakes, at least one of which is an error.
+    pub fn load(sources: &Sources) -> Result<Self, Vec<Mistake>> {
+        let mut loader = Loader::default();
+        for file in loader.files(sources) {
+            loader.read(&file);
+        }
+        loader.finish(sources)
+    }
+
+    /// Reads one text as a file of that name, as [`Config::load`] does.
+    ///
+    /// # Errors
+    /// All mistakes, at least one of which is an error.
+    pub fn from_bytes(bytes: &[u8], file: &Path, strict: bool) -> Result<Self, Vec<Mistake>> {
+        let mut loader = Loader::default();
+        loader.bytes(bytes, &file.into());
+        loader.finish(&Sources { strict, ..Sources::default() })
+    }
+
+    /// The value of a field; none where it is not set and has no default.
+    #[must_use]
+    pub fn value(&self, document: Document, field: &str) -> Option<&Node> {
+        self.document(document).at(field)
+    }
+
+    /// A document as it counts.
+    #[must_use]
+    pub fn document(&self, document: Document) -> &Node {
+        match document {
+            Document::Kubelet => &self.kubelet,
+            Document::Quintlet => &self.quintlet,
+        }
+    }
+
+    /// Fields somebody set that have no effect yet, as one line; none where there are none.
+    #[must_use]
+    pub fn not_yet(&self, service: Service) -> Option<String> {
+        let mut named: Vec<String> = Vec::new();
+        for row in Document::Kubelet.rows() {
+            let Verdict::NotYet { by, now } = row.verdict else { continue };
+            let Some(value) = self.value(Document::Kubelet, row.field) else { continue };
+            if by == service && value.origin.is_set() && !is_now(now, &row.kind, value) {
+                named.push(named_value(row, value));
+            }
+        }
+        if service == Service::PodSync {
+            for entry in self.kubelet.get("featureGates").map(Node::entries).unwrap_or_default() {
+                let fixed = GATES.iter().find(|g| g.name == entry.key).map(|g| g.fixed);
+                if fixed.is_some_and(|fixed| entry.value.data != Data::Bool(fixed)) {
+                    named.push(format!("featureGates.{}: {}", entry.key, entry.value.data));
+                }
+            }
+            for element in self.kubelet.get("enforceNodeAllocatable").map(Node::elements).unwrap_or_default()
+            {
+                if let Some(word) = element.text().filter(|w| !matches!(*w, "pods" | "none")) {
+                    named.push(format!("enforceNodeAllocatable: {word}"));
+                }
+            }
+        }
+        (!named.is_empty()).then(|| named.join(", "))
+    }
+
+    /// Fields somebody set that never have an effect, with the reason.
+    #[must_use]
+    pub fn ignored(&self, service: Service) -> Vec<(String, &'static str)> {
+        let rows = Document::Kubelet.rows().iter();
+        rows.filter_map(|row| {
+            let Verdict::Ignored { by, why } = row.verdict else { return None };
+            let value =
+                self.value(Document::Kubelet, row.field).filter(|v| by == service && v.origin.is_set())?;
+            let default = row.default_node().is_some_and(|d| d.equals(value));
+            (!default).then(|| (named_value(row, value), why))
+        })
+        .collect()
+    }
+}
+
+/// `field: value`, without what is long or secret.
+fn named_value(row: &Row, value: &Node) -> String {
+    match &value.data {
+        Data::List(_) | Data::Map(_) => row.field.to_owned(),
+        Data::Text(text) if !row.secret && text.len() <= 40 => format!("{}: {text}", row.field),
+        Data::Text(_) => row.field.to_owned(),
+        other => format!("{}: {other}", row.field),
+    }
+}
+
+#[derive(Default)]
+struct Loader {
+    mistakes: Vec<Mistake>,
+    /// What the files say, merged.
+    documents: [Option<Node>; 2],
+}
+
+impl Loader {
+    fn error(&mut self, file: &Arc<Path>, line: usize, message: impl Into<String>) {
+        self.mistakes.push(Mistake::error(Origin::File(Arc::clone(file), line), "", message));
+    }
+
+    /// The files in the order they count.
+    fn files(&mut self, sources: &Sources) -> Vec<PathBuf> {
+        let mut files: Vec<PathBuf> = sources.file.iter().cloned().collect();
+        if let Some(dir) = &sources.drop_ins {
+            let mut found = Vec::new();
+            if let Err((path, error)) = walk(dir, &mut found) {
+                self.error(&path.as_path().into(), 1, format!("cannot be read: {error}"));
+            }
+            files.extend(found);
+        }
+        files
+    }
+
+    fn read(&mut self, path: &Path) {
+        let file: Arc<Path> = path.into();
+        match std::fs::read(path) {
+            Ok(bytes) => self.bytes(&bytes, &file),
+            Err(error) => self.error(&file, 1, format!("cannot be read: {error}")),
+        }
+    }
+
+    fn bytes(&mut self, bytes: &[u8], file: &Arc<Path>) {
+        if bytes.len() > MAX_BYTES {
+            return self.error(file, 1, "is larger than 1 MiB");
+        }
+        let text = match std::str::from_utf8(bytes) {
+            Ok(text) => text,
+            Err(error) => {
+                let before = &bytes[..error.valid_up_to()];
+                let line = 1 + before.iter().filter(|b| **b == b'\n').count();
+                return self.error(file, line, "is not UTF-8");
+            }
+        };
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let (documents, mistakes) = yaml::documents(text, file);
+        let broken = !mistakes.is_empty();
+        self.mistakes.extend(mistakes);
+        if documents.is_empty() && !broken {
+            self.error(file, 1, "is empty, want a KubeletConfiguration or a QuintletConfiguration");
+        }
+        let mut seen: Vec<Document> = Vec::new();
+        for document in documents {
+            let origin = document.origin.clone();
+            let Some(which) = self.which(&document) else { continue };
+            if seen.contains(&which) {
+                self.mistakes.push(Mistake::error(origin, "", format!("a second {}", which.kind())));
+                continue;
+            }
+            seen.push(which);
+            self.add(which, document, file);
+        }
+    }
+
+    /// Which of the two a document is.
+    fn which(&mut self, document: &Node) -> Option<Document> {
+        let mut tell = |node: &Node, path: &str, message: String| {
+            self.mistakes.push(Mistake::error(node.origin.clone(), path, message));
+        };
+        if !matches!(document.data, Data::Map(_)) {
+            tell(document, "", format!("{}: want a map of fields", document.data));
+            return None;
+        }
+        let kinds = Document::ALL.map(Document::kind);
+        let Some(kind) = document.at("kind") else {
+            tell(document, "kind", format!("required: {}", kind::or_list(&kinds)));
+            return None;
+        };
+        let Some(which) = Document::ALL.into_iter().find(|d| Some(d.kind()) == kind.text()) else {
+            tell(kind, "kind", format!("{}: want {}", kind.data, kind::or_list(&kinds)));
+            return None;
+        };
+        match document.at("apiVersion") {
+            None => tell(document, "apiVersion", format!("required: {}", which.api_version())),
+            Some(version) if version.text() != Some(which.api_version()) => {
+                tell(version, "apiVersion", format!("{}: want {}", version.data, which.api_version()));
+            }
+            Some(_) => {}
+        }
+        Some(which)
+    }
+
+    /// Checks a document and lays it over what earlier files said.
+    fn add(&mut self, which: Document, mut document: Node, file: &Path) {
+        if let Data::Map(entries) = &mut document.data {
+            entries.retain(|e| e.key != "kind" && e.key != "apiVersion");
+        }
+        unknown_fields(which, &document, "", &mut self.mistakes);
+        for row in which.rows() {
+            if let Some(value) = document.at(row.field) {
+                check(row, value, &mut self.mistakes);
+            }
+        }
+        let dir = file.parent().unwrap_or(Path::new(""));
+        resolve_paths(which, &mut document, dir);
+        let merged = &mut self.documents[which as usize];
+        merged.get_or_insert_with(Node::empty).merge(document);
+    }
+
+    fn finish(mut self, sources: &Sources) -> Result<Config, Vec<Mistake>> {
+        let [kubelet, quintlet] = self.documents.map(|d| d.unwrap_or_else(Node::empty));
+        let mut config = Config { kubelet, quintlet, warnings: Vec::new() };
+        for (document, row, value) in &sources.flags {
+            check(row, value, &mut self.mistakes);
+            let target = match document {
+                Document::Kubelet => &mut config.kubelet,
+                Document::Quintlet => &mut config.quintlet,
+            };
+            match (row.field, target.at(row.field)) {
+                // Gates given by flag add to those of the files.
+                ("featureGates", Some(there)) => {
+                    let mut both = there.clone();
+                    both.merge(value.clone());
+                    target.put(row.field, both);
+                }
+                _ => target.put(row.field, value.clone()),
+            }
+        }
+        for document in Document::ALL {
+            let target = match document {
+                Document::Kubelet => &mut config.kubelet,
+                Document::Quintlet => &mut config.quintlet,
+            };
+            fill(document, target);
+        }
+        unknown_gates(&config.kubelet, &mut self.mistakes);
+        // Values of a wrong type would only lead to more mistakes that are none.
+        if !self.mistakes.iter().any(Mistake::is_error) {
+            rules::check(&config, &mut self.mistakes);
+            follow(&mut config);
+        }
+        if sources.strict {
+            self.mistakes.iter_mut().for_each(|m| m.severity = Severity::Error);
+        }
+        if self.mistakes.iter().any(Mistake::is_error) {
+            return Err(self.mistakes);
+        }
+        config.warnings = self.mistakes;
+        Ok(config)
+    }
+}
+
+/// Tells what is wrong with a value; one that means the default is right.
+fn check(row: &Row, value: &Node, out: &mut Vec<Mistake>) {
+    if row.zero_counts || !row.kind.is_zero(value) {
+        row.kind.check(value, row.field, out);
+    }
+}
+
+/// Files that end in `.conf`, directories walked in lexical order as the kubelet does.
+fn walk(dir: &Path, out: &mut Vec<PathBuf>) -> Result<(), (PathBuf, std::io::Error)> {
+    let failed = |error| (dir.to_path_buf(), error);
+    let mut entries: Vec<PathBuf> = std::fs::read_dir(dir)
+        .and_then(|entries| entries.map(|e| e.map(|e| e.path())).collect())
+        .map_err(failed)?;
+    entries.sort();
+    for path in entries {
+        // A link to a directory is not walked into, so there are no circles.
+        let kind = std::fs::symlink_metadata(&path).map_err(|error| (path.clone(), error))?;
+        if kind.is_dir() {
+            walk(&path, out)?;
+        } else if path.extension().is_some_and(|e| e == DROP_IN) {
+            out.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Tells of keys that lead to no field.
+fn unknown_fields(which: Document, node: &Node, path: &str, out: &mut Vec<Mistake>) {
+    let rows = which.rows();
+    for entry in node.entries() {
+        let full = if path.is_empty() { entry.key.clone() } else { format!("{path}.{}", entry.key) };
+        if rows.iter().any(|r| r.field == full) {
+            continue;
+        }
+        let below = format!("{full}.");
+        if rows.iter().any(|r| r.field.starts_with(&below)) {
+            match entry.value.data {
+                Data::Map(_) => unknown_fields(which, &entry.value, &full, out),
+                Data::Null => {}
+                ref other => {
+                    let message = format!("{other}: want a map");
+                    out.push(Mistake::error(entry.value.origin.clone(), full, message));
+                }
+            }
+            continue;
+        }
+        let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
+        let siblings = rows.iter().filter_map(|r| r.field.strip_prefix(&prefix)?.split('.').next());
+        let hint = suggest::hint(&entry.key, siblings);
+        out.push(match which {
+            Document::Kubelet => {
+                Mistake::warning(entry.origin.clone(), full, format!("unknown field, ignored{hint}"))
+            }
+            Document::Quintlet => Mistake::error(entry.origin.clone(), full, format!("unknown field{hint}")),
+        });
+    }
+}
+
+fn unknown_gates(kubelet: &Node, out: &mut Vec<Mistake>) {
+    for entry in kubelet.get("featureGates").map(Node::entries).unwrap_or_default() {
+        let known = || GATES.iter().map(|g| g.name).chain([CRASH_LOOP_MAX]);
+        if !known().any(|name| name == entry.key) {
+            let hint = suggest::hint(&entry.key, known());
+            let path = format!("featureGates.{}", entry.key);
+            out.push(Mistake::warning(
+                entry.origin.clone(),
+                path,
+                format!("not a feature gate known here, ignored{hint}"),
+            ));
+        }
+    }
+}
+
+/// Relative paths count from the directory of the file they stand in.
+fn resolve_paths(which: Document, document: &mut Node, dir: &Path) {
+    for row in which.rows().iter().filter(|r| matches!(r.kind, kind::Kind::Path)) {
+        let Some(value) = document.at(row.field) else { continue };
+        let Some(text) = value.text().filter(|t| !t.is_empty() && !t.starts_with('/')) else { continue };
+        let resolved = dir.join(text).display().to_string();
+        let value = Node { data: Data::Text(resolved), origin: value.origin.clone() };
+        document.put(row.field, value);
+    }
+}
+
+/// Puts defaults where nothing is set, and durations in one form.
+fn fill(document: Document, node: &mut Node) {
+    for row in document.rows() {
+        let given = node.at(row.field).filter(|v| row.zero_counts || !row.kind.is_zero(v));
+        let value = given.map(|v| row.kind.canonical(v.clone())).or_else(|| row.default_node());
+        match value {
+            Some(value) => node.put(row.field, value),
+            None if node.at(row.field).is_some() => {
+                node.put(row.field, Node::default_of(Data::Null));
+            }
+            None => {}
+        }
+    }
+}
+
+/// Fields nobody set that follow others.
+fn follow(config: &mut Config) {
+    let set = |node: &Node, field: &str| node.at(field).filter(|n| n.origin.is_set()).cloned();
+    let kubelet = &mut config.kubelet;
+    if let Some(update) = set(kubelet, "nodeStatusUpdateFrequency")
+        && set(kubelet, "nodeStatusReportFrequency").is_none()
+    {
+        let origin = Origin::Follows("nodeStatusUpdateFrequency");
+        kubelet.put("nodeStatusReportFrequency", Node { origin, ..update });
+    }
+    let gate = kubelet.get("featureGates").and_then(|g| g.get(CRASH_LOOP_MAX)).map(|g| g.data.clone());
+    if gate == Some(Data::Bool(false))
+        && let Some(row) = Document::Kubelet.row("crashLoopBackOff.maxContainerRestartPeriod")
+        && let Some(default) = row.default_node()
+    {
+        kubelet.put(row.field, Node { origin: Origin::Follows("featureGates"), ..default });
+    }
+    if let Some(verbosity) = set(kubelet, "logging.verbosity")
+        && set(&config.quintlet, "logFilter").is_none()
+        && let Data::Int(number) = verbosity.data
+    {
+        let filter = match number {
+            ..4 => "info",
+            4..6 => "debug",
+            _ => "trace",
+        };
+        let value =
+            Node { data: Data::Text(filter.to_owned()), origin: Origin::Follows("logging.verbosity") };
+        config.quintlet.put("logFilter", value);
+    }
+    if let Some(endpoint) = set(kubelet, "tracing.endpoint")
+        && let Some(text) = endpoint.text().filter(|t| !t.contains("://"))
+    {
+        let value = Node { data: Data::Text(format!("http://{text}")), origin: endpoint.origin.clone() };
+        kubelet.put("tracing.endpoint", value);
+    }
+}

@@ -1,0 +1,142 @@
+//! What is wrong with a configuration, and how it is told.
+
+use std::fmt::Write as _;
+
+use crate::node::Origin;
+
+/// How bad a mistake is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Severity {
+    /// Nothing starts with it.
+    Error,
+    /// Told, and gone on.
+    Warning,
+}
+
+/// Something that a person should mend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mistake {
+    /// How bad.
+    pub severity: Severity,
+    /// Where.
+    pub origin: Origin,
+    /// The field's path, `a.b[0].c`; empty where none is to blame.
+    pub path: String,
+    /// What is wrong, the value included where that helps.
+    pub message: String,
+}
+
+impl Mistake {
+    /// One that nothing starts with.
+    #[must_use]
+    pub fn error(origin: Origin, path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { severity: Severity::Error, origin, path: path.into(), message: message.into() }
+    }
+
+    /// One that is told.
+    #[must_use]
+    pub fn warning(origin: Origin, path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(origin, path, message) }
+    }
+
+    /// Whether nothing starts with it.
+    #[must_use]
+    pub fn is_error(&self) -> bool {
+        self.severity == Severity::Error
+    }
+
+    /// Path and message.
+    #[must_use]
+    pub fn text(&self) -> String {
+        if self.path.is_empty() { self.message.clone() } else { format!("{}: {}", self.path, self.message) }
+    }
+
+    /// The file or the flags, for grouping.
+    fn source(&self) -> String {
+        match &self.origin {
+            Origin::File(file, _) => file.display().to_string(),
+            Origin::Flag(_) => "flags".to_owned(),
+            Origin::Default | Origin::Follows(_) => "defaults".to_owned(),
+        }
+    }
+
+    fn place(&self) -> String {
+        match &self.origin {
+            Origin::File(_, line) => format!("line {line}  "),
+            Origin::Flag(flag) => format!("{flag}  "),
+            Origin::Default | Origin::Follows(_) => String::new(),
+        }
+    }
+
+    fn line(&self) -> usize {
+        match &self.origin {
+            Origin::File(_, line) => *line,
+            Origin::Flag(_) | Origin::Default | Origin::Follows(_) => 0,
+        }
+    }
+}
+
+/// All mistakes, a block per file: errors by line, then warnings by line. Ends with a newline.
+#[must_use]
+pub fn render(mistakes: &[Mistake]) -> String {
+    let mut sources: Vec<String> = Vec::new();
+    for mistake in mistakes {
+        let source = mistake.source();
+        if !sources.contains(&source) {
+            sources.push(source);
+        }
+    }
+    let mut out = String::new();
+    for source in sources {
+        let mut of_source: Vec<&Mistake> = mistakes.iter().filter(|m| m.source() == source).collect();
+        of_source.sort_by_key(|m| (!m.is_error(), m.line()));
+        let errors = of_source.iter().filter(|m| m.is_error()).count();
+        let (count, noun) = if errors > 0 { (errors, "problem") } else { (of_source.len(), "warning") };
+        let plural = if count == 1 { "" } else { "s" };
+        // Writing to a String does not fail.
+        let _ = writeln!(out, "quintlet: {count} {noun}{plural} in {source}");
+        for mistake in of_source {
+            let warning = if mistake.is_error() { "" } else { "warning: " };
+            let _ = writeln!(out, "  {warning}{}{}", mistake.place(), mistake.text());
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn mistakes_read_as_promised() {
+        let at = |line| Origin::File(Path::new("/etc/quintlet/config.yaml").into(), line);
+        let mistakes = [
+            Mistake::warning(at(31), "evictionHardd", "unknown field, ignored (did you mean evictionHard?)"),
+            Mistake::error(
+                at(30),
+                "evictionHard.memory.available",
+                "\"10%x\" is neither a quantity nor a percentage",
+            ),
+            Mistake::error(at(14), "syncFrequency", "\"5\": a duration needs a unit, e.g. 5s"),
+            Mistake::error(
+                at(22),
+                "imageGCHighThresholdPercent",
+                "40 is below imageGCLowThresholdPercent 80",
+            ),
+            Mistake::error(Origin::Flag("--max-pods".into()), "maxPods", "-1 is below 0"),
+        ];
+        assert_eq!(
+            render(&mistakes),
+            "\
+quintlet: 3 problems in /etc/quintlet/config.yaml
+  line 14  syncFrequency: \"5\": a duration needs a unit, e.g. 5s
+  line 22  imageGCHighThresholdPercent: 40 is below imageGCLowThresholdPercent 80
+  line 30  evictionHard.memory.available: \"10%x\" is neither a quantity nor a percentage
+  warning: line 31  evictionHardd: unknown field, ignored (did you mean evictionHard?)
+quintlet: 1 problem in flags
+  --max-pods  maxPods: -1 is below 0
+"
+        );
+    }
+}

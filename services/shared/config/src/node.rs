@@ -1,0 +1,236 @@
+//! A value of a configuration, with the place it was read from.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// Nobody set it, and it follows another field.
+    Follows(&'static str),
+    /// A file and the line in it, counted from 1.
+    File(Arc<Path>, usize),
+    /// A flag, with its dashes.
+    Flag(Arc<str>),
+}
+
+impl Origin {
+    /// Somebody set it.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        matches!(self, Self::File(..) | Self::Flag(_))
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Follows(field) => write!(f, "default, follows {field}"),
+            Self::File(file, line) => write!(f, "{}:{line}", file.display()),
+            Self::Flag(flag) => write!(f, "flag {flag}"),
+        }
+    }
+}
+
+/// A value and its origin.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// The value.
+    pub data: Data,
+    /// Where it came from; for a map or list, where that began.
+    pub origin: Origin,
+}
+
+/// What YAML and JSON have in common.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Data {
+    /// Nothing.
+    Null,
+    /// `true` or `false`.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// Any other number.
+    Float(f64),
+    /// Text.
+    Text(String),
+    /// A list.
+    List(Vec<Node>),
+    /// A map; keys are text and stand once.
+    Map(Vec<Entry>),
+}
+
+/// A key of a map with its value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// The key.
+    pub key: String,
+    /// Where the key stands.
+    pub origin: Origin,
+    /// Its value.
+    pub value: Node,
+}
+
+impl Node {
+    /// A value nobody set.
+    #[must_use]
+    pub fn default_of(data: Data) -> Self {
+        Self { data, origin: Origin::Default }
+    }
+
+    /// An empty map nobody set.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self::default_of(Data::Map(Vec::new()))
+    }
+
+    /// The text, if it is one.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match &self.data {
+            Data::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The entries, if it is a map.
+    #[must_use]
+    pub fn entries(&self) -> &[Entry] {
+        match &self.data {
+            Data::Map(entries) => entries,
+            _ => &[],
+        }
+    }
+
+    /// The elements, if it is a list.
+    #[must_use]
+    pub fn elements(&self) -> &[Node] {
+        match &self.data {
+            Data::List(elements) => elements,
+            _ => &[],
+        }
+    }
+
+    /// The value at a path of keys, `a.b.c`; nulls count as absent.
+    #[must_use]
+    pub fn at(&self, path: &str) -> Option<&Node> {
+        path.split('.').try_fold(self, |node, key| node.get(key)).filter(|n| n.data != Data::Null)
+    }
+
+    /// The value under a key.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Node> {
+        self.entries().iter().find(|e| e.key == key).map(|e| &e.value)
+    }
+
+    /// Puts a value at a path of keys; what stands in the way is replaced by maps.
+    pub fn put(&mut self, path: &str, value: Node) {
+        let (key, rest) = path.split_once('.').map_or((path, None), |(key, rest)| (key, Some(rest)));
+        if !matches!(self.data, Data::Map(_)) {
+            self.data = Data::Map(Vec::new());
+        }
+        let origin = value.origin.clone();
+        let Data::Map(entries) = &mut self.data else { return };
+        let at = entries.iter().position(|e| e.key == key).unwrap_or_else(|| {
+            let value = Node { data: Data::Null, origin: origin.clone() };
+            entries.push(Entry { key: key.to_owned(), origin, value });
+            entries.len() - 1
+        });
+        match rest {
+            Some(rest) => entries[at].value.put(rest, value),
+            None => entries[at].value = value,
+        }
+    }
+
+    /// Lays another over this one as a JSON merge patch (RFC 7386): maps merge, everything else replaces, null removes.
+    pub fn merge(&mut self, patch: Node) {
+        let Data::Map(changes) = patch.data else {
+            *self = patch;
+            return;
+        };
+        if !matches!(self.data, Data::Map(_)) {
+            *self = Node { data: Data::Map(Vec::new()), origin: patch.origin };
+        }
+        let Data::Map(entries) = &mut self.data else { return };
+        for change in changes {
+            let at = entries.iter().position(|e| e.key == change.key);
+            match (at, change.value.data == Data::Null) {
+                (Some(at), true) => drop(entries.remove(at)),
+                (None, true) => {}
+                (Some(at), false) => entries[at].value.merge(change.value),
+                (None, false) => {
+                    let mut value = Node { data: Data::Null, origin: change.value.origin.clone() };
+                    value.merge(change.value);
+                    entries.push(Entry { key: change.key, origin: change.origin, value });
+                }
+            }
+        }
+    }
+
+    /// The same value, wherever it came from.
+    #[must_use]
+    pub fn equals(&self, other: &Node) -> bool {
+        match (&self.data, &other.data) {
+            (Data::List(a), Data::List(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.equals(b)),
+            (Data::Map(a), Data::Map(b)) => {
+                a.len() == b.len() && a.iter().all(|e| other.get(&e.key).is_some_and(|o| o.equals(&e.value)))
+            }
+            (a, b) => a == b,
+        }
+    }
+}
+
+/// As it is quoted in a message: text in quotes, what is long by its kind.
+impl fmt::Display for Data {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Null => f.write_str("null"),
+            Self::Bool(value) => write!(f, "{value}"),
+            Self::Int(value) => write!(f, "{value}"),
+            Self::Float(value) => write!(f, "{value}"),
+            Self::Text(text) => write!(f, "{text:?}"),
+            Self::List(_) => f.write_str("a list"),
+            Self::Map(_) => f.write_str("a map"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn yaml(text: &str) -> Node {
+        crate::yaml::value(text)
+    }
+
+    #[test]
+    fn a_merge_patch_merges_maps_replaces_the_rest_and_removes_by_null() {
+        for (base, patch, want) in [
+            ("{a: 1}", "{b: 2}", "{a: 1, b: 2}"),
+            ("{a: {x: 1, y: 2}}", "{a: {y: 3}}", "{a: {x: 1, y: 3}}"),
+            ("{a: [1, 2]}", "{a: [3]}", "{a: [3]}"),
+            ("{a: 1, b: 2}", "{a: null}", "{b: 2}"),
+            ("{a: 1}", "{a: {x: 1}}", "{a: {x: 1}}"),
+            ("{a: {x: 1}}", "{a: 1}", "{a: 1}"),
+            ("{}", "{a: {x: null, y: 1}}", "{a: {y: 1}}"),
+        ] {
+            let mut merged = yaml(base);
+            merged.merge(yaml(patch));
+            assert!(merged.equals(&yaml(want)), "{base} + {patch}: {merged:?}");
+        }
+    }
+
+    #[test]
+    fn a_value_put_at_a_path_is_found_there_and_its_neighbours_stay() {
+        let mut node = yaml("{a: {x: 1}, b: 2}");
+        node.put("a.y.z", Node::default_of(Data::Int(3)));
+        node.put("b.c", Node::default_of(Data::Int(4)));
+        assert!(node.equals(&yaml("{a: {x: 1, y: {z: 3}}, b: {c: 4}}")), "{node:?}");
+        assert_eq!(node.at("a.y.z").map(|n| &n.data), Some(&Data::Int(3)));
+        assert_eq!(node.at("a.none.z"), None);
+    }
+}

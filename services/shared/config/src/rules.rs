@@ -1,0 +1,252 @@
+//! Rules between fields, as the kubelet's validation has them. Each field has been checked alone before.
+
+use std::collections::BTreeMap;
+
+use crate::duration;
+use crate::load::Config;
+use crate::mistakes::Mistake;
+use crate::node::{Data, Node};
+use crate::table::{Document, Row, Verdict};
+
+/// Tells what does not go together.
+pub(crate) fn check(config: &Config, out: &mut Vec<Mistake>) {
+    let view = View { config };
+    for rule in [refused, images, allocatable, eviction, shutdown, pulls, logs, server, other] {
+        rule(&view, out);
+    }
+}
+
+struct View<'a> {
+    config: &'a Config,
+}
+
+impl View<'_> {
+    fn node(&self, field: &str) -> Option<&Node> {
+        self.config.value(Document::Kubelet, field)
+    }
+
+    fn int(&self, field: &str) -> Option<i64> {
+        match self.node(field)?.data {
+            Data::Int(number) => Some(number),
+            _ => None,
+        }
+    }
+
+    fn is(&self, field: &str) -> bool {
+        self.node(field).is_some_and(|n| n.data == Data::Bool(true))
+    }
+
+    fn text(&self, field: &str) -> &str {
+        self.node(field).and_then(Node::text).unwrap_or_default()
+    }
+
+    fn nanos(&self, field: &str) -> i64 {
+        duration::parse(self.text(field)).unwrap_or(0)
+    }
+
+    fn words(&self, field: &str) -> Vec<&str> {
+        self.node(field).map(Node::elements).unwrap_or_default().iter().filter_map(Node::text).collect()
+    }
+
+    /// A mistake about the field that somebody set: the first of these, else the first of all.
+    fn blame(&self, fields: &[&str], message: String) -> Mistake {
+        let set = fields.iter().find(|f| self.node(f).is_some_and(|n| n.origin.is_set()));
+        let field = set.or(fields.first()).copied().unwrap_or_default();
+        let origin = self.node(field).map_or(crate::node::Origin::Default, |n| n.origin.clone());
+        Mistake::error(origin, field, message)
+    }
+}
+
+fn refused(view: &View<'_>, out: &mut Vec<Mistake>) {
+    let refused = |row: &&Row| matches!(row.verdict, Verdict::Refused { .. });
+    for row in Document::Kubelet.rows().iter().filter(refused) {
+        let Verdict::Refused { why } = row.verdict else { continue };
+        let Some(value) = view.node(row.field) else { continue };
+        if row.default_node().is_none_or(|default| !default.equals(value)) {
+            out.push(Mistake::error(value.origin.clone(), row.field, format!("{}: {why}", value.data)));
+        }
+    }
+}
+
+fn images(view: &View<'_>, out: &mut Vec<Mistake>) {
+    const HIGH: &str = "imageGCHighThresholdPercent";
+    const LOW: &str = "imageGCLowThresholdPercent";
+    if let (Some(high), Some(low)) = (view.int(HIGH), view.int(LOW))
+        && high <= low
+    {
+        let how = if high < low { "is below" } else { "is not above" };
+        let on_low = view.node(HIGH).is_none_or(|n| !n.origin.is_set());
+        out.push(if on_low && view.node(LOW).is_some_and(|n| n.origin.is_set()) {
+            view.blame(&[LOW], format!("{low} is not below {HIGH} {high}"))
+        } else {
+            view.blame(&[HIGH], format!("{high} {how} {LOW} {low}"))
+        });
+    }
+    let (min, max) = (view.nanos("imageMinimumGCAge"), view.nanos("imageMaximumGCAge"));
+    if max != 0 && max < min {
+        let fields = ["imageMaximumGCAge", "imageMinimumGCAge"];
+        let [max, min] = [max, min].map(duration::format);
+        out.push(view.blame(&fields, format!("a maximum of {max} is below the minimum of {min}")));
+    }
+}
+
+fn allocatable(view: &View<'_>, out: &mut Vec<Mistake>) {
+    const FIELD: &str = "enforceNodeAllocatable";
+    let words = view.words(FIELD);
+    let has = |word: &str| words.contains(&word);
+    let mut tell = |message: String| out.push(view.blame(&[FIELD], message));
+    if has("none") && words.len() > 1 {
+        tell("none has to stand alone".to_owned());
+    }
+    for kind in ["system", "kube"] {
+        let (whole, part) = (format!("{kind}-reserved"), format!("{kind}-reserved-compressible"));
+        let cgroup = format!("{kind}ReservedCgroup");
+        if has(&whole) && has(&part) {
+            tell(format!("{whole} and {part} exclude each other"));
+        }
+        for word in [&whole, &part] {
+            if has(word) && view.text(&cgroup).is_empty() {
+                tell(format!("{word} needs {cgroup}"));
+            }
+        }
+    }
+    let enforced = words.iter().any(|w| *w != "none");
+    if enforced && !view.is("cgroupsPerQOS") {
+        out.push(view.blame(
+            &["cgroupsPerQOS", FIELD],
+            format!("false: {FIELD} has to be [] or [none] then, it is [{}]", words.join(", ")),
+        ));
+    }
+    if !view.text("systemCgroups").is_empty() && view.node("cgroupRoot").is_none_or(|n| !n.origin.is_set()) {
+        out.push(view.blame(&["systemCgroups"], "needs cgroupRoot".to_owned()));
+    }
+    if !view.text("reservedSystemCPUs").is_empty() {
+        for cgroup in ["systemReservedCgroup", "kubeReservedCgroup"] {
+            if !view.text(cgroup).is_empty() {
+                out.push(view.blame(&[cgroup], "excludes reservedSystemCPUs".to_owned()));
+            }
+        }
+    }
+}
+
+fn eviction(view: &View<'_>, out: &mut Vec<Mistake>) {
+    let graces = view.node("evictionSoftGracePeriod").map(Node::entries).unwrap_or_default();
+    let soft = view.node("evictionSoft").map(Node::entries).unwrap_or_default();
+    for entry in soft.iter().filter(|e| !graces.iter().any(|g| g.key == e.key)) {
+        let path = format!("evictionSoft.{}", entry.key);
+        let message = format!("needs a grace period, evictionSoftGracePeriod.{}", entry.key);
+        out.push(Mistake::error(entry.origin.clone(), path, message));
+    }
+    for entry in graces.iter().filter(|g| !soft.iter().any(|e| e.key == g.key)) {
+        let path = format!("evictionSoftGracePeriod.{}", entry.key);
+        out.push(Mistake::warning(entry.origin.clone(), path, "there is no such evictionSoft threshold"));
+    }
+}
+
+fn shutdown(view: &View<'_>, out: &mut Vec<Mistake>) {
+    const ALL: &str = "shutdownGracePeriod";
+    const CRITICAL: &str = "shutdownGracePeriodCriticalPods";
+    const BY_PRIORITY: &str = "shutdownGracePeriodByPodPriority";
+    let (all, critical) = (view.nanos(ALL), view.nanos(CRITICAL));
+    if critical > all {
+        let [critical, all] = [critical, all].map(duration::format);
+        out.push(view.blame(&[CRITICAL], format!("{critical} is above {ALL} {all}")));
+    }
+    for (field, nanos) in [(ALL, all), (CRITICAL, critical)] {
+        if nanos != 0 && nanos < 1_000_000_000 {
+            out.push(view.blame(&[field], format!("{} is below 1s", duration::format(nanos))));
+        }
+    }
+    let by_priority = view.node(BY_PRIORITY).map(Node::elements).unwrap_or_default();
+    if !by_priority.is_empty() && (all != 0 || critical != 0) {
+        out.push(view.blame(&[BY_PRIORITY], format!("excludes {ALL} and {CRITICAL}")));
+    }
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    for (at, priority) in by_priority.iter().enumerate() {
+        let Some(number) = priority.get("priority") else { continue };
+        if let Some(first) = seen.insert(number.data.to_string(), at) {
+            let path = format!("{BY_PRIORITY}[{at}].priority");
+            let message = format!("{} stands in [{first}] already", number.data);
+            out.push(Mistake::error(number.origin.clone(), path, message));
+        }
+    }
+}
+
+fn pulls(view: &View<'_>, out: &mut Vec<Mistake>) {
+    if view.is("serializeImagePulls")
+        && let Some(many) = view.int("maxParallelImagePulls")
+        && many > 1
+    {
+        let fields = ["maxParallelImagePulls", "serializeImagePulls"];
+        out.push(view.blame(&fields, format!("{many} pulls at once, but serializeImagePulls is true")));
+    }
+}
+
+fn logs(view: &View<'_>, out: &mut Vec<Mistake>) {
+    if view.is("enableSystemLogQuery") && !view.is("enableSystemLogHandler") {
+        out.push(view.blame(&["enableSystemLogQuery"], "true: needs enableSystemLogHandler".to_owned()));
+    }
+}
+
+fn server(view: &View<'_>, out: &mut Vec<Mistake>) {
+    let (cert, key) = ("tlsCertFile", "tlsPrivateKeyFile");
+    for (one, other) in [(cert, key), (key, cert)] {
+        if !view.text(one).is_empty() && view.text(other).is_empty() {
+            out.push(view.blame(&[one], format!("needs {other}")));
+        }
+    }
+    let (port, read_only) = (view.int("port"), view.int("readOnlyPort"));
+    if read_only.is_some_and(|p| p != 0) && port == read_only {
+        out.push(view.blame(&["readOnlyPort"], "is the same as port".to_owned()));
+    }
+}
+
+fn other(view: &View<'_>, out: &mut Vec<Mistake>) {
+    if let Some(ids) = view.int("userNamespaces.idsPerPod")
+        && ids % 65536 != 0
+    {
+        out.push(view.blame(&["userNamespaces.idsPerPod"], format!("{ids} is no multiple of 65536")));
+    }
+    let mut seen: Vec<(&str, &str)> = Vec::new();
+    let taints = view.node("registerWithTaints").map(Node::elements).unwrap_or_default();
+    for (at, taint) in taints.iter().enumerate() {
+        let field = |name: &str| taint.get(name).and_then(Node::text).unwrap_or_default();
+        let id = (field("key"), field("effect"));
+        if seen.contains(&id) {
+            let path = format!("registerWithTaints[{at}]");
+            let message = format!("a second taint {} with effect {}", id.0, id.1);
+            out.push(Mistake::error(taint.origin.clone(), path, message));
+        }
+        seen.push(id);
+    }
+    labels(view, out);
+}
+
+/// Labels a node may not give itself (pkg/kubelet/apis/well_known_labels.go).
+fn labels(view: &View<'_>, out: &mut Vec<Mistake>) {
+    const KNOWN: [&str; 11] = [
+        "kubernetes.io/hostname",
+        "kubernetes.io/os",
+        "kubernetes.io/arch",
+        "beta.kubernetes.io/os",
+        "beta.kubernetes.io/arch",
+        "node.kubernetes.io/instance-type",
+        "beta.kubernetes.io/instance-type",
+        "topology.kubernetes.io/zone",
+        "topology.kubernetes.io/region",
+        "failure-domain.beta.kubernetes.io/zone",
+        "failure-domain.beta.kubernetes.io/region",
+    ];
+    let labels = view.config.value(Document::Quintlet, "nodeLabels").map(Node::entries).unwrap_or_default();
+    for entry in labels {
+        let domain = entry.key.split_once('/').map_or("", |(domain, _)| domain);
+        let is = |root: &str| domain == root || domain.ends_with(&format!(".{root}"));
+        let own = is("kubelet.kubernetes.io") || is("node.kubernetes.io");
+        if (is("kubernetes.io") || is("k8s.io")) && !own && !KNOWN.contains(&entry.key.as_str()) {
+            let path = format!("nodeLabels.{}", entry.key);
+            let message = "a node may not give itself a label of kubernetes.io or k8s.io but under \
+                           kubelet.kubernetes.io/ and node.kubernetes.io/";
+            out.push(Mistake::error(entry.origin.clone(), path, message));
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! "Did you mean".
+
+/// Names further away than this many changes per three letters are no help.
+const CHANGES_PER: usize = 3;
+
+/// ` (did you mean X?)` for the nearest name, or nothing.
+pub(crate) fn hint<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> String {
+    nearest(given, known).map(|name| format!(" (did you mean {name}?)")).unwrap_or_default()
+}
+
+fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    // A long key is no slip of the finger, and comparing it costs.
+    if given.len() > 100 {
+        return None;
+    }
+    let lower = given.to_lowercase();
+    known
+        .map(|name| (strsim::damerau_levenshtein(&lower, &name.to_lowercase()), name))
+        .filter(|(distance, name)| *distance <= (name.len().min(given.len()) / CHANGES_PER).max(1))
+        .min()
+        .map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_is_recognised_and_another_word_is_not() {
+        let known = ["evictionHard", "evictionSoft", "maxPods"];
+        for (given, want) in [
+            ("evictionHardd", Some("evictionHard")),
+            ("EvictionHard", Some("evictionHard")),
+            ("maxpod", Some("maxPods")),
+            ("something", None),
+        ] {
+            assert_eq!(nearest(given, known.into_iter()), want, "{given}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Feature gates that bear on what a node agent does, and how Quintlet is fixed for each.
+//!
+//! The list is not all of the kubelet's: gates of other components may stand in the same map, and gates come and go with
+//! each release. So a gate that is not here is warned of, not refused (an error with `--strict`).
+
+/// A gate.
+#[derive(Debug, Clone, Copy)]
+pub struct Gate {
+    /// Its name.
+    pub name: &'static str,
+    /// Quintlet behaves as with this value.
+    pub fixed: bool,
+}
+
+const fn on(name: &'static str) -> Gate {
+    Gate { name, fixed: true }
+}
+
+const fn off(name: &'static str) -> Gate {
+    Gate { name, fixed: false }
+}
+
+/// The gate that can be set either way.
+pub const CRASH_LOOP_MAX: &str = "KubeletCrashLoopBackOffMax";
+
+/// All that are known but [`CRASH_LOOP_MAX`], by name.
+pub const GATES: &[Gate] = &[
+    off("AllAlpha"),
+    off("AllBeta"),
+    off("CPUManagerPolicyAlphaOptions"),
+    on("CPUManagerPolicyBetaOptions"),
+    off("CSIVolumeHealth"),
+    off("ClusterTrustBundleProjection"),
+    off("ContainerCheckpoint"),
+    on("ContainerRestartRules"),
+    on("CustomCPUCFSQuotaPeriod"),
+    off("DynamicResourceAllocation"),
+    on("EnvFiles"),
+    on("EventedPLEG"),
+    off("ExtendWebSocketsToKubelet"),
+    off("GracefulNodeShutdown"),
+    off("GracefulNodeShutdownBasedOnPodPriority"),
+    on("HostnameOverride"),
+    on("ImageMaximumGCAge"),
+    on("ImageVolume"),
+    off("InPlacePodVerticalScaling"),
+    on("KubeletCgroupDriverFromCRI"),
+    off("KubeletEnsureSecretPulledImages"),
+    off("KubeletFineGrainedAuthz"),
+    off("KubeletInUserNamespace"),
+    off("KubeletPSI"),
+    off("KubeletSeparateDiskGC"),
+    off("KubeletServiceAccountTokenForCredentialProviders"),
+    on("KubeletTracing"),
+    off("LocalStorageCapacityIsolationFSQuotaMonitoring"),
+    off("MemoryQoS"),
+    off("NodeLogQuery"),
+    off("NodeSwap"),
+    off("PodAndContainerStatsFromCRI"),
+    on("PodLevelResources"),
+    off("PodLogsQuerySplitStreams"),
+    on("PodReadyToStartContainersCondition"),
+    on("ProcMountType"),
+    on("RecursiveReadOnlyMounts"),
+    off("RotateKubeletServerCertificate"),
+    on("SidecarContainers"),
+    on("SupplementalGroupsPolicy"),
+    on("UserNamespacesSupport"),
+];

@@ -1,0 +1,560 @@
+//! Fields of KubeletConfiguration v1beta1 (kubelet 1.36), in the order of `spec/node-api.md` §10.2.
+
+use super::Row;
+use super::Service::{CriProxy, PodSync, StatusReporter};
+use crate::kind::{self, COUNT, DURATION, Keys, Kind, PORT_OR_NONE};
+
+const ALL: &[super::Service] = &super::Service::ALL;
+const TEXTS: Kind = Kind::List(&Kind::Text);
+const QUANTITY: Kind = Kind::Checked(kind::quantity);
+const THRESHOLD: Kind = Kind::Checked(kind::threshold);
+const I64: i64 = i64::MAX;
+const SECOND: i64 = 1_000_000_000;
+
+const SIGNALS: Keys = Keys::Of(
+    &[
+        "memory.available",
+        "allocatableMemory.available",
+        "nodefs.available",
+        "nodefs.inodesFree",
+        "imagefs.available",
+        "imagefs.inodesFree",
+        "containerfs.available",
+        "containerfs.inodesFree",
+        "pid.available",
+    ],
+    "unsupported eviction signal",
+);
+const THRESHOLDS: Kind = Kind::Map(SIGNALS, &THRESHOLD);
+const RESERVED: Kind =
+    Kind::Map(Keys::Of(&["cpu", "memory", "ephemeral-storage", "pid"], "cannot be reserved"), &QUANTITY);
+const TAINTS: Kind = Kind::Objects(&[
+    ("key", Kind::Text, true),
+    ("value", Kind::Text, false),
+    ("effect", Kind::Word(&["NoSchedule", "PreferNoSchedule", "NoExecute"]), true),
+    ("timeAdded", Kind::Text, false),
+]);
+
+/// The fields.
+pub const KUBELET: &[Row] = &[
+    Row::new("enableServer", Kind::Bool, "true").kubelet_flag("enable-server").not_yet(CriProxy, Some("false")),
+    Row::new("staticPodPath", Kind::Path, "")
+        .kubelet_flag("pod-manifest-path")
+        .own_flag("manifests")
+        .honoured(&[PodSync], "directory or file of pod manifests", &["fields_of_sources_arrive"]),
+    Row::new("staticPodURL", Kind::Text, "").kubelet_flag("manifest-url").honoured(
+        &[PodSync],
+        "URL of a pod or a list of pods",
+        &["fields_of_sources_arrive"],
+    ),
+    Row::new("staticPodURLHeader", Kind::Map(Keys::Any, &TEXTS), "")
+        .kubelet_flag("manifest-url-header")
+        .secret()
+        .honoured(&[PodSync], "headers for that URL", &["fields_of_sources_arrive"]),
+    Row::new("syncFrequency", DURATION, "1m").kubelet_flag("sync-frequency").honoured(
+        &[PodSync],
+        "how often a pod is looked at when nothing happened to it",
+        &["fields_of_sources_arrive"],
+    ),
+    Row::new("fileCheckFrequency", DURATION, "20s").kubelet_flag("file-check-frequency").honoured(
+        &[PodSync],
+        "how often manifests are read again when nothing seems to have changed",
+        &["fields_of_sources_arrive"],
+    ),
+    Row::new("httpCheckFrequency", DURATION, "20s").kubelet_flag("http-check-frequency").honoured(
+        &[PodSync],
+        "how often staticPodURL is fetched",
+        &["fields_of_sources_arrive"],
+    ),
+    Row::new("address", Kind::Checked(kind::address_or_none), "0.0.0.0")
+        .kubelet_flag("address")
+        .not_yet(CriProxy, None),
+    Row::new("port", Kind::Int(0, 65535), "10250").kubelet_flag("port").not_yet(CriProxy, None),
+    Row::new("readOnlyPort", PORT_OR_NONE, "0").kubelet_flag("read-only-port").not_yet(CriProxy, Some("0")),
+    Row::new("volumePluginDir", Kind::Path, "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/")
+        .kubelet_flag("volume-plugin-dir")
+        .not_yet(PodSync, None),
+    Row::new("providerID", Kind::Text, "").kubelet_flag("provider-id").honoured(
+        &[StatusReporter],
+        "spec.providerID of a Node that is registered",
+        &["a_node_is_registered_with_what_the_configuration_says"],
+    ),
+    Row::new("tlsCertFile", Kind::Path, "").kubelet_flag("tls-cert-file").not_yet(CriProxy, None),
+    Row::new("tlsPrivateKeyFile", Kind::Path, "").kubelet_flag("tls-private-key-file").not_yet(CriProxy, None),
+    Row::new("tlsCipherSuites", TEXTS, "").kubelet_flag("tls-cipher-suites").not_yet(CriProxy, None),
+    Row::new(
+        "tlsMinVersion",
+        Kind::Word(&["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]),
+        "",
+    )
+    .kubelet_flag("tls-min-version")
+    .not_yet(CriProxy, None),
+    Row::new("tlsCurvePreferences", Kind::List(&Kind::Int(0, 65535)), "")
+        .kubelet_flag("tls-curve-preferences")
+        .not_yet(CriProxy, None),
+    Row::new("rotateCertificates", Kind::Bool, "false")
+        .kubelet_flag("rotate-certificates")
+        .not_yet(PodSync, Some("false")),
+    Row::new("serverTLSBootstrap", Kind::Bool, "false")
+        .kubelet_flag("rotate-server-certificates")
+        .not_yet(PodSync, Some("false")),
+    Row::new("authentication.x509.clientCAFile", Kind::Path, "")
+        .kubelet_flag("client-ca-file")
+        .not_yet(CriProxy, None),
+    Row::new("authentication.webhook.enabled", Kind::Bool, "true")
+        .kubelet_flag("authentication-token-webhook")
+        .zero_counts()
+        .not_yet(CriProxy, None),
+    Row::new("authentication.webhook.cacheTTL", DURATION, "2m")
+        .kubelet_flag("authentication-token-webhook-cache-ttl")
+        .not_yet(CriProxy, None),
+    Row::new("authentication.anonymous.enabled", Kind::Bool, "false")
+        .kubelet_flag("anonymous-auth")
+        .not_yet(CriProxy, Some("false")),
+    Row::new("authorization.mode", Kind::Word(&["", "AlwaysAllow", "Webhook"]), "Webhook")
+        .kubelet_flag("authorization-mode")
+        .not_yet(CriProxy, None),
+    Row::new("authorization.webhook.cacheAuthorizedTTL", DURATION, "5m")
+        .kubelet_flag("authorization-webhook-cache-authorized-ttl")
+        .not_yet(CriProxy, None),
+    Row::new("authorization.webhook.cacheUnauthorizedTTL", DURATION, "30s")
+        .kubelet_flag("authorization-webhook-cache-unauthorized-ttl")
+        .not_yet(CriProxy, None),
+    Row::new("registryPullQPS", COUNT, "").kubelet_flag("registry-qps").zero_counts().honoured(
+        &[PodSync],
+        "pulls begun per second, one more is a failed one; without it, and with 0, no limit",
+        &["fields_of_images_arrive", "pulls_begin_as_often_as_the_bucket_allows"],
+    ),
+    Row::new("registryBurst", COUNT, "").kubelet_flag("registry-burst").honoured(
+        &[PodSync],
+        "pulls begun at once before that limit counts; without it 10",
+        &["fields_of_images_arrive", "pulls_begin_as_often_as_the_bucket_allows"],
+    ),
+    Row::new("eventRecordQPS", COUNT, "50").kubelet_flag("event-qps").zero_counts().honoured(
+        &[StatusReporter],
+        "events written per second; 0: no limit",
+        &["events_keep_to_their_rate"],
+    ),
+    Row::new("eventBurst", COUNT, "100").kubelet_flag("event-burst").honoured(
+        &[StatusReporter],
+        "events written at once before that limit counts",
+        &["events_keep_to_their_rate"],
+    ),
+    Row::new("enableDebuggingHandlers", Kind::Bool, "true")
+        .kubelet_flag("enable-debugging-handlers")
+        .not_yet(CriProxy, Some("false")),
+    Row::new("enableContentionProfiling", Kind::Bool, "false")
+        .kubelet_flag("contention-profiling")
+        .ignored(CriProxy, "profiles Go's locks; there are none here"),
+    Row::new("healthzPort", PORT_OR_NONE, "10248")
+        .kubelet_flag("healthz-port")
+        .zero_counts()
+        .not_yet(CriProxy, Some("0")),
+    Row::new("healthzBindAddress", Kind::Checked(kind::address_or_none), "127.0.0.1")
+        .kubelet_flag("healthz-bind-address")
+        .not_yet(CriProxy, None),
+    Row::new("oomScoreAdj", Kind::Int(-1000, 1000), "-999")
+        .kubelet_flag("oom-score-adj")
+        .zero_counts()
+        .not_yet(PodSync, None),
+    Row::new("clusterDomain", Kind::Text, "").kubelet_flag("cluster-domain").honoured(
+        &[PodSync],
+        "domain of the cluster, in DNS search lists",
+        &["fields_of_dns_arrive"],
+    ),
+    Row::new("clusterDNS", Kind::List(&Kind::Checked(kind::address)), "").kubelet_flag("cluster-dns").honoured(
+        &[PodSync],
+        "DNS servers of pods with policy ClusterFirst",
+        &["fields_of_dns_arrive"],
+    ),
+    Row::new("streamingConnectionIdleTimeout", DURATION, "4h")
+        .kubelet_flag("streaming-connection-idle-timeout")
+        .ignored(CriProxy, "the runtime's streaming server decides when an idle connection ends"),
+    Row::new("nodeStatusUpdateFrequency", DURATION, "10s").kubelet_flag("node-status-update-frequency").honoured(
+        &[StatusReporter],
+        "shortest time between two writes of the Node's status that are not urgent",
+        &["the_node_is_written_as_often_as_the_configuration_says"],
+    ),
+    Row::new("nodeStatusReportFrequency", DURATION, "5m").honoured(
+        &[StatusReporter],
+        "how often the Node's status is written when nothing changed",
+        &["the_node_is_written_as_often_as_the_configuration_says"],
+    )
+    .own_flag("node-status-report-frequency"),
+    Row::new("nodeLeaseDurationSeconds", Kind::Int(1, i32::MAX as i64), "40")
+        .own_flag("node-lease-duration-seconds")
+        .honoured(
+            &[StatusReporter],
+            "seconds the node's lease counts; it is renewed after a quarter of them",
+            &["the_lease_lasts_as_long_as_the_configuration_says"],
+        ),
+    Row::new("imageMinimumGCAge", DURATION, "2m").kubelet_flag("minimum-image-ttl-duration").honoured(
+        &[PodSync],
+        "an image that came more recently is not removed",
+        &["fields_of_images_arrive", "the_longest_unused_goes_first_and_what_is_used_new_or_pinned_stays"],
+    ),
+    Row::new("imageMaximumGCAge", DURATION, "0s").own_flag("image-maximum-gc-age").honoured(
+        &[PodSync],
+        "an image that nobody used for so long is removed, whatever the disk; 0s: never",
+        &["fields_of_images_arrive", "age_counts_only_once_this_process_is_as_old"],
+    ),
+    Row::new("imageGCHighThresholdPercent", Kind::Int(0, 100), "85").kubelet_flag("image-gc-high-threshold").zero_counts().honoured(
+        &[PodSync],
+        "percent of the disk in use from which on images are removed; 100: never",
+        &["fields_of_images_arrive", "space_is_freed_from_the_high_threshold_to_the_low_one"],
+    ),
+    Row::new("imageGCLowThresholdPercent", Kind::Int(0, 100), "80").kubelet_flag("image-gc-low-threshold").zero_counts().honoured(
+        &[PodSync],
+        "percent in use at which enough are removed",
+        &["fields_of_images_arrive", "space_is_freed_from_the_high_threshold_to_the_low_one"],
+    ),
+    Row::new("volumeStatsAggPeriod", Kind::Duration(i64::MIN, I64), "1m")
+        .kubelet_flag("volume-stats-agg-period")
+        .not_yet(PodSync, Some("-1s")),
+    Row::new("kubeletCgroups", Kind::Text, "").kubelet_flag("kubelet-cgroups").not_yet(PodSync, None),
+    Row::new("systemCgroups", Kind::Text, "").kubelet_flag("system-cgroups").not_yet(PodSync, None),
+    Row::new("cgroupRoot", Kind::Text, "/").kubelet_flag("cgroup-root").honoured(
+        &[PodSync],
+        "cgroup under which kubepods stands",
+        &["fields_of_cgroups_arrive"],
+    ),
+    Row::new("cgroupsPerQOS", Kind::Bool, "true").kubelet_flag("cgroups-per-qos").honoured(
+        &[PodSync],
+        "pods have cgroups of their own, in a tier per class",
+        &["fields_of_cgroups_arrive", "without_tiers_no_group_is_made_or_named"],
+    ),
+    Row::new("cgroupDriver", Kind::Word(&["", "cgroupfs", "systemd"]), "cgroupfs")
+        .kubelet_flag("cgroup-driver")
+        .honoured(
+            &[PodSync],
+            "who makes cgroups, where the runtime does not tell",
+            &["fields_of_images_arrive", "a_pods_group_is_named_as_the_driver_wants_it"],
+        ),
+    Row::new("cpuManagerPolicy", Kind::Word(&["", "none", "static"]), "none")
+        .kubelet_flag("cpu-manager-policy")
+        .not_yet(PodSync, Some("none")),
+    Row::new("cpuManagerPolicyOptions", Kind::Map(Keys::Any, &Kind::Text), "")
+        .kubelet_flag("cpu-manager-policy-options")
+        .not_yet(PodSync, None),
+    Row::new("cpuManagerReconcilePeriod", DURATION, "10s")
+        .kubelet_flag("cpu-manager-reconcile-period")
+        .not_yet(PodSync, None),
+    Row::new("memoryManagerPolicy", Kind::Word(&["", "None", "Static"]), "None")
+        .kubelet_flag("memory-manager-policy")
+        .not_yet(PodSync, Some("None")),
+    Row::new(
+        "topologyManagerPolicy",
+        Kind::Word(&["", "none", "best-effort", "restricted", "single-numa-node"]),
+        "none",
+    )
+    .kubelet_flag("topology-manager-policy")
+    .not_yet(PodSync, Some("none")),
+    Row::new("topologyManagerScope", Kind::Word(&["", "container", "pod"]), "container")
+        .kubelet_flag("topology-manager-scope")
+        .not_yet(PodSync, None),
+    Row::new("topologyManagerPolicyOptions", Kind::Map(Keys::Any, &Kind::Text), "")
+        .kubelet_flag("topology-manager-policy-options")
+        .not_yet(PodSync, None),
+    Row::new("qosReserved", Kind::Map(Keys::Of(&["memory"], "cannot be reserved"), &Kind::Checked(kind::percentage)), "")
+        .kubelet_flag("qos-reserved")
+        .not_yet(PodSync, None),
+    Row::new("runtimeRequestTimeout", DURATION, "2m").kubelet_flag("runtime-request-timeout").honoured(
+        &[CriProxy, PodSync],
+        "when a call to the runtime is given up; pulls, execs and attaches have no such limit",
+        &["a_call_is_given_up_when_the_configuration_says", "the_file_names_the_runtime"],
+    ),
+    Row::new("hairpinMode", Kind::Word(&["", "promiscuous-bridge", "hairpin-veth", "none"]), "promiscuous-bridge")
+        .kubelet_flag("hairpin-mode")
+        .ignored(PodSync, "the network plugin decides; the kubelet does not use it either"),
+    Row::new("maxPods", COUNT, "110").kubelet_flag("max-pods").honoured(
+        &[PodSync],
+        "pods the node takes",
+        &["pods_are_as_many_as_the_node_and_its_cores_take"],
+    ),
+    Row::new("podCIDR", Kind::Text, "").kubelet_flag("pod-cidr").not_yet(PodSync, None),
+    Row::new("podPidsLimit", Kind::Int(-1, I64), "-1").kubelet_flag("pod-max-pids").zero_counts().honoured(
+        &[PodSync],
+        "processes in a pod; -1 and 0: no limit",
+        &["fields_of_cgroups_arrive"],
+    ),
+    Row::new("resolvConf", Kind::Path, "/etc/resolv.conf").kubelet_flag("resolv-conf").zero_counts().honoured(
+        &[PodSync],
+        "resolv.conf of pods with DNS policy Default; empty: none",
+        &["fields_of_dns_arrive"],
+    ),
+    Row::new("cpuCFSQuota", Kind::Bool, "true").kubelet_flag("cpu-cfs-quota").honoured(
+        &[PodSync],
+        "CPU limits are enforced",
+        &["fields_of_cgroups_arrive"],
+    ),
+    Row::new("cpuCFSQuotaPeriod", Kind::Duration(1_000_000, SECOND), "100ms")
+        .kubelet_flag("cpu-cfs-quota-period")
+        .honoured(&[PodSync], "period of CPU limits", &["fields_of_cgroups_arrive"]),
+    Row::new("nodeStatusMaxImages", Kind::Int(-1, i32::MAX as i64), "50")
+        .kubelet_flag("node-status-max-images")
+        .zero_counts()
+        .not_yet(PodSync, Some("0")),
+    Row::new("maxOpenFiles", Kind::Int(0, I64), "1000000").kubelet_flag("max-open-files").not_yet(PodSync, None),
+    Row::new("contentType", Kind::Text, "application/vnd.kubernetes.protobuf")
+        .kubelet_flag("kube-api-content-type")
+        .ignored(StatusReporter, "the API server is spoken to in JSON"),
+    Row::new("kubeAPIQPS", COUNT, "").kubelet_flag("kube-api-qps").zero_counts().honoured(
+        &[StatusReporter],
+        "writes of pods to the API server per second; without it, and with 0, no limit",
+        &["writes_of_pods_keep_to_a_rate_that_is_set"],
+    ),
+    Row::new("kubeAPIBurst", COUNT, "").kubelet_flag("kube-api-burst").honoured(
+        &[StatusReporter],
+        "writes of pods at once before that limit counts; without it 100",
+        &["writes_of_pods_keep_to_a_rate_that_is_set"],
+    ),
+    Row::new("serializeImagePulls", Kind::Bool, "").kubelet_flag("serialize-image-pulls").honoured(
+        &[PodSync],
+        "true: one pull at a time, false: no limit of its own; not set: 8 in all and 4 from one registry",
+        &["fields_of_images_arrive", "pulls_are_as_many_as_the_settings_allow"],
+    ),
+    Row::new("maxParallelImagePulls", Kind::Int(1, i32::MAX as i64), "").own_flag("max-parallel-image-pulls").honoured(
+        &[PodSync],
+        "pulls at once, whatever the registry",
+        &["fields_of_images_arrive", "pulls_are_as_many_as_the_settings_allow"],
+    ),
+    Row::new(
+        "evictionHard",
+        THRESHOLDS,
+        "{memory.available: 100Mi, nodefs.available: 10%, nodefs.inodesFree: 5%, imagefs.available: 15%, imagefs.inodesFree: 5%}",
+    )
+    .kubelet_flag("eviction-hard")
+    .not_yet(PodSync, Some("{}")),
+    Row::new("evictionSoft", THRESHOLDS, "").kubelet_flag("eviction-soft").not_yet(PodSync, None),
+    Row::new("evictionSoftGracePeriod", Kind::Map(SIGNALS, &DURATION), "")
+        .kubelet_flag("eviction-soft-grace-period")
+        .not_yet(PodSync, None),
+    Row::new("evictionMinimumReclaim", THRESHOLDS, "")
+        .kubelet_flag("eviction-minimum-reclaim")
+        .not_yet(PodSync, None),
+    Row::new("evictionPressureTransitionPeriod", DURATION, "5m")
+        .kubelet_flag("eviction-pressure-transition-period")
+        .not_yet(PodSync, None),
+    Row::new("evictionMaxPodGracePeriod", Kind::Int(i32::MIN as i64, i32::MAX as i64), "0")
+        .kubelet_flag("eviction-max-pod-grace-period")
+        .not_yet(PodSync, None),
+    Row::new("mergeDefaultEvictionSettings", Kind::Bool, "false").not_yet(PodSync, None),
+    Row::new("kernelMemcgNotification", Kind::Bool, "false")
+        .kubelet_flag("kernel-memcg-notification")
+        .not_yet(PodSync, Some("false")),
+    Row::new("enableControllerAttachDetach", Kind::Bool, "true")
+        .kubelet_flag("enable-controller-attach-detach")
+        .not_yet(PodSync, Some("true")),
+    Row::new("protectKernelDefaults", Kind::Bool, "false")
+        .kubelet_flag("protect-kernel-defaults")
+        .not_yet(PodSync, None),
+    Row::new("makeIPTablesUtilChains", Kind::Bool, "true")
+        .kubelet_flag("make-iptables-util-chains")
+        .not_yet(PodSync, Some("false")),
+    Row::new("iptablesMasqueradeBit", Kind::Int(0, 31), "14")
+        .kubelet_flag("iptables-masquerade-bit")
+        .zero_counts()
+        .ignored(PodSync, "the kubelet no longer marks packets either"),
+    Row::new("iptablesDropBit", Kind::Int(0, 31), "15")
+        .kubelet_flag("iptables-drop-bit")
+        .zero_counts()
+        .ignored(PodSync, "the kubelet no longer marks packets either"),
+    Row::new("featureGates", Kind::Map(Keys::Any, &Kind::Bool), "").kubelet_flag("feature-gates").honoured(
+        &[PodSync],
+        "KubeletCrashLoopBackOffMax; every other gate is fixed, and a value that differs is warned of",
+        &["a_gate_turns_the_maximum_of_the_back_off_off"],
+    ),
+    Row::new("failSwapOn", Kind::Bool, "true").kubelet_flag("fail-swap-on").not_yet(PodSync, Some("false")),
+    Row::new("memorySwap.swapBehavior", Kind::Word(&["", "NoSwap", "LimitedSwap"]), "NoSwap")
+        .own_flag("memory-swap-behavior")
+        .honoured(
+            &[PodSync],
+            "with LimitedSwap, Burstable pods get a share of the machine's swap (cgroup v2)",
+            &["swap_is_for_nobody_unless_limited_swap_is_set"],
+        ),
+    Row::new("containerLogMaxSize", Kind::Checked(kind::signed_quantity), "10Mi")
+        .kubelet_flag("container-log-max-size")
+        .not_yet(PodSync, Some("-1")),
+    Row::new("containerLogMaxFiles", Kind::Int(2, i32::MAX as i64), "5")
+        .kubelet_flag("container-log-max-files")
+        .not_yet(PodSync, None),
+    Row::new("containerLogMaxWorkers", Kind::Int(1, i32::MAX as i64), "1").not_yet(PodSync, None),
+    Row::new("containerLogMonitorInterval", Kind::Duration(3 * SECOND, I64), "10s").not_yet(PodSync, None),
+    Row::new("configMapAndSecretChangeDetectionStrategy", Kind::Word(&["", "Get", "Cache", "Watch"]), "Watch")
+        .not_yet(PodSync, None),
+    Row::new("systemReserved", RESERVED, "").kubelet_flag("system-reserved").honoured(
+        &[PodSync],
+        "kept back from allocatable, and from the pods' cgroup where enforceNodeAllocatable has pods",
+        &["what_is_reserved_is_kept_from_pods"],
+    ),
+    Row::new("kubeReserved", RESERVED, "").kubelet_flag("kube-reserved").honoured(
+        &[PodSync],
+        "as systemReserved",
+        &["what_is_reserved_is_kept_from_pods"],
+    ),
+    Row::new("reservedSystemCPUs", Kind::Text, "").kubelet_flag("reserved-cpus").not_yet(PodSync, None),
+    Row::new("systemReservedCgroup", Kind::Text, "").kubelet_flag("system-reserved-cgroup").not_yet(PodSync, None),
+    Row::new("kubeReservedCgroup", Kind::Text, "").kubelet_flag("kube-reserved-cgroup").not_yet(PodSync, None),
+    Row::new(
+        "enforceNodeAllocatable",
+        Kind::List(&Kind::Word(&[
+            "none",
+            "pods",
+            "system-reserved",
+            "kube-reserved",
+            "system-reserved-compressible",
+            "kube-reserved-compressible",
+        ])),
+        "[pods]",
+    )
+    .kubelet_flag("enforce-node-allocatable")
+    .zero_counts()
+    .honoured(
+        &[PodSync],
+        "pods: the cgroup of all pods is limited to what is not reserved (the other words have no effect yet)",
+        &["what_is_reserved_is_kept_from_pods"],
+    ),
+    Row::new("allowedUnsafeSysctls", TEXTS, "").kubelet_flag("allowed-unsafe-sysctls").honoured(
+        &[PodSync],
+        "sysctls, or patterns of them, that pods may set besides the safe ones",
+        &["an_unsafe_sysctl_is_admitted_where_it_is_allowed"],
+    ),
+    Row::new("shutdownGracePeriod", DURATION, "0s").not_yet(PodSync, Some("0s")),
+    Row::new("shutdownGracePeriodCriticalPods", DURATION, "0s").not_yet(PodSync, Some("0s")),
+    Row::new(
+        "shutdownGracePeriodByPodPriority",
+        Kind::Objects(&[
+            ("priority", Kind::Int(i32::MIN as i64, i32::MAX as i64), true),
+            ("shutdownGracePeriodSeconds", Kind::Int(0, I64), true),
+        ]),
+        "",
+    )
+    .not_yet(PodSync, None),
+    Row::new(
+        "reservedMemory",
+        Kind::Objects(&[
+            ("numaNode", Kind::Int(0, i32::MAX as i64), true),
+            ("limits", Kind::Map(Keys::Any, &QUANTITY), true),
+        ]),
+        "",
+    )
+    .kubelet_flag("reserved-memory")
+    .not_yet(PodSync, None),
+    Row::new("enableProfilingHandler", Kind::Bool, "true").not_yet(CriProxy, Some("false")),
+    Row::new("enableDebugFlagsHandler", Kind::Bool, "true").not_yet(CriProxy, Some("false")),
+    Row::new("enableSystemLogHandler", Kind::Bool, "true").not_yet(CriProxy, Some("false")),
+    Row::new("enableSystemLogQuery", Kind::Bool, "false").not_yet(CriProxy, Some("false")),
+    Row::new("seccompDefault", Kind::Bool, "false").kubelet_flag("seccomp-default").honoured(
+        &[PodSync],
+        "containers without a seccomp profile get RuntimeDefault",
+        &["fields_of_security_arrive"],
+    ),
+    Row::new("memoryThrottlingFactor", Kind::Number(0.0, 1.0), "0.9").not_yet(PodSync, None),
+    Row::new("memoryReservationPolicy", Kind::Word(&["", "None", "TieredReservation"]), "None")
+        .not_yet(PodSync, Some("None")),
+    Row::new("registerWithTaints", TAINTS, "").kubelet_flag("register-with-taints").honoured(
+        &[StatusReporter],
+        "taints of a Node that is registered",
+        &["a_node_is_registered_with_what_the_configuration_says"],
+    ),
+    Row::new("registerNode", Kind::Bool, "true").kubelet_flag("register-node").honoured(
+        &[StatusReporter],
+        "the Node object is made if it is not there",
+        &["without_registration_the_node_is_waited_for"],
+    ),
+    Row::new("localStorageCapacityIsolation", Kind::Bool, "true")
+        .kubelet_flag("local-storage-capacity-isolation")
+        .not_yet(PodSync, None),
+    Row::new("containerRuntimeEndpoint", Kind::Checked(kind::unix_endpoint), "unix:///run/containerd/containerd.sock")
+        .kubelet_flag("container-runtime-endpoint")
+        .own_flag("runtime-endpoint")
+        .honoured(&[CriProxy], "the runtime's socket", &["the_file_names_the_runtime"]),
+    Row::new("imageServiceEndpoint", Kind::Checked(kind::unix_endpoint), "")
+        .kubelet_flag("image-service-endpoint")
+        .honoured(
+            &[CriProxy],
+            "socket of the image service where that is another one",
+            &["images_may_have_a_socket_of_their_own", "the_file_names_the_runtime"],
+        ),
+    Row::new("failCgroupV1", Kind::Bool, "true").not_yet(PodSync, Some("false")),
+    Row::new("singleProcessOOMKill", Kind::Bool, "").own_flag("single-process-oom-kill").honoured(
+        &[PodSync],
+        "whether the kernel kills one process of a container or all; without it one with cgroup v1, all with v2",
+        &["fields_of_security_arrive"],
+    ),
+    Row::new("crashLoopBackOff.maxContainerRestartPeriod", Kind::Duration(SECOND, 300 * SECOND), "5m")
+        .own_flag("max-container-restart-period")
+        .honoured(
+            &[PodSync],
+            "longest delay before a container that keeps ending is started again",
+            &["a_short_maximum_caps_the_first_delay_too", "fields_of_sources_arrive"],
+        ),
+    Row::new("podLogsDir", Kind::Checked(kind::clean_path), "/var/log/pods").own_flag("pod-logs-dir").honoured(
+        &[PodSync],
+        "directory of the pods' logs",
+        &["fields_of_the_node_arrive"],
+    ),
+    Row::new(
+        "imagePullCredentialsVerificationPolicy",
+        Kind::Word(&[
+            "",
+            "NeverVerify",
+            "NeverVerifyPreloadedImages",
+            "NeverVerifyAllowlistedImages",
+            "AlwaysVerify",
+        ]),
+        "NeverVerifyPreloadedImages",
+    )
+    .not_yet(PodSync, Some("NeverVerify")),
+    Row::new("preloadedImagesVerificationAllowlist", TEXTS, "").not_yet(PodSync, None),
+    Row::new("userNamespaces.idsPerPod", Kind::Int(65536, u32::MAX as i64), "65536").not_yet(PodSync, None),
+    Row::new("podsPerCore", COUNT, "0").kubelet_flag("pods-per-core").honoured(
+        &[PodSync],
+        "pods per core, up to maxPods; 0: maxPods alone",
+        &["pods_are_as_many_as_the_node_and_its_cores_take"],
+    ),
+    Row::new("logging.format", Kind::Word(&["", "text", "json"]), "text")
+        .kubelet_flag("logging-format")
+        .own_flag("log-format")
+        .honoured(ALL, "form of the log lines", &["a_file_alone_is_enough_to_run_all_five"]),
+    Row::new("logging.verbosity", Kind::Int(0, u32::MAX as i64), "0").honoured(
+        ALL,
+        "0 to 3: info, 4 and 5: debug, more: trace; logFilter wins",
+        &["verbosity_sets_the_log_filter_unless_that_is_set"],
+    ),
+    Row::new("logging.flushFrequency", Kind::DurationOrNanos, "5s")
+        .kubelet_flag("log-flush-frequency")
+        .ignored(PodSync, "every log line is written at once"),
+    Row::new(
+        "logging.vmodule",
+        Kind::Objects(&[("filePattern", Kind::Text, true), ("verbosity", Kind::Int(0, u32::MAX as i64), true)]),
+        "",
+    )
+    .kubelet_flag("vmodule")
+    .ignored(PodSync, "names files of Go; logFilter in the Quintlet document selects by service"),
+    Row::new("logging.options.text.splitStream", Kind::Bool, "false")
+        .kubelet_flag("log-text-split-stream")
+        .ignored(PodSync, "logs go to stderr, unbuffered"),
+    Row::new("logging.options.text.infoBufferSize", QUANTITY, "\"0\"")
+        .kubelet_flag("log-text-info-buffer-size")
+        .ignored(PodSync, "logs go to stderr, unbuffered"),
+    Row::new("logging.options.json.splitStream", Kind::Bool, "false")
+        .kubelet_flag("log-json-split-stream")
+        .ignored(PodSync, "logs go to stderr, unbuffered"),
+    Row::new("logging.options.json.infoBufferSize", QUANTITY, "\"0\"")
+        .kubelet_flag("log-json-info-buffer-size")
+        .ignored(PodSync, "logs go to stderr, unbuffered"),
+    Row::new("showHiddenMetricsForVersion", Kind::Text, "")
+        .kubelet_flag("show-hidden-metrics-for-version")
+        .ignored(PodSync, "no metric is hidden"),
+    Row::new("tracing.endpoint", Kind::Checked(kind::collector), "").own_flag("otlp-endpoint").honoured(
+        ALL,
+        "OTLP/gRPC endpoint of traces, host:port or a URL; without it spans stay in memory",
+        &["fields_of_telemetry_arrive"],
+    ),
+    Row::new("tracing.samplingRatePerMillion", Kind::Int(0, 1_000_000), "")
+        .not_yet(PodSync, Some("1000000")),
+    Row::new("runOnce", Kind::Bool, "false")
+        .kubelet_flag("runonce")
+        .refused("unsupported: the kubelet has given it up, and `quintctl up --once` is for tests"),
+];

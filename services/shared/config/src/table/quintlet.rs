@@ -1,0 +1,92 @@
+//! Fields of QuintletConfiguration: what the kubelet has as flags only, and what only Quintlet has.
+
+use super::Row;
+use super::Service::{CriProxy, Pleg, PodSync, Probe, StatusReporter};
+use crate::kind::{self, Keys, Kind};
+
+const POSITIVE: Kind = Kind::Duration(1_000_000, i64::MAX);
+const ALL: &[super::Service] = &super::Service::ALL;
+
+/// The fields.
+pub const QUINTLET: &[Row] = &[
+    Row::new("runDir", Kind::Path, "/run/quintlet").own_flag("run-dir").honoured(
+        ALL,
+        "directory of the sockets and of state that lives until the next boot",
+        &["a_file_alone_is_enough_to_run_all_five"],
+    ),
+    Row::new("rootDir", Kind::Path, "/var/lib/kubelet").kubelet_flag("root-dir").honoured(
+        &[PodSync],
+        "directory of pods, volumes and checkpoints",
+        &["fields_of_the_node_arrive"],
+    ),
+    Row::new("kubeconfig", Kind::Path, "").kubelet_flag("kubeconfig").honoured(
+        &[PodSync, StatusReporter],
+        "credentials for the API server; without it the node is standalone",
+        &["fields_of_the_node_arrive", "what_the_file_says_arrives"],
+    ),
+    Row::new("nodeName", Kind::Text, "").kubelet_flag("hostname-override").own_flag("node-name").honoured(
+        &[PodSync, StatusReporter],
+        "name of the node; without it the host's in lower case",
+        &["fields_of_the_node_arrive", "what_the_file_says_arrives"],
+    ),
+    Row::new("nodeIPs", Kind::List(&Kind::Checked(kind::address)), "").kubelet_flag("node-ip").honoured(
+        &[PodSync],
+        "addresses of the node",
+        &["fields_of_the_node_arrive"],
+    ),
+    Row::new("nodeLabels", Kind::Map(Keys::Any, &Kind::Text), "")
+        .kubelet_flag("node-labels")
+        .own_flag("node-label")
+        .honoured(&[PodSync], "labels of the node", &["fields_of_the_node_arrive"]),
+    Row::new("containerLogsDir", Kind::Text, "/var/log/containers")
+        .own_flag("container-logs-dir")
+        .zero_counts()
+        .honoured(
+            &[PodSync],
+            "directory of links to containers' logs, for log collectors; empty: no links",
+            &["fields_of_the_node_arrive"],
+        ),
+    Row::new("containerdNamespace", Kind::Text, "k8s.io").own_flag("containerd-namespace").honoured(
+        &[CriProxy],
+        "the containerd namespace pods run in",
+        &["the_file_names_the_runtime"],
+    ),
+    Row::new("allowUIDs", Kind::List(&Kind::Int(0, u32::MAX as i64)), "").own_flag("allow-uid").honoured(
+        &[CriProxy],
+        "uids that may connect to cri-proxy, besides root and its own",
+        &["the_file_names_the_runtime"],
+    ),
+    Row::new("relistPeriod", POSITIVE, "1s").own_flag("relist-period").honoured(
+        &[Pleg],
+        "pause between full lists of the runtime without live hints",
+        &["periods_come_from_the_file"],
+    ),
+    Row::new("relistPeriodLive", POSITIVE, "30s").own_flag("relist-period-live").honoured(
+        &[Pleg],
+        "pause between full lists while the runtime's hints are live",
+        &["periods_come_from_the_file"],
+    ),
+    Row::new("relistThreshold", POSITIVE, "3m").own_flag("relist-threshold").honoured(
+        &[Pleg],
+        "age of the last successful list that makes the node not ready",
+        &["periods_come_from_the_file"],
+    ),
+    Row::new("logFilter", Kind::Text, "info").own_flag("log-level").honoured(
+        ALL,
+        "what is logged, as a tracing filter such as info,pod_sync=debug; wins over logging.verbosity",
+        &["verbosity_sets_the_log_filter_unless_that_is_set"],
+    ),
+    metrics("metricsListen.criProxy", &[CriProxy]),
+    metrics("metricsListen.plegService", &[Pleg]),
+    metrics("metricsListen.probeService", &[Probe]),
+    metrics("metricsListen.statusReporter", &[StatusReporter]),
+    metrics("metricsListen.podSync", &[PodSync]),
+];
+
+const fn metrics(field: &'static str, by: &'static [super::Service]) -> Row {
+    Row::new(field, Kind::Checked(kind::listen), "").own_flag("metrics-listen").honoured(
+        by,
+        "address for Prometheus metrics over HTTP at /metrics",
+        &["each_service_listens_where_its_own_field_says"],
+    )
+}

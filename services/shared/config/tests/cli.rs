@@ -1,0 +1,117 @@
+//! A command line with a configuration behind it.
+
+use std::path::Path;
+
+use clap::{CommandFactory as _, Parser};
+use quintlet_config::cli::{End, problems, read};
+use quintlet_config::mistakes::render;
+use quintlet_config::{ConfigArgs, Service};
+
+/// As a service has it, with two fields.
+#[derive(Debug, Parser)]
+struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[arg(long, default_value_t = 110)]
+    max_pods: u32,
+    #[arg(long, value_delimiter = ',')]
+    cluster_dns: Vec<String>,
+    #[arg(long, value_parser = short)]
+    node_name: Option<String>,
+}
+
+/// A rule that only the service knows.
+fn short(text: &str) -> Result<String, String> {
+    if text.len() < 5 { Ok(text.to_owned()) } else { Err("is too long".to_owned()) }
+}
+
+fn with(file: &str, flags: &[&str]) -> Result<Args, End> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("c.yaml");
+    std::fs::write(&path, file).expect("written");
+    let start = ["pod-sync".into(), "--config".into(), path.into_os_string()];
+    let line = start.into_iter().chain(flags.iter().map(Into::into)).collect();
+    read::<Args>(Service::PodSync, line).map(|loaded| loaded.args)
+}
+
+const FILE: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 5\nclusterDNS: [10.0.0.1, 10.0.0.2]\n";
+const OWN: &str = "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n";
+
+#[test]
+fn files_stand_between_defaults_and_flags() {
+    let plain = read::<Args>(Service::PodSync, vec!["pod-sync".into()]).expect("defaults").args;
+    assert_eq!((plain.max_pods, plain.cluster_dns.len(), plain.node_name), (110, 0, None));
+    let file = with(&format!("{FILE}{OWN}nodeName: n1\n"), &[]).expect("a good file");
+    assert_eq!((file.max_pods, file.cluster_dns.len(), file.node_name.as_deref()), (5, 2, Some("n1")));
+    let flags = with(FILE, &["--max-pods", "7", "--cluster-dns", "10.0.0.3"]).expect("a good file");
+    assert_eq!((flags.max_pods, flags.cluster_dns), (7, vec!["10.0.0.3".to_owned()]));
+}
+
+#[test]
+fn what_only_the_service_refuses_is_told_with_its_line_too() {
+    let Err(End::Mistakes(mistakes)) = with(&format!("{FILE}{OWN}nodeName: far-too-long\n"), &[]) else {
+        panic!("taken")
+    };
+    let told = render(&mistakes);
+    assert!(told.ends_with("  line 8  nodeName: \"far-too-long\": is too long\n"), "{told}");
+    // The same by flag is a usage error as any other.
+    let error = with(FILE, &["--node-name", "far-too-long"]).expect_err("refused");
+    assert!(matches!(&error, End::Clap(_)) && error.code() == 64, "{error:?}");
+}
+
+#[test]
+fn a_flag_that_does_not_fit_the_files_is_told_with_its_name() {
+    let Err(End::Mistakes(mistakes)) = with(FILE, &["--cluster-dns", "nine"]) else { panic!("taken") };
+    assert_eq!(
+        render(&mistakes),
+        "quintlet: 1 problem in flags\n  --cluster-dns  clusterDNS[0]: \"nine\" is not an IP address\n"
+    );
+}
+
+#[test]
+fn help_and_printing_end_with_code_0_and_mistakes_with_64() {
+    for (flags, code) in [
+        (&["--help"][..], 0),
+        (&["--print-config"], 0),
+        (&["--nosuch"], 64),
+        (&["--config-dir", "/nowhere"], 64),
+    ] {
+        assert_eq!(with(FILE, flags).expect_err("no run").code(), code, "{flags:?}");
+    }
+    let Err(End::Printed(text)) = with(FILE, &["--print-config", "--max-pods", "7"]) else { panic!("runs") };
+    assert!(text.contains("maxPods: 7   # flag --max-pods\n"), "{text}");
+}
+
+#[test]
+fn a_command_line_that_differs_from_the_table_is_found_out() {
+    let found = problems(&Args::command(), Service::PodSync);
+    assert!(found.iter().any(|p| p == "rootDir: there is no flag --root-dir"), "{found:?}");
+    assert!(found.iter().any(|p| p.starts_with("nodeName: --node-name does not have the kubelet's name")));
+    assert!(!found.iter().any(|p| p.starts_with("maxPods") || p.starts_with("clusterDNS")), "{found:?}");
+    let other = Args::command().mut_arg("max_pods", |arg| arg.default_value("111"));
+    assert!(
+        problems(&other, Service::PodSync)
+            .contains(&"maxPods: default \"110\", but --max-pods has [\"111\"]".to_owned())
+    );
+}
+
+#[test]
+fn a_path_counts_from_its_file_and_a_flag_from_where_we_are() {
+    #[derive(Debug, Parser)]
+    struct Paths {
+        #[command(flatten)]
+        config: ConfigArgs,
+        #[arg(long)]
+        kubeconfig: Option<std::path::PathBuf>,
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("c.yaml");
+    std::fs::write(&path, OWN.replacen("---\n", "", 1) + "kubeconfig: k/config\n").expect("written");
+    let line = |flags: &[&str]| {
+        let start = ["pod-sync".into(), "--config".into(), path.clone().into_os_string()];
+        let line = start.into_iter().chain(flags.iter().map(Into::into)).collect();
+        read::<Paths>(Service::PodSync, line).expect("good").args.kubeconfig
+    };
+    assert_eq!(line(&[]), Some(dir.path().join("k/config")));
+    assert_eq!(line(&["--kubeconfig", "k"]).as_deref(), Some(Path::new("k")));
+}

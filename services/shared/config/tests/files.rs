@@ -1,0 +1,408 @@
+//! Files as people write them: what is told of them, and what counts in the end.
+
+use std::path::Path;
+
+use quintlet_config::load::{Config, Sources};
+use quintlet_config::mistakes::{Mistake, render};
+use quintlet_config::node::{Data, Node, Origin};
+use quintlet_config::print::print;
+use quintlet_config::table::{Document, Service};
+
+const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+const OWN: &str = "apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n";
+
+fn read(text: &str) -> Result<Config, Vec<Mistake>> {
+    Config::from_bytes(text.as_bytes(), Path::new("/etc/quintlet/config.yaml"), false)
+}
+
+fn told(text: &str) -> String {
+    match read(text) {
+        Ok(config) => render(&config.warnings),
+        Err(mistakes) => render(&mistakes),
+    }
+}
+
+fn text(config: &Config, field: &str) -> String {
+    let node = config.value(Document::Kubelet, field);
+    node.map(|n| n.text().map_or_else(|| n.data.to_string(), str::to_owned)).unwrap_or_default()
+}
+
+#[test]
+fn all_mistakes_are_told_at_once_with_their_lines_and_fields() {
+    let file = format!(
+        "{HEAD}\
+syncFrequency: \"5\"
+maxPods: many
+imageGCHighThresholdPercent: 40
+imageGCLowThresholdPercent: 80
+evictionHard:
+  memory.available: 10%x
+  memory.avail: 5%
+evictionHardd: {{}}
+authentication:
+  webhok:
+    enabled: true
+  webhook: yes
+clusterDNS: 10.96.0.10
+registerWithTaints:
+- value: x
+  effect: NoRun
+---
+{OWN}\
+runDirr: /run/x
+relistPeriod: -1s
+"
+    );
+    assert_eq!(
+        told(&file),
+        "\
+quintlet: 10 problems in /etc/quintlet/config.yaml
+  line 3  syncFrequency: \"5\": a duration needs a unit, e.g. 5s
+  line 4  maxPods: \"many\": want a whole number
+  line 8  evictionHard.memory.available: \"10%x\" is neither a quantity nor a percentage
+  line 9  evictionHard.memory.avail: unsupported eviction signal (did you mean memory.available?)
+  line 14  authentication.webhook: \"yes\": want a map
+  line 15  clusterDNS: \"10.96.0.10\": want a list, e.g. [\"10.96.0.10\"]
+  line 17  registerWithTaints[0].key: required
+  line 18  registerWithTaints[0].effect: \"NoRun\": want NoSchedule, PreferNoSchedule or NoExecute
+  line 22  runDirr: unknown field (did you mean runDir?)
+  line 23  relistPeriod: -1s is below 1ms
+  warning: line 10  evictionHardd: unknown field, ignored (did you mean evictionHard?)
+  warning: line 12  authentication.webhok: unknown field, ignored (did you mean webhook?)
+"
+    );
+}
+
+#[test]
+fn rules_between_fields_are_the_kubelets() {
+    for (fields, want) in [
+        (
+            "imageGCHighThresholdPercent: 40",
+            "line 3  imageGCHighThresholdPercent: 40 is below imageGCLowThresholdPercent 80",
+        ),
+        (
+            "imageGCHighThresholdPercent: 80",
+            "line 3  imageGCHighThresholdPercent: 80 is not above imageGCLowThresholdPercent 80",
+        ),
+        (
+            "imageGCLowThresholdPercent: 90",
+            "line 3  imageGCLowThresholdPercent: 90 is not below imageGCHighThresholdPercent 85",
+        ),
+        ("imageMaximumGCAge: 1m", "line 3  imageMaximumGCAge: a maximum of 1m is below the minimum of 2m"),
+        ("enforceNodeAllocatable: [none, pods]", "line 3  enforceNodeAllocatable: none has to stand alone"),
+        (
+            "enforceNodeAllocatable: [system-reserved]",
+            "line 3  enforceNodeAllocatable: system-reserved needs systemReservedCgroup",
+        ),
+        (
+            "kubeReservedCgroup: /k\nenforceNodeAllocatable: [kube-reserved, kube-reserved-compressible]",
+            "line 4  enforceNodeAllocatable: kube-reserved and kube-reserved-compressible exclude each other",
+        ),
+        (
+            "cgroupsPerQOS: false",
+            "line 3  cgroupsPerQOS: false: enforceNodeAllocatable has to be [] or [none] then, it is [pods]",
+        ),
+        ("systemCgroups: /s", "line 3  systemCgroups: needs cgroupRoot"),
+        (
+            "reservedSystemCPUs: 0-1\nkubeReservedCgroup: /k",
+            "line 4  kubeReservedCgroup: excludes reservedSystemCPUs",
+        ),
+        (
+            "evictionSoft: {memory.available: 1Gi}",
+            "line 3  evictionSoft.memory.available: needs a grace period, evictionSoftGracePeriod.memory.available",
+        ),
+        (
+            "shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 20s",
+            "line 4  shutdownGracePeriodCriticalPods: 20s is above shutdownGracePeriod 10s",
+        ),
+        ("shutdownGracePeriod: 10ms", "line 3  shutdownGracePeriod: 10ms is below 1s"),
+        (
+            "serializeImagePulls: true\nmaxParallelImagePulls: 2",
+            "line 4  maxParallelImagePulls: 2 pulls at once, but serializeImagePulls is true",
+        ),
+        (
+            "enableSystemLogHandler: false\nenableSystemLogQuery: true",
+            "line 4  enableSystemLogQuery: true: needs enableSystemLogHandler",
+        ),
+        ("tlsCertFile: /c", "line 3  tlsCertFile: needs tlsPrivateKeyFile"),
+        ("readOnlyPort: 10250", "line 3  readOnlyPort: is the same as port"),
+        (
+            "userNamespaces: {idsPerPod: 70000}",
+            "line 3  userNamespaces.idsPerPod: 70000 is no multiple of 65536",
+        ),
+        ("cpuCFSQuotaPeriod: 2s", "line 3  cpuCFSQuotaPeriod: 2s is above 1s"),
+        (
+            "crashLoopBackOff: {maxContainerRestartPeriod: 301s}",
+            "line 3  crashLoopBackOff.maxContainerRestartPeriod: 301s is above 5m",
+        ),
+        ("containerLogMaxFiles: 1", "line 3  containerLogMaxFiles: 1 is below 2"),
+        ("containerLogMonitorInterval: 1s", "line 3  containerLogMonitorInterval: 1s is below 3s"),
+        (
+            "memoryThrottlingFactor: 1.5",
+            "line 3  memoryThrottlingFactor: 1.5: want more than 0 and at most 1",
+        ),
+        ("podLogsDir: logs", "line 3  podLogsDir: \"logs\" is not an absolute path"),
+        ("nodeLeaseDurationSeconds: -1", "line 3  nodeLeaseDurationSeconds: -1 is below 1"),
+        (
+            "runOnce: true",
+            "line 3  runOnce: true: unsupported: the kubelet has given it up, and `quintctl up --once` is for tests",
+        ),
+        (
+            "registerWithTaints:\n- {key: a, effect: NoExecute}\n- {key: a, effect: NoExecute, value: x}",
+            "line 5  registerWithTaints[1]: a second taint a with effect NoExecute",
+        ),
+        ("maxPods: 1\nmaxPods: 2", "line 4  maxPods: stands twice (first in line 3)"),
+    ] {
+        let told = told(&format!("{HEAD}{fields}\n"));
+        assert_eq!(told, format!("quintlet: 1 problem in /etc/quintlet/config.yaml\n  {want}\n"), "{fields}");
+    }
+    let labels = told(&format!("{OWN}nodeLabels: {{kubernetes.io/x: y, node.kubernetes.io/x: y, a: b}}\n"));
+    assert!(
+        labels.contains("nodeLabels.kubernetes.io/x: a node may not") && labels.lines().count() == 2,
+        "{labels}"
+    );
+}
+
+#[test]
+fn documents_have_to_be_of_the_two_kinds_and_stand_once() {
+    for (file, want) in [
+        ("", "line 1  is empty"),
+        ("- a\n", "line 1  a list: want a map of fields"),
+        ("maxPods: 1\n", "line 1  kind: required: KubeletConfiguration or QuintletConfiguration"),
+        (
+            "kind: ClusterConfiguration\n",
+            "line 1  kind: \"ClusterConfiguration\": want KubeletConfiguration or QuintletConfiguration",
+        ),
+        ("kind: KubeletConfiguration\n", "line 1  apiVersion: required: kubelet.config.k8s.io/v1beta1"),
+        (
+            "kind: KubeletConfiguration\napiVersion: v1\n",
+            "line 2  apiVersion: \"v1\": want kubelet.config.k8s.io/v1beta1",
+        ),
+        (&format!("{HEAD}---\n{HEAD}"), "line 4  a second KubeletConfiguration"),
+        (&format!("{HEAD}a: [\n"), "line "),
+    ] {
+        let told = told(file);
+        assert!(told.contains(want) && told.starts_with("quintlet: 1 problem in"), "{file}: {told}");
+    }
+    let binary = Config::from_bytes(b"a: 1\nb: \xff\n", Path::new("f"), false).unwrap_err();
+    assert_eq!(render(&binary), "quintlet: 1 problem in f\n  line 2  is not UTF-8\n");
+}
+
+#[test]
+fn a_file_as_kubeadm_writes_it_is_taken_and_what_is_missing_is_named() {
+    let config = read(include_str!("fixtures/kubeadm.yaml")).expect("a good file");
+    assert_eq!(config.warnings, []);
+    assert_eq!(text(&config, "staticPodPath"), "/etc/kubernetes/manifests");
+    // Zero and nothing mean the default.
+    assert_eq!(text(&config, "syncFrequency"), "1m");
+    assert_eq!(text(&config, "nodeStatusReportFrequency"), "5m");
+    assert_eq!(text(&config, "containerRuntimeEndpoint"), "unix:///run/containerd/containerd.sock");
+    assert_eq!(config.not_yet(Service::PodSync).as_deref(), Some("rotateCertificates: true"));
+    assert_eq!(config.not_yet(Service::Pleg), None);
+    assert_eq!(config.ignored(Service::PodSync), []);
+}
+
+#[test]
+fn what_has_no_effect_is_named_once_with_its_value() {
+    let config = read(&format!(
+        "{HEAD}evictionHard: {{memory.available: 5%}}\nfailSwapOn: true\nfeatureGates: {{MemoryQoS: true, EventedPLEG: true, KubletPSI: true}}\n\
+         kubeReservedCgroup: /k\nenforceNodeAllocatable: [pods, kube-reserved]\nhairpinMode: none\ncpuManagerPolicy: none\n"
+    ))
+    .expect("a good file");
+    assert_eq!(
+        config.not_yet(Service::PodSync).as_deref(),
+        Some(
+            "evictionHard, failSwapOn: true, kubeReservedCgroup: /k, featureGates.MemoryQoS: true, enforceNodeAllocatable: kube-reserved"
+        )
+    );
+    assert_eq!(config.ignored(Service::PodSync)[0].0, "hairpinMode: none");
+    assert!(render(&config.warnings).contains(
+        "featureGates.KubletPSI: not a feature gate known here, ignored (did you mean KubeletPSI?)"
+    ));
+}
+
+#[test]
+fn with_strict_a_warning_is_an_error() {
+    let file = format!("{HEAD}maxPod: 1\n");
+    assert!(Config::from_bytes(file.as_bytes(), Path::new("f"), false).is_ok());
+    let mistakes = Config::from_bytes(file.as_bytes(), Path::new("f"), true).unwrap_err();
+    assert_eq!(
+        render(&mistakes),
+        "quintlet: 1 problem in f\n  line 3  maxPod: unknown field, ignored (did you mean maxPods?)\n"
+    );
+}
+
+#[test]
+fn drop_ins_merge_in_lexical_order_and_every_value_knows_where_it_came_from() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let put = |name: &str, text: String| {
+        let path = dir.path().join(name);
+        std::fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+        std::fs::write(&path, text).expect("written");
+        path
+    };
+    let file = put(
+        "config.yaml",
+        format!(
+            "{HEAD}maxPods: 1\nclusterDNS: [10.0.0.1]\nsyncFrequency: 5s\nsystemReserved: {{cpu: 100m, memory: 1Gi}}\ntracing: {{endpoint: \"c:1\"}}\n"
+        ),
+    );
+    put("drop/20.conf", format!("{HEAD}maxPods: 3\nclusterDNS: [10.0.0.2]\n"));
+    put("drop/10.conf", format!("{HEAD}maxPods: 2\nsystemReserved: {{cpu: 200m}}\n"));
+    put("drop/30/a.conf", format!("{HEAD}syncFrequency: null\nstaticPodPath: pods\n"));
+    put("drop/ignored.yaml", "not: read".to_owned());
+    let sources =
+        Sources { file: Some(file.clone()), drop_ins: Some(dir.path().join("drop")), ..Sources::default() };
+    let config = Config::load(&sources).expect("good files");
+    assert_eq!(text(&config, "maxPods"), "3");
+    assert_eq!(config.value(Document::Kubelet, "clusterDNS").map(|n| n.elements().len()), Some(1));
+    assert_eq!(text(&config, "syncFrequency"), "1m", "null in a drop-in takes a value back");
+    assert_eq!(text(&config, "systemReserved.cpu"), "200m");
+    assert_eq!(text(&config, "systemReserved.memory"), "1Gi");
+    assert_eq!(text(&config, "staticPodPath"), dir.path().join("drop/30/pods").display().to_string());
+    let origin = |field: &str| {
+        config.value(Document::Kubelet, field).map(|n| n.origin.to_string()).unwrap_or_default()
+    };
+    let at = |name: &str, line: usize| format!("{}:{line}", dir.path().join(name).display());
+    assert_eq!(origin("maxPods"), at("drop/20.conf", 3));
+    assert_eq!(origin("systemReserved.cpu"), at("drop/10.conf", 4));
+    assert_eq!(origin("systemReserved.memory"), at("config.yaml", 6));
+    assert_eq!(origin("syncFrequency"), "default");
+
+    put("drop/15.conf", "apiVersion: v1\nkind: KubeletConfiguration\nmaxPods: x\n".to_owned());
+    let mistakes = render(&Config::load(&sources).unwrap_err());
+    assert!(mistakes.starts_with("quintlet: 2 problems in") && mistakes.contains("15.conf"), "{mistakes}");
+}
+
+#[test]
+fn files_that_are_not_there_are_mistakes() {
+    let sources = Sources {
+        file: Some("/nowhere/config.yaml".into()),
+        drop_ins: Some("/nowhere/drop".into()),
+        ..Sources::default()
+    };
+    let mistakes = render(&Config::load(&sources).unwrap_err());
+    assert_eq!(mistakes.matches("cannot be read: No such file or directory").count(), 2, "{mistakes}");
+}
+
+#[test]
+fn flags_win_and_gates_given_by_flag_add_up() {
+    let row = |field: &str| Document::Kubelet.row(field).expect("a field");
+    let flag = |field: &str, text: &str| {
+        let row = row(field);
+        let name = format!("--{}", row.flag().expect("a flag"));
+        (Document::Kubelet, row, row.kind.from_flag(&[text.to_owned()], &name))
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("c.yaml");
+    std::fs::write(
+        &file,
+        format!(
+            "{HEAD}maxPods: 1\nsystemReserved: {{cpu: 1, memory: 1Gi}}\nfeatureGates: {{MemoryQoS: true}}\n"
+        )
+        .replace("cpu: 1", "cpu: \"1\""),
+    )
+    .expect("written");
+    let mut sources = Sources {
+        file: Some(file),
+        flags: vec![
+            flag("maxPods", "7"),
+            flag("systemReserved", "cpu=2"),
+            flag("featureGates", "EventedPLEG=false"),
+        ],
+        ..Sources::default()
+    };
+    let config = Config::load(&sources).expect("good");
+    assert_eq!(text(&config, "maxPods"), "7");
+    assert_eq!(text(&config, "systemReserved.cpu"), "2");
+    assert_eq!(text(&config, "systemReserved.memory"), "", "a flag replaces a map");
+    assert_eq!(text(&config, "featureGates.MemoryQoS"), "true");
+    assert_eq!(text(&config, "featureGates.EventedPLEG"), "false");
+    assert_eq!(
+        config.value(Document::Kubelet, "maxPods").map(|n| n.origin.clone()),
+        Some(Origin::Flag("--max-pods".into()))
+    );
+
+    sources.flags.push(flag("podsPerCore", "x"));
+    sources.flags.push(flag("syncFrequency", "5"));
+    let mistakes = render(&Config::load(&sources).unwrap_err());
+    assert_eq!(
+        mistakes,
+        "quintlet: 2 problems in flags\n  --pods-per-core  podsPerCore: \"x\": want a whole number\n  \
+         --sync-frequency  syncFrequency: \"5\": a duration needs a unit, e.g. 5s\n"
+    );
+}
+
+#[test]
+fn the_report_frequency_follows_the_update_frequency_if_only_that_is_set() {
+    let config = read(&format!("{HEAD}nodeStatusUpdateFrequency: 7s\n")).expect("good");
+    assert_eq!(text(&config, "nodeStatusReportFrequency"), "7s");
+    let both =
+        read(&format!("{HEAD}nodeStatusUpdateFrequency: 7s\nnodeStatusReportFrequency: 9s\n")).expect("good");
+    assert_eq!(text(&both, "nodeStatusReportFrequency"), "9s");
+    assert_eq!(text(&read(HEAD).expect("good"), "nodeStatusReportFrequency"), "5m");
+}
+
+#[test]
+fn verbosity_sets_the_log_filter_unless_that_is_set() {
+    let filter = |file: String| {
+        let config = read(&file).expect("good");
+        config.value(Document::Quintlet, "logFilter").and_then(Node::text).map(str::to_owned)
+    };
+    for (verbosity, want) in [(1, "info"), (4, "debug"), (6, "trace")] {
+        assert_eq!(filter(format!("{HEAD}logging: {{verbosity: {verbosity}}}\n")).as_deref(), Some(want));
+    }
+    assert_eq!(
+        filter(format!("{HEAD}logging: {{verbosity: 9}}\n---\n{OWN}logFilter: warn\n")).as_deref(),
+        Some("warn")
+    );
+}
+
+#[test]
+fn a_gate_turns_the_maximum_of_the_back_off_off() {
+    let field = "crashLoopBackOff.maxContainerRestartPeriod";
+    let set = format!("{HEAD}crashLoopBackOff: {{maxContainerRestartPeriod: 20s}}\n");
+    assert_eq!(text(&read(&set).expect("good"), field), "20s");
+    let off = format!("{set}featureGates: {{KubeletCrashLoopBackOffMax: false}}\n");
+    assert_eq!(text(&read(&off).expect("good"), field), "5m");
+}
+
+#[test]
+fn the_printed_configuration_shows_origins_hides_secrets_and_reads_back_the_same() {
+    let file = format!(
+        "{HEAD}staticPodURLHeader: {{Authorization: [Bearer s3cret]}}\nclusterDNS:\n- 10.96.0.10\n\
+         evictionHard: {{memory.available: 5%}}\nregisterWithTaints: [{{key: a/b, effect: NoExecute, value: \"1\"}}]\n\
+         maxPods: 20\nclusterDomain: \"a: b # c\\n\"\nallowedUnsafeSysctls: [\"net.*\", \"true\"]\n---\n{OWN}nodeLabels: {{a: \"yes\", b: \"\"}}\n"
+    );
+    let config = read(&file).expect("good");
+    let printed = print(&config);
+    assert!(!printed.contains("s3cret"), "{printed}");
+    for line in [
+        "maxPods: 20   # /etc/quintlet/config.yaml:8",
+        "fileCheckFrequency: 20s   # default",
+        "  memory.available: 5%   # /etc/quintlet/config.yaml:6",
+        "- 10.96.0.10   # /etc/quintlet/config.yaml:5",
+        "- key: a/b   # /etc/quintlet/config.yaml:7",
+        "  webhook:",
+        "    enabled: true   # default",
+        "kind: QuintletConfiguration",
+        "runDir: /run/quintlet   # default",
+    ] {
+        assert!(printed.lines().any(|l| l == line), "{line}\n{printed}");
+    }
+    let again = read(&printed).unwrap_or_else(|m| panic!("{}\n{printed}", render(&m)));
+    for document in Document::ALL {
+        for row in document.rows().iter().filter(|r| !r.secret) {
+            let (one, two) = (config.value(document, row.field), again.value(document, row.field));
+            let same = match (one, two) {
+                (Some(one), Some(two)) => one.equals(two),
+                (one, two) => one.is_none() && two.is_none(),
+            };
+            assert!(same, "{}: {one:?} {two:?}", row.field);
+        }
+    }
+    assert!(matches!(
+        again.value(Document::Kubelet, "staticPodURLHeader").map(|n| &n.data),
+        Some(Data::Map(_))
+    ));
+}

@@ -1,0 +1,120 @@
+//! The table against the list of the kubelet's fields, against the tests it names, and against the page made from it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use quintlet_config::mistakes::Mistake;
+use quintlet_config::table::{Document, FLAGS, GATES, KUBELET, Row, Verdict};
+
+fn lines(text: &'static str) -> BTreeSet<&'static str> {
+    text.lines().filter(|l| !l.is_empty() && !l.starts_with('#')).collect()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
+}
+
+fn all_rows() -> impl Iterator<Item = &'static Row> {
+    Document::ALL.into_iter().flat_map(Document::rows)
+}
+
+#[test]
+fn every_field_of_the_kubelet_has_one_row() {
+    let wanted = lines(include_str!("fixtures/kubelet-fields.txt"));
+    let rows: Vec<&str> = KUBELET.iter().map(|r| r.field).collect();
+    let unique: BTreeSet<&str> = rows.iter().copied().collect();
+    assert_eq!(rows.len(), unique.len(), "a field has two rows");
+    let missing: Vec<_> = wanted.difference(&unique).collect();
+    let invented: Vec<_> = unique.difference(&wanted).collect();
+    assert!(missing.is_empty() && invented.is_empty(), "without a row: {missing:?}; no field: {invented:?}");
+}
+
+#[test]
+fn every_flag_of_the_kubelet_that_is_no_field_has_a_verdict() {
+    let rows: BTreeSet<&str> =
+        FLAGS.iter().map(|f| f.name).chain(all_rows().filter_map(|r| r.kubelet_flag)).collect();
+    let missing: Vec<_> =
+        lines(include_str!("fixtures/kubelet-flags.txt")).difference(&rows).copied().collect();
+    assert!(missing.is_empty(), "without a verdict: {missing:?}");
+    let names: BTreeSet<&str> = FLAGS.iter().map(|f| f.name).collect();
+    assert_eq!(names.len(), FLAGS.len(), "a flag has two rows");
+}
+
+#[test]
+fn every_row_has_a_whole_verdict() {
+    for row in all_rows() {
+        let whole = match row.verdict {
+            Verdict::Honoured { effect, by, shown_by } => {
+                !effect.is_empty() && !by.is_empty() && !shown_by.is_empty() && row.flag().is_some()
+                    || row.field == "logging.verbosity"
+            }
+            Verdict::NotYet { now, .. } => now.is_none_or(|n| !n.is_empty()),
+            Verdict::Refused { why } | Verdict::Ignored { why, .. } => !why.is_empty(),
+        };
+        assert!(whole, "{}", row.field);
+    }
+}
+
+#[test]
+fn defaults_are_values_their_fields_may_have() {
+    for row in all_rows() {
+        let Some(default) = row.default_node() else { continue };
+        let mut mistakes: Vec<Mistake> = Vec::new();
+        row.kind.check(&default, row.field, &mut mistakes);
+        assert!(mistakes.is_empty(), "{mistakes:?}");
+        assert!(row.kind.canonical(default.clone()).equals(&default), "{}", row.field);
+    }
+}
+
+#[test]
+fn gates_are_sorted_and_stand_once() {
+    let names: Vec<&str> = GATES.iter().map(|g| g.name).collect();
+    assert!(names.is_sorted_by(|a, b| a < b), "{names:?}");
+}
+
+/// A name in the table that no test has any more means that the effect is no longer shown.
+#[test]
+fn the_tests_that_show_an_effect_exist() {
+    let mut source = String::new();
+    let mut dirs = vec![root().join("services"), root().join("tests")];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(&dir).expect("a directory of sources").flatten() {
+            let path = entry.path();
+            let name = entry.file_name();
+            if path.is_dir() && name != "target" {
+                dirs.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs")
+                && !path.ends_with("config/src/table/kubelet.rs")
+            {
+                source.push_str(&std::fs::read_to_string(&path).expect("a source"));
+            }
+        }
+    }
+    for row in all_rows() {
+        let Verdict::Honoured { shown_by, .. } = row.verdict else { continue };
+        for test in shown_by {
+            let defined = source.contains(&format!("fn {test}("));
+            assert!(defined, "{}: no test {test}", row.field);
+        }
+    }
+}
+
+#[test]
+fn the_migration_page_is_made_from_the_table() {
+    let path = root().join("docs/migration.md");
+    let page = quintlet_config::migration::page();
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &page).expect("written");
+    }
+    let there = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        there == page,
+        "docs/migration.md differs: UPDATE=1 cargo nextest run -p quintlet-config migration"
+    );
+    for row in KUBELET {
+        assert!(page.contains(&format!("`{}`", row.field)), "{}", row.field);
+        if let Some(flag) = row.kubelet_flag {
+            assert!(page.contains(&format!("| `--{flag}` |")), "{flag}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Parser};
+use quintlet_config::ConfigArgs;
+use quintlet_kit::args::CommonArgs;
+use serde_json::{Value, json};
+
+use crate::rate::Rate;
+use crate::run::Settings;
+
+/// Burst of writes of pods where only their rate is set (the kubelet's `kubeAPIBurst`).
+const POD_BURST: u32 = 100;
+
+/// Writes what the node tells the API server: pod status, node, lease, events, mirror pods.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "status-reporter", version)]
+pub struct Args {
+    /// What every service has.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// Where the configuration is.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Kubeconfig of the API server; it may appear later. Without it nothing is written (standalone).
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Name of the Node object. Default: the host name in lower case.
+    #[arg(long, alias = "hostname-override", value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Create the Node object if it is not there.
+    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub register_node: bool,
+    /// A taint of a Node that is created, `key=value:Effect` or `key:Effect`; may be given more than once.
+    #[arg(long, value_delimiter = ',', value_parser = taint, value_name = "TAINT")]
+    pub register_with_taints: Vec<Value>,
+    /// spec.providerID of a Node that is created.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "ID")]
+    pub provider_id: String,
+    /// Shortest time between two writes of the Node that are not urgent, with a unit.
+    #[arg(long, default_value = "10s", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub node_status_update_frequency: Duration,
+    /// How often the Node is written when nothing changed, with a unit.
+    #[arg(long, default_value = "5m", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub node_status_report_frequency: Duration,
+    /// How long the node's lease counts, in seconds; it is renewed after a quarter of it.
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..), value_name = "SECONDS")]
+    pub node_lease_duration_seconds: u32,
+    /// Writes of pods per second. Default, and with 0: no limit.
+    #[arg(long, value_name = "COUNT")]
+    pub kube_api_qps: Option<u32>,
+    /// Writes of pods at once before that limit counts [default: 100]
+    #[arg(long, value_name = "COUNT")]
+    pub kube_api_burst: Option<u32>,
+    /// Events written per second. 0: no limit.
+    #[arg(long, default_value_t = 50, value_name = "COUNT")]
+    pub event_qps: u32,
+    /// Events written at once before that limit counts.
+    #[arg(long, default_value_t = 100, value_name = "COUNT")]
+    pub event_burst: u32,
+}
+
+impl Args {
+    /// What the service is told of nodes and rates.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        Settings {
+            taints: self.register_with_taints.clone(),
+            provider_id: self.provider_id.clone(),
+            update_every: self.node_status_update_frequency,
+            report_every: self.node_status_report_frequency,
+            lease_seconds: self.node_lease_duration_seconds,
+            pods: Rate::new(self.kube_api_qps.unwrap_or(0), self.kube_api_burst.unwrap_or(POD_BURST)),
+            events: Rate::new(self.event_qps, self.event_burst),
+        }
+    }
+}
+
+/// A v1 Taint.
+fn taint(text: &str) -> Result<Value, String> {
+    const WANT: &str = "want key=value:Effect or key:Effect";
+    let (rest, effect) = text.split_once(':').ok_or(WANT)?;
+    if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect) {
+        return Err("the effect has to be NoSchedule, PreferNoSchedule or NoExecute".to_owned());
+    }
+    let (key, value) = rest.split_once('=').unwrap_or((rest, ""));
+    if key.is_empty() {
+        return Err(WANT.to_owned());
+    }
+    Ok(if value.is_empty() {
+        json!({"key": key, "effect": effect})
+    } else {
+        json!({"key": key, "value": value, "effect": effect})
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+    use quintlet_config::Service;
+
+    use super::*;
+
+    fn args(file: &str, flags: &[&str]) -> Args {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.yaml");
+        std::fs::write(&path, file).unwrap();
+        let start = ["status-reporter", "--config", path.to_str().unwrap()];
+        let line = start.into_iter().chain(flags.iter().copied()).map(Into::into).collect();
+        quintlet_config::cli::read::<Args>(Service::StatusReporter, line).unwrap().args
+    }
+
+    #[test]
+    fn the_table_of_fields_and_the_flags_are_the_same() {
+        Args::command().debug_assert();
+        assert_eq!(quintlet_config::cli::problems(&Args::command(), Service::StatusReporter), [""; 0]);
+    }
+
+    #[test]
+    fn what_the_file_says_arrives() {
+        let file = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+                    registerNode: false\nregisterWithTaints: [{key: a, value: b, effect: NoSchedule}, {key: c, effect: NoExecute}]\n\
+                    providerID: x://1\nnodeStatusUpdateFrequency: 3s\nnodeLeaseDurationSeconds: 20\nkubeAPIQPS: 5\n\
+                    eventRecordQPS: 0\n---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n\
+                    kubeconfig: /k\nnodeName: n1\n";
+        let args = args(file, &["--event-burst", "7"]);
+        assert_eq!((args.kubeconfig.clone(), args.node_name.as_deref()), (Some("/k".into()), Some("n1")));
+        assert!(!args.register_node);
+        let settings = args.settings();
+        assert_eq!(
+            settings.taints,
+            [
+                json!({"key": "a", "value": "b", "effect": "NoSchedule"}),
+                json!({"key": "c", "effect": "NoExecute"})
+            ]
+        );
+        assert_eq!(settings.provider_id, "x://1");
+        assert_eq!(settings.update_every, Duration::from_secs(3));
+        assert_eq!(settings.report_every, Duration::from_secs(3), "follows the other");
+        assert_eq!(settings.lease_seconds, 20);
+        assert_eq!(settings.pods, Rate::new(5, POD_BURST));
+        assert_eq!(settings.events, None, "0 is no limit");
+        let plain =
+            self::args("apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n", &[]).settings();
+        assert_eq!((plain.pods, plain.events), (None, Rate::new(50, 100)));
+    }
+
+    #[test]
+    fn taints_are_read_as_the_kubelet_reads_them() {
+        for bad in ["", "a", "a=b", "a:", ":NoSchedule", "a:Never"] {
+            assert!(taint(bad).is_err(), "{bad}");
+        }
+    }
+}

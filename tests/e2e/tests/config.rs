@@ -1,0 +1,211 @@
+//! The five binaries and quintctl with configuration files: what is refused, what is shown, what counts.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+
+use std::fmt::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use quintlet_e2e::bins::{self, SERVICES};
+use quintlet_e2e::until;
+use quintlet_e2e::wait::LONG;
+
+const KUBELET: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+const OWN: &str = "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n";
+
+fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
+    let path = dir.join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn run(name: &str, args: &[&str]) -> Output {
+    Command::new(bins::dir().join(name)).args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn a_bad_file_ends_every_service_with_code_64_and_all_mistakes() {
+    let dir = tempfile::tempdir().unwrap();
+    let bad =
+        format!("{KUBELET}syncFrequency: \"5\"\nmaxPods: many\nevictionHardd: {{}}\n{OWN}runDirr: /x\n");
+    let file = write(dir.path(), "bad.yaml", &bad);
+    let file = file.to_str().unwrap();
+    let want = format!(
+        "quintlet: 3 problems in {file}\n  line 3  syncFrequency: \"5\": a duration needs a unit, e.g. 5s\n  \
+         line 4  maxPods: \"many\": want a whole number\n  line 9  runDirr: unknown field (did you mean runDir?)\n  \
+         warning: line 5  evictionHardd: unknown field, ignored (did you mean evictionHard?)\n"
+    );
+    let lines: Vec<(&str, Vec<&str>)> = SERVICES
+        .into_iter()
+        .map(|name| (name, vec!["--config", file]))
+        .chain([("quintctl", vec!["up", "--config", file]), ("quintctl", vec!["config", file])])
+        .collect();
+    for (name, line) in lines {
+        let ended = run(name, &line);
+        assert_eq!((ended.status.code(), text(&ended.stderr)), (Some(64), want.clone()), "{name} {line:?}");
+        assert_eq!(text(&ended.stdout), "", "{name}");
+    }
+}
+
+#[test]
+fn every_service_prints_its_configuration_with_origins() {
+    let dir = tempfile::tempdir().unwrap();
+    let file =
+        write(dir.path(), "c.yaml", &format!("{KUBELET}maxPods: 5\nclusterDomain: a\nevictionHardd: {{}}\n"));
+    let drop_ins = dir.path().join("d");
+    std::fs::create_dir(&drop_ins).unwrap();
+    let drop_in = write(&drop_ins, "10.conf", &format!("{KUBELET}clusterDomain: b\n"));
+    let [file, drop_ins, drop_in] = [file, drop_ins, drop_in].map(|p| p.display().to_string());
+    for name in SERVICES {
+        let line = ["--config", &file, "--config-dir", &drop_ins, "--run-dir", "/r", "--print-config"];
+        let printed = run(name, &line);
+        assert_eq!(printed.status.code(), Some(0), "{name}: {}", text(&printed.stderr));
+        let out = text(&printed.stdout);
+        for line in [
+            format!("maxPods: 5   # {file}:3"),
+            format!("clusterDomain: b   # {drop_in}:3"),
+            "fileCheckFrequency: 20s   # default".to_owned(),
+            "runDir: /r   # flag --run-dir".to_owned(),
+        ] {
+            assert!(out.lines().any(|l| l == line), "{name}: {line}\n{out}");
+        }
+        assert!(text(&printed.stderr).contains("warning: line 5  evictionHardd: unknown field"), "{name}");
+        let strict = run(name, &[&line[..], &["--strict"]].concat());
+        assert_eq!(strict.status.code(), Some(64), "{name}");
+
+        // What was printed is a configuration that means the same.
+        let again = write(dir.path(), "again.yaml", &out);
+        let again = run(name, &["--config", again.to_str().unwrap(), "--print-config", "--strict"]);
+        let values = |out: &str| -> Vec<String> {
+            out.lines().map(|l| l.split("   # ").next().unwrap_or_default().to_owned()).collect()
+        };
+        assert_eq!(values(&text(&again.stdout)), values(&out), "{name}: {}", text(&again.stderr));
+    }
+}
+
+#[test]
+fn help_names_the_configuration_and_defaults_with_units() {
+    for name in SERVICES {
+        let help = run(name, &["--help"]);
+        let out = text(&help.stdout);
+        assert_eq!(help.status.code(), Some(0), "{name}");
+        for flag in ["--config <FILE>", "--config-dir <DIR>", "--print-config", "--strict", "--run-dir <DIR>"]
+        {
+            assert!(out.contains(flag), "{name}: {flag}\n{out}");
+        }
+    }
+    let out = text(&run("pod-sync", &["--help"]).stdout);
+    for default in ["[default: 1m]", "[default: 110]", "[default: 100ms]", "[default: 5m]"] {
+        assert!(out.contains(default), "{default}\n{out}");
+    }
+}
+
+/// Services that are killed when the test is over, however.
+struct Running(Vec<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Ports nobody listens on.
+fn free_ports() -> [u16; 5] {
+    let listeners: [TcpListener; 5] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|l| l.local_addr().unwrap().port())
+}
+
+fn metrics(port: u16) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// One file, no other flag: sockets, logs and metrics are where it says, and what has no effect is named once.
+async fn a_file_alone() -> (tempfile::TempDir, Running, [u16; 5]) {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let ports = free_ports();
+    let mut file = format!(
+        "{KUBELET}containerRuntimeEndpoint: unix://{}\nstaticPodPath: manifests\npodLogsDir: {}\ncgroupRoot: /quintlet-config-test\n\
+         cgroupsPerQOS: false\nenforceNodeAllocatable: []\nfailSwapOn: true\nlogging: {{format: json, verbosity: 4}}\n{OWN}\
+         runDir: {}\nrootDir: {}\ncontainerLogsDir: {}\nnodeName: config-test\nmetricsListen:\n",
+        at("no-runtime.sock"),
+        at("pod-logs"),
+        at("run"),
+        at("root"),
+        at("container-logs"),
+    );
+    for (field, port) in
+        ["criProxy", "plegService", "probeService", "statusReporter", "podSync"].iter().zip(ports)
+    {
+        writeln!(file, "  {field}: 127.0.0.1:{port}").unwrap();
+    }
+    std::fs::create_dir(dir.path().join("manifests")).unwrap();
+    let file = write(dir.path(), "config.yaml", &file);
+    let start = |name: &str| {
+        let log = std::fs::File::create(dir.path().join(format!("{name}.log"))).unwrap();
+        let mut command = Command::new(bins::dir().join(name));
+        command
+            .arg("--config")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap()
+    };
+    let running = Running(SERVICES.map(start).into());
+    for socket in
+        ["cri/sync/cri.sock", "pleg/pleg.sock", "probe/0.sock", "status/status.sock", "podsync/podsync.sock"]
+    {
+        let path = dir.path().join("run").join(socket);
+        until(socket, LONG, async || if path.exists() { Ok(()) } else { Err("no socket") }).await;
+    }
+    (dir, running, ports)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_alone_is_enough_to_run_all_five() {
+    let (dir, mut running, _) = a_file_alone().await;
+    assert!(dir.path().join("root").is_dir() && dir.path().join("pod-logs").is_dir());
+    for (name, child) in SERVICES.iter().zip(&mut running.0) {
+        let log = dir.path().join(format!("{name}.log"));
+        until(&format!("a line of {name}"), LONG, async || {
+            let text = std::fs::read_to_string(&log).unwrap();
+            let lines: Vec<serde_json::Value> = text
+                .lines()
+                .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{name}: {e}: {l}")))
+                .collect();
+            if lines.is_empty() { Err(text) } else { Ok(()) }
+        })
+        .await;
+        assert!(child.try_wait().unwrap().is_none(), "{name} runs on");
+    }
+    let log = std::fs::read_to_string(dir.path().join("pod-sync.log")).unwrap();
+    let named = log.lines().filter(|l| l.contains("not supported yet: failSwapOn: true")).count();
+    assert_eq!(named, 1, "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_service_listens_where_its_own_field_says() {
+    let (_dir, _running, ports) = a_file_alone().await;
+    for (name, port) in SERVICES.iter().zip(ports) {
+        until(&format!("metrics of {name}"), LONG, async || match metrics(port) {
+            Ok(answer) if answer.starts_with("HTTP/1.1 200") => Ok(()),
+            Ok(answer) => Err(answer),
+            Err(error) => Err(error.to_string()),
+        })
+        .await;
+    }
+}
