@@ -81,6 +81,14 @@ mod tests {
     }
 
     #[test]
+    fn uids_come_from_flags_too() {
+        let line = ["cri-proxy", "--allow-uid", "65532", "--allow-uid", "7"];
+        let args =
+            quintlet_config::cli::read::<Args>(Service::CriProxy, line.map(Into::into).into()).unwrap().args;
+        assert_eq!(args.allow_uid, [65532, 7]);
+    }
+
+    #[test]
     fn endpoints_are_absolute_paths_with_or_without_scheme() {
         assert_eq!(endpoint("unix:///run/x.sock"), Ok("/run/x.sock".into()));
         assert_eq!(endpoint("/run/x.sock"), Ok("/run/x.sock".into()));

@@ -236,7 +236,9 @@ impl Kind {
         let last = given.last().map(String::as_str).unwrap_or_default();
         let data = match self {
             Self::Bool | Self::Int(..) | Self::Number(..) => crate::yaml::plain(last),
-            Self::List(_) => Data::List(items().map(text).collect()),
+            Self::List(kind) => {
+                Data::List(items().map(|item| kind.from_flag(&[item.to_owned()], flag)).collect())
+            }
             Self::Map(_, Kind::List(_)) => {
                 let mut map = node(Data::Map(Vec::new()));
                 for header in given {
@@ -541,6 +543,7 @@ mod tests {
             (Kind::Int(0, 9), "7", vec!["7"]),
             (DURATION, "1m30s", vec!["1m30s"]),
             (Kind::List(&Kind::Text), "[a, b]", vec!["a", "b"]),
+            (Kind::List(&Kind::Int(0, 9)), "[7, 8]", vec!["7", "8"]),
             (Kind::Map(Keys::Any, &Kind::Text), "{cpu: 100m, memory: 1Gi}", vec!["cpu=100m", "memory=1Gi"]),
             (Kind::Map(Keys::Any, &Kind::Text), "{memory.available: 1Gi}", vec!["memory.available=1Gi"]),
             (Kind::Map(Keys::Any, &Kind::Bool), "{A: true}", vec!["A=true"]),
