@@ -86,6 +86,7 @@ fn wire_view(view: &View, brief: bool) -> wire::PodView {
         created_unix_ns: view.created_unix_ns,
         last_restart_unix_ns: c.last_restart_unix_ns,
         version: view.version,
+        resource_version: view.resource_version.clone(),
     }
 }
 

@@ -60,6 +60,8 @@ pub struct View {
     pub decision: Decision,
     /// Wall time the pod was accepted, nanoseconds since 1970.
     pub created_unix_ns: i64,
+    /// resourceVersion of the status that was last written to the API server; empty where none was.
+    pub resource_version: String,
     /// Number of the change.
     pub version: u64,
 }

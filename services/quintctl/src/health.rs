@@ -1,7 +1,10 @@
 //! `quintctl health`: whether all services serve, and what they depend on.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
+use k8s_cri::v1::VersionRequest;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::paths::Paths;
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
 use quintlet_proto::pleg::v1::{HealthReply, HealthRequest};
@@ -16,6 +19,11 @@ use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::text::{clean, or_nothing, table};
+
+/// How long the runtime may take to tell its version: it does nothing for that.
+const RUNTIME_ANSWER: Duration = Duration::from_secs(2);
+
+const CRI_PROXY: &str = "cri-proxy";
 
 /// One service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -43,8 +51,57 @@ pub async fn run(paths: &Paths, format: Format) -> Result<bool, Error> {
 
 /// Asks all services.
 pub async fn fetch(paths: &Paths) -> Vec<Row> {
+    look(paths).await.rows
+}
+
+/// What all services say at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct Look {
+    /// One each.
+    pub rows: Vec<Row>,
+    /// What cri-proxy knows of the runtime.
+    pub runtime: Option<ProxyInfoReply>,
+    /// What pleg-service says of its lists.
+    pub pleg: Option<HealthReply>,
+    /// Why the runtime does not answer, where cri-proxy is connected to it.
+    pub silent: Option<String>,
+}
+
+/// Asks all services, and through cri-proxy the runtime.
+pub async fn look(paths: &Paths) -> Look {
     let peers = Peer::all(paths);
-    futures::future::join_all(peers.iter().map(|peer| row(peer, paths))).await
+    let (runtime, pleg) = (Peer::cri_proxy(paths), Peer::pleg(paths));
+    let (rows, runtime, pleg, silent) = tokio::join!(
+        futures::future::join_all(peers.iter().map(|peer| row(peer, paths))),
+        proxy(&runtime),
+        self::pleg(&pleg),
+        ask_runtime(&runtime),
+    );
+    let (runtime, pleg) = (runtime.ok(), pleg.ok());
+    let mut look = Look { rows, runtime, pleg, silent: None };
+    // A runtime that is away is told as such by cri-proxy.
+    if look.runtime.as_ref().is_some_and(|r| r.connected)
+        && let Err(why) = silent
+    {
+        if let Some(row) = look.rows.iter_mut().find(|r| r.service == CRI_PROXY && r.serving) {
+            (row.serving, row.health) = (false, "unhealthy".to_owned());
+            row.detail = format!("the runtime {why}; {}", row.detail);
+        }
+        look.silent = Some(why);
+    }
+    look
+}
+
+/// Whether the runtime answers the cheapest of all calls.
+async fn ask_runtime(peer: &Peer) -> Result<(), String> {
+    let Ok(channel) = peer.channel().await else { return Ok(()) };
+    let mut client = RuntimeServiceClient::new(channel);
+    let asked = client.version(VersionRequest { version: "v1".to_owned() });
+    match tokio::time::timeout(RUNTIME_ANSWER, asked).await {
+        Err(_) => Err(format!("does not answer within {}s", RUNTIME_ANSWER.as_secs())),
+        // Whatever it says, it answers; one that is away is not asked at all.
+        Ok(_) => Ok(()),
+    }
 }
 
 async fn row(peer: &Peer, paths: &Paths) -> Row {

@@ -103,13 +103,27 @@ pub fn pod_logs_dir(given: Option<PathBuf>, run_dir: &Path) -> PathBuf {
     given.or_else(beside).unwrap_or_else(|| PathBuf::from(POD_LOGS_DIR))
 }
 
-/// The last lines of the newest log of a pod's first container, each cut of what would command the terminal.
+/// The containers of a pod, the one that is meant without a name first.
+#[must_use]
+pub fn containers(view: &PodView) -> Vec<String> {
+    let object: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
+    let Ok(first) = choose_container(&object, None) else { return Vec::new() };
+    let others = container_names(&object).into_iter().filter(|n| *n != first).map(str::to_owned);
+    std::iter::once(first.clone()).chain(others).collect()
+}
+
+/// The last lines of the newest log of a pod's container, each cut of what would command the terminal.
 ///
 /// # Errors
 /// There is no log, or it cannot be read.
-pub fn tail(pod_logs_dir: &Path, view: &PodView, lines: usize) -> Result<String, Error> {
+pub fn tail(
+    pod_logs_dir: &Path,
+    view: &PodView,
+    container: Option<&str>,
+    lines: usize,
+) -> Result<String, Error> {
     let object: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
-    let container = choose_container(&object, None)?;
+    let container = choose_container(&object, container)?;
     let dir = container_dir(pod_logs_dir, view, &container);
     let number = choose_instance(&instances(&dir), restart_count(&object, &container), false)
         .ok_or_else(|| Error::NotFound(no_log(view, &container, false, &dir)))?;

@@ -45,7 +45,7 @@ pub async fn run(args: PodsArgs, paths: &Paths, format: Format) -> Result<(), Er
             paths: paths.clone(),
             pod_logs_dir: crate::logs::pod_logs_dir(args.pod_logs_dir, paths.run()),
         };
-        return Box::pin(screen::follow(places, || screen::plain_header(paths.run()))).await;
+        return Box::pin(screen::follow(places, |_| screen::plain_header(paths.run()))).await;
     }
     let brief = matches!(format, Format::Table | Format::Wide);
     let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
@@ -81,6 +81,8 @@ pub struct Row {
     pub age: String,
     /// What it waits for.
     pub waiting: String,
+    /// File or URL of a manifest that cannot be used; empty for a pod.
+    pub origin: String,
 }
 
 impl Row {
@@ -104,6 +106,7 @@ impl Row {
             ip: or_nothing(&pod.pod_ip),
             age: if pod.created_unix_ns == 0 { NOTHING.to_owned() } else { age(now - pod.created_unix_ns) },
             waiting: pod.waiting.as_ref().map(|w| waiting(w, now)).unwrap_or_default(),
+            origin: String::new(),
         }
     }
 
@@ -127,6 +130,7 @@ impl Row {
             ip: dash(),
             age: age(now - problem.since_unix_ns),
             waiting: clean(&format!("{field}{}", problem.message)),
+            origin: problem.origin.clone(),
         }
     }
 

@@ -28,6 +28,21 @@ pub fn fit(text: &str, width: usize) -> String {
     out
 }
 
+/// A line in pieces of at most `width` characters, each but the first indented; in one piece where there is no room for
+/// that.
+#[must_use]
+pub fn wrap(text: &str, width: usize, indent: usize) -> Vec<String> {
+    let chars: Vec<char> = text.chars().collect();
+    if chars.len() <= width || width <= indent {
+        return vec![text.to_owned()];
+    }
+    let (first, rest) = chars.split_at(width);
+    let rest = rest.chunks(width - indent).map(|piece| {
+        format!("{}{}", " ".repeat(indent), piece.iter().collect::<String>().trim_start())
+    });
+    std::iter::once(first.iter().collect()).chain(rest).collect()
+}
+
 /// Rows below a header, columns two spaces apart, no spaces at the end of a line.
 #[must_use]
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
@@ -163,6 +178,13 @@ mod tests {
             vec!["longer".to_owned(), "x".to_owned(), "y".to_owned()],
         ];
         assert_eq!(table(&["NAME", "B", "C"], &rows), "NAME    B  C\na       –\nlonger  x  y\n");
+    }
+
+    #[test]
+    fn long_lines_go_on_below_where_they_began() {
+        assert_eq!(wrap("  a bcdefgh", 6, 4), ["  a bc", "    de", "    fg", "    h"]);
+        assert_eq!(wrap("short", 6, 4), ["short"]);
+        assert_eq!(wrap("no room", 3, 4), ["no room"]);
     }
 
     #[test]

@@ -150,6 +150,12 @@ impl Operation {
         self.spans.len() > 1 || self.spans.iter().any(|s| !s.error.is_empty())
     }
 
+    /// It has a step that is not a mere look at the runtime, or failed.
+    #[must_use]
+    pub fn changed_something(&self) -> bool {
+        self.did_something() && self.spans.iter().any(|s| !s.error.is_empty() || !is_look(s))
+    }
+
     fn took_ns(&self) -> i64 {
         self.end_unix_ns - self.start_unix_ns
     }
@@ -229,6 +235,15 @@ fn operation(trace_id: String, mut spans: Vec<Span>) -> Operation {
     let start_unix_ns = steps.iter().map(|s| s.start_unix_ns).min().unwrap_or_default();
     let end_unix_ns = steps.iter().map(|s| s.end_unix_ns).max().unwrap_or_default();
     Operation { trace_id, start_unix_ns, end_unix_ns, spans: steps }
+}
+
+/// Nothing is changed by what pleg-service does, by a worker's pass itself, nor by these calls.
+fn is_look(step: &Step) -> bool {
+    const LOOKS: [&str; 5] = ["Status", "Version", "ListContainers", "ListPodSandbox", "RuntimeConfig"];
+    step.service == "pleg-service"
+        || step.service == "pod-sync"
+        || LOOKS.contains(&step.name.as_str())
+        || step.name.ends_with("Status") && step.service == "cri-proxy"
 }
 
 /// The waterfalls; `wide` adds attributes.

@@ -25,6 +25,8 @@ use service::{Order, Service, State};
 use view::View;
 
 mod expect;
+mod head;
+mod kills;
 mod lines;
 mod plan;
 mod processes;
@@ -199,8 +201,8 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
             .or_else(|| containerd.as_ref().map(Containerd::cgroup_root))
             .unwrap_or_else(|| "/".to_owned()),
     };
-    let header = header(&args, &layout, &runtime, &node);
-    print(&header);
+    let fixed = head::Fixed::new(&args, &layout, &runtime.endpoint, &node, &cwd);
+    print(&fixed.lines());
 
     let tasks = TaskGroup::new();
     let processes = Arc::new(Mutex::new(processes));
@@ -220,16 +222,21 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     let began = Instant::now();
     let outcome = if live {
         let states: Vec<_> = services.iter().map(|s| (s.name, s.state())).collect();
-        let lines = || header.iter().cloned().chain([in_a_line(&states)]).collect();
-        let places = screen::Places {
-            paths: quintlet_kit::paths::Paths::new(&layout.run_dir),
-            pod_logs_dir: layout.pod_logs_dir.clone(),
+        let paths = quintlet_kit::paths::Paths::new(&layout.run_dir);
+        let (looks, look) = watch::channel(None);
+        let asking = task::spawn("ask services", head::ask(paths.clone(), looks));
+        let kills = kills::kills(states.clone(), paths.clone(), view.clone());
+        let lines = |width| {
+            let now: Vec<_> = states.iter().map(|(name, state)| (*name, state.borrow().clone())).collect();
+            fixed.all(look.borrow().as_ref(), &now, width)
         };
+        let places = screen::Places { paths, pod_logs_dir: layout.pod_logs_dir.clone() };
         // Dropping the screen gives the terminal back.
         let shown = tokio::select! {
-            shown = screen::run(places, view.clone(), lines) => shown,
+            shown = screen::run(places, view.clone(), lines, Some(kills)) => shown,
             () = signals.next() => Ok(()),
         };
+        asking.abort();
         if let Err(error) = shown {
             tracing::warn!(error = quintlet_kit::error_chain(&error), "no live table");
             attend(&mut view, &mut signals, None, began, &args).await
@@ -377,19 +384,6 @@ async fn start_containerd(args: &UpArgs, layout: &Layout) -> Result<Option<Conta
     Ok(Some(containerd))
 }
 
-/// How all services are, for the head of the live table.
-fn in_a_line(states: &[(&'static str, watch::Receiver<State>)]) -> String {
-    let words = states.iter().map(|(name, state)| match &*state.borrow() {
-        State::New => format!("{name} starts"),
-        State::Running { starts: 1, .. } => format!("{name} ok"),
-        State::Running { starts: 2, .. } => format!("{name} ok (1 restart)"),
-        State::Running { starts, .. } => format!("{name} ok ({} restarts)", starts - 1),
-        State::Waiting { exit, .. } => format!("{name} ended ({exit})"),
-        State::Ended => format!("{name} ended"),
-    });
-    format!("  {}", words.collect::<Vec<_>>().join("   "))
-}
-
 /// Prints restarts of a service.
 async fn tell_restarts(name: &'static str, mut state: watch::Receiver<State>) {
     while state.changed().await.is_ok() {
@@ -402,22 +396,6 @@ async fn tell_restarts(name: &'static str, mut state: watch::Receiver<State>) {
         };
         print(told.as_slice());
     }
-}
-
-fn header(args: &UpArgs, layout: &Layout, runtime: &Runtime, node: &str) -> Vec<String> {
-    let mode = match &args.kubeconfig {
-        Some(file) => format!("node \"{node}\"  (API server of {})", file.display()),
-        None => format!(
-            "standalone on host \"{node}\"  (no API server; manifests from {})",
-            layout.manifests.display()
-        ),
-    };
-    let kind = if args.private_containerd { "private, " } else { "" };
-    vec![
-        format!("quintlet {}  {mode}", env!("CARGO_PKG_VERSION")),
-        format!("  runtime   {kind}{}", runtime.endpoint),
-        format!("  sockets   {}   logs {}", layout.run_dir.display(), layout.log_dir.display()),
-    ]
 }
 
 fn expectations(args: &UpArgs, layout: &Layout, node: &str) -> Result<Option<Judge>, UpError> {

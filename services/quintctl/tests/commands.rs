@@ -120,6 +120,7 @@ impl PodSync for FakePodSync {
 
 struct FakePleg {
     healthy: bool,
+    epoch: u64,
 }
 
 #[tonic::async_trait]
@@ -127,7 +128,15 @@ impl Pleg for FakePleg {
     type WatchStream = Events<pleg::WatchEvent>;
 
     async fn watch(&self, _: Request<pleg::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("not scripted"))
+        use pleg::watch_event::Event;
+        let cursor = Some(pleg::Cursor { epoch: self.epoch, rev: 1182 });
+        let record = pleg::PodRecord { uid: UID.into(), ..pleg::PodRecord::default() };
+        let all = [
+            Event::SnapshotBegin(pleg::SnapshotBegin {}),
+            Event::Pod(record),
+            Event::SnapshotEnd(pleg::SnapshotEnd {}),
+        ];
+        Ok(events(all.into_iter().map(|e| pleg::WatchEvent { event: Some(e), cursor, trace: None }).collect()))
     }
 
     async fn observe(
@@ -227,7 +236,7 @@ impl Node {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths::new(dir.path());
         let node = Self { dir, stop: CancellationToken::new() };
-        let pleg = FakePleg { healthy: pleg_is_healthy };
+        let pleg = FakePleg { healthy: pleg_is_healthy, epoch: 7 };
         node.serve(
             &paths.cri(CriSocket::Read),
             Server::new("cri-proxy").add_service(ProxyInfoServer::new(FakeProxy)),
@@ -242,10 +251,12 @@ impl Node {
         node
     }
 
-    fn serve(&self, path: &Path, server: Server) {
+    fn serve(&self, path: &Path, server: Server) -> CancellationToken {
         let listener = bind_unix(path, 0o600).unwrap();
-        let stop = self.stop.clone();
-        tokio::spawn(async move { server.serve(listener, PeerPolicy::Any, stop).await });
+        let stop = self.stop.child_token();
+        let stopped = stop.clone();
+        tokio::spawn(async move { server.serve(listener, PeerPolicy::Any, stopped).await });
+        stop
     }
 
     fn command(&self, args: &[&str]) -> Command {
@@ -377,6 +388,45 @@ async fn watch_merges_all_streams() {
     assert!(told[0].starts_with("pleg web ContainerDied app exit=3"), "{told:?}");
     assert!(told[1].starts_with("probe web readiness app failure (streak 3)"), "{told:?}");
     assert_eq!(told[2], "status web 1/1 Running, 1 restart");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_pleg_service_is_told_with_what_it_cost() {
+    let node = Node { dir: tempfile::tempdir().unwrap(), stop: CancellationToken::new() };
+    let socket = Paths::new(node.dir.path()).pleg();
+    let pleg = |epoch| Server::new("pleg-service").add_service(PlegServer::new(FakePleg { healthy: true, epoch }));
+    let first = node.serve(&socket, pleg(7));
+    let mut child = node.command(&["watch"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut until = |part: &str| loop {
+        let line = lines.next().expect("watch goes on").unwrap();
+        if line.contains(part) {
+            return line;
+        }
+    };
+    tokio::task::block_in_place(|| until("ContainerDied app exit=3"));
+    first.cancel();
+    tokio::task::block_in_place(|| until("pleg-service is away"));
+    node.serve(&socket, pleg(8));
+    let line = tokio::task::block_in_place(|| until("pleg-service restarted"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(line.contains("------ pleg-service restarted: epoch 8, back after "), "{line}");
+    assert!(line.ends_with(", 0 pods changed meanwhile"), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_hangs_makes_cri_proxy_unhealthy() {
+    let node = Node::start(true);
+    let hang = axum::Router::new().fallback(|| std::future::pending::<String>());
+    let proxy = Server::new("cri-proxy").add_service(ProxyInfoServer::new(FakeProxy)).fallback(hang);
+    let path = Paths::new(node.dir.path()).cri(CriSocket::Read);
+    std::fs::remove_file(&path).unwrap();
+    node.serve(&path, proxy);
+    let (code, out, _) = node.run(&["health"]).await;
+    assert_eq!(code, 1);
+    let row = out.lines().find(|l| l.starts_with("cri-proxy")).unwrap();
+    assert!(row.contains("unhealthy  the runtime does not answer within 2s; containerd 2.1"), "{row}");
 }
 
 /// Spans of the node in the words of one service.

@@ -47,6 +47,8 @@ struct Inner {
     latest: HashMap<PodUid, (wire::PodStatusUpdate, Option<Trace>)>,
     dirty: BTreeSet<PodUid>,
     acks: HashMap<PodUid, (u64, Ack)>,
+    // resourceVersion of the last write.
+    written: HashMap<PodUid, String>,
 }
 
 /// Client of status-reporter's Report stream.
@@ -87,12 +89,19 @@ impl Statuses {
         inner.latest.remove(uid);
         inner.dirty.remove(uid);
         inner.acks.remove(uid);
+        inner.written.remove(uid);
     }
 
     /// What became of version `version` of a pod's status or a later one; none while it is on its way.
     #[must_use]
     pub fn ack(&self, uid: &PodUid, version: u64) -> Option<Ack> {
         self.inner.lock().acks.get(uid).filter(|(v, _)| *v >= version).map(|(_, ack)| ack.clone())
+    }
+
+    /// resourceVersion of the last status of a pod that was written; empty where none was.
+    #[must_use]
+    pub fn written(&self, uid: &PodUid) -> String {
+        self.inner.lock().written.get(uid).cloned().unwrap_or_default()
     }
 
     /// Keeps the stream open until told to stop.
@@ -183,6 +192,9 @@ impl Statuses {
             // An ack of an earlier owner says nothing about this one's versions.
             if inner.latest.get(&uid).is_none_or(|(u, _)| u.owner_epoch != ack.owner_epoch) {
                 return;
+            }
+            if kind == Ack::Written && !ack.resource_version.is_empty() {
+                inner.written.insert(uid.clone(), ack.resource_version.clone());
             }
             inner.acks.insert(uid.clone(), (ack.version, kind));
         }

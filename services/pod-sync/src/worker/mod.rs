@@ -636,6 +636,7 @@ impl Worker {
             waiting,
             decision: self.decision.clone(),
             created_unix_ns: self.accepted_unix_ns,
+            resource_version: self.ctx.statuses.written(&self.pod_ref.uid),
             version: 0,
         };
         let same = old.is_some_and(|o| {
@@ -643,6 +644,7 @@ impl Worker {
                 && o.worker == view.worker
                 && same_wait(o.waiting.as_ref(), view.waiting.as_ref())
                 && o.decision == view.decision
+                && o.resource_version == view.resource_version
         });
         if !same {
             self.ctx.views.show(&self.pod_ref.uid, view);

@@ -6,6 +6,8 @@ use std::io::Write;
 use quintlet_proto::podsync::v1::PodView;
 
 use super::view::View;
+use crate::pods::Row;
+use crate::text::clean;
 
 /// Remembers what was printed last.
 #[derive(Debug, Default)]
@@ -36,11 +38,8 @@ impl Lines {
             .problems
             .iter()
             .map(|p| {
-                let file = std::path::Path::new(&p.origin)
-                    .file_name()
-                    .map_or_else(|| p.origin.clone(), |n| n.to_string_lossy().into_owned());
-                let field = if p.field.is_empty() { String::new() } else { format!("{}: ", p.field) };
-                format!("{file:<24} –      InvalidManifest    {field}{}", p.message)
+                let row = Row::of_problem(p, 0);
+                format!("{:<24} {:<6} {:<18} {}", row.name, row.ready, row.status, row.waiting)
             })
             .collect();
         out.extend(problems.iter().filter(|p| !self.problems.contains(p)).cloned());
@@ -50,13 +49,14 @@ impl Lines {
 }
 
 fn line(pod: &PodView) -> String {
+    let row = Row::of_pod(pod, 0);
+    // Without the times that pass by themselves.
     let waiting = pod.waiting.as_ref().map_or_else(String::new, |w| {
-        if w.message.is_empty() { w.reason.clone() } else { w.message.clone() }
+        clean(if w.message.is_empty() { &w.reason } else { &w.message })
     });
-    let ip = if pod.pod_ip.is_empty() { "–" } else { &pod.pod_ip };
     let text = format!(
-        "{:<24} {:<6} {:<18} {:<3} {ip:<12} {waiting}",
-        pod.name, pod.ready, pod.status, pod.restarts
+        "{:<24} {:<6} {:<18} {:<3} {:<12} {waiting}",
+        row.name, row.ready, row.status, pod.restarts, row.ip
     );
     text.trim_end().to_owned()
 }
@@ -97,6 +97,10 @@ mod tests {
         assert!(lines.changes(&view).is_empty());
         view.pods.insert("u".into(), pod("Running"));
         assert!(lines.changes(&view)[0].contains("Running"));
+        let mut hostile = pod("Running");
+        hostile.status = "\u{1b}[2Jgone".into();
+        view.pods.insert("u".into(), hostile);
+        assert!(!lines.changes(&view)[0].contains('\u{1b}'));
         view.pods.clear();
         assert_eq!(lines.changes(&view), ["web gone"]);
     }

@@ -23,7 +23,7 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// The longest grace period of a pod, in seconds.
+    /// The longest grace period of a pod that has something to stop, in seconds.
     pub(super) fn longest_grace(&self) -> u64 {
         self.pods.values().filter_map(grace).max().unwrap_or(0)
     }
@@ -31,6 +31,10 @@ impl View {
 
 fn grace(pod: &PodView) -> Option<u64> {
     let pod: serde_json::Value = serde_json::from_slice(&pod.pod).ok()?;
+    let phase = pod.pointer("/status/phase").and_then(serde_json::Value::as_str);
+    if matches!(phase, Some("Succeeded" | "Failed")) {
+        return None;
+    }
     pod.pointer("/spec/terminationGracePeriodSeconds").map_or(Some(30), serde_json::Value::as_u64)
 }
 
@@ -189,5 +193,6 @@ mod tests {
         assert_eq!(grace(&with(r#"{"spec":{}}"#)), Some(30));
         assert_eq!(grace(&with(r#"{"spec":{"terminationGracePeriodSeconds":2}}"#)), Some(2));
         assert_eq!(grace(&with("")), None);
+        assert_eq!(grace(&with(r#"{"spec":{},"status":{"phase":"Succeeded"}}"#)), None, "nothing is left to stop");
     }
 }

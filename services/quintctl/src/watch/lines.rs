@@ -1,0 +1,75 @@
+//! What an event of a service looks like.
+
+use std::time::Duration;
+
+use quintlet_proto::pleg::v1::{Lifecycle, LifecycleKind};
+use quintlet_proto::probe::v1::{Evaluation, Outcome, ProbeType};
+
+use super::Line;
+use crate::pods::display_name;
+use crate::text::{clean, now_ns, took};
+
+/// The line of a lifecycle event.
+#[must_use]
+pub fn lifecycle_line(event: &Lifecycle, epoch: u64, rev: u64) -> Line {
+    let what = if event.container.is_empty() { "Sandbox" } else { "Container" };
+    let kind = match event.kind() {
+        LifecycleKind::Started => "Started",
+        LifecycleKind::Died => "Died",
+        LifecycleKind::Removed => "Removed",
+        LifecycleKind::Changed | LifecycleKind::Unspecified => "Changed",
+    };
+    let subject =
+        if event.container.is_empty() { String::new() } else { format!(" {}", clean(&event.container)) };
+    let exit = if event.kind() == LifecycleKind::Died && !event.container.is_empty() {
+        format!(" exit={}", event.exit_code)
+    } else {
+        String::new()
+    };
+    Line {
+        at: event.at_unix_ns,
+        source: "pleg",
+        subject: display_name(&event.pod_namespace, &event.pod_name),
+        text: format!("{what}{kind}{subject}{exit}"),
+        place: format!("epoch {epoch} rev {rev}"),
+        uid: event.uid.clone(),
+        ..Line::default()
+    }
+}
+
+/// The line of an evaluation.
+#[must_use]
+pub fn probe_line(e: &Evaluation) -> Line {
+    let kind = match e.r#type() {
+        ProbeType::Startup => "startup",
+        ProbeType::Readiness => "readiness",
+        ProbeType::Liveness => "liveness",
+        ProbeType::Unspecified => "probe",
+    };
+    let outcome = match e.outcome() {
+        Outcome::Success => "success",
+        Outcome::Failure => "failure",
+        Outcome::Unknown | Outcome::Unspecified => "unknown",
+    };
+    // Saturated at its threshold, which is often 1.
+    let streak = if e.run > 1 { format!(" (streak {})", e.run) } else { String::new() };
+    let duration = Duration::try_from_secs_f64(e.seconds).unwrap_or_default();
+    let duration = took(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX));
+    let success = e.outcome() == Outcome::Success;
+    let output =
+        if success || e.output.is_empty() { String::new() } else { format!("  {}", clean(&e.output)) };
+    Line {
+        at: e.at_unix_ns,
+        source: "probe",
+        subject: display_name(&e.pod_namespace, &e.pod_name),
+        text: format!("{kind} {} {outcome}{streak}", clean(&e.container)),
+        place: format!("{duration}{output}"),
+        uid: e.uid.clone(),
+        probe: Some((format!("{} {} {kind}", e.uid, e.container), success)),
+        ..Line::default()
+    }
+}
+
+pub(super) fn service_line(service: &str, text: String) -> Line {
+    Line { at: now_ns(), source: "service", subject: service.to_owned(), text, ..Line::default() }
+}

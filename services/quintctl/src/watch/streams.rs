@@ -1,0 +1,260 @@
+//! The streams of the services, each opened again when it ends.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use quintlet_kit::paths::Paths;
+use quintlet_kit::task::TaskGroup;
+use quintlet_proto::debug::v1::BuildRequest;
+use quintlet_proto::debug::v1::debug_client::DebugClient;
+use quintlet_proto::pleg::v1::pleg_client::PlegClient;
+use quintlet_proto::pleg::v1::{LifecycleRequest, lifecycle_event};
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_proto::podsync::v1::{WatchPodsRequest, watch_pods_event};
+use quintlet_proto::probe::v1::probe_client::ProbeClient;
+use quintlet_proto::probe::v1::{WatchRequest, watch_event};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::link::{Link, Run};
+use super::lines::{lifecycle_line, probe_line, service_line};
+use super::records::read_again;
+use super::{Events, Known, Line, RETRY};
+use crate::client::{MAX_ANSWER, Peer};
+use crate::error::Error;
+use crate::text::now_ns;
+
+/// How often new instances of probe-service are looked for.
+const SCAN: Duration = Duration::from_secs(1);
+
+/// Sends; false when nobody reads any more.
+pub(super) async fn say(out: &mpsc::Sender<Line>, line: Option<Line>) -> bool {
+    match line {
+        Some(line) => out.send(line).await.is_ok(),
+        None => !out.is_closed(),
+    }
+}
+
+pub(super) fn ended(peer: &Peer) -> Error {
+    Error::Silent {
+        service: peer.service.clone(),
+        path: peer.path.clone(),
+        why: "the stream ended".to_owned(),
+    }
+}
+
+/// The reason alone: the line begins with the service.
+pub(super) fn why(error: &Error) -> String {
+    match error {
+        Error::Unreachable { source, .. } => source.to_string(),
+        Error::Silent { why, .. } => why.clone(),
+        Error::Refused { message, .. } => message.clone(),
+        other => quintlet_kit::error_chain(other),
+    }
+}
+
+/// The process that answers now. One that does not say so is no reason to tell nothing.
+async fn process(peer: &Peer) -> Option<Run> {
+    let mut client = DebugClient::new(peer.channel().await.ok()?);
+    let build = peer.answer(client.build(BuildRequest {})).await.ok()?;
+    Some(Run { id: build.pid.into(), name: format!("pid {}", build.pid) })
+}
+
+/// Opens a stream again and again; `follow` returns Ok when nobody reads any more.
+macro_rules! again {
+    ($peer:expr, $link:expr, $out:expr, $follow:expr) => {
+        loop {
+            let Err(error) = $follow.await else { return };
+            if !say(&$out, $link.lost(&why(&error))).await {
+                return;
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    };
+}
+
+pub(super) async fn pods(peer: Peer, events: Events, out: mpsc::Sender<Line>) {
+    let mut link = Link::new(&peer.service);
+    let mut known = Known::default();
+    again!(peer, link, out, follow_pods(&peer, &mut link, &mut known, &events, &out));
+}
+
+async fn follow_pods(
+    peer: &Peer,
+    link: &mut Link,
+    known: &mut Known,
+    events: &Events,
+    out: &mpsc::Sender<Line>,
+) -> Result<(), Error> {
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+    let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), brief: true };
+    let began = Instant::now();
+    let mut stream = peer.answer(client.watch_pods(request)).await?;
+    known.begin();
+    while let Some(event) = stream.message().await.map_err(|s| peer.failed(&s))?.and_then(|m| m.event) {
+        let now = now_ns();
+        let mut lines = Vec::new();
+        match event {
+            watch_pods_event::Event::Hello(_) => {}
+            watch_pods_event::Event::Pod(pod) => lines.extend(known.pod(&pod, now, events.of(&pod.uid))),
+            watch_pods_event::Event::Removed(pod) => {
+                events.forget(&pod.uid);
+                lines.extend(known.removed(&pod.uid, now));
+            }
+            watch_pods_event::Event::Problems(p) => lines.extend(known.problems(&p.problems, now)),
+            watch_pods_event::Event::SnapshotEnd(_) => {
+                let (gone, changed) = known.end(now);
+                lines.extend(gone);
+                lines.extend(link.back(process(peer).await, &read_again(began.elapsed(), changed)));
+            }
+        }
+        for line in lines {
+            if out.send(line).await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+    Err(ended(peer))
+}
+
+/// Lifecycle events. That pleg-service goes and comes is told by who follows its records.
+pub(super) async fn lifecycle(peer: Peer, events: Events, out: mpsc::Sender<Line>) {
+    loop {
+        if follow_lifecycle(&peer, &events, &out).await.is_ok() || out.is_closed() {
+            return;
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn follow_lifecycle(peer: &Peer, events: &Events, out: &mpsc::Sender<Line>) -> Result<(), Error> {
+    let mut client = PlegClient::new(peer.channel().await?);
+    let request = LifecycleRequest { hello: Some(quintlet_proto::hello()), uid: String::new() };
+    let mut stream = peer.answer(client.lifecycle(request)).await?;
+    loop {
+        // Both only wait; a reader that is gone is noticed without a message.
+        let message = tokio::select! {
+            message = stream.message() => message.map_err(|s| peer.failed(&s))?,
+            () = out.closed() => return Ok(()),
+        };
+        let Some(message) = message else { return Err(ended(peer)) };
+        let cursor = message.cursor.unwrap_or_default();
+        let line = match message.event {
+            Some(lifecycle_event::Event::Lifecycle(event)) => {
+                events.was(&event.uid, event.at_unix_ns);
+                lifecycle_line(&event, cursor.epoch, cursor.rev)
+            }
+            Some(lifecycle_event::Event::Missed(m)) => {
+                service_line(&peer.service, format!("{} events missed", m.count))
+            }
+            Some(lifecycle_event::Event::Hello(_)) | None => continue,
+        };
+        if out.send(line).await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+/// A service that has nothing to show here but that it is there.
+pub(super) async fn health(peer: Peer, out: mpsc::Sender<Line>) {
+    let mut link = Link::new(&peer.service);
+    let mut last = None;
+    again!(peer, link, out, follow_health(&peer, &mut link, &mut last, &out));
+}
+
+async fn follow_health(
+    peer: &Peer,
+    link: &mut Link,
+    last: &mut Option<bool>,
+    out: &mpsc::Sender<Line>,
+) -> Result<(), Error> {
+    let mut client = HealthClient::new(peer.channel().await?);
+    let mut stream = peer.answer(client.watch(HealthCheckRequest::default())).await?;
+    if !say(out, link.back(process(peer).await, "")).await {
+        return Ok(());
+    }
+    loop {
+        // Both only wait; a reader that is gone is noticed without a message.
+        let message = tokio::select! {
+            message = stream.message() => message.map_err(|s| peer.failed(&s))?,
+            () = out.closed() => return Ok(()),
+        };
+        let Some(message) = message else { return Err(ended(peer)) };
+        let serves = message.status() == ServingStatus::Serving;
+        let before = last.replace(serves);
+        let line = (before != Some(serves) && (before.is_some() || !serves)).then(|| {
+            service_line(&peer.service, if serves { "serves again" } else { "does not serve" }.to_owned())
+        });
+        if !say(out, line).await {
+            return Ok(());
+        }
+    }
+}
+
+/// Follows each instance of probe-service as long as its socket is there.
+pub(super) async fn probers(paths: Paths, out: mpsc::Sender<Line>) {
+    let tasks = TaskGroup::new();
+    let mut followed: BTreeMap<PathBuf, CancellationToken> = BTreeMap::new();
+    while !out.is_closed() {
+        let peers = Peer::probes(&paths);
+        followed.retain(|path, stop| {
+            let there = peers.iter().any(|p| p.path == *path);
+            if !there {
+                stop.cancel();
+            }
+            there
+        });
+        for peer in peers {
+            followed.entry(peer.path.clone()).or_insert_with(|| {
+                let stop = CancellationToken::new();
+                let follow = probes(peer, out.clone());
+                let child = stop.clone();
+                tasks.spawn("watch probes", async move {
+                    child.run_until_cancelled_owned(follow).await;
+                });
+                stop
+            });
+        }
+        tokio::select! {
+            () = tokio::time::sleep(SCAN) => {}
+            () = out.closed() => return,
+        }
+    }
+}
+
+async fn probes(peer: Peer, out: mpsc::Sender<Line>) {
+    let mut link = Link::new(&peer.service);
+    again!(peer, link, out, follow_probes(&peer, &mut link, &out));
+}
+
+async fn follow_probes(peer: &Peer, link: &mut Link, out: &mpsc::Sender<Line>) -> Result<(), Error> {
+    let mut client = ProbeClient::new(peer.channel().await?);
+    let request = WatchRequest { hello: Some(quintlet_proto::hello()), uid: String::new() };
+    let mut stream = peer.answer(client.watch(request)).await?;
+    if !say(out, link.back(process(peer).await, "")).await {
+        return Ok(());
+    }
+    loop {
+        // Both only wait; a reader that is gone is noticed without a message.
+        let message = tokio::select! {
+            message = stream.message() => message.map_err(|s| peer.failed(&s))?,
+            () = out.closed() => return Ok(()),
+        };
+        let Some(message) = message else { return Err(ended(peer)) };
+        let line = match message.event {
+            Some(watch_event::Event::Evaluation(e)) => probe_line(&e),
+            Some(watch_event::Event::Missed(m)) => {
+                service_line(&peer.service, format!("{} results missed", m.count))
+            }
+            Some(watch_event::Event::Hello(_)) | None => continue,
+        };
+        if out.send(line).await.is_err() {
+            return Ok(());
+        }
+    }
+}
