@@ -67,6 +67,18 @@ pub struct Args {
     /// Directory of links to containers' logs, for log collectors. Empty: no links.
     #[arg(long, default_value = "/var/log/containers", value_name = "DIR")]
     pub container_logs_dir: String,
+    /// Size from which a container's log is rotated, e.g. 10Mi. Negative: never.
+    #[arg(long, default_value = "10Mi", value_parser = size, value_name = "QUANTITY", allow_hyphen_values = true)]
+    pub container_log_max_size: i64,
+    /// Files of one container's log, the one that is written to included; at least 2.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..), value_name = "N")]
+    pub container_log_max_files: u16,
+    /// Logs that are rotated at once; at least 1.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
+    pub container_log_max_workers: u16,
+    /// How often logs are looked at; at least 3s.
+    #[arg(long, default_value = "10s", value_parser = monitor_interval, value_name = "DURATION")]
+    pub container_log_monitor_interval: Duration,
     /// Domain of the cluster, for DNS search lists. Empty: none.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "DOMAIN")]
     pub cluster_domain: String,
@@ -229,11 +241,34 @@ impl Args {
     pub fn labels(&self) -> BTreeMap<String, String> {
         self.node_label.iter().cloned().collect()
     }
+
+    /// How containers' logs are rotated.
+    #[must_use]
+    pub fn container_logs(&self) -> crate::logs::Settings {
+        crate::logs::Settings {
+            container_log_max_size: self.container_log_max_size,
+            container_log_max_files: self.container_log_max_files.into(),
+            container_log_max_workers: self.container_log_max_workers.into(),
+            container_log_monitor_interval: self.container_log_monitor_interval,
+        }
+    }
 }
 
 fn label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("want key=value")?;
     if key.is_empty() { Err("want key=value".to_owned()) } else { Ok((key.to_owned(), value.to_owned())) }
+}
+
+fn size(text: &str) -> Result<i64, String> {
+    crate::decide::quantity::Quantity::parse(text).map(|q| q.value()).map_err(|e| e.to_string())
+}
+
+/// As often as the kubelet allows (pkg/kubelet/apis/config/validation).
+const LEAST_MONITOR_INTERVAL: Duration = Duration::from_secs(3);
+
+fn monitor_interval(text: &str) -> Result<Duration, String> {
+    let interval = humantime::parse_duration(text).map_err(|e| e.to_string())?;
+    if interval < LEAST_MONITOR_INTERVAL { Err("want at least 3s".to_owned()) } else { Ok(interval) }
 }
 
 fn header(text: &str) -> Result<(String, String), String> {
@@ -254,7 +289,15 @@ mod tests {
         let args =
             Args::try_parse_from(["pod-sync", "--sync-frequency", "5s", "--node-label", "a=b"]).unwrap();
         assert_eq!((args.sync_frequency, args.labels().len()), (Duration::from_secs(5), 1));
+        let logs =
+            |line: &[&str]| Args::try_parse_from([&["pod-sync"], line].concat()).unwrap().container_logs();
+        assert_eq!(logs(&[]).container_log_max_size, 10 << 20);
+        assert_eq!(logs(&["--container-log-max-size", "-1"]).container_log_max_size, -1);
         for bad in [
+            ["--container-log-max-size", "ten"],
+            ["--container-log-max-files", "1"],
+            ["--container-log-max-workers", "0"],
+            ["--container-log-monitor-interval", "2s"],
             ["--sync-frequency", "5"],
             ["--node-label", "x"],
             ["--node-ip", "nine"],

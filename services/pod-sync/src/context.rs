@@ -1,6 +1,6 @@
 //! What every worker shares.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -153,15 +153,41 @@ pub struct Views {
     pods: RwLock<HashMap<PodUid, Arc<View>>>,
     problems: RwLock<BTreeMap<SourceKind, Vec<(Problem, i64)>>>,
     version: watch::Sender<u64>,
+    /// Pods known from before that no worker has shown yet.
+    expected: watch::Sender<HashSet<PodUid>>,
 }
+
+/// After a start nobody waits longer for known pods to be shown: each has a worker, whose first pass takes milliseconds.
+const SETTLE: Duration = Duration::from_secs(2);
 
 impl Default for Views {
     fn default() -> Self {
-        Self { pods: RwLock::default(), problems: RwLock::default(), version: watch::Sender::new(0) }
+        Self {
+            pods: RwLock::default(),
+            problems: RwLock::default(),
+            version: watch::Sender::new(0),
+            expected: watch::Sender::new(HashSet::new()),
+        }
     }
 }
 
 impl Views {
+    /// These will be shown soon: without them what is seen is not complete.
+    pub fn expect(&self, uids: impl IntoIterator<Item = PodUid>) {
+        self.expected.send_modify(|expected| expected.extend(uids));
+    }
+
+    /// Waits until every pod known from before is shown, so that a restart looks to nobody as if pods were gone; 2 s at most.
+    pub async fn settled(&self) {
+        let mut expected = self.expected.subscribe();
+        // The sender lives as long as `self`.
+        let _ = tokio::time::timeout(SETTLE, expected.wait_for(HashSet::is_empty)).await;
+    }
+
+    fn is_known(&self, uid: &PodUid) {
+        self.expected.send_if_modified(|expected| expected.remove(uid));
+    }
+
     /// Shows a pod.
     pub fn show(&self, uid: &PodUid, mut view: View) {
         self.version.send_modify(|v| {
@@ -169,6 +195,7 @@ impl Views {
             view.version = *v;
             self.pods.write().insert(uid.clone(), Arc::new(view));
         });
+        self.is_known(uid);
     }
 
     /// Shows what the source says of the end of a pod at once: its worker may be in a call that takes minutes.
@@ -191,6 +218,7 @@ impl Views {
         if self.pods.write().remove(uid).is_some() {
             self.version.send_modify(|v| *v += 1);
         }
+        self.is_known(uid);
     }
 
     /// One pod.
@@ -266,4 +294,36 @@ pub struct Victim {
     pub uid: PodUid,
     /// Boottime from which on it is not waited for any more.
     pub until: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_start_nothing_is_complete_before_every_known_pod_is_shown_or_gone() {
+        let views = Arc::new(Views::default());
+        let began = Instant::now();
+        views.settled().await;
+        assert_eq!(began.elapsed(), Duration::ZERO, "a first start expects nothing");
+        let uid = |name: &str| PodUid::parse(name).expect("a UID");
+        views.expect([uid("u1"), uid("u2")]);
+        let waiting = Arc::clone(&views);
+        let waiting = quintlet_kit::task::spawn("settled", async move { waiting.settled().await });
+        views.hide(&uid("u1"));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert!(!waiting.is_finished());
+        views.hide(&uid("u2"));
+        waiting.await.expect("it ends");
+        assert_eq!(began.elapsed(), Duration::from_millis(10));
+        views.expect([uid("u3")]);
+        views.settled().await;
+        assert_eq!(
+            began.elapsed(),
+            SETTLE + Duration::from_millis(10),
+            "one that is stuck does not hide the others"
+        );
+    }
 }

@@ -20,6 +20,7 @@ pub mod fleet;
 pub mod housekeeping;
 pub mod image;
 pub mod image_gc;
+pub mod logs;
 pub mod mirror;
 pub mod node;
 pub mod owner;
@@ -181,6 +182,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         tasks.spawn("watch-runtime-classes", watch);
     }
 
+    let known = state.load();
+    ctx.views.expect(known.iter().filter(|(_, record)| table::is_kept(record)).map(|(uid, _)| uid.clone()));
     let listener =
         bind_unix(&paths.podsync(), 0o660).with_context(|| format!("{}", paths.podsync().display()))?;
     let server =
@@ -198,8 +201,12 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let (sources, kinds) = sources(&args, client.clone(), &settings.node_name, &tasks, &stop);
     let labels = args.labels();
     let admission = Arc::new(node::NodeAdmission::new(settings, &labels, view, client, runtime_state));
+    tasks.spawn("container-logs", logs::run(Arc::clone(&ctx), args.container_logs(), stop.clone()));
+
+    let (sources, kinds) = sources(&args, client, &settings.node_name, &tasks, &stop);
+    let admission = Arc::new(node::NodeAdmission::new(settings, &args.labels(), view, runtime_state));
     let mut table = Table::new(ctx, manifests, admission, &kinds);
-    table.restore(state.load());
+    table.restore(known);
     table.run(sources, drain, stop.clone()).await;
 
     stop.cancel();

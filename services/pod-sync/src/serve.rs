@@ -115,6 +115,7 @@ impl PodSync for Service {
         request: Request<wire::ListPodsRequest>,
     ) -> Result<Response<wire::ListPodsReply>, Status> {
         let brief = request.into_inner().brief;
+        self.ctx.views.settled().await;
         let pods = self.ctx.views.all().iter().map(|v| wire_view(v, brief)).collect();
         Ok(Response::new(wire::ListPodsReply { pods, problems: problems(&self.ctx) }))
     }
@@ -136,6 +137,7 @@ impl PodSync for Service {
             if tx.send(event(Event::Hello(quintlet_proto::hello()))).await.is_err() {
                 return;
             }
+            ctx.views.settled().await;
             let mut first = true;
             loop {
                 versions.mark_unchanged();
@@ -185,6 +187,7 @@ impl PodSync for Service {
         &self,
         request: Request<wire::GetPodRequest>,
     ) -> Result<Response<wire::PodView>, Status> {
+        self.ctx.views.settled().await;
         Ok(Response::new(wire_view(&*self.find(&request.into_inner().pod)?, false)))
     }
 
@@ -192,6 +195,7 @@ impl PodSync for Service {
         &self,
         request: Request<wire::ExplainRequest>,
     ) -> Result<Response<wire::ExplainReply>, Status> {
+        self.ctx.views.settled().await;
         let view = self.find(&request.into_inner().pod)?;
         let status = view.pod.status.clone().unwrap_or_default();
         let containers = status

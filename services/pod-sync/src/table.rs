@@ -84,6 +84,12 @@ impl std::fmt::Debug for Table {
     }
 }
 
+/// Whether a record of an earlier run has a pod to go on with.
+#[must_use]
+pub fn is_kept(record: &PodRecord) -> bool {
+    record.pod.as_ref().is_some_and(|pod| pods::pod_ref(pod).is_ok())
+}
+
 impl Table {
     /// An empty table for these sources.
     #[must_use]

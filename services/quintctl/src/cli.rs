@@ -8,7 +8,8 @@ use quintlet_kit::paths::Paths;
 
 use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use crate::out::{Format, print};
-use crate::{config, events, explain, health, image, logs, pods, trace, up, version, watch};
+use crate::streaming::{attach, exec, forward};
+use crate::{bundle, config, events, explain, health, image, logs, pods, top, trace, up, version, watch};
 
 /// Operate Quintlet on this machine.
 #[derive(Debug, Parser)]
@@ -40,14 +41,24 @@ pub enum Command {
     Explain(explain::ExplainArgs),
     /// Print the log of a container
     Logs(logs::LogsArgs),
+    /// Run a command in a container; its exit code is ours
+    Exec(exec::ExecArgs),
+    /// Show the output of a container's process as it comes, and pass input to it
+    Attach(attach::AttachArgs),
+    /// Make ports of a pod reachable on this machine
+    PortForward(forward::ForwardArgs),
     /// Show what the services did for a pod, step by step
     Trace(trace::TraceArgs),
     /// List events of pods
     Events(events::EventsArgs),
+    /// Show what services and pods use now, and how far PLEG and probes lag behind
+    Top(top::TopArgs),
     /// Check that all services serve
     Health,
     /// Show what is installed and what runs
     Version,
+    /// Collect what somebody elsewhere needs to see what is wrong here, without secrets
+    DebugBundle(bundle::BundleArgs),
     /// Run the five services on this machine until interrupted
     Up(Box<up::UpArgs>),
     /// Show what a configuration file means, each value with where it came from
@@ -78,6 +89,10 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
         Command::Watch(args) => Box::pin(watch::run(args, &paths, format)).await,
         Command::Explain(args) => explain::run(args, &paths, format).await,
         Command::Logs(args) => Box::pin(logs::run(args, &paths)).await,
+        Command::Exec(args) => return Ok(Box::pin(exec::run(args, &paths)).await?),
+        Command::Attach(args) => return Ok(Box::pin(attach::run(args, &paths)).await?),
+        Command::PortForward(args) => Box::pin(forward::run(args, &paths)).await,
+        Command::Top(args) => Box::pin(top::run(args, &paths, format)).await,
         Command::Trace(args) => trace::run(args, &paths, format).await,
         Command::Events(args) => events::run(args, &paths, format).await,
         Command::Health => match health::run(&paths, format).await {
@@ -90,6 +105,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
             Ok(false) => return Ok(ExitCode::from(EXIT_USAGE)),
             Err(error) => Err(error),
         },
+        Command::DebugBundle(args) => Box::pin(bundle::run(args, &paths)).await,
         Command::Version => version::run(&paths, format).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();

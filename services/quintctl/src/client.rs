@@ -118,6 +118,10 @@ impl Peer {
     /// An error of this service.
     #[must_use]
     pub fn failed(&self, status: &Status) -> Error {
+        // Of our own side of a connection, not of the service.
+        if std::error::Error::source(status).is_some() && status.code() != Code::NotFound {
+            return self.silent("the connection broke".to_owned());
+        }
         let message = crate::text::clean(status.message());
         match status.code() {
             Code::NotFound => Error::NotFound(message),

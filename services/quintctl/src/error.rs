@@ -63,6 +63,12 @@ pub enum Error {
         /// Why not.
         source: notify::Error,
     },
+    /// A command cannot have a terminal where there is none.
+    #[error("standard input is no terminal: without --tty it works")]
+    NoStdinTerminal,
+    /// Streams to a container broke, or its side says why it failed.
+    #[error("{0}")]
+    Streaming(String),
     /// A live table needs a terminal.
     #[error("a live table needs a terminal; quintctl watch prints lines")]
     NoTerminal,
@@ -90,6 +96,8 @@ impl Error {
             | Self::Os { .. }
             | Self::Watch { .. }
             | Self::NoTerminal
+            | Self::NoStdinTerminal
+            | Self::Streaming(_)
             | Self::Form(_)
             | Self::Answer { .. } => EXIT_FAILURE,
         }

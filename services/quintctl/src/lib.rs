@@ -2,6 +2,7 @@
 //!
 //! Each command is a module: `run` asks the services and prints, `render` is pure. [`up`] supervises the services.
 
+pub mod bundle;
 pub mod cli;
 pub mod client;
 pub mod config;
@@ -14,7 +15,9 @@ pub mod logs;
 pub mod out;
 pub mod pods;
 pub mod screen;
+pub mod streaming;
 pub mod text;
+pub mod top;
 pub mod trace;
 pub mod up;
 pub mod version;

@@ -37,9 +37,9 @@ pub fn wrap(text: &str, width: usize, indent: usize) -> Vec<String> {
         return vec![text.to_owned()];
     }
     let (first, rest) = chars.split_at(width);
-    let rest = rest.chunks(width - indent).map(|piece| {
-        format!("{}{}", " ".repeat(indent), piece.iter().collect::<String>().trim_start())
-    });
+    let rest = rest
+        .chunks(width - indent)
+        .map(|piece| format!("{}{}", " ".repeat(indent), piece.iter().collect::<String>().trim_start()));
     std::iter::once(first.iter().collect()).chain(rest).collect()
 }
 

@@ -271,7 +271,8 @@ fn waterfall(out: &mut String, operation: &Operation, pod: &str, wide: bool) {
     let services = operation.spans.iter().map(|s| s.service.chars().count()).max().unwrap_or(0);
     let width = names.iter().map(|n| n.chars().count()).max().unwrap_or(0);
     let title = operation.spans.first().map(|s| clean(&s.name)).unwrap_or_default();
-    let head = format!("{title} {}", clean(pod));
+    let pod = clean(pod);
+    let head = if title.ends_with(&pod) { title } else { format!("{title} {pod}") };
     let id = operation.trace_id.get(..8).unwrap_or(&operation.trace_id);
     let total = took(operation.took_ns());
     let _ = writeln!(out, "{head}  {}  total {total}  trace {id}", moment(operation.start_unix_ns));

@@ -31,6 +31,16 @@ fn events<T: Send + 'static>(events: Vec<T>) -> Response<Events<T>> {
     Response::new(Box::pin(open))
 }
 
+/// These events, and then nothing more until the process would have died.
+fn events_until<T: Send + 'static>(all: Vec<T>, stop: &CancellationToken) -> Response<Events<T>> {
+    let stop = stop.clone();
+    let death = futures::stream::once(async move {
+        stop.cancelled().await;
+        Err(Status::unavailable("died"))
+    });
+    Response::new(Box::pin(tokio_stream::iter(all.into_iter().map(Ok)).chain(death)))
+}
+
 const UID: &str = "5f0c5f0c-0000-0000-0000-000000000000";
 
 fn pod() -> podsync::PodView {
@@ -52,12 +62,22 @@ fn pod() -> podsync::PodView {
 }
 
 #[derive(Default)]
-struct FakePodSync;
+struct FakePodSync {
+    /// The object of the pod in place of the usual one.
+    pod: Option<String>,
+    /// Message of its event, in place of the usual one.
+    event: String,
+}
 
 impl FakePodSync {
-    fn find(selector: &str) -> Result<podsync::PodView, Status> {
+    fn pod(&self) -> podsync::PodView {
+        let usual = pod();
+        podsync::PodView { pod: self.pod.clone().map_or(usual.pod, String::into_bytes), ..usual }
+    }
+
+    fn find(&self, selector: &str) -> Result<podsync::PodView, Status> {
         if [UID, "web", "default/web"].contains(&selector) {
-            return Ok(pod());
+            return Ok(self.pod());
         }
         Err(Status::not_found(format!("no pod {selector:?} on this node")))
     }
@@ -76,7 +96,7 @@ impl PodSync for FakePodSync {
             message: "required".into(),
             since_unix_ns: 1,
         };
-        Ok(Response::new(podsync::ListPodsReply { pods: vec![pod()], problems: vec![problem] }))
+        Ok(Response::new(podsync::ListPodsReply { pods: vec![self.pod()], problems: vec![problem] }))
     }
 
     type WatchPodsStream = Events<podsync::WatchPodsEvent>;
@@ -87,7 +107,7 @@ impl PodSync for FakePodSync {
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         let all = [
             watch_pods_event::Event::Hello(quintlet_proto::hello()),
-            watch_pods_event::Event::Pod(pod()),
+            watch_pods_event::Event::Pod(self.pod()),
             watch_pods_event::Event::SnapshotEnd(podsync::SnapshotEnd {}),
         ];
         Ok(events(all.into_iter().map(|e| podsync::WatchPodsEvent { event: Some(e), trace: None }).collect()))
@@ -97,14 +117,14 @@ impl PodSync for FakePodSync {
         &self,
         request: Request<podsync::GetPodRequest>,
     ) -> Result<Response<podsync::PodView>, Status> {
-        Ok(Response::new(Self::find(&request.get_ref().pod)?))
+        Ok(Response::new(self.find(&request.get_ref().pod)?))
     }
 
     async fn explain(
         &self,
         request: Request<podsync::ExplainRequest>,
     ) -> Result<Response<podsync::ExplainReply>, Status> {
-        let pod = Some(Self::find(&request.get_ref().pod)?);
+        let pod = Some(self.find(&request.get_ref().pod)?);
         Ok(Response::new(podsync::ExplainReply { pod, ..podsync::ExplainReply::default() }))
     }
 
@@ -112,7 +132,8 @@ impl PodSync for FakePodSync {
         &self,
         request: Request<podsync::ListEventsRequest>,
     ) -> Result<Response<podsync::ListEventsReply>, Status> {
-        let message = format!("of {:?}", request.get_ref().uid);
+        let usual = || format!("of {:?}", request.get_ref().uid);
+        let message = if self.event.is_empty() { usual() } else { self.event.clone() };
         let event = podsync::EventView { message, reason: "Started".into(), ..podsync::EventView::default() };
         Ok(Response::new(podsync::ListEventsReply { events: vec![event] }))
     }
@@ -121,6 +142,9 @@ impl PodSync for FakePodSync {
 struct FakePleg {
     healthy: bool,
     epoch: u64,
+    stop: CancellationToken,
+    /// Somebody follows the records.
+    watched: std::sync::Arc<tokio::sync::Notify>,
 }
 
 #[tonic::async_trait]
@@ -136,7 +160,9 @@ impl Pleg for FakePleg {
             Event::Pod(record),
             Event::SnapshotEnd(pleg::SnapshotEnd {}),
         ];
-        Ok(events(all.into_iter().map(|e| pleg::WatchEvent { event: Some(e), cursor, trace: None }).collect()))
+        self.watched.notify_one();
+        let all = all.into_iter().map(|e| pleg::WatchEvent { event: Some(e), cursor, trace: None });
+        Ok(events_until(all.collect(), &self.stop))
     }
 
     async fn observe(
@@ -161,9 +187,9 @@ impl Pleg for FakePleg {
             exit_code: 3,
             ..pleg::Lifecycle::default()
         };
-        let cursor = Some(pleg::Cursor { epoch: 7, rev: 1182 });
+        let cursor = Some(pleg::Cursor { epoch: self.epoch, rev: 1182 });
         let event = lifecycle_event::Event::Lifecycle(died);
-        Ok(events(vec![pleg::LifecycleEvent { event: Some(event), cursor, trace: None }]))
+        Ok(events_until(vec![pleg::LifecycleEvent { event: Some(event), cursor, trace: None }], &self.stop))
     }
 
     async fn health(&self, _: Request<pleg::HealthRequest>) -> Result<Response<pleg::HealthReply>, Status> {
@@ -236,7 +262,12 @@ impl Node {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths::new(dir.path());
         let node = Self { dir, stop: CancellationToken::new() };
-        let pleg = FakePleg { healthy: pleg_is_healthy, epoch: 7 };
+        let pleg = FakePleg {
+            healthy: pleg_is_healthy,
+            epoch: 7,
+            stop: node.stop.clone(),
+            watched: Default::default(),
+        };
         node.serve(
             &paths.cri(CriSocket::Read),
             Server::new("cri-proxy").add_service(ProxyInfoServer::new(FakeProxy)),
@@ -247,7 +278,10 @@ impl Node {
             Server::new("probe-service").add_service(ProbeServer::new(FakeProbe)),
         );
         node.serve(&paths.status(), Server::new("status-reporter"));
-        node.serve(&paths.podsync(), Server::new("pod-sync").add_service(PodSyncServer::new(FakePodSync)));
+        node.serve(
+            &paths.podsync(),
+            Server::new("pod-sync").add_service(PodSyncServer::new(FakePodSync::default())),
+        );
         node
     }
 
@@ -394,21 +428,39 @@ async fn watch_merges_all_streams() {
 async fn a_restart_of_pleg_service_is_told_with_what_it_cost() {
     let node = Node { dir: tempfile::tempdir().unwrap(), stop: CancellationToken::new() };
     let socket = Paths::new(node.dir.path()).pleg();
-    let pleg = |epoch| Server::new("pleg-service").add_service(PlegServer::new(FakePleg { healthy: true, epoch }));
-    let first = node.serve(&socket, pleg(7));
+    let watched = std::sync::Arc::new(tokio::sync::Notify::new());
+    let pleg = |epoch, stop: &CancellationToken| {
+        let fake = FakePleg { healthy: true, epoch, stop: stop.clone(), watched: watched.clone() };
+        Server::new("pleg-service").add_service(PlegServer::new(fake))
+    };
+    let death = CancellationToken::new();
+    let first = node.serve(&socket, pleg(7, &death));
     let mut child = node.command(&["watch"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    // Ends the lines, and so the test, when nothing comes.
+    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+    let limit = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+    });
+    let mut seen = Vec::new();
     let mut until = |part: &str| loop {
-        let line = lines.next().expect("watch goes on").unwrap();
+        let Some(line) = lines.next() else { panic!("no {part:?} in {seen:#?}") };
+        let line = line.unwrap();
         if line.contains(part) {
             return line;
         }
+        seen.push(line);
     };
     tokio::task::block_in_place(|| until("ContainerDied app exit=3"));
+    // Its snapshot comes before the end of its stream.
+    tokio::time::timeout(Duration::from_secs(10), watched.notified()).await.unwrap();
     first.cancel();
+    death.cancel();
     tokio::task::block_in_place(|| until("pleg-service is away"));
-    node.serve(&socket, pleg(8));
+    node.serve(&socket, pleg(8, &node.stop));
     let line = tokio::task::block_in_place(|| until("pleg-service restarted"));
+    limit.abort();
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(line.contains("------ pleg-service restarted: epoch 8, back after "), "{line}");
@@ -418,7 +470,7 @@ async fn a_restart_of_pleg_service_is_told_with_what_it_cost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runtime_that_hangs_makes_cri_proxy_unhealthy() {
     let node = Node::start(true);
-    let hang = axum::Router::new().fallback(|| std::future::pending::<String>());
+    let hang = axum::Router::new().fallback(std::future::pending::<String>);
     let proxy = Server::new("cri-proxy").add_service(ProxyInfoServer::new(FakeProxy)).fallback(hang);
     let path = Paths::new(node.dir.path()).cri(CriSocket::Read);
     std::fs::remove_file(&path).unwrap();
@@ -471,7 +523,10 @@ impl Debug for FakeDebug {
 async fn a_trace_shows_what_was_done_for_the_pod_even_when_services_are_away() {
     let node = Node { dir: tempfile::tempdir().unwrap(), stop: CancellationToken::new() };
     let paths = Paths::new(node.dir.path());
-    node.serve(&paths.podsync(), Server::new("pod-sync").add_service(PodSyncServer::new(FakePodSync)));
+    node.serve(
+        &paths.podsync(),
+        Server::new("pod-sync").add_service(PodSyncServer::new(FakePodSync::default())),
+    );
     let listener = bind_unix(&paths.status(), 0o600).unwrap();
     let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
     let server = tonic::transport::Server::builder().add_service(DebugServer::new(FakeDebug));
@@ -520,4 +575,90 @@ async fn logs_are_those_of_the_newest_instance_and_follow_it_into_the_next() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(began.elapsed() < Duration::from_secs(10));
+}
+
+/// Planted where a bundle looks, each in its own form.
+const PLANTED: [&str; 9] = [
+    "env-hunter2",
+    "args-hunter2",
+    "annotation-hunter2",
+    "message-hunter2",
+    "volume-hunter2",
+    "abc.bearer-hunter2",
+    "eyJhbGciOiJub25lIn0.eyJzdWIiOiJ4In0.c2lnbmF0dXJl",
+    "MIIEowIBAAKCAQEA",
+    "kubeconfig-hunter2",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_debug_bundle_has_everything_but_secrets() {
+    let node = Node::start(true);
+    let base = node.dir.path();
+    let [env, args, annotation, message, volume, bearer, jwt, pem, kubeconfig] = PLANTED;
+    let secret_pod = serde_json::json!({
+        "metadata": {"name": "web", "uid": UID, "annotations": {"kubectl.kubernetes.io/last-applied-configuration": annotation}},
+        "spec": {"containers": [{"name": "app", "image": "shop:1", "args": [format!("--password={args}")], "env": [{"name": "PASSWORD", "value": env}]}]},
+        "status": {"phase": "Running", "containerStatuses": [
+            {"name": "app", "restartCount": 1, "lastState": {"terminated": {"exitCode": 3, "message": message}}}]}
+    });
+    let fake = FakePodSync {
+        pod: Some(secret_pod.to_string()),
+        event: format!("{env} and {volume} leaked into an event"),
+    };
+    std::fs::remove_file(Paths::new(base).podsync()).unwrap();
+    node.serve(&Paths::new(base).podsync(), Server::new("pod-sync").add_service(PodSyncServer::new(fake)));
+    let (logs, root) = (base.join("logs"), base.join("root"));
+    let secret = root.join("pods").join(UID).join("volumes/kubernetes.io~secret/creds/..2026/password");
+    std::fs::create_dir_all(secret.parent().unwrap()).unwrap();
+    std::fs::write(secret, format!("{volume}\n")).unwrap();
+    std::fs::create_dir(&logs).unwrap();
+    let log = format!(
+        "pod-sync starts\nAuthorization: Bearer {bearer}\ntoken {jwt}\n-----BEGIN RSA PRIVATE KEY-----\n{pem}\n-----END RSA PRIVATE KEY-----\nstarted with {args}\nlast line\n"
+    );
+    std::fs::write(logs.join("pod-sync.log"), log).unwrap();
+    std::fs::write(logs.join("kubeconfig"), format!("client-key-data: {kubeconfig}\n")).unwrap();
+    let file = base.join("bundle.tar.gz").display().to_string();
+    let (logs, root) = (logs.display().to_string(), root.display().to_string());
+    let line = ["debug-bundle", "--file", &file, "--log-dir", &logs, "--root-dir", &root];
+    let (code, out, error) = node.run(&line).await;
+    assert_eq!(code, 0, "{error}");
+    assert!(out.starts_with(&file), "{out}");
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).unwrap()) & 0o777, 0o600);
+
+    let mut members = std::collections::BTreeMap::new();
+    let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(std::fs::File::open(&file).unwrap()));
+    for entry in tar.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let path = entry.path().unwrap().into_owned();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut entry, &mut text).unwrap();
+        members.insert(path.components().skip(1).collect::<std::path::PathBuf>().display().to_string(), text);
+    }
+    for (name, text) in &members {
+        for planted in PLANTED {
+            assert!(!text.contains(planted), "{planted} is in {name}:\n{text}");
+        }
+    }
+    // It is not merely empty.
+    for (name, part) in [
+        ("pods.json", "shop:1"),
+        ("pods.json", "PASSWORD"),
+        ("events.json", "leaked into an event"),
+        ("health.txt", "pleg-service"),
+        ("version.json", "\"service\": \"pod-sync\""),
+        ("metrics/pod-sync.txt", "# EOF"),
+        ("traces/pod-sync.json", "["),
+        ("logs/pod-sync.log", "last line"),
+        ("machine.txt", "/proc/meminfo"),
+        ("missing.txt", ""),
+    ] {
+        assert!(
+            members.get(name).is_some_and(|text| text.contains(part)),
+            "{part:?} in {name}: {members:#?}"
+        );
+    }
+    assert!(members.keys().any(|name| name.starts_with("explain/")), "{:?}", members.keys());
+    let (code, _, error) = node.run(&line).await;
+    assert_eq!(code, 1, "a bundle that is there is not replaced");
+    assert!(error.contains("File exists"), "{error}");
 }

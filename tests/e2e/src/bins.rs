@@ -8,14 +8,14 @@ pub const BIN_DIR_ENV: &str = "QUINTLET_BIN_DIR";
 /// The services, in start order.
 pub const SERVICES: [&str; 5] = ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync"];
 
-/// The directory that has all five binaries.
+/// The directory that has all five binaries and quintctl.
 ///
 /// # Panics
 /// One is missing.
 #[must_use]
 pub fn dir() -> PathBuf {
     let dir = std::env::var_os(BIN_DIR_ENV).map_or_else(profile_dir, PathBuf::from);
-    for name in SERVICES {
+    for name in SERVICES.into_iter().chain(["quintctl"]) {
         let path = dir.join(name);
         assert!(
             path.is_file(),

@@ -142,6 +142,20 @@ impl Node {
         self.base.path().join("pod-logs")
     }
 
+    /// Where links to containers' logs are.
+    #[must_use]
+    pub fn container_logs_dir(&self) -> PathBuf {
+        self.base.path().join("container-logs")
+    }
+
+    /// The operator's tool, for this node.
+    #[must_use]
+    pub fn quintctl(&self, args: &[&str]) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new(bins::dir().join("quintctl"));
+        command.arg("--run-dir").arg(self.paths.run()).args(args).kill_on_drop(true);
+        command
+    }
+
     /// A directory for what is to outlive pods.
     ///
     /// # Panics
@@ -455,7 +469,7 @@ fn arguments(
             flag("--manifests", &base.join("manifests"));
             flag("--cgroup-root", &containerd.cgroup_root());
             flag("--pod-logs-dir", &base.join("pod-logs"));
-            flag("--container-logs-dir", &"");
+            flag("--container-logs-dir", &base.join("container-logs"));
             flag("--sync-frequency", &options.sync_frequency);
             // Its images came by import: nobody could pull them again, however full the machine's disk is.
             flag("--image-gc-high-threshold", &"100");

@@ -150,7 +150,7 @@ pub(crate) async fn run(
 }
 
 /// Gives the terminal back when dropped.
-struct Restored;
+pub(crate) struct Restored;
 
 impl Drop for Restored {
     fn drop(&mut self) {

@@ -332,7 +332,9 @@ fn columns(cells: &[Vec<String>], width: usize) -> Vec<usize> {
     };
     let last = Row::HEADER.len() - 1;
     let needs = |kept: &[usize]| {
-        kept.iter().map(|c| if *c == last { widest(*c).min(WAITING_ROOM) } else { widest(*c) + 2 }).sum::<usize>()
+        kept.iter()
+            .map(|c| if *c == last { widest(*c).min(WAITING_ROOM) } else { widest(*c) + 2 })
+            .sum::<usize>()
     };
     for column in DISPENSABLE {
         if needs(&kept) <= width {

@@ -176,7 +176,11 @@ mod tests {
     #[test]
     fn the_head_names_the_runtime_its_events_and_how_each_service_is() {
         let look = Look {
-            rows: vec![row("probe-service a", "serving"), row("probe-service b", "serving"), row("pod-sync", "no answer")],
+            rows: vec![
+                row("probe-service a", "serving"),
+                row("probe-service b", "serving"),
+                row("pod-sync", "no answer"),
+            ],
             runtime: Some(ProxyInfoReply {
                 runtime_name: "containerd".into(),
                 runtime_version: "1.6.20~ds1".into(),

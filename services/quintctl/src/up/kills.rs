@@ -70,7 +70,10 @@ async fn kill_and_watch(
     let report = match tokio::time::timeout(PATIENCE, again).await {
         Ok(()) => {
             let within = took(i64::try_from(killed.elapsed().as_nanos()).unwrap_or(i64::MAX));
-            format!("{name} killed, serves again after {within}; {}", compare(&before, &columns(&view.borrow())))
+            format!(
+                "{name} killed, serves again after {within}; {}",
+                compare(&before, &columns(&view.borrow()))
+            )
         }
         Err(_) => format!("{name} killed, does not serve after {}s: see its log", PATIENCE.as_secs()),
     };

@@ -51,9 +51,10 @@ impl Lines {
 fn line(pod: &PodView) -> String {
     let row = Row::of_pod(pod, 0);
     // Without the times that pass by themselves.
-    let waiting = pod.waiting.as_ref().map_or_else(String::new, |w| {
-        clean(if w.message.is_empty() { &w.reason } else { &w.message })
-    });
+    let waiting = pod
+        .waiting
+        .as_ref()
+        .map_or_else(String::new, |w| clean(if w.message.is_empty() { &w.reason } else { &w.message }));
     let text = format!(
         "{:<24} {:<6} {:<18} {:<3} {:<12} {waiting}",
         row.name, row.ready, row.status, pod.restarts, row.ip

@@ -193,6 +193,10 @@ mod tests {
         assert_eq!(grace(&with(r#"{"spec":{}}"#)), Some(30));
         assert_eq!(grace(&with(r#"{"spec":{"terminationGracePeriodSeconds":2}}"#)), Some(2));
         assert_eq!(grace(&with("")), None);
-        assert_eq!(grace(&with(r#"{"spec":{},"status":{"phase":"Succeeded"}}"#)), None, "nothing is left to stop");
+        assert_eq!(
+            grace(&with(r#"{"spec":{},"status":{"phase":"Succeeded"}}"#)),
+            None,
+            "nothing is left to stop"
+        );
     }
 }

@@ -172,7 +172,8 @@ pub fn render(line: &Line) -> String {
     }
     let after = line.after.map(|ns| format!("  +{}", took(ns))).unwrap_or_default();
     let behind = format!("{}{after}", line.place);
-    let text = format!("{at} {:<6} {:<16} {:<SAID$} {behind}", line.source, line.subject, line.text);
+    let gap = if line.text.chars().count() > SAID { "  " } else { " " };
+    let text = format!("{at} {:<6} {:<16} {:<SAID$}{gap}{behind}", line.source, line.subject, line.text);
     format!("{}\n", text.trim_end())
 }
 

@@ -110,12 +110,18 @@ async fn stream(
             Some(watch_event::Event::Gone(gone)) => records.gone(&gone.uid),
             Some(watch_event::Event::SnapshotEnd(_)) => {
                 let changed = records.end();
-                let line = link.back(Some(Run { id: epoch, name: format!("epoch {epoch}") }), &read_again(began.elapsed(), changed));
+                let line = link.back(
+                    Some(Run { id: epoch, name: format!("epoch {epoch}") }),
+                    &read_again(began.elapsed(), changed),
+                );
                 if !say(out, line).await {
                     return Ok(());
                 }
             }
-            Some(watch_event::Event::Hello(_) | watch_event::Event::Resync(_) | watch_event::Event::Beat(_)) | None => {}
+            Some(
+                watch_event::Event::Hello(_) | watch_event::Event::Resync(_) | watch_event::Event::Beat(_),
+            )
+            | None => {}
         }
     }
 }
@@ -136,7 +142,13 @@ mod tests {
     fn record(uid: &str, state: ContainerState, rev: u64) -> PodRecord {
         let labels = (0..20).map(|n| (format!("k{n}"), "v".to_owned())).collect();
         let container = Container { id: "c".into(), state: state.into(), labels, ..Container::default() };
-        PodRecord { uid: uid.into(), containers: vec![container], rev, observed_boottime_ns: rev, ..PodRecord::default() }
+        PodRecord {
+            uid: uid.into(),
+            containers: vec![container],
+            rev,
+            observed_boottime_ns: rev,
+            ..PodRecord::default()
+        }
     }
 
     #[test]
@@ -158,6 +170,9 @@ mod tests {
             snapshot.into_iter().for_each(|r| records.pod(r));
             assert_eq!(records.end(), want);
         }
-        assert_eq!(read_again(Duration::from_millis(38), 0), "everything read again in 38.0ms, 0 pods changed meanwhile");
+        assert_eq!(
+            read_again(Duration::from_millis(38), 0),
+            "everything read again in 38.0ms, 0 pods changed meanwhile"
+        );
     }
 }

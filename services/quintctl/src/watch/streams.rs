@@ -21,8 +21,8 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::link::{Link, Run};
 use super::lines::{lifecycle_line, probe_line, service_line};
+use super::link::{Link, Run};
 use super::records::read_again;
 use super::{Events, Known, Line, RETRY};
 use crate::client::{MAX_ANSWER, Peer};

@@ -79,7 +79,8 @@ fn lines_read_alike_whatever_their_source() {
         output: "ok".into(),
         at_unix_ns: NOW,
     };
-    let status = Known::default().pod(&pod("crasher", "CrashLoopBackOff"), NOW, Some(NOW - 2_100_000)).remove(0);
+    let status =
+        Known::default().pod(&pod("crasher", "CrashLoopBackOff"), NOW, Some(NOW - 2_100_000)).remove(0);
     let back = "restarted: epoch 8, back after 38.0ms, 0 pods changed meanwhile";
     let lines = [
         lifecycle_line(&died, 7, 1182),
@@ -95,7 +96,7 @@ fn lines_read_alike_whatever_their_source() {
 08:00:00.112 pleg   crasher          ContainerDied main exit=3        epoch 7 rev 1182
 08:00:00.112 status crasher          0/1 CrashLoopBackOff             v 88  +2.1ms
 08:00:00.112 api    crasher          status written                   rv 88123  +2.1ms
-08:00:00.112 probe  web              readiness app success (streak 12) 900µs
+08:00:00.112 probe  web              readiness app success (streak 12)  900µs
 08:00:00.112 ------ pleg-service restarted: epoch 8, back after 38.0ms, 0 pods changed meanwhile
 "
     );
@@ -120,7 +121,10 @@ fn a_problem_is_told_once_until_it_changes() {
         since_unix_ns: NOW,
     };
     let told = known.problems(std::slice::from_ref(&problem), NOW);
-    assert_eq!((told[0].subject.as_str(), told[0].text.as_str()), ("b.yaml", "InvalidManifest  spec: required"));
+    assert_eq!(
+        (told[0].subject.as_str(), told[0].text.as_str()),
+        ("b.yaml", "InvalidManifest  spec: required")
+    );
     assert!(known.problems(std::slice::from_ref(&problem), NOW + 5).is_empty());
     assert!(known.problems(&[], NOW).is_empty());
     assert_eq!(known.problems(&[problem], NOW).len(), 1);

@@ -1,17 +1,21 @@
 //! A gRPC server on a unix socket: the given services, health, reflection and debug.v1.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
 use quintlet_proto::debug::v1 as wire;
 use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
 use tokio::net::UnixListener;
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Request, Response, Status};
+use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
@@ -21,25 +25,60 @@ use crate::socket::{KEEPALIVE, PeerPolicy, incoming};
 /// How long open calls may go on after the server was told to stop.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// Calls that one connection may have open. A client has one connection, whatever it does: pod-sync observes each of some
+/// hundred pods at once through it, and an observer may hold a watch per pod. hyper's own limit of 200 would make them wait
+/// without a word. What a call costs is bounded by the queues of the services, not here.
+pub const MAX_STREAMS: u32 = 4096;
+
 /// Sets what grpc.health.v1 says.
 #[derive(Debug, Clone)]
-pub struct HealthHandle(HealthReporter);
+pub struct HealthHandle {
+    reporter: HealthReporter,
+    known: Arc<Mutex<Known>>,
+}
+
+/// The names somebody set. The empty one is there from the beginning.
+#[derive(Debug, Default)]
+struct Known {
+    names: BTreeSet<String>,
+    stopped: bool,
+}
 
 impl HealthHandle {
     /// A handle that servers share.
     #[must_use]
     pub fn new() -> Self {
-        Self(HealthReporter::new())
+        let known = Known { names: BTreeSet::from([String::new()]), stopped: false };
+        Self { reporter: HealthReporter::new(), known: Arc::new(Mutex::new(known)) }
     }
 
-    /// `name` serves; the empty name is the process as a whole.
+    /// `name` serves; the empty name is the process as a whole. Nothing serves again once the server stops.
     pub async fn set_serving(&self, name: &str) {
-        self.0.set_service_status(name, tonic_health::ServingStatus::Serving).await;
+        self.set(name, ServingStatus::Serving).await;
     }
 
     /// `name` does not serve.
     pub async fn set_not_serving(&self, name: &str) {
-        self.0.set_service_status(name, tonic_health::ServingStatus::NotServing).await;
+        self.set(name, ServingStatus::NotServing).await;
+    }
+
+    async fn set(&self, name: &str, status: ServingStatus) {
+        // Held over the call: what is set at the moment of the stop is not set after it.
+        let mut known = self.known.lock().await;
+        if known.stopped {
+            return;
+        }
+        known.names.insert(name.to_owned());
+        self.reporter.set_service_status(name, status).await;
+    }
+
+    /// Nothing serves from now on, whatever its name.
+    async fn stop(&self) {
+        let mut known = self.known.lock().await;
+        known.stopped = true;
+        for name in &known.names {
+            self.reporter.set_service_status(name, ServingStatus::NotServing).await;
+        }
     }
 }
 
@@ -68,7 +107,7 @@ impl Server {
     #[must_use]
     pub fn with_health(name: &'static str, health: HealthHandle) -> Self {
         let mut routes = RoutesBuilder::default();
-        routes.add_service(HealthServer::new(HealthService::from_health_reporter(health.0.clone())));
+        routes.add_service(HealthServer::new(HealthService::from_health_reporter(health.reporter.clone())));
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(quintlet_proto::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -131,11 +170,12 @@ impl Server {
         let server = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE))
+            .max_concurrent_streams(Some(MAX_STREAMS))
             .add_routes(routes)
             .serve_with_incoming_shutdown(incoming(listener, policy), stop.clone().cancelled_owned());
         let late = async {
             stop.cancelled().await;
-            health.set_not_serving("").await;
+            health.stop().await;
             tokio::time::sleep(DRAIN).await;
         };
         // A stream that never ends does not hold the process: its client comes back to the next one.

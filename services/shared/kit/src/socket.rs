@@ -13,17 +13,27 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Endpoint, Uri};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 /// A peer that says nothing for this long is asked; as long again and it is given up.
 pub const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// Binds a socket with `mode`, its directory made if needed. A socket left by a process that is gone is replaced.
+/// Binds a socket with `mode`, its directory made if needed. A socket left by a process that is gone is replaced; so is one of
+/// this process itself.
 ///
 /// # Errors
-/// The directory or socket cannot be made.
+/// The directory or socket cannot be made. `AddrInUse`: another process serves it, and its callers must not be taken over.
 pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
+    }
+    if let Some(pid) = listener_pid(path)
+        && u32::try_from(pid) != Ok(std::process::id())
+    {
+        let message = format!("{}: another instance serves it (pid {pid})", path.display());
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
     }
     // Bound beside and renamed: the name never stands for a socket without its mode.
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -33,6 +43,22 @@ pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     std::fs::set_permissions(&temp, std::fs::Permissions::from_mode(mode))?;
     std::fs::rename(&temp, path)?;
     Ok(listener)
+}
+
+/// The process that listens at `path`; none where nobody does. 0 where it cannot be seen from here, as in another container.
+fn listener_pid(path: &Path) -> Option<i32> {
+    use nix::errno::Errno;
+    use nix::sys::socket::{
+        AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt,
+    };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let probe = socket(AddressFamily::Unix, SockType::Stream, flags, None).ok()?;
+    match connect(std::os::fd::AsRawFd::as_raw_fd(&probe), &UnixAddr::new(path).ok()?) {
+        Ok(()) => Some(getsockopt(&probe, sockopt::PeerCredentials).map_or(0, |cred| cred.pid())),
+        // It listens and does not accept: it hangs or is stopped, and may go on.
+        Err(Errno::EAGAIN) => Some(0),
+        Err(_) => None,
+    }
 }
 
 /// Whom a socket is for.
@@ -171,17 +197,25 @@ fn tower_connector(
     })
 }
 
-/// Waits until somebody listens at `path`.
+/// Waits until the service at `path` says that it serves, by its health.
 ///
 /// # Errors
-/// Nobody does within `limit`; the last reason.
+/// It does not within `limit`: `TimedOut`, with the last reason.
 pub async fn wait_ready(path: &Path, limit: Duration) -> io::Result<()> {
+    let mut client = HealthClient::new(channel(path.to_owned()));
     let deadline = tokio::time::Instant::now() + limit;
+    let mut last = "no answer".to_owned();
     loop {
-        match UnixStream::connect(path).await {
-            Ok(_) => return Ok(()),
-            Err(e) if tokio::time::Instant::now() >= deadline => return Err(e),
-            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        match tokio::time::timeout_at(deadline, client.check(HealthCheckRequest::default())).await {
+            Ok(Ok(reply)) if reply.get_ref().status() == ServingStatus::Serving => return Ok(()),
+            Ok(Ok(reply)) => last = reply.get_ref().status().as_str_name().to_owned(),
+            Ok(Err(status)) => last = status.message().to_owned(),
+            Err(_) => {}
         }
+        if tokio::time::Instant::now() >= deadline {
+            let message = format!("{} is not ready: {last}", path.display());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, message));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 /// Spawns a task. A panic is logged under its name; release builds abort on it, since a service with a dead task is worse
 /// than one that its supervisor starts again.
@@ -26,10 +27,11 @@ where
     })
 }
 
-/// Tasks that are waited for together.
+/// Tasks that are told to stop and waited for together.
 #[derive(Debug, Default)]
 pub struct TaskGroup {
     tasks: Mutex<Vec<(&'static str, JoinHandle<()>)>>,
+    stop: CancellationToken,
 }
 
 impl TaskGroup {
@@ -39,6 +41,12 @@ impl TaskGroup {
         Self::default()
     }
 
+    /// Cancelled when the group shuts down: what its tasks wait for, besides their work.
+    #[must_use]
+    pub fn stopping(&self) -> CancellationToken {
+        self.stop.clone()
+    }
+
     /// Spawns a task into the group.
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.tasks.lock();
@@ -46,8 +54,9 @@ impl TaskGroup {
         tasks.push((name, spawn(name, future)));
     }
 
-    /// Waits up to `grace` for all of them, aborts the rest and gives their names.
+    /// Cancels [`TaskGroup::stopping`], waits up to `grace` for all tasks, aborts the rest and gives their names.
     pub async fn shutdown(&self, grace: Duration) -> Vec<&'static str> {
+        self.stop.cancel();
         let tasks = std::mem::take(&mut *self.tasks.lock());
         let deadline = tokio::time::Instant::now() + grace;
         let mut late = Vec::new();
@@ -70,6 +79,7 @@ mod tests {
         let group = TaskGroup::new();
         group.spawn("quick", async {});
         group.spawn("stuck", std::future::pending());
+        group.spawn("told to stop", group.stopping().cancelled_owned());
         assert_eq!(group.shutdown(Duration::from_secs(1)).await, ["stuck"]);
     }
 }

@@ -14,6 +14,7 @@ use quintlet_proto::runtime::v1::probe_exec_server::{ProbeExec, ProbeExecServer}
 use quintlet_proto::runtime::v1::{ProbeExecReply, ProbeExecRequest};
 use quintlet_telemetry::propagate::{current_trace_id, set_parent};
 use quintlet_telemetry::{PropagatingInterceptor, TelemetryOptions};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
@@ -24,20 +25,31 @@ use tracing::Instrument as _;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Answers with the trace it runs in, the uid of who called and its own name; a timeout of 60 s never ends.
-struct Echo(&'static str);
+/// Answers with the trace it runs in, the uid of who called and its own name; a timeout of 60 s never ends, and is counted.
+#[derive(Default)]
+struct Echo {
+    name: &'static str,
+    open: watch::Sender<usize>,
+}
+
+impl Echo {
+    fn new(name: &'static str) -> Self {
+        Self { name, ..Self::default() }
+    }
+}
 
 #[tonic::async_trait]
 impl ProbeExec for Echo {
     async fn exec(&self, request: Request<ProbeExecRequest>) -> Result<Response<ProbeExecReply>, Status> {
         if request.get_ref().timeout_seconds == 60 {
+            self.open.send_modify(|n| *n += 1);
             std::future::pending::<()>().await;
         }
         let span = tracing::info_span!("Exec", pod.uid = request.get_ref().container_id);
         set_parent(&span, request.metadata());
         let uid = request.extensions().get::<Peer>().map(|p| p.uid);
         let trace = async { current_trace_id() }.instrument(span).await;
-        let output = format!("{} {uid:?} {}", trace.unwrap_or_default(), self.0);
+        let output = format!("{} {uid:?} {}", trace.unwrap_or_default(), self.name);
         Ok(Response::new(ProbeExecReply { output: output.into_bytes(), ..ProbeExecReply::default() }))
     }
 }
@@ -55,7 +67,7 @@ async fn start(policy: PeerPolicy) -> Running {
     let path = dir.path().join("area/area.sock");
     let listener = bind_unix(&path, 0o660).unwrap();
     let stop = CancellationToken::new();
-    let server = Server::new("kit-test").add_service(ProbeExecServer::new(Echo("first")));
+    let server = Server::new("kit-test").add_service(ProbeExecServer::new(Echo::new("first")));
     let health = server.health();
     let stopped = stop.clone();
     let task = tokio::spawn(async move { server.serve(listener, policy, stopped).await.unwrap() });
@@ -153,7 +165,7 @@ async fn a_channel_outlives_its_server_and_reaches_the_next_one() {
 
     let listener = bind_unix(&server.path, 0o600).unwrap();
     assert_eq!(std::fs::metadata(&server.path).unwrap().permissions().mode() & 0o777, 0o600);
-    let next = Server::new("kit-test").add_service(ProbeExecServer::new(Echo("next")));
+    let next = Server::new("kit-test").add_service(ProbeExecServer::new(Echo::new("next")));
     tokio::spawn(next.serve(listener, PeerPolicy::Any, CancellationToken::new()));
     let again = async {
         loop {
@@ -164,4 +176,105 @@ async fn a_channel_outlives_its_server_and_reaches_the_next_one() {
     };
     let output = tokio::time::timeout(LIMIT, again).await.expect("the channel connects again");
     assert!(output.ends_with(" next"), "answered by the next server: {output}");
+}
+
+#[tokio::test]
+async fn when_the_server_stops_nothing_serves_whatever_its_name() {
+    let server = start(PeerPolicy::Any).await;
+    let name = "quintlet.pleg.v1.Pleg";
+    server.health.set_serving(name).await;
+    let mut client = HealthClient::new(channel(server.path.clone()));
+    let check = |service: &str| HealthCheckRequest { service: service.to_owned() };
+    let mut watches = Vec::new();
+    for name in ["", name] {
+        let mut watch = client.watch(check(name)).await.unwrap().into_inner();
+        assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::Serving, "{name:?}");
+        watches.push(watch);
+    }
+    server.stop.cancel();
+    for watch in &mut watches {
+        let told = tokio::time::timeout(LIMIT, watch.message()).await.unwrap().unwrap().unwrap();
+        assert_eq!(told.status(), ServingStatus::NotServing);
+    }
+    server.health.set_serving("").await;
+    let late = tokio::time::timeout(Duration::from_millis(100), watches[0].message()).await;
+    assert!(late.is_err() || late.unwrap().is_err(), "a stopping server does not serve again");
+}
+
+#[tokio::test]
+async fn ready_is_who_says_so() {
+    let server = start(PeerPolicy::Any).await;
+    server.health.set_not_serving("").await;
+    let error = wait_ready(&server.path, Duration::from_millis(200)).await.unwrap_err();
+    assert!(error.to_string().ends_with("is not ready: NOT_SERVING"), "{error}");
+    let (path, health) = (server.path.clone(), server.health.clone());
+    let waiting = tokio::spawn(async move { wait_ready(&path, LIMIT).await });
+    health.set_serving("").await;
+    waiting.await.unwrap().unwrap();
+    let nobody = server.path.with_file_name("nobody.sock");
+    assert_eq!(
+        wait_ready(&nobody, Duration::from_millis(50)).await.unwrap_err().kind(),
+        std::io::ErrorKind::TimedOut
+    );
+}
+
+#[tokio::test]
+async fn one_connection_may_have_more_calls_open_than_hyper_allows_by_itself() {
+    const CALLS: usize = 300;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("area.sock");
+    let echo = Echo::new("many");
+    let mut open = echo.open.subscribe();
+    let server = Server::new("kit-test").add_service(ProbeExecServer::new(echo));
+    let listener = bind_unix(&path, 0o600).unwrap();
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn(server.serve(listener, PeerPolicy::Any, stop.clone()));
+    let client = ProbeExecClient::new(channel(path));
+    let calls: Vec<_> = (0..CALLS)
+        .map(|_| {
+            let mut client = client.clone();
+            tokio::spawn(async move { client.exec(request("c", 60)).await })
+        })
+        .collect();
+    let all = tokio::time::timeout(LIMIT, open.wait_for(|n| *n == CALLS)).await.map(drop);
+    assert!(all.is_ok(), "{} of {CALLS} calls reached the server", *open.borrow());
+    calls.iter().for_each(JoinHandle::abort);
+    stop.cancel();
+    serving.await.unwrap().unwrap();
+}
+
+/// Listens at `path` in a process of its own until it is killed.
+fn listen_elsewhere(path: &std::path::Path) -> std::process::Child {
+    let script = "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.bind(sys.argv[1])\ns.listen()\nprint('there',flush=True)\nsys.stdin.read()";
+    let mut child = std::process::Command::new("python3")
+        .args(["-c", script])
+        .arg(path)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+        .unwrap();
+    assert_eq!(line, "there\n");
+    child
+}
+
+#[tokio::test]
+async fn the_socket_of_a_running_instance_is_not_taken_and_one_that_was_left_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("area.sock");
+    let mut other = listen_elsewhere(&path);
+    let error = bind_unix(&path, 0o600).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+    assert_eq!(
+        error.to_string(),
+        format!("{}: another instance serves it (pid {})", path.display(), other.id())
+    );
+    assert!(std::os::unix::net::UnixStream::connect(&path).is_ok(), "it is still reached");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let _ours = bind_unix(&path, 0o600).unwrap();
+    assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
+    drop(bind_unix(&path, 0o600).expect("one of this process is replaced"));
 }

@@ -54,10 +54,10 @@ fn the_table_stands_between_the_header_and_the_keys() {
         "\
 quintlet 0.1.0
 
-NAME         READY  STATUS           RESTARTS  IP  AGE  WAITING F…
-once         1/1    Running          0         –   11s
-web          1/1    Running          0         –   11s
-broken.yaml  –      InvalidManifest  –         –   12s  required
+NAME         READY  STATUS           RESTARTS  AGE  WAITING FOR
+once         1/1    Running          0         11s
+web          1/1    Running          0         11s
+broken.yaml  –      InvalidManifest  –         12s  required
 
 
 
@@ -77,11 +77,14 @@ fn in_a_narrow_terminal_what_a_pod_waits_for_goes_before_address_age_and_restart
     let reason = "Back-off pulling image";
     view.problems[0].message = reason.into();
     model.show(&view, 12_000_000_000);
-    let seen = drawn(&mut model, 64, 14);
-    assert!(seen.contains("NAME         READY  STATUS           AGE  WAITING FOR\n"), "{seen}");
+    let seen = drawn(&mut model, 70, 14);
+    assert!(seen.contains("NAME         READY  STATUS           RESTARTS  WAITING FOR\n"), "{seen}");
     assert!(seen.contains(reason), "{seen}");
     let seen = drawn(&mut model, 60, 14);
-    assert!(seen.contains("NAME         READY  STATUS           WAITING FOR\n") && seen.contains(reason), "{seen}");
+    assert!(
+        seen.contains("NAME         READY  STATUS           WAITING FOR\n") && seen.contains(reason),
+        "{seen}"
+    );
     assert!(seen.ends_with("q quit  ↑↓  l logs  e explain  t trace  k kill\n"), "{seen}");
     assert!(drawn(&mut model, 120, 14).contains("RESTARTS  IP  AGE  WAITING FOR"));
 }
@@ -159,7 +162,10 @@ fn a_manifest_that_cannot_be_used_says_which_file_and_why_at_every_key() {
     for key in ['e', 'l', 't'] {
         assert_eq!(press(&mut model, KeyCode::Char(key)), Step::Stay);
         let seen = drawn(&mut model, 100, 14);
-        assert!(seen.contains("explain broken.yaml\nmanifest /m/broken.yaml\n  problem    required\n"), "{seen}");
+        assert!(
+            seen.contains("explain broken.yaml\nmanifest /m/broken.yaml\n  problem    required\n"),
+            "{seen}"
+        );
         press(&mut model, KeyCode::Esc);
     }
 }
@@ -190,7 +196,9 @@ fn long_lines_of_a_panel_can_be_read_at_every_width() {
     model.fill(&of, &content("  event      a message that does not fit into this terminal\n"));
     let seen = drawn(&mut model, 30, 14);
     assert!(seen.contains("  event      a message that do\n             es not fit into t\n"), "{seen}");
-    assert!(drawn(&mut model, 80, 14).contains("  event      a message that does not fit into this terminal\n"));
+    assert!(
+        drawn(&mut model, 80, 14).contains("  event      a message that does not fit into this terminal\n")
+    );
 }
 
 #[test]

@@ -3,9 +3,9 @@
 //! With `--follow` the file is read on as it grows, the next file when the log is rotated or the container restarts, until
 //! the pod is gone or done.
 
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt as _;
+mod file;
+mod lines;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,19 +15,19 @@ use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{GetPodRequest, PodView};
 use serde_json::Value;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::client::{MAX_ANSWER, Peer};
 use crate::error::Error;
 use crate::out::print;
+use file::{Followed, LINGER};
+pub use lines::Lines;
 
 /// Where containers' logs are, unless told otherwise.
 pub const POD_LOGS_DIR: &str = "/var/log/pods";
 
 /// How often a followed log is looked at without being told: events of the file system may be lost.
 const POLL: Duration = Duration::from_secs(1);
-
-/// Read at once.
-const BLOCK: u64 = 64 << 10;
 
 /// The log of a container.
 #[derive(Debug, Clone, clap::Args)]
@@ -70,27 +70,36 @@ pub async fn run(args: LogsArgs, paths: &Paths) -> Result<(), Error> {
     let restarts = restart_count(&object, &container);
     let names = || Error::NotFound(no_log(&view, &container, args.previous, &dir));
     let number = choose_instance(&instances(&dir), restarts, args.previous);
-    let mut lines = Lines { timestamps: args.timestamps, rest: Vec::new() };
+    let mut lines = Lines::new(args.timestamps);
     if !args.follow {
         let path = dir.join(format!("{}.log", number.ok_or_else(names)?));
         let mut file = Followed::open(&path, args.tail)?;
-        return file.read_on(|bytes| print(lines.decode(bytes))).and_then(|_| print(lines.end()));
+        return file.read_on(&mut |bytes| print(lines.decode(bytes))).and_then(|_| print(lines.end()));
     }
     let grown = std::sync::Arc::new(Notify::new());
     let _watcher = watch(&pod_logs_dir, &dir, &grown);
     let mut follower = Follower { dir, number: None, file: None, lines, tail: args.tail };
     follower.switch(number.or(Some(restarts)))?;
+    let mut soon = false;
+    let mut done = false;
+    let mut ask = Instant::now() + POLL;
     loop {
-        let done = tokio::select! {
-            // Told or not, the file is looked at; waiting loses nothing when dropped.
-            () = grown.notified() => false,
-            () = tokio::time::sleep(POLL) => is_done(paths, &view.uid).await,
-        };
-        // Looked at after the pod was: what it wrote last is in the file by then.
-        follower.look()?;
-        if done {
+        if done && !soon {
             return print(follower.lines.end());
         }
+        let wait = if soon { LINGER } else { POLL };
+        // Told or not, the file is looked at; waiting loses nothing when dropped.
+        tokio::select! {
+            () = grown.notified() => {}
+            () = tokio::time::sleep(wait) => {}
+        }
+        // However much there is to read: one that writes for ever must not keep the end of another from being seen.
+        if Instant::now() >= ask {
+            done = is_done(paths, &view.uid).await;
+            ask = Instant::now() + POLL;
+        }
+        // Looked at after the pod was: what it wrote last is in the file by then.
+        soon = follower.look(Instant::now())?;
     }
 }
 
@@ -129,7 +138,7 @@ pub fn tail(
         .ok_or_else(|| Error::NotFound(no_log(view, &container, false, &dir)))?;
     let mut decoder = Lines::default();
     let mut text = Vec::new();
-    Followed::open(&dir.join(format!("{number}.log")), Some(lines))?.read_on(|bytes| {
+    Followed::open(&dir.join(format!("{number}.log")), Some(lines))?.read_on(&mut |bytes| {
         text.extend(decoder.decode(bytes));
         Ok(())
     })?;
@@ -239,86 +248,16 @@ pub fn choose_instance(there: &[u32], restarts: u32, previous: bool) -> Option<u
 fn watch(top: &Path, dir: &Path, grown: &std::sync::Arc<Notify>) -> Option<notify::RecommendedWatcher> {
     let wake = std::sync::Arc::clone(grown);
     // Without a watcher the log is looked at every second.
-    let mut watcher = notify::recommended_watcher(move |_| wake.notify_one()).ok()?;
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        // Looking opens files and directories itself: that must not wake the next look.
+        if !event.is_ok_and(|e| e.kind.is_access()) {
+            wake.notify_one();
+        }
+    })
+    .ok()?;
     let place = [Some(dir), dir.parent(), Some(top)].into_iter().flatten().find(|p| p.is_dir())?;
     watcher.watch(place, notify::RecursiveMode::NonRecursive).ok()?;
     Some(watcher)
-}
-
-/// One log file being read.
-struct Followed {
-    path: PathBuf,
-    file: File,
-    inode: u64,
-    position: u64,
-}
-
-impl Followed {
-    fn open(path: &Path, tail: Option<usize>) -> Result<Self, Error> {
-        let action = || format!("read {}", path.display());
-        let mut file = File::open(path).map_err(Error::os(action()))?;
-        let inode = file.metadata().map_err(Error::os(action()))?.ino();
-        let position = match tail {
-            Some(lines) => tail_start(&mut file, lines).map_err(Error::os(action()))?,
-            None => 0,
-        };
-        Ok(Self { path: path.to_owned(), file, inode, position })
-    }
-
-    /// Gives what was added to `take`; whether there was anything.
-    fn read_on(&mut self, mut take: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<bool, Error> {
-        let failed = || format!("read {}", self.path.display());
-        let len = self.file.metadata().map_err(Error::os(failed()))?.len();
-        if len < self.position {
-            // Truncated: it begins anew.
-            self.position = 0;
-        }
-        self.file.seek(SeekFrom::Start(self.position)).map_err(Error::os(failed()))?;
-        let mut block = vec![0; usize::try_from(BLOCK).unwrap_or(1 << 16)];
-        let mut any = false;
-        loop {
-            let n = self.file.read(&mut block).map_err(Error::os(failed()))?;
-            if n == 0 {
-                return Ok(any);
-            }
-            any = true;
-            self.position += n as u64;
-            take(&block[..n])?;
-        }
-    }
-
-    /// Another file has its name.
-    fn is_rotated(&self) -> bool {
-        std::fs::metadata(&self.path).is_ok_and(|m| m.ino() != self.inode)
-    }
-}
-
-/// Where the last `lines` lines of a file begin.
-///
-/// # Errors
-/// It cannot be read.
-pub fn tail_start(file: &mut (impl Read + Seek), lines: usize) -> std::io::Result<u64> {
-    let len = file.seek(SeekFrom::End(0))?;
-    let mut end = len;
-    let mut found = 0;
-    while end > 0 {
-        let start = end.saturating_sub(BLOCK);
-        let mut block = vec![0; usize::try_from(end - start).unwrap_or(0)];
-        file.seek(SeekFrom::Start(start))?;
-        file.read_exact(&mut block)?;
-        for (i, _) in block.iter().enumerate().rev().filter(|(_, b)| **b == b'\n') {
-            let after = start + i as u64 + 1;
-            // The newline at the end closes the last line.
-            if after < len || lines == 0 {
-                found += 1;
-                if found >= lines.max(1) {
-                    return Ok(after);
-                }
-            }
-        }
-        end = start;
-    }
-    Ok(if lines == 0 { len } else { 0 })
 }
 
 struct Follower {
@@ -347,123 +286,36 @@ impl Follower {
     fn read_on(&mut self) -> Result<(), Error> {
         let lines = &mut self.lines;
         match &mut self.file {
-            Some(file) => file.read_on(|bytes| print(lines.decode(bytes))).map(drop),
+            Some(file) => file.read_on(&mut |bytes| print(lines.decode(bytes))).map(drop),
             None => Ok(()),
         }
     }
 
-    /// Prints what is new, wherever it is.
-    fn look(&mut self) -> Result<(), Error> {
-        // Asked before reading: what was written before the file was replaced is read then.
-        let rotated = self.file.as_ref().is_some_and(Followed::is_rotated);
+    /// Prints what is new, wherever it is. Whether a rotation is under way: look again soon.
+    fn look(&mut self, now: Instant) -> Result<bool, Error> {
+        // Asked before reading: what an instance wrote before the next one came is read first.
         let newer: Vec<u32> =
             instances(&self.dir).into_iter().filter(|n| self.number.is_none_or(|now| *n > now)).collect();
-        self.read_on()?;
-        if rotated && let Some(file) = &self.file {
-            let path = file.path.clone();
-            // Gone again already: the next look finds the next.
-            if let Ok(next) = Followed::open(&path, None) {
-                self.file = Some(next);
-                self.read_on()?;
-            }
+        let lines = &mut self.lines;
+        let soon = match &mut self.file {
+            Some(file) => file.read_through(now, &mut |bytes| print(lines.decode(bytes)))?,
+            None => false,
+        };
+        if soon {
+            return Ok(true);
         }
         for number in newer {
             self.switch(Some(number))?;
         }
-        Ok(())
-    }
-}
-
-/// Turns the lines of a CRI log into what the container wrote.
-#[derive(Debug, Default)]
-pub struct Lines {
-    /// With the time before each line.
-    pub timestamps: bool,
-    /// The beginning of a line whose end has not come.
-    rest: Vec<u8>,
-}
-
-impl Lines {
-    /// What complete lines in `bytes` (and those begun before) say.
-    pub fn decode(&mut self, bytes: &[u8]) -> Vec<u8> {
-        self.rest.extend_from_slice(bytes);
-        let Some(end) = self.rest.iter().rposition(|b| *b == b'\n') else { return Vec::new() };
-        let rest = self.rest.split_off(end + 1);
-        let complete = std::mem::replace(&mut self.rest, rest);
-        let mut out = Vec::with_capacity(complete.len());
-        for line in complete.split_inclusive(|b| *b == b'\n') {
-            self.line(line, &mut out);
-        }
-        out
-    }
-
-    /// What is left when nothing more comes.
-    pub fn end(&mut self) -> Vec<u8> {
-        let rest = std::mem::take(&mut self.rest);
-        let mut out = Vec::new();
-        if !rest.is_empty() {
-            self.line(&rest, &mut out);
-        }
-        out
-    }
-
-    /// `<time> <stdout|stderr> <F|P>[:…] <text>\n`; P has no newline of its own.
-    fn line(&self, line: &[u8], out: &mut Vec<u8>) {
-        let mut fields = line.splitn(4, |b| *b == b' ');
-        let (Some(time), Some(b"stdout" | b"stderr"), Some(tags), Some(text)) =
-            (fields.next(), fields.next(), fields.next(), fields.next())
-        else {
-            // Not the CRI's form: as it is.
-            out.extend_from_slice(line);
-            return;
-        };
-        if self.timestamps {
-            out.extend_from_slice(time);
-            out.push(b' ');
-        }
-        let is_part = tags.split(|b| *b == b':').next() == Some(b"P");
-        let text = if is_part { text.strip_suffix(b"\n").unwrap_or(text) } else { text };
-        out.extend_from_slice(text);
+        Ok(false)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Cursor, Write as _};
-
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn lines_of_the_log_become_what_the_container_wrote() {
-        let mut lines = Lines::default();
-        let log = "2026-11-21T02:31:07.1Z stdout F one\n2026-11-21T02:31:07.2Z stderr P two, \n2026-11-21T02:31:07.3Z stderr F three\n2026-11-21T02:31:07.4Z stdout F \n";
-        // However the reads fall.
-        for size in 1..log.len() {
-            let out: Vec<u8> = log.as_bytes().chunks(size).flat_map(|c| lines.decode(c)).collect();
-            assert_eq!(String::from_utf8(out).unwrap(), "one\ntwo, three\n\n", "blocks of {size}");
-        }
-        assert_eq!(lines.decode(b"2026-11-21T02:31:07.4Z stdout F cut"), b"");
-        assert_eq!(lines.end(), b"cut");
-        assert_eq!(lines.decode(b"no form at all\n"), b"no form at all\n");
-        lines.timestamps = true;
-        assert_eq!(lines.decode(b"T1 stdout F \xff\n"), b"T1 \xff\n");
-    }
-
-    #[test]
-    fn the_last_lines_are_found_from_the_end() {
-        let long = "x".repeat(100_000);
-        let text = format!("first\n{long}\nthird\nlast\n");
-        for (lines, want) in
-            [(0, ""), (1, "last\n"), (2, "third\nlast\n"), (4, text.as_str()), (9, text.as_str())]
-        {
-            let at = tail_start(&mut Cursor::new(text.as_bytes()), lines).unwrap();
-            assert_eq!(&text[usize::try_from(at).unwrap()..], want, "{lines} lines");
-        }
-        assert_eq!(tail_start(&mut Cursor::new(b"a\nunfinished"), 1).unwrap(), 2);
-        assert_eq!(tail_start(&mut Cursor::new(b""), 3).unwrap(), 0);
-    }
 
     #[test]
     fn the_instance_is_that_of_the_status_or_the_newest_before_it() {
@@ -506,33 +358,5 @@ mod tests {
         assert_eq!(pod_logs_dir(None, &run), base.path().join("pod-logs"));
         assert_eq!(pod_logs_dir(Some("/l".into()), &run), Path::new("/l"));
         assert_eq!(pod_logs_dir(None, Path::new("/run/quintlet")), Path::new(POD_LOGS_DIR));
-    }
-
-    #[test]
-    fn a_followed_log_goes_on_in_the_file_that_took_its_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("0.log");
-        std::fs::write(&path, "one\n").unwrap();
-        let mut followed = Followed::open(&path, None).unwrap();
-        let mut read = Vec::new();
-        let take = |out: &mut Vec<u8>, bytes: &[u8]| out.extend_from_slice(bytes);
-        followed
-            .read_on(|b| {
-                take(&mut read, b);
-                Ok(())
-            })
-            .unwrap();
-        std::fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"two\n").unwrap();
-        std::fs::rename(&path, dir.path().join("0.log.1")).unwrap();
-        assert!(!followed.is_rotated());
-        std::fs::write(&path, "three\n").unwrap();
-        assert!(followed.is_rotated());
-        followed
-            .read_on(|b| {
-                take(&mut read, b);
-                Ok(())
-            })
-            .unwrap();
-        assert_eq!(read, b"one\ntwo\n");
     }
 }

@@ -1,0 +1,185 @@
+use std::collections::BTreeSet;
+use std::io::Read as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+use parking_lot::Mutex;
+use quintlet_model::outcome::Outcome;
+
+use super::links::{Link, keep};
+use super::rotate::{make_room, plan};
+use super::*;
+
+fn names(list: &[&str]) -> BTreeSet<String> {
+    list.iter().map(|n| (*n).to_owned()).collect()
+}
+
+#[test]
+fn the_newest_stay_compressed_and_remains_go() {
+    for (there, keep, delete, compress) in [
+        (&[][..], 3, &[][..], &[][..]),
+        (&["l.1", "l.2"], 3, &[], &["l.1", "l.2"]),
+        (&["l.1.gz", "l.2.gz", "l.3.gz", "l.4"], 3, &["l.1.gz"], &["l.4"]),
+        // Cut while compressing: the half is in the way, the whole is still there.
+        (&["l.1", "l.1.tmp"], 3, &["l.1.tmp"], &["l.1"]),
+        // Cut between compressing and deleting.
+        (&["l.1", "l.1.gz"], 3, &["l.1"], &[]),
+        // Of two files in all none but the newest rotated one stays, and that is yet to come.
+        (&["l.1", "l.2.gz"], 0, &["l.1", "l.2.gz"], &[]),
+    ] {
+        let p = plan(&names(there), keep);
+        assert_eq!(
+            (p.delete, p.compress),
+            (
+                delete.iter().map(|s| (*s).to_owned()).collect(),
+                compress.iter().map(|s| (*s).to_owned()).collect()
+            ),
+            "{there:?}"
+        );
+    }
+}
+
+#[test]
+fn compressed_files_say_what_the_log_said_with_its_mode() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("0.log");
+    let old = dir.path().join("0.log.20260101-000000");
+    std::fs::write(&old, "one\ntwo\n").unwrap();
+    std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o640)).unwrap();
+    std::fs::write(dir.path().join("10.log.20260101-000000"), "of another instance").unwrap();
+    make_room(&log, 1).unwrap();
+    let gz = dir.path().join("0.log.20260101-000000.gz");
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(std::fs::File::open(&gz).unwrap()).read_to_string(&mut text).unwrap();
+    assert_eq!(text, "one\ntwo\n");
+    assert_eq!(std::fs::metadata(&gz).unwrap().permissions().mode() & 0o777, 0o640);
+    assert!(!old.exists());
+    assert!(dir.path().join("10.log.20260101-000000").exists(), "another log is not touched");
+}
+
+/// Makes the file anew as a runtime does, or says no.
+struct Fake {
+    log: PathBuf,
+    refuse: Option<Outcome>,
+    calls: Mutex<usize>,
+}
+
+#[async_trait::async_trait]
+impl Reopen for Fake {
+    async fn reopen(&self, _: &ContainerId) -> Result<(), CallError> {
+        *self.calls.lock() += 1;
+        match self.refuse {
+            None => {
+                std::fs::write(&self.log, "").unwrap();
+                Ok(())
+            }
+            Some(outcome) => Err(CallError {
+                method: "ReopenContainerLog",
+                outcome,
+                code: tonic::Code::Unknown,
+                message: "no".to_owned(),
+            }),
+        }
+    }
+}
+
+const SETTINGS: Settings = Settings {
+    container_log_max_size: 10,
+    container_log_max_files: 3,
+    container_log_max_workers: 1,
+    container_log_monitor_interval: Duration::from_secs(10),
+};
+
+async fn looked(text: Option<&str>, refuse: Option<Outcome>) -> (tempfile::TempDir, usize, bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("0.log");
+    if let Some(text) = text {
+        std::fs::write(&path, text).unwrap();
+    }
+    let runtime = Fake { log: path.clone(), refuse, calls: Mutex::new(0) };
+    let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(1));
+    let log = Log { id: ContainerId::parse("c1").unwrap(), path };
+    let done = look(&runtime, &clock, &SETTINGS, &log).await;
+    let calls = *runtime.calls.lock();
+    (dir, calls, done.is_ok())
+}
+
+fn files(dir: &Path) -> Vec<(String, String)> {
+    let mut out: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap())
+        .map(|e| (e.file_name().into_string().unwrap(), std::fs::read_to_string(e.path()).unwrap()))
+        .collect();
+    out.sort();
+    out
+}
+
+#[tokio::test]
+async fn a_log_is_rotated_once_it_is_too_large_and_made_where_it_is_missing() {
+    let (dir, calls, ok) = looked(Some("short"), None).await;
+    assert_eq!((files(dir.path()).len(), calls, ok), (1, 0, true));
+    let (dir, calls, ok) = looked(Some("long enough"), None).await;
+    let found = files(dir.path());
+    assert_eq!((found.len(), calls, ok), (2, 1, true), "{found:?}");
+    assert_eq!(found[0], ("0.log".to_owned(), String::new()));
+    let (name, text) = &found[1];
+    assert!(name.starts_with("0.log.20261121-") && name.len() == "0.log.20261121-023107".len(), "{name}");
+    assert_eq!(text, "long enough");
+    let (dir, calls, ok) = looked(None, None).await;
+    assert_eq!((files(dir.path()).len(), calls, ok), (1, 1, true));
+}
+
+#[tokio::test]
+async fn a_runtime_that_refuses_gets_its_file_back_and_one_that_may_have_done_it_does_not() {
+    let (dir, _, ok) = looked(Some("long enough"), Some(Outcome::RuntimeError)).await;
+    assert_eq!((files(dir.path()), ok), (vec![("0.log".to_owned(), "long enough".to_owned())], false));
+    let (dir, _, ok) = looked(Some("long enough"), Some(Outcome::Unknown)).await;
+    let found = files(dir.path());
+    assert_eq!((found.len(), ok), (1, false));
+    assert_ne!(found[0].0, "0.log", "the next look has it opened again");
+}
+
+#[test]
+fn links_are_kept_and_broken_ones_that_are_ours_are_collected() {
+    let dir = tempfile::tempdir().unwrap();
+    let (links, pods) = (dir.path().join("containers"), dir.path().join("pods"));
+    std::fs::create_dir_all(&links).unwrap();
+    std::fs::create_dir_all(&pods).unwrap();
+    std::fs::write(pods.join("0.log"), "").unwrap();
+    symlink(pods.join("gone.log"), links.join("broken.log")).unwrap();
+    symlink("/somewhere/else.log", links.join("foreign.log")).unwrap();
+    symlink(pods.join("gone.log"), links.join("old.log")).unwrap();
+    let link = |name: &str, target: &str| Link { name: name.into(), target: pods.join(target) };
+    keep(
+        &links,
+        &pods,
+        &[link("new.log", "0.log"), link("old.log", "0.log"), link("early.log", "not-yet.log")],
+    )
+    .unwrap();
+    let mut found: Vec<_> = std::fs::read_dir(&links)
+        .unwrap()
+        .map(|e| e.unwrap())
+        .map(|e| (e.file_name().into_string().unwrap(), std::fs::read_link(e.path()).unwrap()))
+        .collect();
+    found.sort();
+    assert_eq!(
+        found,
+        [
+            ("foreign.log".to_owned(), PathBuf::from("/somewhere/else.log")),
+            ("new.log".to_owned(), pods.join("0.log")),
+            ("old.log".to_owned(), pods.join("0.log")),
+        ]
+    );
+}
+
+#[test]
+fn what_a_runtime_reports_elsewhere_is_not_touched() {
+    let dir = Path::new("/var/log/pods");
+    for (path, want) in [
+        ("/var/log/pods/ns_p_u/c/0.log", true),
+        ("/etc/passwd", false),
+        ("/var/log/pods/../../../etc/passwd", false),
+        ("", false),
+    ] {
+        assert_eq!(is_within(Path::new(path), dir), want, "{path}");
+    }
+}

@@ -1,0 +1,224 @@
+//! `quintctl port-forward`: ports of this machine that lead into a pod.
+//!
+//! A task per listening port, one per connection. All connections share one connection to the runtime's streaming server; when
+//! that is gone the next one gets a new one.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use k8s_cri::v1::{
+    ListPodSandboxRequest, PodSandboxFilter, PodSandboxState, PodSandboxStateValue, PortForwardRequest,
+};
+use quintlet_kit::paths::Paths;
+use quintlet_kit::task::TaskGroup;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Mutex, mpsc};
+
+use super::spdy::{Connection, Stream};
+use super::{cri, pod};
+use crate::error::Error;
+use crate::out::print;
+
+/// Read from a connection at once.
+const BLOCK: usize = 32 << 10;
+/// Messages on their way to the terminal.
+const MESSAGES: usize = 16;
+
+/// Ports of this machine that lead into a pod.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ForwardArgs {
+    /// Name, NAMESPACE/NAME or UID
+    pub pod: String,
+    /// LOCAL:POD, POD for the same on both sides, or :POD for any local one; may be given several times
+    #[arg(required = true, value_name = "PORTS", value_parser = ports)]
+    pub ports: Vec<(u16, u16)>,
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    pub address: IpAddr,
+}
+
+fn ports(text: &str) -> Result<(u16, u16), String> {
+    let number = |text: &str| text.parse::<u16>().map_err(|e| format!("{text:?}: {e}"));
+    let (local, remote) = match text.split_once(':') {
+        None => (number(text)?, number(text)?),
+        Some(("", remote)) => (0, number(remote)?),
+        Some((local, remote)) => (number(local)?, number(remote)?),
+    };
+    if remote == 0 { Err("a pod has no port 0".to_owned()) } else { Ok((local, remote)) }
+}
+
+/// Runs until interrupted.
+///
+/// # Errors
+/// No such pod, or it has no network now; a port is taken; a service does not answer.
+pub async fn run(args: ForwardArgs, paths: &Paths) -> Result<(), Error> {
+    let view = pod(paths, &args.pod).await?;
+    let target = Arc::new(Target {
+        paths: paths.clone(),
+        uid: view.uid.clone(),
+        name: view.name,
+        shared: Mutex::default(),
+    });
+    // Told now, not at the first connection.
+    target.connection().await?;
+    let tasks = TaskGroup::new();
+    let (messages, mut message) = mpsc::channel(MESSAGES);
+    for (local, remote) in args.ports {
+        let address = SocketAddr::new(args.address, local);
+        let listener = TcpListener::bind(address).await.map_err(Error::os(format!("listen on {address}")))?;
+        let bound = listener.local_addr().map_err(Error::os("find the local port"))?;
+        print(format!("Forwarding from {bound} -> {remote}\n"))?;
+        tasks.spawn("forward", accept(listener, remote, Arc::clone(&target), messages.clone()));
+    }
+    drop(messages);
+    while let Some(text) = message.recv().await {
+        print(format!("{text}\n"))?;
+    }
+    Ok(())
+}
+
+struct Target {
+    paths: Paths,
+    uid: String,
+    name: String,
+    shared: Mutex<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    connection: Option<Connection>,
+    requests: u64,
+}
+
+impl Target {
+    async fn connection(&self) -> Result<Connection, Error> {
+        let mut shared = self.shared.lock().await;
+        if let Some(connection) = &shared.connection {
+            return Ok(connection.clone());
+        }
+        let connection = self.connect().await?;
+        shared.connection = Some(connection.clone());
+        Ok(connection)
+    }
+
+    async fn connect(&self) -> Result<Connection, Error> {
+        let (peer, mut client) = cri(&self.paths).await?;
+        let ready = PodSandboxStateValue { state: PodSandboxState::SandboxReady.into() };
+        let filter = PodSandboxFilter {
+            state: Some(ready),
+            label_selector: [("io.kubernetes.pod.uid".to_owned(), self.uid.clone())].into(),
+            ..PodSandboxFilter::default()
+        };
+        let sandboxes =
+            peer.answer(client.list_pod_sandbox(ListPodSandboxRequest { filter: Some(filter) })).await?.items;
+        let newest = sandboxes.into_iter().max_by_key(|s| s.metadata.as_ref().map_or(0, |m| m.attempt));
+        let sandbox =
+            newest.ok_or_else(|| Error::NotFound(format!("pod {} has no network now", self.name)))?;
+        let request = PortForwardRequest { pod_sandbox_id: sandbox.id, port: Vec::new() };
+        let url = peer.answer(client.port_forward(request)).await?.url;
+        Connection::open(&url, &["portforward.k8s.io"])
+            .await
+            .map_err(|e| Error::Streaming(quintlet_kit::error_chain(&e)))
+    }
+
+    /// The pair of streams of one connection. A shared connection that is gone is replaced once.
+    async fn streams(&self, port: u16) -> Result<(Connection, Stream, Stream), Error> {
+        for _ in 0..2 {
+            let connection = self.connection().await?;
+            let id = {
+                let mut shared = self.shared.lock().await;
+                shared.requests += 1;
+                shared.requests.to_string()
+            };
+            let port = port.to_string();
+            let headers = |kind| [("streamType", kind), ("port", port.as_str()), ("requestID", id.as_str())];
+            // The server wants the error stream first.
+            if let Some(error) = connection.stream(&headers("error")).await
+                && let Some(data) = connection.stream(&headers("data")).await
+            {
+                error.writer.end().await;
+                return Ok((connection, error, data));
+            }
+            self.shared.lock().await.connection = None;
+        }
+        Err(Error::Streaming("the runtime closes the connection at once".to_owned()))
+    }
+}
+
+async fn accept(listener: TcpListener, port: u16, target: Arc<Target>, messages: mpsc::Sender<String>) {
+    let tasks = TaskGroup::new();
+    while let Ok((tcp, _)) = listener.accept().await {
+        let (target, messages) = (Arc::clone(&target), messages.clone());
+        tasks.spawn("forwarded connection", async move {
+            let said = match carry(tcp, port, &target).await {
+                Ok(said) => said,
+                Err(error) => quintlet_kit::error_chain(&error),
+            };
+            if !said.is_empty() {
+                // Nobody reads: the connection is over all the same.
+                let _ = messages.send(format!("port {port}: {}", crate::text::clean(&said))).await;
+            }
+        });
+    }
+}
+
+/// Carries bytes both ways until both sides are done; what the pod's side complained about.
+async fn carry(tcp: TcpStream, port: u16, target: &Target) -> Result<String, Error> {
+    let (connection, mut error, data) = target.streams(port).await?;
+    let (mut read, mut write) = tcp.into_split();
+    let Stream { writer, mut blocks } = data;
+    let there = async {
+        let mut buffer = vec![0; BLOCK];
+        while let Ok(n @ 1..) = read.read(&mut buffer).await {
+            if !writer.send(&buffer[..n]).await {
+                return;
+            }
+        }
+        writer.end().await;
+    };
+    let back = async {
+        while let Some(block) = blocks.recv().await {
+            if write.write_all(&block).await.is_err() {
+                return;
+            }
+        }
+        // The other half may go on.
+        let _ = write.shutdown().await;
+    };
+    let complaint = async {
+        let mut text = Vec::new();
+        while let Some(block) = error.blocks.recv().await {
+            text.extend(block);
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    // Once the pod's side is done nothing that is still sent there arrives anywhere.
+    let said = tokio::select! {
+        (said, ()) = async { tokio::join!(complaint, back) } => said,
+        () = async { there.await; std::future::pending::<()>().await } => String::new(),
+    };
+    connection.forget(&writer);
+    connection.forget(&error.writer);
+    Ok(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_given_in_three_ways() {
+        for (text, want) in [
+            ("8080", Some((8080, 8080))),
+            ("80:8080", Some((80, 8080))),
+            (":8080", Some((0, 8080))),
+            ("0", None),
+            ("80:", None),
+            ("x:1", None),
+            ("70000", None),
+        ] {
+            assert_eq!(ports(text).ok(), want, "{text}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `quintctl exec`, `attach` and `port-forward`: cri-proxy's admin socket gives a URL of the runtime's streaming server; what
+//! is streamed goes to that server directly, over SPDY (the one protocol that every runtime speaks and that can end standard
+//! input alone).
+
+pub mod attach;
+pub mod exec;
+pub mod forward;
+mod session;
+mod spdy;
+mod terminal;
+
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_kit::paths::{CriSocket, Paths};
+use quintlet_proto::podsync::v1::GetPodRequest;
+use quintlet_proto::podsync::v1::PodView;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use serde_json::Value;
+use tonic::transport::Channel;
+
+use crate::client::{MAX_ANSWER, Peer};
+use crate::error::Error;
+use crate::logs::choose_container;
+
+/// A pod by name or UID.
+async fn pod(paths: &Paths, name: &str) -> Result<PodView, Error> {
+    let peer = Peer::pod_sync(paths);
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+    peer.answer(client.get_pod(GetPodRequest { pod: name.to_owned() })).await
+}
+
+/// The full CRI: only root gets it.
+async fn cri(paths: &Paths) -> Result<(Peer, RuntimeServiceClient<Channel>), Error> {
+    let peer = Peer::new("cri-proxy", paths.cri(CriSocket::Admin));
+    let client = RuntimeServiceClient::new(peer.channel().await?);
+    Ok((peer, client))
+}
+
+/// A container that runs.
+#[derive(Debug, PartialEq, Eq)]
+struct Running {
+    name: String,
+    /// Without the runtime's name before it.
+    id: String,
+    /// The container has a terminal, and standard input.
+    tty: bool,
+    stdin: bool,
+}
+
+/// The container that is meant, as its status tells.
+fn running(view: &PodView, wanted: Option<&str>) -> Result<Running, Error> {
+    let object: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
+    let name = choose_container(&object, wanted)?;
+    let find = |place: &str, lists: [&str; 3]| {
+        lists
+            .iter()
+            .filter_map(|list| object.pointer(&format!("/{place}/{list}"))?.as_array())
+            .flatten()
+            .find(|c| c.get("name").and_then(Value::as_str) == Some(&name))
+            .cloned()
+            .unwrap_or_default()
+    };
+    let status = find("status", ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"]);
+    let spec = find("spec", ["containers", "initContainers", "ephemeralContainers"]);
+    if status.pointer("/state/running").is_none() {
+        return Err(Error::NotFound(format!(
+            "container {name} of {}/{} does not run now",
+            view.namespace, view.name
+        )));
+    }
+    let id = status.get("containerID").and_then(Value::as_str).unwrap_or_default();
+    let flag = |key: &str| spec.get(key).and_then(Value::as_bool).unwrap_or(false);
+    Ok(Running {
+        id: id.split_once("://").map_or(id, |(_, id)| id).to_owned(),
+        tty: flag("tty"),
+        stdin: flag("stdin"),
+        name,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_a_container_that_runs_can_be_talked_to() {
+        let pod = json!({
+            "spec": {"containers": [{"name": "a", "tty": true}, {"name": "b"}]},
+            "status": {"containerStatuses": [
+                {"name": "a", "containerID": "containerd://c1", "state": {"running": {}}},
+                {"name": "b", "containerID": "containerd://c2", "state": {"terminated": {}}},
+            ]}
+        });
+        let view = PodView {
+            name: "web".into(),
+            namespace: "default".into(),
+            pod: pod.to_string().into_bytes(),
+            ..PodView::default()
+        };
+        let a = Running { name: "a".into(), id: "c1".into(), tty: true, stdin: false };
+        assert_eq!(running(&view, None).unwrap(), a);
+        assert_eq!(
+            running(&view, Some("b")).unwrap_err().to_string(),
+            "container b of default/web does not run now"
+        );
+        assert!(running(&view, Some("c")).is_err());
+    }
+}

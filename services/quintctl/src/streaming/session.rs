@@ -1,0 +1,176 @@
+//! One exec or attach: the streams of a container connected to this process's own, until the container's side ends.
+//!
+//! Tasks: one reads standard input, one tells new sizes of the terminal. Both end with the connection.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use quintlet_kit::task;
+use serde_json::Value;
+use tokio::io::AsyncReadExt as _;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::spdy::{Connection, Stream, Writer};
+use super::terminal::{self, Raw};
+use crate::error::{EXIT_FAILURE, Error};
+
+/// Read from standard input at once.
+const BLOCK: usize = 32 << 10;
+/// After the status has come, output that is under way may take so long.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// What the container's process is connected to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) stdin: bool,
+    pub(super) tty: bool,
+}
+
+impl Wanted {
+    /// A terminal on this side is needed for one on the other.
+    pub(super) fn check(self) -> Result<(), Error> {
+        if self.tty && self.stdin && !std::io::stdin().is_terminal() {
+            return Err(Error::NoStdinTerminal);
+        }
+        Ok(())
+    }
+}
+
+/// Connects to `url` and stays until the process ended or the connection did. The process's exit code.
+pub(super) async fn run(url: &str, wanted: Wanted) -> Result<ExitCode, Error> {
+    let failed = |e| Error::Streaming(quintlet_kit::error_chain(&e));
+    let connection = Connection::open(url, &["v4.channel.k8s.io"]).await.map_err(failed)?;
+    let cut = || Error::Streaming("the runtime closed the connection".to_owned());
+    let open = async |kind: &str| connection.stream(&[("streamType", kind)]).await.ok_or_else(cut);
+    // In the order and number in which the server waits for them.
+    let mut error = open("error").await?;
+    let stdin = if wanted.stdin { Some(open("stdin").await?) } else { None };
+    let stdout = open("stdout").await?;
+    let stderr = if wanted.tty { None } else { Some(open("stderr").await?) };
+    let resize = if wanted.tty { Some(open("resize").await?) } else { None };
+    let _raw = if wanted.tty && wanted.stdin { Some(Raw::enter()?) } else { None };
+    if let Some(resize) = resize {
+        task::spawn("terminal size", tell_sizes(resize.writer));
+    }
+    if let Some(stdin) = stdin {
+        task::spawn("stdin", read_stdin(stdin.writer));
+    }
+    let out = async {
+        tokio::join!(copy(stdout, std::io::stdout()), async {
+            if let Some(stderr) = stderr {
+                copy(stderr, std::io::stderr()).await;
+            }
+        });
+    };
+    let status = async {
+        let mut text = Vec::new();
+        while let Some(block) = error.blocks.recv().await {
+            text.extend(block);
+        }
+        text
+    };
+    tokio::pin!(out);
+    tokio::pin!(status);
+    // Output and status come on streams of their own: whichever is last ends it, but output does not hold up an end for long.
+    let text = tokio::select! {
+        text = &mut status => {
+            let _ = tokio::time::timeout(DRAIN, &mut out).await;
+            text
+        }
+        () = &mut out => status.await,
+    };
+    verdict(&text)
+}
+
+/// What the error stream says, as an exit code.
+fn verdict(text: &[u8]) -> Result<ExitCode, Error> {
+    if text.is_empty() {
+        return Err(Error::Streaming("the connection ended before the process did".to_owned()));
+    }
+    let Ok(status) = serde_json::from_slice::<Value>(text) else {
+        return Err(Error::Streaming(crate::text::clean(&String::from_utf8_lossy(text))));
+    };
+    if status.get("status").and_then(Value::as_str) == Some("Success") {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let code = status
+        .pointer("/details/causes")
+        .and_then(Value::as_array)
+        .and_then(|causes| {
+            causes.iter().find(|c| c.get("reason").and_then(Value::as_str) == Some("ExitCode"))
+        })
+        .and_then(|cause| cause.get("message")?.as_str()?.parse::<i64>().ok());
+    match code {
+        Some(code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(EXIT_FAILURE))),
+        None => {
+            let message = status.get("message").and_then(Value::as_str).unwrap_or("failed");
+            Err(Error::Streaming(crate::text::clean(message)))
+        }
+    }
+}
+
+async fn copy(mut from: Stream, mut to: impl std::io::Write) {
+    // As unbuffered as a terminal wants it; a reader that went away ends the copy, not the process in the container.
+    while let Some(block) = from.blocks.recv().await {
+        if to.write_all(&block).and_then(|()| to.flush()).is_err() {
+            return;
+        }
+    }
+}
+
+async fn read_stdin(to: Writer) {
+    // tokio reads it on a thread, which a read that never ends does not give back: a channel parts the two.
+    let (blocks, mut block) = mpsc::channel::<Vec<u8>>(1);
+    task::spawn("stdin thread", async move {
+        let mut stdin = tokio::io::stdin();
+        let mut buffer = vec![0; BLOCK];
+        while let Ok(n @ 1..) = stdin.read(&mut buffer).await {
+            if blocks.send(buffer[..n].to_vec()).await.is_err() {
+                return;
+            }
+        }
+    });
+    while let Some(block) = block.recv().await {
+        if !to.send(&block).await {
+            return;
+        }
+    }
+    to.end().await;
+}
+
+async fn tell_sizes(to: Writer) {
+    let Ok(mut changed) = signal(SignalKind::window_change()) else { return };
+    loop {
+        if let Some(size) = terminal::size()
+            && !to.send(size.as_bytes()).await
+        {
+            return;
+        }
+        if changed.recv().await.is_none() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exit_code_is_the_process_s_own() {
+        let code = |text: &str| verdict(text.as_bytes()).map(|c| format!("{c:?}"));
+        let of = |n: u8| format!("{:?}", ExitCode::from(n));
+        assert_eq!(code(r#"{"metadata":{},"status":"Success"}"#).unwrap(), of(0));
+        let failed = r#"{"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"42"}]}}"#;
+        assert_eq!(code(failed).unwrap(), of(42));
+        for (text, want) in [
+            (r#"{"status":"Failure","message":"no such file"}"#, "no such file"),
+            ("plain text of an old server", "plain text of an old server"),
+            ("", "the connection ended before the process did"),
+        ] {
+            assert_eq!(code(text).unwrap_err().to_string(), want);
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! The client's half of SPDY/3.1, as far as a streaming server of a container runtime needs it: streams that the client
+//! opens, data both ways, half-closing. The server's header blocks say nothing that matters here and are not read, so that
+//! the dictionary of the protocol is not needed; the client's own are compressed without it, which zlib allows.
+//!
+//! Tasks: one reads frames and hands data to the streams' channels, which are bounded: a stream whose reader is slow holds up
+//! the connection. One writes frames. There is no flow control beyond that of the socket, as servers do not have it either.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flate2::{Compress, Compression, FlushCompress, Status};
+use quintlet_kit::task;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{Mutex, mpsc};
+use tokio::time::timeout;
+
+/// A URL of the runtime is good for about a minute; its server is on this machine.
+const CONNECT: Duration = Duration::from_secs(10);
+/// Frames on their way out: two blocks of each of a few streams.
+const OUT: usize = 16;
+/// Blocks that a reader may lag behind before the connection waits.
+const BLOCKS: usize = 16;
+/// Largest answer to the upgrade.
+const MAX_HEAD: usize = 64 << 10;
+/// Largest frame that is taken: servers send blocks of 32 KiB.
+const MAX_FRAME: usize = 1 << 20;
+
+const VERSION: u16 = 3;
+const SYN_STREAM: u16 = 1;
+const RST_STREAM: u16 = 3;
+const PING: u16 = 6;
+const GOAWAY: u16 = 7;
+const FIN: u8 = 1;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UpgradeError {
+    #[error("the runtime's streaming server cannot be reached at {0}")]
+    Connect(String, #[source] io::Error),
+    #[error("{0} is no URL of a streaming server")]
+    Url(String),
+    #[error("the runtime's streaming server says: {0}")]
+    Refused(String),
+}
+
+/// A connection with streams on it.
+#[derive(Clone)]
+pub(super) struct Connection {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    out: mpsc::Sender<Vec<u8>>,
+    opening: Mutex<Opening>,
+    streams: parking_lot::Mutex<Streams>,
+}
+
+struct Opening {
+    next: u32,
+    headers: Compress,
+}
+
+#[derive(Default)]
+struct Streams {
+    readers: HashMap<u32, mpsc::Sender<Vec<u8>>>,
+    closed: bool,
+}
+
+/// One stream: to write to, and what comes.
+pub(super) struct Stream {
+    pub(super) writer: Writer,
+    /// Ends with the stream.
+    pub(super) blocks: mpsc::Receiver<Vec<u8>>,
+}
+
+/// The client's half of a stream.
+pub(super) struct Writer {
+    id: u32,
+    out: mpsc::Sender<Vec<u8>>,
+}
+
+impl Writer {
+    /// Sends a block; false when the connection is gone.
+    pub(super) async fn send(&self, block: &[u8]) -> bool {
+        self.out.send(data(self.id, 0, block)).await.is_ok()
+    }
+
+    /// Nothing more will be sent.
+    pub(super) async fn end(&self) {
+        // A connection that is gone needs no end.
+        let _ = self.out.send(data(self.id, FIN, &[])).await;
+    }
+}
+
+impl Connection {
+    /// Connects to `url` (`http://host:port/path?query`) and switches to SPDY, offering `protocols`, newest first.
+    pub(super) async fn open(url: &str, protocols: &[&str]) -> Result<Self, UpgradeError> {
+        let no_url = || UpgradeError::Url(url.to_owned());
+        let rest = url.strip_prefix("http://").ok_or_else(no_url)?;
+        let (host, path) = rest.split_at(rest.find('/').ok_or_else(no_url)?);
+        let failed = |e| UpgradeError::Connect(host.to_owned(), e);
+        let tcp = timeout(CONNECT, TcpStream::connect(host))
+            .await
+            .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
+            .map_err(failed)?;
+        // Keys go out one by one.
+        tcp.set_nodelay(true).map_err(failed)?;
+        let (read, mut write) = tcp.into_split();
+        let offers: String =
+            protocols.iter().map(|p| format!("X-Stream-Protocol-Version: {p}\r\n")).collect();
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n{offers}Content-Length: 0\r\n\r\n"
+        );
+        write.write_all(request.as_bytes()).await.map_err(failed)?;
+        let mut read = BufReader::new(read);
+        let (status, length) = timeout(CONNECT, head(&mut read))
+            .await
+            .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
+            .map_err(failed)?;
+        if status != 101 {
+            let mut body = vec![0; length.min(MAX_HEAD)];
+            // What there is of an error is shown.
+            let read = timeout(CONNECT, read.read_exact(&mut body)).await;
+            let text = if read.is_ok() {
+                crate::text::clean(&String::from_utf8_lossy(&body))
+            } else {
+                String::new()
+            };
+            return Err(UpgradeError::Refused(format!("{status} {text}").trim().to_owned()));
+        }
+        let (out, frames) = mpsc::channel(OUT);
+        let opening = Opening { next: 1, headers: Compress::new(Compression::fast(), true) };
+        let shared =
+            Arc::new(Shared { out, opening: Mutex::new(opening), streams: parking_lot::Mutex::default() });
+        task::spawn("spdy write", write_frames(write, frames));
+        let reading = Arc::clone(&shared);
+        task::spawn("spdy read", async move {
+            // However it ends, all streams end with it.
+            let _ = read_frames(read, &reading).await;
+            let mut streams = reading.streams.lock();
+            streams.closed = true;
+            streams.readers.clear();
+        });
+        Ok(Self { shared })
+    }
+
+    /// Opens a stream. None: the connection is gone.
+    pub(super) async fn stream(&self, headers: &[(&str, &str)]) -> Option<Stream> {
+        // Ids must grow on the wire, and the compressed blocks depend on those before: one at a time.
+        let mut opening = self.shared.opening.lock().await;
+        let id = opening.next;
+        opening.next += 2;
+        let (sender, blocks) = mpsc::channel(BLOCKS);
+        {
+            let mut streams = self.shared.streams.lock();
+            if streams.closed {
+                return None;
+            }
+            streams.readers.insert(id, sender);
+        }
+        let mut body = Vec::new();
+        body.extend(id.to_be_bytes());
+        body.extend([0; 4 + 2]);
+        body.extend(header_block(&mut opening.headers, headers).ok()?);
+        self.shared.out.send(control(SYN_STREAM, 0, &body)).await.ok()?;
+        let out = self.shared.out.clone();
+        Some(Stream { writer: Writer { id, out }, blocks })
+    }
+
+    /// Forgets a stream whose two halves are done with.
+    pub(super) fn forget(&self, stream: &Writer) {
+        self.shared.streams.lock().readers.remove(&stream.id);
+    }
+}
+
+/// Status and length of the body.
+async fn head(read: &mut BufReader<OwnedReadHalf>) -> io::Result<(u16, usize)> {
+    let (mut status, mut length, mut total) = (None, 0, 0);
+    loop {
+        let mut line = String::new();
+        // Taken from a server on this machine: a line is bounded by the whole.
+        let n = (&mut *read).take(MAX_HEAD as u64).read_line(&mut line).await?;
+        total += n;
+        if n == 0 || total > MAX_HEAD {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let line = line.trim_end();
+        if status.is_none() {
+            let code = line.split(' ').nth(1).and_then(|c| c.parse().ok());
+            status = Some(code.ok_or(io::ErrorKind::InvalidData)?);
+        } else if let Some((name, value)) = line.split_once(':')
+            && name.eq_ignore_ascii_case("content-length")
+        {
+            length = value.trim().parse().unwrap_or(0);
+        }
+        if line.is_empty() {
+            return Ok((status.unwrap_or_default(), length));
+        }
+    }
+}
+
+async fn write_frames(mut write: OwnedWriteHalf, mut frames: mpsc::Receiver<Vec<u8>>) {
+    while let Some(frame) = frames.recv().await {
+        if write.write_all(&frame).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn read_frames(mut read: BufReader<OwnedReadHalf>, shared: &Shared) -> io::Result<()> {
+    loop {
+        let mut head = [0; 8];
+        read.read_exact(&mut head).await?;
+        let [a, b, c, d, flags, length @ ..] = head;
+        let length =
+            usize::try_from(u32::from_be_bytes([0, length[0], length[1], length[2]])).unwrap_or(usize::MAX);
+        if length > MAX_FRAME {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut body = vec![0; length];
+        read.read_exact(&mut body).await?;
+        let first = u32::from_be_bytes([a, b, c, d]);
+        if first & 0x8000_0000 == 0 {
+            let reader = shared.streams.lock().readers.get(&first).cloned();
+            if let Some(reader) = reader
+                && !body.is_empty()
+            {
+                // One whose reader went away is read to its end and dropped.
+                let _ = reader.send(body).await;
+            }
+            if flags & FIN != 0 {
+                shared.streams.lock().readers.remove(&first);
+            }
+            continue;
+        }
+        let id = body.get(..4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_be_bytes);
+        match u16::from_be_bytes([c, d]) {
+            RST_STREAM => {
+                shared.streams.lock().readers.remove(&(id & 0x7fff_ffff));
+            }
+            // Pings of the server have even ids and come back as they are.
+            PING if id % 2 == 0 => {
+                // Without a writer the reader goes on to what is still there.
+                let _ = shared.out.send(control(PING, 0, &id.to_be_bytes())).await;
+            }
+            GOAWAY => return Ok(()),
+            _ => {}
+        }
+    }
+}
+
+fn frame(head: u32, flags: u8, body: &[u8]) -> Vec<u8> {
+    // Blocks are far shorter than 24 bits can tell.
+    let length = u32::try_from(body.len()).unwrap_or(0) & 0x00ff_ffff;
+    let mut out = Vec::with_capacity(8 + body.len());
+    out.extend(head.to_be_bytes());
+    out.extend((u32::from(flags) << 24 | length).to_be_bytes());
+    out.extend(body);
+    out
+}
+
+fn control(kind: u16, flags: u8, body: &[u8]) -> Vec<u8> {
+    frame(0x8000_0000 | u32::from(VERSION) << 16 | u32::from(kind), flags, body)
+}
+
+fn data(stream: u32, flags: u8, body: &[u8]) -> Vec<u8> {
+    frame(stream, flags, body)
+}
+
+fn header_block(zlib: &mut Compress, headers: &[(&str, &str)]) -> io::Result<Vec<u8>> {
+    let mut plain = Vec::new();
+    let number = |out: &mut Vec<u8>, n: usize| out.extend(u32::try_from(n).unwrap_or(0).to_be_bytes());
+    number(&mut plain, headers.len());
+    for (name, value) in headers {
+        for text in [name.to_ascii_lowercase().as_str(), value] {
+            number(&mut plain, text.len());
+            plain.extend(text.as_bytes());
+        }
+    }
+    // Headers are short: twice their length and the marks of a flush are room enough.
+    let mut out = Vec::with_capacity(plain.len() * 2 + 64);
+    match zlib.compress_vec(&plain, &mut out, FlushCompress::Sync) {
+        Ok(Status::Ok | Status::BufError) => Ok(out),
+        Ok(Status::StreamEnd) | Err(_) => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flate2::{Decompress, FlushDecompress};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn frames_are_as_the_protocol_says() {
+        assert_eq!(data(3, FIN, b"ab"), [0, 0, 0, 3, 1, 0, 0, 2, b'a', b'b']);
+        assert_eq!(control(PING, 0, &2_u32.to_be_bytes()), [0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2]);
+    }
+
+    #[test]
+    fn header_blocks_are_one_zlib_stream() {
+        let mut zlib = Compress::new(Compression::fast(), true);
+        let mut reader = Decompress::new(true);
+        for value in ["stdin", "stdout"] {
+            let block = header_block(&mut zlib, &[("streamType", value)]).unwrap();
+            let mut plain = Vec::with_capacity(256);
+            reader.decompress_vec(&block, &mut plain, FlushDecompress::Sync).unwrap();
+            let length = u8::try_from(value.len()).unwrap();
+            let want =
+                [b"\0\0\0\x01\0\0\0\x0astreamtype\0\0\0".as_slice(), &[length], value.as_bytes()].concat();
+            assert_eq!(plain, want);
+        }
+    }
+
+    /// Answers the upgrade, then what `script` says to each frame.
+    async fn server(
+        answer: &'static str,
+        frames: Vec<Vec<u8>>,
+    ) -> (String, tokio::task::JoinHandle<Vec<u8>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/exec/token", listener.local_addr().unwrap());
+        let task = task::spawn("server", async move {
+            let (mut tcp, _) = listener.accept().await.unwrap();
+            let mut got = vec![0; 4096];
+            let n = tcp.read(&mut got).await.unwrap();
+            tcp.write_all(answer.as_bytes()).await.unwrap();
+            for frame in frames {
+                tcp.write_all(&frame).await.unwrap();
+            }
+            tcp.shutdown().await.unwrap();
+            got.truncate(n);
+            let _ = tcp.read_to_end(&mut got).await;
+            got
+        });
+        (url, task)
+    }
+
+    #[tokio::test]
+    async fn data_goes_to_its_stream_pings_come_back_and_streams_end_with_the_connection() {
+        let head = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
+        let reply = control(2, 0, b"\0\0\0\x01anything");
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/exec/token", listener.local_addr().unwrap());
+        let task = task::spawn("server", async move {
+            let (mut tcp, _) = listener.accept().await.unwrap();
+            let mut got = vec![0; 4096];
+            let n = tcp.read(&mut got).await.unwrap();
+            assert!(got[..n].starts_with(b"POST /exec/token HTTP/1.1\r\n"));
+            tcp.write_all(head.as_bytes()).await.unwrap();
+            // Both streams have to be there before there is data for them.
+            let mut opened = 0;
+            while opened < 2 {
+                let mut head = [0; 8];
+                tcp.read_exact(&mut head).await.unwrap();
+                let mut body = vec![0; usize::from(head[7])];
+                tcp.read_exact(&mut body).await.unwrap();
+                opened += usize::from(head[3] == 1);
+            }
+            for frame in [
+                reply,
+                data(1, 0, b"one"),
+                control(PING, 0, &2_u32.to_be_bytes()),
+                data(3, FIN, b"three"),
+                data(1, 0, b"more"),
+            ] {
+                tcp.write_all(&frame).await.unwrap();
+            }
+            let mut pong = [0; 12];
+            tcp.read_exact(&mut pong).await.unwrap();
+            pong
+        });
+        let connection = Connection::open(&url, &["v4.channel.k8s.io"]).await.unwrap();
+        let mut first = connection.stream(&[("streamType", "stdout")]).await.unwrap();
+        let mut second = connection.stream(&[("streamType", "error")]).await.unwrap();
+        assert_eq!(first.blocks.recv().await.unwrap(), b"one");
+        assert_eq!(second.blocks.recv().await.unwrap(), b"three");
+        assert!(second.blocks.recv().await.is_none());
+        assert_eq!(first.blocks.recv().await.unwrap(), b"more");
+        assert!(first.blocks.recv().await.is_none(), "it ends with the connection");
+        assert_eq!(task.await.unwrap(), [0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2]);
+        assert!(connection.stream(&[]).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_server_that_refuses_is_quoted() {
+        let refusal = "HTTP/1.1 404 Not Found\r\nContent-Length: 13\r\n\r\nunknown token";
+        let (url, task) = server(refusal, Vec::new()).await;
+        let error = Connection::open(&url, &[]).await.err().unwrap();
+        assert_eq!(error.to_string(), "the runtime's streaming server says: 404 unknown token");
+        let _ = task.await;
+        for bad in ["https://x/y", "http://x", "unix:///x"] {
+            assert!(matches!(Connection::open(bad, &[]).await, Err(UpgradeError::Url(_))), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! `quintctl top`: what the services and the pods use now, and how far PLEG and probes lag behind.
+//!
+//! Everything is taken twice, an interval apart: rates are of the time between. In a terminal it goes on until `q`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crossterm::event::{Event, EventStream, KeyCode, KeyModifiers};
+use futures::StreamExt as _;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::{ContainerStatsFilter, ListContainerStatsRequest};
+use quintlet_kit::paths::Paths;
+use quintlet_proto::debug::v1::MetricsRequest;
+use quintlet_proto::debug::v1::debug_client::DebugClient;
+use quintlet_proto::pleg::v1::HealthReply;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_proto::podsync::v1::{ListPodsRequest, PodView};
+use ratatui::widgets::Paragraph;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::client::{MAX_ANSWER, Peer};
+use crate::error::Error;
+use crate::out::{Format, print};
+use crate::pods::display_name;
+use crate::text::{NOTHING, age, clean, fit, table};
+use crate::{health, screen, version};
+
+/// Clock ticks of /proc in a second: fixed for user space on all Linux machines.
+const TICKS: f64 = 100.0;
+
+/// What is used now, and how far things lag behind.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TopArgs {
+    /// Between two looks, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub interval: u64,
+    /// Print once, also in a terminal
+    #[arg(long)]
+    pub once: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// pod-sync does not answer at the start, the terminal cannot be used, or nobody reads.
+pub async fn run(args: TopArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+    Peer::pod_sync(paths).channel().await?;
+    let interval = Duration::from_secs(args.interval);
+    let live = !args.once && screen::is_possible() && matches!(format, Format::Table | Format::Wide);
+    let mut before = look(paths).await;
+    if !live {
+        tokio::time::sleep(interval).await;
+        let top = between(&before, &look(paths).await);
+        return print(format.render(&top, |_| render(&top))?);
+    }
+    let mut terminal = ratatui::try_init().map_err(Error::os("use the terminal"))?;
+    let _restored = screen::Restored;
+    let mut keys = EventStream::new();
+    let mut text = "measuring …\n".to_owned();
+    let mut next = Instant::now() + interval;
+    loop {
+        let draw = |frame: &mut ratatui::Frame<'_>| {
+            let width = usize::from(frame.area().width);
+            let lines: Vec<String> = text.lines().map(|l| fit(l, width)).collect();
+            frame.render_widget(Paragraph::new(lines.join("\n")), frame.area());
+        };
+        terminal.draw(draw).map_err(Error::os("draw on the terminal"))?;
+        // Both only wait and lose nothing when dropped.
+        tokio::select! {
+            key = keys.next() => match key {
+                Some(Ok(Event::Key(key))) => {
+                    let control = key.modifiers.contains(KeyModifiers::CONTROL);
+                    if matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) || control && key.code == KeyCode::Char('c') {
+                        return Ok(());
+                    }
+                }
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => return Ok(()),
+            },
+            () = tokio::time::sleep_until(next) => {
+                let now = look(paths).await;
+                text = render(&between(&before, &now)) + "\nq quit\n";
+                before = now;
+                next = Instant::now() + interval;
+            }
+        }
+    }
+}
+
+/// Everything at one moment.
+#[derive(Debug, Clone)]
+struct Look {
+    at: Instant,
+    services: Vec<Process>,
+    pods: Vec<PodView>,
+    /// CPU nanoseconds and bytes, by pod UID.
+    usage: BTreeMap<String, (u64, u64)>,
+    pleg: Option<HealthReply>,
+    /// Seconds in probes and probes done, over all instances.
+    probes: Option<(f64, f64)>,
+    /// Seconds in inspections and inspections done.
+    inspections: Option<(f64, f64)>,
+}
+
+#[derive(Debug, Clone)]
+struct Process {
+    name: String,
+    pid: Option<u32>,
+    uptime: Option<f64>,
+    cpu_seconds: Option<f64>,
+    memory: Option<u64>,
+}
+
+async fn look(paths: &Paths) -> Look {
+    let (versions, seen, usage, pods) =
+        tokio::join!(version::fetch(paths), health::look(paths), usage(paths), pods(paths));
+    let services = versions
+        .into_iter()
+        .filter(|row| row.service != "quintctl")
+        .map(|row| Process {
+            cpu_seconds: row.pid.and_then(cpu_seconds),
+            memory: row.pid.and_then(memory),
+            name: row.service,
+            pid: row.pid,
+            uptime: row.uptime_seconds,
+        })
+        .collect();
+    let mut probes = None;
+    for peer in Peer::probes(paths) {
+        probes = add(probes, sums(&metrics(&peer).await, "prober_probe_duration_seconds"));
+    }
+    let inspections = sums(&metrics(&Peer::pleg(paths)).await, "kubelet_pleg_pod_relist_duration_seconds");
+    Look {
+        at: Instant::now(),
+        services,
+        pods: pods.unwrap_or_default(),
+        usage: usage.unwrap_or_default(),
+        pleg: seen.pleg,
+        probes,
+        inspections,
+    }
+}
+
+async fn pods(paths: &Paths) -> Result<Vec<PodView>, Error> {
+    let peer = Peer::pod_sync(paths);
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+    Ok(peer.answer(client.list_pods(ListPodsRequest { brief: true })).await?.pods)
+}
+
+async fn usage(paths: &Paths) -> Result<BTreeMap<String, (u64, u64)>, Error> {
+    let peer = Peer::cri_proxy(paths);
+    let mut client = RuntimeServiceClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+    let request = ListContainerStatsRequest { filter: Some(ContainerStatsFilter::default()) };
+    let mut out: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    for stats in peer.answer(client.list_container_stats(request)).await?.stats {
+        let labels = stats.attributes.map(|a| a.labels).unwrap_or_default();
+        let Some(uid) = labels.get("io.kubernetes.pod.uid") else { continue };
+        let cpu = stats.cpu.and_then(|c| c.usage_core_nano_seconds).map_or(0, |v| v.value);
+        let memory = stats.memory.and_then(|m| m.working_set_bytes).map_or(0, |v| v.value);
+        let sum = out.entry(uid.clone()).or_default();
+        *sum = (sum.0 + cpu, sum.1 + memory);
+    }
+    Ok(out)
+}
+
+async fn metrics(peer: &Peer) -> String {
+    let text = async {
+        let mut client = DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+        Ok::<_, Error>(peer.answer(client.metrics(MetricsRequest {})).await?.text)
+    };
+    text.await.unwrap_or_default()
+}
+
+/// Sum and count of a histogram over all its labels.
+fn sums(metrics: &str, name: &str) -> Option<(f64, f64)> {
+    let total = |suffix: &str| {
+        let full = format!("{name}{suffix}");
+        let of = metrics.lines().filter_map(|line| {
+            let rest = line.strip_prefix(&full)?;
+            (rest.starts_with('{') || rest.starts_with(' '))
+                .then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
+        });
+        of.reduce(|a, b| a + b)
+    };
+    Some((total("_sum")?, total("_count")?))
+}
+
+fn add(a: Option<(f64, f64)>, b: Option<(f64, f64)>) -> Option<(f64, f64)> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some((a.0 + b.0, a.1 + b.1)),
+        (a, b) => a.or(b),
+    }
+}
+
+fn cpu_seconds(pid: u32) -> Option<f64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = text.get(text.rfind(')')? + 1..)?.split_whitespace().skip(11);
+    let user: f64 = fields.next()?.parse().ok()?;
+    let system: f64 = fields.next()?.parse().ok()?;
+    Some((user + system) / TICKS)
+}
+
+/// Proportional set size, as it adds up over processes of one binary; only root may see it of others.
+fn memory(pid: u32) -> Option<u64> {
+    let kib = |path: &str, key: &str| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/{path}")).ok()?;
+        let line = text.lines().find_map(|l| l.strip_prefix(key))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    kib("smaps_rollup", "Pss:").or_else(|| kib("status", "VmRSS:")).map(|kib| kib * 1024)
+}
+
+/// What is shown.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Top {
+    services: Vec<ServiceTop>,
+    pods: Vec<PodTop>,
+    pleg: Option<PlegTop>,
+    /// Mean time of a probe in the interval, milliseconds; none where there was none.
+    probe_ms: Option<f64>,
+    probes_per_second: Option<f64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ServiceTop {
+    service: String,
+    pid: Option<u32>,
+    uptime_seconds: Option<f64>,
+    /// Of one core, percent.
+    cpu_percent: Option<f64>,
+    memory_bytes: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PodTop {
+    name: String,
+    namespace: String,
+    uid: String,
+    status: String,
+    ready: String,
+    restarts: u32,
+    cpu_percent: Option<f64>,
+    memory_bytes: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PlegTop {
+    last_list_age_seconds: Option<f64>,
+    relist_period_seconds: f64,
+    hints: String,
+    hints_live: bool,
+    /// Mean time of an inspection in the interval, milliseconds.
+    inspection_ms: Option<f64>,
+}
+
+fn between(before: &Look, now: &Look) -> Top {
+    let seconds = now.at.duration_since(before.at).as_secs_f64().max(0.001);
+    let mean = |a: Option<(f64, f64)>, b: Option<(f64, f64)>| {
+        let ((sum, count), (old_sum, old_count)) = (b?, a.unwrap_or_default());
+        // A service that was started again counts from zero.
+        let (sum, count) = if count < old_count { (sum, count) } else { (sum - old_sum, count - old_count) };
+        (count > 0.0).then(|| (sum / count * 1000.0, count / seconds))
+    };
+    let services = now
+        .services
+        .iter()
+        .map(|p| {
+            let old = before.services.iter().find(|o| o.pid == p.pid && p.pid.is_some());
+            let cpu = old.and_then(|o| Some((p.cpu_seconds? - o.cpu_seconds?) / seconds * 100.0));
+            ServiceTop {
+                service: p.name.clone(),
+                pid: p.pid,
+                uptime_seconds: p.uptime,
+                cpu_percent: cpu,
+                memory_bytes: p.memory,
+            }
+        })
+        .collect();
+    let mut pods: Vec<PodTop> = now
+        .pods
+        .iter()
+        .map(|pod| {
+            let new = now.usage.get(&pod.uid);
+            // Less than before: another instance runs, and what it used is of unknown age.
+            let used = new.zip(before.usage.get(&pod.uid)).and_then(|(n, o)| n.0.checked_sub(o.0));
+            PodTop {
+                name: pod.name.clone(),
+                namespace: pod.namespace.clone(),
+                uid: pod.uid.clone(),
+                status: pod.status.clone(),
+                ready: pod.ready.clone(),
+                restarts: pod.restarts,
+                cpu_percent: used.map(|ns| Duration::from_nanos(ns).as_secs_f64() / seconds * 100.0),
+                memory_bytes: new.map(|n| n.1),
+            }
+        })
+        .collect();
+    pods.sort_by(|a, b| {
+        b.cpu_percent
+            .unwrap_or(-1.0)
+            .total_cmp(&a.cpu_percent.unwrap_or(-1.0))
+            .then_with(|| a.name.cmp(&b.name))
+    });
+    let probes = mean(before.probes, now.probes);
+    Top {
+        services,
+        pods,
+        pleg: now.pleg.as_ref().map(|p| PlegTop {
+            last_list_age_seconds: p.last_list_age_seconds,
+            relist_period_seconds: p.relist_period_seconds,
+            hints: p.hint_source.clone(),
+            hints_live: p.hints_live,
+            inspection_ms: mean(before.inspections, now.inspections).map(|(ms, _)| ms),
+        }),
+        probe_ms: probes.map(|(ms, _)| ms),
+        probes_per_second: probes.map(|(_, rate)| rate),
+    }
+}
+
+/// The screen.
+#[must_use]
+pub fn render(top: &Top) -> String {
+    let dash = || NOTHING.to_owned();
+    let percent = |p: Option<f64>| p.map_or_else(dash, |p| format!("{p:.1}%"));
+    let ms = |ms: Option<f64>| ms.map_or_else(dash, |ms| format!("{ms:.1}ms"));
+    let size = |b: Option<u64>| b.map_or_else(dash, mebibytes);
+    let memory: u64 = top.services.iter().filter_map(|s| s.memory_bytes).sum();
+    let cpu: f64 = top.services.iter().filter_map(|s| s.cpu_percent).sum();
+    let mut out = format!("services  {} of a core, {}\n", percent(Some(cpu)), mebibytes(memory));
+    if let Some(pleg) = &top.pleg {
+        let list = pleg
+            .last_list_age_seconds
+            .map_or_else(|| "no list yet".to_owned(), |s| format!("last list {s:.1}s ago"));
+        let live = if pleg.hints_live { "live" } else { "not live" };
+        out.push_str(&format!(
+            "pleg      {list} (every {}s)   hints {} {live}   inspection {}\n",
+            pleg.relist_period_seconds,
+            clean(&pleg.hints),
+            ms(pleg.inspection_ms)
+        ));
+    }
+    let rate = top.probes_per_second.map_or_else(dash, |r| format!("{r:.1}/s"));
+    out.push_str(&format!("probes    {rate}   {} each\n\n", ms(top.probe_ms)));
+    let services: Vec<Vec<String>> = top
+        .services
+        .iter()
+        .map(|s| {
+            let up = s.uptime_seconds.and_then(|s| Duration::try_from_secs_f64(s).ok());
+            vec![
+                clean(&s.service),
+                s.pid.map_or_else(dash, |p| p.to_string()),
+                up.map_or_else(dash, |d| age(i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))),
+                percent(s.cpu_percent),
+                size(s.memory_bytes),
+            ]
+        })
+        .collect();
+    out.push_str(&table(&["SERVICE", "PID", "UP", "CPU", "MEMORY"], &services));
+    out.push('\n');
+    let pods: Vec<Vec<String>> = top
+        .pods
+        .iter()
+        .map(|p| {
+            vec![
+                display_name(&p.namespace, &p.name),
+                clean(&p.ready),
+                clean(&p.status),
+                p.restarts.to_string(),
+                percent(p.cpu_percent),
+                size(p.memory_bytes),
+            ]
+        })
+        .collect();
+    out.push_str(&table(&["POD", "READY", "STATUS", "RESTARTS", "CPU", "MEMORY"], &pods));
+    out
+}
+
+fn mebibytes(bytes: u64) -> String {
+    let tenths = bytes.saturating_mul(10) >> 20;
+    format!("{}.{}Mi", tenths / 10, tenths % 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(look: &Look, seconds: u64, cpu: f64, pod_ns: u64) -> Look {
+        let mut look = look.clone();
+        look.at += Duration::from_secs(seconds);
+        look.services[0].cpu_seconds = Some(cpu);
+        look.usage.insert("u".into(), (pod_ns, 3 << 20));
+        look
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between_two_looks() {
+        let pod = PodView {
+            uid: "u".into(),
+            name: "web".into(),
+            namespace: "default".into(),
+            ready: "1/1".into(),
+            status: "Running".into(),
+            ..PodView::default()
+        };
+        let process = Process {
+            name: "pod-sync".into(),
+            pid: Some(7),
+            uptime: Some(65.0),
+            cpu_seconds: Some(1.0),
+            memory: Some(5 << 20),
+        };
+        let first = Look {
+            at: Instant::now(),
+            services: vec![process],
+            pods: vec![pod],
+            usage: BTreeMap::from([("u".to_owned(), (0, 0))]),
+            pleg: Some(HealthReply {
+                last_list_age_seconds: Some(0.34),
+                hints_live: true,
+                hint_source: "containerd".into(),
+                relist_period_seconds: 30.0,
+                ..HealthReply::default()
+            }),
+            probes: Some((1.0, 100.0)),
+            inspections: None,
+        };
+        let mut second = at(&first, 2, 1.1, 500_000_000);
+        second.probes = Some((1.02, 110.0));
+        assert_eq!(
+            render(&between(&first, &second)),
+            "\
+services  5.0% of a core, 5.0Mi
+pleg      last list 0.3s ago (every 30s)   hints containerd live   inspection –
+probes    5.0/s   2.0ms each
+
+SERVICE   PID  UP   CPU   MEMORY
+pod-sync  7    65s  5.0%  5.0Mi
+
+POD  READY  STATUS   RESTARTS  CPU    MEMORY
+web  1/1    Running  0         25.0%  3.0Mi
+"
+        );
+        // A process that was started again has no rate yet; a histogram that began anew counts from zero.
+        second.services[0].pid = Some(8);
+        second.probes = Some((0.03, 3.0));
+        let top = between(&first, &second);
+        assert_eq!((top.services[0].cpu_percent, top.probe_ms.map(f64::round)), (None, Some(10.0)));
+    }
+
+    #[test]
+    fn a_histogram_is_added_up_over_its_labels() {
+        let text = "x_seconds_sum{a=\"1\"} 0.5\nx_seconds_count{a=\"1\"} 2\nx_seconds_sum{a=\"2\"} 1.5\nx_seconds_count{a=\"2\"} 3\nx_seconds_more_sum 9\n";
+        assert_eq!(sums(text, "x_seconds"), Some((2.0, 5.0)));
+        assert_eq!(sums("", "x_seconds"), None);
+    }
+}

@@ -1,0 +1,191 @@
+//! quintctl's exec, attach and port-forward against a real runtime.
+#![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
+
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use quintlet_e2e::wait::LONG;
+use quintlet_e2e::{Node, Options, pods, until};
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+
+/// quintctl with this on standard input, which then ends.
+async fn run(node: &Node, args: &[&str], input: &[u8]) -> Output {
+    let mut child = node
+        .quintctl(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let all = async {
+        let write = async {
+            // One that does not read its input closes it.
+            let _ = stdin.write_all(input).await;
+            drop(stdin);
+        };
+        tokio::join!(write, child.wait_with_output()).1.unwrap()
+    };
+    tokio::time::timeout(LONG, all).await.unwrap_or_else(|_| panic!("{args:?} does not end"))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What a terminal shows, as far as it came.
+async fn shows(screen: &std::sync::Arc<parking_lot::Mutex<String>>, what: &str) {
+    until(&format!("{what:?} on the terminal"), LONG, async || {
+        let seen = screen.lock().clone();
+        if seen.contains(what) { Ok(()) } else { Err(seen) }
+    })
+    .await;
+}
+
+async fn in_a_terminal(node: &Node) {
+    let size = nix::pty::Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+    let pty = nix::pty::openpty(Some(&size), None).unwrap();
+    let name = nix::unistd::ttyname(&pty.slave).unwrap();
+    let end = |fd: &OwnedFd| Stdio::from(fd.try_clone().unwrap());
+    let exec = node.quintctl(&["exec", "-it", "web", "--", "sh"]);
+    // A terminal tells a new size only to those whose controlling terminal it is.
+    let mut child = tokio::process::Command::new("setsid")
+        .arg("--ctty")
+        .arg("--wait")
+        .arg(exec.as_std().get_program())
+        .args(exec.as_std().get_args())
+        .stdin(end(&pty.slave))
+        .stdout(end(&pty.slave))
+        .stderr(end(&pty.slave))
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    drop(pty.slave);
+    let mut keys = std::fs::File::from(pty.master.try_clone().unwrap());
+    let screen = std::sync::Arc::new(parking_lot::Mutex::new(String::new()));
+    let seen = screen.clone();
+    let reading = std::thread::spawn(move || {
+        let mut master = std::fs::File::from(pty.master);
+        let mut block = [0; 4096];
+        // A terminal without the other end is an error, not an end.
+        while let Ok(n @ 1..) = master.read(&mut block) {
+            seen.lock().push_str(&text(&block[..n]));
+        }
+    });
+    shows(&screen, "/ # ").await;
+    keys.write_all(b"stty size\n").unwrap();
+    shows(&screen, "24 80").await;
+    let resized =
+        std::process::Command::new("stty").arg("-F").arg(&name).args(["rows", "50", "cols", "132"]).status();
+    assert!(resized.unwrap().success());
+    // The new size takes its way to the runtime, and the shell asks at any moment.
+    until("the new size in the container", LONG, async || {
+        keys.write_all(b"stty size\n").unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let seen = screen.lock().clone();
+        if seen.contains("50 132") { Ok(()) } else { Err(seen) }
+    })
+    .await;
+    // Ctrl-C is the shell's, not quintctl's.
+    keys.write_all(b"sleep 1000\n\x03").unwrap();
+    keys.write_all(b"exit 7\n").unwrap();
+    let status =
+        tokio::time::timeout(LONG, child.wait()).await.unwrap_or_else(|_| panic!("{}", screen.lock()));
+    assert_eq!(status.unwrap().code(), Some(7), "{}", screen.lock());
+    drop(keys);
+    reading.join().unwrap();
+}
+
+async fn forwarded(node: &Node) {
+    let mut child =
+        node.quintctl(&["port-forward", "web", ":8080", ":9"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut addresses = Vec::new();
+    for port in ["8080", "9"] {
+        let line = tokio::time::timeout(LONG, lines.next_line()).await.unwrap().unwrap().unwrap();
+        let (address, to) = line.strip_prefix("Forwarding from ").unwrap().split_once(" -> ").unwrap();
+        assert_eq!(to, port);
+        addresses.push(address.to_owned());
+    }
+    let get = async |path: &str| {
+        let mut tcp = tokio::net::TcpStream::connect(&addresses[0]).await.unwrap();
+        tcp.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.unwrap();
+        let mut reply = Vec::new();
+        tcp.read_to_end(&mut reply).await.unwrap();
+        reply
+    };
+    let pages = (0..40).map(|n| get(if n % 4 == 0 { "/big" } else { "/index.html" }));
+    let pages = tokio::time::timeout(LONG, futures::future::join_all(pages)).await.expect("all pages come");
+    for (n, page) in pages.iter().enumerate() {
+        let page = text(page);
+        let body = page.split_once("\r\n\r\n").unwrap().1;
+        if n % 4 == 0 {
+            assert_eq!((body.len(), body.trim_matches('0')), (1 << 20, ""), "page {n}");
+        } else {
+            assert_eq!(body, "hello\n", "page {n}");
+        }
+    }
+    // Nobody listens there: the connection ends, the reason is said, the others go on.
+    let mut refused = tokio::net::TcpStream::connect(&addresses[1]).await.unwrap();
+    let mut nothing = Vec::new();
+    let _ = tokio::time::timeout(LONG, refused.read_to_end(&mut nothing)).await.expect("it ends");
+    let said = tokio::time::timeout(LONG, lines.next_line()).await.unwrap().unwrap().unwrap();
+    assert!(said.starts_with("port 9: ") && said.contains("refused"), "{said}");
+    assert!(text(&get("/index.html").await).ends_with("hello\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_reaches_into_pods() {
+    let node = Node::start(Options::standalone("operator")).await;
+    let web = "trap 'exit 0' TERM; mkdir /w; echo hello > /w/index.html; head -c 1048576 /dev/zero | tr '\\0' 0 > /w/big; httpd -f -p 8080 -h /w & wait";
+    node.pod_manifest(&pods::script("web", web));
+    let mut echo = pods::script("echo", "while read line; do echo got $line; done; sleep 1000");
+    echo["spec"]["containers"][0]["stdin"] = json!(true);
+    node.pod_manifest(&echo);
+    node.wait_ready("web").await;
+    node.wait_ready("echo").await;
+
+    // The three streams and the exit code.
+    let script = "cat; echo to stderr >&2; exit 42";
+    let output = run(&node, &["exec", "-i", "web", "--", "sh", "-c", script], b"to stdin\n").await;
+    assert_eq!(
+        (output.status.code(), text(&output.stdout), text(&output.stderr)),
+        (Some(42), "to stdin\n".into(), "to stderr\n".into())
+    );
+    // The end of standard input arrives, after all of it.
+    let big = vec![b'x'; 3 << 20];
+    let output = run(&node, &["exec", "-i", "web", "-c", "main", "--", "wc", "-c"], &big).await;
+    assert_eq!((output.status.code(), text(&output.stdout).trim()), (Some(0), "3145728"));
+    let output = run(&node, &["exec", "web", "--", "head", "-c", "3145728", "/dev/zero"], b"").await;
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(0), 3 << 20));
+    // What goes wrong says why.
+    for (args, want) in [
+        (["exec", "web", "--", "/no/such/program"].as_slice(), "no such file"),
+        (&["exec", "nobody", "--", "true"], "no pod \"nobody\""),
+        (&["exec", "web", "-c", "x", "--", "true"], "no container \"x\""),
+        (&["exec", "-it", "web", "--", "sh"], "standard input is no terminal"),
+        (&["attach", "-i", "web"], "has no standard input"),
+        (&["port-forward", "nobody", "80"], "no pod \"nobody\""),
+    ] {
+        let output = run(&node, args, b"").await;
+        assert_ne!(output.status.code(), Some(0), "{args:?}");
+        assert!(text(&output.stderr).contains(want), "{args:?}: {}", text(&output.stderr));
+    }
+    in_a_terminal(&node).await;
+
+    let attach =
+        node.quintctl(&["attach", "-i", "echo"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut attach = attach.unwrap();
+    let mut lines = BufReader::new(attach.stdout.take().unwrap()).lines();
+    attach.stdin.as_mut().unwrap().write_all(b"one\ntwo\n").await.unwrap();
+    for want in ["got one", "got two"] {
+        let line = tokio::time::timeout(LONG, lines.next_line()).await.expect("an answer").unwrap();
+        assert_eq!(line.as_deref(), Some(want));
+    }
+    drop(attach);
+    forwarded(&node).await;
+    node.down().await;
+}
