@@ -1,14 +1,13 @@
 //! One exec or attach: the streams of a container connected to this process's own, until the container's side ends.
 //!
-//! Tasks: one reads standard input, one tells new sizes of the terminal. Both end with the connection.
+//! A thread reads standard input, a task sends it, another tells new sizes of the terminal. They end with the process.
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Read as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use quintlet_kit::task;
 use serde_json::Value;
-use tokio::io::AsyncReadExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -121,13 +120,12 @@ async fn copy(mut from: Stream, mut to: impl std::io::Write) {
 }
 
 async fn read_stdin(to: Writer) {
-    // tokio reads it on a thread, which a read that never ends does not give back: a channel parts the two.
+    // A thread of its own: a read that never ends would hold up the end of the runtime, where tokio does its own reading.
     let (blocks, mut block) = mpsc::channel::<Vec<u8>>(1);
-    task::spawn("stdin thread", async move {
-        let mut stdin = tokio::io::stdin();
+    std::thread::spawn(move || {
         let mut buffer = vec![0; BLOCK];
-        while let Ok(n @ 1..) = stdin.read(&mut buffer).await {
-            if blocks.send(buffer[..n].to_vec()).await.is_err() {
+        while let Ok(n @ 1..) = std::io::stdin().lock().read(&mut buffer) {
+            if blocks.blocking_send(buffer[..n].to_vec()).is_err() {
                 return;
             }
         }

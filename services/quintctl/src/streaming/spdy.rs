@@ -247,7 +247,8 @@ async fn read_frames(mut read: BufReader<OwnedReadHalf>, shared: &Shared) -> io:
                 // Without a writer the reader goes on to what is still there.
                 let _ = shared.out.send(control(PING, 0, &id.to_be_bytes())).await;
             }
-            GOAWAY => return Ok(()),
+            // Streams that are open go on.
+            GOAWAY => shared.streams.lock().closed = true,
             _ => {}
         }
     }
