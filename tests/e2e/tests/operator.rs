@@ -90,7 +90,9 @@ async fn in_a_terminal(node: &Node) {
     })
     .await;
     // Ctrl-C is the shell's, not quintctl's.
-    keys.write_all(b"sleep 1000\n\x03").unwrap();
+    keys.write_all(b"echo star''ted; sleep 1000\n").unwrap();
+    shows(&screen, "started").await;
+    keys.write_all(b"\x03").unwrap();
     keys.write_all(b"exit 7\n").unwrap();
     let status =
         tokio::time::timeout(LONG, child.wait()).await.unwrap_or_else(|_| panic!("{}", screen.lock()));
