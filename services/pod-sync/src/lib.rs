@@ -202,9 +202,6 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let labels = args.labels();
     let admission = Arc::new(node::NodeAdmission::new(settings, &labels, view, client, runtime_state));
     tasks.spawn("container-logs", logs::run(Arc::clone(&ctx), args.container_logs(), stop.clone()));
-
-    let (sources, kinds) = sources(&args, client, &settings.node_name, &tasks, &stop);
-    let admission = Arc::new(node::NodeAdmission::new(settings, &args.labels(), view, runtime_state));
     let mut table = Table::new(ctx, manifests, admission, &kinds);
     table.restore(known);
     table.run(sources, drain, stop.clone()).await;
