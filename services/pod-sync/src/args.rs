@@ -71,11 +71,11 @@ pub struct Args {
     #[arg(long, default_value = "10Mi", value_parser = size, value_name = "QUANTITY", allow_hyphen_values = true)]
     pub container_log_max_size: i64,
     /// Files of one container's log, the one that is written to included; at least 2.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..), value_name = "N")]
-    pub container_log_max_files: u16,
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..), value_name = "N")]
+    pub container_log_max_files: u32,
     /// Logs that are rotated at once; at least 1.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
-    pub container_log_max_workers: u16,
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
+    pub container_log_max_workers: u32,
     /// How often logs are looked at; at least 3s.
     #[arg(long, default_value = "10s", value_parser = monitor_interval, value_name = "DURATION")]
     pub container_log_monitor_interval: Duration,
@@ -247,8 +247,8 @@ impl Args {
     pub fn container_logs(&self) -> crate::logs::Settings {
         crate::logs::Settings {
             container_log_max_size: self.container_log_max_size,
-            container_log_max_files: self.container_log_max_files.into(),
-            container_log_max_workers: self.container_log_max_workers.into(),
+            container_log_max_files: index(self.container_log_max_files),
+            container_log_max_workers: index(self.container_log_max_workers),
             container_log_monitor_interval: self.container_log_monitor_interval,
         }
     }
@@ -257,6 +257,11 @@ impl Args {
 fn label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("want key=value")?;
     if key.is_empty() { Err("want key=value".to_owned()) } else { Ok((key.to_owned(), value.to_owned())) }
+}
+
+/// A number that the machine's words surely hold.
+fn index(n: u32) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
 }
 
 fn size(text: &str) -> Result<i64, String> {

@@ -279,7 +279,7 @@ impl Runtime {
     /// See [`CallError`].
     pub async fn reopen_container_log(&self, id: &ContainerId) -> Result<(), CallError> {
         let request = cri::ReopenContainerLogRequest { container_id: id.to_string() };
-        call!(self, runtime, reopen_container_log, "ReopenContainerLog", CALL, request).map(|_| ())
+        call!(self, runtime, reopen_container_log, "ReopenContainerLog", self.call, request).map(|_| ())
     }
 
     /// ExecSync; `limit` none means as long as it takes, as for lifecycle hooks.

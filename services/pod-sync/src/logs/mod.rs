@@ -65,18 +65,7 @@ pub async fn run(ctx: Arc<Context>, settings: Settings, stop: CancellationToken)
         let pods: Vec<_> = pods.into_iter().filter(|pod| ctx.is_ours(pod)).collect();
         let logs: Vec<_> = pods.iter().flat_map(|pod| logs(pod, &ctx.node.pod_logs_dir)).collect();
         if settings.container_log_max_size >= 0 {
-            futures::stream::iter(&logs)
-                .for_each_concurrent(settings.container_log_max_workers, |log| async {
-                    if let Err(error) = look(&ctx.runtime, &ctx.clock, &settings, log).await {
-                        tracing::warn!(
-                            container.id = %log.id,
-                            log = %log.path.display(),
-                            error = quintlet_kit::error_chain(&error),
-                            "log not rotated"
-                        );
-                    }
-                })
-                .await;
+            look_at_all(&ctx.runtime, &ctx.clock, &settings, &logs).await;
         }
         if let Some(dir) = ctx.container_logs_dir.clone() {
             let wanted: Vec<Link> = pods.iter().flat_map(|pod| wanted(pod, &ctx.node.pod_logs_dir)).collect();
@@ -129,6 +118,21 @@ enum RotateError {
     Reopen(#[source] CallError),
     #[error("compressing was cut off")]
     Cut(#[source] tokio::task::JoinError),
+}
+
+async fn look_at_all(runtime: &impl Reopen, clock: &Clock, settings: &Settings, logs: &[Log]) {
+    futures::stream::iter(logs)
+        .for_each_concurrent(settings.container_log_max_workers, |log| async {
+            if let Err(error) = look(runtime, clock, settings, log).await {
+                tracing::warn!(
+                    container.id = %log.id,
+                    log = %log.path.display(),
+                    error = quintlet_kit::error_chain(&error),
+                    "log not rotated"
+                );
+            }
+        })
+        .await;
 }
 
 /// Rotates a log if it is too large; has it made where it is missing.

@@ -138,6 +138,41 @@ async fn a_runtime_that_refuses_gets_its_file_back_and_one_that_may_have_done_it
     assert_ne!(found[0].0, "0.log", "the next look has it opened again");
 }
 
+/// Takes a second for each log and counts how many wait for it.
+#[derive(Default)]
+struct Slow {
+    now: Mutex<usize>,
+    most: Mutex<usize>,
+}
+
+#[async_trait::async_trait]
+impl Reopen for Slow {
+    async fn reopen(&self, _: &ContainerId) -> Result<(), CallError> {
+        *self.now.lock() += 1;
+        let now = *self.now.lock();
+        let most = now.max(*self.most.lock());
+        *self.most.lock() = most;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        *self.now.lock() -= 1;
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_logs_are_rotated_at_once_than_there_are_workers() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(1));
+    let log =
+        |n| Log { id: ContainerId::parse(&format!("c{n}")).unwrap(), path: dir.path().join(format!("{n}")) };
+    let logs: Vec<Log> = (0..6).map(log).collect();
+    for (workers, seconds) in [(1, 6), (3, 2)] {
+        let (runtime, began) = (Slow::default(), tokio::time::Instant::now());
+        let settings = Settings { container_log_max_workers: workers, ..SETTINGS };
+        look_at_all(&runtime, &clock, &settings, &logs).await;
+        assert_eq!((*runtime.most.lock(), began.elapsed().as_secs()), (workers, seconds));
+    }
+}
+
 #[test]
 fn links_are_kept_and_broken_ones_that_are_ours_are_collected() {
     let dir = tempfile::tempdir().unwrap();

@@ -374,12 +374,28 @@ pub const KUBELET: &[Row] = &[
         ),
     Row::new("containerLogMaxSize", Kind::Checked(kind::signed_quantity), "10Mi")
         .kubelet_flag("container-log-max-size")
-        .not_yet(PodSync, Some("-1")),
+        .honoured(
+            &[PodSync],
+            "size from which a container's log is rotated; negative: never",
+            &["a_log_is_rotated_once_it_is_too_large_and_made_where_it_is_missing"],
+        ),
     Row::new("containerLogMaxFiles", Kind::Int(2, i32::MAX as i64), "5")
         .kubelet_flag("container-log-max-files")
-        .not_yet(PodSync, None),
-    Row::new("containerLogMaxWorkers", Kind::Int(1, i32::MAX as i64), "1").not_yet(PodSync, None),
-    Row::new("containerLogMonitorInterval", Kind::Duration(3 * SECOND, I64), "10s").not_yet(PodSync, None),
+        .honoured(
+            &[PodSync],
+            "files of one container's log, the one that is written to included",
+            &["a_follower_gets_every_line_once_while_the_log_is_rotated_and_compressed"],
+        ),
+    Row::new("containerLogMaxWorkers", Kind::Int(1, i32::MAX as i64), "1")
+        .own_flag("container-log-max-workers")
+        .honoured(&[PodSync], "logs that are rotated at once", &["no_more_logs_are_rotated_at_once_than_there_are_workers"]),
+    Row::new("containerLogMonitorInterval", Kind::Duration(3 * SECOND, I64), "10s")
+        .own_flag("container-log-monitor-interval")
+        .honoured(
+            &[PodSync],
+            "how often logs are looked at",
+            &["a_follower_gets_every_line_once_while_the_log_is_rotated_and_compressed"],
+        ),
     Row::new("configMapAndSecretChangeDetectionStrategy", Kind::Word(&["", "Get", "Cache", "Watch"]), "Watch")
         .not_yet(PodSync, None),
     Row::new("systemReserved", RESERVED, "").kubelet_flag("system-reserved").honoured(
