@@ -391,7 +391,9 @@ async fn tell_restarts(name: &'static str, mut state: watch::Receiver<State>) {
             State::Waiting { exit, delay } => {
                 Some(format!("{name} ended ({exit}), again in {} ms", delay.as_millis()))
             }
-            State::Running { pid, starts } if *starts > 1 => Some(format!("{name} runs again, pid {pid}")),
+            State::Running { pid, starts, .. } if *starts > 1 => {
+                Some(format!("{name} runs again, pid {pid}"))
+            }
             State::New | State::Running { .. } | State::Ended => None,
         };
         print(told.as_slice());

@@ -1,6 +1,7 @@
 //! The head of the live table: what runs where, and how the services are by their own account.
 //!
-//! A task asks all services every second; a service whose process runs and that does not answer is not ok.
+//! A task asks all services every second, more often while one is not ok; a service whose process runs and that does not
+//! answer is not ok.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,6 +17,12 @@ use crate::text::clean;
 
 /// Between two looks at all services.
 const PERIOD: Duration = Duration::from_secs(1);
+
+/// The same while one of them is not ok: its return is to be seen when it happens.
+const IMPATIENT: Duration = Duration::from_millis(200);
+
+/// A process that is no older and does not answer starts: that takes milliseconds, on a busy machine seconds.
+const STARTS: Duration = Duration::from_secs(3);
 
 /// What does not change while the services run.
 #[derive(Debug, Clone)]
@@ -90,15 +97,16 @@ impl Fixed {
 
 /// How one service is, in words.
 fn word(name: &str, state: &State, look: Option<&Look>) -> String {
-    let restarts = match state {
+    let (restarts, young) = match state {
         State::New => return "starts".to_owned(),
         State::Waiting { exit, .. } => return format!("ended ({exit})"),
         State::Ended => return "ended".to_owned(),
-        State::Running { starts, .. } => starts - 1,
+        State::Running { starts, since, .. } => (starts - 1, since.elapsed() < STARTS),
     };
     let rows: Vec<&health::Row> =
         look.iter().flat_map(|l| &l.rows).filter(|r| r.service.split(' ').next() == Some(name)).collect();
     let mut word = match rows.iter().find(|r| !r.serving) {
+        Some(_) if young => "starts".to_owned(),
         Some(ill) => ill.health.clone(),
         None if rows.is_empty() => "starts".to_owned(),
         None if name == "probe-service" => format!("ok x{}", rows.len()),
@@ -135,8 +143,9 @@ fn services(look: Option<&Look>, states: &[(&'static str, State)], width: usize)
 pub(super) async fn ask(paths: Paths, looks: watch::Sender<Option<Look>>) {
     while !looks.is_closed() {
         let look = health::look(&paths).await;
+        let pause = if look.rows.iter().all(|r| r.serving) { PERIOD } else { IMPATIENT };
         looks.send_replace(Some(look));
-        tokio::time::sleep(PERIOD).await;
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -145,6 +154,8 @@ mod tests {
     use clap::Parser as _;
     use quintlet_proto::pleg::v1::HealthReply;
     use quintlet_proto::runtime::v1::ProxyInfoReply;
+
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -170,11 +181,11 @@ mod tests {
     }
 
     fn running(starts: u32) -> State {
-        State::Running { pid: 1, starts }
+        State::Running { pid: 1, starts, since: Instant::now() }
     }
 
-    #[test]
-    fn the_head_names_the_runtime_its_events_and_how_each_service_is() {
+    #[tokio::test(start_paused = true)]
+    async fn the_head_names_the_runtime_its_events_and_how_each_service_is() {
         let look = Look {
             rows: vec![
                 row("probe-service a", "serving"),
@@ -195,8 +206,11 @@ mod tests {
             silent: None,
         };
         let states = [("probe-service", running(1)), ("pod-sync", running(2))];
+        let head = |look: &Look| fixed().all(Some(look), &states, 120);
+        assert_eq!(head(&look)[3], "  probe-service ok x2   pod-sync starts (1 restart)");
+        tokio::time::advance(STARTS).await;
         assert_eq!(
-            fixed().all(Some(&look), &states, 120),
+            head(&look),
             [
                 "quintlet 0.1.0  standalone on host \"vm\"  (no API server; manifests from examples)",
                 "  runtime   containerd 1.6.20  private, .run/containerd/containerd.sock   events: containerd   relist every 30s",
@@ -205,23 +219,24 @@ mod tests {
             ]
         );
         let silent = Look { silent: Some("does not answer for 3s".into()), ..look };
-        assert!(fixed().all(Some(&silent), &states, 120)[1].ends_with("   ! does not answer for 3s"));
+        assert!(head(&silent)[1].ends_with("   ! does not answer for 3s"));
     }
 
-    #[test]
-    fn a_process_that_runs_is_not_ok_before_it_says_so() {
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_runs_is_not_ok_before_it_says_so() {
         let states = [("pod-sync", running(1)), ("cri-proxy", State::New)];
         assert_eq!(services(None, &states, 80), "  pod-sync starts   cri-proxy starts");
         let ended = State::Waiting { exit: "SIGKILL".into(), delay: Duration::ZERO };
         assert_eq!(services(None, &[("pod-sync", ended)], 80), "  pod-sync ended (SIGKILL)");
     }
 
-    #[test]
-    fn in_a_narrow_terminal_only_services_that_are_not_ok_are_named() {
+    #[tokio::test(start_paused = true)]
+    async fn in_a_narrow_terminal_only_services_that_are_not_ok_are_named() {
         let all = ["cri-proxy", "pleg-service", "pod-sync"];
         let states = all.map(|name| (name, running(1)));
         let mut look = Look { rows: all.map(|name| row(name, "serving")).to_vec(), ..Look::default() };
         assert_eq!(services(Some(&look), &states, 40), "  3 services ok");
+        tokio::time::advance(STARTS).await;
         look.rows[1] = row("pleg-service", "unhealthy");
         assert_eq!(services(Some(&look), &states, 40), "  2 of 3 ok   pleg-service unhealthy");
     }

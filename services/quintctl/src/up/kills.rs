@@ -48,7 +48,7 @@ async fn kill_and_watch(
 ) {
     // A screen that is gone wants no report.
     let (pid, starts) = match &*state.borrow() {
-        State::Running { pid, starts } => (*pid, *starts),
+        State::Running { pid, starts, .. } => (*pid, *starts),
         State::New | State::Waiting { .. } | State::Ended => {
             let _ = reports.try_send(format!("{name} does not run now"));
             return;

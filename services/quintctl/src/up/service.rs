@@ -38,8 +38,8 @@ pub(super) enum Order {
 pub(super) enum State {
     /// Not started yet.
     New,
-    /// The process runs; `starts` counts from 1.
-    Running { pid: u32, starts: u32 },
+    /// The process runs, since then; `starts` counts from 1.
+    Running { pid: u32, starts: u32, since: Instant },
     /// It ended, as told in words, and is started again after the delay.
     Waiting { exit: String, delay: Duration },
     /// It ended and stays so.
@@ -118,7 +118,7 @@ impl Supervised {
                     starts += 1;
                     let pid = child.id().unwrap_or_default();
                     self.remember(Some(pid));
-                    self.states.send_replace(State::Running { pid, starts });
+                    self.states.send_replace(State::Running { pid, starts, since: began });
                     let exit = self.attend(&mut child).await;
                     self.remember(None);
                     exit
