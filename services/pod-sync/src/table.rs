@@ -216,7 +216,7 @@ impl Table {
             return;
         }
         let Some(store) = self.stores.get_mut(&source) else { return };
-        let merged = store.set(snapshot.pods.iter().map(|p| (**p).clone()).collect(), now);
+        let merged = store.set(snapshot.pods, now);
         for pod in &merged.duplicates {
             let name = pods::pod_ref(pod).map(|r| r.full_name()).unwrap_or_default();
             let message = format!(

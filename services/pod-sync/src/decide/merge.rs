@@ -37,9 +37,9 @@ pub struct Merged {
     /// In the order in which they are to be handled: removed, added, updated, deleted, reconciled.
     pub changes: Vec<Change>,
     /// Dropped: an earlier entry has the same full name.
-    pub duplicates: Vec<Pod>,
+    pub duplicates: Vec<Arc<Pod>>,
     /// Dropped: the UID is missing or not usable.
-    pub unusable: Vec<Pod>,
+    pub unusable: Vec<Arc<Pod>>,
     /// This was the source's first snapshot: it counts as seen once the changes are handled, also when there are none.
     pub first: bool,
 }
@@ -48,8 +48,15 @@ pub struct Merged {
 #[derive(Debug)]
 pub struct SourceStore {
     source: &'static str,
-    pods: BTreeMap<PodUid, Arc<Pod>>,
+    pods: BTreeMap<PodUid, Entry>,
     seen: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    // As the source gave it: the same one again needs no look.
+    given: Arc<Pod>,
+    pod: Arc<Pod>,
 }
 
 fn is_local(key: &str) -> bool {
@@ -88,32 +95,40 @@ impl SourceStore {
 
     /// Pods of the last snapshot.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
-        self.pods.values()
+        self.pods.values().map(|e| &e.pod)
     }
 
     /// Takes a whole snapshot. `now` goes into the first-seen annotation of new pods.
-    pub fn set(&mut self, snapshot: Vec<Pod>, now: jiff::Timestamp) -> Merged {
+    pub fn set(&mut self, snapshot: Vec<Arc<Pod>>, now: jiff::Timestamp) -> Merged {
         let mut merged = Merged { first: !std::mem::replace(&mut self.seen, true), ..Merged::default() };
         let (mut added, mut updated, mut deleted, mut reconciled) = (vec![], vec![], vec![], vec![]);
         let mut names = BTreeSet::new();
         let mut next = BTreeMap::new();
-        for mut pod in snapshot {
-            let Ok(uid) = PodUid::parse(pod.metadata.uid.as_deref().unwrap_or_default()) else {
-                merged.unusable.push(pod);
+        for given in snapshot {
+            let Ok(uid) = PodUid::parse(given.metadata.uid.as_deref().unwrap_or_default()) else {
+                merged.unusable.push(given);
                 continue;
             };
-            let (namespace, name) = full_name(&pod);
+            let (namespace, name) = full_name(&given);
             if !names.insert((namespace.to_owned(), name.to_owned())) || next.contains_key(&uid) {
-                merged.duplicates.push(pod);
+                merged.duplicates.push(given);
                 continue;
             }
+            let known = match self.pods.remove(&uid) {
+                Some(entry) if Arc::ptr_eq(&entry.given, &given) => {
+                    next.insert(uid, entry);
+                    continue;
+                }
+                known => known.map(|entry| entry.pod),
+            };
+            let mut pod = Pod::clone(&given);
             let annotations = pod.metadata.annotations.get_or_insert_default();
             annotations.insert(CONFIG_SOURCE.to_owned(), self.source.to_owned());
-            let Some(known) = self.pods.remove(&uid) else {
+            let Some(known) = known else {
                 annotations
                     .insert(CONFIG_SEEN.to_owned(), now.strftime("%Y-%m-%dT%H:%M:%S%.9fZ").to_string());
                 let pod = Arc::new(pod);
-                next.insert(uid, Arc::clone(&pod));
+                next.insert(uid, Entry { given, pod: Arc::clone(&pod) });
                 added.push(Change { op: Op::Add, pod });
                 continue;
             };
@@ -130,7 +145,7 @@ impl SourceStore {
             } else if known.status != pod.status {
                 (Op::Reconcile, &mut reconciled)
             } else {
-                next.insert(uid, known);
+                next.insert(uid, Entry { given, pod: known });
                 continue;
             };
             // Owners and finalizers stay as first seen, as in the kubelet; the resource version does not, since status writes
@@ -145,13 +160,13 @@ impl SourceStore {
                 metadata.generation = pod.metadata.generation;
             }
             let pod = Arc::new(Pod { metadata, spec: pod.spec, status: pod.status });
-            next.insert(uid, Arc::clone(&pod));
+            next.insert(uid, Entry { given, pod: Arc::clone(&pod) });
             list.push(Change { op, pod });
         }
         let gone = std::mem::replace(&mut self.pods, next);
         merged.changes = gone
             .into_values()
-            .map(|pod| Change { op: Op::Remove, pod })
+            .map(|entry| Change { op: Op::Remove, pod: entry.pod })
             .chain(added)
             .chain(updated)
             .chain(deleted)
@@ -169,6 +184,10 @@ mod tests {
     use quintlet_model::pod::annotation;
     use serde_json::json;
 
+    fn arcs(pods: Vec<Pod>) -> Vec<Arc<Pod>> {
+        pods.into_iter().map(Arc::new).collect()
+    }
+
     fn pod(uid: &str, name: &str) -> Pod {
         serde_json::from_value(json!({"metadata": {"uid": uid, "name": name, "namespace": "n"},
             "spec": {"containers": [{"name": "c", "image": "i"}]}}))
@@ -183,12 +202,12 @@ mod tests {
     fn changes_come_in_order_and_only_where_something_changed() {
         let mut store = SourceStore::new("file");
         let all: Vec<_> = ["a", "b", "c", "d", "e"].map(|u| pod(u, u)).into();
-        let first = store.set(all.clone(), at(0));
+        let first = store.set(arcs(all.clone()), at(0));
         assert!(first.first);
         assert_eq!(ops(&first).len(), 5);
         assert_eq!(annotation(&first.changes[0].pod, CONFIG_SOURCE), Some("file"));
         assert_eq!(annotation(&first.changes[0].pod, CONFIG_SEEN), Some("2026-01-01T00:00:00.000000000Z"));
-        assert_eq!(store.set(all.clone(), at(9)), Merged::default());
+        assert_eq!(store.set(arcs(all.clone()), at(9)), Merged::default());
 
         let mut next = all;
         next.remove(0);
@@ -196,7 +215,7 @@ mod tests {
         next[1].metadata.deletion_timestamp = Some(time(1));
         next[2].status = Some(Default::default());
         next.push(pod("f", "f"));
-        let merged = store.set(next, at(9));
+        let merged = store.set(arcs(next), at(9));
         assert_eq!(
             ops(&merged),
             [(Op::Remove, "a"), (Op::Add, "f"), (Op::Update, "b"), (Op::Delete, "c"), (Op::Reconcile, "d")]
@@ -207,23 +226,36 @@ mod tests {
     }
 
     #[test]
+    fn of_a_snapshot_given_again_only_what_is_another_object_is_looked_at() {
+        let mut store = SourceStore::new("api");
+        let (a, b) = (Arc::new(pod("a", "a")), Arc::new(pod("b", "b")));
+        store.set(vec![Arc::clone(&a), Arc::clone(&b)], at(0));
+        let mut next = pod("b", "b");
+        next.status = Some(Default::default());
+        let next = Arc::new(next);
+        assert_eq!(ops(&store.set(vec![Arc::clone(&a), Arc::clone(&next)], at(1))), [(Op::Reconcile, "b")]);
+        assert_eq!(store.set(vec![a, next], at(2)), Merged::default());
+        assert_eq!(ops(&store.set(vec![b], at(3))), [(Op::Remove, "a"), (Op::Reconcile, "b")]);
+    }
+
+    #[test]
     fn a_pod_made_again_under_its_name_is_removed_and_added() {
         let mut store = SourceStore::new("api");
-        store.set(vec![pod("u1", "web")], at(0));
-        let merged = store.set(vec![pod("u2", "web")], at(1));
+        store.set(arcs(vec![pod("u1", "web")]), at(0));
+        let merged = store.set(arcs(vec![pod("u2", "web")]), at(1));
         assert_eq!(ops(&merged), [(Op::Remove, "u1"), (Op::Add, "u2")]);
     }
 
     #[test]
     fn of_two_with_one_name_the_first_stays() {
         let mut store = SourceStore::new("file");
-        let merged =
-            store.set(vec![pod("u1", "web"), pod("u2", "web"), pod("", "x"), pod("u1", "other")], at(0));
+        let merged = store
+            .set(arcs(vec![pod("u1", "web"), pod("u2", "web"), pod("", "x"), pod("u1", "other")]), at(0));
         assert_eq!(ops(&merged), [(Op::Add, "u1")]);
         assert_eq!(merged.duplicates.len(), 2);
         assert_eq!(merged.unusable.len(), 1);
         // The one dropped takes the place when the first goes.
-        let merged = store.set(vec![pod("u2", "web")], at(1));
+        let merged = store.set(arcs(vec![pod("u2", "web")]), at(1));
         assert_eq!(ops(&merged), [(Op::Remove, "u1"), (Op::Add, "u2")]);
     }
 
@@ -250,10 +282,10 @@ mod tests {
         ];
         for (name, edit, want) in cases {
             let mut store = SourceStore::new("api");
-            store.set(vec![pod("u", "web")], at(0));
+            store.set(arcs(vec![pod("u", "web")]), at(0));
             let mut p = pod("u", "web");
             edit(&mut p);
-            let merged = store.set(vec![p], at(1));
+            let merged = store.set(arcs(vec![p]), at(1));
             assert_eq!(merged.changes.first().map(|c| c.op), want, "{name}");
         }
     }
@@ -261,14 +293,14 @@ mod tests {
     #[test]
     fn an_update_carries_status_and_resource_version_and_keeps_the_owners() {
         let mut store = SourceStore::new("api");
-        store.set(vec![pod("u", "web")], at(0));
+        store.set(arcs(vec![pod("u", "web")]), at(0));
         let mut p = pod("u", "web");
         p.metadata.resource_version = Some("7".into());
         p.metadata.finalizers = Some(vec!["x".into()]);
         p.metadata.generation = Some(2);
         p.metadata.deletion_timestamp = Some(time(0));
         p.status = Some(Default::default());
-        let merged = store.set(vec![p], at(1));
+        let merged = store.set(arcs(vec![p]), at(1));
         let got = &merged.changes[0];
         assert_eq!(got.op, Op::Delete);
         assert_eq!(got.pod.metadata.resource_version.as_deref(), Some("7"));
@@ -289,7 +321,7 @@ mod tests {
                     p.spec.as_mut().unwrap().containers[0].image = Some(format!("i{image}"));
                     p
                 }).collect();
-                for c in store.set(pods, at(0)).changes {
+                for c in store.set(arcs(pods), at(0)).changes {
                     let uid = c.pod.metadata.uid.clone().unwrap();
                     let image = c.pod.spec.as_ref().unwrap().containers[0].image.clone();
                     match c.op {

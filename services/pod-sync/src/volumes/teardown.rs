@@ -5,12 +5,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::error::TearDownError;
-use super::mount_table::{self, MountTable};
+use super::mount_table::MountTable;
 
 /// Plugins whose directories hold only what this agent and the pod put there.
 pub const OWN_PLUGINS: [&str; 5] = [
@@ -25,56 +25,104 @@ fn failed<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> T
     move |source| TearDownError { what, path: path.display().to_string(), source }
 }
 
+// Mounts below a directory, relative to it and newest first. Read once for a pod: the table of a full node is long.
+struct Mounts<'a> {
+    root: &'a Path,
+    below: Vec<PathBuf>,
+}
+
+impl<'a> Mounts<'a> {
+    fn read(root: &'a Path, table: &dyn MountTable) -> Result<Self, TearDownError> {
+        // Nothing can be mounted below what is not there.
+        let real = match root.canonicalize() {
+            Ok(real) => real,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Self { root, below: Vec::new() }),
+            Err(e) => return Err(failed("cannot read", root)(e)),
+        };
+        let all = table.entries().map_err(failed("cannot read the mounts below", root))?.into_iter().rev();
+        let relative = |path: PathBuf| {
+            path.strip_prefix(&real).or_else(|_| path.strip_prefix(root)).ok().map(Path::to_owned)
+        };
+        Ok(Self { root, below: all.filter_map(|m| relative(m.path)).collect() })
+    }
+
+    fn within(&self, dir: &Path) -> impl Iterator<Item = PathBuf> {
+        self.below.iter().filter(move |m| m.starts_with(dir)).map(|m| self.root.join(m))
+    }
+}
+
+fn volumes_of(plugin: &str) -> PathBuf {
+    Path::new("volumes").join(plugin)
+}
+
 /// Unmounts and removes the volumes of a pod, subpaths first. Doing it again is fine.
 ///
 /// # Errors
 /// A mount is busy or a file cannot be removed; nothing is deleted below what is still mounted.
 pub fn tear_down_pod(pod_dir: &Path, table: &dyn MountTable) -> Result<(), TearDownError> {
-    let subpaths = pod_dir.join("volume-subpaths");
-    unmount_below(&subpaths, table)?;
-    remove_skeleton(&subpaths)?;
+    let subpaths = Path::new("volume-subpaths");
+    let mut mounts = Mounts::read(pod_dir, table)?;
+    let mut unmounted = unmount(&mounts, subpaths)?;
     for plugin in OWN_PLUGINS {
-        let dir = pod_dir.join("volumes").join(plugin);
-        unmount_below(&dir, table)?;
+        unmounted |= unmount(&mounts, &volumes_of(plugin))?;
+    }
+    if unmounted {
+        mounts = Mounts::read(pod_dir, table)?;
+    }
+    remove_skeleton(&pod_dir.join(subpaths))?;
+    for plugin in OWN_PLUGINS {
         // The marker goes first: what is half deleted must not pass for ready.
-        remove_tree(&pod_dir.join("plugins").join(plugin), table)?;
-        remove_tree(&dir, table)?;
+        remove_tree(&mounts, &Path::new("plugins").join(plugin))?;
+        remove_tree(&mounts, &volumes_of(plugin))?;
     }
     Ok(())
 }
 
-fn unmount_below(dir: &Path, table: &dyn MountTable) -> Result<(), TearDownError> {
-    for path in mount_table::below(table, dir).map_err(failed("cannot read the mounts below", dir))? {
+// Whether there was anything to unmount.
+fn unmount(mounts: &Mounts<'_>, dir: &Path) -> Result<bool, TearDownError> {
+    let mut any = false;
+    for path in mounts.within(dir) {
+        any = true;
         match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW) {
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(e) => return Err(failed("cannot unmount", &path)(e.into())),
         }
     }
-    Ok(())
+    Ok(any)
 }
 
-/// Removes a tree on one file system. A mount below it, or one that appears meanwhile, is an error and stays.
-///
-/// # Errors
-/// Something is mounted below, or a file cannot be removed.
-pub fn remove_tree(dir: &Path, table: &dyn MountTable) -> Result<(), TearDownError> {
-    let mounts = mount_table::below(table, dir).map_err(failed("cannot read the mounts below", dir))?;
-    if let Some(mount) = mounts.first() {
-        return Err(failed("refusing to remove below the mount", mount)(io::ErrorKind::ResourceBusy.into()));
+// Removes a tree without entering another mount. One below it, or one that appears meanwhile, is an error and stays.
+fn remove_tree(mounts: &Mounts<'_>, dir: &Path) -> Result<(), TearDownError> {
+    if let Some(mount) = mounts.within(dir).next() {
+        return Err(failed("refusing to remove below the mount", &mount)(io::ErrorKind::ResourceBusy.into()));
     }
+    let dir = mounts.root.join(dir);
     let Some(parent) = dir.parent() else { return Ok(()) };
     let Some(name) = dir.file_name() else { return Ok(()) };
-    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY;
-    let parent_fd = match rustix::fs::openat(CWD, parent, flags, Mode::empty()) {
+    let parent_fd = match rustix::fs::openat(CWD, parent, DIRECTORY, Mode::empty()) {
         Ok(fd) => fd,
         Err(Errno::NOENT) => return Ok(()),
         Err(e) => return Err(failed("cannot open", parent)(e.into())),
     };
-    let device = rustix::fs::fstat(&parent_fd).map_err(|e| failed("cannot read", parent)(e.into()))?.st_dev;
-    remove_at(&parent_fd, Path::new(name), device).map_err(failed("cannot remove", dir))
+    remove_at(&parent_fd, Path::new(name)).map_err(failed("cannot remove", &dir))
 }
 
-fn remove_at(parent: &OwnedFd, name: &Path, device: u64) -> io::Result<()> {
+const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
+
+// A directory that is on the same mount as its parent. Binds on one file system are told apart from Linux 5.6 on; before,
+// only the table shows them.
+fn open_within(parent: &OwnedFd, name: &Path) -> io::Result<OwnedFd> {
+    let flags = DIRECTORY | OFlags::NOFOLLOW;
+    match rustix::fs::openat2(parent, name, flags, Mode::empty(), ResolveFlags::NO_XDEV) {
+        Err(Errno::NOSYS) => {}
+        opened => return Ok(opened?),
+    }
+    let dir = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+    let same = rustix::fs::fstat(&dir)?.st_dev == rustix::fs::fstat(parent)?.st_dev;
+    if same { Ok(dir) } else { Err(Errno::XDEV.into()) }
+}
+
+fn remove_at(parent: &OwnedFd, name: &Path) -> io::Result<()> {
     let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => stat,
         Err(Errno::NOENT) => return Ok(()),
@@ -83,14 +131,12 @@ fn remove_at(parent: &OwnedFd, name: &Path, device: u64) -> io::Result<()> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
         return Ok(rustix::fs::unlinkat(parent, name, AtFlags::empty())?);
     }
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-    let dir = rustix::fs::openat(parent, name, flags, Mode::empty())?;
-    if rustix::fs::fstat(&dir)?.st_dev != device {
-        return Err(io::Error::new(
-            io::ErrorKind::CrossesDevices,
-            format!("{} is on another file system", name.display()),
-        ));
-    }
+    let dir = open_within(parent, name).map_err(|e| match e.kind() {
+        io::ErrorKind::CrossesDevices => {
+            io::Error::new(e.kind(), format!("{} is on another mount", name.display()))
+        }
+        _ => e,
+    })?;
     for entry in Dir::read_from(&dir)? {
         let entry = entry?;
         let bytes = entry.file_name().to_bytes();
@@ -98,7 +144,7 @@ fn remove_at(parent: &OwnedFd, name: &Path, device: u64) -> io::Result<()> {
             continue;
         }
         use std::os::unix::ffi::OsStrExt as _;
-        remove_at(&dir, Path::new(std::ffi::OsStr::from_bytes(bytes)), device)?;
+        remove_at(&dir, Path::new(std::ffi::OsStr::from_bytes(bytes)))?;
     }
     Ok(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
 }
@@ -165,9 +211,8 @@ pub enum OrphanError {
 pub fn clean_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
     let uid = || pod_dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let rest = |source| OrphanError::Rest { uid: uid(), source };
-    let mounts = mount_table::below(table, pod_dir)
-        .map_err(|e| rest(failed("cannot read the mounts below", pod_dir)(e)))?;
-    if let Some(path) = mounts.into_iter().next() {
+    let mounts = Mounts::read(pod_dir, table).map_err(rest)?;
+    if let Some(path) = mounts.within(Path::new("")).next() {
         return Err(OrphanError::Mounted { uid: uid(), path });
     }
     remove_skeleton(&pod_dir.join("volume-subpaths")).map_err(rest)?;
@@ -176,7 +221,7 @@ pub fn clean_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), Orphan
         path,
         source,
     })?;
-    remove_tree(pod_dir, table).map_err(rest)
+    remove_tree(&mounts, Path::new("")).map_err(rest)
 }
 
 fn remove_volume_dirs(volumes: &Path) -> Result<(), (PathBuf, io::Error)> {
@@ -259,7 +304,8 @@ mod tests {
         let pod = tmp.path().join("u1");
         let inner = pod.join("volumes/kubernetes.io~empty-dir/v/inner");
         touch(&inner.join("f"));
-        assert!(remove_tree(&pod, &Told(vec![inner.clone()])).is_err());
+        let told = Told(vec![inner.clone()]);
+        assert!(remove_tree(&Mounts::read(&pod, &told).unwrap(), Path::new("volumes")).is_err());
         assert!(inner.join("f").exists());
         assert!(matches!(clean_orphan(&pod, &Told(vec![inner])), Err(OrphanError::Mounted { .. })));
     }
@@ -268,14 +314,54 @@ mod tests {
     fn a_mount_the_table_missed_is_not_crossed() {
         let tmp = tempfile::tempdir().unwrap();
         let pod = tmp.path().join("u1");
-        let inner = pod.join("x/inner");
-        fs::create_dir_all(&inner).unwrap();
+        let (other, bound) = (pod.join("x/other"), pod.join("x/bound"));
+        fs::create_dir_all(&other).unwrap();
+        fs::create_dir_all(&bound).unwrap();
         let data: Option<&std::ffi::CStr> = None;
-        rustix::mount::mount(c"tmpfs", &inner, c"tmpfs", rustix::mount::MountFlags::empty(), data).unwrap();
-        fs::write(inner.join("f"), "").unwrap();
-        assert!(remove_tree(&pod, &Told(vec![])).is_err());
-        assert!(inner.join("f").exists());
-        subpath::unmount_all(&inner).unwrap();
+        rustix::mount::mount(c"tmpfs", &other, c"tmpfs", rustix::mount::MountFlags::empty(), data).unwrap();
+        fs::write(other.join("f"), "").unwrap();
+        let source = tmp.path().join("source");
+        touch(&source.join("f"));
+        rustix::mount::mount_bind(&source, &bound).unwrap();
+        let missed = Mounts { root: &pod, below: Vec::new() };
+        for mount in [&other, &bound] {
+            let dir = mount.strip_prefix(&pod).unwrap();
+            let refused = remove_tree(&missed, dir).unwrap_err();
+            assert_eq!(refused.source.kind(), io::ErrorKind::CrossesDevices, "{refused}");
+        }
+        assert!(remove_tree(&missed, Path::new("x")).is_err());
+        assert!(other.join("f").exists() && source.join("f").exists());
+        for mount in [other, bound] {
+            subpath::unmount_all(&mount).unwrap();
+        }
+    }
+
+    struct Counted(std::sync::atomic::AtomicUsize);
+
+    impl MountTable for Counted {
+        fn entries(&self) -> io::Result<Vec<MountEntry>> {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            ProcMountTable.entries()
+        }
+    }
+
+    #[test]
+    fn the_table_of_a_full_node_is_read_once_for_a_pod() {
+        let tmp = tempfile::tempdir().unwrap();
+        let pod = tmp.path().join("u1");
+        for plugin in OWN_PLUGINS {
+            touch(&pod.join("volumes").join(plugin).join("v/f"));
+        }
+        let table = Counted(0.into());
+        tear_down_pod(&pod, &table).unwrap();
+        assert_eq!(table.0.load(std::sync::atomic::Ordering::Relaxed), 1);
+        fs::remove_dir_all(&pod).unwrap();
+        tear_down_pod(&pod, &table).unwrap();
+        assert_eq!(
+            table.0.load(std::sync::atomic::Ordering::Relaxed),
+            1,
+            "nothing is mounted in what is gone"
+        );
     }
 
     #[test]
@@ -301,7 +387,7 @@ mod tests {
         let dir = tmp.path().join("d");
         fs::create_dir(&dir).unwrap();
         std::os::unix::fs::symlink(&outside, dir.join("link")).unwrap();
-        remove_tree(&dir, &ProcMountTable).unwrap();
+        remove_tree(&Mounts::read(tmp.path(), &ProcMountTable).unwrap(), Path::new("d")).unwrap();
         assert!(outside.join("f").exists() && !dir.exists());
     }
 }
