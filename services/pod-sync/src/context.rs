@@ -13,6 +13,7 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::PodRuntime;
 use tokio::sync::watch;
 
+use crate::allocations::Allocations;
 use crate::build::objects::ObjectSource;
 use crate::build::{HandlerFeatures, NodeSettings};
 use crate::cgroup::Cgroups;
@@ -54,6 +55,8 @@ pub struct RuntimeState {
 pub struct Context {
     /// Settings and facts of the node.
     pub node: Arc<NodeSettings>,
+    /// What each pod was given.
+    pub allocations: Allocations,
     /// Cgroup root and drivers.
     pub cgroups: Cgroups,
     /// Time.

@@ -8,6 +8,7 @@
 //! Life cycle: take the root directory ([`owner`]), put back the records of an earlier run ([`state`]), follow the other
 //! services, then the sources. SIGTERM leaves every pod running. SIGUSR1 removes the pods of manifests, then ends.
 
+pub mod allocations;
 pub mod args;
 pub mod build;
 pub mod cgroup;
@@ -25,6 +26,7 @@ pub mod mirror;
 pub mod node;
 pub mod owner;
 pub mod pulls;
+mod resizes;
 pub mod serve;
 mod settings;
 pub mod source;
@@ -129,6 +131,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         volumes: volumes::Volumes::new(args.root_dir.clone()),
         tokens: client.clone().map(|c| Arc::new(cluster::Tokens(c)) as Arc<dyn volumes::token::TokenSource>),
         node: Arc::new(settings.clone()),
+        allocations: allocations::Allocations::open(&args.root_dir),
         cgroups,
         clock: clock.clone(),
         epoch: owner.epoch(),

@@ -25,6 +25,7 @@ use crate::clients::status::Statuses;
 use crate::context::RuntimeState;
 use crate::decide::admission::{NodeView, Verdict, admit};
 use crate::decide::quantity::Quantity as Amount;
+use crate::decide::resize::verdict::Rules;
 use crate::source::api::ClusterView;
 use crate::table::Admission;
 
@@ -419,6 +420,11 @@ impl Admission for NodeAdmission {
                 false
             }
         }
+    }
+
+    fn resize_rules(&self) -> Rules {
+        // Neither CPUs nor memory are given out to pods of their own: both managers' policies are none.
+        Rules { limited_swap: self.settings.limited_swap_bytes.is_some(), ..Rules::default() }
     }
 
     fn admit(&self, pod: &Pod, others: &[&Pod]) -> Verdict {

@@ -1,5 +1,7 @@
 //! The sync loop: merges what the sources say, and keeps one worker per pod.
 
+mod resize;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +20,13 @@ use crate::context::{Context, Desired, Victim};
 use crate::decide::admission::{self, Rejection, Verdict};
 use crate::decide::merge::{Change, Op, SourceStore};
 use crate::decide::qos::burstable_shares;
+use crate::decide::resize::allocation::PodResources;
+use crate::decide::resize::verdict::Rules;
 use crate::decide::status::{KillCause, KillOverride};
 use crate::decide::worker::{Effect, Facts, Input, Kill, Kind};
 use crate::decide::{grace, preempt};
 use crate::housekeeping::Sweeper;
+use crate::resizes::Resizes;
 use crate::source::objects::ManifestObjects;
 use crate::source::{Snapshot, SourceKind, SourceUpdate};
 use crate::state::{PodRecord, Termination};
@@ -36,6 +41,8 @@ const SLOW: Duration = Duration::from_secs(1);
 const NODE_READ: Duration = Duration::from_secs(5);
 
 struct Entry {
+    // What its source asks for, as it was last compared with what was allocated.
+    asks: PodResources,
     desired: watch::Sender<Desired>,
     task: JoinHandle<()>,
     // Put back from a record, and no source has named it yet.
@@ -50,6 +57,9 @@ pub trait Admission: Send + Sync {
 
     /// Asks the API server for the Node, whose watch may be behind. False where there is nobody to ask.
     async fn refresh(&self) -> bool;
+
+    /// What of the node makes a resize infeasible.
+    fn resize_rules(&self) -> Rules;
 }
 
 /// A pod that is to be admitted once the Node was read anew.
@@ -57,6 +67,12 @@ pub trait Admission: Send + Sync {
 struct Unsure {
     source: SourceKind,
     pod: Arc<Pod>,
+}
+
+// It is on its way out, or over.
+fn is_ending(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+        || pods::is_terminal_phase(pod.status.as_ref().and_then(|s| s.phase.as_deref()))
 }
 
 /// All pods and their workers.
@@ -76,6 +92,7 @@ pub struct Table {
     node_read: Arc<Notify>,
     sweeper: Sweeper,
     slow_passes: Counter,
+    resizes: Resizes,
 }
 
 impl std::fmt::Debug for Table {
@@ -117,6 +134,7 @@ impl Table {
                 "quintlet_housekeeping_slow_passes",
                 "Passes of housekeeping that took more than a second",
             ),
+            resizes: Resizes::new(),
         }
     }
 
@@ -134,8 +152,14 @@ impl Table {
             };
             let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
             tracing::info!(pod.uid = %uid, pod = %pod_ref, "going on with a known pod");
+            let allocations = &self.ctx.allocations;
+            if !allocations.is_allocated(&uid) {
+                // It was recorded as it was allocated.
+                allocations.allocate(&uid, &pod);
+            }
+            allocations.recover(&uid, &pod, record.status.as_ref());
             let desired = Desired {
-                pod: Arc::new(pod),
+                pod: allocations.apply(&uid, &Arc::new(pod)),
                 source,
                 mirror: None,
                 removed: false,
@@ -154,7 +178,8 @@ impl Table {
         let (tx, rx) = watch::channel(desired);
         let worker = Worker::new(Arc::clone(&self.ctx), pod_ref, rx, record);
         let task = quintlet_kit::task::spawn("pod-worker", worker.run());
-        self.pods.insert(uid, Entry { desired: tx, task, restored });
+        let asks = PodResources::default();
+        self.pods.insert(uid, Entry { asks, desired: tx, task, restored });
     }
 
     /// Runs until told to stop, or, after `drain` said so, until no pod is left.
@@ -179,9 +204,12 @@ impl Table {
                 _ = housekeeping.tick() => self.housekeeping(),
                 () = ctx.wakes.stranger() => self.housekeeping(),
                 () = node_read.notified() => self.admit_unsure(),
+                () = ctx.allocations.room() => self.resizes.moved(),
+                () = self.resizes.due() => {}
                 changed = drain.changed() => if changed.is_ok() && *drain.borrow() { self.begin_drain() },
             }
             self.reap();
+            self.look_at_resizes();
             // Pods of the API server run on, as they do when the process is told to stop.
             let from_manifests = |e: &Entry| e.desired.borrow().source != SourceKind::Api;
             if self.draining && !self.pods.values().any(from_manifests) && self.orphans.is_empty() {
@@ -244,6 +272,8 @@ impl Table {
                     // Its worker has nothing to take down, and says so.
                     self.take(pod_ref.clone(), source, pod, Ok(Vec::new()));
                 }
+                self.resizes.drop(&pod_ref.uid);
+                self.resizes.moved();
                 // Only a source that has spoken before removes: what it no longer has, nobody has.
                 if let Some(entry) = self.pods.get(&pod_ref.uid) {
                     self.remove(&pod_ref.uid, entry);
@@ -259,6 +289,10 @@ impl Table {
                     && self.ctx.pleg.all().is_some()
                     && self.ctx.pleg.get(&uid).is_none_or(|runtime| runtime.is_quiet());
                 let effects = self.ctx.fleet.step(Input::Update { uid: uid.clone(), facts, kind, quiet });
+                // One that ran before, and of which the checkpoint says nothing, had what its status tells.
+                self.ctx.allocations.recover(&uid, &pod, pod.status.as_ref());
+                let asked = pod;
+                let pod = self.ctx.allocations.apply(&uid, &asked);
                 if let Some(entry) = self.pods.get_mut(&uid) {
                     entry.restored = false;
                     entry.desired.send_modify(|d| {
@@ -267,13 +301,14 @@ impl Table {
                         d.removed = false;
                     });
                     self.ctx.views.wanted(&pod_ref.uid, &entry.desired.borrow());
+                    self.compare(&uid, &asked);
                     return;
                 }
                 if let Some(unsure) = self.unsure.get_mut(&uid) {
                     unsure.pod = pod;
                     return;
                 }
-                if !effects.contains(&Effect::Spawn(uid)) {
+                if !effects.contains(&Effect::Spawn(uid.clone())) {
                     // What the runtime has of an earlier life goes first; housekeeping adds the pod then.
                     return;
                 }
@@ -282,6 +317,7 @@ impl Table {
                     return self.look_again(pod_ref.uid, Unsure { source, pod });
                 }
                 self.take(pod_ref, source, pod, admitted);
+                self.compare(&uid, &asked);
             }
         }
     }
@@ -325,26 +361,19 @@ impl Table {
         };
         let key = (pod_ref.namespace.to_string(), pod_ref.name.to_string());
         let mirror = self.mirrors.get(&key).cloned();
+        if rejected.is_none() && !is_ending(&pod) {
+            self.ctx.allocations.allocate(&pod_ref.uid, &pod);
+        }
         let desired = Desired { pod, source, mirror, removed: false, rejected, after };
         self.spawn(pod_ref, desired, None, false);
     }
 
     // Those that go first, or why the node does not take it.
     fn admit(&self, pod: &Pod) -> Result<Vec<Victim>, Rejection> {
-        let ending = pod.metadata.deletion_timestamp.is_some()
-            || pods::is_terminal_phase(pod.status.as_ref().and_then(|s| s.phase.as_deref()));
-        if ending {
+        if is_ending(pod) {
             return Ok(Vec::new());
         }
-        let others: Vec<Arc<Pod>> = self
-            .pods
-            .iter()
-            .filter(|(uid, entry)| {
-                let d = entry.desired.borrow();
-                !d.removed && d.rejected.is_none() && !self.is_over(uid)
-            })
-            .map(|(_, entry)| Arc::clone(&entry.desired.borrow().pod))
-            .collect();
+        let others = self.active(None);
         let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
         match self.admission.admit(pod, &others) {
             Verdict::Admit => Ok(Vec::new()),
@@ -357,6 +386,18 @@ impl Table {
                 Ok(victims.into_iter().filter_map(|v| self.preempt(v, pod)).collect())
             }
         }
+    }
+
+    // Pods that have room here, with what was allocated to them.
+    fn active(&self, but: Option<&PodUid>) -> Vec<Arc<Pod>> {
+        self.pods
+            .iter()
+            .filter(|(uid, entry)| {
+                let d = entry.desired.borrow();
+                Some(*uid) != but && !d.removed && d.rejected.is_none() && !self.is_over(uid)
+            })
+            .map(|(_, entry)| Arc::clone(&entry.desired.borrow().pod))
+            .collect()
     }
 
     // Ends a victim, and wakes who waits for its room.
@@ -454,6 +495,9 @@ impl Table {
                 }
                 continue;
             }
+            self.resizes.drop(&uid);
+            self.resizes.moved();
+            self.ctx.allocations.remove(&uid);
             tracing::info!(pod.uid = %uid, "pod is gone from this node");
         }
         self.orphans.retain(|_, task| !task.is_finished());
@@ -528,6 +572,7 @@ impl Table {
                 quintlet_kit::task::spawn("orphan-dir", crate::housekeeping::remove_dir(ctx, uid.clone()));
             self.orphans.insert(uid, task);
         }
+        self.ctx.allocations.retain(&known.iter().map(PodUid::as_str).collect());
         self.sweeper.tick(&self.ctx, &known);
     }
 

@@ -1,4 +1,5 @@
-//! Fields of CreateContainer that are newer than the CRI bindings: parts of images as volumes, and stop signals.
+//! What is newer than the CRI bindings: UpdatePodSandboxResources, and fields of CreateContainer (parts of images as
+//! volumes, stop signals).
 //!
 //! On the wire an embedded message may come in parts, which its reader merges: the second part of the container's
 //! configuration has these fields. A runtime that does not know them passes them over, and then refuses the mount
@@ -104,6 +105,24 @@ pub struct ImageMount {
     #[prost(string, tag = "10")]
     pub image_sub_path: String,
 }
+
+/// The request of UpdatePodSandboxResources.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct UpdateSandbox {
+    /// Which.
+    #[prost(string, tag = "1")]
+    pub pod_sandbox_id: String,
+    /// What the sandbox itself takes.
+    #[prost(message, optional, tag = "2")]
+    pub overhead: Option<cri::LinuxContainerResources>,
+    /// What its containers take together.
+    #[prost(message, optional, tag = "3")]
+    pub resources: Option<cri::LinuxContainerResources>,
+}
+
+/// The answer to [`UpdateSandbox`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SandboxUpdated {}
 
 impl NewerConfig {
     /// Whether the usual request says all there is.

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_model::pod;
 
 use super::NodeSettings;
-use crate::decide::qos::{self, QosClass, ResourceList};
+use crate::decide::qos::{self, ResourceList};
 use crate::decide::quantity::Quantity;
 
 fn linux(requests: &ResourceList, limits: &ResourceList, node: &NodeSettings) -> LinuxContainerResources {
@@ -73,17 +73,11 @@ fn swap(pod: &Pod, container: &Container, node: &NodeSettings, out: &mut LinuxCo
         out.memory_swap_limit_in_bytes = out.memory_limit_in_bytes;
         return;
     }
-    let limit = node
-        .limited_swap_bytes
-        .filter(|_| qos::qos_class(pod) == QosClass::Burstable && !pod::is_critical(pod));
-    let memory = |l: ResourceList| l.get("memory").map(|q| q.value());
-    let request = memory(qos::container_requests(container));
-    let max = memory(qos::container_limits(container));
-    let value = match (limit, request, max) {
-        (None, ..) | (_, None, None) => 0,
-        (Some(_), request, max) if request == max => 0,
-        (Some(swap), request, _) => {
-            let share = i128::from(request.unwrap_or(0)) * i128::from(swap);
+    let value = match node.limited_swap_bytes.filter(|_| qos::may_swap(pod, container)) {
+        None => 0,
+        Some(swap) => {
+            let request = qos::container_requests(container).get("memory").map_or(0, |q| q.value());
+            let share = i128::from(request) * i128::from(swap);
             i64::try_from(share / i128::from(node.memory_bytes.max(1))).unwrap_or(i64::MAX)
         }
     };

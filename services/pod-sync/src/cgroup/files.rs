@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{CgroupError, V2_CONTROLLERS, io_error};
 use crate::decide::qos::{self, PodCgroup};
+use crate::decide::resize::plan::GroupNow;
 
 pub(super) fn page_size_is(resource: &str, file: &str) -> bool {
     crate::decide::quantity::Quantity::parse(resource)
@@ -39,6 +40,58 @@ pub(super) fn v2_files(values: &PodCgroup) -> Vec<(&'static str, String)> {
     .into_iter()
     .filter_map(|(file, value)| Some((file, value?)))
     .collect()
+}
+
+// From here on a limit of version 1 is none: it counts in pages.
+const V1_UNLIMITED: i64 = 1 << 62;
+
+fn number(path: &Path) -> Result<i64, CgroupError> {
+    let text = fs::read_to_string(path).map_err(io_error("cannot read", path))?;
+    parse(&text, path)
+}
+
+fn parse(text: &str, path: &Path) -> Result<i64, CgroupError> {
+    match text.trim() {
+        "max" => Ok(-1),
+        number => {
+            let bad = |e| io_error("cannot read", path)(io::Error::new(io::ErrorKind::InvalidData, e));
+            number.parse::<i64>().map_err(bad)
+        }
+    }
+}
+
+pub(super) fn now_v1(dir: impl Fn(&str) -> Option<PathBuf>) -> Result<GroupNow, CgroupError> {
+    let mut now = GroupNow::default();
+    if let Some(cpu) = dir("cpu") {
+        now.cpu_shares = u64::try_from(number(&cpu.join("cpu.shares"))?).unwrap_or(0);
+        // A kernel may be built without quotas.
+        let quota = cpu.join("cpu.cfs_quota_us");
+        now.cpu_quota_us = if quota.exists() { Some(number(&quota)?).filter(|q| *q > 0) } else { None };
+    }
+    if let Some(memory) = dir("memory") {
+        now.memory_limit =
+            Some(number(&memory.join("memory.limit_in_bytes"))?).filter(|limit| *limit < V1_UNLIMITED);
+        now.memory_usage = number(&memory.join("memory.usage_in_bytes"))?;
+    }
+    Ok(now)
+}
+
+pub(super) fn now_v2(dir: &Path) -> Result<GroupNow, CgroupError> {
+    let mut now = GroupNow::default();
+    let weight = dir.join("cpu.weight");
+    if weight.exists() {
+        now.cpu_shares = qos::weight_to_shares(u64::try_from(number(&weight)?).unwrap_or(0));
+        let max = dir.join("cpu.max");
+        let text = fs::read_to_string(&max).map_err(io_error("cannot read", &max))?;
+        let quota = text.split_whitespace().next().unwrap_or("max");
+        now.cpu_quota_us = Some(parse(quota, &max)?).filter(|q| *q > 0);
+    }
+    let limit = dir.join("memory.max");
+    if limit.exists() {
+        now.memory_limit = Some(number(&limit)?).filter(|l| *l >= 0);
+        now.memory_usage = number(&dir.join("memory.current"))?;
+    }
+    Ok(now)
 }
 
 pub(super) fn limit(value: i64) -> String {

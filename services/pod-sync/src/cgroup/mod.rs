@@ -24,9 +24,10 @@ use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::ids::PodUid;
 
 use self::clear::{kill_all, remove_dirs};
-use self::files::{make_v1, make_v2, page_size_is, put, v1_files, v2_files};
+use self::files::{make_v1, make_v2, now_v1, now_v2, page_size_is, put, v1_files, v2_files};
 use self::systemd::Systemd;
 use crate::decide::qos::{self, CgroupSettings, PodCgroup, QosClass};
+use crate::decide::resize::plan::GroupNow;
 
 pub use self::names::{Driver, parent_name};
 
@@ -242,7 +243,39 @@ impl Cgroups {
         }
         self.make_tier(qos::qos_class(pod))?;
         self.make(&group)?;
-        self.write(&group, &qos::pod_cgroup(pod, self.settings), Some(0))
+        self.write(&group, &self.values(pod), Some(0))
+    }
+
+    /// What the pod's group is to have; nothing where pods have no groups.
+    #[must_use]
+    pub fn values(&self, pod: &Pod) -> PodCgroup {
+        if !self.per_qos {
+            return PodCgroup::default();
+        }
+        qos::pod_cgroup(pod, self.settings)
+    }
+
+    /// Writes values of a pod's group that is there; those that are `None` stay.
+    ///
+    /// # Errors
+    /// A value cannot be written.
+    pub fn change(&self, pod: &Pod, uid: &PodUid, values: &PodCgroup) -> Result<(), CgroupError> {
+        self.write(&self.group(pod, uid), values, None)
+    }
+
+    /// Reads what a resize goes by. A controller that is not mounted limits nothing.
+    ///
+    /// # Errors
+    /// A value cannot be read.
+    pub fn read(&self, pod: &Pod, uid: &PodUid) -> Result<GroupNow, CgroupError> {
+        if !self.per_qos {
+            return Ok(GroupNow::default());
+        }
+        let group = self.place(&self.group(pod, uid));
+        match &self.layout {
+            Layout::V1(controllers) => now_v1(|controller| Some(controllers.get(controller)?.join(&group))),
+            Layout::V2(root) => now_v2(&root.join(&group)),
+        }
     }
 
     /// UIDs of all pods that have a group anywhere.

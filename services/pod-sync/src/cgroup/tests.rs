@@ -209,6 +209,57 @@ async fn a_pods_group_lives_from_first_use_to_the_last_process() {
 }
 
 #[test]
+fn a_groups_values_change_one_by_one_and_read_back() {
+    let Some(real) = Real::new("resize") else { return };
+    let (id, cgroups) = (uid("u-3"), &real.cgroups);
+    let limited = pod(json!({"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "64Mi"}}));
+    cgroups.ensure(&limited, &id).unwrap();
+    let before = cgroups.read(&limited, &id).unwrap();
+    assert_eq!((before.memory_limit, before.cpu_quota_us), (Some(64 << 20), Some(100_000)));
+    assert!(before.cpu_shares.abs_diff(512) < 30 && before.memory_usage < 64 << 20, "{before:?}");
+    let memory = PodCgroup { memory_bytes: Some(96 << 20), ..PodCgroup::default() };
+    cgroups.change(&limited, &id, &memory).unwrap();
+    assert_eq!(cgroups.read(&limited, &id).unwrap(), GroupNow { memory_limit: Some(96 << 20), ..before });
+    let unlimited = PodCgroup { cpu_quota_us: Some(-1), ..PodCgroup::default() };
+    cgroups.change(&limited, &id, &unlimited).unwrap();
+    assert_eq!(cgroups.read(&limited, &id).unwrap().cpu_quota_us, None);
+
+    let free = pod(json!({}));
+    cgroups.ensure(&free, &uid("u-4")).unwrap();
+    let now = cgroups.read(&free, &uid("u-4")).unwrap();
+    assert_eq!((now.memory_limit, now.cpu_quota_us, now.cpu_shares), (None, None, 2));
+    assert!(cgroups.read(&free, &uid("absent")).is_err(), "what cannot be read is not taken for no limit");
+
+    let without = cgroups.clone().per_qos(false);
+    assert_eq!(without.read(&free, &uid("absent")).unwrap(), GroupNow::default());
+    assert_eq!(without.values(&limited), PodCgroup::default());
+}
+
+#[test]
+fn version_two_is_read_in_its_own_words() {
+    let tmp = tempfile::tempdir().unwrap();
+    let root = tmp.path();
+    fs::write(root.join("cgroup.controllers"), "cpu memory\n").unwrap();
+    let group = root.join("q/kubepods/besteffort/podu5");
+    fs::create_dir_all(&group).unwrap();
+    let cgroups = Cgroups::new(root, "/q", CgroupSettings::default());
+    let (free, id) = (pod(json!({})), uid("u5"));
+    let read = |weight: &str, cpu: &str, max: &str| {
+        for (file, text) in
+            [("cpu.weight", weight), ("cpu.max", cpu), ("memory.max", max), ("memory.current", "4096\n")]
+        {
+            fs::write(group.join(file), text).unwrap();
+        }
+        cgroups.read(&free, &id).unwrap()
+    };
+    let now = read("39\n", "50000 100000\n", "1048576\n");
+    assert!(now.cpu_shares.abs_diff(1024) < 30, "{now:?}");
+    assert_eq!((now.cpu_quota_us, now.memory_limit, now.memory_usage), (Some(50_000), Some(1 << 20), 4096));
+    let free_of_limits = read("1\n", "max 100000\n", "max\n");
+    assert_eq!((free_of_limits.cpu_quota_us, free_of_limits.memory_limit), (None, None));
+}
+
+#[test]
 fn a_group_missing_in_one_hierarchy_is_completed() {
     let Some(real) = Real::new("part") else { return };
     let best_effort = pod(json!({}));

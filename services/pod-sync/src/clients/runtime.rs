@@ -16,7 +16,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
-use crate::build::newer::{CreateContainer, NewerConfig};
+use crate::build::newer::{CreateContainer, NewerConfig, SandboxUpdated, UpdateSandbox};
 use crate::cgroup::Driver;
 use crate::decide::image_gc::Image;
 
@@ -228,19 +228,22 @@ impl Runtime {
             call!(self, runtime, create_container, "CreateContainer", self.call, request)?
         } else {
             let request = self.request(CreateContainer::new(request, newer), self.call);
-            self.finish("CreateContainer", self.call, Box::pin(self.create_newer(request))).await?
+            let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/CreateContainer");
+            let sent = Box::pin(self.newer::<_, cri::CreateContainerResponse>(request, path));
+            self.finish("CreateContainer", self.call, sent).await?
         };
         ContainerId::parse(&reply.container_id).map_err(|e| bad_reply("CreateContainer", &e))
     }
 
-    async fn create_newer(
-        &self,
-        request: Request<CreateContainer>,
-    ) -> Result<Response<cri::CreateContainerResponse>, Status> {
+    // Messages that are newer than the bindings.
+    async fn newer<M, R>(&self, request: Request<M>, path: PathAndQuery) -> Result<Response<R>, Status>
+    where
+        M: prost::Message + Send + 'static,
+        R: prost::Message + Default + Send + 'static,
+    {
         let mut client = tonic::client::Grpc::new(self.channel.clone());
         client.ready().await.map_err(|e| Status::unavailable(quintlet_kit::error_chain(&e)))?;
-        let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/CreateContainer");
-        client.unary(request, path, tonic_prost::ProstCodec::default()).await
+        client.unary(request, path, tonic_prost::ProstCodec::<M, R>::default()).await
     }
 
     /// StartContainer.
@@ -260,6 +263,57 @@ impl Runtime {
         let limit = self.call + Duration::from_secs(u64::try_from(grace).unwrap_or(0));
         let request = cri::StopContainerRequest { container_id: id.to_string(), timeout: grace };
         gone_is_fine(call!(self, runtime, stop_container, "StopContainer", limit, request).map(|_| ()))
+    }
+
+    /// UpdateContainerResources of a running container.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn update_container(
+        &self,
+        id: &ContainerId,
+        resources: cri::LinuxContainerResources,
+    ) -> Result<(), CallError> {
+        let request = cri::UpdateContainerResourcesRequest {
+            container_id: id.to_string(),
+            linux: Some(resources),
+            ..cri::UpdateContainerResourcesRequest::default()
+        };
+        call!(self, runtime, update_container_resources, "UpdateContainerResources", self.call, request)
+            .map(|_| ())
+    }
+
+    /// UpdatePodSandboxResources.
+    ///
+    /// # Errors
+    /// See [`CallError`]; `Unimplemented` from a runtime that has no use for it.
+    pub async fn update_sandbox(
+        &self,
+        id: &SandboxId,
+        overhead: cri::LinuxContainerResources,
+        resources: cri::LinuxContainerResources,
+    ) -> Result<(), CallError> {
+        let message = UpdateSandbox {
+            pod_sandbox_id: id.to_string(),
+            overhead: Some(overhead),
+            resources: Some(resources),
+        };
+        let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/UpdatePodSandboxResources");
+        let sent = Box::pin(self.newer::<_, SandboxUpdated>(self.request(message, self.call), path));
+        self.finish("UpdatePodSandboxResources", self.call, sent).await.map(|_| ())
+    }
+
+    /// ContainerStats: bytes of memory in use; none where the runtime does not tell.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn container_memory(&self, id: &ContainerId) -> Result<Option<i64>, CallError> {
+        let request = cri::ContainerStatsRequest { container_id: id.to_string() };
+        let stats = call!(self, runtime, container_stats, "ContainerStats", self.call, request)?.stats;
+        let memory = stats.and_then(|s| s.memory);
+        // Older ones tell the working set alone.
+        let bytes = memory.and_then(|m| m.usage_bytes.or(m.working_set_bytes)).map(|v| v.value);
+        Ok(bytes.map(|b| i64::try_from(b).unwrap_or(i64::MAX)))
     }
 
     /// RemoveContainer. A container that is not there is removed.

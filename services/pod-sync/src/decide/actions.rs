@@ -11,6 +11,8 @@ use quintlet_model::probe::{ProbeResult, ProbeType};
 use quintlet_model::runtime::{Container, ContainerState, PodRuntime, SandboxState};
 
 use super::probes::ProbeView;
+use super::resize::allocation::PodResources;
+use super::resize::plan::{self, Change, ResizeActions};
 use super::restart::{
     container_should_restart, is_restart_all_source, restarts_after_kill, should_container_be_restarted,
 };
@@ -18,12 +20,14 @@ use super::restart::{
 /// What the decision sees.
 #[derive(Debug, Clone, Copy)]
 pub struct ActionInput<'a> {
-    /// Spec and metadata.
+    /// Metadata, and the spec with what was allocated.
     pub pod: &'a Pod,
     /// The newest inspection, in its order (newest first).
     pub runtime: &'a PodRuntime,
     /// Probe results.
     pub probes: &'a ProbeView,
+    /// What the runtime was last given for it; none where that is not known.
+    pub actuated: Option<&'a PodResources>,
     /// Condition AllContainersRestarting of the status just made is True.
     pub restart_all: bool,
 }
@@ -39,6 +43,8 @@ pub enum KillReason {
     LivenessProbe,
     /// Its startup probe failed; the probe's grace period applies.
     StartupProbe,
+    /// Its resources change, and its policy is to restart for that.
+    Resize,
 }
 
 /// One container to kill.
@@ -87,6 +93,8 @@ pub struct PodActions {
     pub to_kill: Vec<ContainerKill>,
     /// Restart of all containers: kill and remove these in order, keep their logs. Nothing else is set then.
     pub reset: Vec<ContainerReset>,
+    /// What changes in place, before anything starts.
+    pub resize: ResizeActions,
     /// Dead init instances to remove: all of them with `create_sandbox` (they must run again), else those that are not the
     /// newest of their name. The driver holds back what the API server has not got yet.
     pub prune: Vec<ContainerId>,
@@ -103,6 +111,7 @@ impl PodActions {
             && self.ephemeral_to_start.is_empty()
             && self.to_kill.is_empty()
             && self.reset.is_empty()
+            && self.resize.is_empty()
     }
 }
 
@@ -262,10 +271,11 @@ fn with_new_sandbox(
 }
 
 fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodActions {
-    let &ActionInput { pod, runtime, probes, .. } = input;
+    let &ActionInput { pod, runtime, probes, actuated, .. } = input;
     let spec = pod::spec(pod);
     let mut actions = PodActions { sandbox_id: Some(id.clone()), attempt, ..PodActions::default() };
     actions.prune = prunable(pod, runtime);
+    actions.resize.pod = plan::pod_level_changed(pod, actuated);
     actions.ephemeral_to_start = spec
         .ephemeral_containers
         .iter()
@@ -318,7 +328,13 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
                 restarts_after_kill(container, pod),
             )
         } else {
-            kept += 1;
+            match plan::of_container(container, running, actuated, &mut actions.resize) {
+                Change::InPlace => kept += 1,
+                Change::Restart => {
+                    actions.to_kill.push(resize_kill(container, running));
+                    actions.to_start.push(index);
+                }
+            }
             continue;
         };
         if restart {
@@ -336,6 +352,16 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
         return kill_only(actions);
     }
     actions
+}
+
+// Its policy is to restart for other resources; the start comes with them.
+fn resize_kill(container: &SpecContainer, running: &Container) -> ContainerKill {
+    ContainerKill {
+        id: running.id.clone(),
+        name: container.name.clone(),
+        message: format!("Container {} resize requires restart", container.name),
+        reason: KillReason::Resize,
+    }
 }
 
 // A pod that is killed for good starts nothing, and its containers need no kill of their own.
@@ -377,7 +403,7 @@ enum InitProgress {
 }
 
 fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodActions) -> InitProgress {
-    let &ActionInput { pod, runtime, probes, .. } = input;
+    let &ActionInput { pod, runtime, probes, actuated, .. } = input;
     let inits = pod::init_containers(pod);
     if inits.is_empty() {
         return InitProgress::Done;
@@ -412,7 +438,12 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
         };
         match status.state {
             ContainerState::Created => actions.init_to_start.push(index),
-            ContainerState::Running if !sidecar => {}
+            ContainerState::Running if !sidecar => {
+                if plan::of_container(container, status, actuated, &mut actions.resize) == Change::Restart {
+                    actions.to_kill.push(resize_kill(container, status));
+                    actions.init_to_start.push(index);
+                }
+            }
             ContainerState::Running => {
                 let startup = match container.startup_probe {
                     Some(_) => probes.get(ProbeType::Startup, &status.id),
@@ -446,6 +477,11 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
                                 format!("Init container {} failed liveness probe", container.name),
                                 KillReason::LivenessProbe,
                             ));
+                            actions.init_to_start.push(index);
+                        } else if plan::of_container(container, status, actuated, &mut actions.resize)
+                            == Change::Restart
+                        {
+                            actions.to_kill.push(resize_kill(container, status));
                             actions.init_to_start.push(index);
                         }
                     }
@@ -489,6 +525,9 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
 #[cfg(test)]
 #[path = "actions_branches.rs"]
 mod branches;
+#[cfg(test)]
+#[path = "actions_resize.rs"]
+mod resize_branches;
 #[cfg(test)]
 #[path = "actions_tests.rs"]
 mod tests;

@@ -35,7 +35,13 @@ fn decide(pod: &Pod, runtime: RuntimeBuilder, probes: Probes, restart_all: bool)
         view.set(*probe, id(container), *result);
     }
     let runtime = runtime.build();
-    short(&compute_actions(&ActionInput { pod, runtime: &runtime, probes: &view, restart_all }))
+    short(&compute_actions(&ActionInput {
+        pod,
+        runtime: &runtime,
+        probes: &view,
+        actuated: None,
+        restart_all,
+    }))
 }
 
 #[test]

@@ -38,7 +38,13 @@ fn compute(pod: &Pod, runtime: RuntimeBuilder, probes: &[(ProbeType, &str, Probe
     for (probe, container, result) in probes {
         view.set(*probe, id(container), *result);
     }
-    compute_actions(&ActionInput { pod, runtime: &runtime.build(), probes: &view, restart_all: false })
+    compute_actions(&ActionInput {
+        pod,
+        runtime: &runtime.build(),
+        probes: &view,
+        actuated: None,
+        restart_all: false,
+    })
 }
 
 /// The lists that say what starts: init, regular, ephemeral.
@@ -490,6 +496,7 @@ fn a_restart_of_all_resets_every_instance_with_the_source_last() {
         pod: &p,
         runtime: &runtime,
         probes: &ProbeView::default(),
+        actuated: None,
         restart_all: true,
     });
     let reset: Vec<_> = got.reset.iter().map(|r| (r.id.as_str(), r.kill)).collect();
@@ -572,7 +579,7 @@ proptest! {
     #[test]
     fn no_decision_breaks_what_the_driver_relies_on(case in any_case()) {
         let Case { pod, runtime, probes, restart_all } = &case;
-        let got = compute_actions(&ActionInput { pod, runtime, probes, restart_all: *restart_all });
+        let got = compute_actions(&ActionInput { pod, runtime, probes, actuated: None, restart_all: *restart_all });
         let spec = pod::spec(pod);
         let inits = pod::init_containers(pod);
 

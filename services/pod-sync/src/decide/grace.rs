@@ -77,7 +77,7 @@ pub fn of_container(
     let probe = match reason {
         Some(KillReason::LivenessProbe) => container.and_then(|c| c.liveness_probe.as_ref()),
         Some(KillReason::StartupProbe) => container.and_then(|c| c.startup_probe.as_ref()),
-        Some(KillReason::UnknownState | KillReason::DefinitionChanged) | None => None,
+        Some(KillReason::UnknownState | KillReason::DefinitionChanged | KillReason::Resize) | None => None,
     };
     probe.and_then(|p| p.termination_grace_period_seconds).unwrap_or(termination)
 }

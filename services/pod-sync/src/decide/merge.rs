@@ -93,6 +93,12 @@ impl SourceStore {
         self.seen
     }
 
+    /// A pod of the last snapshot.
+    #[must_use]
+    pub fn get(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
+        self.pods.get(uid).map(|e| &e.pod)
+    }
+
     /// Pods of the last snapshot.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.pods.values().map(|e| &e.pod)

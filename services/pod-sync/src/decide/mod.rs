@@ -28,6 +28,7 @@ pub mod phase;
 pub mod preempt;
 pub mod probes;
 pub mod qos;
+pub mod resize;
 pub use quintlet_model::quantity;
 pub mod restart;
 #[cfg(test)]

@@ -352,6 +352,16 @@ pub fn pod_cgroup(pod: &Pod, settings: CgroupSettings) -> PodCgroup {
     cgroup
 }
 
+/// A container may swap where the node gives swap out at all (`LimitedSwap`): Burstable, not critical, and its memory
+/// request is not its limit.
+#[must_use]
+pub fn may_swap(pod: &Pod, container: &Container) -> bool {
+    let memory = |l: ResourceList| l.get(MEMORY).copied();
+    qos_class(pod) == QosClass::Burstable
+        && !pod::is_critical(pod)
+        && memory(container_requests(container)) != memory(container_limits(container))
+}
+
 /// cpu.shares of the burstable tier: the sum of what its pods request.
 #[must_use]
 pub fn burstable_shares<'a>(active: impl IntoIterator<Item = &'a Pod>) -> u64 {

@@ -179,6 +179,7 @@ impl Sim {
             pod: &self.pod,
             runtime: &self.runtime,
             probes: &self.probes,
+            actuated: None,
             restart_all: false,
         });
         if actions.kill_pod {

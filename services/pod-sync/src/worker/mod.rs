@@ -9,6 +9,7 @@ mod hook_http;
 mod hooks;
 mod messages;
 mod prepare;
+mod resize;
 mod start;
 mod stop;
 mod sync;
@@ -152,6 +153,8 @@ pub struct Worker {
     holds: BTreeMap<String, Duration>,
     // The same of sandbox, cgroup and volumes.
     hold_all: Duration,
+    // The same of a resize that was refused.
+    resize_hold: Duration,
     decision: Decision,
     waiting: Option<Waiting>,
     accepted_unix_ns: i64,
@@ -207,6 +210,7 @@ impl Worker {
             refreshed_for: None,
             holds: BTreeMap::new(),
             hold_all: Duration::ZERO,
+            resize_hold: Duration::ZERO,
             decision: Decision::default(),
             waiting: None,
             ctx,
@@ -274,7 +278,11 @@ impl Worker {
         }
         self.save();
         let outcome = self.outcome(next);
-        self.ctx.fleet.done(&self.pod_ref.uid, outcome)
+        let told = self.ctx.fleet.done(&self.pod_ref.uid, outcome);
+        if outcome == Outcome::Advance {
+            self.ctx.allocations.freed();
+        }
+        told
     }
 
     fn outcome(&mut self, next: Result<Next, Halt>) -> Outcome {
@@ -378,6 +386,7 @@ impl Worker {
         if self.pod.spec != desired.pod.spec {
             self.holds.clear();
             self.hold_all = Duration::ZERO;
+            self.resize_hold = Duration::ZERO;
         }
         self.pod = Arc::clone(&desired.pod);
         if self.record.pod.as_ref() != Some(&*self.pod) {
@@ -477,6 +486,9 @@ impl Worker {
         if !same_but_for_counters(&self.record.probes, &probes_kept) {
             self.record.probes = probes_kept;
         }
+        if self.record.termination.is_none() {
+            self.note_resize(&runtime);
+        }
         let status = self.make_status(&runtime, &probes, is_terminal);
         Ok(Pass { pod: Arc::clone(&self.pod), runtime, probes, status })
     }
@@ -501,7 +513,7 @@ impl Worker {
             probes,
             waiting: &self.record.waiting,
             termination_messages: &self.messages,
-            resize: &[],
+            resize: &self.ctx.allocations.shown(&self.pod_ref.uid),
             node: &facts,
             is_terminal,
             now: self.ctx.clock.wall(),

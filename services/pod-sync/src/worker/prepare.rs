@@ -37,6 +37,7 @@ impl Worker {
                 self.wait_for(&waiting::Waiting::Cgroup { message: e.to_string() }, None);
                 return Err(Halt::failed(text));
             }
+            self.ctx.allocations.actuate_pod(&uid, quintlet_model::pod::spec(pod).resources.clone());
         }
         match self.ctx.volumes.set_up(pod, &uid, &self.volume_context()).await {
             Ok(done) => {

@@ -287,6 +287,10 @@ impl Worker {
             self.record.crash_loop.advance(&key, ago, self.ctx.clock.boot(), self.ctx.crash_loop);
         }
         self.save();
+        if kind != Kind::Ephemeral {
+            let resources = container.resources.clone().unwrap_or_default();
+            self.ctx.allocations.actuate(&self.pod_ref.uid, &container.name, resources);
+        }
         match self.ctx.runtime.create_container(sandbox, config, &newer, sandbox_config.clone()).await {
             Ok(id) => {
                 self.fresh.made_container(&id, sandbox);

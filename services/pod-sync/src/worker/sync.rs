@@ -16,6 +16,7 @@ use crate::context::Desired;
 use crate::decide::actions::{ActionInput, PodActions, compute_actions, sandbox_decision};
 use crate::decide::backoff::{self, Delays, Turn};
 use crate::decide::container_status::WaitingReason;
+use crate::decide::resize::plan::ResizeActions;
 use crate::decide::status;
 use crate::decide::sync::{self as decide_sync, SyncGate};
 use crate::decide::waiting::{self, Hold, Holds, StartFailure};
@@ -62,14 +63,21 @@ impl Worker {
             return Ok(Next::Advance);
         }
         let restart_all = decide_sync::restarts_all(&pass.status);
-        let actions = compute_actions(&ActionInput {
+        let mut actions = compute_actions(&ActionInput {
             pod: &pass.pod,
             runtime: &pass.runtime,
             probes: &pass.probes,
+            actuated: self.ctx.allocations.actuated(&self.pod_ref.uid).as_ref(),
             restart_all,
         });
         let sandbox = sandbox_decision(&pass.pod, &pass.runtime);
-        let due = self.due(&pass, &actions);
+        let mut due = self.due(&pass, &actions);
+        let held = self.resize_hold.saturating_sub(self.ctx.clock.boot());
+        if !held.is_zero() && !actions.resize.is_empty() {
+            // It was refused a moment ago.
+            actions.resize = ResizeActions::default();
+            due.retry = Some(due.retry.map_or(held, |r| r.min(held)));
+        }
         if self.record.waiting != due.waiting {
             self.record.waiting.clone_from(&due.waiting);
             pass.status = self.make_status(&pass.runtime, &pass.probes, false);
@@ -292,6 +300,10 @@ impl Worker {
                 return Ok(());
             }
         }
+        // The group grows before anything starts in it with more.
+        if let Some(sandbox) = actions.sandbox_id.as_ref().filter(|_| !actions.resize.is_empty()) {
+            self.resize(pass, &actions.resize, sandbox).await?;
+        }
         for id in &actions.prune {
             self.remove_container(pod, runtime, id, actions.create_sandbox).await?;
         }
@@ -426,6 +438,7 @@ impl Due {
             && actions.ephemeral_to_start.is_empty()
             && actions.to_kill.is_empty()
             && actions.reset.is_empty()
+            && actions.resize.is_empty()
     }
 }
 

@@ -366,13 +366,19 @@ pub(crate) fn validate_pod_update(
             if subresource == "binding" {
                 fields.remove("nodeName");
             }
+            if subresource == "resize" {
+                fields.remove("resources");
+            }
         }
         for container in each(&mut spec, &["initContainers", "containers"]) {
             if let Some(container) = container.as_object_mut() {
-                container.remove("image");
-                if subresource == "resize" {
-                    container.remove("resources");
-                    container.remove("resizePolicy");
+                match subresource {
+                    "" => drop(container.remove("image")),
+                    "resize" => {
+                        container.remove("resources");
+                        container.remove("resizePolicy");
+                    }
+                    _ => {}
                 }
             }
         }

@@ -15,5 +15,6 @@ mod hooks;
 mod images;
 mod lifecycle;
 mod random;
+mod resize;
 mod restarts;
 mod unknown;

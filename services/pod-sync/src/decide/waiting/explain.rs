@@ -28,6 +28,12 @@ pub fn explain(pod: &Pod, actions: &PodActions, sandbox: &SandboxDecision, holds
         lines.push(format!("make sandbox, attempt {}: {why}", actions.attempt));
     }
     lines.extend(actions.to_kill.iter().map(|k| format!("kill {}: {}", k.name, k.message)));
+    for (what, updates) in [("memory", &actions.resize.memory), ("cpu", &actions.resize.cpu)] {
+        lines.extend(updates.iter().map(|u| format!("resize {}: {what}", u.name)));
+    }
+    if actions.resize.pod {
+        lines.push("resize the pod's group".to_owned());
+    }
     lines.extend(actions.reset.iter().map(|r| {
         format!(
             "{} {} ({}) to restart all containers",

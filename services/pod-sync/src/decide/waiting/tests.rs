@@ -127,7 +127,8 @@ fn a_decision_reads_as_what_will_be_done() {
     let explained = |p: &Pod, r: RuntimeBuilder, holds: &Holds| {
         let runtime = r.build();
         let probes = ProbeView::default();
-        let input = ActionInput { pod: p, runtime: &runtime, probes: &probes, restart_all: false };
+        let input =
+            ActionInput { pod: p, runtime: &runtime, probes: &probes, actuated: None, restart_all: false };
         explain(p, &compute_actions(&input), &sandbox_decision(p, &runtime), holds)
     };
     let p = pod_json(json!({"containers": [{"name": "c", "image": "i"}]}));

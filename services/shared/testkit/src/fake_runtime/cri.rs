@@ -614,7 +614,13 @@ impl RuntimeService for Cri {
                     let world = shared.world.lock();
                     let container =
                         world.containers.get(&q.container_id).ok_or_else(|| no_container(&q.container_id))?;
-                    Ok(v1::ContainerStatsResponse { stats: Some(attributes(container)) })
+                    let used = world.memory.get(container.name()).copied();
+                    let memory = used.map(|value| v1::MemoryUsage {
+                        usage_bytes: Some(v1::UInt64Value { value }),
+                        ..Default::default()
+                    });
+                    let stats = v1::ContainerStats { memory, ..attributes(container) };
+                    Ok(v1::ContainerStatsResponse { stats: Some(stats) })
                 },
             )
             .await

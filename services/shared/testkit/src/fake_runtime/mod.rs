@@ -332,6 +332,11 @@ impl FakeRuntime {
         self.shared.world.lock().set_behaviour(name, behaviour);
     }
 
+    /// Bytes of memory that containers of this name use, as ContainerStats tells them.
+    pub fn use_memory(&self, name: &str, bytes: u64) {
+        self.shared.world.lock().memory.insert(name.to_owned(), bytes);
+    }
+
     /// What ExecSync answers, by container id and command.
     pub fn on_exec(&self, handler: impl Fn(&str, &[String]) -> ExecReply + Send + Sync + 'static) {
         *self.shared.exec.lock() = Arc::new(handler);

@@ -166,6 +166,8 @@ pub(crate) struct World {
     names: HashMap<String, String>,
     by_sandbox: HashMap<String, Vec<String>>,
     behaviours: HashMap<String, Behaviour>,
+    /// Bytes in use, by container name.
+    pub(crate) memory: HashMap<String, u64>,
     pub(crate) conditions: Vec<v1::RuntimeCondition>,
     /// Repositories that are not for everybody: beginning of the name, user, password.
     pub(crate) protected: Vec<(String, String, String)>,
@@ -186,6 +188,7 @@ impl World {
             names: HashMap::new(),
             by_sandbox: HashMap::new(),
             behaviours: HashMap::new(),
+            memory: HashMap::new(),
             conditions: vec![ready("RuntimeReady"), ready("NetworkReady")],
             protected: Vec::new(),
             wall_base,

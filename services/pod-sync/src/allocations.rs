@@ -1,0 +1,273 @@
+//! What each pod was given, in memory and in the kubelet's two checkpoints below the root directory, and what the status
+//! says of its resize.
+//!
+//! A file is written whenever its content changed, and not synced: who reads it after a crash of the machine finds either
+//! version, and containers of neither.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus, ResourceRequirements};
+use parking_lot::Mutex;
+use quintlet_model::ids::PodUid;
+use tokio::sync::Notify;
+
+use crate::decide::resize::allocation::{self, PodResources};
+use crate::decide::resize::checkpoint::{self, Entries};
+use crate::decide::resize::conditions::ResizeConditions;
+
+const ALLOCATED: &str = "allocated_pods_state";
+const ACTUATED: &str = "actuated_pods_state";
+
+#[derive(Debug)]
+struct Checkpoint {
+    path: PathBuf,
+    entries: Entries,
+}
+
+impl Checkpoint {
+    // One that cannot be used is put aside for whoever wants to look, and begins anew.
+    fn open(path: PathBuf) -> Self {
+        let entries = match std::fs::read(&path) {
+            Ok(bytes) => checkpoint::decode(&bytes).unwrap_or_else(|e| {
+                let aside = path.with_extension("corrupt");
+                let moved = std::fs::rename(&path, &aside).is_ok();
+                tracing::error!(path = %path.display(), error = quintlet_kit::error_chain(&e), moved, "checkpoint of resources cannot be used, it is put aside");
+                Entries::new()
+            }),
+            Err(e) => {
+                if e.kind() != std::io::ErrorKind::NotFound {
+                    tracing::error!(path = %path.display(), error = %e, "checkpoint of resources cannot be read");
+                }
+                Entries::new()
+            }
+        };
+        Self { path, entries }
+    }
+
+    fn change(&mut self, uid: &PodUid, change: impl FnOnce(&mut PodResources)) {
+        let entry = self.entries.entry(uid.to_string()).or_default();
+        let before = entry.clone();
+        change(entry);
+        if *entry != before {
+            self.write();
+        }
+    }
+
+    fn remove(&mut self, uid: &PodUid) {
+        if self.entries.remove(uid.as_str()).is_some() {
+            self.write();
+        }
+    }
+
+    fn retain(&mut self, known: &HashSet<&str>) {
+        let before = self.entries.len();
+        self.entries.retain(|uid, _| known.contains(uid.as_str()));
+        if self.entries.len() != before {
+            self.write();
+        }
+    }
+
+    // What is lost by a failure is recovered by the next start; nothing waits for it.
+    fn write(&self) {
+        let written = checkpoint::encode(&self.entries)
+            .map_err(std::io::Error::from)
+            .and_then(|bytes| quintlet_kit::atomic_file::write(&self.path, &bytes, 0o600));
+        if let Err(e) = written {
+            tracing::error!(path = %self.path.display(), error = %e, "checkpoint of resources not written");
+        }
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    allocated: Checkpoint,
+    actuated: Checkpoint,
+    conditions: BTreeMap<PodUid, ResizeConditions>,
+}
+
+/// Resources of all pods.
+#[derive(Debug)]
+pub struct Allocations {
+    state: Mutex<State>,
+    room: Notify,
+}
+
+impl Allocations {
+    /// Reads the checkpoints below `root`. One that cannot be used is logged and put aside.
+    #[must_use]
+    pub fn open(root: &Path) -> Self {
+        let state = State {
+            allocated: Checkpoint::open(root.join(ALLOCATED)),
+            actuated: Checkpoint::open(root.join(ACTUATED)),
+            conditions: BTreeMap::new(),
+        };
+        Self { state: Mutex::new(state), room: Notify::new() }
+    }
+
+    /// Something was allocated to the pod.
+    #[must_use]
+    pub fn is_allocated(&self, uid: &PodUid) -> bool {
+        self.state.lock().allocated.entries.contains_key(uid.as_str())
+    }
+
+    /// The pod with what was allocated to it; as it is where that is what it asks for, or nothing was.
+    #[must_use]
+    pub fn apply(&self, uid: &PodUid, pod: &Arc<Pod>) -> Arc<Pod> {
+        let state = self.state.lock();
+        match state.allocated.entries.get(uid.as_str()).map(|a| allocation::apply(pod, a)) {
+            Some(Cow::Owned(allocated)) => Arc::new(allocated),
+            Some(Cow::Borrowed(_)) | None => Arc::clone(pod),
+        }
+    }
+
+    /// Allocates what `pod` asks for.
+    pub fn allocate(&self, uid: &PodUid, pod: &Pod) {
+        let resources = allocation::of_pod(pod);
+        self.state.lock().allocated.change(uid, |entry| *entry = resources);
+    }
+
+    /// Takes a pod over of which there is no allocation though it ran before: `status` tells what it had.
+    pub fn recover(&self, uid: &PodUid, pod: &Pod, status: Option<&PodStatus>) {
+        let mut state = self.state.lock();
+        if !state.allocated.entries.contains_key(uid.as_str())
+            && let Some(had) = status.and_then(|s| allocation::of_status(pod, s))
+        {
+            tracing::info!(pod.uid = %uid, "its allocation is taken from its status");
+            state.allocated.change(uid, |entry| *entry = had);
+        }
+        if let Some(status) = status {
+            state.conditions.entry(uid.clone()).or_insert_with(|| ResizeConditions::of_status(status));
+        }
+    }
+
+    /// What the runtime was last given.
+    #[must_use]
+    pub fn actuated(&self, uid: &PodUid) -> Option<PodResources> {
+        self.state.lock().actuated.entries.get(uid.as_str()).cloned()
+    }
+
+    /// The runtime is given this for a container.
+    pub fn actuate(&self, uid: &PodUid, container: &str, resources: ResourceRequirements) {
+        self.state.lock().actuated.change(uid, |entry| {
+            entry.containers.insert(container.to_owned(), resources);
+        });
+    }
+
+    /// The pod's group is given this.
+    pub fn actuate_pod(&self, uid: &PodUid, resources: Option<ResourceRequirements>) {
+        self.state.lock().actuated.change(uid, |entry| entry.pod_level = resources);
+    }
+
+    /// Reads or changes what the status says of a resize.
+    pub fn conditions<T>(&self, uid: &PodUid, f: impl FnOnce(&mut ResizeConditions) -> T) -> T {
+        f(self.state.lock().conditions.entry(uid.clone()).or_default())
+    }
+
+    /// Those to show.
+    #[must_use]
+    pub fn shown(&self, uid: &PodUid) -> Vec<PodCondition> {
+        self.state.lock().conditions.get(uid).map(ResizeConditions::list).unwrap_or_default()
+    }
+
+    /// Forgets a pod.
+    pub fn remove(&self, uid: &PodUid) {
+        let mut state = self.state.lock();
+        state.allocated.remove(uid);
+        state.actuated.remove(uid);
+        state.conditions.remove(uid);
+    }
+
+    /// Forgets all pods but these.
+    pub fn retain(&self, known: &HashSet<&str>) {
+        let mut state = self.state.lock();
+        state.allocated.retain(known);
+        state.actuated.retain(known);
+        state.conditions.retain(|uid, _| known.contains(uid.as_str()));
+    }
+
+    /// A pod that ended left room for others.
+    pub fn freed(&self) {
+        self.room.notify_one();
+    }
+
+    /// Waits until a pod left room.
+    pub async fn room(&self) {
+        self.room.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::testing::pod_json;
+    use serde_json::json;
+
+    fn pod(cpu: &str) -> Arc<Pod> {
+        Arc::new(pod_json(json!({"containers": [{"name": "a", "image": "i",
+            "resources": {"requests": {"cpu": cpu}}}]})))
+    }
+
+    fn uid() -> PodUid {
+        PodUid::parse("u1").unwrap()
+    }
+
+    #[test]
+    fn what_was_allocated_and_given_outlives_the_process_until_the_pod_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = Allocations::open(dir.path());
+        assert!(!all.is_allocated(&uid()));
+        all.allocate(&uid(), &pod("1"));
+        all.actuate(&uid(), "a", allocation::of_pod(&pod("500m")).containers["a"].clone());
+
+        let again = Allocations::open(dir.path());
+        assert_eq!(again.apply(&uid(), &pod("2")), pod("1"));
+        assert_eq!(again.actuated(&uid()), Some(allocation::of_pod(&pod("500m"))));
+        again.retain(&["u1"].into());
+        again.remove(&uid());
+        let last = Allocations::open(dir.path());
+        assert!(!last.is_allocated(&uid()) && last.actuated(&uid()).is_none());
+        last.allocate(&uid(), &pod("1"));
+        last.retain(&HashSet::new());
+        assert!(!Allocations::open(dir.path()).is_allocated(&uid()), "nobody knows it");
+    }
+
+    #[test]
+    fn a_checkpoint_is_written_only_when_it_says_something_new() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = Allocations::open(dir.path());
+        all.allocate(&uid(), &pod("1"));
+        let file = dir.path().join(ALLOCATED);
+        std::fs::remove_file(&file).unwrap();
+        all.allocate(&uid(), &pod("1"));
+        assert!(!file.exists());
+        all.allocate(&uid(), &pod("2"));
+        assert!(file.exists());
+    }
+
+    #[test]
+    fn a_checkpoint_that_cannot_be_used_is_put_aside_and_the_status_tells_instead() {
+        let dir = tempfile::tempdir().unwrap();
+        Allocations::open(dir.path()).allocate(&uid(), &pod("1"));
+        let file = dir.path().join(ALLOCATED);
+        let good = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, good.replace("u1", "u2")).unwrap();
+        let all = Allocations::open(dir.path());
+        assert!(!all.is_allocated(&uid()) && !file.exists());
+        assert!(dir.path().join("allocated_pods_state.corrupt").exists());
+
+        let status = serde_json::from_value(json!({"containerStatuses": [{
+            "name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+            "allocatedResources": {"cpu": "1"}}],
+            "conditions": [{"type": "PodResizePending", "status": "True", "reason": "Deferred"}]}))
+        .unwrap();
+        all.recover(&uid(), &pod("2"), Some(&status));
+        assert_eq!(all.apply(&uid(), &pod("2")), pod("1"));
+        assert_eq!(all.shown(&uid()).len(), 1);
+        all.allocate(&uid(), &pod("2"));
+        all.recover(&uid(), &pod("2"), Some(&status));
+        assert_eq!(all.apply(&uid(), &pod("2")), pod("2"), "what is known counts more");
+    }
+}

@@ -1,0 +1,211 @@
+//! Resources of a pod's containers and of the pod level, apart from the pod.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use quintlet_model::pod;
+use serde::{Deserialize, Serialize};
+
+use crate::decide::quantity::Quantity;
+
+/// What a resize can change of a container.
+const RESIZABLE: [&str; 2] = ["cpu", "memory"];
+
+type Amounts = BTreeMap<String, ApiQuantity>;
+
+/// What a pod has, or was given. The names are those of the kubelet's checkpoints.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PodResources {
+    /// By name, regular and init containers.
+    #[serde(rename = "ContainerResources", default, deserialize_with = "or_default")]
+    pub containers: BTreeMap<String, ResourceRequirements>,
+    /// `spec.resources`.
+    #[serde(rename = "PodLevelResources", default)]
+    pub pod_level: Option<ResourceRequirements>,
+}
+
+// A nil map of Go is `null`.
+fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod::init_containers(pod).iter().chain(&pod::spec(pod).containers)
+}
+
+/// What a pod asks for.
+#[must_use]
+pub fn of_pod(pod: &Pod) -> PodResources {
+    PodResources {
+        containers: containers(pod)
+            .map(|c| (c.name.clone(), c.resources.clone().unwrap_or_default()))
+            .collect(),
+        pod_level: pod::spec(pod).resources.clone(),
+    }
+}
+
+fn same_amounts(a: Option<&Amounts>, b: Option<&Amounts>) -> bool {
+    let list = |l: Option<&Amounts>| -> BTreeMap<String, Quantity> {
+        l.into_iter().flatten().map(|(k, v)| (k.clone(), Quantity::of(v))).collect()
+    };
+    list(a) == list(b)
+}
+
+/// The same amounts of everything, however they are written.
+#[must_use]
+pub fn same(a: &ResourceRequirements, b: &ResourceRequirements) -> bool {
+    same_amounts(a.limits.as_ref(), b.limits.as_ref())
+        && same_amounts(a.requests.as_ref(), b.requests.as_ref())
+        && a.claims == b.claims
+}
+
+/// The pod as it was allocated. Borrowed: it asks for just that. Containers of which nothing is known stay as they are.
+#[must_use]
+pub fn apply<'a>(pod: &'a Pod, allocated: &PodResources) -> Cow<'a, Pod> {
+    let empty = ResourceRequirements::default();
+    let differs = |c: &Container| {
+        allocated
+            .containers
+            .get(&c.name)
+            .is_some_and(|granted| !same(granted, c.resources.as_ref().unwrap_or(&empty)))
+    };
+    let pod_level = pod::spec(pod).resources.as_ref();
+    let pod_level_differs = match (pod_level, &allocated.pod_level) {
+        (Some(a), Some(b)) => !same(a, b),
+        (None, None) => false,
+        (Some(_), None) | (None, Some(_)) => true,
+    };
+    if !pod_level_differs && !containers(pod).any(differs) {
+        return Cow::Borrowed(pod);
+    }
+    let mut pod = pod.clone();
+    if let Some(spec) = pod.spec.as_mut() {
+        if pod_level_differs {
+            spec.resources.clone_from(&allocated.pod_level);
+        }
+        for c in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+            if differs(c) {
+                c.resources = allocated.containers.get(&c.name).cloned();
+            }
+        }
+    }
+    Cow::Owned(pod)
+}
+
+/// What a pod had been given, going by a status that tells of it: for when the checkpoint is lost. `None` where the status
+/// tells of no container.
+#[must_use]
+pub fn of_status(pod: &Pod, status: &PodStatus) -> Option<PodResources> {
+    let statuses =
+        || status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
+    statuses().next()?;
+    let mut all = of_pod(pod);
+    for (name, resources) in &mut all.containers {
+        if let Some(status) = statuses().find(|s| s.name == *name && s.allocated_resources.is_some()) {
+            as_told(resources, status);
+        }
+    }
+    if let (Some(own), Some(told)) = (all.pod_level.as_mut(), &status.allocated_resources) {
+        take_over(own.requests.as_mut(), told);
+    }
+    if let (Some(own), Some(told)) =
+        (all.pod_level.as_mut(), status.resources.as_ref().and_then(|r| r.limits.as_ref()))
+    {
+        take_over(own.limits.as_mut(), told);
+    }
+    Some(all)
+}
+
+// Requests were allocated as told. Limits are told as the runtime has them, which is what was allocated or what is on its
+// way there; both will do, since a difference to the spec is only looked at anew.
+fn as_told(resources: &mut ResourceRequirements, status: &ContainerStatus) {
+    if let Some(told) = &status.allocated_resources {
+        take_over(resources.requests.as_mut(), told);
+    }
+    if let Some(told) = status.resources.as_ref().and_then(|r| r.limits.as_ref()) {
+        take_over(resources.limits.as_mut(), told);
+    }
+}
+
+fn take_over(own: Option<&mut Amounts>, told: &Amounts) {
+    let Some(own) = own else { return };
+    for name in RESIZABLE {
+        if let (Some(own), Some(told)) = (own.get_mut(name), told.get(name)) {
+            // Equal amounts stay as the user wrote them.
+            if Quantity::of(own) != Quantity::of(told) {
+                own.clone_from(told);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::testing::{pod_json, status_json};
+    use serde_json::{Value, json};
+
+    fn pod(resources: Value) -> Pod {
+        pod_json(json!({
+            "initContainers": [{"name": "i", "image": "i", "resources": {"requests": {"cpu": "10m"}}}],
+            "containers": [{"name": "a", "image": "i", "resources": resources}, {"name": "b", "image": "i"}],
+        }))
+    }
+
+    fn cpu(milli: &str) -> Value {
+        json!({"requests": {"cpu": milli, "memory": "64Mi"}, "limits": {"cpu": milli, "memory": "64Mi"}})
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_what_it_was_given_is_left_as_it_is() {
+        let given = of_pod(&pod(cpu("500m")));
+        assert!(matches!(apply(&pod(cpu("500m")), &given), Cow::Borrowed(_)));
+        let written_otherwise = pod(cpu("0.5"));
+        assert!(matches!(apply(&written_otherwise, &given), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_more_works_on_with_what_it_was_given() {
+        let (before, mut after) = (pod(cpu("500m")), pod(cpu("2")));
+        after.metadata.generation = Some(7);
+        let got = apply(&after, &of_pod(&before)).into_owned();
+        assert_eq!(got.spec, before.spec);
+        assert_eq!(got.metadata.generation, Some(7), "all else is the source's");
+
+        let level = |cpu: &str| {
+            let mut p = pod(json!({}));
+            p.spec.as_mut().unwrap().resources =
+                Some(serde_json::from_value(json!({"limits": {"cpu": cpu}})).unwrap());
+            p
+        };
+        let got = apply(&level("2"), &of_pod(&level("1"))).into_owned();
+        assert_eq!(got.spec, level("1").spec);
+
+        // A container that nothing was allocated for (an ephemeral one has none) asks for itself.
+        let unknown = PodResources::default();
+        assert!(matches!(apply(&before, &unknown), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn a_status_tells_what_was_allocated() {
+        let asks = pod(cpu("2"));
+        let status = status_json(json!({"containerStatuses": [{
+            "name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+            "allocatedResources": {"cpu": "500m", "memory": "64Mi"},
+            "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "500m", "memory": "64Mi"}},
+        }]}));
+        let got = of_status(&asks, &status).unwrap();
+        assert_eq!(got, of_pod(&pod(cpu("500m"))));
+        assert_eq!(of_status(&asks, &PodStatus::default()), None, "a pod that never ran tells nothing");
+        // One whose containers have not been made yet has no word on them, and gets what it asks for.
+        let silent = status_json(json!({"containerStatuses": [{
+            "name": "a", "image": "", "imageID": "", "ready": false, "restartCount": 0}]}));
+        assert_eq!(of_status(&asks, &silent).unwrap(), of_pod(&asks));
+    }
+}

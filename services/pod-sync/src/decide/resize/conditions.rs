@@ -1,0 +1,170 @@
+//! PodResizePending and PodResizeInProgress: at most one of each while they are true, none when not.
+
+use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::verdict::Pending;
+use crate::decide::conditions::{RESIZE_IN_PROGRESS, RESIZE_PENDING, condition};
+
+/// Reason of PodResizeInProgress while the runtime, or a check before it, refuses the change.
+pub const ERROR: &str = "Error";
+
+/// What a status says of a pod's resize.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ResizeConditions {
+    pending: Option<PodCondition>,
+    in_progress: Option<PodCondition>,
+}
+
+// The transition time moves with the reason, since the status is always True.
+fn next(
+    old: Option<&PodCondition>,
+    type_: &str,
+    reason: &str,
+    message: &str,
+    generation: Option<i64>,
+    now: jiff::Timestamp,
+) -> PodCondition {
+    let mut new = condition(type_, true, reason, message);
+    let since = old.filter(|o| o.reason == new.reason).and_then(|o| o.last_transition_time.clone());
+    new.last_transition_time = since.or(Some(Time(now)));
+    new.last_probe_time = Some(Time(now));
+    new.observed_generation = generation.filter(|g| *g > 0);
+    new
+}
+
+impl ResizeConditions {
+    /// As an earlier status has them.
+    #[must_use]
+    pub fn of_status(status: &PodStatus) -> Self {
+        let find = |t: &str| {
+            status.conditions.iter().flatten().find(|c| c.type_ == t && c.status == "True").cloned()
+        };
+        Self { pending: find(RESIZE_PENDING), in_progress: find(RESIZE_IN_PROGRESS) }
+    }
+
+    /// For a status.
+    #[must_use]
+    pub fn list(&self) -> Vec<PodCondition> {
+        self.pending.iter().chain(&self.in_progress).cloned().collect()
+    }
+
+    /// Since when a resize waits.
+    #[must_use]
+    pub fn pending_since(&self) -> Option<jiff::Timestamp> {
+        Some(self.pending.as_ref()?.last_transition_time.as_ref()?.0)
+    }
+
+    /// A resize waits. True where that is news: another reason, or another generation of the pod.
+    pub fn wait(&mut self, why: &Pending, generation: Option<i64>, now: jiff::Timestamp) -> bool {
+        let new =
+            next(self.pending.as_ref(), RESIZE_PENDING, why.reason.as_str(), &why.message, generation, now);
+        let news = self
+            .pending
+            .as_ref()
+            .is_none_or(|old| old.reason != new.reason || old.observed_generation != new.observed_generation);
+        self.pending = Some(new);
+        news
+    }
+
+    /// Nothing waits: what is asked for is what was allocated. True where something did.
+    pub fn settle(&mut self) -> bool {
+        self.pending.take().is_some()
+    }
+
+    /// A resize was allocated. What was said of one before it is over.
+    pub fn start(&mut self, generation: Option<i64>, now: jiff::Timestamp) {
+        self.pending = None;
+        self.in_progress = Some(next(None, RESIZE_IN_PROGRESS, "", "", generation, now));
+    }
+
+    /// The runtime has not got what was allocated. An error, and the generation it was for, stay.
+    pub fn go_on(&mut self, generation: Option<i64>, now: jiff::Timestamp) {
+        if self.in_progress.is_none() {
+            self.in_progress = Some(next(None, RESIZE_IN_PROGRESS, "", "", generation, now));
+        }
+    }
+
+    /// It was refused. True where that is news.
+    pub fn fail(&mut self, message: &str, generation: Option<i64>, now: jiff::Timestamp) -> bool {
+        let old = self.in_progress.as_ref();
+        let generation = old.and_then(|o| o.observed_generation).or(generation);
+        let new = next(old, RESIZE_IN_PROGRESS, ERROR, message, generation, now);
+        let news = old.is_none_or(|old| old.reason != new.reason || old.message != new.message);
+        if news {
+            self.in_progress = Some(new);
+        }
+        news
+    }
+
+    /// The runtime has what was allocated: the condition that said it had not.
+    pub fn complete(&mut self) -> Option<PodCondition> {
+        self.in_progress.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::resize::verdict::Reason;
+    use crate::decide::testing::{at, time};
+
+    fn waits(reason: Reason, message: &str) -> Pending {
+        Pending { reason, message: message.to_owned() }
+    }
+
+    #[test]
+    fn a_wait_is_news_when_its_reason_or_the_generation_is_another() {
+        let mut c = ResizeConditions::default();
+        assert!(c.wait(&waits(Reason::Deferred, "a"), Some(2), at(0)));
+        assert!(!c.wait(&waits(Reason::Deferred, "b"), Some(2), at(5)), "another message is no news");
+        let [shown] = &c.list()[..] else { panic!("one") };
+        assert_eq!((shown.type_.as_str(), shown.status.as_str()), ("PodResizePending", "True"));
+        assert_eq!((shown.reason.as_deref(), shown.message.as_deref()), (Some("Deferred"), Some("b")));
+        assert_eq!(shown.last_transition_time, Some(time(0)), "the reason is the same");
+        assert_eq!((shown.last_probe_time.clone(), shown.observed_generation), (Some(time(5)), Some(2)));
+        assert_eq!(c.pending_since(), Some(at(0)));
+
+        assert!(c.wait(&waits(Reason::Deferred, "b"), Some(3), at(6)), "another generation");
+        assert!(c.wait(&waits(Reason::Infeasible, "c"), Some(3), at(7)), "another reason");
+        assert_eq!(c.pending_since(), Some(at(7)));
+        assert!(c.settle());
+        assert!(!c.settle());
+        assert_eq!(c.list(), []);
+    }
+
+    #[test]
+    fn progress_keeps_its_generation_and_its_error_until_it_is_over() {
+        let mut c = ResizeConditions::default();
+        c.wait(&waits(Reason::Deferred, ""), Some(2), at(0));
+        c.start(Some(2), at(1));
+        let [shown] = &c.list()[..] else { panic!("the wait is over") };
+        assert_eq!((shown.type_.as_str(), shown.reason.as_deref()), ("PodResizeInProgress", None));
+        c.go_on(Some(3), at(2));
+        assert_eq!(c.list()[0].observed_generation, Some(2));
+        assert!(c.fail("no", Some(3), at(3)));
+        assert!(!c.fail("no", Some(3), at(4)));
+        c.go_on(Some(3), at(5));
+        let shown = &c.list()[0];
+        assert_eq!((shown.reason.as_deref(), shown.message.as_deref()), (Some("Error"), Some("no")));
+        assert_eq!((shown.observed_generation, shown.last_transition_time.clone()), (Some(2), Some(time(3))));
+        assert!(c.fail("still no", Some(3), at(6)));
+        assert_eq!(c.list()[0].last_transition_time, Some(time(3)), "the reason is the same");
+        c.start(Some(3), at(7));
+        let shown = &c.list()[0];
+        assert_eq!((shown.reason.as_deref(), shown.observed_generation), (None, Some(3)), "a new one");
+        assert_eq!(c.complete().and_then(|c| c.observed_generation), Some(3));
+        assert!(c.complete().is_none());
+    }
+
+    #[test]
+    fn a_restart_takes_them_over_from_the_last_status() {
+        let mut c = ResizeConditions::default();
+        c.start(Some(2), at(1));
+        c.wait(&waits(Reason::Infeasible, "x"), Some(3), at(2));
+        let status = PodStatus { conditions: Some(c.list()), ..PodStatus::default() };
+        let mut again = ResizeConditions::of_status(&status);
+        assert_eq!(again, c);
+        assert!(!again.wait(&waits(Reason::Infeasible, "x"), Some(3), at(9)), "nothing is said twice");
+    }
+}

@@ -1,0 +1,342 @@
+//! From what the runtime was given to what was allocated: which containers change, and in which order with the pod's group.
+
+use k8s_openapi::api::core::v1::{Container as SpecContainer, Pod, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use quintlet_model::ids::ContainerId;
+use quintlet_model::pod;
+use quintlet_model::runtime::{Container, ContainerState, PodRuntime};
+
+use super::allocation::PodResources;
+use crate::decide::qos::{self, PodCgroup};
+use crate::decide::quantity::{Format, Quantity};
+
+/// What a resize changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resource {
+    /// Bytes.
+    Memory,
+    /// Thousandths of a CPU.
+    Cpu,
+}
+
+impl Resource {
+    /// Name in the API.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+/// `resizePolicy` of a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// Changed while it runs.
+    NotRequired,
+    /// Changed by a restart.
+    RestartContainer,
+}
+
+/// The policy of a container for a resource.
+#[must_use]
+pub fn policy(container: &SpecContainer, of: Resource) -> Policy {
+    let policies = container.resize_policy.iter().flatten();
+    match policies.filter(|p| p.resource_name == of.as_str()).map(|p| p.restart_policy.as_str()).next() {
+        Some("RestartContainer") => Policy::RestartContainer,
+        Some(_) | None => Policy::NotRequired,
+    }
+}
+
+/// Amounts of one resource; what is not set does not limit, or does not ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Amounts {
+    /// Limit.
+    pub limit: Option<i64>,
+    /// Request.
+    pub request: Option<i64>,
+}
+
+impl Amounts {
+    fn of(resources: Option<&ResourceRequirements>, of: Resource) -> Self {
+        let amount = |list: Option<&std::collections::BTreeMap<String, ApiQuantity>>| {
+            let q = Quantity::of(list?.get(of.as_str())?);
+            Some(match of {
+                Resource::Memory => q.value(),
+                Resource::Cpu => q.milli_value(),
+            })
+        };
+        Self {
+            limit: amount(resources.and_then(|r| r.limits.as_ref())),
+            request: amount(resources.and_then(|r| r.requests.as_ref())),
+        }
+    }
+
+    // Zero and not set are the same to the runtime.
+    fn differs(self, other: Self) -> bool {
+        self.limit.unwrap_or(0) != other.limit.unwrap_or(0)
+            || self.request.unwrap_or(0) != other.request.unwrap_or(0)
+    }
+
+    // The limit counts where it changes, the request where only that does.
+    fn is_less_than(self, other: Self) -> bool {
+        let (own, others) = (self.limit.unwrap_or(0), other.limit.unwrap_or(0));
+        if own == others { self.request.unwrap_or(0) < other.request.unwrap_or(0) } else { own < others }
+    }
+
+    /// Puts these amounts into a container's resources.
+    pub fn write(self, resources: &mut ResourceRequirements, of: Resource) {
+        let quantity = |amount: i64| match of {
+            Resource::Memory => Quantity::from_units(amount, Format::Binary),
+            Resource::Cpu => Quantity::from_milli(amount),
+        };
+        for (list, amount) in [(&mut resources.limits, self.limit), (&mut resources.requests, self.request)] {
+            match amount {
+                Some(amount) => {
+                    let list = list.get_or_insert_default();
+                    let slot = list.entry(of.as_str().to_owned()).or_default();
+                    // Equal amounts stay as the user wrote them.
+                    if Quantity::of(slot) != quantity(amount) || slot.0.is_empty() {
+                        *slot = quantity(amount).to_api();
+                    }
+                }
+                None => {
+                    if let Some(list) = list.as_mut() {
+                        list.remove(of.as_str());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A running container whose resources change in place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerUpdate {
+    /// Instance.
+    pub id: ContainerId,
+    /// Name in the spec.
+    pub name: String,
+    /// What the runtime was last given.
+    pub from: Amounts,
+    /// What it is to have.
+    pub to: Amounts,
+}
+
+/// What is to change in place.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ResizeActions {
+    /// Containers whose memory changes, decreases first.
+    pub memory: Vec<ContainerUpdate>,
+    /// Containers whose CPU changes, decreases first.
+    pub cpu: Vec<ContainerUpdate>,
+    /// The pod's group changes though no container does in place: one restarts with other resources, or the pod level was
+    /// resized.
+    pub pod: bool,
+}
+
+impl ResizeActions {
+    /// Nothing changes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty() && self.cpu.is_empty() && !self.pod
+    }
+
+    /// Those of a resource.
+    #[must_use]
+    pub fn of(&self, resource: Resource) -> &[ContainerUpdate] {
+        match resource {
+            Resource::Memory => &self.memory,
+            Resource::Cpu => &self.cpu,
+        }
+    }
+
+    fn add(&mut self, resource: Resource, update: ContainerUpdate) {
+        let list = match resource {
+            Resource::Memory => &mut self.memory,
+            Resource::Cpu => &mut self.cpu,
+        };
+        // What others are to get may have to come from here.
+        if update.to.is_less_than(update.from) { list.insert(0, update) } else { list.push(update) }
+    }
+}
+
+/// What a resize means for a running container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// It runs on; what there is to change was added to the actions.
+    InPlace,
+    /// Its policy asks for a restart.
+    Restart,
+}
+
+fn changed(
+    container: &SpecContainer,
+    running: &Container,
+    actuated: Option<&PodResources>,
+) -> impl Iterator<Item = (Resource, Amounts, Amounts)> {
+    let record = actuated.and_then(|a| a.containers.get(&container.name));
+    [Resource::Memory, Resource::Cpu].into_iter().filter_map(move |resource| {
+        let to = Amounts::of(container.resources.as_ref(), resource);
+        let from = match record {
+            Some(record) => Amounts::of(Some(record), resource),
+            None => reported(running, resource, to),
+        };
+        to.differs(from).then_some((resource, from, to))
+    })
+}
+
+// What the runtime reports, where that is not just what `wanted` comes to there.
+fn reported(running: &Container, of: Resource, wanted: Amounts) -> Amounts {
+    let Some(actual) = running.resources else { return wanted };
+    match of {
+        Resource::Memory => match actual.memory_limit_bytes {
+            0 => wanted,
+            bytes => Amounts { limit: Some(bytes).filter(|b| *b > 0), ..wanted },
+        },
+        Resource::Cpu => {
+            let quota = qos::quota_to_milli(actual.cpu_quota, actual.cpu_period);
+            let shares = qos::milli_to_shares(wanted.request.or(wanted.limit).unwrap_or(0));
+            let same_shares = actual.cpu_shares == 0 || u64::try_from(actual.cpu_shares) == Ok(shares);
+            Amounts {
+                limit: if quota == 0 { wanted.limit } else { Some(quota) },
+                request: if same_shares {
+                    wanted.request
+                } else {
+                    Some(qos::shares_to_milli(actual.cpu_shares))
+                },
+            }
+        }
+    }
+}
+
+/// Adds what is to change of a running container.
+pub(crate) fn of_container(
+    container: &SpecContainer,
+    running: &Container,
+    actuated: Option<&PodResources>,
+    actions: &mut ResizeActions,
+) -> Change {
+    let all: Vec<_> = changed(container, running, actuated).collect();
+    if all.iter().any(|(resource, ..)| policy(container, *resource) == Policy::RestartContainer) {
+        actions.pod = true;
+        return Change::Restart;
+    }
+    for (resource, from, to) in all {
+        let update = ContainerUpdate { id: running.id.clone(), name: container.name.clone(), from, to };
+        actions.add(resource, update);
+    }
+    Change::InPlace
+}
+
+/// The pod level asks for other CPU or memory than its group was last given. Unknown where there is no record.
+pub(crate) fn pod_level_changed(pod: &Pod, actuated: Option<&PodResources>) -> bool {
+    let own = pod::spec(pod).resources.as_ref();
+    actuated.is_some_and(|a| {
+        [Resource::Memory, Resource::Cpu]
+            .into_iter()
+            .any(|r| Amounts::of(own, r).differs(Amounts::of(a.pod_level.as_ref(), r)))
+    })
+}
+
+/// The runtime has not got everything that was allocated.
+#[must_use]
+pub fn in_progress(pod: &Pod, runtime: &PodRuntime, actuated: Option<&PodResources>) -> bool {
+    let spec = pod::spec(pod);
+    let containers = pod::init_containers(pod).iter().chain(&spec.containers);
+    pod_level_changed(pod, actuated)
+        || containers
+            .filter_map(|c| Some((c, runtime.newest(&c.name)?)))
+            .filter(|(_, running)| running.state == ContainerState::Running)
+            .any(|(c, running)| changed(c, running, actuated).next().is_some())
+}
+
+/// Values of the pod's group as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GroupNow {
+    /// Bytes; none is without limit.
+    pub memory_limit: Option<i64>,
+    /// Bytes in use.
+    pub memory_usage: i64,
+    /// Microseconds per period; none is without limit.
+    pub cpu_quota_us: Option<i64>,
+    /// cpu.shares.
+    pub cpu_shares: u64,
+}
+
+/// A step of a resize, for one resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The group's limit.
+    PodLimit,
+    /// The group's share.
+    PodRequest,
+    /// The containers, in their order.
+    Containers,
+}
+
+/// The order for one resource: what grows around the containers goes before them, limit first, what shrinks after them,
+/// limit last. Limits are not taken away.
+#[must_use]
+pub fn steps(resource: Resource, now: &GroupNow, wanted: &PodCgroup) -> Vec<Step> {
+    let unlimited = |v: Option<i64>| v.filter(|v| *v >= 0).unwrap_or(i64::MAX);
+    let (limit, request) = match resource {
+        Resource::Memory => {
+            (wanted.memory_bytes.map(|w| (unlimited(now.memory_limit), unlimited(Some(w)))), None)
+        }
+        Resource::Cpu => (
+            wanted.cpu_quota_us.map(|w| (unlimited(now.cpu_quota_us), unlimited(Some(w)))),
+            wanted.cpu_shares.map(|w| (now.cpu_shares, w)),
+        ),
+    };
+    let before = [
+        limit.filter(|(now, wanted)| wanted > now).map(|_| Step::PodLimit),
+        request.filter(|(now, wanted)| wanted > now).map(|_| Step::PodRequest),
+    ];
+    let after = [
+        request.filter(|(now, wanted)| wanted < now).map(|_| Step::PodRequest),
+        limit.filter(|(now, wanted)| wanted < now).map(|_| Step::PodLimit),
+    ];
+    before.into_iter().flatten().chain([Step::Containers]).chain(after.into_iter().flatten()).collect()
+}
+
+/// Containers whose memory limit comes down, of which the use has to be known.
+pub fn shrinking(updates: &[ContainerUpdate]) -> impl Iterator<Item = (&ContainerUpdate, i64)> {
+    updates.iter().filter_map(|u| {
+        let to = u.to.limit.filter(|l| *l > 0)?;
+        u.from.limit.filter(|l| *l > 0).is_none_or(|from| to < from).then_some((u, to))
+    })
+}
+
+/// Why memory limits cannot come down: more is in use. `usage` is that of a container, none where it is not known.
+#[must_use]
+pub fn refused_decrease(
+    now: &GroupNow,
+    wanted: &PodCgroup,
+    updates: &[ContainerUpdate],
+    usage: impl Fn(&ContainerId) -> Option<i64>,
+) -> Option<String> {
+    let pod = wanted
+        .memory_bytes
+        .filter(|limit| now.memory_limit.is_none_or(|now| *limit < now) && now.memory_usage >= *limit);
+    let pod = pod.map(|limit| {
+        format!("attempting to set pod memory limit ({limit}) below current usage ({})", now.memory_usage)
+    });
+    let containers = shrinking(updates).filter_map(|(update, limit)| {
+        let used = usage(&update.id).filter(|used| *used >= limit)?;
+        Some(format!(
+            "attempting to set container {:?} memory limit ({limit}) below current usage ({used})",
+            update.name
+        ))
+    });
+    let all: Vec<String> = pod.into_iter().chain(containers).collect();
+    match &all[..] {
+        [] => None,
+        [one] => Some(format!("cannot decrease memory limits: {one}")),
+        more => Some(format!("cannot decrease memory limits: [{}]", more.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+use super::*;
+use crate::decide::resize::allocation::of_pod;
+use crate::decide::testing::{RuntimeBuilder, pod_json};
+use quintlet_model::runtime::Resources;
+use serde_json::{Value, json};
+
+fn pod(containers: Value) -> Pod {
+    pod_json(json!({"containers": containers}))
+}
+
+fn c(name: &str, cpu: &str, memory: &str) -> Value {
+    json!({"name": name, "image": "i", "resources":
+        {"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}}})
+}
+
+fn actions(now: &Pod, before: Option<&Pod>, runtime: &PodRuntime) -> (ResizeActions, Vec<Change>) {
+    let record = before.map(of_pod);
+    let mut actions = ResizeActions::default();
+    let changes = pod::spec(now)
+        .containers
+        .iter()
+        .map(|c| of_container(c, runtime.newest(&c.name).unwrap(), record.as_ref(), &mut actions))
+        .collect();
+    (actions, changes)
+}
+
+#[test]
+fn decreases_go_before_increases() {
+    let before = pod(json!([c("a", "1", "64Mi"), c("b", "1", "64Mi"), c("c", "1", "64Mi")]));
+    let after = pod(json!([c("a", "2", "96Mi"), c("b", "500m", "32Mi"), c("c", "1", "64Mi")]));
+    let runtime = RuntimeBuilder::ready().running("a").running("b").running("c").build();
+    let (got, changes) = actions(&after, Some(&before), &runtime);
+    assert!(changes.iter().all(|c| *c == Change::InPlace));
+    let names = |l: &[ContainerUpdate]| l.iter().map(|u| u.name.clone()).collect::<Vec<_>>();
+    assert_eq!(
+        (names(&got.memory), names(&got.cpu)),
+        (vec!["b".into(), "a".into()], vec!["b".into(), "a".into()])
+    );
+    assert_eq!(got.cpu[0].from, Amounts { limit: Some(1000), request: Some(1000) });
+    assert_eq!(got.cpu[0].to, Amounts { limit: Some(500), request: Some(500) });
+    assert_eq!(got.memory[1].to.limit, Some(96 << 20));
+    assert!(!got.pod && in_progress(&after, &runtime, Some(&of_pod(&before))));
+    assert!(!in_progress(&after, &runtime, Some(&of_pod(&after))));
+}
+
+#[test]
+fn each_resource_follows_its_own_policy() {
+    let with = |policy: &str, cpu: &str, memory: &str| {
+        let mut c = c("a", cpu, memory);
+        c["resizePolicy"] = json!([{"resourceName": policy, "restartPolicy": "RestartContainer"}]);
+        pod(json!([c]))
+    };
+    let runtime = RuntimeBuilder::ready().running("a").build();
+    for (name, policy, cpu, memory, want) in [
+        ("memory restarts", "memory", "1", "96Mi", Change::Restart),
+        ("cpu in place beside it", "memory", "2", "64Mi", Change::InPlace),
+        ("cpu restarts", "cpu", "2", "64Mi", Change::Restart),
+        ("both, one restarts", "cpu", "2", "96Mi", Change::Restart),
+        ("nothing changes", "cpu", "1", "64Mi", Change::InPlace),
+    ] {
+        let (got, changes) = actions(&with(policy, cpu, memory), Some(&with(policy, "1", "64Mi")), &runtime);
+        assert_eq!(changes, [want], "{name}");
+        assert_eq!(got.pod, want == Change::Restart, "{name}");
+        assert_eq!(
+            got.memory.is_empty() && got.cpu.is_empty(),
+            want == Change::Restart || name == "nothing changes"
+        );
+    }
+}
+
+#[test]
+fn without_a_record_the_runtimes_word_counts_and_without_both_nothing_is_done() {
+    let wants = pod(json!([c("a", "1", "64Mi")]));
+    let with = |resources| RuntimeBuilder::ready().running("a").edit(|c| c.resources = resources).build();
+    let actual = |shares, quota, memory| {
+        Some(Resources {
+            cpu_shares: shares,
+            cpu_quota: quota,
+            cpu_period: 100_000,
+            memory_limit_bytes: memory,
+        })
+    };
+    for (name, resources, memory, cpu) in [
+        ("nothing reported", None, false, false),
+        ("as it is to be", actual(1024, 100_000, 64 << 20), false, false),
+        ("other memory", actual(1024, 100_000, 32 << 20), true, false),
+        ("other quota", actual(1024, 50_000, 64 << 20), false, true),
+        ("other shares", actual(512, 100_000, 64 << 20), false, true),
+    ] {
+        let runtime = with(resources);
+        let (got, _) = actions(&wants, None, &runtime);
+        assert_eq!((got.memory.len(), got.cpu.len()), (memory.into(), cpu.into()), "{name}");
+        assert_eq!(in_progress(&wants, &runtime, None), memory || cpu, "{name}");
+    }
+}
+
+#[test]
+fn what_does_not_run_is_not_in_progress_and_the_pod_level_is() {
+    let before = pod(json!([c("a", "1", "64Mi")]));
+    let after = pod(json!([c("a", "2", "64Mi")]));
+    let stopped = RuntimeBuilder::ready().exited("a", 1).build();
+    assert!(!in_progress(&after, &stopped, Some(&of_pod(&before))), "it starts with what it is to have");
+    let level = |cpu: &str| {
+        pod_json(json!({"resources": {"limits": {"cpu": cpu}}, "containers": [{"name": "a", "image": "i"}]}))
+    };
+    let running = RuntimeBuilder::ready().running("a").build();
+    assert!(in_progress(&level("2"), &running, Some(&of_pod(&level("1")))));
+    assert!(!in_progress(&level("1"), &running, Some(&of_pod(&level("1000m")))));
+    assert!(!in_progress(&level("1"), &running, None), "of what is not known nothing is said");
+}
+
+#[test]
+fn the_group_grows_before_its_containers_and_shrinks_after_them() {
+    use Step::{Containers, PodLimit, PodRequest};
+    let now =
+        GroupNow { memory_limit: Some(100), memory_usage: 0, cpu_quota_us: Some(50_000), cpu_shares: 512 };
+    let free = GroupNow { memory_limit: None, cpu_quota_us: None, ..now };
+    let memory = |bytes| PodCgroup { memory_bytes: bytes, ..PodCgroup::default() };
+    let cpu =
+        |shares, quota| PodCgroup { cpu_shares: Some(shares), cpu_quota_us: quota, ..PodCgroup::default() };
+    for (name, resource, now, wanted, want) in [
+        ("memory grows", Resource::Memory, now, memory(Some(200)), vec![PodLimit, Containers]),
+        ("memory shrinks", Resource::Memory, now, memory(Some(50)), vec![Containers, PodLimit]),
+        ("memory stays", Resource::Memory, now, memory(Some(100)), vec![Containers]),
+        ("a limit is not taken away", Resource::Memory, now, memory(None), vec![Containers]),
+        ("a first limit shrinks", Resource::Memory, free, memory(Some(200)), vec![Containers, PodLimit]),
+        ("cpu grows", Resource::Cpu, now, cpu(1024, Some(100_000)), vec![PodLimit, PodRequest, Containers]),
+        ("cpu shrinks", Resource::Cpu, now, cpu(256, Some(25_000)), vec![Containers, PodRequest, PodLimit]),
+        (
+            "limit up, request down",
+            Resource::Cpu,
+            now,
+            cpu(256, Some(100_000)),
+            vec![PodLimit, Containers, PodRequest],
+        ),
+        ("only the request", Resource::Cpu, now, cpu(1024, None), vec![PodRequest, Containers]),
+        ("a first quota shrinks", Resource::Cpu, free, cpu(512, Some(100_000)), vec![Containers, PodLimit]),
+        ("no quota any more", Resource::Cpu, now, cpu(512, Some(-1)), vec![PodLimit, Containers]),
+    ] {
+        assert_eq!(steps(resource, &now, &wanted), want, "{name}");
+    }
+}
+
+#[test]
+fn memory_is_not_taken_from_under_what_is_in_use() {
+    let update = |name: &str, from, to| ContainerUpdate {
+        id: crate::decide::testing::id(name),
+        name: name.to_owned(),
+        from: Amounts { limit: from, request: None },
+        to: Amounts { limit: to, request: None },
+    };
+    let group = |limit, usage| GroupNow { memory_limit: limit, memory_usage: usage, ..GroupNow::default() };
+    let wanted = |bytes| PodCgroup { memory_bytes: bytes, ..PodCgroup::default() };
+    let pod_text = "attempting to set pod memory limit (100) below current usage (100)";
+    let container_text = "attempting to set container \"a\" memory limit (100) below current usage (100)";
+    for (name, now, wanted, updates, used, want) in [
+        ("fits", group(Some(200), 99), wanted(Some(100)), vec![update("a", Some(200), Some(100))], 99, None),
+        ("grows", group(Some(50), 100), wanted(Some(100)), vec![update("a", Some(50), Some(100))], 100, None),
+        (
+            "the pod uses more",
+            group(Some(200), 100),
+            wanted(Some(100)),
+            vec![update("a", Some(200), Some(100))],
+            0,
+            Some(format!("cannot decrease memory limits: {pod_text}")),
+        ),
+        (
+            "a container uses more",
+            group(Some(200), 0),
+            wanted(None),
+            vec![update("a", Some(200), Some(100))],
+            100,
+            Some(format!("cannot decrease memory limits: {container_text}")),
+        ),
+        (
+            "both, a first limit",
+            group(None, 100),
+            wanted(Some(100)),
+            vec![update("a", None, Some(100))],
+            100,
+            Some(format!("cannot decrease memory limits: [{pod_text}, {container_text}]")),
+        ),
+        ("a limit goes", group(None, 100), wanted(None), vec![update("a", Some(100), None)], 100, None),
+    ] {
+        assert_eq!(refused_decrease(&now, &wanted, &updates, |_| Some(used)), want, "{name}");
+    }
+    let updates = [update("a", Some(200), Some(100))];
+    assert_eq!(refused_decrease(&group(None, 0), &wanted(None), &updates, |_| None), None, "not known");
+}
+
+#[test]
+fn amounts_change_only_their_own_resource() {
+    let spec = pod(json!([c("a", "0.5", "64Mi")]));
+    let mut resources = pod::spec(&spec).containers[0].resources.clone().unwrap();
+    Amounts { limit: Some(128 << 20), request: None }.write(&mut resources, Resource::Memory);
+    Amounts { limit: Some(500), request: Some(250) }.write(&mut resources, Resource::Cpu);
+    assert_eq!(
+        serde_json::to_value(&resources).unwrap(),
+        json!({"limits": {"cpu": "0.5", "memory": "128Mi"}, "requests": {"cpu": "250m"}})
+    );
+}

@@ -1,0 +1,234 @@
+//! Whether a pod gets what it asks for now (pod-sync.md §10.2, §10.3).
+
+use std::cmp::Reverse;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use quintlet_model::ids::PodUid;
+use quintlet_model::pod;
+
+use super::plan::{Policy, Resource, policy};
+use crate::decide::qos::{self, QosClass, ResourceList};
+
+/// Why a resize waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// It does not fit now, and is looked at again when room may have come.
+    Deferred,
+    /// This node cannot do it at all.
+    Infeasible,
+}
+
+impl Reason {
+    /// The word of condition and event message.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Deferred => "Deferred",
+            Self::Infeasible => "Infeasible",
+        }
+    }
+
+    /// Reason of the event.
+    #[must_use]
+    pub fn event(self) -> &'static str {
+        match self {
+            Self::Deferred => "ResizeDeferred",
+            Self::Infeasible => "ResizeInfeasible",
+        }
+    }
+}
+
+/// A resize that waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pending {
+    /// How.
+    pub reason: Reason,
+    /// Text of the condition.
+    pub message: String,
+}
+
+/// What of the node makes a resize infeasible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Rules {
+    /// Containers may swap (`LimitedSwap`).
+    pub limited_swap: bool,
+    /// The CPU manager's policy is `static`.
+    pub static_cpu: bool,
+    /// The memory manager's policy is `Static`.
+    pub static_memory: bool,
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod::init_containers(pod).iter().chain(&pod::spec(pod).containers)
+}
+
+// Limits and requests of one resource.
+fn changes(a: &Container, b: &Container, name: &str) -> bool {
+    let of = |l: ResourceList| l.get(name).copied().unwrap_or_default();
+    of(qos::container_limits(a)) != of(qos::container_limits(b))
+        || of(qos::container_requests(a)) != of(qos::container_requests(b))
+}
+
+fn any_changes(desired: &Pod, allocated: &Pod, name: &str) -> bool {
+    containers(desired).zip(containers(allocated)).any(|(d, a)| changes(d, a, name))
+}
+
+/// Why the node can never do it. Room is not asked for here: more than the whole node has is Deferred.
+#[must_use]
+pub fn infeasible(desired: &Pod, allocated: &Pod, rules: Rules) -> Option<Pending> {
+    let swaps = || {
+        rules.limited_swap
+            && containers(desired).zip(containers(allocated)).any(|(d, a)| {
+                changes(d, a, "memory")
+                    && policy(d, Resource::Memory) == Policy::NotRequired
+                    && qos::may_swap(allocated, a)
+            })
+    };
+    let guaranteed = || qos::qos_class(allocated) == QosClass::Guaranteed;
+    let why = if pod::is_static(desired) {
+        "In-place resize of static-pods is not supported"
+    } else if swaps() {
+        "In-place resize of containers with swap is not supported."
+    } else if rules.static_cpu && guaranteed() && any_changes(desired, allocated, "cpu") {
+        "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\""
+    } else if rules.static_memory && guaranteed() && any_changes(desired, allocated, "memory") {
+        "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\""
+    } else {
+        return None;
+    };
+    Some(Pending { reason: Reason::Infeasible, message: why.to_owned() })
+}
+
+/// A resize in the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// The pod.
+    pub uid: PodUid,
+    /// It asks for more CPU or memory than it has.
+    pub increases: bool,
+    /// `spec.priority`.
+    pub priority: i32,
+    /// QoS class Guaranteed.
+    pub guaranteed: bool,
+    /// Since when it waits; none for one that was not looked at yet.
+    pub since: Option<jiff::Timestamp>,
+}
+
+impl Candidate {
+    /// Of a pod that waits `since`.
+    #[must_use]
+    pub fn of(uid: PodUid, desired: &Pod, allocated: &Pod, since: Option<jiff::Timestamp>) -> Self {
+        let (old, new) = (qos::pod_requests(allocated), qos::pod_requests(desired));
+        let of = |l: &ResourceList, name: &str| l.get(name).copied().unwrap_or_default();
+        Self {
+            uid,
+            increases: ["cpu", "memory"].iter().any(|name| of(&new, name) > of(&old, name)),
+            priority: pod::spec(desired).priority.unwrap_or(0),
+            guaranteed: qos::qos_class(desired) == QosClass::Guaranteed,
+            since,
+        }
+    }
+}
+
+/// Puts the queue in order: those that ask for no more, then by priority, then Guaranteed ones, then who waits longest.
+pub fn sort(queue: &mut [Candidate]) {
+    queue.sort_by_key(|c| (c.increases, Reverse(c.priority), !c.guaranteed, c.since.is_none(), c.since));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::testing::{at, pod_json};
+    use serde_json::{Value, json};
+
+    fn pod(resources: Value) -> Pod {
+        pod_json(json!({"containers": [{"name": "a", "image": "i", "resources": resources}]}))
+    }
+
+    fn both(cpu: &str, memory: &str) -> Value {
+        json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}})
+    }
+
+    fn burstable(memory: &str) -> Value {
+        json!({"requests": {"cpu": "1", "memory": "64Mi"}, "limits": {"memory": memory}})
+    }
+
+    #[test]
+    fn what_this_node_cannot_do_is_said_in_the_kubelets_words() {
+        let swap = Rules { limited_swap: true, ..Rules::default() };
+        let cpu = Rules { static_cpu: true, ..Rules::default() };
+        let memory = Rules { static_memory: true, ..Rules::default() };
+        let restarting = |memory: &str| {
+            let mut p = pod(burstable(memory));
+            let policy = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
+            p.spec.as_mut().unwrap().containers[0].resize_policy = serde_json::from_value(policy).unwrap();
+            p
+        };
+        let static_pod = |memory: &str| {
+            let mut p = pod(burstable(memory));
+            let source = ("kubernetes.io/config.source".to_owned(), "file".to_owned());
+            p.metadata.annotations = Some([source].into());
+            p
+        };
+        let swap_text = "In-place resize of containers with swap is not supported.";
+        let cpu_text = "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"";
+        let memory_text =
+            "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\"";
+        for (name, before, after, rules, want) in [
+            ("nothing against it", pod(burstable("1Gi")), pod(burstable("2Gi")), Rules::default(), None),
+            ("swap", pod(burstable("1Gi")), pod(burstable("2Gi")), swap, Some(swap_text)),
+            ("swap, with a restart", restarting("1Gi"), restarting("2Gi"), swap, None),
+            ("swap, only cpu", pod(both("1", "1Gi")), pod(both("2", "1Gi")), swap, None),
+            ("no swap for Guaranteed", pod(both("1", "1Gi")), pod(both("1", "2Gi")), swap, None),
+            ("static cpu", pod(both("1", "1Gi")), pod(both("2", "1Gi")), cpu, Some(cpu_text)),
+            ("static cpu, only memory", pod(both("1", "1Gi")), pod(both("1", "2Gi")), cpu, None),
+            ("static cpu, Burstable", pod(burstable("1Gi")), pod(burstable("2Gi")), cpu, None),
+            ("static memory", pod(both("1", "1Gi")), pod(both("1", "2Gi")), memory, Some(memory_text)),
+            ("static memory, only cpu", pod(both("1", "1Gi")), pod(both("2", "1Gi")), memory, None),
+            (
+                "static pod",
+                static_pod("1Gi"),
+                static_pod("2Gi"),
+                Rules::default(),
+                Some("In-place resize of static-pods is not supported"),
+            ),
+        ] {
+            let got = infeasible(&after, &before, rules);
+            assert!(got.as_ref().is_none_or(|p| p.reason == Reason::Infeasible));
+            assert_eq!(got.map(|p| p.message).as_deref(), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_queue_goes_by_growth_priority_class_and_wait() {
+        let uid = |u: &str| PodUid::parse(u).unwrap();
+        let base =
+            Candidate { uid: uid("x"), increases: true, priority: 0, guaranteed: false, since: Some(at(5)) };
+        let mut queue = vec![
+            Candidate { uid: uid("new"), since: None, ..base.clone() },
+            Candidate { uid: uid("late"), since: Some(at(9)), ..base.clone() },
+            Candidate { uid: uid("early"), since: Some(at(1)), ..base.clone() },
+            Candidate { uid: uid("guaranteed"), guaranteed: true, ..base.clone() },
+            Candidate { uid: uid("high"), priority: 9, ..base.clone() },
+            Candidate { uid: uid("shrinks"), increases: false, priority: -1, ..base },
+        ];
+        sort(&mut queue);
+        let order: Vec<_> = queue.iter().map(|c| c.uid.as_str()).collect();
+        assert_eq!(order, ["shrinks", "high", "guaranteed", "early", "late", "new"]);
+    }
+
+    #[test]
+    fn growth_is_of_requests_of_the_whole_pod() {
+        let of = |before: Value, after: Value| {
+            Candidate::of(PodUid::parse("u").unwrap(), &pod(after), &pod(before), None)
+        };
+        for (name, before, after, want) in [
+            ("more cpu", both("1", "1Gi"), both("2", "1Gi"), true),
+            ("more memory, less cpu", both("2", "1Gi"), both("1", "2Gi"), true),
+            ("less", both("2", "1Gi"), both("1", "1Gi"), false),
+            ("only the limit", burstable("1Gi"), burstable("2Gi"), false),
+        ] {
+            assert_eq!(of(before, after).increases, want, "{name}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Giving running containers other resources (pod-sync.md §10.4).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use k8s_cri::v1 as cri;
+use k8s_openapi::api::core::v1::Pod;
+use quintlet_model::ids::{ContainerId, SandboxId};
+use quintlet_model::pod as pods;
+use quintlet_model::runtime::PodRuntime;
+
+use super::{ERROR_WAIT, Halt, Pass, Worker, jitter};
+use crate::build::resources;
+use crate::clients::events::EventType;
+use crate::clients::runtime::CallError;
+use crate::decide::qos::PodCgroup;
+use crate::decide::resize::message::resize_message;
+use crate::decide::resize::plan::{
+    self, ContainerUpdate, GroupNow, ResizeActions, Resource, Step, refused_decrease, shrinking, steps,
+};
+
+/// Why a resize did not get to its end.
+enum Stopped {
+    /// The runtime, the kernel or a check refused it.
+    Refused(String),
+    /// Nothing is known.
+    Cut(Halt),
+}
+
+impl From<CallError> for Stopped {
+    fn from(e: CallError) -> Self {
+        if e.is_verdict() { Self::Refused(e.message) } else { Self::Cut(Halt::of(&e, "resize")) }
+    }
+}
+
+impl From<crate::cgroup::CgroupError> for Stopped {
+    fn from(e: crate::cgroup::CgroupError) -> Self {
+        Self::Refused(quintlet_kit::error_chain(&e))
+    }
+}
+
+impl Worker {
+    /// Says whether a resize is under way, before the status is made.
+    pub(super) fn note_resize(&self, runtime: &PodRuntime) {
+        let (ctx, uid) = (&self.ctx, &self.pod_ref.uid);
+        let actuated = ctx.allocations.actuated(uid);
+        let generation = self.pod.metadata.generation;
+        if plan::in_progress(&self.pod, runtime, actuated.as_ref()) {
+            ctx.allocations.conditions(uid, |c| c.go_on(generation, ctx.clock.wall()));
+        } else if let Some(over) = ctx.allocations.conditions(uid, |c| c.complete()) {
+            let message = resize_message("completed", &self.pod, over.observed_generation, "");
+            ctx.events.pod(&self.pod, EventType::Normal, "ResizeCompleted", &message, "");
+        }
+    }
+
+    /// Makes the change. What refuses it is told in the status and tried again later; it holds up nothing else.
+    pub(super) async fn resize(
+        &mut self,
+        pass: &Pass,
+        actions: &ResizeActions,
+        sandbox: &SandboxId,
+    ) -> Result<(), Halt> {
+        match self.resize_all(pass, actions, sandbox).await {
+            Ok(()) => Ok(()),
+            Err(Stopped::Cut(halt)) => Err(halt),
+            Err(Stopped::Refused(why)) => {
+                let (ctx, uid, pod) = (&self.ctx, &self.pod_ref.uid, &self.pod);
+                let (generation, now) = (pod.metadata.generation, ctx.clock.wall());
+                if ctx.allocations.conditions(uid, |c| c.fail(&why, generation, now)) {
+                    let message = resize_message("error", pod, generation, &why);
+                    ctx.events.pod(pod, EventType::Warning, "ResizeError", &message, "");
+                }
+                self.resize_hold = self.ctx.clock.boot() + jitter(ERROR_WAIT);
+                Ok(())
+            }
+        }
+    }
+
+    async fn resize_all(
+        &self,
+        pass: &Pass,
+        actions: &ResizeActions,
+        sandbox: &SandboxId,
+    ) -> Result<(), Stopped> {
+        let pod = &pass.pod;
+        let wanted = self.ctx.cgroups.values(pod);
+        for resource in [Resource::Memory, Resource::Cpu] {
+            let updates = actions.of(resource);
+            if updates.is_empty() && !actions.pod {
+                continue;
+            }
+            let now = self.ctx.cgroups.read(pod, &self.pod_ref.uid)?;
+            if resource == Resource::Memory {
+                let usage = self.usage(updates).await?;
+                if let Some(why) = refused_decrease(&now, &wanted, updates, |id| usage.get(id).copied()) {
+                    return Err(Stopped::Refused(why));
+                }
+            }
+            for step in steps(resource, &now, &wanted) {
+                match step {
+                    Step::PodLimit | Step::PodRequest => {
+                        let values = part(&wanted, resource, step);
+                        self.resize_group(pod, sandbox, &now, values).await?;
+                    }
+                    Step::Containers => {
+                        for update in updates {
+                            self.update(pod, resource, update).await?;
+                        }
+                    }
+                }
+            }
+        }
+        if actions.pod {
+            self.ctx.allocations.actuate_pod(&self.pod_ref.uid, pods::spec(pod).resources.clone());
+        }
+        Ok(())
+    }
+
+    // Memory in use by those whose limit comes down. One that cannot be told is left to the check of the whole pod.
+    async fn usage(&self, updates: &[ContainerUpdate]) -> Result<HashMap<ContainerId, i64>, Stopped> {
+        let mut usage = HashMap::new();
+        for (update, _) in shrinking(updates) {
+            match self.ctx.runtime.container_memory(&update.id).await {
+                Ok(Some(bytes)) => {
+                    usage.insert(update.id.clone(), bytes);
+                }
+                Ok(None) => {}
+                Err(e) if e.is_verdict() => {
+                    tracing::info!(pod.uid = %self.pod_ref.uid, container.id = %update.id, error = %e, "memory in use is not known");
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(usage)
+    }
+
+    // The runtime is told first, since a sandbox of its own kind (a virtual machine) may have to grow with its group.
+    async fn resize_group(
+        &self,
+        pod: &Arc<Pod>,
+        sandbox: &SandboxId,
+        now: &GroupNow,
+        values: PodCgroup,
+    ) -> Result<(), Stopped> {
+        let node = &self.ctx.node;
+        let overhead = resources::sandbox_overhead(pod, node);
+        let told = resources::sandbox_resources(pod, node);
+        self.tell_sandbox(sandbox, overhead.clone(), told).await?;
+        let (cgroups, of, uid) = (self.ctx.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
+        let written = tokio::task::spawn_blocking(move || cgroups.change(&of, &uid, &values)).await;
+        let Ok(Err(e)) = written else { return Ok(()) };
+        let back = cri::LinuxContainerResources {
+            cpu_shares: i64::try_from(now.cpu_shares).unwrap_or(i64::MAX),
+            cpu_quota: now.cpu_quota_us.unwrap_or(-1),
+            cpu_period: i64::try_from(node.cgroup.period_us).unwrap_or(i64::MAX),
+            memory_limit_in_bytes: now.memory_limit.unwrap_or(-1),
+            ..cri::LinuxContainerResources::default()
+        };
+        self.tell_sandbox(sandbox, overhead, back).await?;
+        Err(e.into())
+    }
+
+    async fn tell_sandbox(
+        &self,
+        sandbox: &SandboxId,
+        overhead: cri::LinuxContainerResources,
+        resources: cri::LinuxContainerResources,
+    ) -> Result<(), Stopped> {
+        match self.ctx.runtime.update_sandbox(sandbox, overhead, resources).await {
+            // Most runtimes have no use for it.
+            Err(e) if e.is_verdict() && e.code == tonic::Code::Unimplemented => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    async fn update(&self, pod: &Pod, of: Resource, update: &ContainerUpdate) -> Result<(), Stopped> {
+        let all = pods::spec(pod).containers.iter().chain(pods::init_containers(pod));
+        let Some(spec) = all.into_iter().find(|c| c.name == update.name) else { return Ok(()) };
+        let (ctx, uid) = (&self.ctx, &self.pod_ref.uid);
+        // Of the other resource it keeps what it has: that one has an order of its own.
+        let record = ctx.allocations.actuated(uid).and_then(|a| a.containers.get(&update.name).cloned());
+        let mut container = spec.clone();
+        let mut now = record.or_else(|| spec.resources.clone()).unwrap_or_default();
+        update.to.write(&mut now, of);
+        container.resources = Some(now.clone());
+        let resources = resources::container_resources(pod, &container, &ctx.node);
+        ctx.runtime.update_container(&update.id, resources).await?;
+        ctx.allocations.actuate(uid, &update.name, now);
+        Ok(())
+    }
+}
+
+fn part(wanted: &PodCgroup, resource: Resource, step: Step) -> PodCgroup {
+    let none = PodCgroup::default();
+    match (resource, step) {
+        (Resource::Memory, Step::PodLimit) => PodCgroup { memory_bytes: wanted.memory_bytes, ..none },
+        (Resource::Cpu, Step::PodLimit) => {
+            PodCgroup { cpu_quota_us: wanted.cpu_quota_us, cpu_period_us: wanted.cpu_period_us, ..none }
+        }
+        (Resource::Cpu, Step::PodRequest) => PodCgroup { cpu_shares: wanted.cpu_shares, ..none },
+        (Resource::Memory, Step::PodRequest) | (_, Step::Containers) => none,
+    }
+}

@@ -1,0 +1,405 @@
+//! Pods that get other resources while they run.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use k8s_cri::v1;
+use quintlet_simulation::sim::LONG;
+use quintlet_simulation::{Options, Seen, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::{Method, Rule};
+use quintlet_testkit::wait::until;
+use serde_json::{Value, json};
+use tonic::Code;
+
+const UPDATE: Method = Method::UpdateContainerResources;
+
+/// Thousandths of a CPU that the node has.
+fn cpu_milli() -> usize {
+    std::thread::available_parallelism().unwrap().get() * 1000
+}
+
+fn both(cpu: &str, memory: &str) -> Value {
+    json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}})
+}
+
+fn milli(cpu: usize) -> Value {
+    json!({"requests": {"cpu": format!("{cpu}m")}})
+}
+
+fn sized(name: &str, resources: Value) -> Value {
+    let mut pod = pods::single(name);
+    pod["spec"]["containers"][0]["resources"] = resources;
+    pod
+}
+
+/// As `kubectl edit --subresource resize`.
+fn resize(sim: &Sim, name: &str, resources: Value) {
+    let edit = |pod: &mut Value| pod["spec"]["containers"][0]["resources"] = resources;
+    sim.api.edit("pods/resize", "default", name, edit).unwrap();
+}
+
+fn condition(seen: &Seen, kind: &str) -> Value {
+    let all = seen.0["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    all.into_iter().find(|c| c["type"] == kind).unwrap_or_default()
+}
+
+fn status(seen: &Seen) -> Value {
+    seen.0["status"]["containerStatuses"][0].clone()
+}
+
+/// The status tells of these, and of no resize any more.
+fn has(seen: &Seen, resources: &Value) -> bool {
+    let s = status(seen);
+    s["resources"] == *resources
+        && s["allocatedResources"] == resources["requests"]
+        && condition(seen, "PodResizePending").is_null()
+        && condition(seen, "PodResizeInProgress").is_null()
+}
+
+/// A value of the pod's own group.
+fn group(sim: &Sim, uid: &str, class: &str, v1: (&str, &str), v2: &str) -> String {
+    let below = |dir: PathBuf| {
+        let kubepods = dir.join(sim.cgroup_root().trim_start_matches('/')).join("kubepods");
+        kubepods.join(class).join(format!("pod{uid}"))
+    };
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let file = if root.join("cgroup.controllers").exists() {
+        below(root).join(v2)
+    } else {
+        below(root.join(v1.0)).join(v1.1)
+    };
+    std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display())).trim().to_owned()
+}
+
+fn group_memory(sim: &Sim, uid: &str) -> String {
+    group(sim, uid, "", ("memory", "memory.limit_in_bytes"), "memory.max")
+}
+
+/// Memory, quota and shares as each update had them.
+fn updates(sim: &Sim) -> Vec<(i64, i64, i64)> {
+    let calls = sim.runtime.calls_of(UPDATE);
+    let linux = |c: v1::UpdateContainerResourcesRequest| c.linux.unwrap_or_default();
+    let requests = calls.iter().map(|c| linux(c.request()));
+    requests.map(|l| (l.memory_limit_in_bytes, l.cpu_quota, l.cpu_shares)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_grows_and_shrinks_as_it_runs() {
+    const MIB: i64 = 1 << 20;
+    let sim = Sim::start(Options::default()).await;
+    let uid = sim.create(sized("web", both("500m", "64Mi")));
+    let before = sim.wait_ready("web").await;
+    let id = before.container("c-web").id;
+    assert_eq!(group_memory(&sim, &uid), (64 * MIB).to_string());
+
+    // The group is larger before the container is.
+    let hung = sim.runtime.hang(UPDATE);
+    let large = both("1", "96Mi");
+    resize(&sim, "web", large.clone());
+    sim.wait_runtime("an update", |r| r.in_flight(UPDATE) == 1).await;
+    assert_eq!(group_memory(&sim, &uid), (96 * MIB).to_string());
+    let seen =
+        sim.wait_pod("web", "resize in progress", |p| !condition(p, "PodResizeInProgress").is_null()).await;
+    let shown = condition(&seen, "PodResizeInProgress");
+    assert_eq!((shown["status"].as_str(), shown["observedGeneration"].as_i64()), (Some("True"), Some(2)));
+    assert_eq!(status(&seen)["allocatedResources"], large["requests"]);
+    assert_eq!(
+        status(&seen)["resources"]["limits"],
+        both("500m", "64Mi")["limits"],
+        "it runs with these still"
+    );
+    sim.runtime.unscript(hung);
+    let seen = sim.wait_pod("web", "larger", |p| has(p, &large)).await;
+    assert_eq!(updates(&sim), [(96 * MIB, 50_000, 512), (96 * MIB, 100_000, 1024)], "memory, then cpu");
+    assert_eq!(seen.container("c-web").id, id);
+
+    // And smaller after it.
+    let hung = sim.runtime.hang(UPDATE);
+    resize(&sim, "web", both("500m", "64Mi"));
+    sim.wait_runtime("an update", |r| r.in_flight(UPDATE) == 1).await;
+    assert_eq!(group_memory(&sim, &uid), (96 * MIB).to_string());
+    sim.runtime.unscript(hung);
+    sim.wait_pod("web", "as before", |p| has(p, &both("500m", "64Mi"))).await;
+    assert_eq!(group_memory(&sim, &uid), (64 * MIB).to_string());
+    assert_eq!(updates(&sim)[2..], [(64 * MIB, 100_000, 1024), (64 * MIB, 50_000, 512)]);
+    for (reason, generation) in [("ResizeStarted", 3), ("ResizeCompleted", 3)] {
+        let text = format!(
+            r#"Pod resize {}: {{"containers":[{{"name":"c-web","resources":{{"limits":{{"cpu":"500m","memory":"64Mi"}},"requests":{{"cpu":"500m","memory":"64Mi"}}}}}}],"generation":{generation}}}"#,
+            reason.trim_start_matches("Resize").to_lowercase()
+        );
+        sim.wait_event("web", reason, |e| e.kind == "Normal" && e.reason == reason && e.message == text)
+            .await;
+    }
+    sim.assert_started_once("web", &uid);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_fit_waits_until_another_pod_ends() {
+    let sim = Sim::start(Options::default()).await;
+    let large = cpu_milli() - 500;
+    let _uid = sim.create(sized("large", milli(large)));
+    for (name, priority) in [("low", 1), ("high", 2)] {
+        let mut pod = sized(name, milli(100));
+        pod["spec"]["priority"] = json!(priority);
+        let _uid = sim.create(pod);
+        sim.wait_ready(name).await;
+    }
+    sim.wait_ready("large").await;
+    let wanted = cpu_milli() - 200;
+    for name in ["low", "high"] {
+        resize(&sim, name, milli(wanted));
+        let seen = sim
+            .wait_pod(name, "deferred", |p| condition(p, "PodResizePending")["reason"] == "Deferred")
+            .await;
+        let shown = condition(&seen, "PodResizePending");
+        let text = format!(
+            "Node didn't have enough resource: cpu, requested: {wanted}, used: {}, capacity: {}",
+            large + 100,
+            cpu_milli()
+        );
+        assert_eq!(shown["message"], text.as_str());
+        assert_eq!((shown["status"].as_str(), shown["observedGeneration"].as_i64()), (Some("True"), Some(2)));
+        assert_eq!(status(&seen)["allocatedResources"], milli(100)["requests"]);
+        sim.wait_event(name, "deferred", |e| {
+            e.kind == "Warning"
+                && e.reason == "ResizeDeferred"
+                && e.message.starts_with("Pod resize Deferred: {")
+                && e.message.contains(&text)
+        })
+        .await;
+    }
+    assert_eq!(updates(&sim), []);
+    sim.delete("large", Some(0));
+    // There is room for one of them, and the other was there first.
+    sim.wait_pod("high", "resized", |p| has(p, &milli(wanted))).await;
+    let low = sim.pod("low");
+    assert_eq!(condition(&low, "PodResizePending")["reason"], "Deferred");
+    // What asks for what it has waits for nothing.
+    resize(&sim, "low", milli(100));
+    sim.wait_pod("low", "as it was", |p| has(p, &milli(100))).await;
+    assert_eq!(updates(&sim).len(), 1);
+    assert_eq!((sim.pod("low").restarts(), sim.pod("high").restarts()), (0, 0));
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_critical_pods_resize_makes_room_for_itself() {
+    let sim = Sim::start(Options::default()).await;
+    let victim = cpu_milli() - 500;
+    let _uid = sim.create(sized("victim", milli(victim)));
+    let mut pod = sized("critical", milli(100));
+    pod["spec"]["priority"] = json!(2_000_000_000);
+    let _uid = sim.create(pod);
+    for name in ["victim", "critical"] {
+        sim.wait_ready(name).await;
+    }
+    resize(&sim, "critical", milli(1000));
+    sim.wait_event("victim", "Preempting", |e| e.reason == "Preempting").await;
+    sim.wait_pod("critical", "resized", |p| has(p, &milli(1000))).await;
+    let seen = sim.wait_pod("victim", "over", |p| p.phase() == "Failed").await;
+    assert_eq!(seen.text("/status/reason"), "Preempting");
+    let preempted = sim.events("victim").into_iter().filter(|e| e.reason == "Preempting");
+    assert_eq!(preempted.map(|e| e.count).sum::<i64>(), 1, "nobody is ended twice");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_static_pod_is_not_resized() {
+    let sim = Sim::start(Options::default()).await;
+    let mut pod = pods::manifest("own");
+    pod["metadata"]["uid"] = json!("fixed-1");
+    pod["spec"]["containers"][0]["resources"] = milli(100);
+    sim.manifest("own", &pod);
+    let name = format!("own-{}", quintlet_simulation::service::NODE);
+    let id = sim.wait_ready(&name).await.container("c-own").id;
+    pod["spec"]["containers"][0]["resources"] = milli(200);
+    sim.manifest("own", &pod);
+    let infeasible = |p: &Seen| condition(p, "PodResizePending")["reason"] == "Infeasible";
+    let seen = sim.wait_pod(&name, "infeasible", infeasible).await;
+    let text = "In-place resize of static-pods is not supported";
+    assert_eq!(condition(&seen, "PodResizePending")["message"], text);
+    sim.wait_event(&name, "infeasible", |e| e.reason == "ResizeInfeasible" && e.message.contains(text)).await;
+    sim.wait_ready(&name).await;
+    assert_eq!(sim.pod(&name).container("c-own").id, id, "it runs on as it is");
+    assert_eq!(updates(&sim), []);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_whose_policy_is_to_restart_is_restarted_with_other_resources() {
+    let sim = Sim::start(Options::default()).await;
+    let mut pod = sized("web", both("500m", "64Mi"));
+    pod["spec"]["containers"][0]["resizePolicy"] =
+        json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
+    let uid = sim.create(pod);
+    sim.wait_ready("web").await;
+    resize(&sim, "web", both("500m", "96Mi"));
+    sim.wait_pod("web", "resized", |p| p.is_ready() && has(p, &both("500m", "96Mi"))).await;
+    assert_eq!(sim.pod("web").restarts(), 1);
+    assert_eq!(updates(&sim), [], "by a new instance");
+    let made = sim.runtime.calls_of(Method::CreateContainer);
+    let memory = made.iter().map(|c| {
+        let config = c.request::<v1::CreateContainerRequest>().config.unwrap_or_default();
+        config.linux.and_then(|l| l.resources).unwrap_or_default().memory_limit_in_bytes
+    });
+    assert_eq!(memory.collect::<Vec<_>>(), [64 << 20, 96 << 20]);
+    assert_eq!(group_memory(&sim, &uid), (96 << 20).to_string());
+    sim.wait_event("web", "Killing", |e| e.message == "Container c-web resize requires restart").await;
+
+    // The other resource is not worth a restart.
+    resize(&sim, "web", both("250m", "96Mi"));
+    sim.wait_pod("web", "resized", |p| has(p, &both("250m", "96Mi"))).await;
+    assert_eq!((sim.pod("web").restarts(), updates(&sim).len()), (1, 1));
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_refused_is_said_and_tried_again() {
+    let sim = Sim::start(Options::default()).await;
+    let uid = sim.create(sized("web", both("500m", "64Mi")));
+    sim.wait_ready("web").await;
+    let used = 40 << 20;
+    sim.runtime.use_memory("c-web", used);
+    resize(&sim, "web", both("500m", "32Mi"));
+    let text = format!(
+        "cannot decrease memory limits: attempting to set container \"c-web\" memory limit ({}) below current usage ({used})",
+        32 << 20
+    );
+    let failing = |text: &str, p: &Seen| {
+        let shown = condition(p, "PodResizeInProgress");
+        shown["reason"] == "Error" && shown["message"] == text
+    };
+    sim.wait_pod("web", "refused", |p| failing(&text, p)).await;
+    sim.wait_event("web", "refused", |e| {
+        e.kind == "Warning"
+            && e.reason == "ResizeError"
+            && e.message.contains("cannot decrease memory limits")
+    })
+    .await;
+    assert_eq!((updates(&sim), group_memory(&sim, &uid)), (vec![], (64 << 20).to_string()));
+
+    // The runtime's own refusal, once there is less in use.
+    let refusal = sim.runtime.script(Rule::on(UPDATE).fail(Code::Unknown, "no such cgroup"));
+    sim.runtime.use_memory("c-web", 1 << 20);
+    sim.wait_pod("web", "refused by the runtime", |p| failing("no such cgroup", p)).await;
+    sim.runtime.unscript(refusal);
+    sim.wait_pod("web", "smaller", |p| has(p, &both("500m", "32Mi"))).await;
+    assert_eq!(group_memory(&sim, &uid), (32 << 20).to_string());
+    assert_eq!(sim.pod("web").restarts(), 0);
+    sim.finish().await;
+}
+
+/// pod-sync is killed when the `nth` update came to the runtime, before or after its effect.
+async fn killed_in_the_middle(sim: &Sim, nth: usize, after: bool) {
+    let name = format!("p{nth}{after}");
+    let _uid = sim.create(sized(&name, both("50m", "64Mi")));
+    let id = sim.wait_ready(&name).await.container(&format!("c-{name}")).id;
+    let bare = id.rsplit('/').next().unwrap().to_owned();
+    let rule = Rule::on(UPDATE).about(&bare);
+    let slow = (!after).then(|| sim.runtime.script(rule.latency(Duration::from_millis(40))));
+    resize(sim, &name, both("100m", "96Mi"));
+    until("the update", LONG, async || {
+        let came = sim.calls_about(UPDATE, &bare);
+        let worked = came - if came > 0 { sim.runtime.in_flight(UPDATE) } else { 0 };
+        if if after { worked } else { came } >= nth { Ok(()) } else { Err(came) }
+    })
+    .await;
+    sim.restart(Service::PodSync).await;
+    if let Some(slow) = slow {
+        sim.runtime.unscript(slow);
+    }
+    let seen = sim.wait_pod(&name, "larger", |p| p.is_ready() && has(p, &both("100m", "96Mi"))).await;
+    assert_eq!((seen.container(&format!("c-{name}")).id, seen.restarts()), (id, 0), "{name}");
+    sim.wait_event(&name, "completed", |e| e.reason == "ResizeCompleted").await;
+    assert_eq!(sim.warnings(&name), [], "{name}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resize_survives_a_kill_at_each_call_of_the_runtime() {
+    let sim = Sim::start(Options::default()).await;
+    for nth in [1, 2] {
+        for after in [false, true] {
+            killed_in_the_middle(&sim, nth, after).await;
+        }
+    }
+    sim.finish().await;
+}
+
+/// How the checkpoints are spoilt while pod-sync is away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spoilt {
+    /// Not at all.
+    No,
+    /// They are gone.
+    Lost,
+    /// Their sums are wrong.
+    Corrupt,
+    /// They are gone, and so are the records in the run directory, as after a reboot; containers run on.
+    AllLost,
+}
+
+async fn restarted_with(spoilt: Spoilt) {
+    let sim = Sim::start(Options::default()).await;
+    let name = "deferred";
+    let _uid = sim.create(sized("large", milli(cpu_milli() - 500)));
+    let uid = sim.create(sized(name, milli(100)));
+    for name in ["large", name] {
+        sim.wait_ready(name).await;
+    }
+    resize(&sim, name, milli(1000));
+    let waits = |p: &Seen| condition(p, "PodResizePending")["reason"] == "Deferred";
+    sim.wait_pod(name, "deferred", waits).await;
+    sim.wait_event(name, "deferred", |e| e.reason == "ResizeDeferred").await;
+    sim.stop(Service::PodSync).await;
+    for file in ["allocated_pods_state", "actuated_pods_state"].map(|f| sim.root_dir().join(f)) {
+        match spoilt {
+            Spoilt::No => assert!(file.exists()),
+            Spoilt::Lost | Spoilt::AllLost => std::fs::remove_file(&file).unwrap(),
+            Spoilt::Corrupt => {
+                let text = std::fs::read_to_string(&file).unwrap();
+                std::fs::write(&file, text.replace("100m", "900m")).unwrap();
+            }
+        }
+    }
+    if spoilt == Spoilt::AllLost {
+        std::fs::remove_dir_all(sim.paths().state_dir()).unwrap();
+    }
+    sim.up(Service::PodSync);
+    // It has looked at what waits once it decided on a pod that came after.
+    let _uid = sim.create(sized("later", milli(10)));
+    sim.wait_ready("later").await;
+    let seen = sim.pod(name);
+    assert!(waits(&seen) && seen.is_ready(), "{spoilt:?}: it runs on and waits on: {seen:?}");
+    assert_eq!(status(&seen)["allocatedResources"], milli(100)["requests"], "{spoilt:?}");
+    assert_eq!(updates(&sim), [], "{spoilt:?}: nothing was changed");
+    let corrupt = sim.root_dir().join("allocated_pods_state.corrupt").exists();
+    assert_eq!(corrupt, spoilt == Spoilt::Corrupt);
+    sim.delete("large", Some(0));
+    let seen = sim.wait_pod(name, "resized", |p| has(p, &milli(1000))).await;
+    assert_eq!(seen.restarts(), 0);
+    let said = sim.events(name).into_iter().filter(|e| e.reason == "ResizeDeferred");
+    assert_eq!(said.map(|e| e.count).sum::<i64>(), 1, "{spoilt:?}: it is not said again");
+    assert_eq!(sim.sandboxes(&uid).len(), 1);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resize_that_waits_survives_a_restart() {
+    restarted_with(Spoilt::No).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_checkpoint_changes_nothing() {
+    restarted_with(Spoilt::Lost).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_corrupt_checkpoint_is_put_aside_and_changes_nothing() {
+    restarted_with(Spoilt::Corrupt).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_all_of_its_own_records_lost_the_status_tells_what_was_allocated() {
+    restarted_with(Spoilt::AllLost).await;
+}
