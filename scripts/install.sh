@@ -61,6 +61,20 @@ if [ -n "$missing" ]; then
         { $sudo apt-get update -q && DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -q --no-install-recommends $missing; }
 fi
 
+# Debian's kubectl speaks SPDY only. Unpacked for the tests, not installed: the machine may have a kubectl of its own.
+kubectl=${CARGO_TARGET_DIR:-target}/tools/kubernetes-client
+if [ "${1:-}" = test ] && [ ! -x "$kubectl/usr/bin/kubectl" ]; then
+    mkdir -p "$kubectl"
+    sudo=
+    [ "$(id -u)" = 0 ] || sudo=sudo
+    (
+        cd "$kubectl"
+        apt-get download -q kubernetes-client || { $sudo apt-get update -q && apt-get download -q kubernetes-client; }
+        dpkg-deb -x kubernetes-client_*.deb .
+        rm kubernetes-client_*.deb
+    )
+fi
+
 if ! command -v cargo >/dev/null 2>&1; then
     echo "install.sh: no Rust toolchain (1.95 or newer): see https://rustup.rs" >&2
     exit 1

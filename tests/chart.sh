@@ -49,7 +49,7 @@ for values in "$chart"/ci/*.yaml; do
 done
 
 render default
-want default DaemonSet 6
+want default DaemonSet 7
 want default ConfigMap 1
 want default ServiceAccount 1
 want default ClusterRole 1
@@ -59,7 +59,7 @@ for service in cri-proxy pleg-service probe-service status-reporter pod-sync; do
     has default $service "automountServiceAccountToken: false"
     has default $service "hostNetwork: true"
 done
-for service in pleg-service probe-service status-reporter; do
+for service in pleg-service probe-service status-reporter node-api; do
     has default $service "runAsNonRoot: true"
     has_not default $service "privileged: true"
 done
@@ -67,28 +67,35 @@ has_not default cri-proxy "privileged: true"
 has default pod-sync "mountPropagation: Bidirectional"
 has default containerd "mountPropagation: Bidirectional"
 # A socket directory is mounted into its server and its clients.
-for pair in "admin cri-proxy" "sync cri-proxy pod-sync" "read cri-proxy pleg-service" "node-api cri-proxy" \
+for pair in "admin cri-proxy" "sync cri-proxy pod-sync" "read cri-proxy pleg-service" "node-api cri-proxy node-api" \
     "probe cri-proxy probe-service"; do
     set -- $pair
     socket=$1
     shift
-    for service in cri-proxy pleg-service probe-service status-reporter pod-sync containerd; do
+    for service in cri-proxy pleg-service probe-service status-reporter pod-sync node-api containerd; do
         case " $* " in
             *" $service "*) has default $service "mountPath: /run/quintlet/cri/$socket " ;;
             *) has_not default $service "mountPath: /run/quintlet/cri/$socket " ;;
         esac
     done
 done
-for service in cri-proxy pleg-service probe-service status-reporter; do
+for service in cri-proxy pleg-service probe-service status-reporter node-api; do
     has_not default $service "/run/quintlet/state"
 done
-for service in pleg-service probe-service status-reporter; do
+for service in pleg-service probe-service status-reporter node-api; do
     has_not default $service "/run/quintlet/keys"
 done
 for service in cri-proxy pleg-service probe-service containerd; do
     has_not default $service "name: kubeconfig"
 done
 has default status-reporter "--node-name=\$(NODE_NAME)-quintlet"
+# The port that is served is the port that is published, and never the kubelet's.
+has default node-api "command: [cri-proxy]"
+has default node-api "--node-api-port=10350"
+has default pod-sync "--node-api-port=10350"
+has default node-api "containerPort: 10350"
+has_not default node-api "/run/quintlet/runtime"
+has_not default node-api "mountPropagation"
 
 render pod -f "$chart/ci/pod-values.yaml"
 want pod DaemonSet 1
@@ -97,7 +104,7 @@ want pod ClusterRoleBinding 1
 has pod node "secretName: node-identity"
 has pod node "--metrics-listen=127.0.0.1:9473"
 has pod node "fsGroup: 65532"
-for service in containerd cri-proxy pleg-service probe-service status-reporter pod-sync; do
+for service in containerd node-api cri-proxy pleg-service probe-service status-reporter pod-sync; do
     has pod node "- name: $service"
 done
 
@@ -111,6 +118,8 @@ has host-runtime pod-sync "--node-label=tier=edge"
 has host-runtime pod-sync "--cluster-dns=10.96.0.10"
 has host-runtime pod-sync "--manifests=/etc/quintlet/manifests"
 has_not host-runtime pod-sync "--kubeconfig"
+# Without a node identity there is nobody to ask about clients.
+has host-runtime pod-sync "--node-api-port=0"
 has host-runtime probe-service '"--id=a"'
 
 printf 'apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n' > "$work/file"

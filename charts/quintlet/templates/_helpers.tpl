@@ -37,6 +37,11 @@ imagePullPolicy: {{ $image.pullPolicy | default "IfNotPresent" }}
 {{- if or .Values.kubeconfig.hostPath .Values.kubeconfig.secretName }}true{{ end }}
 {{- end }}
 
+{{/* The node API asks the API server who its clients are: without a node identity there is none. */}}
+{{- define "quintlet.hasNodeApi" -}}
+{{- if and .Values.nodeApi.enabled (include "quintlet.hasKubeconfig" .) }}true{{ end }}
+{{- end }}
+
 {{/*
 The directories of each part below runDir, as `name owner`: owner is root, nonroot, or "" for a directory that is another's.
 A socket directory is mounted only into its server and its clients.
@@ -59,6 +64,13 @@ status-reporter:
   pleg: ""
   podsync: ""
   status: nonroot
+node-api:
+  cri/node-api: ""
+  podsync: ""
+  pleg: ""
+  probe: ""
+  status: ""
+  node-api: nonroot
 pod-sync:
   cri/sync: ""
   pleg: ""
@@ -72,6 +84,9 @@ pod-sync:
 {{/* Arguments of one service. Takes root and part. */}}
 {{- define "quintlet.args" -}}
 {{- $values := .root.Values -}}
+{{- if eq .part "node-api" }}
+- node-api
+{{- end }}
 {{- if $values.config }}
 - --config=/etc/quintlet/config/config.yaml
 {{- end }}
@@ -88,13 +103,26 @@ pod-sync:
 - --runtime-endpoint=unix://{{ include "quintlet.runtimeSocket" .root }}
 - --allow-uid={{ int $values.nonRootId }}
 {{- end }}
-{{- if has .part (list "status-reporter" "pod-sync") }}
+{{- if has .part (list "status-reporter" "pod-sync" "node-api") }}
 - --node-name=$(NODE_NAME){{ $values.node.nameSuffix }}
 {{- if include "quintlet.hasKubeconfig" .root }}
 - --kubeconfig=/etc/quintlet/kubeconfig
 {{- end }}
 {{- end }}
+{{- if eq .part "node-api" }}
+- --node-api-port={{ int $values.nodeApi.port }}
+- --healthz-port={{ int $values.nodeApi.healthzPort }}
+- --cert-dir={{ $values.host.runDir }}/node-api/pki
+- --root-dir={{ $values.host.rootDir }}
+- --pod-logs-dir={{ $values.host.podLogsDir }}
+# What the host logs is the kubelet's to show.
+- --enable-system-log-handler=false
+{{- if $values.nodeApi.clientCAFile }}
+- --client-ca-file=/etc/quintlet/client-ca.crt
+{{- end }}
+{{- end }}
 {{- if eq .part "pod-sync" }}
+- --node-api-port={{ if include "quintlet.hasNodeApi" .root }}{{ int $values.nodeApi.port }}{{ else }}0{{ end }}
 - --root-dir={{ $values.host.rootDir }}
 - --pod-logs-dir={{ $values.host.podLogsDir }}
 - --container-logs-dir={{ $values.host.containerLogsDir }}
@@ -121,10 +149,14 @@ pod-sync:
 {{- $part := .part -}}
 - name: {{ $part }}
   {{- include "quintlet.image" (dict "root" .root "image" "services") | nindent 2 }}
-  command: [{{ $part }}]
+  command: [{{ ternary "cri-proxy" $part (eq $part "node-api") }}]
   args:
     {{- include "quintlet.args" . | nindent 4 }}
-  {{- if has $part (list "status-reporter" "pod-sync") }}
+  {{- if eq $part "node-api" }}
+  ports:
+    - { name: https, containerPort: {{ int $values.nodeApi.port }} }
+  {{- end }}
+  {{- if has $part (list "status-reporter" "pod-sync" "node-api") }}
   env:
     - name: NODE_NAME
       valueFrom: { fieldRef: { fieldPath: spec.nodeName } }
@@ -160,7 +192,15 @@ pod-sync:
     {{- if eq $part "cri-proxy" }}
     - { name: runtime, mountPath: {{ dir (include "quintlet.runtimeSocket" .root) }} }
     {{- end }}
-    {{- if and (has $part (list "status-reporter" "pod-sync")) (include "quintlet.hasKubeconfig" .root) }}
+    {{- if eq $part "node-api" }}
+    # For statistics of their file systems.
+    - { name: root, mountPath: {{ $values.host.rootDir }}, readOnly: true }
+    - { name: pod-logs, mountPath: {{ $values.host.podLogsDir }}, readOnly: true }
+    {{- if $values.nodeApi.clientCAFile }}
+    - { name: client-ca, mountPath: /etc/quintlet/client-ca.crt, readOnly: true }
+    {{- end }}
+    {{- end }}
+    {{- if and (has $part (list "status-reporter" "pod-sync" "node-api")) (include "quintlet.hasKubeconfig" .root) }}
     {{- if $values.kubeconfig.secretName }}
     - { name: kubeconfig, mountPath: /etc/quintlet/kubeconfig, subPath: kubeconfig, readOnly: true }
     {{- else }}
@@ -265,7 +305,11 @@ pod-sync:
 - name: containerd-root
   hostPath: { path: {{ $values.containerd.rootDir }}, type: DirectoryOrCreate }
 {{- end }}
-{{- if and (or (has "pod-sync" .parts) (has "status-reporter" .parts)) (include "quintlet.hasKubeconfig" .root) }}
+{{- if and (has "node-api" .parts) $values.nodeApi.clientCAFile }}
+- name: client-ca
+  hostPath: { path: {{ $values.nodeApi.clientCAFile }}, type: File }
+{{- end }}
+{{- if and (or (has "pod-sync" .parts) (has "status-reporter" .parts) (has "node-api" .parts)) (include "quintlet.hasKubeconfig" .root) }}
 - name: kubeconfig
   {{- if $values.kubeconfig.secretName }}
   secret: { secretName: {{ $values.kubeconfig.secretName }}, defaultMode: 0440 }
@@ -273,11 +317,13 @@ pod-sync:
   hostPath: { path: {{ $values.kubeconfig.hostPath }}, type: File }
   {{- end }}
 {{- end }}
-{{- if or (has "pod-sync" .parts) (has "containerd" .parts) }}
+{{- if or (has "pod-sync" .parts) (has "containerd" .parts) (has "node-api" .parts) }}
 - name: root
   hostPath: { path: {{ $values.host.rootDir }}, type: DirectoryOrCreate }
 - name: pod-logs
   hostPath: { path: {{ $values.host.podLogsDir }}, type: DirectoryOrCreate }
+{{- end }}
+{{- if or (has "pod-sync" .parts) (has "containerd" .parts) }}
 - name: cgroup
   hostPath: { path: /sys/fs/cgroup, type: Directory }
 {{- end }}

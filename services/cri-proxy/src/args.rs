@@ -8,7 +8,12 @@ use quintlet_kit::args::CommonArgs;
 
 /// Owns the container runtime: every CRI call, image pull and runtime event of this node goes through it.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "cri-proxy", version)]
+#[command(
+    name = "cri-proxy",
+    version,
+    after_help = "`cri-proxy node-api` is another process: it serves the node's HTTPS API as a client of this one. \
+                  See `cri-proxy node-api --help`."
+)]
 pub struct Args {
     /// The runtime's socket.
     #[arg(long, alias = "container-runtime-endpoint", value_name = "URL", default_value = "unix:///run/containerd/containerd.sock", value_parser = endpoint)]
@@ -32,6 +37,9 @@ pub struct Args {
     #[command(flatten)]
     pub config: ConfigArgs,
 }
+
+/// First word of the command line of the other process that this binary can be.
+pub const NODE_API: &str = "node-api";
 
 /// Reads `unix:///path` or an absolute path.
 fn endpoint(text: &str) -> Result<PathBuf, String> {

@@ -1,16 +1,25 @@
 //! The `cri-proxy` binary.
+use std::ffi::OsString;
+
 use anyhow::Context as _;
-use cri_proxy::args::Args;
+use cri_proxy::args::{Args, NODE_API};
 use cri_proxy::hints;
 use cri_proxy::policy::Socket;
 use cri_proxy::serve::{Config, Proxy};
+use quintlet_config::Service;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::{error_chain, server, signals, task};
+use quintlet_nodeapi::limits::Limits;
+use quintlet_nodeapi::{NodeApi, NodeApiArgs};
 use tokio_util::sync::CancellationToken;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::CriProxy);
+    let line: Vec<OsString> = std::env::args_os().collect();
+    if line.get(1).is_some_and(|word| word == NODE_API) {
+        return Box::pin(node_api(line[1..].to_vec())).await;
+    }
+    let loaded = quintlet_config::parse::<Args>(Service::CriProxy);
     let args = loaded.args.clone();
     let telemetry = quintlet_telemetry::init("cri-proxy", &args.common.telemetry())?;
     loaded.tell();
@@ -40,6 +49,26 @@ async fn main() -> anyhow::Result<()> {
         }));
     }
     let serving = task::spawn("serve", proxy.serve(stop.clone()));
+    let reason = signals::stop_signal().await;
+    tracing::info!(?reason, "stopping");
+    stop.cancel();
+    serving.await?;
+    telemetry.shutdown().await;
+    Ok(())
+}
+
+/// The other process: none of the above runs in it.
+async fn node_api(line: Vec<OsString>) -> anyhow::Result<()> {
+    let loaded = match quintlet_config::cli::read::<NodeApiArgs>(Service::NodeApi, line) {
+        Ok(loaded) => loaded,
+        Err(end) => end.exit(),
+    };
+    let telemetry = quintlet_telemetry::init("node-api", &loaded.args.common.telemetry())?;
+    loaded.tell();
+    let api = NodeApi::bind(&loaded, Limits::default(), Clock::system()).await?;
+    tracing::info!(address = ?api.address(), "serving");
+    let stop = CancellationToken::new();
+    let serving = task::spawn("serve", api.serve(stop.clone()));
     let reason = signals::stop_signal().await;
     tracing::info!(?reason, "stopping");
     stop.cancel();

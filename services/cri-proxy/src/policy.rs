@@ -253,11 +253,23 @@ pub const PROBE_EXEC: Policy = Policy {
     retry: false,
 };
 
+/// ExecSync as the node API sends it for `/run`: a user's command, neither a hook nor fenced.
+pub const USER_EXEC: Policy = Policy {
+    service: RUNTIME,
+    method: "ExecSync",
+    sockets: NODE,
+    class: Class::Read,
+    lane: Lane::ExecUser,
+    deadline: Deadline::CallerOnly,
+    retry: false,
+};
+
 /// What this proxy answers itself, and where.
 const OWN: &[(&str, &[Socket])] = &[
     ("quintlet.runtime.v1.RuntimeEvents", &[Socket::Admin, Sync, Read]),
     ("quintlet.runtime.v1.ProxyInfo", &[Socket::Admin, Sync, Read, NodeApi]),
     ("quintlet.runtime.v1.ProbeExec", &[Socket::Probe]),
+    ("quintlet.runtime.v1.ContainerLogs", &[Socket::Admin, NodeApi]),
     ("quintlet.debug.v1.Debug", &[Socket::Admin, Sync, Read, NodeApi]),
     ("grpc.health.v1.Health", &Socket::ALL),
     ("grpc.reflection.v1.ServerReflection", &Socket::ALL),
@@ -291,6 +303,9 @@ pub fn split_path(path: &str) -> Option<(&str, &str)> {
 pub fn verdict(socket: Socket, service: &str, method: &str) -> Verdict {
     if let Some((_, sockets)) = OWN.iter().find(|(own, _)| *own == service) {
         return if sockets.contains(&socket) { Verdict::Own } else { Verdict::WrongSocket };
+    }
+    if socket == NodeApi && (service, method) == (USER_EXEC.service, USER_EXEC.method) {
+        return Verdict::Forward(&USER_EXEC);
     }
     match TABLE.iter().find(|p| p.service == service && p.method == method) {
         Some(policy) if socket == Socket::Admin || policy.sockets.contains(&socket) => {
@@ -343,6 +358,20 @@ mod tests {
                 assert_eq!(verdict(socket, service, method), expected, "{socket:?} {service}/{method}");
             }
         }
+    }
+
+    #[test]
+    fn the_node_api_reads_runs_what_users_ask_for_and_changes_nothing_else() {
+        for row in TABLE.iter().filter(|row| row.class == Class::Mutation) {
+            let expected =
+                if row.method == "ExecSync" { Verdict::Forward(&USER_EXEC) } else { Verdict::WrongSocket };
+            assert_eq!(verdict(NodeApi, row.service, row.method), expected, "{}", row.method);
+        }
+        for method in ["Exec", "Attach", "PortForward", "ContainerStatus"] {
+            assert!(matches!(verdict(NodeApi, RUNTIME, method), Verdict::Forward(_)), "{method}");
+        }
+        assert_eq!(verdict(NodeApi, "quintlet.runtime.v1.ContainerLogs", "Read"), Verdict::Own);
+        assert_eq!(verdict(Socket::Read, "quintlet.runtime.v1.ContainerLogs", "Read"), Verdict::WrongSocket);
     }
 
     #[test]

@@ -24,6 +24,7 @@ use tower::ServiceExt as _;
 
 use crate::forward::Forwarder;
 use crate::hints::Hub;
+use crate::logs::ContainerLogs;
 use crate::metrics::Metrics;
 use crate::policy::{self, Socket, Verdict};
 use crate::reply::{self, Body};
@@ -127,6 +128,7 @@ impl Proxy {
 
         let grants = Arc::new(Grants::new(self.config.grant_key.clone()));
         let debug = server::debug("cri-proxy");
+        let logs = ContainerLogs::new(self.forwarder.clone());
         // Open connections outlive `stop`: what is in flight on them still gets its answer.
         let hang_up = CancellationToken::new();
         for (socket, listener) in self.listeners {
@@ -150,7 +152,8 @@ impl Proxy {
                 .add_service(pb::runtime_events_server::RuntimeEventsServer::new(Events(self.hub.clone())))
                 .add_service(pb::proxy_info_server::ProxyInfoServer::new(info))
                 .add_service(debug.clone())
-                .add_service(pb::probe_exec_server::ProbeExecServer::new(probe));
+                .add_service(pb::probe_exec_server::ProbeExecServer::new(probe))
+                .add_service(pb::container_logs_server::ContainerLogsServer::new(logs.clone()));
             let door = Door {
                 socket,
                 routes: routes.prepare(),

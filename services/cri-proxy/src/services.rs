@@ -130,12 +130,9 @@ impl pb::probe_exec_server::ProbeExec for ProbeExec {
             cmd: request.command,
             timeout: seconds,
         };
-        let mut headers = HeaderMap::new();
-        headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
-        headers.insert(http::header::TE, http::HeaderValue::from_static("trailers"));
         let call = Call {
             policy: &PROBE_EXEC,
-            headers,
+            headers: own_headers(),
             body: reply::framed(&exec),
             facts: Facts { seconds: Some(seconds), ..Facts::default() },
         };
@@ -165,6 +162,14 @@ impl pb::probe_exec_server::ProbeExec for ProbeExec {
             code => Err(Status::new(code, status.message())),
         }
     }
+}
+
+/// Metadata of calls that the proxy itself makes.
+pub(crate) fn own_headers() -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
+    headers.insert(http::header::TE, http::HeaderValue::from_static("trailers"));
+    headers
 }
 
 /// How often depths are written to the metrics.

@@ -52,6 +52,9 @@ pub struct Args {
     /// Address of the node. Default: that of the interface with the default route.
     #[arg(long, value_name = "IP", value_delimiter = ',')]
     pub node_ip: Vec<IpAddr>,
+    /// Port of the node API (`cri-proxy node-api`), published in the Node; 0 when there is none.
+    #[arg(long, alias = "port", value_name = "PORT", default_value_t = 10250)]
+    pub node_api_port: u16,
     /// A label for the node, `key=value`; may be given more than once.
     #[arg(long, alias = "node-labels", value_name = "LABEL", value_delimiter = ',', value_parser = label)]
     pub node_label: Vec<(String, String)>,

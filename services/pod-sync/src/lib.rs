@@ -191,6 +191,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         bind_unix(&paths.podsync(), 0o660).with_context(|| format!("{}", paths.podsync().display()))?;
     let server =
         Server::new("pod-sync").add_service(PodSyncServer::new(serve::Service::new(Arc::clone(&ctx))));
+    let health = server.health();
+    health.set_serving(SYNC_LOOP).await;
     let serving = spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));
     if let Some(address) = args.common.metrics_listen {
         let serve = quintlet_kit::server::serve_metrics(address, stop.clone());
@@ -205,8 +207,12 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let labels = args.labels();
     let admission = Arc::new(node::NodeAdmission::new(settings, &labels, view, client, runtime_state));
     tasks.spawn("container-logs", logs::run(Arc::clone(&ctx), args.container_logs(), stop.clone()));
+    let table_clock = ctx.clock.clone();
     let mut table = Table::new(ctx, manifests, admission, &kinds);
     table.restore(known);
+    let limit = STUCK.max(2 * args.sync_frequency);
+    let watching = watch_loop(table.heartbeat(), limit, table_clock, health, stop.clone());
+    tasks.spawn("watch-sync-loop", watching);
     table.run(sources, drain, stop.clone()).await;
 
     stop.cancel();
@@ -217,6 +223,36 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     serving.await?.context("server")?;
     drop(owner);
     Ok(())
+}
+
+/// What health calls the loop that wakes the workers.
+const SYNC_LOOP: &str = "syncloop";
+/// A loop that has not come round for so long is stuck (pkg/kubelet/kubelet.go:syncLoopHealthCheck).
+const STUCK: std::time::Duration = std::time::Duration::from_secs(300);
+/// Between two looks at the loop.
+const LOOK: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Tells health whether the loop comes round.
+async fn watch_loop(
+    heartbeat: table::Heartbeat,
+    limit: std::time::Duration,
+    clock: Clock,
+    health: quintlet_kit::server::HealthHandle,
+    stop: CancellationToken,
+) {
+    loop {
+        if heartbeat.age(&clock) > limit {
+            tracing::error!(?limit, "the sync loop took longer than expected");
+            health.set_not_serving(SYNC_LOOP).await;
+        } else {
+            health.set_serving(SYNC_LOOP).await;
+        }
+        // Both only wait.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
 }
 
 fn credentials(args: &Args, clock: &Clock) -> anyhow::Result<Credentials> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{
-    Node, NodeAddress, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Pod,
+    DaemonEndpoint, Node, NodeAddress, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Pod,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -253,7 +253,10 @@ pub fn node_object(
             addresses: Some(addresses),
             allocatable: Some(allocatable(settings)),
             capacity: Some(capacity),
-            daemon_endpoints: Some(NodeDaemonEndpoints::default()),
+            daemon_endpoints: Some(NodeDaemonEndpoints {
+                kubelet_endpoint: (settings.node_api_port != 0)
+                    .then(|| DaemonEndpoint { port: i32::from(settings.node_api_port) }),
+            }),
             node_info: Some(NodeSystemInfo {
                 architecture: arch.to_owned(),
                 boot_id: quintlet_kit::boot::boot_id(),

@@ -18,6 +18,7 @@ pub(crate) fn settings(args: &Args) -> anyhow::Result<NodeSettings> {
     let mut settings = NodeSettings {
         node_name: args.node_name.clone().unwrap_or_else(node::default_name),
         node_ips: if args.node_ip.is_empty() { vec![node::default_ip()] } else { args.node_ip.clone() },
+        node_api_port: args.node_api_port,
         root_dir: args.root_dir.clone(),
         pod_logs_dir: args.pod_logs_dir.clone(),
         cluster_domain: args.cluster_domain.clone(),
@@ -138,7 +139,7 @@ mod tests {
     #[test]
     fn fields_of_the_node_arrive() {
         let file = format!(
-            "podLogsDir: /l\n{OWN}rootDir: /r\nkubeconfig: /k\nnodeName: n1\nnodeIPs: [10.0.0.1, \"fd00::1\"]\n\
+            "port: 7\npodLogsDir: /l\n{OWN}rootDir: /r\nkubeconfig: /k\nnodeName: n1\nnodeIPs: [10.0.0.1, \"fd00::1\"]\n\
              nodeLabels: {{a: b, c: \"\"}}\ncontainerLogsDir: \"\"\n"
         );
         let args = args(&file, &[]);
@@ -149,6 +150,7 @@ mod tests {
         let settings = settings(&args).unwrap();
         assert_eq!((settings.root_dir, settings.pod_logs_dir), ("/r".into(), "/l".into()));
         assert_eq!((settings.node_name.as_str(), settings.node_ips.len()), ("n1", 2));
+        assert_eq!(settings.node_api_port, 7);
     }
 
     #[test]

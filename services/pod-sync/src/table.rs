@@ -93,6 +93,25 @@ pub struct Table {
     sweeper: Sweeper,
     slow_passes: Counter,
     resizes: Resizes,
+    heartbeat: Heartbeat,
+}
+
+/// When the loop last came round: CLOCK_BOOTTIME in milliseconds. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Heartbeat(Arc<std::sync::atomic::AtomicU64>);
+
+impl Heartbeat {
+    fn beat(&self, clock: &quintlet_kit::clock::Clock) {
+        let now = u64::try_from(clock.boot().as_millis()).unwrap_or(u64::MAX);
+        self.0.store(now, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// How long that was ago.
+    #[must_use]
+    pub fn age(&self, clock: &quintlet_kit::clock::Clock) -> Duration {
+        let last = Duration::from_millis(self.0.load(std::sync::atomic::Ordering::Relaxed));
+        clock.boot().saturating_sub(last)
+    }
 }
 
 impl std::fmt::Debug for Table {
@@ -116,6 +135,8 @@ impl Table {
         admission: Arc<dyn Admission>,
         sources: &[SourceKind],
     ) -> Self {
+        let heartbeat = Heartbeat::default();
+        heartbeat.beat(&ctx.clock);
         let stores = sources.iter().map(|s| (*s, SourceStore::new(s.name()))).collect();
         Self {
             ctx,
@@ -135,7 +156,14 @@ impl Table {
                 "Passes of housekeeping that took more than a second",
             ),
             resizes: Resizes::new(),
+            heartbeat,
         }
+    }
+
+    /// Tells whether the loop comes round.
+    #[must_use]
+    pub fn heartbeat(&self) -> Heartbeat {
+        self.heartbeat.clone()
     }
 
     /// Goes on with the pods an earlier run left records of: they are maintained before any source has spoken.
@@ -194,6 +222,7 @@ impl Table {
         loop {
             let ctx = Arc::clone(&self.ctx);
             let node_read = Arc::clone(&self.node_read);
+            self.heartbeat.beat(&ctx.clock);
             // Snapshots stay queued, the rest is level-triggered: a dropped arm loses nothing.
             tokio::select! {
                 () = stop.cancelled() => return,

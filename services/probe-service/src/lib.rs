@@ -60,11 +60,17 @@ pub enum RunError {
     Serve(#[source] tonic::transport::Error),
 }
 
-/// Probes and serves `<run>/probe/<id>.sock` until `stop` is cancelled; removes the socket at the end.
+/// Probes and serves `<run>/probe/<id>.sock` until `stop` is cancelled; removes the socket at the end. `observers` may ask
+/// it for health and metrics.
 ///
 /// # Errors
 /// The socket cannot be made, or the transport fails.
-pub async fn run(run_dir: &Path, id: &str, stop: CancellationToken) -> Result<(), RunError> {
+pub async fn run(
+    run_dir: &Path,
+    id: &str,
+    observers: &[u32],
+    stop: CancellationToken,
+) -> Result<(), RunError> {
     let paths = Paths::new(run_dir);
     let socket = paths.probe(id);
     let attempts = RealAttempts::new(&paths.cri(CriSocket::Probe));
@@ -72,7 +78,7 @@ pub async fn run(run_dir: &Path, id: &str, stop: CancellationToken) -> Result<()
     let prober = Prober::new(Arc::new(attempts), Clock::system(), Metrics::new(), chance);
     let listener =
         bind_unix(&socket, SOCKET_MODE).map_err(|source| RunError::Bind { path: socket.clone(), source })?;
-    let server = Server::new(SERVICE);
+    let server = Server::new(SERVICE).observers(observers);
     server.health().set_serving("").await;
     let service = ProbeServer::new(ProbeService::new(prober.clone(), stop.clone()));
     let served = server.add_service(service).serve(listener, PeerPolicy::root_and_self(), stop).await;

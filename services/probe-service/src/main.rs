@@ -62,7 +62,8 @@ async fn serve(loaded: Loaded<Args>) -> anyhow::Result<()> {
         });
     }
     tracing::info!(id = args.id, "probe-service starts");
-    let served = probe_service::run(&args.common.run_dir, &args.id, stop.clone()).await;
+    let served =
+        probe_service::run(&args.common.run_dir, &args.id, &args.common.observer_uid, stop.clone()).await;
     stop.cancel();
     for name in tasks.shutdown(Duration::from_secs(1)).await {
         tracing::warn!(task = name, "did not end in time");

@@ -105,7 +105,7 @@ async fn a_pod_is_driven_watched_handed_on_and_released() {
     let run = dir.path().to_owned();
     let service = tokio::spawn({
         let (run, stop) = (run.clone(), stop.clone());
-        async move { probe_service::run(&run, "0", stop).await }
+        async move { probe_service::run(&run, "0", &[], stop).await }
     });
     let mut client = client(&run).await;
     let watch = wire::WatchRequest { hello: Some(quintlet_proto::hello()), uid: "u1".into() };

@@ -55,6 +55,12 @@ impl Peer {
         Self::new("status-reporter", paths.status())
     }
 
+    /// The node API.
+    #[must_use]
+    pub fn node_api(paths: &Paths) -> Self {
+        Self::new("node-api", paths.node_api())
+    }
+
     /// All instances of probe-service, by name.
     #[must_use]
     pub fn probes(paths: &Paths) -> Vec<Self> {
@@ -74,7 +80,7 @@ impl Peer {
         out
     }
 
-    /// The five, in the order in which they start. Without any instance of probe-service its directory stands for it.
+    /// The five, in the order in which they start, and the node API where there is one. Without any instance of probe-service its directory stands for it.
     #[must_use]
     pub fn all(paths: &Paths) -> Vec<Self> {
         let mut out = vec![Self::cri_proxy(paths), Self::pleg(paths)];
@@ -84,6 +90,8 @@ impl Peer {
         }
         out.extend(probes);
         out.extend([Self::status_reporter(paths), Self::pod_sync(paths)]);
+        // A node need not have one.
+        out.extend(Some(Self::node_api(paths)).filter(|api| api.path.exists()));
         out
     }
 

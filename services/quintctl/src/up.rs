@@ -28,6 +28,7 @@ mod expect;
 mod head;
 mod kills;
 mod lines;
+mod node_api;
 mod plan;
 mod processes;
 mod restarts;
@@ -100,6 +101,18 @@ pub struct UpArgs {
     /// Name of the node [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
+    /// Port of the node's HTTPS API, which is run with --kubeconfig; 0 for none
+    #[arg(long, value_name = "PORT", default_value_t = 10250)]
+    pub node_api_port: u16,
+    /// Port of the plain health endpoint on 127.0.0.1; 0 for none
+    #[arg(long, value_name = "PORT", default_value_t = 10248)]
+    pub healthz_port: u16,
+    /// CA bundle that clients of the node API are verified with
+    #[arg(long, value_name = "FILE")]
+    pub client_ca_file: Option<PathBuf>,
+    /// User (and group) that the node API runs as when this is root
+    #[arg(long, value_name = "UID", default_value_t = 65533)]
+    pub node_api_uid: u32,
     /// DNS domain of the cluster
     #[arg(long, value_name = "DOMAIN")]
     pub cluster_domain: Option<String>,
@@ -138,6 +151,14 @@ pub enum UpError {
     /// A directory cannot be used.
     #[error("cannot use directory {}", path.display())]
     Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The kubeconfig cannot be read, or not be copied for the node API.
+    #[error("cannot use kubeconfig {}", path.display())]
+    Kubeconfig {
         /// Which.
         path: PathBuf,
         /// Why not.
@@ -206,7 +227,21 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
 
     let tasks = TaskGroup::new();
     let processes = Arc::new(Mutex::new(processes));
-    let services: Vec<Service> = plan::services(&args, &layout, &runtime, &node)
+    // Without root everything runs as the one user there is.
+    let unprivileged = nix::unistd::geteuid().is_root().then_some(args.node_api_uid);
+    let copying = match args.kubeconfig.clone().filter(|_| plan::has_node_api(&args)) {
+        Some(kubeconfig) => {
+            let kubeconfig = std::path::absolute(&kubeconfig).unwrap_or(kubeconfig);
+            let copy = layout.node_api_kubeconfig();
+            node_api::prepare(&layout, unprivileged)
+                .map_err(|source| UpError::Directory { path: layout.node_api_dir(), source })?;
+            node_api::copy_kubeconfig(&kubeconfig, &copy, unprivileged)
+                .map_err(|source| UpError::Kubeconfig { path: kubeconfig.clone(), source })?;
+            Some(task::spawn("copy kubeconfig", node_api::keep_kubeconfig(kubeconfig, copy, unprivileged)))
+        }
+        None => None,
+    };
+    let services: Vec<Service> = plan::services(&args, &layout, &runtime, &node, unprivileged)
         .into_iter()
         .map(|plan| Service::start(plan, &bin_dir, &layout.log_dir, processes.clone(), &tasks))
         .collect();
@@ -251,6 +286,7 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
 
     stop(&args, &services, &view, containerd, &mut signals).await?;
     follower.abort();
+    copying.iter().for_each(tokio::task::JoinHandle::abort);
     for name in tasks.shutdown(TASK_GRACE).await {
         tracing::warn!(task = name, "did not end");
     }
@@ -447,7 +483,7 @@ fn node_name(args: &UpArgs) -> Result<String, UpError> {
 fn make_log_dir(dir: &Path) -> Result<(), UpError> {
     let io = |source| UpError::Directory { path: dir.to_path_buf(), source };
     std::fs::create_dir_all(dir).map_err(io)?;
-    for name in SERVICES.into_iter().chain(["containerd"]) {
+    for name in SERVICES.into_iter().chain(["node-api", "containerd"]) {
         std::fs::File::create(dir.join(format!("{name}.log"))).map_err(io)?;
     }
     Ok(())

@@ -36,6 +36,7 @@ async fn main() -> anyhow::Result<()> {
         });
     }
     let config = Config {
+        observers: args.common.observer_uid.clone(),
         paths: args.common.paths(),
         kubeconfig: args.kubeconfig,
         node_name,

@@ -44,6 +44,8 @@ pub struct Config {
     pub node_name: String,
     /// Create the Node object if it is not there.
     pub register_node: bool,
+    /// Users that may ask for health and metrics.
+    pub observers: Vec<u32>,
     /// The rest, which has defaults.
     pub settings: Settings,
 }
@@ -123,6 +125,7 @@ pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::R
         keep_node(&config, &clients, clock, facts, events, &stop);
     }
     info!(socket = %path.display(), node = %config.node_name, "serving");
+    let server = server.observers(&config.observers);
     server.serve(listener, PeerPolicy::root_and_self(), stop).await.map_err(io::Error::other)?;
     if tokio::time::timeout(DRAIN, reporter.idle()).await.is_err() {
         warn!("writes in flight are given up");

@@ -55,7 +55,14 @@ impl Running {
         });
         let paths = Paths::new(dir.path());
         let socket = paths.status();
-        let config = Config { paths, kubeconfig, node_name: "n1".into(), register_node, settings };
+        let config = Config {
+            paths,
+            kubeconfig,
+            node_name: "n1".into(),
+            register_node,
+            observers: Vec::new(),
+            settings,
+        };
         let stop = CancellationToken::new();
         let task = tokio::spawn(run(config, clock, stop.clone()));
         let client = StatusReporterClient::new(quintlet_kit::socket::channel(socket.clone()));
@@ -412,6 +419,7 @@ async fn a_kubeconfig_may_come_after_the_start() {
         kubeconfig: Some(kubeconfig.clone()),
         node_name: "n1".into(),
         register_node: true,
+        observers: Vec::new(),
         settings: Settings::default(),
     };
     let stop = CancellationToken::new();

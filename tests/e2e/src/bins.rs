@@ -32,3 +32,15 @@ pub(crate) fn profile_dir() -> PathBuf {
     let parent = exe.parent().unwrap_or(Path::new("."));
     if parent.ends_with("deps") { parent.parent().unwrap_or(parent).to_owned() } else { parent.to_owned() }
 }
+
+/// Debian's kubectl 1.20, which speaks SPDY only, where `scripts/install.sh test` unpacks it.
+///
+/// # Panics
+/// It is not there.
+#[must_use]
+pub fn kubectl() -> PathBuf {
+    let target = profile_dir().parent().map(Path::to_owned).unwrap_or_default();
+    let path = target.join("tools/kubernetes-client/usr/bin/kubectl");
+    assert!(path.is_file(), "{} is missing: run scripts/install.sh test", path.display());
+    path
+}

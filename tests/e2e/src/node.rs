@@ -47,13 +47,25 @@ pub struct Options {
     pub sync_frequency: &'static str,
     /// Further arguments, each with the service it is for.
     pub extra: Vec<(&'static str, String)>,
+    /// With the node API, as a user without rights.
+    pub node_api: bool,
 }
+
+/// The user of the node API.
+pub const NODE_API_UID: u32 = 65_533;
 
 impl Options {
     /// Without an API server.
     #[must_use]
     pub fn standalone(name: &'static str) -> Self {
-        Self { name, api: false, otlp_endpoint: None, sync_frequency: "1m", extra: Vec::new() }
+        Self {
+            name,
+            api: false,
+            otlp_endpoint: None,
+            sync_frequency: "1m",
+            extra: Vec::new(),
+            node_api: false,
+        }
     }
 
     /// With one.
@@ -71,6 +83,7 @@ pub struct Node {
     /// The API server.
     pub api: Option<TestApi>,
     paths: Paths,
+    node_api_port: u16,
     logs: Logs,
     base: TempDir,
 }
@@ -109,19 +122,63 @@ impl Node {
         }
         let paths = Paths::new(&dir("run"));
         let kubeconfig = api.is_some().then_some(kubeconfig);
+        let node_api_port = if options.node_api { free_port() } else { 0 };
+        if options.node_api {
+            prepare_node_api(base.path(), &paths);
+        }
         let services = SERVICES
             .into_iter()
             .map(|name| {
-                let args = arguments(name, &options, base.path(), &containerd, kubeconfig.as_deref());
+                let mut args = arguments(name, &options, base.path(), &containerd, kubeconfig.as_deref());
+                if name == "pod-sync" {
+                    args.extend([OsString::from("--node-api-port"), node_api_port.to_string().into()]);
+                }
                 let log = logs.dir.join(format!("{name}.log"));
-                (name, Service::start(Plan { name, binary: bin_dir.join(name), args, log }))
+                (name, Service::start(Plan { name, binary: bin_dir.join(name), args, log, uid: None }))
             })
             .collect();
-        let node = Self { services, containerd, api, paths, logs, base };
-        for name in SERVICES {
+        let mut node = Self { services, containerd, api, paths, node_api_port, logs, base };
+        if options.node_api {
+            node.start_node_api(&bin_dir, kubeconfig.as_deref());
+        }
+        let names: Vec<&'static str> = node.services.keys().copied().collect();
+        for name in names {
             node.wait_serving(name, LONG).await;
         }
         node
+    }
+
+    fn start_node_api(&mut self, bin_dir: &Path, kubeconfig: Option<&Path>) {
+        let base = self.base.path();
+        let mut args: Vec<OsString> =
+            ["node-api", "--healthz-port", "0", "--address", "0.0.0.0", "--node-name", NODE]
+                .map(Into::into)
+                .into();
+        let more = [
+            ("--node-api-port", self.node_api_port.to_string().into()),
+            ("--run-dir", base.join("run").into_os_string()),
+            ("--cert-dir", base.join("node-api/pki").into_os_string()),
+            ("--root-dir", base.join("root").into_os_string()),
+            ("--system-log-dir", base.join("pod-logs").into_os_string()),
+            ("--kubeconfig", kubeconfig.expect("the node API reviews with an API server").into()),
+        ];
+        for (flag, value) in more {
+            args.extend([OsString::from(flag), value]);
+        }
+        let plan = Plan {
+            name: "node-api",
+            binary: bin_dir.join("cri-proxy"),
+            args,
+            log: self.logs.dir.join("node-api.log"),
+            uid: Some(NODE_API_UID),
+        };
+        self.services.insert("node-api", Service::start(plan));
+    }
+
+    /// Where the node API serves HTTPS.
+    #[must_use]
+    pub fn node_api(&self) -> std::net::SocketAddr {
+        std::net::SocketAddr::from(([127, 0, 0, 1], self.node_api_port))
     }
 
     /// Places under the run directory.
@@ -371,6 +428,7 @@ impl Node {
             "pleg-service" => self.paths.pleg(),
             "probe-service" => self.paths.probe("probe-0"),
             "status-reporter" => self.paths.status(),
+            "node-api" => self.paths.node_api(),
             _ => self.paths.podsync(),
         })
     }
@@ -427,6 +485,12 @@ impl Node {
             })
             .await;
         }
+        if self.services.contains_key("node-api") {
+            assert!(
+                take(&mut self.services, "node-api").terminate().await,
+                "node-api does not end after SIGTERM"
+            );
+        }
         let drained = take(&mut self.services, "pod-sync").end(Signal::SIGUSR1, LONG).await;
         assert!(drained, "pod-sync does not end after SIGUSR1");
         let left = self.listed().await;
@@ -456,11 +520,15 @@ fn arguments(
     };
     flag("--run-dir", &base.join("run"));
     flag("--log-level", &"info");
+    flag("--observer-uid", &NODE_API_UID.to_string());
     if let Some(endpoint) = &options.otlp_endpoint {
         flag("--otlp-endpoint", endpoint);
     }
     match name {
-        "cri-proxy" => flag("--runtime-endpoint", &containerd.endpoint()),
+        "cri-proxy" => {
+            flag("--runtime-endpoint", &containerd.endpoint());
+            flag("--allow-uid", &NODE_API_UID.to_string());
+        }
         "probe-service" => flag("--id", &"probe-0"),
         "status-reporter" => flag("--node-name", &NODE),
         "pod-sync" => {
@@ -481,6 +549,34 @@ fn arguments(
     }
     line.extend(options.extra.iter().filter(|(of, _)| *of == name).map(|(_, arg)| OsString::from(arg)));
     line
+}
+
+/// A port that nobody has now; it may be taken before it is used, which no test has seen yet.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free loopback port can be bound");
+    listener.local_addr().expect("a bound port has an address").port()
+}
+
+/// What the host's tmpfiles do: sockets that the node API may open, and a directory of its own.
+fn prepare_node_api(base: &Path, paths: &Paths) {
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+    let mode = |path: &Path, mode| {
+        let set = std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode));
+        set.expect("the mode of an own directory can be set");
+    };
+    mode(base, 0o755);
+    let (podsync, pleg, status, probe) = (paths.podsync(), paths.pleg(), paths.status(), paths.probe("x"));
+    for socket in [podsync, pleg, status, probe] {
+        let dir = socket.parent().expect("a socket lies in a directory");
+        std::fs::create_dir_all(dir).expect("a directory can be made");
+        chown(dir, None, Some(NODE_API_UID)).expect("root can give directories away");
+        mode(dir, 0o2750);
+    }
+    let own = [paths.node_api(), base.join("node-api/pki")];
+    for dir in own.iter().filter_map(|p| p.parent()) {
+        std::fs::create_dir_all(dir).expect("a directory can be made");
+        chown(dir, Some(NODE_API_UID), Some(NODE_API_UID)).expect("root can give directories away");
+    }
 }
 
 async fn delete_all(api: &TestApi) {
@@ -561,8 +657,11 @@ impl Drop for Logs {
         if !std::thread::panicking() {
             return;
         }
-        for name in SERVICES.iter().chain(&["containerd"]) {
+        for name in SERVICES.iter().chain(&["containerd", "node-api"]) {
             let path = self.dir.join(format!("{name}.log"));
+            if !path.exists() {
+                continue;
+            }
             eprintln!("---- end of {}\n{}", path.display(), end_of(&path).unwrap_or_else(|e| e.to_string()));
         }
     }

@@ -30,6 +30,8 @@ pub struct Plan {
     pub args: Vec<OsString>,
     /// Where its output goes.
     pub log: PathBuf,
+    /// As which user and group; as this process when there is none.
+    pub uid: Option<u32>,
 }
 
 /// The process as it is now.
@@ -122,7 +124,11 @@ async fn supervise(plan: Plan, process: watch::Sender<Process>, once: Cancellati
 
 fn spawn(plan: &Plan) -> Child {
     let log = OpenOptions::new().create(true).append(true).open(&plan.log).expect("the log can be written");
-    Command::new(&plan.binary)
+    let mut command = Command::new(&plan.binary);
+    if let Some(uid) = plan.uid {
+        command.uid(uid).gid(uid);
+    }
+    command
         .args(&plan.args)
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("a descriptor can be copied"))

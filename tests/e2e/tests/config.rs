@@ -20,8 +20,17 @@ fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
+/// The five, and the second process of cri-proxy's binary.
+const ALL: [&str; 6] = [SERVICES[0], SERVICES[1], SERVICES[2], SERVICES[3], SERVICES[4], "node-api"];
+
+fn command(name: &str) -> Command {
+    let mut command = Command::new(bins::dir().join(if name == "node-api" { "cri-proxy" } else { name }));
+    command.args((name == "node-api").then_some(name));
+    command
+}
+
 fn run(name: &str, args: &[&str]) -> Output {
-    Command::new(bins::dir().join(name)).args(args).stdin(Stdio::null()).output().unwrap()
+    command(name).args(args).stdin(Stdio::null()).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -40,7 +49,7 @@ fn a_bad_file_ends_every_service_with_code_64_and_all_mistakes() {
          line 4  maxPods: \"many\": want a whole number\n  line 9  runDirr: unknown field (did you mean runDir?)\n  \
          warning: line 5  evictionHardd: unknown field, ignored (did you mean evictionHard?)\n"
     );
-    let lines: Vec<(&str, Vec<&str>)> = SERVICES
+    let lines: Vec<(&str, Vec<&str>)> = ALL
         .into_iter()
         .map(|name| (name, vec!["--config", file]))
         .chain([("quintctl", vec!["up", "--config", file]), ("quintctl", vec!["config", file])])
@@ -61,7 +70,7 @@ fn every_service_prints_its_configuration_with_origins() {
     std::fs::create_dir(&drop_ins).unwrap();
     let drop_in = write(&drop_ins, "10.conf", &format!("{KUBELET}clusterDomain: b\n"));
     let [file, drop_ins, drop_in] = [file, drop_ins, drop_in].map(|p| p.display().to_string());
-    for name in SERVICES {
+    for name in ALL {
         let line = ["--config", &file, "--config-dir", &drop_ins, "--run-dir", "/r", "--print-config"];
         let printed = run(name, &line);
         assert_eq!(printed.status.code(), Some(0), "{name}: {}", text(&printed.stderr));
@@ -90,7 +99,7 @@ fn every_service_prints_its_configuration_with_origins() {
 
 #[test]
 fn help_names_the_configuration_and_defaults_with_units() {
-    for name in SERVICES {
+    for name in ALL {
         let help = run(name, &["--help"]);
         let out = text(&help.stdout);
         assert_eq!(help.status.code(), Some(0), "{name}");
@@ -118,8 +127,8 @@ impl Drop for Running {
 }
 
 /// Ports nobody listens on.
-fn free_ports() -> [u16; 5] {
-    let listeners: [TcpListener; 5] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+fn free_ports<const N: usize>() -> [u16; N] {
+    let listeners: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     listeners.map(|l| l.local_addr().unwrap().port())
 }
 
@@ -132,14 +141,15 @@ fn metrics(port: u16) -> std::io::Result<String> {
 }
 
 /// One file, no other flag: sockets, logs and metrics are where it says, and what has no effect is named once.
-async fn a_file_alone() -> (tempfile::TempDir, Running, [u16; 5]) {
+async fn a_file_alone() -> (tempfile::TempDir, Running, [u16; 6]) {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
-    let ports = free_ports();
+    let [port, ports @ ..] = free_ports::<7>();
     let mut file = format!(
         "{KUBELET}containerRuntimeEndpoint: unix://{}\nstaticPodPath: manifests\npodLogsDir: {}\ncgroupRoot: /quintlet-config-test\n\
-         cgroupsPerQOS: false\nenforceNodeAllocatable: []\nfailSwapOn: true\nlogging: {{format: json, verbosity: 4}}\n{OWN}\
-         runDir: {}\nrootDir: {}\ncontainerLogsDir: {}\nnodeName: config-test\nmetricsListen:\n",
+         cgroupsPerQOS: false\nenforceNodeAllocatable: []\nfailSwapOn: true\nlogging: {{format: json, verbosity: 4}}\n\
+         port: {port}\nhealthzPort: 0\nauthentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}\n\
+         authorization: {{mode: AlwaysAllow}}\n{OWN}certDir: pki\nrunDir: {}\nrootDir: {}\ncontainerLogsDir: {}\nnodeName: config-test\nmetricsListen:\n",
         at("no-runtime.sock"),
         at("pod-logs"),
         at("run"),
@@ -147,7 +157,7 @@ async fn a_file_alone() -> (tempfile::TempDir, Running, [u16; 5]) {
         at("container-logs"),
     );
     for (field, port) in
-        ["criProxy", "plegService", "probeService", "statusReporter", "podSync"].iter().zip(ports)
+        ["criProxy", "plegService", "probeService", "statusReporter", "podSync", "nodeApi"].iter().zip(ports)
     {
         writeln!(file, "  {field}: 127.0.0.1:{port}").unwrap();
     }
@@ -155,8 +165,7 @@ async fn a_file_alone() -> (tempfile::TempDir, Running, [u16; 5]) {
     let file = write(dir.path(), "config.yaml", &file);
     let start = |name: &str| {
         let log = std::fs::File::create(dir.path().join(format!("{name}.log"))).unwrap();
-        let mut command = Command::new(bins::dir().join(name));
-        command
+        command(name)
             .arg("--config")
             .arg(&file)
             .stdin(Stdio::null())
@@ -165,10 +174,15 @@ async fn a_file_alone() -> (tempfile::TempDir, Running, [u16; 5]) {
             .spawn()
             .unwrap()
     };
-    let running = Running(SERVICES.map(start).into());
-    for socket in
-        ["cri/sync/cri.sock", "pleg/pleg.sock", "probe/0.sock", "status/status.sock", "podsync/podsync.sock"]
-    {
+    let running = Running(ALL.map(start).into());
+    for socket in [
+        "cri/sync/cri.sock",
+        "pleg/pleg.sock",
+        "probe/0.sock",
+        "status/status.sock",
+        "podsync/podsync.sock",
+        "node-api/node-api.sock",
+    ] {
         let path = dir.path().join("run").join(socket);
         until(socket, LONG, async || if path.exists() { Ok(()) } else { Err("no socket") }).await;
     }
@@ -179,7 +193,7 @@ async fn a_file_alone() -> (tempfile::TempDir, Running, [u16; 5]) {
 async fn a_file_alone_is_enough_to_run_all_five() {
     let (dir, mut running, _) = a_file_alone().await;
     assert!(dir.path().join("root").is_dir() && dir.path().join("pod-logs").is_dir());
-    for (name, child) in SERVICES.iter().zip(&mut running.0) {
+    for (name, child) in ALL.iter().zip(&mut running.0) {
         let log = dir.path().join(format!("{name}.log"));
         until(&format!("a line of {name}"), LONG, async || {
             let text = std::fs::read_to_string(&log).unwrap();
@@ -200,7 +214,7 @@ async fn a_file_alone_is_enough_to_run_all_five() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_service_listens_where_its_own_field_says() {
     let (_dir, _running, ports) = a_file_alone().await;
-    for (name, port) in SERVICES.iter().zip(ports) {
+    for (name, port) in ALL.iter().zip(ports) {
         until(&format!("metrics of {name}"), LONG, async || match metrics(port) {
             Ok(answer) if answer.starts_with("HTTP/1.1 200") => Ok(()),
             Ok(answer) => Err(answer),

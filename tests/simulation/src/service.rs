@@ -120,7 +120,9 @@ async fn run(service: Service, places: Places, stop: CancellationToken) {
         Service::CriProxy => Box::pin(cri_proxy(&places, stop)),
         Service::Pleg => Box::pin(pleg(&places, stop)),
         Service::Probe => Box::pin(async {
-            probe_service::run(places.paths().run(), "probe-0", stop).await.expect("probe-service serves");
+            probe_service::run(places.paths().run(), "probe-0", &[], stop)
+                .await
+                .expect("probe-service serves");
         }),
         Service::Status => Box::pin(async {
             let config = status_reporter::run::Config {
@@ -128,6 +130,7 @@ async fn run(service: Service, places: Places, stop: CancellationToken) {
                 kubeconfig: places.kubeconfig.clone(),
                 node_name: NODE.to_owned(),
                 register_node: true,
+                observers: Vec::new(),
                 settings: status_reporter::run::Settings::default(),
             };
             status_reporter::run::run(config, Clock::system(), stop).await.expect("status-reporter serves");

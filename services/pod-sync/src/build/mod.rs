@@ -39,6 +39,8 @@ pub struct NodeSettings {
     pub node_name: String,
     /// Addresses of the node, primary first; at most one per family.
     pub node_ips: Vec<IpAddr>,
+    /// Port of the node API; 0 when there is none.
+    pub node_api_port: u16,
     /// The kubelet's root directory.
     pub root_dir: PathBuf,
     /// `podLogsDir`.
@@ -88,6 +90,7 @@ impl Default for NodeSettings {
         Self {
             node_name: String::new(),
             node_ips: Vec::new(),
+            node_api_port: 0,
             root_dir: PathBuf::from("/var/lib/kubelet"),
             pod_logs_dir: PathBuf::from("/var/log/pods"),
             cluster_domain: String::new(),

@@ -3,13 +3,13 @@
 //! With `--follow` the file is read on as it grows, the next file when the log is rotated or the container restarts, until
 //! the pod is gone or done.
 
-mod file;
 mod lines;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use notify::Watcher as _;
+use quintlet_crilog::follow::{Followed, LINGER, Step};
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{GetPodRequest, PodView};
@@ -20,7 +20,6 @@ use tokio::time::Instant;
 use crate::client::{MAX_ANSWER, Peer};
 use crate::error::Error;
 use crate::out::print;
-use file::{Followed, LINGER};
 pub use lines::Lines;
 
 /// Where containers' logs are, unless told otherwise.
@@ -73,8 +72,9 @@ pub async fn run(args: LogsArgs, paths: &Paths) -> Result<(), Error> {
     let mut lines = Lines::new(args.timestamps);
     if !args.follow {
         let path = dir.join(format!("{}.log", number.ok_or_else(names)?));
-        let mut file = Followed::open(&path, args.tail)?;
-        return file.read_on(&mut |bytes| print(lines.decode(bytes))).and_then(|_| print(lines.end()));
+        let mut file = open(&path, args.tail)?;
+        here(&mut file, &path, |bytes| print(lines.decode(bytes)))?;
+        return print(lines.end());
     }
     let grown = std::sync::Arc::new(Notify::new());
     let _watcher = watch(&pod_logs_dir, &dir, &grown);
@@ -138,7 +138,8 @@ pub fn tail(
         .ok_or_else(|| Error::NotFound(no_log(view, &container, false, &dir)))?;
     let mut decoder = Lines::default();
     let mut text = Vec::new();
-    Followed::open(&dir.join(format!("{number}.log")), Some(lines))?.read_on(&mut |bytes| {
+    let path = dir.join(format!("{number}.log"));
+    here(&mut open(&path, Some(lines))?, &path, |bytes| {
         text.extend(decoder.decode(bytes));
         Ok(())
     })?;
@@ -260,10 +261,38 @@ fn watch(top: &Path, dir: &Path, grown: &std::sync::Arc<Notify>) -> Option<notif
     Some(watcher)
 }
 
+fn reading(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    Error::os(format!("read {}", path.display()))
+}
+
+fn open(path: &Path, tail: Option<usize>) -> Result<Followed, Error> {
+    Followed::open(path, tail.map(|lines| lines as u64)).map_err(reading(path))
+}
+
+/// Gives what there is to read to `take`. Whether a rotation is under way.
+fn all(
+    path: &Path,
+    mut read: impl FnMut(&mut Vec<u8>) -> std::io::Result<Step>,
+    mut take: impl FnMut(&[u8]) -> Result<(), Error>,
+) -> Result<bool, Error> {
+    let mut block = Vec::new();
+    loop {
+        match read(&mut block).map_err(reading(path))? {
+            Step::Data => take(&block)?,
+            Step::Dry { rotating } => return Ok(rotating),
+        }
+    }
+}
+
+/// The same in one file, whatever has its name by now.
+fn here(file: &mut Followed, path: &Path, take: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
+    all(path, |block| file.read_here(block), take).map(drop)
+}
+
 struct Follower {
     dir: PathBuf,
     number: Option<u32>,
-    file: Option<Followed>,
+    file: Option<(Followed, PathBuf)>,
     lines: Lines,
     tail: Option<usize>,
 }
@@ -278,17 +307,12 @@ impl Follower {
         }
         print(self.lines.end())?;
         // Only the first file is cut: what comes later is new.
-        self.file = Some(Followed::open(&path, self.tail.take())?);
-        self.number = Some(number);
-        self.read_on()
-    }
-
-    fn read_on(&mut self) -> Result<(), Error> {
+        let mut file = open(&path, self.tail.take())?;
         let lines = &mut self.lines;
-        match &mut self.file {
-            Some(file) => file.read_on(&mut |bytes| print(lines.decode(bytes))).map(drop),
-            None => Ok(()),
-        }
+        here(&mut file, &path, |bytes| print(lines.decode(bytes)))?;
+        self.file = Some((file, path));
+        self.number = Some(number);
+        Ok(())
     }
 
     /// Prints what is new, wherever it is. Whether a rotation is under way: look again soon.
@@ -298,7 +322,9 @@ impl Follower {
             instances(&self.dir).into_iter().filter(|n| self.number.is_none_or(|now| *n > now)).collect();
         let lines = &mut self.lines;
         let soon = match &mut self.file {
-            Some(file) => file.read_through(now, &mut |bytes| print(lines.decode(bytes)))?,
+            Some((file, path)) => {
+                all(path, |block| file.read(now.into_std(), block), |bytes| print(lines.decode(bytes)))?
+            }
             None => false,
         };
         if soon {

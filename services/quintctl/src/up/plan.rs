@@ -58,6 +58,16 @@ impl Layout {
         self.run_dir.join("cri/node-api/cri.sock")
     }
 
+    /// What belongs to the node API's user.
+    pub(super) fn node_api_dir(&self) -> PathBuf {
+        self.run_dir.join("node-api")
+    }
+
+    /// The node API's own copy: the file given may be for root only.
+    pub(super) fn node_api_kubeconfig(&self) -> PathBuf {
+        self.node_api_dir().join("kubeconfig")
+    }
+
     pub(super) fn podsync_socket(&self) -> PathBuf {
         self.run_dir.join("podsync/podsync.sock")
     }
@@ -67,8 +77,15 @@ impl Layout {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) name: &'static str,
+    /// Its binary.
+    pub(super) binary: &'static str,
     pub(super) args: Vec<OsString>,
+    /// As which user and group; as the supervisor when there is none.
+    pub(super) uid: Option<u32>,
 }
+
+/// The second process of cri-proxy's binary.
+pub(super) const NODE_API: &str = "node-api";
 
 /// The binaries of the five services, in start order.
 pub(super) const SERVICES: [&str; 5] =
@@ -79,7 +96,7 @@ pub(super) const POD_SYNC: &str = "pod-sync";
 
 /// The services in groups that end one after the other: who calls before who is called.
 pub(super) const STOP_ORDER: [&[&str]; 3] =
-    [&[POD_SYNC], &["status-reporter", "probe-service", "pleg-service"], &["cri-proxy"]];
+    [&[POD_SYNC, NODE_API], &["status-reporter", "probe-service", "pleg-service"], &["cri-proxy"]];
 
 /// What only the start of the runtime tells.
 #[derive(Debug, Clone)]
@@ -88,23 +105,65 @@ pub(super) struct Runtime {
     pub(super) cgroup_root: String,
 }
 
-/// The five services with their arguments.
-pub(super) fn services(args: &UpArgs, layout: &Layout, runtime: &Runtime, node: &str) -> Vec<Plan> {
+/// Whether the node API is run: it needs somebody to ask who its clients are.
+pub(super) fn has_node_api(args: &UpArgs) -> bool {
+    args.node_api_port != 0 && args.kubeconfig.is_some()
+}
+
+/// The five services with their arguments, and the node API where there is one. `unprivileged` is the user of the latter.
+pub(super) fn services(
+    args: &UpArgs,
+    layout: &Layout,
+    runtime: &Runtime,
+    node: &str,
+    unprivileged: Option<u32>,
+) -> Vec<Plan> {
+    let mut plans = five(args, layout, runtime, node, unprivileged);
+    if has_node_api(args) {
+        let mut line = Line(vec![NODE_API.into()]);
+        line.configuration(args, layout);
+        line.flag("--run-dir", &layout.run_dir);
+        line.flag("--log-level", &args.log_level);
+        line.flag("--log-format", &args.log_format);
+        line.flag("--node-name", node);
+        line.flag("--node-api-port", args.node_api_port.to_string());
+        line.flag("--healthz-port", args.healthz_port.to_string());
+        line.option("--kubeconfig", args.kubeconfig.as_ref().map(|_| layout.node_api_kubeconfig()));
+        line.option("--client-ca-file", args.client_ca_file.as_ref());
+        line.flag("--cert-dir", layout.node_api_dir().join("pki"));
+        line.flag("--root-dir", &layout.root_dir);
+        line.flag("--pod-logs-dir", &layout.pod_logs_dir);
+        plans.push(Plan { name: NODE_API, binary: "cri-proxy", args: line.0, uid: unprivileged });
+    }
+    plans
+}
+
+fn five(
+    args: &UpArgs,
+    layout: &Layout,
+    runtime: &Runtime,
+    node: &str,
+    unprivileged: Option<u32>,
+) -> Vec<Plan> {
     SERVICES
         .into_iter()
         .map(|name| {
             let mut line = Line::default();
-            line.option("--config", layout.config.as_ref());
-            line.option("--config-dir", layout.config_dir.as_ref());
-            if args.strict {
-                line.0.push("--strict".into());
-            }
+            line.configuration(args, layout);
             line.flag("--run-dir", &layout.run_dir);
             line.flag("--log-level", &args.log_level);
             line.flag("--log-format", &args.log_format);
             line.option("--otlp-endpoint", args.otlp_endpoint.as_ref());
+            if let Some(uid) = unprivileged.filter(|_| has_node_api(args)) {
+                line.flag("--observer-uid", uid.to_string());
+            }
             match name {
-                "cri-proxy" => line.flag("--runtime-endpoint", &runtime.endpoint),
+                "cri-proxy" => {
+                    line.flag("--runtime-endpoint", &runtime.endpoint);
+                    if let Some(uid) = unprivileged.filter(|_| has_node_api(args)) {
+                        line.flag("--allow-uid", uid.to_string());
+                    }
+                }
                 "probe-service" => line.flag("--id", "probe-0"),
                 "status-reporter" => {
                     line.option("--kubeconfig", args.kubeconfig.as_ref());
@@ -120,10 +179,12 @@ pub(super) fn services(args: &UpArgs, layout: &Layout, runtime: &Runtime, node: 
                     line.flag("--pod-logs-dir", &layout.pod_logs_dir);
                     line.flag("--container-logs-dir", &layout.container_logs_dir);
                     line.option("--cluster-domain", args.cluster_domain.as_ref());
+                    let port = if has_node_api(args) { args.node_api_port } else { 0 };
+                    line.flag("--node-api-port", port.to_string());
                 }
                 _ => {}
             }
-            Plan { name, args: line.0 }
+            Plan { name, binary: name, args: line.0, uid: None }
         })
         .collect()
 }
@@ -132,6 +193,14 @@ pub(super) fn services(args: &UpArgs, layout: &Layout, runtime: &Runtime, node: 
 struct Line(Vec<OsString>);
 
 impl Line {
+    fn configuration(&mut self, args: &UpArgs, layout: &Layout) {
+        self.option("--config", layout.config.as_ref());
+        self.option("--config-dir", layout.config_dir.as_ref());
+        if args.strict {
+            self.0.push("--strict".into());
+        }
+    }
+
     fn flag(&mut self, name: &str, value: impl Into<OsString>) {
         self.0.extend([OsString::from(name), value.into()]);
     }
@@ -145,6 +214,8 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use clap::Parser;
 
     use super::*;
@@ -182,7 +253,7 @@ mod tests {
     fn each_service_gets_its_own_arguments_only() {
         let args = args(&["--private-containerd", "--base", "/b", "--log-level", "debug"]);
         let layout = Layout::resolve(&args, Path::new("/w"));
-        let plans = services(&args, &layout, &runtime(), "n1");
+        let plans = services(&args, &layout, &runtime(), "n1", Some(7));
         let line = |name: &str| {
             let plan = plans.iter().find(|p| p.name == name).unwrap();
             plan.args.iter().map(|a| a.to_str().unwrap()).collect::<Vec<_>>().join(" ")
@@ -196,18 +267,19 @@ mod tests {
             line("pod-sync"),
             format!(
                 "{common} --root-dir /b/root --manifests /b/manifests --node-name n1 --cgroup-root /quintlet-3 \
-                 --pod-logs-dir /b/pod-logs --container-logs-dir /b/container-logs"
+                 --pod-logs-dir /b/pod-logs --container-logs-dir /b/container-logs --node-api-port 0"
             )
         );
     }
 
     #[test]
-    fn the_configuration_is_handed_to_all_five() {
-        let args = args(&["--config", "c.yaml", "--config-dir", "/d", "--strict"]);
+    fn the_configuration_is_handed_to_all() {
+        let args = args(&["--config", "c.yaml", "--config-dir", "/d", "--strict", "--kubeconfig", "/k"]);
         let layout = Layout::resolve(&args, Path::new("/w"));
-        for plan in services(&args, &layout, &runtime(), "n1") {
+        for plan in services(&args, &layout, &runtime(), "n1", None) {
+            let begin = usize::from(plan.name == NODE_API);
             assert_eq!(
-                plan.args[..5],
+                plan.args[begin..begin + 5],
                 ["--config", "/w/c.yaml", "--config-dir", "/d", "--strict"],
                 "{}",
                 plan.name
@@ -219,16 +291,38 @@ mod tests {
     fn with_an_api_server_both_that_talk_to_it_get_the_kubeconfig() {
         let args = args(&["--runtime-endpoint", "unix:///r.sock", "--kubeconfig", "/k"]);
         let layout = Layout::resolve(&args, Path::new("/w"));
-        for plan in services(&args, &layout, &runtime(), "n1") {
+        for plan in services(&args, &layout, &runtime(), "n1", Some(7)) {
             let has = plan.args.windows(2).any(|w| w == ["--kubeconfig", "/k"]);
             assert_eq!(has, ["status-reporter", "pod-sync"].contains(&plan.name), "{}", plan.name);
+        }
+        let plans = services(&args, &layout, &runtime(), "n1", Some(7));
+        let line = |name: &str| plans.iter().find(|p| p.name == name).unwrap().args.join(OsStr::new(" "));
+        assert!(line(POD_SYNC).to_str().unwrap().ends_with("--node-api-port 10250"));
+        assert!(line("cri-proxy").to_str().unwrap().ends_with("--allow-uid 7"));
+        let api = plans.iter().find(|p| p.name == NODE_API).unwrap();
+        assert_eq!((api.binary, api.uid), ("cri-proxy", Some(7)));
+        assert_eq!(
+            line(NODE_API),
+            "node-api --run-dir /run/quintlet --log-level info --log-format text --node-name n1 --node-api-port 10250 \
+             --healthz-port 10248 --kubeconfig /run/quintlet/node-api/kubeconfig \
+             --cert-dir /run/quintlet/node-api/pki --root-dir /var/lib/kubelet --pod-logs-dir /var/log/pods"
+        );
+    }
+
+    #[test]
+    fn without_an_api_server_or_a_port_there_is_no_node_api() {
+        for more in [&["--kubeconfig", "/k", "--node-api-port", "0"][..], &[]] {
+            let args = args(&[&["--runtime-endpoint", "unix:///r.sock"], more].concat());
+            let layout = Layout::resolve(&args, Path::new("/w"));
+            let plans = services(&args, &layout, &runtime(), "n1", Some(7));
+            assert!(plans.iter().all(|p| p.name != NODE_API && p.uid.is_none()));
         }
     }
 
     #[test]
     fn every_service_is_stopped_once() {
         let mut stopped: Vec<&str> = STOP_ORDER.concat();
-        let mut all = SERVICES.to_vec();
+        let mut all = [&SERVICES[..], &[NODE_API]].concat();
         stopped.sort_unstable();
         all.sort_unstable();
         assert_eq!(stopped, all);

@@ -67,7 +67,8 @@ impl Service {
         let (states, state) = watch::channel(State::New);
         let name = plan.name;
         let log = log_dir.join(format!("{name}.log"));
-        let supervised = Supervised { binary: bin_dir.join(name), plan, log, processes, orders, states };
+        let supervised =
+            Supervised { binary: bin_dir.join(plan.binary), plan, log, processes, orders, states };
         tasks.spawn("supervise", supervised.run());
         Self { name, order, state }
     }
@@ -172,7 +173,11 @@ impl Supervised {
 
     fn spawn(&self) -> std::io::Result<Child> {
         let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
-        Command::new(&self.binary)
+        let mut command = Command::new(&self.binary);
+        if let Some(uid) = self.plan.uid {
+            command.uid(uid).gid(uid);
+        }
+        command
             .args(&self.plan.args)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::table::{Document, FLAGS, FlagVerdict, Row, Verdict};
+use crate::table::{Document, FLAGS, FlagVerdict, Row, Service, Verdict};
 
 /// The whole page.
 #[must_use]
@@ -72,7 +72,8 @@ fn verdict(row: &Row) -> String {
     match row.verdict {
         Verdict::Honoured { effect, by, .. } => {
             let services: Vec<&str> = by.iter().map(|s| s.name()).collect();
-            let who = if by.len() == 5 { "all services".to_owned() } else { services.join(", ") };
+            let who =
+                if by.len() == Service::ALL.len() { "all services".to_owned() } else { services.join(", ") };
             let flag = row.flag().filter(|f| Some(*f) != row.kubelet_flag);
             let flag = flag.map(|f| format!(", `--{f}`")).unwrap_or_default();
             format!("honoured: {effect} ({who}{flag})")

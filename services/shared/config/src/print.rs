@@ -7,7 +7,7 @@ use crate::node::{Data, Node, Origin};
 use crate::table::{Document, Row};
 
 /// What stands for a value that is not shown.
-const MASKED: &str = "<masked>";
+pub const MASKED: &str = "<masked>";
 
 /// Both documents, each with its fields in alphabetical order.
 #[must_use]

@@ -30,6 +30,9 @@ pub struct CommonArgs {
     /// Address for Prometheus metrics over HTTP at /metrics, e.g. 127.0.0.1:9101. Without it they are on the socket only.
     #[arg(long, value_name = "ADDR")]
     pub metrics_listen: Option<SocketAddr>,
+    /// A uid that may ask this service for health and metrics, and for nothing else; may be given several times.
+    #[arg(long, value_name = "UID")]
+    pub observer_uid: Vec<u32>,
 }
 
 impl CommonArgs {
@@ -148,6 +151,12 @@ pub mod paths {
         #[must_use]
         pub fn podsync(&self) -> PathBuf {
             self.run.join("podsync/podsync.sock")
+        }
+
+        /// The node API: its health and metrics.
+        #[must_use]
+        pub fn node_api(&self) -> PathBuf {
+            self.run.join("node-api/node-api.sock")
         }
 
         /// State that outlives a process, not a boot.

@@ -20,7 +20,7 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::clock::Clock;
-use crate::socket::{KEEPALIVE, PeerPolicy, incoming};
+use crate::socket::{KEEPALIVE, Peer, PeerPolicy, incoming};
 
 /// How long open calls may go on after the server was told to stop.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -94,6 +94,7 @@ pub struct Server {
     routes: RoutesBuilder,
     fallback: Option<axum::Router>,
     health: HealthHandle,
+    observers: Vec<u32>,
 }
 
 impl Server {
@@ -119,7 +120,7 @@ impl Server {
             Err(error) => tracing::error!(%error, "no reflection"),
         }
         routes.add_service(debug(name));
-        Self { routes, fallback: None, health }
+        Self { routes, fallback: None, health, observers: Vec::new() }
     }
 
     /// Adds a service.
@@ -146,6 +147,13 @@ impl Server {
         self
     }
 
+    /// Lets these users in whatever the policy says, for health and debug.v1 only.
+    #[must_use]
+    pub fn observers(mut self, uids: &[u32]) -> Self {
+        self.observers = uids.to_vec();
+        self
+    }
+
     /// Sets what health says.
     #[must_use]
     pub fn health(&self) -> HealthHandle {
@@ -162,17 +170,25 @@ impl Server {
         policy: PeerPolicy,
         stop: CancellationToken,
     ) -> Result<(), tonic::transport::Error> {
-        let Self { routes, fallback, health } = self;
-        let routes: Routes = match fallback {
-            Some(router) => Routes::from(routes.routes().into_axum_router().fallback_service(router)),
-            None => routes.routes(),
-        };
+        let Self { routes, fallback, health, observers } = self;
+        let mut router = routes.routes().into_axum_router();
+        if let Some(fallback) = fallback {
+            router = router.fallback_service(fallback);
+        }
+        let door = policy.clone().and(&observers);
+        if !observers.is_empty() {
+            let policy = Arc::new(policy);
+            router = router.layer(axum::middleware::from_fn(move |request, next| {
+                observe_only(policy.clone(), request, next)
+            }));
+        }
+        let routes = Routes::from(router);
         let server = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE))
             .max_concurrent_streams(Some(MAX_STREAMS))
             .add_routes(routes)
-            .serve_with_incoming_shutdown(incoming(listener, policy), stop.clone().cancelled_owned());
+            .serve_with_incoming_shutdown(incoming(listener, door), stop.clone().cancelled_owned());
         let late = async {
             stop.cancelled().await;
             health.stop().await;
@@ -184,6 +200,23 @@ impl Server {
             () = late => Ok(()),
         }
     }
+}
+
+/// What any observer may call.
+const OBSERVABLE: [&str; 2] = ["/grpc.health.v1.Health/", "/quintlet.debug.v1.Debug/"];
+
+/// Passes on what the user at the other end may call: everything by the policy, else what shows and changes nothing.
+async fn observe_only(
+    policy: Arc<PeerPolicy>,
+    request: axum::extract::Request,
+    next: axum::middleware::Next,
+) -> axum::response::Response {
+    let is_for_all = OBSERVABLE.iter().any(|service| request.uri().path().starts_with(service));
+    let is_peer = request.extensions().get::<Peer>().is_some_and(|peer| policy.allows(peer.uid));
+    if is_for_all || is_peer {
+        return next.run(request).await;
+    }
+    Status::permission_denied("this user may ask for health and metrics only").into_http()
 }
 
 /// Serves Prometheus text over HTTP/1 at `/metrics` until told to stop.

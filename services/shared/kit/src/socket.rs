@@ -77,10 +77,21 @@ impl PeerPolicy {
         Self::Uids(vec![0, nix::unistd::geteuid().as_raw()])
     }
 
-    fn allows(&self, uid: u32) -> bool {
+    /// Whether it is for a user.
+    #[must_use]
+    pub fn allows(&self, uid: u32) -> bool {
         match self {
             Self::Any => true,
             Self::Uids(uids) => uids.contains(&uid),
+        }
+    }
+
+    /// The same, and for these users too.
+    #[must_use]
+    pub fn and(self, more: &[u32]) -> Self {
+        match self {
+            Self::Any => Self::Any,
+            Self::Uids(uids) => Self::Uids(uids.into_iter().chain(more.iter().copied()).collect()),
         }
     }
 }

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use crate::error::ApiError;
 use crate::faults::{Failure, Faults, Request, Traffic, WatchCut};
 use crate::identity::{Access, Identity};
+use crate::nodes;
 use crate::patch::{self, PatchKind};
 use crate::resources::{RESOURCES, Resource, Target};
 use crate::select::Selector;
@@ -31,6 +32,7 @@ pub(crate) struct Server {
     pub(crate) faults: Faults,
     pub(crate) traffic: Traffic,
     pub(crate) bookmark_every: Duration,
+    pub(crate) access: crate::reviews::Access,
 }
 
 type Query = HashMap<String, String>;
@@ -55,6 +57,11 @@ fn broken() -> Response {
 }
 
 async fn handle(State(server): State<Arc<Server>>, request: HttpRequest) -> Response {
+    match nodes::target(&server, request.uri().path(), request.uri().query()) {
+        Some(Ok(target)) => return nodes::pass_on(target, request).await,
+        Some(Err(error)) => return error.into_response(),
+        None => {}
+    }
     let (parts, body) = request.into_parts();
     let query: Query = axum::extract::Query::try_from_uri(&parts.uri).map(|q| q.0).unwrap_or_default();
     let body = match axum::body::to_bytes(body, BODY_LIMIT).await {
@@ -63,6 +70,9 @@ async fn handle(State(server): State<Arc<Server>>, request: HttpRequest) -> Resp
     };
     let path = parts.uri.path();
     if let Some(answer) = control(&server, &parts.method, path, &body) {
+        return answer;
+    }
+    if let Some(answer) = server.access.answer(&parts.method, path, &body) {
         return answer;
     }
     let Some(target) = Target::parse(path) else {

@@ -13,8 +13,10 @@ mod error;
 mod faults;
 mod http;
 mod identity;
+mod nodes;
 mod patch;
 mod resources;
+mod reviews;
 mod select;
 mod store;
 mod tls;
@@ -101,7 +103,11 @@ impl TestApi {
             faults: Faults::default(),
             traffic: faults::Traffic::default(),
             bookmark_every: options.bookmark_every,
+            access: reviews::Access::default(),
         });
+        // Who this server is to nodes, and what the role system:kubelet-api-admin gives.
+        server.access.set_token(nodes::NODE_TOKEN, nodes::NODE_USER, &[]);
+        server.access.allow(nodes::NODE_USER, "*", "*");
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
         tasks.spawn(accept(listener, server.clone(), options.tls, stop.clone(), tasks.clone()));
@@ -205,6 +211,32 @@ impl TestApi {
     /// Forgets counts and the log of requests.
     pub fn reset_counts(&self) {
         self.inner.server.traffic.reset();
+    }
+
+    /// Gives a token to a user, as TokenReview sees it.
+    pub fn set_token(&self, token: &str, user: &str, groups: &[&str]) {
+        self.inner.server.access.set_token(token, user, groups);
+    }
+
+    /// Takes a token away.
+    pub fn remove_token(&self, token: &str) {
+        self.inner.server.access.remove_token(token);
+    }
+
+    /// Lets a user or group do something, as SubjectAccessReview sees it: `allow("u", "get", "nodes/proxy")`; `*` is any.
+    pub fn allow(&self, user: &str, verb: &str, what: &str) {
+        self.inner.server.access.allow(user, verb, what);
+    }
+
+    /// Takes all rights from a user.
+    pub fn forbid_all(&self, user: &str) {
+        self.inner.server.access.forbid_all(user);
+    }
+
+    /// The reviews asked for so far, oldest first.
+    #[must_use]
+    pub fn reviews(&self) -> Vec<Value> {
+        self.inner.server.access.asked()
     }
 
     /// Waits until at least so many matching requests have come.
@@ -395,5 +427,5 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, ser
     let service = TowerToHyperService::new(http::router(server));
     let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
     // A connection that breaks is the client's business.
-    let _broken = builder.serve_connection(TokioIo::new(stream), service).await;
+    let _broken = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
 }

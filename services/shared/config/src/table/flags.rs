@@ -31,7 +31,6 @@ const fn flag(name: &'static str, verdict: FlagVerdict) -> FlagRow {
 /// The flags.
 pub const FLAGS: &[FlagRow] = &[
     flag("bootstrap-kubeconfig", NotYet("the kubeconfig has to have working credentials")),
-    flag("cert-dir", NotYet("no certificate is made or rotated")),
     flag("cloud-provider", NotYet("nodes are registered without the taint of an external provider")),
     flag("config", Same),
     flag("config-dir", Same),

@@ -1,7 +1,7 @@
 //! Fields of KubeletConfiguration v1beta1 (kubelet 1.36), in the order of `spec/node-api.md` §10.2.
 
 use super::Row;
-use super::Service::{CriProxy, PodSync, StatusReporter};
+use super::Service::{CriProxy, NodeApi, PodSync, StatusReporter};
 use crate::kind::{self, COUNT, DURATION, Keys, Kind, PORT_OR_NONE};
 
 const ALL: &[super::Service] = &super::Service::ALL;
@@ -37,7 +37,7 @@ const TAINTS: Kind = Kind::Objects(&[
 
 /// The fields.
 pub const KUBELET: &[Row] = &[
-    Row::new("enableServer", Kind::Bool, "true").kubelet_flag("enable-server").not_yet(CriProxy, Some("false")),
+    Row::new("enableServer", Kind::Bool, "true").kubelet_flag("enable-server").honoured(&[NodeApi], "false: neither HTTPS nor the read-only port; health alone", &["fields_of_the_node_api_arrive", "without_the_server_only_health_is_served"]),
     Row::new("staticPodPath", Kind::Path, "")
         .kubelet_flag("pod-manifest-path")
         .own_flag("manifests")
@@ -68,9 +68,9 @@ pub const KUBELET: &[Row] = &[
     ),
     Row::new("address", Kind::Checked(kind::address_or_none), "0.0.0.0")
         .kubelet_flag("address")
-        .not_yet(CriProxy, None),
-    Row::new("port", Kind::Int(0, 65535), "10250").kubelet_flag("port").not_yet(CriProxy, None),
-    Row::new("readOnlyPort", PORT_OR_NONE, "0").kubelet_flag("read-only-port").not_yet(CriProxy, Some("0")),
+        .honoured(&[NodeApi], "address of the HTTPS and read-only ports", &["fields_of_the_node_api_arrive", "address_and_ports_are_those_of_the_configuration"]),
+    Row::new("port", Kind::Int(0, 65535), "10250").own_flag("node-api-port").kubelet_flag("port").honoured(&[NodeApi, PodSync], "port of the HTTPS API, also published in the Node", &["fields_of_the_node_api_arrive", "fields_of_the_node_arrive", "address_and_ports_are_those_of_the_configuration"]),
+    Row::new("readOnlyPort", PORT_OR_NONE, "0").kubelet_flag("read-only-port").honoured(&[NodeApi], "port without TLS and credentials, and without what acts on containers; 0: none", &["fields_of_the_node_api_arrive", "address_and_ports_are_those_of_the_configuration"]),
     Row::new("volumePluginDir", Kind::Path, "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/")
         .kubelet_flag("volume-plugin-dir")
         .not_yet(PodSync, None),
@@ -79,19 +79,19 @@ pub const KUBELET: &[Row] = &[
         "spec.providerID of a Node that is registered",
         &["a_node_is_registered_with_what_the_configuration_says"],
     ),
-    Row::new("tlsCertFile", Kind::Path, "").kubelet_flag("tls-cert-file").not_yet(CriProxy, None),
-    Row::new("tlsPrivateKeyFile", Kind::Path, "").kubelet_flag("tls-private-key-file").not_yet(CriProxy, None),
-    Row::new("tlsCipherSuites", TEXTS, "").kubelet_flag("tls-cipher-suites").not_yet(CriProxy, None),
+    Row::new("tlsCertFile", Kind::Path, "").kubelet_flag("tls-cert-file").honoured(&[NodeApi], "serving certificate with its chain, read again when it changes; without it a self-signed one", &["fields_of_the_node_api_arrive", "a_serving_certificate_is_read_again_when_it_changes"]),
+    Row::new("tlsPrivateKeyFile", Kind::Path, "").kubelet_flag("tls-private-key-file").honoured(&[NodeApi], "its key, likewise", &["fields_of_the_node_api_arrive", "a_serving_certificate_is_read_again_when_it_changes"]),
+    Row::new("tlsCipherSuites", TEXTS, "").kubelet_flag("tls-cipher-suites").honoured(&[NodeApi], "suites of TLS 1.2 by IANA name; those that are unsafe are refused", &["fields_of_the_node_api_arrive", "suites_and_groups_are_those_named_and_others_an_error"]),
     Row::new(
         "tlsMinVersion",
         Kind::Word(&["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]),
         "",
     )
     .kubelet_flag("tls-min-version")
-    .not_yet(CriProxy, None),
+    .honoured(&[NodeApi], "VersionTLS12 (without it, too) or VersionTLS13; older ones are refused", &["fields_of_the_node_api_arrive", "what_lets_nobody_in_or_cannot_be_asked_is_an_error_at_the_start", "only_the_versions_of_tls_that_are_allowed_are_spoken"]),
     Row::new("tlsCurvePreferences", Kind::List(&Kind::Int(0, 65535)), "")
         .kubelet_flag("tls-curve-preferences")
-        .not_yet(CriProxy, None),
+        .honoured(&[NodeApi], "groups by IANA number: 29 (X25519), 23 (P-256), 24 (P-384); others are refused", &["fields_of_the_node_api_arrive", "suites_and_groups_are_those_named_and_others_an_error"]),
     Row::new("rotateCertificates", Kind::Bool, "false")
         .kubelet_flag("rotate-certificates")
         .not_yet(PodSync, Some("false")),
@@ -100,26 +100,26 @@ pub const KUBELET: &[Row] = &[
         .not_yet(PodSync, Some("false")),
     Row::new("authentication.x509.clientCAFile", Kind::Path, "")
         .kubelet_flag("client-ca-file")
-        .not_yet(CriProxy, None),
+        .honoured(&[NodeApi], "CA bundle of client certificates, read again when it changes", &["fields_of_the_node_api_arrive", "a_client_certificate_says_who_asks_if_our_ca_signed_it_and_the_ca_is_read_again"]),
     Row::new("authentication.webhook.enabled", Kind::Bool, "true")
         .kubelet_flag("authentication-token-webhook")
         .zero_counts()
-        .not_yet(CriProxy, None),
+        .honoured(&[NodeApi], "bearer tokens are reviewed by the API server", &["fields_of_the_node_api_arrive", "answers_about_users_are_kept_and_tokens_are_asked_about_once", "what_lets_nobody_in_or_cannot_be_asked_is_an_error_at_the_start"]),
     Row::new("authentication.webhook.cacheTTL", DURATION, "2m")
         .kubelet_flag("authentication-token-webhook-cache-ttl")
-        .not_yet(CriProxy, None),
+        .honoured(&[NodeApi], "how long an answer about a token counts", &["fields_of_the_node_api_arrive", "answers_about_users_count_as_long_as_the_configuration_says"]),
     Row::new("authentication.anonymous.enabled", Kind::Bool, "false")
         .kubelet_flag("anonymous-auth")
-        .not_yet(CriProxy, Some("false")),
+        .honoured(&[NodeApi], "requests without credentials are system:anonymous's", &["fields_of_the_node_api_arrive", "without_credentials_one_is_anonymous_only_if_that_is_allowed_and_a_bad_token_never_is"]),
     Row::new("authorization.mode", Kind::Word(&["", "AlwaysAllow", "Webhook"]), "Webhook")
         .kubelet_flag("authorization-mode")
-        .not_yet(CriProxy, None),
+        .honoured(&[NodeApi], "Webhook asks the API server, AlwaysAllow nobody", &["fields_of_the_node_api_arrive", "every_endpoint_wants_somebody_who_may", "health_fails_while_the_sync_loop_is_stuck"]),
     Row::new("authorization.webhook.cacheAuthorizedTTL", DURATION, "5m")
         .kubelet_flag("authorization-webhook-cache-authorized-ttl")
-        .not_yet(CriProxy, None),
+        .honoured(&[NodeApi], "how long its yes counts", &["fields_of_the_node_api_arrive", "answers_about_users_count_as_long_as_the_configuration_says"]),
     Row::new("authorization.webhook.cacheUnauthorizedTTL", DURATION, "30s")
         .kubelet_flag("authorization-webhook-cache-unauthorized-ttl")
-        .not_yet(CriProxy, None),
+        .honoured(&[NodeApi], "how long its no counts", &["fields_of_the_node_api_arrive", "answers_about_users_count_as_long_as_the_configuration_says"]),
     Row::new("registryPullQPS", COUNT, "").kubelet_flag("registry-qps").zero_counts().honoured(
         &[PodSync],
         "pulls begun per second, one more is a failed one; without it, and with 0, no limit",
@@ -142,17 +142,17 @@ pub const KUBELET: &[Row] = &[
     ),
     Row::new("enableDebuggingHandlers", Kind::Bool, "true")
         .kubelet_flag("enable-debugging-handlers")
-        .not_yet(CriProxy, Some("false")),
+        .honoured(&[NodeApi], "false: logs, exec, attach, port-forward, run and more answer 405", &["fields_of_the_node_api_arrive", "handlers_that_are_off_answer_405"]),
     Row::new("enableContentionProfiling", Kind::Bool, "false")
         .kubelet_flag("contention-profiling")
-        .ignored(CriProxy, "profiles Go's locks; there are none here"),
+        .ignored(NodeApi, "profiles Go's locks; there are none here"),
     Row::new("healthzPort", PORT_OR_NONE, "10248")
         .kubelet_flag("healthz-port")
         .zero_counts()
-        .not_yet(CriProxy, Some("0")),
+        .honoured(&[NodeApi], "port of the plain health endpoint; 0: none", &["fields_of_the_node_api_arrive", "address_and_ports_are_those_of_the_configuration"]),
     Row::new("healthzBindAddress", Kind::Checked(kind::address_or_none), "127.0.0.1")
         .kubelet_flag("healthz-bind-address")
-        .not_yet(CriProxy, None),
+        .honoured(&[NodeApi], "its address", &["fields_of_the_node_api_arrive", "address_and_ports_are_those_of_the_configuration"]),
     Row::new("oomScoreAdj", Kind::Int(-1000, 1000), "-999")
         .kubelet_flag("oom-score-adj")
         .zero_counts()
@@ -169,7 +169,7 @@ pub const KUBELET: &[Row] = &[
     ),
     Row::new("streamingConnectionIdleTimeout", DURATION, "4h")
         .kubelet_flag("streaming-connection-idle-timeout")
-        .ignored(CriProxy, "the runtime's streaming server decides when an idle connection ends"),
+        .ignored(NodeApi, "the runtime's streaming server decides when an idle connection ends"),
     Row::new("nodeStatusUpdateFrequency", DURATION, "10s").kubelet_flag("node-status-update-frequency").honoured(
         &[StatusReporter],
         "shortest time between two writes of the Node's status that are not urgent",
@@ -456,10 +456,10 @@ pub const KUBELET: &[Row] = &[
     )
     .kubelet_flag("reserved-memory")
     .not_yet(PodSync, None),
-    Row::new("enableProfilingHandler", Kind::Bool, "true").not_yet(CriProxy, Some("false")),
-    Row::new("enableDebugFlagsHandler", Kind::Bool, "true").not_yet(CriProxy, Some("false")),
-    Row::new("enableSystemLogHandler", Kind::Bool, "true").not_yet(CriProxy, Some("false")),
-    Row::new("enableSystemLogQuery", Kind::Bool, "false").not_yet(CriProxy, Some("false")),
+    Row::new("enableProfilingHandler", Kind::Bool, "true").ignored(NodeApi, "profiles Go; /debug/pprof answers 405"),
+    Row::new("enableDebugFlagsHandler", Kind::Bool, "true").ignored(NodeApi, "sets the verbosity of Go's logger; /debug/flags answers 405"),
+    Row::new("enableSystemLogHandler", Kind::Bool, "true").own_flag("enable-system-log-handler").honoured(&[NodeApi], "false: /logs/ answers 405", &["fields_of_the_node_api_arrive", "handlers_that_are_off_answer_405"]),
+    Row::new("enableSystemLogQuery", Kind::Bool, "false").not_yet(NodeApi, Some("false")),
     Row::new("seccompDefault", Kind::Bool, "false").kubelet_flag("seccomp-default").honoured(
         &[PodSync],
         "containers without a seccomp profile get RuntimeDefault",
@@ -506,9 +506,9 @@ pub const KUBELET: &[Row] = &[
             &["a_short_maximum_caps_the_first_delay_too", "fields_of_sources_arrive"],
         ),
     Row::new("podLogsDir", Kind::Checked(kind::clean_path), "/var/log/pods").own_flag("pod-logs-dir").honoured(
-        &[PodSync],
+        &[NodeApi, PodSync],
         "directory of the pods' logs",
-        &["fields_of_the_node_arrive"],
+        &["fields_of_the_node_arrive", "fields_of_the_node_api_arrive"],
     ),
     Row::new(
         "imagePullCredentialsVerificationPolicy",

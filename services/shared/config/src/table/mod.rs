@@ -19,8 +19,10 @@ use crate::node::{Data, Node};
 /// A process that reads the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Service {
-    /// Owner of the runtime's socket, and of the node API.
+    /// Owner of the runtime's socket.
     CriProxy,
+    /// The node's HTTPS API.
+    NodeApi,
     /// Cache of what the runtime says.
     Pleg,
     /// Probes.
@@ -33,13 +35,15 @@ pub enum Service {
 
 impl Service {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::CriProxy, Self::Pleg, Self::Probe, Self::StatusReporter, Self::PodSync];
+    pub const ALL: [Self; 6] =
+        [Self::CriProxy, Self::NodeApi, Self::Pleg, Self::Probe, Self::StatusReporter, Self::PodSync];
 
-    /// Name of its binary.
+    /// Its name: of its binary or, for the node API, of cri-proxy's subcommand.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::CriProxy => "cri-proxy",
+            Self::NodeApi => "node-api",
             Self::Pleg => "pleg-service",
             Self::Probe => "probe-service",
             Self::StatusReporter => "status-reporter",

@@ -1,7 +1,7 @@
 //! Fields of QuintletConfiguration: what the kubelet has as flags only, and what only Quintlet has.
 
 use super::Row;
-use super::Service::{CriProxy, Pleg, PodSync, Probe, StatusReporter};
+use super::Service::{CriProxy, NodeApi, Pleg, PodSync, Probe, StatusReporter};
 use crate::kind::{self, Keys, Kind};
 
 const POSITIVE: Kind = Kind::Duration(1_000_000, i64::MAX);
@@ -15,19 +15,24 @@ pub const QUINTLET: &[Row] = &[
         &["a_file_alone_is_enough_to_run_all_five"],
     ),
     Row::new("rootDir", Kind::Path, "/var/lib/kubelet").kubelet_flag("root-dir").honoured(
-        &[PodSync],
+        &[NodeApi, PodSync],
         "directory of pods, volumes and checkpoints",
-        &["fields_of_the_node_arrive"],
+        &["fields_of_the_node_arrive", "fields_of_the_node_api_arrive"],
     ),
     Row::new("kubeconfig", Kind::Path, "").kubelet_flag("kubeconfig").honoured(
-        &[PodSync, StatusReporter],
+        &[NodeApi, PodSync, StatusReporter],
         "credentials for the API server; without it the node is standalone",
-        &["fields_of_the_node_arrive", "what_the_file_says_arrives"],
+        &["fields_of_the_node_arrive", "fields_of_the_node_api_arrive", "what_the_file_says_arrives"],
     ),
     Row::new("nodeName", Kind::Text, "").kubelet_flag("hostname-override").own_flag("node-name").honoured(
-        &[PodSync, StatusReporter],
+        &[NodeApi, PodSync, StatusReporter],
         "name of the node; without it the host's in lower case",
-        &["fields_of_the_node_arrive", "what_the_file_says_arrives"],
+        &["fields_of_the_node_arrive", "fields_of_the_node_api_arrive", "what_the_file_says_arrives"],
+    ),
+    Row::new("certDir", Kind::Path, "/var/lib/kubelet/pki").kubelet_flag("cert-dir").honoured(
+        &[NodeApi],
+        "where a self-signed serving certificate is kept",
+        &["fields_of_the_node_api_arrive", "a_self_signed_certificate_is_made_once_and_names_its_host"],
     ),
     Row::new("nodeIPs", Kind::List(&Kind::Checked(kind::address)), "").kubelet_flag("node-ip").honoured(
         &[PodSync],
@@ -77,6 +82,7 @@ pub const QUINTLET: &[Row] = &[
         &["verbosity_sets_the_log_filter_unless_that_is_set"],
     ),
     metrics("metricsListen.criProxy", &[CriProxy]),
+    metrics("metricsListen.nodeApi", &[NodeApi]),
     metrics("metricsListen.plegService", &[Pleg]),
     metrics("metricsListen.probeService", &[Probe]),
     metrics("metricsListen.statusReporter", &[StatusReporter]),

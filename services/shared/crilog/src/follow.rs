@@ -3,31 +3,45 @@
 //! A rotation gives the file another name, then the runtime makes a new one; for a moment it still writes to the old. Later
 //! rotations compress and delete what was rotated before. Whoever reads on finds the files between the one it has open and
 //! the newest by their names, which are times.
+//!
+//! Reading blocks on the disk; nothing here waits for anything else.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flate2::read::GzDecoder;
-use tokio::time::Instant;
 
-use crate::error::Error;
+use crate::tail_start;
 
 /// Read at once.
-const BLOCK: usize = 64 << 10;
+pub const BLOCK: usize = 64 << 10;
 
 /// By so many bytes files of one log are told apart.
 const HEAD: u64 = 4096;
 
 /// The runtime may write to a rotated file so long after there is a new one: it has to swap the two and to flush.
-pub(super) const LINGER: Duration = Duration::from_millis(250);
+pub const LINGER: Duration = Duration::from_millis(250);
 
-/// One log file being read.
-pub(super) struct Followed {
-    pub(super) path: PathBuf,
+/// What a read found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Bytes; there may be more.
+    Data,
+    /// Nothing for now. While a rotation is under way, look again within [`LINGER`].
+    Dry {
+        /// It is.
+        rotating: bool,
+    },
+}
+
+/// One log file being read, and those that take its name.
+#[derive(Debug)]
+pub struct Followed {
+    path: PathBuf,
     file: File,
     inode: u64,
     position: u64,
@@ -35,71 +49,99 @@ pub(super) struct Followed {
     older: BTreeSet<String>,
     /// Since when another file has its name.
     replaced: Option<Instant>,
+    /// What lies between this file and the one that has its name now; none while it is read itself.
+    between: Option<Between>,
+}
+
+/// Files that had the name in the meantime.
+#[derive(Debug)]
+struct Between {
+    open: Option<Rotated>,
+    names: VecDeque<String>,
+}
+
+#[derive(Debug)]
+enum Rotated {
+    Plain(File),
+    Compressed(Box<GzDecoder<File>>),
+}
+
+impl Read for Rotated {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(file) => file.read(buffer),
+            Self::Compressed(file) => file.read(buffer),
+        }
+    }
 }
 
 impl Followed {
-    pub(super) fn open(path: &Path, tail: Option<usize>) -> Result<Self, Error> {
-        let action = || format!("read {}", path.display());
+    /// Opens a file at its beginning, or at that of its last lines.
+    ///
+    /// # Errors
+    /// It cannot be opened or read, or is no regular file: whoever could put a pipe or a device there must not have it read.
+    pub fn open(path: &Path, tail: Option<u64>) -> io::Result<Self> {
         // Listed before: what is rotated from now on is this file or a newer one.
         let older = rotated(path);
-        let mut file = File::open(path).map_err(Error::os(action()))?;
-        let inode = file.metadata().map_err(Error::os(action()))?.ino();
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        let mut file = File::open(path)?;
+        let inode = file.metadata()?.ino();
         let position = match tail {
-            Some(lines) => tail_start(&mut file, lines).map_err(Error::os(action()))?,
+            Some(lines) => tail_start(&mut file, lines)?,
             None => 0,
         };
-        Ok(Self { path: path.to_owned(), file, inode, position, older, replaced: None })
+        Ok(Self { path: path.to_owned(), file, inode, position, older, replaced: None, between: None })
     }
 
-    /// Gives what was added to `take`; whether there was anything.
-    pub(super) fn read_on(
-        &mut self,
-        take: &mut impl FnMut(&[u8]) -> Result<(), Error>,
-    ) -> Result<bool, Error> {
-        let failed = || format!("read {}", self.path.display());
-        let len = self.file.metadata().map_err(Error::os(failed()))?.len();
-        if len < self.position {
+    /// Reads on in this file alone, whatever has its name by now.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read_here(&mut self, block: &mut Vec<u8>) -> io::Result<Step> {
+        if self.file.metadata()?.len() < self.position {
             // Truncated: it begins anew.
             self.position = 0;
         }
-        self.file.seek(SeekFrom::Start(self.position)).map_err(Error::os(failed()))?;
-        let read = copy(&mut self.file, take).map_err(|e| e.reading(failed()))?;
-        self.position += read;
-        Ok(read > 0)
+        self.file.seek(SeekFrom::Start(self.position))?;
+        let read = fill(&mut self.file, block)?;
+        self.position += read as u64;
+        Ok(if read == 0 { Step::Dry { rotating: false } } else { Step::Data })
     }
 
-    /// Gives what was added here and in files that took this one's name since. Whether a rotation is still to be waited
-    /// for: look again soon.
-    pub(super) fn read_through(
-        &mut self,
-        now: Instant,
-        take: &mut impl FnMut(&[u8]) -> Result<(), Error>,
-    ) -> Result<bool, Error> {
-        let other = std::fs::metadata(&self.path).is_ok_and(|m| m.ino() != self.inode);
-        // Asked before reading: what was written before the file was replaced is read here.
-        let over = match (other, self.replaced) {
-            (false, _) => false,
-            (true, None) => {
-                self.replaced = Some(now);
-                false
+    /// Reads on, here and in files that took this one's name since.
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub fn read(&mut self, now: Instant, block: &mut Vec<u8>) -> io::Result<Step> {
+        loop {
+            if let Some(between) = &mut self.between {
+                if fill_from(between, &self.path, block)? > 0 {
+                    return Ok(Step::Data);
+                }
+                // Gone again already: the next look finds the next.
+                let Ok(next) = Self::open(&self.path, None) else { return Ok(Step::Dry { rotating: true }) };
+                *self = next;
             }
-            (true, Some(since)) => now.duration_since(since) >= LINGER,
-        };
-        self.read_on(take)?;
-        if !over {
-            return Ok(other);
+            // Asked before reading: what was written before the file was replaced is read here.
+            let other = std::fs::metadata(&self.path).is_ok_and(|m| m.ino() != self.inode);
+            let over = match (other, self.replaced) {
+                (false, _) => false,
+                (true, None) => {
+                    self.replaced = Some(now);
+                    false
+                }
+                (true, Some(since)) => now.saturating_duration_since(since) >= LINGER,
+            };
+            match self.read_here(block)? {
+                Step::Data => return Ok(Step::Data),
+                Step::Dry { .. } if over => {
+                    self.between = Some(Between { open: None, names: self.since().into() });
+                }
+                Step::Dry { .. } => return Ok(Step::Dry { rotating: other }),
+            }
         }
-        let since = self.since();
-        for name in since {
-            // Deleted meanwhile: what was in it is lost to everybody.
-            let _ = whole(&self.path.with_file_name(name), take)?;
-        }
-        // Gone again already: the next look finds the next.
-        if let Ok(mut next) = Self::open(&self.path, None) {
-            next.read_on(take)?;
-            *self = next;
-        }
-        Ok(false)
     }
 
     /// Files that were rotated after this one, oldest first, under the names they have now.
@@ -119,7 +161,7 @@ impl Followed {
         if !is_compressed(path) {
             return std::fs::metadata(path).is_ok_and(|m| m.ino() == self.inode);
         }
-        let same = || -> std::io::Result<bool> {
+        let same = || -> io::Result<bool> {
             let mut file = File::open(path)?;
             file.seek(SeekFrom::End(-4))?;
             let mut size = [0; 4];
@@ -163,77 +205,43 @@ fn rotated(path: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// Gives a rotated file; false if it is gone. Opened under its plain name first: it may be compressed at any moment.
-fn whole(path: &Path, take: &mut impl FnMut(&[u8]) -> Result<(), Error>) -> Result<bool, Error> {
-    let failed = || format!("read {}", path.display());
+/// Reads the files in between, one after the other; 0 when all are read.
+fn fill_from(between: &mut Between, live: &Path, block: &mut Vec<u8>) -> io::Result<usize> {
+    loop {
+        if let Some(file) = &mut between.open {
+            let read = fill(file, block)?;
+            if read > 0 {
+                return Ok(read);
+            }
+        }
+        let Some(name) = between.names.pop_front() else { return Ok(0) };
+        // Deleted meanwhile: what was in it is lost to everybody.
+        between.open = open_rotated(&live.with_file_name(name));
+    }
+}
+
+/// Opened under its plain name first: it may be compressed at any moment.
+fn open_rotated(path: &Path) -> Option<Rotated> {
     let bare = if is_compressed(path) { path.with_extension("") } else { path.to_owned() };
-    if let Ok(mut file) = File::open(&bare) {
-        return copy(&mut file, take).map(|_| true).map_err(|e| e.reading(failed()));
+    if let Ok(file) = File::open(&bare) {
+        return Some(Rotated::Plain(file));
     }
     let mut name = bare.into_os_string();
     name.push(GZ);
-    let Ok(file) = File::open(PathBuf::from(name)) else { return Ok(false) };
-    copy(&mut GzDecoder::new(file), take).map(|_| true).map_err(|e| e.reading(failed()))
+    File::open(PathBuf::from(name)).ok().map(|file| Rotated::Compressed(Box::new(GzDecoder::new(file))))
 }
 
-enum Copy {
-    Read(std::io::Error),
-    Take(Error),
-}
-
-impl Copy {
-    fn reading(self, action: String) -> Error {
-        match self {
-            Self::Read(source) => Error::Os { action, source },
-            Self::Take(error) => error,
-        }
-    }
-}
-
-fn copy(from: &mut impl Read, take: &mut impl FnMut(&[u8]) -> Result<(), Error>) -> Result<u64, Copy> {
-    let mut block = vec![0; BLOCK];
-    let mut read = 0;
-    loop {
-        let n = from.read(&mut block).map_err(Copy::Read)?;
-        if n == 0 {
-            return Ok(read);
-        }
-        read += n as u64;
-        take(&block[..n]).map_err(Copy::Take)?;
-    }
-}
-
-/// Where the last `lines` lines of a file begin.
-///
-/// # Errors
-/// It cannot be read.
-pub(super) fn tail_start(file: &mut (impl Read + Seek), lines: usize) -> std::io::Result<u64> {
-    let len = file.seek(SeekFrom::End(0))?;
-    let mut end = len;
-    let mut found = 0;
-    while end > 0 {
-        let start = end.saturating_sub(BLOCK as u64);
-        let mut block = vec![0; usize::try_from(end - start).unwrap_or(0)];
-        file.seek(SeekFrom::Start(start))?;
-        file.read_exact(&mut block)?;
-        for (i, _) in block.iter().enumerate().rev().filter(|(_, b)| **b == b'\n') {
-            let after = start + i as u64 + 1;
-            // The newline at the end closes the last line.
-            if after < len || lines == 0 {
-                found += 1;
-                if found >= lines.max(1) {
-                    return Ok(after);
-                }
-            }
-        }
-        end = start;
-    }
-    Ok(if lines == 0 { len } else { 0 })
+fn fill(from: &mut impl Read, block: &mut Vec<u8>) -> io::Result<usize> {
+    block.resize(BLOCK, 0);
+    let read = from.read(block);
+    block.truncate(*read.as_ref().unwrap_or(&0));
+    read
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods)]
 mod tests {
-    use std::io::{Cursor, Write as _};
+    use std::io::Write as _;
 
     use flate2::Compression;
     use flate2::write::GzEncoder;
@@ -288,54 +296,56 @@ mod tests {
         }
     }
 
+    /// Reads what there is; whether a rotation is under way.
     fn read(followed: &mut Followed, now: Instant, text: &mut Vec<u8>) -> bool {
-        followed
-            .read_through(now, &mut |bytes| {
-                text.extend_from_slice(bytes);
-                Ok(())
-            })
-            .unwrap()
+        let mut block = Vec::new();
+        loop {
+            match followed.read(now, &mut block).unwrap() {
+                Step::Data => text.extend_from_slice(&block),
+                Step::Dry { rotating } => return rotating,
+            }
+        }
     }
 
     fn numbers(text: &[u8]) -> Vec<u32> {
         String::from_utf8_lossy(text).lines().map(|l| l.parse().unwrap()).collect()
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn what_is_written_to_a_rotated_file_for_a_moment_comes_before_what_is_in_the_new_one() {
+    #[test]
+    fn what_is_written_to_a_rotated_file_for_a_moment_comes_before_what_is_in_the_new_one() {
+        let now = Instant::now();
         let mut log = Log::new();
         let mut text = Vec::new();
         let mut followed = Followed::open(&log.path(), None).unwrap();
         log.write();
         let old = log.rotate(1, 3);
-        assert!(read(&mut followed, Instant::now(), &mut text), "look again soon");
+        assert!(read(&mut followed, now, &mut text), "look again soon");
         log.write_to(&old);
-        tokio::time::advance(LINGER).await;
         log.write();
-        assert!(!read(&mut followed, Instant::now(), &mut text));
+        assert!(!read(&mut followed, now + LINGER, &mut text));
         log.write();
-        assert!(!read(&mut followed, Instant::now(), &mut text));
+        assert!(!read(&mut followed, now + LINGER, &mut text));
         assert_eq!(numbers(&text), [1, 2, 3, 4]);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_reader_that_slept_through_rotations_reads_every_file_that_is_still_there_once() {
+    #[test]
+    fn a_reader_that_slept_through_rotations_reads_every_file_that_is_still_there_once() {
         for (rotations, keep, lost) in [(1, 3, 0), (2, 3, 0), (4, 3, 0), (4, 0, 2), (6, 2, 2)] {
+            let now = Instant::now();
             let mut log = Log::new();
             log.write();
             log.rotate(0, keep);
             log.write();
             let mut followed = Followed::open(&log.path(), None).unwrap();
             let mut text = Vec::new();
-            read(&mut followed, Instant::now(), &mut text);
+            read(&mut followed, now, &mut text);
             for time in 1..=rotations {
                 log.write();
                 log.rotate(time, keep);
                 log.write();
             }
-            read(&mut followed, Instant::now(), &mut text);
-            tokio::time::advance(LINGER).await;
-            read(&mut followed, Instant::now(), &mut text);
+            read(&mut followed, now, &mut text);
+            read(&mut followed, now + LINGER, &mut text);
             let found = numbers(&text);
             assert!(found.is_sorted_by(|a, b| a < b), "{rotations} {keep}: {found:?}");
             // The line before the follower came is of the file before.
@@ -345,16 +355,17 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lines_are_found_from_the_end() {
-        let long = "x".repeat(100_000);
-        let text = format!("first\n{long}\nthird\nlast\n");
-        for (lines, want) in
-            [(0, ""), (1, "last\n"), (2, "third\nlast\n"), (4, text.as_str()), (9, text.as_str())]
-        {
-            let at = tail_start(&mut Cursor::new(text.as_bytes()), lines).unwrap();
-            assert_eq!(&text[usize::try_from(at).unwrap()..], want, "{lines} lines");
-        }
-        assert_eq!(tail_start(&mut Cursor::new(b"a\nunfinished"), 1).unwrap(), 2);
-        assert_eq!(tail_start(&mut Cursor::new(b""), 3).unwrap(), 0);
+    fn one_file_alone_is_read_whatever_has_its_name_and_only_if_it_is_a_file() {
+        let mut log = Log::new();
+        log.write();
+        let mut followed = Followed::open(&log.path(), Some(1)).unwrap();
+        log.rotate(1, 3);
+        log.write();
+        let mut block = Vec::new();
+        assert_eq!(followed.read_here(&mut block).unwrap(), Step::Data);
+        assert_eq!(block, b"1\n");
+        assert_eq!(followed.read_here(&mut block).unwrap(), Step::Dry { rotating: false });
+        let error = Followed::open(log.dir.path(), None).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 }

@@ -1,0 +1,193 @@
+//! `ContainerLogs`: the bytes of log files, for the node API, which has no root and opens no files.
+//!
+//! The runtime says where a container's log is. A follower reads on through rotations; it ends when the container no longer
+//! runs and all is read.
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use k8s_cri::v1;
+use notify::Watcher as _;
+use prost::Message as _;
+use quintlet_crilog::follow::{Followed, LINGER, Step};
+use quintlet_kit::task;
+use quintlet_proto::runtime::v1 as pb;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Response, Status};
+
+use crate::facts::Facts;
+use crate::forward::{Call, Forwarder};
+use crate::policy::{self, RUNTIME, Socket, Verdict};
+use crate::reply;
+use crate::services::own_headers;
+
+/// Logs read at a time: as many as the node API has connections.
+const READERS: usize = 1024;
+/// Blocks on their way to one reader.
+const QUEUE: usize = 4;
+/// How often a followed log is looked at without being told, and its container asked after.
+const POLL: Duration = Duration::from_secs(1);
+
+type Chunk = Result<pb::LogChunk, Status>;
+
+/// Reads logs.
+#[derive(Debug, Clone)]
+pub struct ContainerLogs {
+    forwarder: Arc<Forwarder>,
+    readers: Arc<Semaphore>,
+}
+
+impl ContainerLogs {
+    /// Asks the runtime through `forwarder`.
+    #[must_use]
+    pub fn new(forwarder: Arc<Forwarder>) -> Self {
+        Self { forwarder, readers: Arc::new(Semaphore::new(READERS)) }
+    }
+
+    async fn status(&self, id: &str) -> Result<v1::ContainerStatus, Status> {
+        let Verdict::Forward(policy) = policy::verdict(Socket::Admin, RUNTIME, "ContainerStatus") else {
+            return Err(Status::internal("ContainerStatus is not in the table"));
+        };
+        let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+        let call =
+            Call { policy, headers: own_headers(), body: reply::framed(&request), facts: Facts::default() };
+        let answer = self.forwarder.run(&call, None).await;
+        let status = answer.status();
+        if status.code() != Code::Ok {
+            return Err(Status::new(status.code(), status.message()));
+        }
+        let internal = |e: &dyn std::error::Error| Status::internal(e.to_string());
+        let message = reply::message(&answer.data.concat().into()).map_err(|e| internal(&e))?;
+        let answer = v1::ContainerStatusResponse::decode(message).map_err(|e| internal(&e))?;
+        answer.status.ok_or_else(|| Status::internal("the runtime gave no status"))
+    }
+
+    /// An answer that does not come says nothing about the container.
+    async fn still_runs(&self, id: &str) -> bool {
+        match self.status(id).await {
+            Ok(status) => status.state() == v1::ContainerState::ContainerRunning,
+            Err(status) => status.code() != Code::NotFound,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl pb::container_logs_server::ContainerLogs for ContainerLogs {
+    type ReadStream = Pin<Box<dyn Stream<Item = Chunk> + Send>>;
+
+    async fn read(&self, request: Request<pb::ReadLogRequest>) -> Result<Response<Self::ReadStream>, Status> {
+        let pb::ReadLogRequest { container_id, tail_lines, follow } = request.into_inner();
+        let permit = self.readers.clone().try_acquire_owned();
+        let permit = permit.map_err(|_| Status::resource_exhausted("too many logs are being read"))?;
+        let status = self.status(&container_id).await?;
+        if status.log_path.is_empty() {
+            return Err(Status::not_found(format!("container {container_id:?} has no log")));
+        }
+        let (path, log) = open(status.log_path.into(), tail_lines).await?;
+        let (chunks, receiver) = mpsc::channel(QUEUE);
+        let reader =
+            Reader { logs: self.clone(), container_id, path, log: Some(log), chunks, _permit: permit };
+        drop(task::spawn("log-reader", async move {
+            if follow { reader.follow().await } else { reader.once().await }
+        }));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+}
+
+/// Opens a log under its real name. Looking for the last lines may take a while in a large file with few of them.
+async fn open(path: PathBuf, tail: Option<u64>) -> Result<(PathBuf, Followed), Status> {
+    let opening = move || {
+        let failed = |what: &str, e: std::io::Error| {
+            let code = if e.kind() == std::io::ErrorKind::NotFound { Code::NotFound } else { Code::Internal };
+            Status::new(code, format!("failed to {what} {:?}: {e}", path.display().to_string()))
+        };
+        let real = path.canonicalize().map_err(|e| failed("try resolving symlinks in path", e))?;
+        let log = Followed::open(&real, tail).map_err(|e| failed("open log file", e))?;
+        Ok((real, log))
+    };
+    tokio::task::spawn_blocking(opening).await.map_err(|e| Status::internal(e.to_string()))?
+}
+
+struct Reader {
+    logs: ContainerLogs,
+    container_id: String,
+    path: PathBuf,
+    /// Not here only while a block is being read.
+    log: Option<Followed>,
+    chunks: mpsc::Sender<Chunk>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Reader {
+    async fn once(mut self) {
+        // Whoever no longer listens need not be told.
+        let _ = self.drain(false).await;
+    }
+
+    async fn follow(mut self) {
+        let grown = Arc::new(Notify::new());
+        let _watcher = watch(&self.path, &grown);
+        let mut next_question = Instant::now() + POLL;
+        let mut ended = false;
+        loop {
+            let Some(rotating) = self.drain(true).await else { return };
+            if ended && !rotating {
+                return;
+            }
+            let wake = if rotating { next_question.min(Instant::now() + LINGER) } else { next_question };
+            // All only wait.
+            tokio::select! {
+                () = grown.notified() => {}
+                () = tokio::time::sleep_until(wake) => {}
+                () = self.chunks.closed() => return,
+            }
+            if Instant::now() >= next_question {
+                // What it wrote last is in the file by the time it no longer runs: read once more.
+                ended = !self.logs.still_runs(&self.container_id).await;
+                next_question = Instant::now() + POLL;
+            }
+        }
+    }
+
+    /// Sends what there is to read, and tells whether a rotation is under way. None when nobody listens any more.
+    async fn drain(&mut self, through: bool) -> Option<bool> {
+        loop {
+            let mut log = self.log.take()?;
+            let now = Instant::now().into_std();
+            let reading = tokio::task::spawn_blocking(move || {
+                let mut data = Vec::new();
+                let step = if through { log.read(now, &mut data) } else { log.read_here(&mut data) };
+                (log, step, data)
+            });
+            let (log, step, data) = reading.await.ok()?;
+            self.log = Some(log);
+            let chunk = match step {
+                Ok(Step::Dry { rotating }) => return Some(rotating),
+                Ok(Step::Data) => Ok(pb::LogChunk { data }),
+                Err(error) => Err(Status::internal(format!("failed to read log file: {error}"))),
+            };
+            let failed = chunk.is_err();
+            if self.chunks.send(chunk).await.is_err() || failed {
+                return None;
+            }
+        }
+    }
+}
+
+/// Wakes on changes in the directory of the log. Without a watcher the log is looked at every second.
+fn watch(log: &Path, grown: &Arc<Notify>) -> Option<notify::RecommendedWatcher> {
+    let wake = grown.clone();
+    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        // To be read is no change, and would wake forever.
+        if !event.is_ok_and(|e| e.kind.is_access()) {
+            wake.notify_one();
+        }
+    })
+    .ok()?;
+    watcher.watch(log.parent()?, notify::RecursiveMode::NonRecursive).ok()?;
+    Some(watcher)
+}

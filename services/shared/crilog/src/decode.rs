@@ -1,0 +1,221 @@
+//! What a reader of a log asked for, out of the bytes of its file.
+
+use crate::{Format, Splitter, Stream, nine_digits};
+
+/// Whether to go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// There may be more.
+    More,
+    /// Nothing more is wanted.
+    Full,
+}
+
+/// What to give.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// With the time before each line.
+    pub timestamps: bool,
+    /// Nothing from before.
+    pub since: Option<jiff::Timestamp>,
+    /// This many bytes at most.
+    pub limit_bytes: Option<u64>,
+    /// This stream only.
+    pub stream: Option<Stream>,
+}
+
+/// The first line of a file is in no form that is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unsupported(pub String);
+
+impl std::fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "failed to get parse function: unsupported log format: {:?}", self.0)
+    }
+}
+
+impl std::error::Error for Unsupported {}
+
+/// Turns a log file into what the container wrote, as [`Options`] ask for.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    options: Options,
+    lines: Splitter,
+    format: Option<Format>,
+    /// The entry before was a part.
+    in_line: bool,
+    given: u64,
+    skipped: u64,
+}
+
+impl Decoder {
+    /// A decoder at the beginning of a file, or of one of its lines.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self { options, ..Self::default() }
+    }
+
+    /// Lines that were in no known form and left out.
+    #[must_use]
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// Appends to `out` what complete lines in `bytes` (and those begun before) say.
+    ///
+    /// # Errors
+    /// The first line is in no known form.
+    pub fn decode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<Flow, Unsupported> {
+        let mut lines = std::mem::take(&mut self.lines);
+        let mut bad = None;
+        let flow = lines.split(bytes, |line| {
+            self.line(line, out).unwrap_or_else(|error| {
+                bad = Some(error);
+                Flow::Full
+            })
+        });
+        self.lines = lines;
+        bad.map_or(Ok(flow), Err)
+    }
+
+    /// Appends what a last line without its newline says, when nothing more comes.
+    ///
+    /// # Errors
+    /// It is the first and in no known form.
+    pub fn end(&mut self, out: &mut Vec<u8>) -> Result<(), Unsupported> {
+        let rest = self.lines.end();
+        if !rest.is_empty() {
+            self.line(&rest, out)?;
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, line: &[u8], out: &mut Vec<u8>) -> Result<Flow, Unsupported> {
+        let format = match self.format {
+            Some(format) => format,
+            None => {
+                let format = Format::of(line);
+                let shown = || String::from_utf8_lossy(&line[..line.len().min(256)]).into_owned();
+                *self.format.insert(format.ok_or_else(|| Unsupported(shown()))?)
+            }
+        };
+        let Some(entry) = format.parse(line) else {
+            self.skipped += 1;
+            return Ok(Flow::More);
+        };
+        let begins = !std::mem::replace(&mut self.in_line, entry.is_part());
+        if self.options.stream.is_some_and(|wanted| wanted != entry.stream) {
+            return Ok(Flow::More);
+        }
+        let is_early = |since| entry.time.parse::<jiff::Timestamp>().is_ok_and(|time| time < since);
+        if self.options.since.is_some_and(is_early) {
+            return Ok(Flow::More);
+        }
+        if self.options.timestamps && begins {
+            let mut prefix = nine_digits(&entry.time);
+            prefix.push(' ');
+            if self.give(prefix.as_bytes(), out) == Flow::Full {
+                return Ok(Flow::Full);
+            }
+        }
+        Ok(self.give(&entry.text, out))
+    }
+
+    fn give(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Flow {
+        let left = self.options.limit_bytes.map_or(u64::MAX, |limit| limit - self.given);
+        let taken = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        out.extend_from_slice(&bytes[..taken]);
+        self.given += taken as u64;
+        if self.options.limit_bytes == Some(self.given) { Flow::Full } else { Flow::More }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LOG: &str = "2026-11-21T02:31:07.1Z stdout F one\n\
+                       2026-11-21T02:31:07.2Z stderr P two, \n\
+                       2026-11-21T02:31:07.3Z stderr F three\n\
+                       2026-11-21T02:31:07.4Z stdout F \n";
+
+    fn decoded(options: Options, log: &str) -> String {
+        // However the reads fall.
+        let mut all: Vec<String> = (1..=log.len())
+            .map(|size| {
+                let mut decoder = Decoder::new(options.clone());
+                let mut out = Vec::new();
+                let full =
+                    log.as_bytes().chunks(size).any(|c| decoder.decode(c, &mut out).unwrap() == Flow::Full);
+                if !full {
+                    decoder.end(&mut out).unwrap();
+                }
+                String::from_utf8(out).unwrap()
+            })
+            .collect();
+        all.dedup();
+        assert_eq!(all.len(), 1, "{all:?}");
+        all.remove(0)
+    }
+
+    #[test]
+    fn lines_of_the_log_become_what_the_container_wrote() {
+        assert_eq!(decoded(Options::default(), LOG), "one\ntwo, three\n\n");
+        let cut = LOG.trim_end_matches(['\n', ' ']);
+        assert_eq!(decoded(Options::default(), &cut[..LOG.find("three").unwrap() + 3]), "one\ntwo, thr");
+    }
+
+    #[test]
+    fn times_stand_before_lines_and_not_before_their_parts() {
+        let want = "2026-11-21T02:31:07.100000000Z one\n2026-11-21T02:31:07.200000000Z two, three\n\
+                    2026-11-21T02:31:07.400000000Z \n";
+        assert_eq!(decoded(Options { timestamps: true, ..Options::default() }, LOG), want);
+    }
+
+    #[test]
+    fn output_is_cut_at_exactly_the_bytes_asked_for_times_included() {
+        for limit in 1..40 {
+            let options = Options { timestamps: true, limit_bytes: Some(limit), ..Options::default() };
+            let all = decoded(Options { timestamps: true, ..Options::default() }, LOG);
+            assert_eq!(decoded(options, LOG), all[..usize::try_from(limit).unwrap()]);
+        }
+    }
+
+    #[test]
+    fn what_is_early_or_of_the_other_stream_is_left_out() {
+        let since = Some("2026-11-21T02:31:07.2Z".parse().unwrap());
+        assert_eq!(decoded(Options { since, ..Options::default() }, LOG), "two, three\n\n");
+        let stream = Some(Stream::Stdout);
+        assert_eq!(decoded(Options { stream, ..Options::default() }, LOG), "one\n\n");
+    }
+
+    #[test]
+    fn a_first_line_in_no_form_is_an_error_and_a_later_one_is_skipped() {
+        let mut decoder = Decoder::default();
+        let error = decoder.decode(b"hello\n", &mut Vec::new()).unwrap_err();
+        assert_eq!(error.to_string(), "failed to get parse function: unsupported log format: \"hello\\n\"");
+        let log = LOG.replacen("2026-11-21T02:31:07.2Z stderr", "junk stderr", 1);
+        assert_eq!(decoded(Options::default(), &log), "one\nthree\n\n");
+    }
+
+    proptest! {
+        #[test]
+        fn no_file_makes_it_panic_or_give_more_than_asked_for(
+            lines in proptest::collection::vec("(2026-11-21T02:31:07(\\.[0-9]{1,9})?Z (stdout|stderr) [FP](:[a-z])? )?[^\n]{0,40}\n", 0..20),
+            limit in 1u64..200,
+            timestamps: bool,
+        ) {
+            let options = Options { timestamps, limit_bytes: Some(limit), ..Options::default() };
+            let mut decoder = Decoder::new(options);
+            let mut out = Vec::new();
+            for line in &lines {
+                if decoder.decode(line.as_bytes(), &mut out) != Ok(Flow::More) {
+                    break;
+                }
+            }
+            prop_assert!(out.len() as u64 <= limit);
+        }
+    }
+}

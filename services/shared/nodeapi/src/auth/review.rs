@@ -1,0 +1,215 @@
+//! TokenReview and SubjectAccessReview: asking the API server.
+//!
+//! The client is made again when the kubeconfig or a file it names changes. Reviews in flight are bounded, so that a
+//! flood of tokens does not become a flood on the API server.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use kube::api::{Api, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Semaphore;
+
+use super::User;
+use super::cache::Key;
+use crate::reload::print;
+
+/// Reviews in flight: the API server's own clients have as many.
+const IN_FLIGHT: usize = 32;
+/// How long a review may wait for its turn and for its answer.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Tries of one review, as the kubelet's webhooks: 500 ms growing by half.
+const STEPS: u32 = 5;
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReviewError {
+    /// The kubeconfig cannot be used.
+    #[error("cannot use {}", path.display())]
+    Kubeconfig {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: kube::config::KubeconfigError,
+    },
+    /// No client can be made from it.
+    #[error("no API client")]
+    Client(#[source] kube::Error),
+    /// The API server says no, or nothing.
+    #[error("the API server does not answer the review")]
+    Api(#[source] kube::Error),
+    /// It took too long.
+    #[error("the review took longer than {}s", LIMIT.as_secs())]
+    Slow,
+}
+
+impl ReviewError {
+    fn is_retryable(&self) -> bool {
+        match self {
+            Self::Api(kube::Error::Api(status)) => status.code == 429 || status.code >= 500,
+            Self::Api(_) => true,
+            Self::Kubeconfig { .. } | Self::Client(_) | Self::Slow => false,
+        }
+    }
+}
+
+/// What is asked about access: one row of the table in [`super::authz`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question<'a> {
+    /// Who.
+    pub user: &'a User,
+    /// What they do.
+    pub verb: &'a str,
+    /// Name of the node.
+    pub node: &'a str,
+    /// To what of it.
+    pub subresource: &'a str,
+}
+
+/// Asks the API server.
+pub struct Reviewer {
+    path: PathBuf,
+    client: RwLock<kube::Client>,
+    /// Of the files that were read last, whether they could be used or not.
+    seen: Mutex<Key>,
+    permits: Semaphore,
+}
+
+impl std::fmt::Debug for Reviewer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reviewer").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Reviewer {
+    /// Asks with the identity of a kubeconfig.
+    ///
+    /// # Errors
+    /// It cannot be used. A server that does not answer is no error.
+    pub async fn load(path: &Path) -> Result<Self, ReviewError> {
+        // Taken before reading: what changes in between is read again.
+        let seen = Mutex::new(print(&files(path)));
+        let client = RwLock::new(client(path).await?);
+        Ok(Self { path: path.to_owned(), client, seen, permits: Semaphore::new(IN_FLIGHT) })
+    }
+
+    /// Reads the kubeconfig again if it or a file it names has changed, and tells whether one had; what cannot be used
+    /// leaves the client of before.
+    ///
+    /// # Errors
+    /// As [`Reviewer::load`], once per change.
+    pub async fn refresh(&self) -> Result<bool, ReviewError> {
+        let print = print(&files(&self.path));
+        if std::mem::replace(&mut *self.seen.lock(), print) == print {
+            return Ok(false);
+        }
+        let new = client(&self.path).await?;
+        *self.client.write() = new;
+        Ok(true)
+    }
+
+    /// Whose token it is; none when nobody's.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub async fn token(&self, token: &str) -> Result<Option<User>, ReviewError> {
+        let review = TokenReview {
+            spec: TokenReviewSpec { token: token.to_owned(), audiences: None },
+            ..TokenReview::default()
+        };
+        let status = self.ask(&review).await?.status.unwrap_or_default();
+        if status.authenticated != Some(true) {
+            return Ok(None);
+        }
+        let user = status.user.unwrap_or_default();
+        Ok(Some(
+            User {
+                name: user.username.unwrap_or_default(),
+                uid: user.uid.unwrap_or_default(),
+                groups: user.groups.unwrap_or_default(),
+                extra: user.extra.unwrap_or_default(),
+            }
+            .authenticated(),
+        ))
+    }
+
+    /// Whether somebody may.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub async fn access(&self, question: &Question<'_>) -> Result<bool, ReviewError> {
+        let Question { user, verb, node, subresource } = *question;
+        let review = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                user: Some(user.name.clone()),
+                uid: Some(user.uid.clone()).filter(|u| !u.is_empty()),
+                groups: Some(user.groups.clone()),
+                extra: Some(user.extra.clone()).filter(|e| !e.is_empty()),
+                resource_attributes: Some(ResourceAttributes {
+                    verb: Some(verb.to_owned()),
+                    group: Some(String::new()),
+                    version: Some("v1".to_owned()),
+                    resource: Some("nodes".to_owned()),
+                    subresource: Some(subresource.to_owned()),
+                    name: Some(node.to_owned()),
+                    ..ResourceAttributes::default()
+                }),
+                ..SubjectAccessReviewSpec::default()
+            },
+            ..SubjectAccessReview::default()
+        };
+        Ok(self.ask(&review).await?.status.is_some_and(|s| s.allowed && s.denied != Some(true)))
+    }
+
+    async fn ask<K>(&self, review: &K) -> Result<K, ReviewError>
+    where
+        K: kube::Resource<DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::Serialize
+            + serde::de::DeserializeOwned,
+    {
+        let all = async {
+            // The semaphore is never closed.
+            let _permit = self.permits.acquire().await;
+            let mut wait = FIRST_WAIT;
+            let mut step = 1;
+            loop {
+                let api: Api<K> = Api::all(self.client.read().clone());
+                match api.create(&PostParams::default(), review).await.map_err(ReviewError::Api) {
+                    Err(error) if error.is_retryable() && step < STEPS => {
+                        tokio::time::sleep(wait).await;
+                        wait = wait * 3 / 2;
+                        step += 1;
+                    }
+                    answer => return answer,
+                }
+            }
+        };
+        tokio::time::timeout(LIMIT, all).await.unwrap_or(Err(ReviewError::Slow))
+    }
+}
+
+/// The kubeconfig and the files it names.
+fn files(path: &Path) -> Vec<PathBuf> {
+    let read = Kubeconfig::read_from(path).unwrap_or_default();
+    let users = read.auth_infos.into_iter().filter_map(|u| u.auth_info);
+    let named = users.flat_map(|u| [u.client_certificate, u.client_key, u.token_file]).flatten();
+    let cas = read.clusters.into_iter().filter_map(|c| c.cluster?.certificate_authority);
+    named.chain(cas).map(PathBuf::from).chain([path.to_owned()]).collect()
+}
+
+async fn client(path: &Path) -> Result<kube::Client, ReviewError> {
+    let unusable = |source| ReviewError::Kubeconfig { path: path.to_owned(), source };
+    let read = Kubeconfig::read_from(path).map_err(unusable)?;
+    let mut config =
+        kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.map_err(unusable)?;
+    config.connect_timeout = Some(Duration::from_secs(5));
+    config.read_timeout = Some(LIMIT);
+    kube::Client::try_from(config).map_err(ReviewError::Client)
+}

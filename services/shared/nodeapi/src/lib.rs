@@ -1,0 +1,34 @@
+//! The node's HTTPS API: what the API server, kubectl and metrics scrapers ask a node for.
+//!
+//! A process of its own (`cri-proxy node-api`) without root and without the runtime's socket, so that the one network
+//! listener, TLS and upgrades never share a process with the runtime's owner. It is a client of cri-proxy's `node-api`
+//! socket, of pod-sync's read side, and of the others' `debug.v1`; it keeps no state but caches.
+//!
+//! A request goes [`server`] → [`routes`] → [`auth`] → a page. [`auth::authz`] has the table of rights, [`limits`] what
+//! anybody may take.
+//!
+//! Tasks: one per listener, connection and upgraded connection; `reload`, which reads files again that have changed.
+
+pub mod answer;
+pub mod args;
+pub mod auth;
+pub mod container_logs;
+pub mod counters;
+pub mod files;
+pub mod health;
+pub mod limits;
+pub mod metrics;
+pub mod node;
+pub mod pods;
+mod reload;
+pub mod routes;
+mod run;
+pub mod select;
+pub mod server;
+pub mod stats;
+pub mod streaming;
+pub mod tls;
+pub mod zpages;
+
+pub use args::NodeApiArgs;
+pub use run::{NodeApi, StartError};

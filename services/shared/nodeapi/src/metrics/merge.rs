@@ -1,0 +1,157 @@
+//! OpenMetrics texts of several processes into one Prometheus text. Pure.
+//!
+//! A family that several processes have, and every `quintlet_*` family, gets the label `service` (and `instance` where
+//! there may be several); names that dashboards know from the kubelet stay as they are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+/// The text of one process.
+#[derive(Debug, Clone, Copy)]
+pub struct Part<'a> {
+    /// Its service.
+    pub service: &'a str,
+    /// Which of several; empty when there is but one.
+    pub instance: &'a str,
+    /// OpenMetrics.
+    pub text: &'a str,
+}
+
+#[derive(Debug, Default)]
+struct Family<'a> {
+    kind: &'a str,
+    help: &'a str,
+    samples: Vec<(usize, &'a str)>,
+    owners: BTreeSet<usize>,
+}
+
+/// The labels that tell of which process a sample is.
+#[must_use]
+pub fn source_labels(service: &str, instance: &str) -> String {
+    if instance.is_empty() {
+        format!("service=\"{service}\"")
+    } else {
+        format!("service=\"{service}\",instance=\"{instance}\"")
+    }
+}
+
+/// One text of all.
+#[must_use]
+pub fn merge(parts: &[Part<'_>]) -> String {
+    let mut families: BTreeMap<&str, Family<'_>> = BTreeMap::new();
+    for (owner, part) in parts.iter().enumerate() {
+        let mut current = "";
+        for line in part.text.lines() {
+            let mut words = line.splitn(4, ' ');
+            match (words.next(), words.next(), words.next(), words.next()) {
+                (Some("#"), Some("HELP"), Some(name), help) => {
+                    current = name;
+                    families.entry(name).or_default().help = help.unwrap_or_default();
+                }
+                (Some("#"), Some("TYPE"), Some(name), kind) => {
+                    current = name;
+                    families.entry(name).or_default().kind = kind.unwrap_or_default();
+                }
+                (Some("#"), ..) | (None, ..) | (Some(""), ..) => {}
+                // A sample belongs to the family before it, unless it says otherwise.
+                _ => {
+                    let name = line.split(['{', ' ']).next().unwrap_or_default();
+                    let family =
+                        if name.starts_with(current) && !current.is_empty() { current } else { name };
+                    let family = families.entry(family).or_default();
+                    family.samples.push((owner, line));
+                    family.owners.insert(owner);
+                }
+            }
+        }
+    }
+    let mut out = String::new();
+    for (name, family) in families {
+        if family.samples.is_empty() {
+            continue;
+        }
+        // The classic format names a counter as its sample; OpenMetrics does not.
+        let shown = if family.kind == "counter" { format!("{name}_total") } else { name.to_owned() };
+        let kind = match family.kind {
+            "counter" | "gauge" | "histogram" | "summary" => family.kind,
+            "info" | "stateset" => "gauge",
+            _ => "untyped",
+        };
+        // Writing to a String does not fail.
+        let _ = writeln!(out, "# HELP {shown} {}\n# TYPE {shown} {kind}", family.help);
+        let labelled = name.starts_with("quintlet_") || family.owners.len() > 1;
+        for (owner, line) in &family.samples {
+            match parts.get(*owner).filter(|_| labelled) {
+                Some(part) => out.push_str(&with_labels(line, &source_labels(part.service, part.instance))),
+                None => out.push_str(line),
+            }
+            out.push('\n');
+        }
+    }
+    out
+}
+
+fn with_labels(line: &str, labels: &str) -> String {
+    let name_end = line.find(['{', ' ']).unwrap_or(line.len());
+    let (name, rest) = line.split_at(name_end);
+    match rest.strip_prefix('{') {
+        Some(rest) if rest.starts_with('}') => format!("{name}{{{labels}{rest}"),
+        Some(rest) => format!("{name}{{{labels},{rest}"),
+        None => format!("{name}{{{labels}}}{rest}"),
+    }
+}
+
+/// The families of a text whose names are wanted.
+#[must_use]
+pub fn only(text: &str, wanted: impl Fn(&str) -> bool) -> String {
+    let mut keep = false;
+    text.lines()
+        .filter(|line| {
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                keep = wanted(rest.split(' ').next().unwrap_or_default());
+            }
+            keep
+        })
+        .flat_map(|line| [line, "\n"])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const POD_SYNC: &str = "# HELP kubelet_started_pods Pods started.\n# TYPE kubelet_started_pods counter\n\
+        kubelet_started_pods_total 3\n# HELP quintlet_socket_refused Refused.\n\
+        # TYPE quintlet_socket_refused counter\nquintlet_socket_refused_total 0\n# EOF\n";
+    const PROBE: &str = "# HELP quintlet_socket_refused Refused.\n# TYPE quintlet_socket_refused counter\n\
+        quintlet_socket_refused_total{why=\"a b\"} 1\n# HELP prober_probe P.\n# TYPE prober_probe counter\n\
+        prober_probe_total{result=\"failed\"} 2\n# EOF\n";
+
+    fn parts<'a>(texts: &[&'a str]) -> Vec<Part<'a>> {
+        let names = [("pod-sync", ""), ("probe-service", "probe-0")];
+        texts.iter().zip(names).map(|(text, (service, instance))| Part { service, instance, text }).collect()
+    }
+
+    #[test]
+    fn the_kubelets_names_stay_and_shared_ones_say_whose_they_are() {
+        let merged = merge(&parts(&[POD_SYNC, PROBE]));
+        let want = "# HELP kubelet_started_pods_total Pods started.\n# TYPE kubelet_started_pods_total counter\n\
+            kubelet_started_pods_total 3\n\
+            # HELP prober_probe_total P.\n# TYPE prober_probe_total counter\n\
+            prober_probe_total{result=\"failed\"} 2\n\
+            # HELP quintlet_socket_refused_total Refused.\n# TYPE quintlet_socket_refused_total counter\n\
+            quintlet_socket_refused_total{service=\"pod-sync\"} 0\n\
+            quintlet_socket_refused_total{service=\"probe-service\",instance=\"probe-0\",why=\"a b\"} 1\n";
+        assert_eq!(merged, want);
+        assert!(only(&merged, |n| n.starts_with("prober_")).lines().count() == 3);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(a in "[a-z#{}\" =_0-9\n]{0,200}", b in "(# (HELP|TYPE) [a-z]{0,4}[ a-z]{0,9}\n|[a-z]{0,4}[{} 0-9]{0,9}\n){0,9}") {
+            let _ = only(&merge(&parts(&[&a, &b])), |n| n.len() > 1);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! `/metrics` and what is below it.
+//!
+//! `/metrics` is the merged view of the five and of this process. A service that does not answer leaves its last figures;
+//! `quintlet_service_metrics_stale` says so, and `quintlet_service_metrics_age_seconds` since when.
+
+pub mod merge;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use http::StatusCode;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::answer::{Answer, with_type};
+use crate::node::{Node, Source};
+use merge::{Part, merge};
+
+/// What Prometheus calls its text.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// Figures of an instance of probe-service that has been gone for so long are of no use to anybody.
+const FORGET: std::time::Duration = std::time::Duration::from_secs(300);
+
+/// The last figures of each service.
+#[derive(Debug, Default)]
+pub struct Board {
+    last: Mutex<BTreeMap<Source, (Instant, String)>>,
+}
+
+impl Board {
+    /// Asks all services, and keeps what they said.
+    async fn ask(&self, node: &Node) -> Vec<(Source, Option<(Instant, String)>)> {
+        let sources = node.sources();
+        let answers = futures::future::join_all(sources.iter().map(|source| node.metrics(source))).await;
+        let now = Instant::now();
+        let mut last = self.last.lock();
+        for (source, answer) in sources.iter().zip(answers) {
+            if let Ok(text) = answer {
+                last.insert(source.clone(), (now, text));
+            }
+        }
+        last.retain(|source, (at, _)| sources.contains(source) || now.duration_since(*at) < FORGET);
+        let mut all: BTreeMap<Source, Option<(Instant, String)>> =
+            sources.into_iter().map(|source| (source, None)).collect();
+        all.extend(last.iter().map(|(source, seen)| (source.clone(), Some(seen.clone()))));
+        all.into_iter().collect()
+    }
+
+    /// The merged view.
+    pub async fn page(&self, node: &Node, node_name: &str) -> Answer {
+        let seen = self.ask(node).await;
+        let own = quintlet_telemetry::metrics::text();
+        let mut parts: Vec<Part<'_>> = seen
+            .iter()
+            .filter_map(|(source, seen)| {
+                let (_, text) = seen.as_ref()?;
+                Some(Part { service: &source.service, instance: &source.instance, text })
+            })
+            .collect();
+        parts.push(Part { service: "node-api", instance: "", text: &own });
+        let mut out = merge(&parts);
+        write_service_state(&mut out, &seen, Instant::now());
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            out,
+            "# HELP kubelet_node_name The node's name. The count is always 1.\n# TYPE kubelet_node_name gauge\n\
+             kubelet_node_name{{node=\"{node_name}\"}} 1\n\
+             # HELP kubernetes_build_info A metric with a constant '1' value labeled by version.\n\
+             # TYPE kubernetes_build_info gauge\n\
+             kubernetes_build_info{{git_version=\"v{}\",major=\"1\",minor=\"36\",platform=\"linux\"}} 1",
+            env!("CARGO_PKG_VERSION")
+        );
+        with_type(StatusCode::OK, CONTENT_TYPE, out)
+    }
+
+    /// The probers' figures alone.
+    pub async fn probes(&self, node: &Node) -> Answer {
+        let seen = self.ask(node).await;
+        let parts: Vec<Part<'_>> = seen
+            .iter()
+            .filter(|(source, _)| source.service == "probe-service")
+            .filter_map(|(source, seen)| {
+                let (_, text) = seen.as_ref()?;
+                Some(Part { service: &source.service, instance: &source.instance, text })
+            })
+            .collect();
+        let out = merge::only(&merge(&parts), |name| {
+            name.starts_with("prober_") || name == "process_start_time_seconds"
+        });
+        with_type(StatusCode::OK, CONTENT_TYPE, out)
+    }
+}
+
+type Seen = Option<(Instant, String)>;
+
+fn write_service_state(out: &mut String, seen: &[(Source, Seen)], now: Instant) {
+    let age = |seen: &Seen| seen.as_ref().map(|(at, _)| now.duration_since(*at).as_secs_f64());
+    // Answers of this scrape are a moment old.
+    let is_stale = |seen: &Seen| age(seen).is_none_or(|a| a > 1.0);
+    let mut family = |name: &str, help: &str, value: &dyn Fn(&Seen) -> Option<f64>| {
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
+        for (source, seen) in seen {
+            if let Some(value) = value(seen) {
+                let labels = merge::source_labels(&source.service, &source.instance);
+                let _ = writeln!(out, "{name}{{{labels}}} {value}");
+            }
+        }
+    };
+    let flag = |yes: bool| Some(f64::from(u8::from(yes)));
+    family("quintlet_service_up", "1 if the service answered this scrape", &|s| flag(!is_stale(s)));
+    family(
+        "quintlet_service_metrics_stale",
+        "1 if the service did not answer and its figures are those of before",
+        &|s| flag(is_stale(s)),
+    );
+    family("quintlet_service_metrics_age_seconds", "Age of the service's figures", &age);
+}

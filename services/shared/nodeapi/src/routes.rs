@@ -1,0 +1,347 @@
+//! From a request to its answer: who asks, whether they may, and which page it is.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+use percent_encoding::percent_decode_str;
+use quintlet_kit::clock::Clock;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::answer::{Answer, disabled, error, not_found, text};
+use crate::auth::User;
+use crate::auth::authn::Authenticator;
+use crate::auth::authz::{Authorizer, Refusal, needed};
+use crate::counters::Counters;
+use crate::limits::Limits;
+use crate::metrics::Board;
+use crate::node::Node;
+use crate::server::{Handler, Peer};
+use crate::stats::Stats;
+use crate::streaming::{self, Action};
+use crate::zpages::Settings;
+use crate::{container_logs, files, health, pods};
+
+/// What pages need.
+#[derive(Debug)]
+pub struct State {
+    /// The other services.
+    pub node: Node,
+    /// The node's name.
+    pub node_name: String,
+    /// Who asks.
+    pub authn: Authenticator,
+    /// Whether they may.
+    pub authz: Authorizer,
+    /// What is counted.
+    pub counters: Counters,
+    /// What is allowed.
+    pub limits: Limits,
+    /// Places for upgraded connections.
+    pub upgrades: Arc<Semaphore>,
+    /// Tasks of upgraded connections.
+    pub tasks: TaskTracker,
+    /// Cuts them.
+    pub cut: CancellationToken,
+    /// Time.
+    pub clock: Clock,
+    /// Logs, exec, attach, port-forward, run and runningpods are there.
+    pub debugging: bool,
+    /// Readers of logs may choose a stream.
+    pub split_streams: bool,
+    /// What `/logs/` shows; none: it is off.
+    pub system_logs: Option<PathBuf>,
+    /// Statistics.
+    pub stats: Stats,
+    /// The last figures of each service.
+    pub board: Board,
+    /// What this process was told.
+    pub settings: Settings,
+    /// CLOCK_BOOTTIME at the start.
+    pub started: Duration,
+}
+
+/// Answers on one of the ports.
+#[derive(Debug, Clone)]
+pub struct Routes {
+    /// What pages need.
+    pub state: Arc<State>,
+    /// The port this is.
+    pub port: Port,
+}
+
+/// A port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Port {
+    /// HTTPS, everything, for whoever may.
+    Main,
+    /// Plain, for everybody, without what acts on containers.
+    ReadOnly,
+    /// Plain, `/healthz` only.
+    Healthz,
+}
+
+/// A page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Page {
+    Healthz,
+    Pods,
+    Running,
+    Logs,
+    Stream(Action),
+    Run,
+    Stats,
+    Metrics,
+    Configz,
+    Statusz,
+    Flagz,
+    SystemLogs,
+    Debug,
+}
+
+/// Pages by the first part of their path, whether they need the debugging handlers, and whether they last.
+const PAGES: &[(&str, Page, bool, bool)] = &[
+    ("healthz", Page::Healthz, false, false),
+    ("pods", Page::Pods, false, false),
+    ("runningpods", Page::Running, true, false),
+    ("containerLogs", Page::Logs, true, true),
+    ("exec", Page::Stream(Action::Exec), true, true),
+    ("attach", Page::Stream(Action::Attach), true, true),
+    ("portForward", Page::Stream(Action::PortForward), true, true),
+    ("run", Page::Run, true, true),
+    ("stats", Page::Stats, false, false),
+    ("metrics", Page::Metrics, false, false),
+    ("configz", Page::Configz, true, false),
+    ("statusz", Page::Statusz, true, false),
+    ("flagz", Page::Flagz, true, false),
+    ("logs", Page::SystemLogs, true, true),
+    ("debug", Page::Debug, true, false),
+];
+
+/// The read-only port and a node without debugging handlers say this.
+const DISABLED: &str = "Debug endpoints are disabled.";
+
+impl Handler for Routes {
+    async fn handle(&self, request: Request<Incoming>) -> Answer {
+        match self.port {
+            Port::Main => self.main(request).await,
+            Port::ReadOnly => self.page(User::default(), request, false).await,
+            Port::Healthz => match request.uri().path() {
+                "/healthz" => text(StatusCode::OK, "ok"),
+                _ => not_found(),
+            },
+        }
+    }
+}
+
+impl Routes {
+    async fn main(&self, request: Request<Incoming>) -> Answer {
+        let state = &self.state;
+        let peer = request.extensions().get::<Peer>();
+        let chain = peer.map(|p| p.chain.clone()).unwrap_or_default();
+        let from = peer.map(|p| p.address);
+        let user = match state.authn.user(&chain, request.headers()).await {
+            Ok(user) => user,
+            Err(why) => {
+                state.counters.refused(StatusCode::UNAUTHORIZED);
+                tracing::debug!(?from, path = request.uri().path(), why = why.0, "not authenticated");
+                return text(StatusCode::UNAUTHORIZED, "Unauthorized");
+            }
+        };
+        let needed = needed(request.method(), request.uri().path());
+        match state.authz.check(&user, needed, &state.node_name).await {
+            Ok(()) => self.page(user, request, state.debugging).await,
+            Err(refusal) => {
+                let answer = refused(&user, needed, &refusal);
+                state.counters.refused(answer.status());
+                self.audit(&user, &request, answer.status());
+                answer
+            }
+        }
+    }
+
+    async fn page(&self, user: User, request: Request<Incoming>, debugging: bool) -> Answer {
+        let path = request.uri().path().to_owned();
+        let first = path.split('/').nth(1).unwrap_or_default();
+        let found = PAGES.iter().find(|(name, ..)| *name == first);
+        let is_long = found.is_some_and(|(.., long)| *long);
+        let route = found.map_or("other", |(name, ..)| name);
+        self.state.counters.request(request.method(), route, self.port == Port::ReadOnly, is_long);
+        let Some((_, page, needs_debugging, _)) = found else { return not_found() };
+        if *needs_debugging && !debugging {
+            return match page {
+                Page::Configz | Page::Statusz | Page::Flagz => not_found(),
+                _ => disabled(DISABLED),
+            };
+        }
+        let state = &self.state;
+        let node = &state.node;
+        match page {
+            Page::Healthz => health::healthz(node, &path, &query(&request)).await,
+            Page::Pods => only(Method::GET, &request, || pods::pods(node)).await,
+            Page::Running => only(Method::GET, &request, || pods::running(node)).await,
+            Page::Logs => {
+                only(Method::GET, &request, || {
+                    let asked = (segments(&path), query(&request));
+                    async move {
+                        let now = state.clock.wall();
+                        let (segments, query) = &asked;
+                        container_logs::logs(node, &state.counters, segments, query, state.split_streams, now)
+                            .await
+                    }
+                })
+                .await
+            }
+            Page::Stream(action) => match *request.method() {
+                Method::GET | Method::POST => streaming::stream(state, *action, &user, request).await,
+                _ => wrong_method(),
+            },
+            Page::Stats if path == "/stats/summary" => match *request.method() {
+                Method::GET | Method::POST => self.summary(request).await,
+                _ => wrong_method(),
+            },
+            Page::Metrics => only(Method::GET, &request, || self.metrics(&path)).await,
+            Page::Configz if is_exact(&path) => {
+                only(Method::GET, &request, || std::future::ready(state.settings.configz())).await
+            }
+            Page::Statusz if is_exact(&path) => {
+                let up = state.clock.boot().saturating_sub(state.started);
+                let answer = || std::future::ready(state.settings.statusz(state.clock.wall(), up));
+                only(Method::GET, &request, answer).await
+            }
+            Page::Flagz if is_exact(&path) => {
+                only(Method::GET, &request, || std::future::ready(state.settings.flagz())).await
+            }
+            Page::SystemLogs => match &state.system_logs {
+                Some(root) => only(Method::GET, &request, || files::page(root, &path)).await,
+                None => disabled("logs endpoint is disabled."),
+            },
+            // Profiles of Go and its log flags: there is neither here.
+            Page::Debug if path.starts_with("/debug/pprof") => disabled("profiling endpoint is disabled."),
+            Page::Debug if path.starts_with("/debug/flags") => disabled("flags endpoint is disabled."),
+            Page::Stats | Page::Configz | Page::Statusz | Page::Flagz | Page::Debug => not_found(),
+            Page::Run => only(Method::POST, &request, || streaming::run(state, &user, &request)).await,
+        }
+    }
+
+    async fn summary(&self, request: Request<Incoming>) -> Answer {
+        let mut asked = query(&request);
+        if request.method() == Method::POST {
+            let limits = self.state.limits;
+            let body = Limited::new(request.into_body(), limits.body_bytes).collect();
+            match tokio::time::timeout(limits.body, body).await {
+                Ok(Ok(body)) => asked.extend(decode_form(&String::from_utf8_lossy(&body.to_bytes()))),
+                Ok(Err(_)) => return error(StatusCode::PAYLOAD_TOO_LARGE, "http: request body too large"),
+                Err(_) => return error(StatusCode::REQUEST_TIMEOUT, "the body does not come"),
+            }
+        }
+        let light = asked.iter().any(|(k, v)| k == "only_cpu_and_memory" && v == "true");
+        self.state.stats.summary(&self.state.node, light).await
+    }
+
+    async fn metrics(&self, path: &str) -> Answer {
+        let State { node, stats, board, node_name, .. } = &*self.state;
+        match path {
+            "/metrics" => board.page(node, node_name).await,
+            "/metrics/resource" => stats.resource(node).await,
+            "/metrics/cadvisor" => stats.cadvisor(node).await,
+            "/metrics/probes" => board.probes(node).await,
+            "/metrics/slis" => slis(node).await,
+            _ => not_found(),
+        }
+    }
+
+    /// A line for what acts on containers: who wanted what, and whether they may.
+    fn audit<B>(&self, user: &User, request: &Request<B>, code: StatusCode) {
+        let path = request.uri().path();
+        let mut parts = path.split('/').skip(1);
+        let action = parts.next().unwrap_or_default();
+        if ["exec", "attach", "portForward", "run"].contains(&action) {
+            let from = request.extensions().get::<Peer>().map(|p| p.address);
+            tracing::info!(target: "audit", user = user.name, action, what = path, ?from, code = code.as_u16(), "refused");
+        }
+    }
+}
+
+fn refused(user: &User, needed: crate::auth::authz::Needed, refusal: &Refusal) -> Answer {
+    match refusal {
+        Refusal::Denied => error(
+            StatusCode::FORBIDDEN,
+            format!(
+                "Forbidden (user={}, verb={}, resource=nodes, subresource(s)=[{}])",
+                user.name,
+                needed.verb,
+                needed.subresources.join(" ")
+            ),
+        ),
+        Refusal::Unknown { subresource, source } => {
+            tracing::warn!(
+                user = user.name,
+                error = quintlet_kit::error_chain(source),
+                "no answer to an access review"
+            );
+            let message = format!(
+                "Authorization error (user={}, verb={}, resource=nodes, subresource={subresource})",
+                user.name, needed.verb
+            );
+            text(StatusCode::INTERNAL_SERVER_ERROR, message)
+        }
+    }
+}
+
+async fn only<B, F: Future<Output = Answer>>(
+    method: Method,
+    request: &Request<B>,
+    page: impl FnOnce() -> F,
+) -> Answer {
+    if *request.method() == method { page().await } else { wrong_method() }
+}
+
+/// The health checks as service level indicators.
+async fn slis(node: &Node) -> Answer {
+    let mut out = String::from(
+        "# HELP kubernetes_healthcheck This metric records the result of a single healthcheck.\n\
+         # TYPE kubernetes_healthcheck gauge\n",
+    );
+    for name in health::CHECKS {
+        let value = u8::from(health::check(node, name).await);
+        out.push_str(&format!("kubernetes_healthcheck{{name=\"{name}\",type=\"healthz\"}} {value}\n"));
+    }
+    crate::answer::with_type(StatusCode::OK, crate::metrics::CONTENT_TYPE, out)
+}
+
+/// The path has one part.
+fn is_exact(path: &str) -> bool {
+    !path.trim_start_matches('/').contains('/')
+}
+
+fn wrong_method() -> Answer {
+    error(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed")
+}
+
+/// The query, decoded, in order.
+pub fn query<B>(request: &Request<B>) -> Vec<(String, String)> {
+    decode_form(request.uri().query().unwrap_or_default())
+}
+
+/// A form or query, decoded, in order.
+#[must_use]
+pub fn decode_form(text: &str) -> Vec<(String, String)> {
+    let decode = |part: &str| percent_decode_str(&part.replace('+', " ")).decode_utf8_lossy().into_owned();
+    text.split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+        .map(|(key, value)| (decode(key), decode(value)))
+        .collect()
+}
+
+/// The parts of a path after the first, decoded.
+#[must_use]
+pub fn segments(path: &str) -> Vec<String> {
+    path.split('/').skip(2).map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned()).collect()
+}

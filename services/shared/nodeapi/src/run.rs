@@ -1,0 +1,301 @@
+//! From the command line to a process that serves.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quintlet_config::Loaded;
+use quintlet_kit::clock::Clock;
+use quintlet_kit::{server as kit_server, task};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::args::{Mode, NodeApiArgs};
+use crate::auth::authn::{Authenticator, Tokens};
+use crate::auth::authz::{Authorizer, Webhook};
+use crate::auth::cache::Cache;
+use crate::auth::review::{ReviewError, Reviewer};
+use crate::auth::x509::ClientCa;
+use crate::counters::Counters;
+use crate::limits::{Gate, Limits};
+use crate::metrics::Board;
+use crate::node::Node;
+use crate::reload::Files;
+use crate::routes::{Port, Routes, State};
+use crate::server::{GRACE, Listener};
+use crate::stats::Stats;
+use crate::tls::{self, Serving, TlsError};
+use crate::zpages::Settings;
+
+/// Between two tries to bind the health port.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Why it cannot start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// Nobody could ever be let in.
+    #[error("no authentication method configured")]
+    NoAuthentication,
+    /// Tokens cannot be reviewed.
+    #[error("no client provided, cannot use webhook authentication")]
+    NoClientForTokens,
+    /// Access cannot be reviewed.
+    #[error("no client provided, cannot use webhook authorization")]
+    NoClientForAccess,
+    /// Certificates, keys, TLS settings.
+    #[error("TLS")]
+    Tls(#[from] TlsError),
+    /// The kubeconfig.
+    #[error("API access")]
+    Api(#[from] ReviewError),
+    /// The port is taken.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The socket for health and metrics.
+    #[error("cannot bind {}", path.display())]
+    Socket {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// A node API whose ports are bound.
+pub struct NodeApi {
+    state: Arc<State>,
+    main: Option<TcpListener>,
+    read_only: Option<TcpListener>,
+    socket: tokio::net::UnixListener,
+    acceptor: TlsAcceptor,
+    files: Files,
+    healthz: Option<SocketAddr>,
+    gate: Gate,
+    metrics: Option<SocketAddr>,
+}
+
+impl std::fmt::Debug for NodeApi {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NodeApi").field("main", &self.main).finish_non_exhaustive()
+    }
+}
+
+impl NodeApi {
+    /// Reads what there is to read and binds the ports. None of the other services need be there.
+    ///
+    /// # Errors
+    /// A setting or file cannot be used, or a port is taken.
+    pub async fn bind(
+        loaded: &Loaded<NodeApiArgs>,
+        limits: Limits,
+        clock: Clock,
+    ) -> Result<Self, StartError> {
+        let args = &loaded.args;
+        let reviewer = match &args.kubeconfig {
+            Some(path) => Some(Arc::new(Reviewer::load(path).await?)),
+            None => None,
+        };
+        let ca = args.client_ca_file.as_deref().map(ClientCa::load).transpose()?.map(Arc::new);
+        let authn = authenticator(args, ca.clone(), reviewer.clone(), clock.clone())?;
+        let authz = authorizer(args, reviewer.clone())?;
+        let node_name = args.node_name.clone().unwrap_or_else(host_name);
+        let (cert, key) = match (&args.tls_cert_file, &args.tls_private_key_file) {
+            (Some(cert), Some(key)) => (cert.clone(), key.clone()),
+            // One without the other is a mistake of the configuration.
+            (None, _) | (_, None) => tls::self_signed(&args.cert_dir, &node_name, clock.wall())?,
+        };
+        let serving = Arc::new(Serving::load(&cert, &key)?);
+        let settings = tls::Settings {
+            min_version: args.tls_min_version.clone(),
+            cipher_suites: args.tls_cipher_suites.clone(),
+            curves: args.tls_curve_preferences.clone(),
+        };
+        let config = tls::server_config(&settings, serving.clone())?;
+        let main = match args.enable_server {
+            true => Some(listen(SocketAddr::new(args.address, args.node_api_port)).await?),
+            false => None,
+        };
+        let read_only = match (args.enable_server, args.read_only_port) {
+            (true, port) if port != 0 => Some(listen(SocketAddr::new(args.address, port)).await?),
+            _ => None,
+        };
+        let paths = args.common.paths();
+        let path = paths.node_api();
+        let socket = quintlet_kit::socket::bind_unix(&path, 0o660)
+            .map_err(|source| StartError::Socket { path, source })?;
+        let stats =
+            Stats::new(node_name.clone(), args.root_dir.clone(), args.pod_logs_dir.clone(), clock.clone());
+        let state = State {
+            settings: Settings::new(args, &loaded.config),
+            stats,
+            board: Board::default(),
+            started: clock.boot(),
+            system_logs: args.enable_system_log_handler.then(|| args.system_log_dir.clone()),
+            node: Node::new(paths),
+            node_name,
+            authn,
+            authz,
+            counters: Counters::default(),
+            limits,
+            upgrades: Arc::new(Semaphore::new(limits.upgrades)),
+            tasks: TaskTracker::new(),
+            cut: CancellationToken::new(),
+            clock,
+            debugging: args.enable_debugging_handlers,
+            split_streams: args.pod_logs_query_split_streams,
+        };
+        Ok(Self {
+            state: Arc::new(state),
+            main,
+            read_only,
+            socket,
+            acceptor: TlsAcceptor::from(Arc::new(config)),
+            files: Files { serving, ca, reviewer },
+            healthz: (args.healthz_port != 0)
+                .then(|| SocketAddr::new(args.healthz_bind_address, args.healthz_port)),
+            gate: Gate::default(),
+            metrics: args.common.metrics_listen,
+        })
+    }
+
+    /// Where HTTPS is served; none where the server is off.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.main.as_ref()?.local_addr().ok()
+    }
+
+    /// What pages share.
+    #[must_use]
+    pub fn state(&self) -> Arc<State> {
+        self.state.clone()
+    }
+
+    /// Connections open now.
+    #[must_use]
+    pub fn gate(&self) -> Gate {
+        self.gate.clone()
+    }
+
+    /// Serves until stopped, then lets requests in flight end, for at most 3 s.
+    pub async fn serve(self, stop: CancellationToken) {
+        let state = self.state;
+        let listener = |port, tls| Listener {
+            handler: Routes { state: state.clone(), port },
+            tls,
+            limits: state.limits,
+            gate: self.gate.clone(),
+            counters: state.counters.clone(),
+            tasks: state.tasks.clone(),
+            stop: stop.clone(),
+            cut: state.cut.clone(),
+        };
+        let tasks = task::TaskGroup::new();
+        tasks.spawn("reload", self.files.keep_fresh(stop.clone()));
+        if let Some(main) = self.main {
+            tasks.spawn("listen", listener(Port::Main, Some(self.acceptor)).run(main));
+        }
+        if let Some(read_only) = self.read_only {
+            tasks.spawn("listen-read-only", listener(Port::ReadOnly, None).run(read_only));
+        }
+        if let Some(address) = self.healthz {
+            // A gate of its own: whoever fills the other does not make the node look dead.
+            let listener = Listener { gate: Gate::default(), ..listener(Port::Healthz, None) };
+            tasks.spawn("listen-healthz", listen_again(listener, address, stop.clone()));
+        }
+        if let Some(address) = self.metrics {
+            let serving = kit_server::serve_metrics(address, stop.clone());
+            tasks.spawn("metrics", async move {
+                if let Err(error) = serving.await {
+                    tracing::warn!(%address, error = quintlet_kit::error_chain(&error), "no metrics over HTTP");
+                }
+            });
+        }
+        let server = kit_server::Server::new("node-api");
+        let health = server.health();
+        health.set_serving("").await;
+        let own = server.serve(self.socket, quintlet_kit::socket::PeerPolicy::Any, stop.clone());
+        tasks.spawn("own-socket", async move {
+            if let Err(error) = own.await {
+                tracing::warn!(
+                    error = quintlet_kit::error_chain(&error),
+                    "health and metrics are not served"
+                );
+            }
+        });
+        stop.cancelled().await;
+        state.tasks.close();
+        if tokio::time::timeout(GRACE, state.tasks.wait()).await.is_err() {
+            tracing::info!(connections = state.tasks.len(), "cutting connections that go on");
+            state.cut.cancel();
+            let _ = tokio::time::timeout(Duration::from_secs(1), state.tasks.wait()).await;
+        }
+        for name in tasks.shutdown(GRACE).await {
+            tracing::warn!(task = name, "did not end");
+        }
+    }
+}
+
+fn authenticator(
+    args: &NodeApiArgs,
+    ca: Option<Arc<ClientCa>>,
+    reviewer: Option<Arc<Reviewer>>,
+    clock: Clock,
+) -> Result<Authenticator, StartError> {
+    let tokens = match (args.authentication_token_webhook, reviewer) {
+        (true, None) => return Err(StartError::NoClientForTokens),
+        (true, Some(reviewer)) => Some(Tokens::new(reviewer, args.authentication_token_webhook_cache_ttl)),
+        (false, _) => None,
+    };
+    if ca.is_none() && tokens.is_none() && !args.anonymous_auth {
+        return Err(StartError::NoAuthentication);
+    }
+    Ok(Authenticator { ca, tokens, anonymous: args.anonymous_auth, clock })
+}
+
+fn authorizer(args: &NodeApiArgs, reviewer: Option<Arc<Reviewer>>) -> Result<Authorizer, StartError> {
+    match (args.authorization_mode, reviewer) {
+        (Mode::AlwaysAllow, _) => Ok(Authorizer::AlwaysAllow),
+        (Mode::Webhook, Some(reviewer)) => Ok(Authorizer::Webhook(Webhook {
+            reviewer,
+            allow_ttl: args.authorization_webhook_cache_authorized_ttl,
+            deny_ttl: args.authorization_webhook_cache_unauthorized_ttl,
+            known: Cache::default(),
+        })),
+        (Mode::Webhook, None) => Err(StartError::NoClientForAccess),
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address).await.map_err(|source| StartError::Listen { address, source })
+}
+
+async fn listen_again(listener: Listener<Routes>, address: SocketAddr, stop: CancellationToken) {
+    loop {
+        match listen(address).await {
+            Ok(bound) => return listener.run(bound).await,
+            Err(error) => {
+                tracing::warn!(error = quintlet_kit::error_chain(&error), "no health port; trying again")
+            }
+        }
+        // Both only wait.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(RETRY) => {}
+        }
+    }
+}
+
+fn host_name() -> String {
+    let name = nix::unistd::gethostname().unwrap_or_default().to_string_lossy().to_lowercase();
+    if name.is_empty() { "localhost".to_owned() } else { name }
+}

@@ -1,0 +1,148 @@
+//! Which pod, container and instance is meant. Pure; works on the pod's JSON.
+
+use serde_json::Value;
+
+/// Lists of containers in a spec, with those of their statuses.
+const LISTS: [(&str, &str); 3] = [
+    ("containers", "containerStatuses"),
+    ("initContainers", "initContainerStatuses"),
+    ("ephemeralContainers", "ephemeralContainerStatuses"),
+];
+
+/// A container in the spec: regular, init or ephemeral.
+#[must_use]
+pub fn spec<'a>(pod: &'a Value, container: &str) -> Option<&'a Value> {
+    find(pod, "spec", LISTS.map(|(spec, _)| spec), container)
+}
+
+/// The status of a container.
+#[must_use]
+pub fn status<'a>(pod: &'a Value, container: &str) -> Option<&'a Value> {
+    find(pod, "status", LISTS.map(|(_, status)| status), container)
+}
+
+fn find<'a>(pod: &'a Value, part: &str, lists: [&str; 3], name: &str) -> Option<&'a Value> {
+    let all = lists.into_iter().filter_map(|list| pod.get(part)?.get(list)?.as_array()).flatten();
+    all.into_iter().find(|c| c["name"] == name)
+}
+
+/// The id of a container that runs, without the runtime's name before it.
+#[must_use]
+pub fn running(pod: &Value, container: &str) -> Option<String> {
+    let status = status(pod, container)?;
+    status["state"]["running"].as_object()?;
+    id(&status["containerID"]).map(|(_, id)| id)
+}
+
+fn id(text: &Value) -> Option<(String, String)> {
+    let (runtime, id) = text.as_str()?.split_once("://")?;
+    (!id.is_empty()).then(|| (runtime.to_owned(), id.to_owned()))
+}
+
+/// The instance whose log is meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// `containerd`, `cri-o`.
+    pub runtime: String,
+    /// Its id.
+    pub id: String,
+}
+
+/// The instance whose log is meant, by the newest status (kubelet_pods.go:validateContainerLogStatus).
+///
+/// # Errors
+/// There is none, in the kubelet's words.
+pub fn log_instance(pod: &Value, container: &str, previous: bool) -> Result<Instance, String> {
+    let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+    let Some(status) = status(pod, container) else {
+        return Err(format!("container {container:?} in pod {name:?} is not available"));
+    };
+    let instance = |found: Option<(String, String)>| found.map(|(runtime, id)| Instance { runtime, id });
+    let state = &status["state"];
+    let (waiting, running, terminated) = (&state["waiting"], &state["running"], &state["terminated"]);
+    let last = instance(id(&status["lastState"]["terminated"]["containerID"]));
+    if previous {
+        let missing = || format!("previous terminated container {container:?} in pod {name:?} not found");
+        return last.ok_or_else(missing);
+    }
+    if running.is_object() {
+        return instance(id(&status["containerID"]))
+            .ok_or_else(|| format!("container {container:?} in pod {name:?} is not available"));
+    }
+    if terminated.is_object() {
+        return instance(id(&terminated["containerID"]))
+            .or(last)
+            .ok_or_else(|| format!("container {container:?} in pod {name:?} is terminated"));
+    }
+    if let Some(last) = last {
+        return Ok(last);
+    }
+    let waits = format!("container {container:?} in pod {name:?} is waiting to start");
+    Err(match waiting["reason"].as_str() {
+        Some("ErrImagePull") => format!("{waits}: image can't be pulled"),
+        Some("ImagePullBackOff") => format!("{waits}: trying and failing to pull image"),
+        Some(reason) if !reason.is_empty() => format!("{waits}: {reason}"),
+        _ => format!("{waits} - no logs yet"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_instance_is_that_of_the_newest_status() {
+        let running = json!({"running": {}});
+        let ended = |id: &str| json!({"terminated": {"containerID": id}});
+        let waiting = |reason: &str| json!({"waiting": {"reason": reason}});
+        let none = json!({});
+        for (state, last, previous, want) in [
+            (&running, &none, false, Ok("now")),
+            (&running, &ended("c://before"), false, Ok("now")),
+            (&running, &ended("c://before"), true, Ok("before")),
+            (&running, &none, true, Err("previous terminated container \"c\" in pod \"p\" not found")),
+            (&ended("c://now"), &none, false, Ok("now")),
+            (&ended(""), &ended("c://before"), false, Ok("before")),
+            (&ended(""), &none, false, Err("container \"c\" in pod \"p\" is terminated")),
+            (&waiting("CrashLoopBackOff"), &ended("c://before"), false, Ok("before")),
+            (
+                &waiting("ErrImagePull"),
+                &none,
+                false,
+                Err("container \"c\" in pod \"p\" is waiting to start: image can't be pulled"),
+            ),
+            (
+                &waiting("ImagePullBackOff"),
+                &none,
+                false,
+                Err("container \"c\" in pod \"p\" is waiting to start: trying and failing to pull image"),
+            ),
+            (
+                &waiting("ContainerCreating"),
+                &none,
+                false,
+                Err("container \"c\" in pod \"p\" is waiting to start: ContainerCreating"),
+            ),
+            (&none, &none, false, Err("container \"c\" in pod \"p\" is waiting to start - no logs yet")),
+        ] {
+            let pod = json!({"metadata": {"name": "p"}, "status": {"containerStatuses": [
+                {"name": "c", "containerID": "c://now", "state": state, "lastState": last}]}});
+            let got = log_instance(&pod, "c", previous).map(|i| i.id);
+            assert_eq!(got.as_deref().map_err(String::as_str), want, "{pod}");
+        }
+        let got = log_instance(&json!({"metadata": {"name": "p"}}), "c", false);
+        assert_eq!(got.unwrap_err(), "container \"c\" in pod \"p\" is not available");
+    }
+
+    #[test]
+    fn only_a_container_that_runs_can_be_entered() {
+        let pod = json!({"status": {"initContainerStatuses": [
+            {"name": "i", "containerID": "containerd://a", "state": {"running": {}}},
+            {"name": "e", "containerID": "containerd://b", "state": {"terminated": {}}}]}});
+        assert_eq!(running(&pod, "i").as_deref(), Some("a"));
+        assert_eq!(running(&pod, "e"), None);
+        assert_eq!(running(&pod, "x"), None);
+    }
+}

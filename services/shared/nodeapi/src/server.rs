@@ -1,0 +1,184 @@
+//! The listeners: TCP and TLS in, requests out to [`crate::routes`], upgrades included.
+//!
+//! Tasks: one per listener, one per connection, one per upgraded connection. Stopping: nobody new is let in, idle
+//! connections end, requests in flight and upgraded connections get the grace, then everything is cut.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use quintlet_kit::task;
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::counters::Counters;
+use crate::limits::{Gate, Limits, Pass};
+
+/// How long requests in flight may go on after the stop.
+pub const GRACE: Duration = Duration::from_secs(3);
+/// A peer that has vanished is noticed after about so long.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// Who is at the other end; in the extensions of every request.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// Where from.
+    pub address: SocketAddr,
+    /// What the client showed; empty without TLS or certificate.
+    pub chain: Arc<[CertificateDer<'static>]>,
+    /// The connection's place, for whoever goes on with it after an upgrade.
+    pub pass: Arc<Pass>,
+}
+
+/// What answers requests.
+pub trait Handler: Clone + Send + Sync + 'static {
+    /// Answers one.
+    fn handle(&self, request: Request<Incoming>) -> impl Future<Output = Response<Body>> + Send;
+}
+
+/// One listener.
+#[derive(Clone)]
+pub struct Listener<H> {
+    /// What answers.
+    pub handler: H,
+    /// With TLS, or without.
+    pub tls: Option<TlsAcceptor>,
+    /// What is allowed.
+    pub limits: Limits,
+    /// Connections.
+    pub gate: Gate,
+    /// What is counted.
+    pub counters: Counters,
+    /// Tasks of connections.
+    pub tasks: TaskTracker,
+    /// Nobody new is let in.
+    pub stop: CancellationToken,
+    /// What goes on is cut.
+    pub cut: CancellationToken,
+}
+
+impl<H: Handler> Listener<H> {
+    /// Accepts until stopped.
+    pub async fn run(self, listener: TcpListener) {
+        loop {
+            // Dropping accept loses nothing: the connection stays in the backlog.
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = self.stop.cancelled() => return,
+            };
+            let (stream, address) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of descriptors, most likely; others give some back.
+                    tracing::warn!(%error, "accept failed");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            let Some(pass) = self.gate.enter(address.ip(), &self.limits) else {
+                self.counters.refused_connection();
+                tracing::debug!(%address, "connection refused: too many are open");
+                continue;
+            };
+            let work = self.clone().converse(stream, address, pass);
+            drop(task::spawn("node-api-connection", self.tasks.track_future(Box::pin(work))));
+        }
+    }
+
+    async fn converse(self, stream: TcpStream, address: SocketAddr, pass: Pass) {
+        // Without these a connection still works.
+        let _ = stream.set_nodelay(true);
+        let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3);
+        let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(&keepalive);
+        let pass = Arc::new(pass);
+        let Some(tls) = self.tls.clone() else {
+            return self.serve(stream, Peer { address, chain: Arc::new([]), pass }).await;
+        };
+        match tokio::time::timeout(self.limits.handshake, tls.accept(stream)).await {
+            Ok(Ok(stream)) => {
+                let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
+                let chain = shown.iter().map(|c| c.clone().into_owned()).collect();
+                self.serve(stream, Peer { address, chain, pass }).await;
+            }
+            Ok(Err(error)) => {
+                self.counters.failed_handshake();
+                tracing::debug!(%address, %error, "TLS handshake failed");
+            }
+            Err(_) => {
+                self.counters.failed_handshake();
+                tracing::debug!(%address, "TLS handshake took too long");
+            }
+        }
+    }
+
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: Peer) {
+        let Self { handler, limits, stop, cut, .. } = self;
+        let address = peer.address;
+        let heard = Arc::new(Notify::new());
+        let first = heard.clone();
+        let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+            let handler = handler.clone();
+            first.notify_one();
+            request.extensions_mut().insert(peer.clone());
+            async move { Ok::<_, Infallible>(handler.handle(request).await) }
+        });
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.header)
+            .max_buf_size(limits.header_bytes)
+            .half_close(false);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
+            .max_concurrent_streams(limits.streams)
+            .keep_alive_interval(KEEPALIVE)
+            .keep_alive_timeout(limits.header);
+        let mut connection =
+            std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+        // Who has not asked for anything in time never will: the timeout of headers does not run before the first byte.
+        let spoke = tokio::select! {
+            served = connection.as_mut() => {
+                if let Err(error) = served {
+                    tracing::debug!(%address, %error, "a connection failed");
+                }
+                return;
+            }
+            heard = tokio::time::timeout(limits.header, heard.notified()) => heard.is_ok(),
+            // Nothing is in flight yet.
+            () = stop.cancelled() => return,
+        };
+        if !spoke {
+            tracing::debug!(%address, "no request came");
+            return;
+        }
+        // The last arm only begins the end; the connection is polled on.
+        let served = tokio::select! {
+            served = connection.as_mut() => served,
+            () = cut.cancelled() => return,
+            () = stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    served = connection => served,
+                    () = cut.cancelled() => return,
+                }
+            }
+        };
+        if let Err(error) = served {
+            tracing::debug!(%address, %error, "a connection failed");
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! A node API in process: a test API server behind it, a pod-sync that knows one pod, no runtime.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty};
+use hyper_util::rt::TokioIo;
+use quintlet_config::{Loaded, Service};
+use quintlet_kit::clock::Clock;
+use quintlet_kit::paths::Paths;
+use quintlet_kit::server::{HealthHandle, Server};
+use quintlet_kit::socket::{PeerPolicy, bind_unix};
+use quintlet_nodeapi::limits::{Gate, Limits};
+use quintlet_nodeapi::routes::State;
+use quintlet_nodeapi::{NodeApi, NodeApiArgs};
+use quintlet_proto::podsync::v1 as wire;
+use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
+use quintlet_testapi::TestApi;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::{Response, Status};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) struct Api {
+    pub(crate) address: SocketAddr,
+    pub(crate) test_api: TestApi,
+    pub(crate) state: Arc<State>,
+    pub(crate) gate: Gate,
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) podsync: HealthHandle,
+    pub(crate) stop: CancellationToken,
+    pub(crate) ended: tokio::task::JoinHandle<()>,
+    _guard: DropGuard,
+}
+
+pub(crate) fn args(dir: &std::path::Path, more: &[&str]) -> Loaded<NodeApiArgs> {
+    let run = dir.join("run");
+    let pki = dir.join("pki");
+    let own = ["--port=0", "--address=127.0.0.1", "--healthz-port=0", "--node-name=n1"];
+    let (run, pki) = (format!("--run-dir={}", run.display()), format!("--cert-dir={}", pki.display()));
+    let is_given = |flag: &str| more.iter().any(|m| m.split('=').next() == flag.split('=').next());
+    let mut line = vec!["node-api"];
+    line.extend(own.iter().filter(|flag| !is_given(flag)));
+    line.extend([run.as_str(), pki.as_str()]);
+    line.extend(more);
+    quintlet_config::cli::read(Service::NodeApi, line.into_iter().map(Into::into).collect()).unwrap()
+}
+
+impl Api {
+    pub(crate) async fn start(limits: Limits, more: &[&str]) -> Self {
+        Self::start_with(limits, |_| more.iter().map(|s| (*s).to_owned()).collect()).await
+    }
+
+    pub(crate) async fn start_with(
+        limits: Limits,
+        more: impl FnOnce(&std::path::Path) -> Vec<String>,
+    ) -> Self {
+        let test_api = TestApi::start().await;
+        let dir = tempfile::tempdir().unwrap();
+        let kubeconfig = dir.path().join("kubeconfig");
+        test_api.kubeconfig(&kubeconfig).unwrap();
+        let stop = CancellationToken::new();
+        let podsync = serve_podsync(&Paths::new(&dir.path().join("run")), stop.clone()).await;
+        let mut line = more(dir.path());
+        line.push(format!("--kubeconfig={}", kubeconfig.display()));
+        let line: Vec<&str> = line.iter().map(String::as_str).collect();
+        let api = NodeApi::bind(&args(dir.path(), &line), limits, Clock::system()).await.unwrap();
+        let (address, state, gate) = (api.address().unwrap(), api.state(), api.gate());
+        let ended = quintlet_kit::task::spawn("node-api", api.serve(stop.clone()));
+        let guard = stop.clone().drop_guard();
+        Self { address, test_api, state, gate, dir, podsync, stop, ended, _guard: guard }
+    }
+
+    pub(crate) async fn tls(&self, identity: Option<&Identity>) -> TlsStream<TcpStream> {
+        tls(self.address, identity).await.unwrap()
+    }
+
+    pub(crate) async fn get(&self, path: &str, token: Option<&str>) -> (StatusCode, String) {
+        self.request(Method::GET, path, token, None).await
+    }
+
+    pub(crate) async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        token: Option<&str>,
+        identity: Option<&Identity>,
+    ) -> (StatusCode, String) {
+        let stream = self.tls(identity).await;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        quintlet_kit::task::spawn("connection", connection);
+        let mut request = Request::builder().method(method).uri(path).header("host", "node");
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let answer = sender.send_request(request.body(Empty::<bytes::Bytes>::new()).unwrap()).await.unwrap();
+        let status = answer.status();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8_lossy(&body).into_owned())
+    }
+}
+
+/// A CA that tests sign with.
+pub(crate) struct Ca {
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+    pub(crate) pem: String,
+}
+
+pub(crate) struct Identity {
+    chain: Vec<CertificateDer<'static>>,
+    key: Vec<u8>,
+}
+
+impl Ca {
+    pub(crate) fn new() -> Self {
+        let mut params = rcgen::CertificateParams::default();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        params.distinguished_name.push(rcgen::DnType::CommonName, "test ca");
+        let key = rcgen::KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { issuer: rcgen::Issuer::new(params, key), pem }
+    }
+
+    pub(crate) fn client(&self, name: &str, group: &str, usage: rcgen::ExtendedKeyUsagePurpose) -> Identity {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params.distinguished_name.push(rcgen::DnType::OrganizationName, group);
+        params.extended_key_usages = vec![usage];
+        let key = rcgen::KeyPair::generate().unwrap();
+        let cert = params.signed_by(&key, &self.issuer).unwrap();
+        Identity { chain: vec![cert.der().clone()], key: key.serialize_der() }
+    }
+}
+
+impl Ca {
+    /// A certificate for a server and its key, as PEM.
+    pub(crate) fn server(&self, name: &str) -> (String, String) {
+        let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
+        let key = rcgen::KeyPair::generate().unwrap();
+        let cert = params.signed_by(&key, &self.issuer).unwrap();
+        (cert.pem(), key.serialize_pem())
+    }
+}
+
+/// A request without TLS.
+pub(crate) async fn plain(
+    address: SocketAddr,
+    method: Method,
+    path: &str,
+) -> std::io::Result<(StatusCode, String)> {
+    let stream = TcpStream::connect(address).await?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(std::io::Error::other)?;
+    quintlet_kit::task::spawn("connection", connection);
+    let request = Request::builder().method(method).uri(path).header("host", "node");
+    let request = request.body(Empty::<bytes::Bytes>::new()).unwrap();
+    let answer = sender.send_request(request).await.map_err(std::io::Error::other)?;
+    let status = answer.status();
+    let body = answer.into_body().collect().await.map_err(std::io::Error::other)?.to_bytes();
+    Ok((status, String::from_utf8_lossy(&body).into_owned()))
+}
+
+/// The body of a short answer on a connection that is there already.
+pub(crate) async fn get_on(stream: &mut TlsStream<TcpStream>, path: &str) -> String {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let asked = format!("GET {path} HTTP/1.1\r\nhost: n\r\nconnection: close\r\n\r\n");
+    stream.write_all(asked.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default()
+}
+
+pub(crate) async fn tls(
+    address: SocketAddr,
+    identity: Option<&Identity>,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Any));
+    let config = match identity {
+        None => builder.with_no_client_auth(),
+        Some(identity) => builder
+            .with_client_auth_cert(identity.chain.clone(), PrivateKeyDer::Pkcs8(identity.key.clone().into()))
+            .unwrap(),
+    };
+    let stream = TcpStream::connect(address).await?;
+    let name = ServerName::try_from("n1").unwrap();
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await
+}
+
+#[derive(Debug)]
+pub(crate) struct Any;
+
+impl rustls::client::danger::ServerCertVerifier for Any {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: rustls::pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+struct OnePod;
+
+fn pod() -> wire::PodView {
+    let pod = json!({
+        "kind": "Pod", "apiVersion": "v1",
+        "metadata": {"name": "web", "namespace": "default", "uid": "u1"},
+        "spec": {"containers": [{"name": "main"}]},
+        "status": {"phase": "Running", "containerStatuses": [
+            {"name": "main", "containerID": "containerd://abc", "state": {"running": {}}}]},
+    });
+    wire::PodView {
+        uid: "u1".into(),
+        name: "web".into(),
+        namespace: "default".into(),
+        pod: pod.to_string().into_bytes(),
+        ..wire::PodView::default()
+    }
+}
+
+type Stream<T> = Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl PodSync for OnePod {
+    type WatchPodsStream = Stream<wire::WatchPodsEvent>;
+
+    async fn list_pods(
+        &self,
+        _: tonic::Request<wire::ListPodsRequest>,
+    ) -> Result<Response<wire::ListPodsReply>, Status> {
+        Ok(Response::new(wire::ListPodsReply { pods: vec![pod()], problems: Vec::new() }))
+    }
+
+    async fn get_pod(
+        &self,
+        request: tonic::Request<wire::GetPodRequest>,
+    ) -> Result<Response<wire::PodView>, Status> {
+        match request.into_inner().pod.as_str() {
+            "default/web" => Ok(Response::new(pod())),
+            other => Err(Status::not_found(other.to_owned())),
+        }
+    }
+
+    async fn watch_pods(
+        &self,
+        _: tonic::Request<wire::WatchPodsRequest>,
+    ) -> Result<Response<Self::WatchPodsStream>, Status> {
+        Err(Status::unimplemented("not asked for"))
+    }
+
+    async fn explain(
+        &self,
+        _: tonic::Request<wire::ExplainRequest>,
+    ) -> Result<Response<wire::ExplainReply>, Status> {
+        Err(Status::unimplemented("not asked for"))
+    }
+
+    async fn list_events(
+        &self,
+        _: tonic::Request<wire::ListEventsRequest>,
+    ) -> Result<Response<wire::ListEventsReply>, Status> {
+        Err(Status::unimplemented("not asked for"))
+    }
+}
+
+async fn serve_podsync(paths: &Paths, stop: CancellationToken) -> HealthHandle {
+    let path: PathBuf = paths.podsync();
+    let listener = bind_unix(&path, 0o600).unwrap();
+    let server = Server::new("pod-sync").add_service(PodSyncServer::new(OnePod));
+    let health = server.health();
+    health.set_serving("").await;
+    health.set_serving("syncloop").await;
+    quintlet_kit::task::spawn("pod-sync", server.serve(listener, PeerPolicy::Any, stop));
+    health
+}

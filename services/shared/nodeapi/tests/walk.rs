@@ -1,0 +1,100 @@
+//! Every endpoint with every kind of credential. Alone in its process, whose counters it reads.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
+
+mod common;
+
+use common::Api;
+use http::{Method, StatusCode};
+use quintlet_nodeapi::limits::Limits;
+
+/// Every endpoint, the rights that each let it be used, and what the right user gets with neither runtime nor upgrade.
+const ENDPOINTS: &[(&str, &str, &[&str], u16)] = &[
+    ("GET", "/healthz", &["healthz", "proxy"], 200),
+    ("GET", "/healthz/ping", &["healthz", "proxy"], 200),
+    ("GET", "/healthz/nothing", &["healthz", "proxy"], 404),
+    ("GET", "/pods", &["pods", "proxy"], 200),
+    ("POST", "/pods", &["pods", "proxy"], 405),
+    ("GET", "/runningpods/", &["pods", "proxy"], 500),
+    ("GET", "/containerLogs/default/web/main", &["proxy"], 400),
+    ("GET", "/containerLogs/default/none/main", &["proxy"], 404),
+    ("GET", "/exec/default/web/main?output=1&command=true", &["proxy"], 500),
+    ("POST", "/exec/default/web/main?output=1&command=true", &["proxy"], 500),
+    ("POST", "/exec/default/web/main?command=true", &["proxy"], 400),
+    ("GET", "/attach/default/web/main?output=1", &["proxy"], 500),
+    ("POST", "/attach/default/none/main?output=1", &["proxy"], 404),
+    ("POST", "/portForward/default/web", &["proxy"], 500),
+    ("GET", "/portForward/default/web/other-uid", &["proxy"], 404),
+    ("POST", "/run/default/web/main?cmd=true", &["proxy"], 500),
+    ("GET", "/nothing", &["proxy"], 404),
+    ("PUT", "/exec/default/web/main", &["proxy"], 405),
+    ("GET", "/stats/summary", &["stats"], 500),
+    ("POST", "/stats/summary", &["stats"], 500),
+    ("GET", "/stats/other", &["stats"], 404),
+    ("GET", "/metrics", &["metrics"], 200),
+    ("GET", "/metrics/resource", &["metrics"], 200),
+    ("GET", "/metrics/cadvisor", &["metrics"], 500),
+    ("GET", "/metrics/probes", &["metrics"], 200),
+    ("GET", "/metrics/slis", &["metrics"], 200),
+    ("GET", "/configz", &["configz", "proxy"], 200),
+    ("GET", "/flagz", &["configz"], 200),
+    ("GET", "/statusz", &["statusz"], 200),
+    ("GET", "/logs/", &["log"], 200),
+    ("GET", "/logs/../../etc/passwd", &["log"], 404),
+    ("GET", "/checkpoint/default/web/main", &["checkpoint"], 404),
+    ("GET", "/debug/pprof/", &["proxy"], 405),
+    ("PUT", "/debug/flags/v", &["proxy"], 405),
+    ("DELETE", "/pods", &["pods", "proxy"], 405),
+];
+
+fn verb(method: &str) -> &'static str {
+    match method {
+        "GET" => "get",
+        "POST" => "create",
+        "PUT" => "update",
+        "DELETE" => "delete",
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_endpoint_wants_somebody_who_may() {
+    let api = Api::start(Limits::default(), &[]).await;
+    api.test_api.set_token("wrong", "mallory", &[]);
+    // May much, but nothing of this.
+    for other in ["spec", "status", "eviction"] {
+        api.test_api.allow("mallory", "*", &format!("nodes/{other}"));
+    }
+    for (i, (method, _, rights, _)) in ENDPOINTS.iter().enumerate() {
+        for right in *rights {
+            let user = format!("right-{i}-{right}");
+            api.test_api.set_token(&user, &user, &[]);
+            api.test_api.allow(&user, verb(method), &format!("nodes/{right}"));
+        }
+    }
+    let refused = |code| api.state.counters.refused_so_far(code);
+    let before = (refused(StatusCode::UNAUTHORIZED), refused(StatusCode::FORBIDDEN));
+    for (i, (method, path, rights, wanted)) in ENDPOINTS.iter().enumerate() {
+        let ask = async |token: Option<&str>| {
+            let method = Method::from_bytes(method.as_bytes()).unwrap();
+            api.request(method, path, token, None).await
+        };
+        for token in [None, Some("bad")] {
+            let (code, body) = ask(token).await;
+            assert_eq!((code, body.as_str()), (StatusCode::UNAUTHORIZED, "Unauthorized"), "{path} {token:?}");
+        }
+        let (code, body) = ask(Some("wrong")).await;
+        let want = format!(
+            "Forbidden (user=mallory, verb={}, resource=nodes, subresource(s)=[{}])\n",
+            verb(method),
+            rights.join(" ")
+        );
+        assert_eq!((code, body), (StatusCode::FORBIDDEN, want), "{path}");
+        for right in *rights {
+            let (code, body) = ask(Some(&format!("right-{i}-{right}"))).await;
+            assert_eq!(code.as_u16(), *wanted, "{method} {path} with {right}: {body}");
+        }
+    }
+    let count = ENDPOINTS.len() as u64;
+    assert_eq!(refused(StatusCode::UNAUTHORIZED) - before.0, 2 * count);
+    assert_eq!(refused(StatusCode::FORBIDDEN) - before.1, count);
+}
