@@ -175,6 +175,15 @@ impl Node {
         self.services.insert("node-api", Service::start(plan));
     }
 
+    /// What a service has logged so far.
+    ///
+    /// # Panics
+    /// It cannot be read.
+    #[must_use]
+    pub fn log(&self, service: &str) -> String {
+        std::fs::read_to_string(self.logs.dir.join(format!("{service}.log"))).expect("a log that can be read")
+    }
+
     /// Where the node API serves HTTPS.
     #[must_use]
     pub fn node_api(&self) -> std::net::SocketAddr {

@@ -100,6 +100,44 @@ async fn sleeper(node: &Node, name: &str) -> quintlet_e2e::Seen {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kubectl_attaches_reads_what_ended_and_leaves_lines_in_the_audit_log() {
+    let node = Node::start(options("node-api-attach")).await;
+    // Says what it hears, and ends on a word; then it is started again.
+    let script = "echo run; while read line; do echo heard $line; [ $line != bye ] || exit 3; done";
+    let mut pod = pods::bound(pods::script("echo", script));
+    pod["spec"]["containers"][0]["stdin"] = json!(true);
+    node.api().create_pod(pod);
+    node.wait_ready("echo").await;
+    let mut attach = kubectl(&node, &["attach", "-i", "echo"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = attach.stdin.take().unwrap();
+    let mut lines = BufReader::new(attach.stdout.take().unwrap()).lines();
+    // What is typed before the streams are there is not lost; the answer is what shows that they are.
+    stdin.write_all(b"hello\n").await.unwrap();
+    let line = tokio::time::timeout(LONG, lines.next_line()).await.expect("an answer").unwrap();
+    assert_eq!(line.as_deref(), Some("heard hello"));
+    stdin.write_all(b"bye\n").await.unwrap();
+    drop(stdin);
+    tokio::time::timeout(LONG, attach.wait()).await.expect("attach ends with the container").unwrap();
+
+    until("the log of the instance before", LONG, async || {
+        let output = run(&node, &["logs", "--previous", "echo"]).await;
+        if text(&output.stdout) == "run\nheard hello\nheard bye\n" { Ok(()) } else { Err(output) }
+    })
+    .await;
+
+    let log = node.log("node-api");
+    let line = log.lines().find(|l| l.contains("action=attach")).unwrap_or_else(|| panic!("{log}"));
+    for part in ["audit", "kube-apiserver-kubelet-client", "echo", "default", "allowed"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    node.down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_mebibytes_go_in_and_out_unchanged() {
     let node = Node::start(options("node-api-cp")).await;
     sleeper(&node, "store").await;

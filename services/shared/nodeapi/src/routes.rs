@@ -263,7 +263,7 @@ impl Routes {
         let action = parts.next().unwrap_or_default();
         if ["exec", "attach", "portForward", "run"].contains(&action) {
             let from = request.extensions().get::<Peer>().map(|p| p.address);
-            tracing::info!(target: "audit", user = user.name, action, what = path, ?from, code = code.as_u16(), "refused");
+            tracing::info!(target: "audit", user = user.name, action, what = path, ?from, code = code.as_u16(), verdict = "refused", "audit");
         }
     }
 }

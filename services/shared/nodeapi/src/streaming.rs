@@ -122,7 +122,7 @@ pub async fn stream(state: &State, action: Action, user: &User, mut request: Req
         ?from,
         code = answer.status().as_u16(),
         verdict = if answer.status() == StatusCode::SWITCHING_PROTOCOLS { "allowed" } else { "failed" },
-        "stream"
+        "audit"
     );
     answer
 }
@@ -369,7 +369,7 @@ pub async fn run(state: &State, user: &User, request: &Request<Incoming>) -> Ans
         pod = target.pod,
         container = target.container,
         code = answer.status().as_u16(),
-        "stream"
+        "audit"
     );
     answer
 }

@@ -1,0 +1,137 @@
+//! What scrapers read of a node with pods on a real runtime, through the API server's proxy.
+#![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
+
+use nix::sys::signal::Signal;
+use quintlet_e2e::node::NODE;
+use quintlet_e2e::wait::LONG;
+use quintlet_e2e::{Node, Options, pods, until};
+use serde_json::{Value, json};
+
+async fn page(node: &Node, path: &str) -> Result<String, String> {
+    let address = node.api().url().replace("http://", "");
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let path = format!("/api/v1/nodes/{NODE}/proxy{path}");
+    quintlet_e2e::node::page(host, port.parse().unwrap(), &path).await.map_err(|e| e.to_string())
+}
+
+/// Reads a page until it is as wanted.
+async fn wait_page(node: &Node, path: &str, wanted: impl Fn(&str) -> bool) -> String {
+    until(path, LONG, async || {
+        let text = page(node, path).await?;
+        if wanted(&text) { Ok(text) } else { Err(text) }
+    })
+    .await
+}
+
+async fn wait_json(node: &Node, path: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let parse = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
+    parse(&wait_page(node, path, |text| wanted(&parse(text))).await)
+}
+
+/// The value and the time in ms of a sample, by the beginning of its line and something in it.
+fn sample(text: &str, name: &str, within: &str) -> Option<(f64, Option<i64>)> {
+    let line = text.lines().find(|l| l.starts_with(name) && l.contains(within))?;
+    let (_, rest) = line.rsplit_once('}').or_else(|| line.split_once(' '))?;
+    let mut fields = rest.split_whitespace();
+    Some((fields.next()?.parse().ok()?, fields.next().and_then(|t| t.parse().ok())))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_tell_of_the_pods_and_of_all_services() {
+    let node = Node::start(Options { node_api: true, ..Options::with_api("node-api-pages") }).await;
+    let api = node.api();
+    api.create_pod(pods::bound(pods::probed("web")));
+    let web = node.wait_ready("web").await;
+
+    let listed = wait_json(&node, "/pods", |list| list["items"][0]["metadata"]["name"] == "web").await;
+    assert_eq!((&listed["kind"], &listed["apiVersion"]), (&json!("PodList"), &json!("v1")));
+    assert_eq!(listed["items"][0]["metadata"]["uid"], web.uid());
+    let running =
+        wait_json(&node, "/runningpods/", |list| list["items"][0]["metadata"]["name"] == "web").await;
+    assert_eq!(running["items"][0]["spec"]["containers"][0]["name"], "main", "{running}");
+
+    let summary = wait_json(&node, "/stats/summary", |s| {
+        let main = &s["pods"][0]["containers"][0];
+        main["cpu"]["usageCoreNanoSeconds"].as_u64() > Some(0)
+            && main["memory"]["workingSetBytes"].as_u64() > Some(0)
+    })
+    .await;
+    assert_eq!(
+        summary["pods"][0]["podRef"],
+        json!({"name": "web", "namespace": "default", "uid": web.uid()})
+    );
+    assert_eq!((&summary["node"]["nodeName"], summary["pods"].as_array().unwrap().len()), (&json!(NODE), 1));
+    assert!(summary["node"]["memory"]["workingSetBytes"].as_u64() > Some(1 << 20), "{summary}");
+    let light =
+        wait_json(&node, "/stats/summary?only_cpu_and_memory=true", |s| s["pods"][0].is_object()).await;
+    assert_eq!((&light["node"]["fs"], &light["pods"][0]["network"]), (&Value::Null, &Value::Null));
+
+    let resource = wait_page(&node, "/metrics/resource", |text| {
+        sample(text, "container_cpu_usage_seconds_total", "pod=\"web\"").is_some()
+    })
+    .await;
+    let of = |name: &str, within: &str| {
+        sample(&resource, name, within).unwrap_or_else(|| panic!("{name}\n{resource}"))
+    };
+    for name in ["container_cpu_usage_seconds_total", "container_memory_working_set_bytes"] {
+        let (value, time) = of(name, "container=\"main\",namespace=\"default\",pod=\"web\"");
+        assert!(value > 0.0 && time.is_some(), "{name} {value} {time:?}");
+    }
+    assert!(of("node_cpu_usage_seconds_total", "").1.is_some());
+    assert_eq!(of("resource_scrape_error", "").0, 0.0);
+    let (started, time) = of("container_start_time_seconds", "container=\"main\"");
+    assert!(started > 1e9 && time.is_none(), "{started} {time:?}");
+
+    let cadvisor = wait_page(&node, "/metrics/cadvisor", |text| {
+        sample(text, "container_cpu_usage_seconds_total", "container=\"main\"").is_some()
+    })
+    .await;
+    assert!(sample(&cadvisor, "machine_memory_bytes", "").is_some_and(|(v, _)| v > 0.0), "{cadvisor}");
+
+    wait_page(&node, "/metrics/probes", |text| {
+        sample(text, "prober_probe_total", "pod=\"web\"").is_some_and(|(value, _)| value > 0.0)
+    })
+    .await;
+
+    let services = ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync"];
+    let up = |text: &str, service: &str, value: f64| {
+        sample(text, "quintlet_service_up", &format!("service=\"{service}\""))
+            .is_some_and(|(v, _)| v == value)
+    };
+    let merged = wait_page(&node, "/metrics", |text| services.iter().all(|s| up(text, s, 1.0))).await;
+    assert_eq!(sample(&merged, "kubelet_node_name", NODE), Some((1.0, None)));
+    assert!(sample(&merged, "kubelet_http_requests_total", "").is_some(), "{merged}");
+
+    // A service that hangs leaves its last figures, marked.
+    let relists = |text: &str| sample(text, "kubelet_pleg_relist_duration_seconds_count", "");
+    assert!(relists(&merged).is_some(), "{merged}");
+    node.service("pleg-service").signal(Signal::SIGSTOP);
+    let stale = wait_page(&node, "/metrics", |text| up(text, "pleg-service", 0.0)).await;
+    node.service("pleg-service").signal(Signal::SIGCONT);
+    assert!(relists(&stale).is_some(), "{stale}");
+    let mark = sample(&stale, "quintlet_service_metrics_stale", "service=\"pleg-service\"");
+    assert_eq!(mark, Some((1.0, None)));
+    assert!(up(&stale, "pod-sync", 1.0));
+    wait_page(&node, "/metrics", |text| up(text, "pleg-service", 1.0)).await;
+
+    assert_eq!(page(&node, "/healthz").await.as_deref(), Ok("ok"));
+    node.service("pod-sync").signal(Signal::SIGSTOP);
+    wait_page(&node, "/healthz", |text| text.contains("[-]syncloop failed: reason withheld")).await;
+    node.service("pod-sync").signal(Signal::SIGCONT);
+    wait_page(&node, "/healthz", |text| text == "ok").await;
+
+    let config = wait_json(&node, "/configz", |c| c["kubeletconfig"].is_object()).await;
+    let config = &config["kubeletconfig"];
+    assert_eq!(
+        (&config["kind"], &config["port"]),
+        (&json!("KubeletConfiguration"), &json!(node.node_api().port()))
+    );
+    assert_eq!(config["authorization"]["mode"], "Webhook", "{config}");
+    for (path, word) in
+        [("/statusz", "Binary version"), ("/flagz", "anonymous-auth=false"), ("/logs/", "<pre>")]
+    {
+        let text = page(&node, path).await.unwrap();
+        assert!(text.contains(word), "{path}: {text}");
+    }
+    node.down().await;
+}
