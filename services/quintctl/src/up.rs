@@ -86,7 +86,7 @@ pub struct UpArgs {
     /// Directory of the services' binaries [default: that of quintctl]
     #[arg(long, value_name = "DIR")]
     pub bin_dir: Option<PathBuf>,
-    /// Start a containerd of our own, with images made on this machine
+    /// Start a containerd of our own, with images made on this machine; no image is ever removed from it
     #[arg(long, conflicts_with = "runtime_endpoint")]
     pub private_containerd: bool,
     /// Socket of the container runtime

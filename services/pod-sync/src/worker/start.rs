@@ -31,6 +31,8 @@ use crate::image::{self, NoImage};
 pub(super) enum NotStarted {
     /// It waits with this reason.
     Waits(WaitingReason),
+    /// The end of its pod was asked for meanwhile.
+    Ends,
     /// The pass ends.
     Halt(Halt),
 }
@@ -163,6 +165,7 @@ impl Worker {
             Some(c) => (c.id.clone(), c.restart_count()),
             None => self.make_container(pass, kind, container, sandbox, sandbox_config, ips).await?,
         };
+        self.unless_ending()?;
         // On disk before the start: a cut one may end an instance that never ran.
         self.record.starting.insert(container.name.clone(), id.to_string());
         self.save();
@@ -222,6 +225,10 @@ impl Worker {
         Ok(forgotten)
     }
 
+    fn unless_ending(&self) -> Result<(), NotStarted> {
+        if self.is_ending() { Err(NotStarted::Ends) } else { Ok(()) }
+    }
+
     async fn make_container(
         &mut self,
         pass: &Pass,
@@ -272,6 +279,8 @@ impl Worker {
             }
             Err(NoImage::Interrupted(e)) => return Err(Halt::of(&e, "image").into()),
         };
+        // A pull takes its time.
+        self.unless_ending()?;
         let restarts = self.next_attempt(pass, &container.name);
         let config = match self.container_config(pass, container, restarts, &ready, ips).await {
             Ok(config) => config,

@@ -22,6 +22,10 @@ use crate::decide::sync::{self as decide_sync, SyncGate};
 use crate::decide::waiting::{self, Hold, Holds, StartFailure};
 use crate::decide::worker::Input;
 
+/// For how long the error of a pull is shown before ImagePullBackOff takes its place: the kubelet's next sync comes with its
+/// next relist.
+const PULL_ERROR_SHOWN: Duration = Duration::from_secs(1);
+
 /// Which list of the spec a container stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -367,14 +371,15 @@ impl Worker {
                     self.record.waiting.remove(&container.name);
                 }
                 Err(super::start::NotStarted::Waits(reason)) => {
-                    if !backs_off(&reason.reason) {
-                        self.holds.insert(container.name.clone(), self.ctx.clock.boot() + jitter(ERROR_WAIT));
+                    if let Some(wait) = shown_for(&reason.reason) {
+                        self.holds.insert(container.name.clone(), self.ctx.clock.boot() + wait);
                     }
                     self.record.waiting.insert(container.name.clone(), reason);
                     if kind == Kind::Init && !pods::is_sidecar(&container) {
                         break;
                     }
                 }
+                Err(super::start::NotStarted::Ends) => return Ok(()),
                 Err(super::start::NotStarted::Halt(halt)) => return Err(halt),
             }
             self.save();
@@ -401,9 +406,13 @@ impl Worker {
     }
 }
 
-/// Reasons with a back-off of their own.
-fn backs_off(reason: &str) -> bool {
-    StartFailure::parse(reason).is_some_and(|f| f == StartFailure::CrashLoopBackOff || of_a_pull(f))
+/// For how long a failed start keeps its reason before anything else is made of it; none for those that are back-offs.
+fn shown_for(reason: &str) -> Option<Duration> {
+    match StartFailure::parse(reason) {
+        Some(StartFailure::CrashLoopBackOff | StartFailure::ImagePullBackOff) => None,
+        Some(failure) if of_a_pull(failure) => Some(PULL_ERROR_SHOWN),
+        Some(_) | None => Some(jitter(ERROR_WAIT)),
+    }
 }
 
 /// The image was asked for and did not come.

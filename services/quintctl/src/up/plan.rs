@@ -179,6 +179,10 @@ fn five(
                     line.flag("--pod-logs-dir", &layout.pod_logs_dir);
                     line.flag("--container-logs-dir", &layout.container_logs_dir);
                     line.option("--cluster-domain", args.cluster_domain.as_ref());
+                    if args.private_containerd {
+                        // Its images came by import: no registry has them, however full the disk is.
+                        line.flag("--image-gc-high-threshold", "100");
+                    }
                     let port = if has_node_api(args) { args.node_api_port } else { 0 };
                     line.flag("--node-api-port", port.to_string());
                 }
@@ -267,9 +271,26 @@ mod tests {
             line("pod-sync"),
             format!(
                 "{common} --root-dir /b/root --manifests /b/manifests --node-name n1 --cgroup-root /quintlet-3 \
-                 --pod-logs-dir /b/pod-logs --container-logs-dir /b/container-logs --node-api-port 0"
+                 --pod-logs-dir /b/pod-logs --container-logs-dir /b/container-logs --image-gc-high-threshold 100 \
+                 --node-api-port 0"
             )
         );
+    }
+
+    #[test]
+    fn imported_images_are_kept_and_those_of_a_runtime_of_the_host_are_not_our_choice() {
+        for (flags, kept) in [
+            (&["--private-containerd"][..], true),
+            (&["--private-containerd", "--config", "c.yaml"], true),
+            (&["--runtime-endpoint", "unix:///r.sock"], false),
+        ] {
+            let args = args(flags);
+            let layout = Layout::resolve(&args, Path::new("/w"));
+            for plan in services(&args, &layout, &runtime(), "n1", None) {
+                let has = plan.args.windows(2).any(|w| w == ["--image-gc-high-threshold", "100"]);
+                assert_eq!(has, kept && plan.name == POD_SYNC, "{flags:?}: {}", plan.name);
+            }
+        }
     }
 
     #[test]

@@ -26,6 +26,11 @@ impl Names {
         format!("quintlet{}", self.index)
     }
 
+    /// Whether an interface is the bridge of any index.
+    pub(crate) fn is_bridge(interface: &str) -> bool {
+        interface.strip_prefix("quintlet").is_some_and(|index| index.parse::<u8>().is_ok())
+    }
+
     /// Addresses of the pods.
     pub fn subnet(self) -> String {
         format!("10.77.{}.0/24", self.index)

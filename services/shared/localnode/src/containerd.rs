@@ -17,7 +17,7 @@ use crate::cleanup::Traces;
 use crate::cni::{self, Names};
 use crate::config::{self, Settings};
 use crate::index::{self, Index};
-use crate::{Error, cri, host, images};
+use crate::{Error, cri, forwarding, host, images};
 
 /// Longest path of a unix socket, with the terminating zero left out.
 const SOCKET_PATH_MAX: usize = 107;
@@ -463,6 +463,7 @@ fn take_index(lock_dir: &Path, dir: &Path) -> Result<Index, Error> {
         }
         None => index::take(lock_dir, dir, None)?,
     };
+    forwarding::hold(lock_dir, index.number())?;
     make_dir(dir, 0o711)?;
     Ok(index)
 }

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 
-use crate::Error;
 use crate::cni::Names;
+use crate::{Error, forwarding};
 
 /// Where the lock files are unless told otherwise.
 pub const DEFAULT_LOCK_DIR: &str = "/run/quintlet-localnode";
@@ -39,6 +39,9 @@ impl Index {
 
     /// Frees the index and its note: nothing of the instance is left.
     pub fn release(self) {
+        if let Some(dir) = self.path.parent() {
+            forwarding::give_back(dir, self.number);
+        }
         // Removed while locked: a waiter sees that the path no longer leads to what it locked.
         let _ = std::fs::remove_file(&self.path);
         if let Some(dir) = self.path.parent() {

@@ -11,7 +11,7 @@
 //! - [`cleanup`]: finds and removes what an instance has on the machine, alive or dead.
 //!
 //! Life cycle: [`Containerd::start`] takes an index (a lock file, see [`index`]), which names bridge, subnet and cgroup
-//! root; [`Containerd::down`] gives all of it back. An instance whose owner died is removed by the next start of any
+//! root; [`Containerd::down`] gives all of it back, `net.ipv4.ip_forward` included. An instance whose owner died is removed by the next start of any
 //! instance, unless it was started to be kept.
 
 pub mod cleanup;
@@ -26,6 +26,7 @@ pub mod index;
 pub mod oci;
 
 mod error;
+mod forwarding;
 
 pub use containerd::{Containerd, Options};
 pub use error::Error;

@@ -7,11 +7,13 @@
     missing_docs
 )]
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::*;
+use nix::sched::{CloneFlags, unshare};
 use quintlet_localnode::containerd::cleanup_stale;
 use quintlet_localnode::{Containerd, Options, images};
 use tokio::time::Instant;
@@ -193,4 +195,58 @@ async fn kept_pods_are_taken_over_and_stale_ones_removed() {
         Vec::<String>::new()
     );
     assert_eq!(traces.leftovers(), Vec::<String>::new());
+}
+
+/// Network sysctls of the namespace of this thread, but those that only tell.
+fn sysctls() -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    let mut dirs = vec![PathBuf::from("/proc/sys/net")];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).unwrap().flatten() {
+            if entry.file_type().unwrap().is_dir() {
+                dirs.push(entry.path());
+            } else if !entry.path().ends_with("nf_conntrack_count")
+                && let Ok(value) = std::fs::read_to_string(entry.path())
+            {
+                found.insert(entry.path(), value);
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn sysctls_are_as_they_were_when_the_last_instance_ends() {
+    const FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
+    // In a network namespace of this thread alone, where nobody else turns anything on.
+    unshare(CloneFlags::CLONE_NEWNET).unwrap();
+    assert!(std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+    std::fs::write(FORWARD, "0").unwrap();
+    let before = sysctls();
+    let forward = || std::fs::read_to_string(FORWARD).unwrap().trim().to_owned();
+    // Threads that it makes are in the same namespace.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let dir = tempfile::tempdir().unwrap();
+        let start = async |name: &str| {
+            let mut options = Options::new(dir.path().join(name));
+            options.masquerade = true;
+            Containerd::start(options).await.unwrap()
+        };
+        let first = start("first").await;
+        first.import_local_images().await.unwrap();
+        let mut client = Client::new(first.channel().await.unwrap());
+        run_pod(&mut client, &first, "web").await;
+        assert_eq!(forward(), "1", "the bridge plugin turns it on");
+        let second = start("second").await;
+        first.down().await.unwrap();
+        assert_eq!(forward(), "1", "the second still needs it");
+        // As one whose owner is killed, but for the time until somebody notices.
+        drop(second);
+        assert_eq!(forward(), "0");
+    });
+    let after = sysctls();
+    let changed: Vec<_> =
+        before.iter().filter(|(name, value)| after.get(*name).is_some_and(|v| v != *value)).collect();
+    assert!(changed.is_empty(), "changed: {changed:#?}");
 }

@@ -18,9 +18,12 @@ async fn a_pod_deleted_while_its_image_is_pulled_never_starts() {
     let uid = sim.create(pod);
     sim.runtime.wait_count(Method::PullImage, 1).await;
     sim.delete("pull", None);
+    // Released before pod-sync knows of the end, the start would rightly go on.
+    sim.wait_view("pull", "Terminating", |v| v.status == "Terminating").await;
     sim.runtime.unscript(slow);
     sim.wait_gone("pull").await;
     sim.wait_nothing_left(&uid).await;
+    assert_eq!(sim.runtime.count(Method::CreateContainer), 0, "nothing is started in a pod that ends");
     sim.finish().await;
 }
 
@@ -30,7 +33,7 @@ async fn a_pod_deleted_while_its_volume_waits_goes_at_once() {
     let mut pod = pods::single("volume");
     pod["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "slow"}}]);
     pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
-    // The answer never comes: only the end of the sync ends the wait.
+    // The answer never comes, and the client waits longer for it than this test: only the end of the sync ends the wait.
     sim.api.faults().block("get configmaps");
     sim.api.faults().block("list configmaps");
     sim.api.faults().block("watch configmaps");
@@ -40,10 +43,9 @@ async fn a_pod_deleted_while_its_volume_waits_goes_at_once() {
         if asked > 0 { Ok(()) } else { Err(asked) }
     })
     .await;
-    let began = std::time::Instant::now();
     sim.delete("volume", None);
     sim.wait_gone("volume").await;
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(sim.warnings("volume"), [], "the wait was ended, not given up");
     assert_eq!(sim.runtime.count(Method::RunPodSandbox), 0);
     sim.wait_nothing_left(&uid).await;
     sim.finish().await;

@@ -1,8 +1,12 @@
 //! Pulls: credentials, what fails and how it is told.
 
+use std::collections::BTreeSet;
+
 use k8s_cri::v1;
+use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};
+use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -162,14 +166,27 @@ async fn every_reason_without_an_image_is_told_as_the_kubelet_tells_it() {
     let mut invalid = pods::single("invalid");
     invalid["spec"]["containers"][0]["image"] = json!("Not A Name");
     let _uid = sim.create(invalid);
+    // Each is shown as itself before the back-off takes its place.
+    let mut shown = BTreeSet::new();
+    until("every reason is shown", LONG, async || {
+        for (name, _, reason, message, _) in cases {
+            let c = sim.pod(name).container(&format!("c-{name}"));
+            if c.reason == reason && c.message == message {
+                shown.insert(name);
+            }
+        }
+        let missing: Vec<_> = cases.iter().map(|c| c.0).filter(|name| !shown.contains(name)).collect();
+        if missing.is_empty() { Ok(()) } else { Err(missing) }
+    })
+    .await;
     for (name, _, reason, message, event) in cases {
-        sim.wait_pod(name, reason, |p| {
-            let c = p.container(&format!("c-{name}"));
-            let backed_off = format!("{reason}: {message}");
-            (c.reason == reason && c.message == message)
-                || (c.reason == "ImagePullBackOff" && c.message.ends_with(&backed_off))
-        })
-        .await;
+        if reason != "ErrImageNeverPull" && reason != "ImageInspectError" {
+            sim.wait_pod(name, "backs off", |p| {
+                let c = p.container(&format!("c-{name}"));
+                c.reason == "ImagePullBackOff" && c.message.ends_with(&format!("{reason}: {message}"))
+            })
+            .await;
+        }
         sim.wait_event(name, event, |e| e.kind == "Warning" && e.message.contains(event)).await;
         sim.wait_event(name, reason, |e| e.reason == "Failed" && e.message == format!("Error: {reason}"))
             .await;

@@ -1,0 +1,38 @@
+#!/bin/sh
+# Gets the containerd of another Debian release, without installing it, and prints where the binary is.
+#
+#   QUINTLET_CONTAINERD=$(scripts/containerd.sh trixie) cargo nextest run -p quintlet-e2e
+#
+# trixie: Debian 13, containerd 1.7; sid: unstable, containerd 2. apt gets the package from the mirror that this machine uses
+# and checks it against the signed lists of that release. Asked again, the newest is looked up and got only if it is not here.
+# CACHE_DIR: where lists and packages are kept (default: target/containerd). runc is this machine's: those of the releases
+# want their C library.
+set -eu
+
+suite=${1:?usage: scripts/containerd.sh SUITE}
+repo=$(cd "$(dirname "$0")/.." && pwd)
+cache=${CACHE_DIR:-$repo/target/containerd}/$suite
+mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep -m 1 '/debian/$' || true)
+
+mkdir -p "$cache/lists/partial" "$cache/archives/partial"
+echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian/} $suite main" > "$cache/sources.list"
+
+# get COMMAND...: apt-get with lists and packages of this release alone.
+get() {
+    apt-get -q -o Dir::Etc::SourceList="$cache/sources.list" -o Dir::Etc::SourceParts=/dev/null \
+        -o Dir::State::Lists="$cache/lists" -o Dir::Cache::PkgCache= -o Dir::Cache::SrcPkgCache= \
+        -o Dir::Cache::Archives="$cache/archives" -o APT::Sandbox::User=root -o Acquire::Languages=none \
+        -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false "$@" >&2
+}
+
+cd "$cache"
+get update
+get download containerd
+package=$(ls -t containerd_*.deb | head -n 1)
+root=$cache/${package%.deb}
+if [ ! -d "$root" ]; then
+    rm -rf "$root.new"
+    dpkg-deb -x "$package" "$root.new"
+    mv "$root.new" "$root"
+fi
+echo "$root/usr/bin/containerd"

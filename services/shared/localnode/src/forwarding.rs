@@ -1,0 +1,224 @@
+//! `net.ipv4.ip_forward`: the bridge plugin turns it on for the pods and never off. The last instance puts it back.
+//!
+//! One note for each network namespace, beside the lock files, has what was there before and the indices of the instances
+//! that need it. The index of a killed owner stays in it until that instance is removed.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::cni::Names;
+
+const SYSCTL: &str = "/proc/sys/net/ipv4/ip_forward";
+
+/// Names of the notes; a number of the network namespace follows.
+const PREFIX: &str = "ip_forward.";
+
+/// Notes that this index needs packets forwarded, before anything turns that on.
+///
+/// # Errors
+/// The note cannot be written.
+pub(crate) fn hold(lock_dir: &Path, index: u8) -> Result<(), Error> {
+    let here = Here::find().map_err(Error::file("read", SYSCTL))?;
+    here.hold(lock_dir, index).map_err(Error::file("write", here.note(lock_dir)))
+}
+
+/// Takes an index out of all notes. Where it was the last one, forwarding is as before.
+pub(crate) fn give_back(lock_dir: &Path, index: u8) {
+    let Ok(here) = Here::find() else { return };
+    let Ok(entries) = std::fs::read_dir(lock_dir) else { return };
+    for entry in entries.filter_map(Result::ok) {
+        if entry.file_name().to_string_lossy().starts_with(PREFIX)
+            && let Err(error) = here.give_back(&entry.path(), index)
+        {
+            tracing::warn!(note = %entry.path().display(), %error, "cannot put ip_forward back");
+        }
+    }
+}
+
+/// The network namespace that we are in.
+struct Here {
+    /// Inode of the namespace.
+    namespace: u64,
+    sysctl: PathBuf,
+    bridges: BTreeSet<String>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Note {
+    before: String,
+    /// Bridges that were there before: whoever makes one later found forwarding on, and relies on it.
+    bridges: BTreeSet<String>,
+    users: BTreeSet<u8>,
+}
+
+impl Here {
+    fn find() -> io::Result<Self> {
+        let links = std::fs::read_dir("/sys/class/net").into_iter().flatten().filter_map(Result::ok);
+        let bridges = links.filter(|link| link.path().join("bridge").exists());
+        Ok(Self {
+            namespace: std::fs::metadata("/proc/thread-self/ns/net")?.ino(),
+            sysctl: PathBuf::from(SYSCTL),
+            bridges: bridges
+                .filter_map(|link| link.file_name().into_string().ok())
+                .filter(|name| !Names::is_bridge(name))
+                .collect(),
+        })
+    }
+
+    fn note(&self, lock_dir: &Path) -> PathBuf {
+        lock_dir.join(format!("{PREFIX}{}", self.namespace))
+    }
+
+    fn value(&self) -> io::Result<String> {
+        Ok(std::fs::read_to_string(&self.sysctl)?.trim().to_owned())
+    }
+
+    fn hold(&self, lock_dir: &Path, index: u8) -> io::Result<()> {
+        let mut file = lock(&self.note(lock_dir), true)?;
+        let mut note = match read(&mut file)? {
+            Some(note) => note,
+            None => Note { before: self.value()?, bridges: self.bridges.clone(), ..Note::default() },
+        };
+        note.users.insert(index);
+        write(&mut file, &note)
+    }
+
+    fn give_back(&self, path: &Path, index: u8) -> io::Result<()> {
+        let mut file = match lock(path, false) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            locked => locked?,
+        };
+        let Some(mut note) = read(&mut file)? else { return Ok(()) };
+        if !note.users.remove(&index) {
+            return Ok(());
+        }
+        if !note.users.is_empty() {
+            return write(&mut file, &note);
+        }
+        // Another namespace cannot be reached from here, and mostly is gone.
+        if path.file_name() == self.note(Path::new("")).file_name() {
+            self.restore(&note)?;
+        }
+        // Removed while locked: a waiter sees that the path no longer leads to what it locked.
+        std::fs::remove_file(path)
+    }
+
+    fn restore(&self, note: &Note) -> io::Result<()> {
+        if self.value()? == note.before {
+            return Ok(());
+        }
+        if let Some(bridge) = self.bridges.difference(&note.bridges).next() {
+            tracing::info!(bridge, "ip_forward stays on for a bridge that was made meanwhile");
+            return Ok(());
+        }
+        std::fs::write(&self.sysctl, &note.before)
+    }
+}
+
+/// The file at a path, locked.
+fn lock(path: &Path, create: bool) -> io::Result<Flock<File>> {
+    loop {
+        let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)?;
+        let file = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| errno)?;
+        let locked = file.metadata()?.ino();
+        if std::fs::metadata(path).map(|m| m.ino()).ok() == Some(locked) {
+            return Ok(file);
+        }
+    }
+}
+
+/// None: it is new, or its writer was killed before anything was turned on.
+fn read(file: &mut File) -> io::Result<Option<Note>> {
+    let mut text = String::new();
+    file.rewind()?;
+    file.read_to_string(&mut text)?;
+    Ok(serde_json::from_str(&text).ok())
+}
+
+fn write(file: &mut File, note: &Note) -> io::Result<()> {
+    let text = serde_json::to_string(note)?;
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Machine {
+        dir: tempfile::TempDir,
+        here: Here,
+    }
+
+    impl Machine {
+        fn new(value: &str) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let sysctl = dir.path().join("sysctl");
+            std::fs::write(&sysctl, format!("{value}\n")).unwrap();
+            Self { here: Here { namespace: 7, sysctl, bridges: BTreeSet::new() }, dir }
+        }
+
+        /// As the bridge plugin does.
+        fn hold(&self, index: u8) {
+            self.here.hold(self.dir.path(), index).unwrap();
+            std::fs::write(&self.here.sysctl, "1").unwrap();
+        }
+
+        fn give_back(&self, index: u8) -> String {
+            self.here.give_back(&self.here.note(self.dir.path()), index).unwrap();
+            self.here.value().unwrap()
+        }
+    }
+
+    #[test]
+    fn the_last_of_several_puts_back_what_the_first_found() {
+        let machine = Machine::new("0");
+        machine.hold(1);
+        machine.hold(2);
+        assert_eq!(machine.give_back(1), "1", "the second still needs it");
+        assert_eq!(machine.give_back(1), "1", "an index is given back once");
+        machine.hold(3);
+        assert_eq!(machine.give_back(2), "1");
+        assert_eq!(machine.give_back(3), "0");
+        assert!(!machine.here.note(machine.dir.path()).exists());
+        machine.hold(4);
+        assert_eq!(machine.give_back(4), "0", "and again");
+    }
+
+    #[test]
+    fn what_was_on_before_stays_on() {
+        let machine = Machine::new("1");
+        machine.hold(1);
+        assert_eq!(machine.give_back(1), "1");
+    }
+
+    #[test]
+    fn a_bridge_that_came_meanwhile_keeps_it_on_and_one_that_was_there_does_not() {
+        for (before, after, want) in [(&[][..], &["docker0"][..], "1"), (&["br0"], &["br0"], "0")] {
+            let mut machine = Machine::new("0");
+            let names = |list: &[&str]| list.iter().map(|n| (*n).to_owned()).collect();
+            machine.here.bridges = names(before);
+            machine.hold(1);
+            machine.here.bridges = names(after);
+            assert_eq!(machine.give_back(1), want, "{after:?}");
+        }
+    }
+
+    #[test]
+    fn another_namespace_is_not_touched() {
+        let machine = Machine::new("0");
+        machine.hold(1);
+        let other = Here { namespace: 8, sysctl: machine.here.sysctl.clone(), bridges: BTreeSet::new() };
+        other.give_back(&machine.here.note(machine.dir.path()), 1).unwrap();
+        assert_eq!(machine.here.value().unwrap(), "1");
+        assert!(!machine.here.note(machine.dir.path()).exists(), "nobody needs the note any more");
+    }
+}
