@@ -4,7 +4,13 @@ BINS := cri-proxy pleg-service probe-service status-reporter pod-sync quintctl
 BIN_FLAGS := $(foreach bin,$(BINS),-p $(bin))
 CARGO := cargo
 
-.PHONY: all install build check test bench run
+# Releases of Debian whose containerd `make test-runtimes` runs on: 1.7 and 2.
+RUNTIMES := trixie sid
+# What every runtime has to pass.
+RUNTIME_TESTS := $(foreach test,start_stop exits manifests api kill,--test $(test))
+TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
+
+.PHONY: all install build check test test-runtimes bench run
 
 all: build
 
@@ -27,11 +33,18 @@ test:
 	scripts/install.sh test
 	$(CARGO) build --locked --bins $(BIN_FLAGS)
 	BIN_DIR=$(CURDIR)/target/debug tests/compose.sh
-	if $(CARGO) nextest --version >/dev/null 2>&1; then \
-		$(CARGO) nextest run --workspace --locked; \
-	else \
-		$(CARGO) test --workspace --locked; \
-	fi
+	$(CARGO) $(TEST) --workspace --locked
+
+# The end-to-end tests that matter on each runtime, with the containerd of other releases; nothing is installed.
+test-runtimes:
+	scripts/install.sh test
+	$(CARGO) build --locked --bins $(BIN_FLAGS)
+	for release in $(RUNTIMES); do \
+		containerd=$$(scripts/containerd.sh $$release) || exit 1; \
+		$$containerd --version; \
+		QUINTLET_CONTAINERD=$$containerd $(CARGO) $(TEST) --locked -p quintlet-e2e $(RUNTIME_TESTS) || exit 1; \
+		QUINTLET_CONTAINERD=$$containerd $(CARGO) $(TEST) --locked -p quintlet-localnode --test containerd || exit 1; \
+	done
 
 # Against the raw runtime in the same run; wants an idle machine. ARGS="--pods 20 --rounds 1" for a quick look.
 bench: build
