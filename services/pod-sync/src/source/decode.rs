@@ -34,7 +34,9 @@ pub fn manifest(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
             return;
         }
     };
-    let documents: Vec<Value> = match serde_saphyr::from_multiple(text) {
+    // 0440 is octal, as for everybody who writes modes and for the kubelet's reader.
+    let options = serde_saphyr::options! { legacy_octal_numbers: true };
+    let documents: Vec<Value> = match serde_saphyr::from_multiple_with_options(text, options) {
         Ok(documents) => documents,
         Err(e) => {
             // The renderer repeats the source text over several lines; the first says what and where.
@@ -337,6 +339,19 @@ mod tests {
         assert_eq!(spec.tolerations.as_ref().unwrap().len(), 1);
         assert_eq!(spec.termination_grace_period_seconds, Some(30));
         assert_eq!(spec.containers[0].image_pull_policy.as_deref(), Some("IfNotPresent"));
+    }
+
+    #[test]
+    fn a_mode_with_a_leading_zero_is_octal() {
+        for (mode, want) in [("0440", 288), ("0o440", 288), ("0", 0), ("288", 288)] {
+            let volume = format!(
+                "  volumes: [{{name: v, emptyDir: {{}}}}, {{name: c, configMap: {{name: c, defaultMode: {mode}}}}}]\n"
+            );
+            let out = decode(&format!("{WEB}{volume}"));
+            assert_eq!(out.problems, [], "{mode}");
+            let volumes = out.pods[0].spec.as_ref().unwrap().volumes.clone().unwrap();
+            assert_eq!(volumes[1].config_map.as_ref().unwrap().default_mode, Some(want), "{mode}");
+        }
     }
 
     #[test]
