@@ -77,11 +77,17 @@ impl Images {
     }
 
     // Unused ones, the longest unused first, then the longest known.
-    fn candidates<'a>(&self, images: &'a [Image], in_use: &BTreeSet<String>) -> Vec<(&'a Image, Seen)> {
+    fn candidates<'a>(
+        &self,
+        images: &'a [Image],
+        in_use: &BTreeSet<String>,
+        may_go: impl Fn(&Seen) -> bool,
+    ) -> Vec<&'a Image> {
         let unused = images.iter().filter(|i| !i.pinned && !is_used(i, in_use));
         let mut out: Vec<_> = unused.filter_map(|i| Some((i, *self.seen.get(&i.id)?))).collect();
+        out.retain(|(_, seen)| may_go(seen));
         out.sort_by_key(|(_, seen)| (seen.used, seen.first));
-        out
+        out.into_iter().map(|(image, _)| image).collect()
     }
 
     /// Images that nobody used for `max_age`. Nothing before the process itself is as old.
@@ -100,7 +106,7 @@ impl Images {
         let old = |seen: &Seen| {
             now.saturating_sub(seen.used) > policy.max_age && now.saturating_sub(seen.first) >= policy.min_age
         };
-        self.candidates(images, in_use).into_iter().filter(|(_, seen)| old(seen)).map(|(i, _)| i).collect()
+        self.candidates(images, in_use, old)
     }
 
     /// Images in the order in which they may go for space.
@@ -113,7 +119,7 @@ impl Images {
         now: Duration,
     ) -> Vec<&'a Image> {
         let ripe = |seen: &Seen| now.saturating_sub(seen.first) >= policy.min_age;
-        self.candidates(images, in_use).into_iter().filter(|(_, seen)| ripe(seen)).map(|(i, _)| i).collect()
+        self.candidates(images, in_use, ripe)
     }
 }
 
