@@ -51,6 +51,14 @@ pub struct RuntimeState {
     pub handlers: BTreeMap<String, HandlerFeatures>,
 }
 
+impl RuntimeState {
+    /// It answered once.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        !self.name.is_empty()
+    }
+}
+
 /// Shared by all workers of one pod-sync.
 pub struct Context {
     /// Settings and facts of the node.

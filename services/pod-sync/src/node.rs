@@ -23,7 +23,7 @@ use crate::clients::pleg::Pleg;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
 use crate::context::RuntimeState;
-use crate::decide::admission::{NodeView, Verdict, admit};
+use crate::decide::admission::{NodeView, Rejection, STRICT_GROUPS, Verdict, admit};
 use crate::decide::quantity::Quantity as Amount;
 use crate::decide::resize::verdict::Rules;
 use crate::source::api::ClusterView;
@@ -428,6 +428,15 @@ impl Admission for NodeAdmission {
     fn resize_rules(&self) -> Rules {
         // Neither CPUs nor memory are given out to pods of their own: both managers' policies are none.
         Rules { limited_swap: self.settings.limited_swap_bytes.is_some(), ..Rules::default() }
+    }
+
+    fn awaits_runtime(&self, rejection: &Rejection) -> bool {
+        rejection.reason == STRICT_GROUPS && !self.runtime.borrow().is_known()
+    }
+
+    async fn runtime_known(&self) {
+        // Without its reader nobody is admitted any more.
+        let _ = self.runtime.clone().wait_for(RuntimeState::is_known).await;
     }
 
     fn admit(&self, pod: &Pod, others: &[&Pod]) -> Verdict {

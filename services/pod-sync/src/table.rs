@@ -55,6 +55,12 @@ pub trait Admission: Send + Sync {
     /// Decides on a pod beside the others.
     fn admit(&self, pod: &Pod, others: &[&Pod]) -> Verdict;
 
+    /// Whether a rejection only says that the runtime has not told yet what it can do.
+    fn awaits_runtime(&self, rejection: &Rejection) -> bool;
+
+    /// Waits until the runtime told what it can do.
+    async fn runtime_known(&self);
+
     /// Asks the API server for the Node, whose watch may be behind. False where there is nobody to ask.
     async fn refresh(&self) -> bool;
 
@@ -62,7 +68,7 @@ pub trait Admission: Send + Sync {
     fn resize_rules(&self) -> Rules;
 }
 
-/// A pod that is to be admitted once the Node was read anew.
+/// A pod that is to be admitted once the Node was read anew, or the runtime for the first time.
 #[derive(Debug)]
 struct Unsure {
     source: SourceKind,
@@ -342,8 +348,9 @@ impl Table {
                     return;
                 }
                 let admitted = self.admit(&pod);
-                if admitted.as_ref().is_err_and(|r| r.reason == admission::NODE_AFFINITY) {
-                    return self.look_again(pod_ref.uid, Unsure { source, pod });
+                let early = self.is_early(&admitted);
+                if early || admitted.as_ref().is_err_and(|r| r.reason == admission::NODE_AFFINITY) {
+                    return self.look_again(pod_ref.uid, Unsure { source, pod }, early);
                 }
                 self.take(pod_ref, source, pod, admitted);
                 self.compare(&uid, &asked);
@@ -351,8 +358,12 @@ impl Table {
         }
     }
 
+    fn is_early(&self, admitted: &Result<Vec<Victim>, Rejection>) -> bool {
+        admitted.as_ref().is_err_and(|rejection| self.admission.awaits_runtime(rejection))
+    }
+
     // The Node may have been labelled for this very pod, and the watch of it be behind that of pods.
-    fn look_again(&mut self, uid: PodUid, unsure: Unsure) {
+    fn look_again(&mut self, uid: PodUid, unsure: Unsure, early: bool) {
         let is_first = self.unsure.is_empty();
         self.unsure.insert(uid, unsure);
         if !is_first {
@@ -360,6 +371,9 @@ impl Table {
         }
         let (admission, bell) = (Arc::clone(&self.admission), Arc::clone(&self.node_read));
         quintlet_kit::task::spawn("read-node", async move {
+            if early {
+                admission.runtime_known().await;
+            }
             let read = tokio::time::timeout(NODE_READ, admission.refresh()).await;
             tracing::debug!(?read, "node read for a pod that it does not seem to match");
             bell.notify_one();
@@ -373,7 +387,11 @@ impl Table {
             }
             let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
             let admitted = self.admit(&pod);
-            self.take(pod_ref, source, pod, admitted);
+            if self.is_early(&admitted) {
+                self.look_again(pod_ref.uid, Unsure { source, pod }, true);
+            } else {
+                self.take(pod_ref, source, pod, admitted);
+            }
         }
     }
 

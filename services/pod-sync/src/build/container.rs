@@ -13,7 +13,7 @@ use quintlet_model::labels;
 use super::env::expand_argument;
 use super::error::ConfigError;
 use super::security::ImageUser;
-use super::{HandlerFeatures, NodeSettings, paths, resources, security};
+use super::{HandlerFeatures, NodeSettings, go_json, paths, resources, security};
 
 /// What a container is made from.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +64,6 @@ pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, Co
         image: Some(ImageSpec {
             image: input.image_ref.to_owned(),
             user_specified_image: container.image.clone().unwrap_or_default(),
-            runtime_handler: input.runtime_handler.to_owned(),
             ..ImageSpec::default()
         }),
         command: expanded(&container.command),
@@ -125,11 +124,11 @@ fn container_annotations(
         out.insert(labels::POD_TERMINATION_GRACE.to_owned(), grace.to_string());
     }
     if let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref()) {
-        let hook = json("preStop handler", serde_json::to_string(hook))?;
+        let hook = json("preStop handler", go_json::handler(hook))?;
         out.insert(labels::PRE_STOP_HANDLER.to_owned(), hook);
     }
     if let Some(ports) = container.ports.as_ref().filter(|p| !p.is_empty()) {
-        out.insert(labels::CONTAINER_PORTS.to_owned(), json("ports", serde_json::to_string(ports))?);
+        out.insert(labels::CONTAINER_PORTS.to_owned(), json("ports", go_json::ports(ports))?);
     }
     Ok(out)
 }

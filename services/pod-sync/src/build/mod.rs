@@ -17,6 +17,7 @@ pub mod env_file;
 pub mod error;
 pub mod expand;
 pub mod fields;
+pub mod go_json;
 pub mod hostname;
 pub mod hosts;
 pub mod mounts;

@@ -79,14 +79,21 @@ const SIGNALS: [&str; 65] = [
 ];
 
 /// The newer part of a container's configuration.
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct NewerConfig {
-    /// Mounts of images.
-    #[prost(message, repeated, tag = "7")]
-    pub mounts: Vec<ImageMount>,
+    /// Mounts of images, each with its place among all mounts, in that order.
+    pub mounts: Vec<(usize, ImageMount)>,
     /// `lifecycle.stopSignal`; 0 for none.
-    #[prost(int32, tag = "18")]
     pub stop_signal: i32,
+}
+
+/// The second part of the configuration: all mounts where some are of images, so that they keep their order.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Part {
+    #[prost(bytes = "vec", repeated, tag = "7")]
+    mounts: Vec<Vec<u8>>,
+    #[prost(int32, tag = "18")]
+    stop_signal: i32,
 }
 
 /// A mount of an image's content.
@@ -98,6 +105,12 @@ pub struct ImageMount {
     /// Always.
     #[prost(bool, tag = "3")]
     pub readonly: bool,
+    /// The pod's user ids, where it has a user namespace.
+    #[prost(message, repeated, tag = "6")]
+    pub uid_mappings: Vec<cri::IdMapping>,
+    /// Its group ids.
+    #[prost(message, repeated, tag = "7")]
+    pub gid_mappings: Vec<cri::IdMapping>,
     /// What.
     #[prost(message, optional, tag = "9")]
     pub image: Option<cri::ImageSpec>,
@@ -147,10 +160,17 @@ impl CreateContainer {
     /// Of the usual request and what is newer.
     #[must_use]
     pub fn new(usual: cri::CreateContainerRequest, newer: &NewerConfig) -> Self {
-        let config = usual.config.map(|c| c.encode_to_vec());
+        let mut config = usual.config.unwrap_or_default();
+        let mut part = Part { mounts: Vec::new(), stop_signal: newer.stop_signal };
+        if !newer.mounts.is_empty() {
+            part.mounts = config.mounts.drain(..).map(|m| m.encode_to_vec()).collect();
+            for (place, mount) in &newer.mounts {
+                part.mounts.insert((*place).min(part.mounts.len()), mount.encode_to_vec());
+            }
+        }
         Self {
             pod_sandbox_id: usual.pod_sandbox_id,
-            config: config.into_iter().chain([newer.encode_to_vec()]).collect(),
+            config: vec![config.encode_to_vec(), part.encode_to_vec()],
             sandbox_config: usual.sandbox_config,
         }
     }
@@ -186,23 +206,24 @@ mod tests {
             readonly: true,
             image: Some(image),
             image_sub_path: "sub".to_owned(),
+            ..ImageMount::default()
         };
-        let newer = NewerConfig { mounts: vec![mount.clone()], stop_signal: 23 };
+        let newer = NewerConfig { mounts: vec![(0, mount.clone())], stop_signal: 23 };
         let bytes = CreateContainer::new(usual.clone(), &newer).encode_to_vec();
 
         let old = cri::CreateContainerRequest::decode(&bytes[..]).unwrap();
         let (got, want) = (old.config.unwrap(), usual.config.unwrap());
         assert_eq!((old.pod_sandbox_id, old.sandbox_config), (usual.pod_sandbox_id, usual.sandbox_config));
-        assert_eq!((&got.working_dir, &got.mounts[0]), (&want.working_dir, &want.mounts[0]));
-        assert_eq!((got.mounts.len(), got.mounts[1].container_path.as_str()), (2, "/b"));
+        assert_eq!((&got.working_dir, &got.mounts[1]), (&want.working_dir, &want.mounts[0]));
+        assert_eq!((got.mounts.len(), got.mounts[0].container_path.as_str()), (2, "/b"));
 
         #[derive(Clone, PartialEq, prost::Message)]
         struct New {
             #[prost(message, optional, tag = "2")]
-            config: Option<NewerConfig>,
+            config: Option<Part>,
         }
         let config = New::decode(&bytes[..]).unwrap().config.unwrap();
-        assert_eq!((config.stop_signal, &config.mounts[1]), (23, &mount));
+        assert_eq!((config.stop_signal, &config.mounts[0]), (23, &mount.encode_to_vec()));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_model::hash::container_hash;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::pod as pods;
-use quintlet_model::runtime::ContainerState;
+use quintlet_model::runtime::{ContainerState, PodRuntime};
 
 use super::sync::Kind;
 use super::{Halt, Pass, Worker};
@@ -45,6 +45,21 @@ impl From<Halt> for NotStarted {
 
 fn waits(reason: StartFailure, message: impl Into<String>) -> NotStarted {
     NotStarted::Waits(reason.with_message(message))
+}
+
+/// The container whose processes an ephemeral one is to see; none where it names none.
+fn target<'a>(
+    pod: &Pod,
+    container: &Container,
+    runtime: &'a PodRuntime,
+) -> Result<Option<&'a ContainerId>, ConfigError> {
+    let ephemeral = pods::spec(pod).ephemeral_containers.iter().flatten().find(|e| e.name == container.name);
+    let name = ephemeral.and_then(|e| e.target_container_name.as_deref()).filter(|name| !name.is_empty());
+    let Some(name) = name else { return Ok(None) };
+    match runtime.newest(name) {
+        Some(instance) => Ok(Some(&instance.id)),
+        None => Err(ConfigError::invalid(format!("unable to find target container {name}"))),
+    }
 }
 
 impl Worker {
@@ -312,15 +327,20 @@ impl Worker {
 
     // Image volumes and the stop signal, or what is wrong with an image that it mounts.
     fn newer_config(&self, container: &Container) -> Result<NewerConfig, WaitingReason> {
-        let mounts = container.volume_mounts.iter().flatten();
-        let mounts = mounts.filter_map(|m| Some((m, self.image_volumes.get(&m.name)?)));
-        let mounts = mounts.map(|(mount, image)| {
-            Ok(ImageMount {
+        // Every mount of a volume is one in the request, and those that pod-sync adds come after them.
+        let mounts = container.volume_mounts.iter().flatten().enumerate();
+        let mounts = mounts.filter_map(|(place, m)| Some((place, m, self.image_volumes.get(&m.name)?)));
+        let ids = self.userns.as_ref();
+        let mounts = mounts.map(|(place, mount, image)| {
+            let mount = ImageMount {
                 container_path: mount.mount_path.clone(),
                 readonly: true,
+                uid_mappings: ids.map(|ids| ids.uids.clone()).unwrap_or_default(),
+                gid_mappings: ids.map(|ids| ids.gids.clone()).unwrap_or_default(),
                 image: Some(image.clone()?),
                 image_sub_path: mount.sub_path.clone().unwrap_or_default(),
-            })
+            };
+            Ok((place, mount))
         });
         Ok(NewerConfig {
             mounts: mounts.collect::<Result<_, _>>()?,
@@ -416,7 +436,7 @@ impl Worker {
             runtime_handler: &self.handler,
             features: self.features(&self.handler),
             userns: self.userns.as_ref(),
-            target_id: None,
+            target_id: target(pod, container, &pass.runtime)?.map(ContainerId::as_str),
         })
     }
 
@@ -443,5 +463,39 @@ impl Worker {
         {
             tracing::debug!(pod.uid = %self.pod_ref.uid, link = %link.display(), error = %e, "log not linked");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::decide::testing::RuntimeBuilder;
+
+    #[test]
+    fn an_ephemeral_container_sees_the_newest_instance_of_its_target_or_is_not_made() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p"},
+            "spec": {
+                "containers": [{"name": "main"}],
+                "ephemeralContainers": [
+                    {"name": "look", "targetContainerName": "main"},
+                    {"name": "lost", "targetContainerName": "gone"},
+                    {"name": "free", "targetContainerName": ""},
+                ],
+            },
+        }))
+        .unwrap();
+        let runtime = RuntimeBuilder::ready().exited("main", 1).running("main").build();
+        let of = |name: &str| {
+            let container: Container = serde_json::from_value(json!({"name": name})).unwrap();
+            target(&pod, &container, &runtime)
+                .map(|id| id.map(ToString::to_string))
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(of("look"), Ok(Some("main-1".to_owned())));
+        assert_eq!(of("lost"), Err("unable to find target container gone".to_owned()));
+        assert_eq!((of("free"), of("main")), (Ok(None), Ok(None)));
     }
 }

@@ -22,11 +22,14 @@ pub fn container_hash(name: &str, image: &str) -> String {
     format!("{hash:x}")
 }
 
-// Go's encoder also escapes what HTML would interpret, and two separators.
 fn go_json(text: &str) -> String {
-    let plain = serde_json::Value::String(text.to_owned()).to_string();
-    plain
-        .replace('<', "\\u003c")
+    escape_as_go(&serde_json::Value::String(text.to_owned()).to_string())
+}
+
+/// JSON as Go's encoder has it, which also escapes what HTML would interpret, and two separators.
+#[must_use]
+pub fn escape_as_go(json: &str) -> String {
+    json.replace('<', "\\u003c")
         .replace('>', "\\u003e")
         .replace('&', "\\u0026")
         .replace('\u{2028}', "\\u2028")

@@ -54,6 +54,9 @@ impl Pressure {
     }
 }
 
+/// The reason of a pod whose groups the runtime cannot keep to.
+pub const STRICT_GROUPS: &str = "SupplementalGroupsPolicyNotSupported";
+
 /// The node as admission sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeView<'a> {
@@ -96,10 +99,7 @@ pub fn admit(pod: &Pod, others: &[&Pod], view: &NodeView<'_>) -> Verdict {
     let policy =
         pod::spec(pod).security_context.as_ref().and_then(|s| s.supplemental_groups_policy.as_deref());
     if policy == Some("Strict") && !view.strict_groups {
-        return reject(
-            "SupplementalGroupsPolicyNotSupported",
-            "SupplementalGroupsPolicy=Strict is not supported in this node",
-        );
+        return reject(STRICT_GROUPS, "SupplementalGroupsPolicy=Strict is not supported in this node");
     }
     let short = shortages(pod, others, view.allocatable);
     let verdict = match (short.first(), mismatch(pod, others, node)) {
