@@ -179,6 +179,7 @@ async fn pleg(places: &Places, stop: CancellationToken) {
 fn pod_sync_args(places: &Places) -> pod_sync::args::Args {
     let text = |path: &Path| path.display().to_string();
     let mut line = vec!["pod-sync".to_owned()];
+    let given: Vec<&str> = places.pod_sync_args.iter().filter_map(|a| a.split('=').next()).collect();
     for (flag, value) in [
         ("--run-dir", text(places.paths().run())),
         ("--root-dir", text(&places.dir("root"))),
@@ -191,7 +192,9 @@ fn pod_sync_args(places: &Places) -> pod_sync::args::Args {
         ("--resolv-conf", String::new()),
         ("--cluster-dns", "10.0.0.10".to_owned()),
     ] {
-        line.extend([flag.to_owned(), value]);
+        if !given.contains(&flag) {
+            line.extend([flag.to_owned(), value]);
+        }
     }
     if let Some(kubeconfig) = &places.kubeconfig {
         line.extend(["--kubeconfig".to_owned(), text(kubeconfig)]);

@@ -18,6 +18,37 @@ fn requesting(name: &str, milli: usize, priority: i64) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_needs_a_feature_is_not_refused_before_the_runtime_told_what_it_can() {
+    let strict = |name: &str| {
+        let mut pod = pods::single(name);
+        pod["spec"]["securityContext"] = json!({"supplementalGroupsPolicy": "Strict"});
+        pod
+    };
+    for able in [true, false] {
+        let mut options = Options::default();
+        options.runtime.features = Some(v1::RuntimeFeatures { supplemental_groups_policy: able });
+        options.runtime.handlers = vec![v1::RuntimeHandler::default()];
+        let sim = Sim::prepare(options).await;
+        sim.runtime.down();
+        for service in Service::ALL {
+            sim.up(service);
+        }
+        let _uid = sim.create(strict("strict"));
+        let _uid = sim.create(pods::single("plain"));
+        sim.wait_view("plain", "known", |_| true).await;
+        assert!(sim.view("strict").await.is_err(), "nothing is decided yet");
+        sim.runtime.up().unwrap();
+        if able {
+            sim.wait_ready("strict").await;
+        } else {
+            let reason = |p: &quintlet_simulation::Seen| p.text("/status/reason").to_owned();
+            sim.wait_pod("strict", "refused", |p| reason(p) == "SupplementalGroupsPolicyNotSupported").await;
+        }
+        sim.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_critical_pod_takes_the_room_of_others_once_they_are_gone() {
     const CRITICAL: i64 = 2_000_000_000;
     let sim = Sim::start(Options::default()).await;

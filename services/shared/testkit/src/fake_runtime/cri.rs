@@ -15,6 +15,7 @@ use tonic::{Request, Response, Status};
 use super::Shared;
 use super::events::{self, Event};
 use super::script::{Method, Plan};
+use super::serve::Raw;
 use super::world::{self, StopReply, no_container, no_sandbox};
 
 pub(crate) struct Cri(pub(crate) Arc<Shared>);
@@ -51,7 +52,8 @@ impl Shared {
         R: Send + 'static,
         F: Future<Output = (Plan, Result<R, Status>)> + Send + 'static,
     {
-        let bytes = Bytes::from(request.get_ref().encode_to_vec());
+        let raw = request.extensions().get::<Raw>().map(|raw| raw.0.clone());
+        let bytes = raw.unwrap_or_else(|| Bytes::from(request.get_ref().encode_to_vec()));
         let (metadata, _, request) = request.into_parts();
         let plan = self.script.enter(method, metadata, subjects, bytes);
         let leave = Leave(Arc::clone(self), method);
@@ -264,6 +266,7 @@ impl RuntimeService for Cri {
                     Ok(v1::StatusResponse {
                         status: Some(v1::RuntimeStatus { conditions }),
                         runtime_handlers: shared.options.handlers.clone(),
+                        features: shared.options.features,
                         ..Default::default()
                     })
                 },

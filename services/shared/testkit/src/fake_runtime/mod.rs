@@ -56,6 +56,8 @@ pub struct Options {
     pub cgroup_driver: Option<v1::CgroupDriver>,
     /// An image that is not there is found in the registry.
     pub registry_has_everything: bool,
+    /// `features` of Status.
+    pub features: Option<v1::RuntimeFeatures>,
     /// `runtime_handlers` of Status.
     pub handlers: Vec<v1::RuntimeHandler>,
     /// Where ImageFsInfo says that images are.
@@ -75,6 +77,7 @@ impl Default for Options {
             streaming_base: None,
             cgroup_driver: None,
             registry_has_everything: true,
+            features: None,
             handlers: Vec::new(),
             image_mountpoint: "/var/lib/fake".to_owned(),
         }
@@ -458,6 +461,14 @@ impl FakeRuntime {
     #[must_use]
     pub fn images(&self) -> Vec<String> {
         self.shared.world.lock().images.values().flat_map(|i| i.repo_tags.clone()).collect()
+    }
+
+    /// Ids of all images, with a name of each.
+    #[must_use]
+    pub fn image_ids(&self) -> Vec<(String, String)> {
+        let name =
+            |i: &v1::Image| i.repo_tags.first().or(i.repo_digests.first()).cloned().unwrap_or_default();
+        self.shared.world.lock().images.values().map(|i| (i.id.clone(), name(i))).collect()
     }
 
     /// Waits until `done` holds of the sandboxes and containers; they are only looked at again when something changed.

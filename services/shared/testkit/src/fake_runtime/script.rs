@@ -79,6 +79,12 @@ pub struct Call {
 }
 
 impl Call {
+    /// The request as it came, with what the bindings do not know of.
+    #[must_use]
+    pub fn raw(&self) -> &Bytes {
+        &self.request
+    }
+
     /// The request.
     ///
     /// # Panics

@@ -1,9 +1,15 @@
 //! The socket, and breaking it.
 
+use std::convert::Infallible;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http_body_util::{BodyExt as _, Collected, Full};
+use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use k8s_cri::v1::image_service_server::ImageServiceServer;
@@ -11,14 +17,47 @@ use k8s_cri::v1::runtime_service_server::RuntimeServiceServer;
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
+use tower::Service;
 
 use super::Shared;
 use super::cri::Cri;
 use super::events::EventsServer;
 use super::images::Images;
 
+/// Before each message of gRPC: whether it is compressed (nobody here does that), and its length.
+const FRAME_HEAD: usize = 5;
+
 /// The CRI's limit of a message, as the kubelet has it.
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
+
+/// A request as its bytes came, with what the bindings do not know of.
+#[derive(Clone)]
+pub(super) struct Raw(pub(super) Bytes);
+
+/// Keeps the bytes of each request: every request of the CRI is one message.
+#[derive(Clone)]
+struct Keep(Routes);
+
+impl Service<http::Request<Incoming>> for Keep {
+    type Response = http::Response<tonic::body::Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        <Routes as Service<http::Request<Full<Bytes>>>>::poll_ready(&mut self.0, cx)
+    }
+
+    fn call(&mut self, request: http::Request<Incoming>) -> Self::Future {
+        let mut routes = self.0.clone();
+        Box::pin(async move {
+            let (mut parts, body) = request.into_parts();
+            // A caller that goes away in the middle of its request gets what it sent judged, and no answer.
+            let bytes = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
+            parts.extensions.insert(Raw(bytes.slice(FRAME_HEAD.min(bytes.len())..)));
+            routes.call(http::Request::from_parts(parts, Full::new(bytes))).await
+        })
+    }
+}
 
 /// Runs the tasks of a connection until the runtime goes down, when all of them end where they are, as in a crash.
 #[derive(Clone)]
@@ -60,7 +99,7 @@ pub(super) fn start(shared: &Arc<Shared>, path: &Path) -> io::Result<Cancellatio
     let mortal = Mortal(token.clone());
     crate::spawn(token.clone().run_until_cancelled_owned(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let service = TowerToHyperService::new(routes.clone());
+            let service = TowerToHyperService::new(Keep(routes.clone()));
             let connection = hyper::server::conn::http2::Builder::new(mortal.clone())
                 .max_concurrent_streams(100_000)
                 .serve_connection(TokioIo::new(stream), service);

@@ -1,0 +1,284 @@
+//! A protobuf message as JSON, by a table of its fields.
+//!
+//! By a table, not by bindings, since bindings drop what is newer than they are. What the table does not know is shown under
+//! its number. Values that are the default are left out, as on the wire; messages of one field that come in several parts
+//! are merged, as every reader does.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+/// A field of a message.
+#[derive(Debug)]
+pub struct Field {
+    /// Its number.
+    pub number: u64,
+    /// Its name.
+    pub name: &'static str,
+    /// What is in it.
+    pub kind: Kind,
+    /// It may be there more than once.
+    pub many: bool,
+}
+
+/// What a field has.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    /// A string, or bytes that are text.
+    Text,
+    /// true or false.
+    Bool,
+    /// A whole number.
+    Int,
+    /// A word, by its number.
+    Word(&'static [&'static str]),
+    /// A message of one number, which makes "none" and "0" two things.
+    Number,
+    /// A map of strings to strings.
+    Map,
+    /// A message.
+    Message(&'static [Field]),
+}
+
+/// Why bytes are no such message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a protobuf message: {0}")]
+pub struct NotAMessage(&'static str);
+
+/// A value on the wire.
+#[derive(Debug, Clone, Copy)]
+enum Raw<'a> {
+    Varint(u64),
+    Bytes(&'a [u8]),
+}
+
+fn varint(bytes: &mut &[u8]) -> Result<u64, NotAMessage> {
+    let mut out = 0;
+    for shift in (0..64).step_by(7) {
+        let (first, rest) = bytes.split_first().ok_or(NotAMessage("a number is cut"))?;
+        *bytes = rest;
+        out |= u64::from(first & 0x7f) << shift;
+        if first & 0x80 == 0 {
+            return Ok(out);
+        }
+    }
+    Err(NotAMessage("a number is too long"))
+}
+
+fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Result<&'a [u8], NotAMessage> {
+    let (taken, rest) = bytes.split_at_checked(count).ok_or(NotAMessage("a field is cut"))?;
+    *bytes = rest;
+    Ok(taken)
+}
+
+fn fields(mut bytes: &[u8]) -> Result<BTreeMap<u64, Vec<Raw<'_>>>, NotAMessage> {
+    let mut out: BTreeMap<u64, Vec<Raw<'_>>> = BTreeMap::new();
+    while !bytes.is_empty() {
+        let key = varint(&mut bytes)?;
+        let raw = match key & 7 {
+            0 => Raw::Varint(varint(&mut bytes)?),
+            1 => Raw::Bytes(take(&mut bytes, 8)?),
+            2 => {
+                let length =
+                    usize::try_from(varint(&mut bytes)?).map_err(|_| NotAMessage("a field is cut"))?;
+                Raw::Bytes(take(&mut bytes, length)?)
+            }
+            5 => Raw::Bytes(take(&mut bytes, 4)?),
+            _ => return Err(NotAMessage("an unknown type")),
+        };
+        out.entry(key >> 3).or_default().push(raw);
+    }
+    Ok(out)
+}
+
+/// The message as JSON.
+///
+/// # Errors
+/// It is not one, or a field is of another kind than its table says.
+pub fn decode(table: &[Field], bytes: &[u8]) -> Result<Value, NotAMessage> {
+    let mut out = Map::new();
+    for (number, raws) in fields(bytes)? {
+        let Some(field) = table.iter().find(|f| f.number == number) else {
+            out.insert(format!("?{number}"), Value::Array(raws.iter().map(unknown).collect()));
+            continue;
+        };
+        let value = value(field, &raws)?;
+        if !is_default(field, &value) {
+            out.insert(field.name.to_owned(), value);
+        }
+    }
+    Ok(Value::Object(out))
+}
+
+fn unknown(raw: &Raw<'_>) -> Value {
+    match raw {
+        Raw::Varint(n) => json!(n),
+        Raw::Bytes(bytes) => json!(String::from_utf8_lossy(bytes)),
+    }
+}
+
+/// A message that is there and empty says something; an empty list or word does not.
+fn is_default(field: &Field, value: &Value) -> bool {
+    !field.many
+        && match field.kind {
+            Kind::Text => value == "",
+            Kind::Bool => value == false,
+            Kind::Int => value == 0,
+            Kind::Word(words) => Some(value) == words.first().map(|w| json!(w)).as_ref(),
+            Kind::Number | Kind::Map | Kind::Message(_) => false,
+        }
+}
+
+fn value(field: &Field, raws: &[Raw<'_>]) -> Result<Value, NotAMessage> {
+    let last = raws.last().ok_or(NotAMessage("a field without a value"))?;
+    match (field.kind, field.many) {
+        (Kind::Map, _) => {
+            let mut out = Map::new();
+            for raw in raws {
+                let entry = fields(payload(raw)?)?;
+                let part = |number| {
+                    entry
+                        .get(&number)
+                        .and_then(|r| r.last())
+                        .map_or(Ok(""), |raw| text(raw))
+                        .map(str::to_owned)
+                };
+                out.insert(part(1)?, Value::String(part(2)?));
+            }
+            Ok(Value::Object(out))
+        }
+        (kind, true) => {
+            let mut out = Vec::new();
+            for raw in raws {
+                match (kind, raw) {
+                    // Numbers come packed.
+                    (Kind::Int, Raw::Bytes(packed)) => {
+                        let mut packed = *packed;
+                        while !packed.is_empty() {
+                            out.push(json!(varint(&mut packed)?.cast_signed()));
+                        }
+                    }
+                    (kind, raw) => out.push(one(kind, raw)?),
+                }
+            }
+            Ok(Value::Array(out))
+        }
+        (Kind::Message(table), false) => {
+            let mut whole = Vec::new();
+            for raw in raws {
+                whole.extend_from_slice(payload(raw)?);
+            }
+            decode(table, &whole)
+        }
+        (kind, false) => one(kind, last),
+    }
+}
+
+fn one(kind: Kind, raw: &Raw<'_>) -> Result<Value, NotAMessage> {
+    Ok(match kind {
+        Kind::Text => json!(text(raw)?),
+        Kind::Bool => json!(number(raw)? != 0),
+        Kind::Int => json!(number(raw)?.cast_signed()),
+        Kind::Word(words) => {
+            let n = number(raw)?;
+            match usize::try_from(n).ok().and_then(|n| words.get(n)) {
+                Some(word) => json!(word),
+                None => json!(n),
+            }
+        }
+        Kind::Number => {
+            let inner = fields(payload(raw)?)?;
+            let n = inner.get(&1).and_then(|r| r.last()).map_or(Ok(0), number)?;
+            json!(n.cast_signed())
+        }
+        Kind::Map => return Err(NotAMessage("a map is no single value")),
+        Kind::Message(table) => decode(table, payload(raw)?)?,
+    })
+}
+
+fn payload<'a>(raw: &Raw<'a>) -> Result<&'a [u8], NotAMessage> {
+    match raw {
+        Raw::Bytes(bytes) => Ok(bytes),
+        Raw::Varint(_) => Err(NotAMessage("a number where bytes should be")),
+    }
+}
+
+fn text<'a>(raw: &Raw<'a>) -> Result<&'a str, NotAMessage> {
+    std::str::from_utf8(payload(raw)?).map_err(|_| NotAMessage("a text that is not UTF-8"))
+}
+
+fn number(raw: &Raw<'_>) -> Result<u64, NotAMessage> {
+    match raw {
+        Raw::Varint(n) => Ok(*n),
+        Raw::Bytes(_) => Err(NotAMessage("bytes where a number should be")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_cri::v1 as cri;
+    use prost::Message as _;
+
+    use super::*;
+    use crate::schema;
+
+    #[test]
+    fn the_table_says_what_the_bindings_say() {
+        let config = cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata { name: "c".into(), attempt: 2 }),
+            envs: vec![cri::KeyValue { key: "A".into(), value: "1".into() }],
+            args: vec!["a".into(), String::new()],
+            labels: [("k".to_owned(), "v".to_owned())].into(),
+            tty: true,
+            linux: Some(cri::LinuxContainerConfig {
+                resources: Some(cri::LinuxContainerResources { oom_score_adj: -997, ..Default::default() }),
+                security_context: Some(cri::LinuxContainerSecurityContext {
+                    run_as_user: Some(cri::Int64Value { value: 0 }),
+                    supplemental_groups: vec![1, 300],
+                    namespace_options: Some(cri::NamespaceOption { pid: 2, ..Default::default() }),
+                    ..Default::default()
+                }),
+            }),
+            ..Default::default()
+        };
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: "s".into(),
+            config: Some(config),
+            sandbox_config: Some(cri::PodSandboxConfig::default()),
+        };
+        let bytes = request.encode_to_vec();
+        let want = json!({
+            "pod_sandbox_id": "s",
+            "config": {
+                "metadata": {"name": "c", "attempt": 2},
+                "envs": [{"key": "A", "value": "1"}],
+                "args": ["a", ""],
+                "labels": {"k": "v"},
+                "tty": true,
+                "linux": {
+                    "resources": {"oom_score_adj": -997},
+                    "security_context": {
+                        "run_as_user": 0,
+                        "supplemental_groups": [1, 300],
+                        "namespace_options": {"pid": "NODE"},
+                    },
+                },
+            },
+            "sandbox_config": {},
+        });
+        assert_eq!(decode(schema::CREATE_CONTAINER, &bytes), Ok(want.clone()));
+
+        // In two parts, with a field that no table has.
+        let mut more = bytes.clone();
+        more.extend([0x12, 3, 0x90, 1, 23]);
+        more.extend([0x12, 4, 0xf8, 0x3f, 7, 0]);
+        assert_eq!(
+            decode(schema::CREATE_CONTAINER, &more[..more.len() - 6])
+                .map(|v| v["config"]["stop_signal"].clone()),
+            Ok(json!(23))
+        );
+        assert!(decode(schema::CREATE_CONTAINER, &bytes[..bytes.len() - 1]).is_err());
+        let strange = [0x98, 6, 5];
+        assert_eq!(decode(schema::CREATE_CONTAINER, &strange), Ok(json!({"?99": [5]})));
+    }
+}
