@@ -344,10 +344,7 @@ async fn stop(
     signals: &mut Signals,
 ) -> Result<(), UpError> {
     let began = Instant::now();
-    let (pods, grace) = {
-        let view = view.borrow();
-        (view.pods.len(), view.longest_grace())
-    };
+    let (pods, grace) = view.borrow().unfinished();
     let noun = if pods == 1 { "pod" } else { "pods" };
     if args.down {
         print_part(&format!("stopping {pods} {noun} (grace {grace}s, press again to force) … "));

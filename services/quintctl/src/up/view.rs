@@ -23,12 +23,13 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// The longest grace period of a pod that has something to stop, in seconds.
-    pub(super) fn longest_grace(&self) -> u64 {
-        self.pods.values().filter_map(grace).max().unwrap_or(0)
+    /// How many pods have something to stop, and the longest of their grace periods in seconds.
+    pub(super) fn unfinished(&self) -> (usize, u64) {
+        self.pods.values().filter_map(grace).fold((0, 0), |(n, longest), grace| (n + 1, longest.max(grace)))
     }
 }
 
+/// The grace period of a pod that has something to stop; none once it is done.
 fn grace(pod: &PodView) -> Option<u64> {
     let pod: serde_json::Value = serde_json::from_slice(&pod.pod).ok()?;
     let phase = pod.pointer("/status/phase").and_then(serde_json::Value::as_str);

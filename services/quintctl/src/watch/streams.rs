@@ -17,6 +17,7 @@ use quintlet_proto::probe::v1::{WatchRequest, watch_event};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -136,13 +137,7 @@ async fn follow_lifecycle(peer: &Peer, events: &Events, out: &mpsc::Sender<Line>
     let mut client = PlegClient::new(peer.channel().await?);
     let request = LifecycleRequest { hello: Some(quintlet_proto::hello()), uid: String::new() };
     let mut stream = peer.answer(client.lifecycle(request)).await?;
-    loop {
-        // Both only wait; a reader that is gone is noticed without a message.
-        let message = tokio::select! {
-            message = stream.message() => message.map_err(|s| peer.failed(&s))?,
-            () = out.closed() => return Ok(()),
-        };
-        let Some(message) = message else { return Err(ended(peer)) };
+    while let Some(message) = next(peer, &mut stream, out).await? {
         let cursor = message.cursor.unwrap_or_default();
         let line = match message.event {
             Some(lifecycle_event::Event::Lifecycle(event)) => {
@@ -155,8 +150,25 @@ async fn follow_lifecycle(peer: &Peer, events: &Events, out: &mpsc::Sender<Line>
             Some(lifecycle_event::Event::Hello(_)) | None => continue,
         };
         if out.send(line).await.is_err() {
-            return Ok(());
+            break;
         }
+    }
+    Ok(())
+}
+
+/// What comes next; none when nobody reads any more, which is noticed without a message too.
+async fn next<T>(
+    peer: &Peer,
+    stream: &mut Streaming<T>,
+    out: &mpsc::Sender<Line>,
+) -> Result<Option<T>, Error> {
+    // Both only wait.
+    tokio::select! {
+        message = stream.message() => match message.map_err(|s| peer.failed(&s))? {
+            Some(message) => Ok(Some(message)),
+            None => Err(ended(peer)),
+        },
+        () = out.closed() => Ok(None),
     }
 }
 
@@ -178,22 +190,17 @@ async fn follow_health(
     if !say(out, link.back(process(peer).await, "")).await {
         return Ok(());
     }
-    loop {
-        // Both only wait; a reader that is gone is noticed without a message.
-        let message = tokio::select! {
-            message = stream.message() => message.map_err(|s| peer.failed(&s))?,
-            () = out.closed() => return Ok(()),
-        };
-        let Some(message) = message else { return Err(ended(peer)) };
+    while let Some(message) = next(peer, &mut stream, out).await? {
         let serves = message.status() == ServingStatus::Serving;
         let before = last.replace(serves);
         let line = (before != Some(serves) && (before.is_some() || !serves)).then(|| {
             service_line(&peer.service, if serves { "serves again" } else { "does not serve" }.to_owned())
         });
         if !say(out, line).await {
-            return Ok(());
+            break;
         }
     }
+    Ok(())
 }
 
 /// Follows each instance of probe-service as long as its socket is there.
@@ -239,13 +246,7 @@ async fn follow_probes(peer: &Peer, link: &mut Link, out: &mpsc::Sender<Line>) -
     if !say(out, link.back(process(peer).await, "")).await {
         return Ok(());
     }
-    loop {
-        // Both only wait; a reader that is gone is noticed without a message.
-        let message = tokio::select! {
-            message = stream.message() => message.map_err(|s| peer.failed(&s))?,
-            () = out.closed() => return Ok(()),
-        };
-        let Some(message) = message else { return Err(ended(peer)) };
+    while let Some(message) = next(peer, &mut stream, out).await? {
         let line = match message.event {
             Some(watch_event::Event::Evaluation(e)) => probe_line(&e),
             Some(watch_event::Event::Missed(m)) => {
@@ -254,7 +255,8 @@ async fn follow_probes(peer: &Peer, link: &mut Link, out: &mpsc::Sender<Line>) -
             Some(watch_event::Event::Hello(_)) | None => continue,
         };
         if out.send(line).await.is_err() {
-            return Ok(());
+            break;
         }
     }
+    Ok(())
 }
