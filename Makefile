@@ -18,8 +18,10 @@ all: build
 install:
 	scripts/install.sh
 
+# All of them are one file, run by its name: their common code is in memory once.
 build: install
-	$(CARGO) build --locked --release --bins $(BIN_FLAGS)
+	$(CARGO) build --locked --release -p quintlet
+	for bin in $(BINS); do ln -sf quintlet target/release/$$bin; done
 
 # What a change must pass before its tests matter.
 check: install
@@ -31,7 +33,7 @@ check: install
 # All tests, those with a real containerd included; as root.
 test:
 	scripts/install.sh test
-	$(CARGO) build --locked --bins $(BIN_FLAGS)
+	$(CARGO) build --locked --bins $(BIN_FLAGS) -p quintlet
 	BIN_DIR=$(CURDIR)/target/debug tests/compose.sh
 	$(CARGO) $(TEST) --workspace --locked
 

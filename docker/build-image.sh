@@ -54,10 +54,11 @@ base() {
 image_services() {
     tree=$work/services
     base "$tree"
-    for service in cri-proxy pleg-service probe-service status-reporter pod-sync quintctl; do
-        [ -x "$bin_dir/$service" ] || { echo "build-image: no $bin_dir/$service" >&2; exit 1; }
-        add "$tree" "$bin_dir/$service"
-        strip "$tree/usr/local/bin/$service" 2>/dev/null || true
+    [ -x "$bin_dir/quintlet" ] || { echo "build-image: no $bin_dir/quintlet" >&2; exit 1; }
+    add "$tree" "$bin_dir/quintlet"
+    strip "$tree/usr/local/bin/quintlet" 2>/dev/null || true
+    for name in cri-proxy pleg-service probe-service status-reporter pod-sync quintctl; do
+        ln -s quintlet "$tree/usr/local/bin/$name"
     done
     # Named volumes begin as these directories: sockets in them get the group of the services that need no root.
     for dir in runtime cri/admin cri/sync cri/read cri/node-api cri/probe podsync; do

@@ -21,9 +21,12 @@ pub mod logs;
 pub mod metrics;
 pub mod outcome;
 pub mod policy;
+mod process;
 pub mod repair;
 pub mod reply;
 pub mod serve;
 pub mod services;
 pub mod source;
 pub mod upstream;
+
+pub use crate::process::main;

@@ -18,6 +18,7 @@ mod hints;
 mod inspect;
 mod metrics;
 mod owner;
+mod process;
 mod relist;
 pub mod seams;
 mod server;
@@ -32,6 +33,7 @@ use quintlet_proto::pleg::v1::pleg_server::PlegServer;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::core::Periods;
+pub use crate::process::main;
 pub use crate::server::PlegService;
 
 use crate::core::Core;

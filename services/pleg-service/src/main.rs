@@ -1,55 +1,5 @@
 //! The `pleg-service` binary.
 
-use std::sync::Arc;
-
-use anyhow::Context as _;
-use pleg_service::args::Args;
-use pleg_service::cri::{CriRuntime, ProxyHints};
-use quintlet_kit::args::paths::CriSocket;
-use quintlet_kit::clock::Clock;
-use quintlet_kit::server::{Server, serve_metrics};
-use quintlet_kit::socket::{PeerPolicy, bind_unix};
-use tokio_util::sync::CancellationToken;
-
 fn main() -> anyhow::Result<()> {
-    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::Pleg);
-    // Two threads: the work is waiting for the runtime.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(run(loaded))
-}
-
-async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
-    let args = &loaded.args;
-    let telemetry = quintlet_telemetry::init("pleg-service", &args.common.telemetry())?;
-    loaded.tell();
-    let paths = args.common.paths();
-    let listener = bind_unix(&paths.pleg(), 0o660).with_context(|| paths.pleg().display().to_string())?;
-    let stop = CancellationToken::new();
-    let read = paths.cri(CriSocket::Read);
-    let server = Server::new("pleg-service");
-    let service = pleg_service::start(
-        Arc::new(CriRuntime::new(read.clone())),
-        Arc::new(ProxyHints::new(read)),
-        Clock::system(),
-        args.periods(),
-        server.health(),
-        &stop,
-    );
-    if let Some(address) = args.common.metrics_listen {
-        let stop = stop.clone();
-        quintlet_kit::task::spawn("metrics", async move {
-            if let Err(error) = serve_metrics(address, stop).await {
-                tracing::error!(%error, %address, "metrics are not served");
-            }
-        });
-    }
-    let signal = stop.clone();
-    quintlet_kit::task::spawn("signals", async move {
-        let reason = quintlet_kit::signals::stop_signal().await;
-        tracing::info!(?reason, "stopping");
-        signal.cancel();
-    });
-    let served = server.add_service(service).serve(listener, PeerPolicy::Any, stop).await;
-    telemetry.shutdown().await;
-    served.context("serving")
+    pleg_service::main()
 }

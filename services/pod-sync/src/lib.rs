@@ -25,6 +25,7 @@ pub mod logs;
 pub mod mirror;
 pub mod node;
 pub mod owner;
+mod process;
 pub mod pulls;
 mod resizes;
 pub mod serve;
@@ -36,6 +37,8 @@ pub mod userns;
 pub mod view;
 pub mod volumes;
 pub mod worker;
+
+pub use crate::process::main;
 
 use std::sync::Arc;
 

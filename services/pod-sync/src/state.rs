@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -82,7 +83,7 @@ impl Termination {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PodRecord {
     /// Last accepted pod.
-    pub pod: Option<Pod>,
+    pub pod: Option<Arc<Pod>>,
     /// Last status made.
     pub status: Option<PodStatus>,
     /// CLOCK_BOOTTIME at which the pod was accepted.
@@ -233,7 +234,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path(), "b1".into()).unwrap();
         let record = PodRecord {
-            pod: Some(Pod::default()),
+            pod: Some(Arc::default()),
             waiting: [(
                 "a".to_owned(),
                 WaitingReason { reason: "CrashLoopBackOff".into(), message: "m".into() },

@@ -193,7 +193,7 @@ impl Table {
             }
             allocations.recover(&uid, &pod, record.status.as_ref());
             let desired = Desired {
-                pod: allocations.apply(&uid, &Arc::new(pod)),
+                pod: allocations.apply(&uid, &pod),
                 source,
                 mirror: None,
                 removed: false,

@@ -16,11 +16,14 @@ pub mod handlers;
 pub mod mailbox;
 pub mod metrics;
 pub mod prober;
+mod process;
 pub mod service;
 mod slot;
 mod stall;
 pub mod target;
 mod worker;
+
+pub use crate::process::main;
 
 use std::io;
 use std::path::{Path, PathBuf};

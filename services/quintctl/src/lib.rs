@@ -14,6 +14,7 @@ pub mod image;
 pub mod logs;
 pub mod out;
 pub mod pods;
+mod process;
 pub mod screen;
 pub mod streaming;
 pub mod text;
@@ -22,3 +23,5 @@ pub mod trace;
 pub mod up;
 pub mod version;
 pub mod watch;
+
+pub use crate::process::main;

@@ -1,27 +1,5 @@
 //! The `quintctl` binary.
 
-use std::io::Write as _;
-use std::process::ExitCode;
-
-use quintctl::{cli, config};
-
-#[tokio::main]
-async fn main() -> ExitCode {
-    let line = match config::read(std::env::args_os().collect()) {
-        Ok(line) => line,
-        Err(end) => end.exit(),
-    };
-    match Box::pin(cli::run(line)).await {
-        Ok(code) => code,
-        Err(error) => {
-            let mut stderr = std::io::stderr().lock();
-            // Without a standard error there is nobody to tell.
-            let _ = writeln!(stderr, "quintctl: {}", quintlet_kit::error_chain(error.as_ref()));
-            let hint = std::env::current_dir().ok().and_then(|cwd| cli::hint(error.as_ref(), &cwd));
-            if let Some(hint) = hint {
-                let _ = writeln!(stderr, "{hint}");
-            }
-            cli::exit_code(error.as_ref())
-        }
-    }
+fn main() -> std::process::ExitCode {
+    quintctl::main()
 }

@@ -18,6 +18,7 @@ pub mod lease;
 pub mod metrics;
 pub mod mirror;
 pub mod node;
+mod process;
 pub mod rate;
 pub mod reporter;
 pub mod run;
@@ -25,3 +26,5 @@ pub mod service;
 pub mod status;
 pub mod update;
 pub mod write;
+
+pub use crate::process::main;

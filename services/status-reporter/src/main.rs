@@ -1,55 +1,5 @@
 //! The `status-reporter` binary.
 
-use anyhow::Context;
-use quintlet_config::Service;
-use quintlet_kit::clock::Clock;
-use quintlet_kit::{server, signals, task};
-use status_reporter::args::Args;
-use status_reporter::run::{Config, run};
-use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
-
-#[tokio::main]
-async fn main() -> anyhow::Result<()> {
-    let loaded = quintlet_config::parse::<Args>(Service::StatusReporter);
-    let args = loaded.args.clone();
-    let telemetry = quintlet_telemetry::init("status-reporter", &args.common.telemetry())?;
-    loaded.tell();
-    let settings = args.settings();
-    let node_name = match args.node_name {
-        Some(name) => name,
-        None => host_name().context("no --node-name, and the host has no name")?,
-    };
-    let stop = CancellationToken::new();
-    let signalled = stop.clone();
-    task::spawn("signals", async move {
-        let reason = signals::stop_signal().await;
-        info!(?reason, "stopping");
-        signalled.cancel();
-    });
-    if let Some(address) = args.common.metrics_listen {
-        let stop = stop.clone();
-        task::spawn("metrics", async move {
-            if let Err(error) = server::serve_metrics(address, stop).await {
-                error!(%address, %error, "no metrics over HTTP");
-            }
-        });
-    }
-    let config = Config {
-        observers: args.common.observer_uid.clone(),
-        paths: args.common.paths(),
-        kubeconfig: args.kubeconfig,
-        node_name,
-        register_node: args.register_node,
-        settings,
-    };
-    let outcome = run(config, Clock::system(), stop).await;
-    telemetry.shutdown().await;
-    outcome.context("status-reporter cannot serve")
-}
-
-fn host_name() -> anyhow::Result<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname")?.trim().to_lowercase();
-    anyhow::ensure!(!name.is_empty(), "/proc/sys/kernel/hostname is empty");
-    Ok(name)
+fn main() -> anyhow::Result<()> {
+    status_reporter::main()
 }

@@ -272,7 +272,8 @@ impl Worker {
         let span = self.operation.as_ref().map_or_else(Span::none, |operation| {
             tracing::info_span!(parent: operation, "pass", pod.uid = %self.pod_ref.uid, worker = self.phase())
         });
-        let next = self.pass(&work).instrument(span).await;
+        // Boxed: what a pass needs is needed for the time of the pass only, and a worker rests nearly always.
+        let next = Box::pin(self.pass(&work)).instrument(span).await;
         if self.is_settled() {
             self.operation = None;
         }
@@ -389,9 +390,7 @@ impl Worker {
             self.resize_hold = Duration::ZERO;
         }
         self.pod = Arc::clone(&desired.pod);
-        if self.record.pod.as_ref() != Some(&*self.pod) {
-            self.record.pod = Some((*self.pod).clone());
-        }
+        self.record.pod = Some(Arc::clone(&self.pod));
     }
 
     fn reject(&mut self, rejection: &crate::decide::admission::Rejection) -> Result<Next, Halt> {

@@ -1,0 +1,84 @@
+//! The process: from its command line to its exit code.
+
+use std::ffi::OsString;
+
+use anyhow::Context as _;
+use quintlet_config::Service;
+use quintlet_kit::clock::Clock;
+use quintlet_kit::{error_chain, server, signals, task};
+use quintlet_nodeapi::limits::Limits;
+use quintlet_nodeapi::{NodeApi, NodeApiArgs};
+use tokio_util::sync::CancellationToken;
+
+use crate::args::{Args, NODE_API};
+use crate::hints;
+use crate::policy::Socket;
+use crate::serve::{Config, Proxy};
+
+/// Runs `cri-proxy` as its own process: reads the command line, and ends it on a usage error.
+///
+/// # Errors
+/// What keeps it from serving.
+#[tokio::main]
+pub async fn main() -> anyhow::Result<()> {
+    let line: Vec<OsString> = std::env::args_os().collect();
+    if line.get(1).is_some_and(|word| word == NODE_API) {
+        return Box::pin(node_api(line[1..].to_vec())).await;
+    }
+    let loaded = quintlet_config::parse::<Args>(Service::CriProxy);
+    let args = loaded.args.clone();
+    let telemetry = quintlet_telemetry::init("cri-proxy", &args.common.telemetry())?;
+    loaded.tell();
+    let paths = args.common.paths();
+    let mut uids = args.allow_uid;
+    uids.extend([0, nix::unistd::geteuid().as_raw()]);
+    let proxy = Proxy::bind(Config {
+        runtime: args.runtime_endpoint,
+        images: args.image_service_endpoint,
+        timeout: args.runtime_request_timeout,
+        namespace: args.containerd_namespace,
+        sockets: Socket::ALL.map(|socket| (socket, paths.cri(socket))).into(),
+        uids,
+        hint_capacity: hints::CAPACITY,
+        clock: Clock::system(),
+        grant_key: paths.grant_key(),
+    })
+    .context("the sockets cannot be bound")?;
+
+    let stop = CancellationToken::new();
+    if let Some(address) = args.common.metrics_listen {
+        let serving = server::serve_metrics(address, stop.clone());
+        drop(task::spawn("metrics", async move {
+            if let Err(error) = serving.await {
+                tracing::warn!(%address, error = error_chain(&error), "no metrics over HTTP");
+            }
+        }));
+    }
+    let serving = task::spawn("serve", proxy.serve(stop.clone()));
+    let reason = signals::stop_signal().await;
+    tracing::info!(?reason, "stopping");
+    stop.cancel();
+    serving.await?;
+    telemetry.shutdown().await;
+    Ok(())
+}
+
+/// The other process: none of the above runs in it.
+async fn node_api(line: Vec<OsString>) -> anyhow::Result<()> {
+    let loaded = match quintlet_config::cli::read::<NodeApiArgs>(Service::NodeApi, line) {
+        Ok(loaded) => loaded,
+        Err(end) => end.exit(),
+    };
+    let telemetry = quintlet_telemetry::init("node-api", &loaded.args.common.telemetry())?;
+    loaded.tell();
+    let api = NodeApi::bind(&loaded, Limits::default(), Clock::system()).await?;
+    tracing::info!(address = ?api.address(), "serving");
+    let stop = CancellationToken::new();
+    let serving = task::spawn("serve", api.serve(stop.clone()));
+    let reason = signals::stop_signal().await;
+    tracing::info!(?reason, "stopping");
+    stop.cancel();
+    serving.await?;
+    telemetry.shutdown().await;
+    Ok(())
+}

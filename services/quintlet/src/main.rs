@@ -1,0 +1,54 @@
+//! The five services and quintctl in one file, run by its name: a node that runs all of them has their common code in
+//! memory once. `pod-sync` and the others are links to it; without a link, `quintlet pod-sync …` is the same.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitCode, Termination as _};
+
+/// sysexits.h: EX_USAGE.
+const USAGE: u8 = 64;
+
+type Run = fn() -> ExitCode;
+
+const PROGRAMS: [(&str, Run); 6] = [
+    ("cri-proxy", || cri_proxy::main().report()),
+    ("pleg-service", || pleg_service::main().report()),
+    ("pod-sync", pod_sync::main),
+    ("probe-service", || probe_service::main().report()),
+    ("quintctl", quintctl::main),
+    ("status-reporter", || status_reporter::main().report()),
+];
+
+fn main() -> ExitCode {
+    let mut line = std::env::args_os();
+    let called = line.next().unwrap_or_default();
+    match program(Path::new(&called).file_name().unwrap_or_default()) {
+        Some(run) => run(),
+        None => by_argument(line),
+    }
+}
+
+fn program(name: &OsStr) -> Option<Run> {
+    PROGRAMS.iter().find(|(known, _)| name == *known).map(|(_, run)| *run)
+}
+
+// Becomes what its first argument names, so that each reads its command line as if it were alone.
+fn by_argument(mut line: impl Iterator<Item = OsString>) -> ExitCode {
+    let Some(name) = line.next().filter(|name| program(name).is_some()) else {
+        let names = PROGRAMS.map(|(name, _)| name).join("|");
+        return tell(USAGE, &format!("usage: quintlet {names} [ARGUMENT]..."));
+    };
+    let error = match std::env::current_exe() {
+        Ok(own) => Command::new(own).arg0(&name).args(line).exec(),
+        Err(error) => error,
+    };
+    tell(1, &format!("quintlet: {} cannot be run: {error}", name.display()))
+}
+
+fn tell(code: u8, text: &str) -> ExitCode {
+    use std::io::Write as _;
+    // Without a standard error there is nobody to tell.
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+    ExitCode::from(code)
+}

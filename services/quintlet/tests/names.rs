@@ -1,0 +1,48 @@
+//! One file, six programs: which it is says its name, or its first argument.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_quintlet");
+const NAMES: [&str; 6] =
+    ["cri-proxy", "pleg-service", "pod-sync", "probe-service", "quintctl", "status-reporter"];
+
+fn run(program: &Path, args: &[&str]) -> Output {
+    Command::new(program).args(args).output().unwrap()
+}
+
+#[test]
+fn a_link_is_the_program_of_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in NAMES {
+        let link = dir.path().join(name);
+        std::os::unix::fs::symlink(PROGRAM, &link).unwrap();
+        let output = run(&link, &["--version"]);
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.starts_with(&format!("{name} ")), "{name} says {said:?}");
+        // What it does not know it refuses in its own name.
+        let output = run(&link, &["--no-such-flag"]);
+        assert_eq!(output.status.code(), Some(64), "{output:?}");
+    }
+}
+
+#[test]
+fn the_first_argument_does_as_well() {
+    for name in NAMES {
+        let output = run(Path::new(PROGRAM), &[name, "--version"]);
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.starts_with(&format!("{name} ")), "{name} says {said:?}");
+    }
+}
+
+#[test]
+fn another_name_is_told_which_there_are() {
+    for args in [&[][..], &["kubelet"], &["--version"]] {
+        let output = run(Path::new(PROGRAM), args);
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(NAMES.iter().all(|name| said.contains(name)), "{args:?}: {said}");
+    }
+}
