@@ -139,7 +139,7 @@ impl Node {
             .collect();
         let mut node = Self { services, containerd, api, paths, node_api_port, logs, base };
         if options.node_api {
-            node.start_node_api(&bin_dir, kubeconfig.as_deref());
+            node.start_node_api(&bin_dir, kubeconfig.as_deref(), &options.extra);
         }
         let names: Vec<&'static str> = node.services.keys().copied().collect();
         for name in names {
@@ -148,7 +148,7 @@ impl Node {
         node
     }
 
-    fn start_node_api(&mut self, bin_dir: &Path, kubeconfig: Option<&Path>) {
+    fn start_node_api(&mut self, bin_dir: &Path, kubeconfig: Option<&Path>, extra: &[(&str, String)]) {
         let base = self.base.path();
         let mut args: Vec<OsString> =
             ["node-api", "--healthz-port", "0", "--address", "0.0.0.0", "--node-name", NODE]
@@ -165,6 +165,7 @@ impl Node {
         for (flag, value) in more {
             args.extend([OsString::from(flag), value]);
         }
+        args.extend(extra.iter().filter(|(of, _)| *of == "node-api").map(|(_, arg)| OsString::from(arg)));
         let plan = Plan {
             name: "node-api",
             binary: bin_dir.join("cri-proxy"),

@@ -11,11 +11,11 @@ use k8s_cri::v1::{
 };
 use quintlet_kit::paths::Paths;
 use quintlet_kit::task::TaskGroup;
+use quintlet_spdy::{Connection, Stream};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, mpsc};
 
-use super::spdy::{Connection, Stream};
 use super::{cri, pod};
 use crate::error::Error;
 use crate::out::print;
@@ -119,7 +119,7 @@ impl Target {
         let url = peer.answer(client.port_forward(request)).await?.url;
         Connection::open(&url, &["portforward.k8s.io"])
             .await
-            .map_err(|e| Error::Streaming(quintlet_kit::error_chain(&e)))
+            .map_err(|e| Error::Streaming(crate::text::clean(&quintlet_kit::error_chain(&e))))
     }
 
     /// The pair of streams of one connection. A shared connection that is gone is replaced once.

@@ -6,7 +6,6 @@ pub mod attach;
 pub mod exec;
 pub mod forward;
 mod session;
-mod spdy;
 mod terminal;
 
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;

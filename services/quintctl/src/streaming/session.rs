@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use quintlet_kit::task;
+use quintlet_spdy::{Connection, Stream, Writer};
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use super::spdy::{Connection, Stream, Writer};
 use super::terminal::{self, Raw};
 use crate::error::{EXIT_FAILURE, Error};
 
@@ -39,7 +39,7 @@ impl Wanted {
 
 /// Connects to `url` and stays until the process ended or the connection did. The process's exit code.
 pub(super) async fn run(url: &str, wanted: Wanted) -> Result<ExitCode, Error> {
-    let failed = |e| Error::Streaming(quintlet_kit::error_chain(&e));
+    let failed = |e| Error::Streaming(crate::text::clean(&quintlet_kit::error_chain(&e)));
     let connection = Connection::open(url, &["v4.channel.k8s.io"]).await.map_err(failed)?;
     let cut = || Error::Streaming("the runtime closed the connection".to_owned());
     let open = async |kind: &str| connection.stream(&[("streamType", kind)]).await.ok_or_else(cut);

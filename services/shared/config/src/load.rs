@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::mistakes::{Mistake, Severity};
 use crate::node::{Data, Node, Origin};
-use crate::table::{CRASH_LOOP_MAX, Document, GATES, Row, Service, Verdict, is_now};
+use crate::table::{CRASH_LOOP_MAX, Document, GATES, Row, SETTABLE, Service, Verdict, is_now};
 use crate::{kind, rules, suggest, yaml};
 
 /// A file may be this large: no configuration comes near.
@@ -343,7 +343,7 @@ fn unknown_fields(which: Document, node: &Node, path: &str, out: &mut Vec<Mistak
 
 fn unknown_gates(kubelet: &Node, out: &mut Vec<Mistake>) {
     for entry in kubelet.get("featureGates").map(Node::entries).unwrap_or_default() {
-        let known = || GATES.iter().map(|g| g.name).chain([CRASH_LOOP_MAX]);
+        let known = || GATES.iter().map(|g| g.name).chain(SETTABLE);
         if !known().any(|name| name == entry.key) {
             let hint = suggest::hint(&entry.key, known());
             let path = format!("featureGates.{}", entry.key);

@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, PeerMisbehaved, SignatureScheme};
+use webpki::RawPublicKeyEntity;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// A client that takes any certificate. Application protocols are the caller's to set.
+/// A client that takes any certificate, as Go's `InsecureSkipVerify`: names, dates and who signed it do not count, but the
+/// server must hold the certificate's key. Application protocols are the caller's to set.
 #[must_use]
 pub fn unverified() -> ClientConfig {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -15,12 +18,45 @@ pub fn unverified() -> ClientConfig {
         .with_safe_default_protocol_versions()
         .expect("ring has suites for TLS 1.2 and 1.3")
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Unverified(provider)))
+        .with_custom_certificate_verifier(unverified_certificate())
         .with_no_client_auth()
 }
 
+/// What [`unverified`] asks of a certificate, for clients that are built otherwise.
+#[must_use]
+pub fn unverified_certificate() -> Arc<dyn ServerCertVerifier> {
+    Arc::new(Unverified(rustls::crypto::ring::default_provider()))
+}
+
 #[derive(Debug)]
-struct Unverified(Arc<CryptoProvider>);
+struct Unverified(CryptoProvider);
+
+impl Unverified {
+    /// Checks a handshake's signature with the certificate's key alone. rustls' own check wants a certificate of version 3;
+    /// appliances and `openssl x509` still make those of version 1, which Go takes.
+    fn check(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let (_, parsed) =
+            X509Certificate::from_der(cert).map_err(|_| Error::from(CertificateError::BadEncoding))?;
+        let key = SubjectPublicKeyInfoDer::from(parsed.public_key().raw);
+        let key =
+            RawPublicKeyEntity::try_from(&key).map_err(|_| Error::from(CertificateError::BadEncoding))?;
+        let mapping = self.0.signature_verification_algorithms.mapping;
+        let (_, algorithms) = mapping
+            .iter()
+            .find(|(scheme, _)| *scheme == dss.scheme)
+            .ok_or(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme)?;
+        // One scheme of TLS 1.2 stands for several curves; the key is of one of them.
+        match algorithms.iter().any(|a| key.verify_signature(*a, message, dss.signature()).is_ok()) {
+            true => Ok(HandshakeSignatureValid::assertion()),
+            false => Err(CertificateError::BadSignature.into()),
+        }
+    }
+}
 
 impl ServerCertVerifier for Unverified {
     fn verify_server_cert(
@@ -30,29 +66,136 @@ impl ServerCertVerifier for Unverified {
         _server_name: &ServerName<'_>,
         _ocsp: &[u8],
         _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
+    ) -> Result<ServerCertVerified, Error> {
         Ok(ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
         &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.check(message, cert, dss)
     }
 
     fn verify_tls13_signature(
         &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        // PKCS 1 v1.5 and SHA-1 are not for handshakes of TLS 1.3.
+        use SignatureScheme as S;
+        match dss.scheme {
+            S::RSA_PKCS1_SHA1
+            | S::ECDSA_SHA1_Legacy
+            | S::RSA_PKCS1_SHA256
+            | S::RSA_PKCS1_SHA384
+            | S::RSA_PKCS1_SHA512 => Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into()),
+            _ => self.check(message, cert, dss),
+        }
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::crypto::ring::sign::any_supported_type;
+    use rustls::pki_types::PrivateKeyDer;
+    use rustls::server::{ClientHello, ResolvesServerCert};
+    use rustls::sign::CertifiedKey;
+    use rustls::{ClientConnection, ServerConfig, ServerConnection, SupportedProtocolVersion};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Serves(Arc<CertifiedKey>);
+
+    impl ResolvesServerCert for Serves {
+        fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+            Some(self.0.clone())
+        }
+    }
+
+    /// A handshake of `client` with a server that shows `cert` and signs with `key`.
+    fn handshake(
+        client: ClientConfig,
+        version: &'static SupportedProtocolVersion,
+        cert: &CertificateDer<'static>,
+        key: &rcgen::KeyPair,
+    ) -> Result<(), Error> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let key = any_supported_type(&PrivateKeyDer::Pkcs8(key.serialize_der().into()))?;
+        let serves = Serves(Arc::new(CertifiedKey::new(vec![cert.clone()], key)));
+        let server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[version])?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(serves));
+        let name = ServerName::try_from("anybody").unwrap();
+        let mut client = ClientConnection::new(Arc::new(client), name)?;
+        let mut server = ServerConnection::new(Arc::new(server))?;
+        while client.is_handshaking() || server.is_handshaking() {
+            let mut wire = Vec::new();
+            client.write_tls(&mut wire).unwrap();
+            server.read_tls(&mut wire.as_slice()).unwrap();
+            server.process_new_packets()?;
+            let mut wire = Vec::new();
+            server.write_tls(&mut wire).unwrap();
+            client.read_tls(&mut wire.as_slice()).unwrap();
+            client.process_new_packets()?;
+        }
+        Ok(())
+    }
+
+    fn with(verifier: Arc<dyn ServerCertVerifier>) -> ClientConfig {
+        let mut config = unverified();
+        config.dangerous().set_certificate_verifier(verifier);
+        config
+    }
+
+    const VERSIONS: [&SupportedProtocolVersion; 2] = [&rustls::version::TLS12, &rustls::version::TLS13];
+
+    #[test]
+    fn any_certificate_will_do_if_the_server_holds_its_key() {
+        let (key, other) = (rcgen::KeyPair::generate().unwrap(), rcgen::KeyPair::generate().unwrap());
+        let mut params = rcgen::CertificateParams::new(vec!["somebody".to_owned()]).unwrap();
+        params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+        let cert = params.self_signed(&key).unwrap().der().clone();
+        for version in VERSIONS {
+            assert_eq!(handshake(unverified(), version, &cert, &key), Ok(()), "{version:?}");
+            let stolen = handshake(unverified(), version, &cert, &other);
+            assert_eq!(stolen, Err(CertificateError::BadSignature.into()), "{version:?}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_of_version_1_will_do_which_rustls_itself_refuses() {
+        let (key, other) = (rcgen::KeyPair::generate().unwrap(), rcgen::KeyPair::generate().unwrap());
+        let made = rcgen::CertificateParams::default().self_signed(&key).unwrap();
+        let mut der = made.der().to_vec();
+        let version = der.windows(5).position(|w| w == [0xa0, 3, 2, 1, 2]).unwrap();
+        der[version + 4] = 0;
+        let cert = CertificateDer::from(der);
+        let theirs = rustls::client::WebPkiServerVerifier::builder_with_provider(
+            Arc::new(roots(made.der())),
+            Arc::new(rustls::crypto::ring::default_provider()),
+        );
+        let theirs = theirs.build().unwrap();
+        for version in VERSIONS {
+            assert!(handshake(with(theirs.clone()), version, &cert, &key).is_err());
+            assert_eq!(handshake(unverified(), version, &cert, &key), Ok(()), "{version:?}");
+            let stolen = handshake(unverified(), version, &cert, &other);
+            assert_eq!(stolen, Err(CertificateError::BadSignature.into()), "{version:?}");
+        }
+    }
+
+    fn roots(cert: &CertificateDer<'static>) -> rustls::RootCertStore {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(cert.clone()).unwrap();
+        roots
     }
 }

@@ -94,12 +94,16 @@ pub struct NodeApiArgs {
     /// Serve the files of --system-log-dir at /logs/
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = true)]
     pub enable_system_log_handler: bool,
+    /// Let clients of /logs/ query files and the journal of services by name, time and pattern
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = false)]
+    pub enable_system_log_query: bool,
     /// What /logs/ shows
     #[arg(long, value_name = "DIR", default_value = "/var/log")]
     pub system_log_dir: PathBuf,
-    /// Let readers of container logs choose stdout or stderr (feature gate PodLogsQuerySplitStreams)
-    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = false)]
-    pub pod_logs_query_split_streams: bool,
+    /// A feature gate, `Name=true`; may be given more than once. PodLogsQuerySplitStreams can be set: readers of container logs
+    /// may then choose stdout or stderr
+    #[arg(long, value_delimiter = ',', value_name = "GATE")]
+    pub feature_gates: Vec<String>,
     /// The node's root directory, for the statistics of its file system
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     pub root_dir: PathBuf,
@@ -112,6 +116,15 @@ pub struct NodeApiArgs {
     /// Where the configuration is.
     #[command(flatten)]
     pub config: ConfigArgs,
+}
+
+impl NodeApiArgs {
+    /// Whether a feature gate that is off by default was turned on; the last word counts.
+    #[must_use]
+    pub fn has_gate(&self, name: &str) -> bool {
+        let of_gate = self.feature_gates.iter().filter_map(|g| g.split_once('=')).filter(|(k, _)| *k == name);
+        of_gate.last().is_some_and(|(_, value)| value.eq_ignore_ascii_case("true"))
+    }
 }
 
 #[cfg(test)]
@@ -128,6 +141,14 @@ mod tests {
     }
 
     #[test]
+    fn a_gate_counts_as_it_was_said_last() {
+        let args = |flags: &[&str]| NodeApiArgs::parse_from([&["node-api"], flags].concat());
+        assert!(!args(&[]).has_gate("A"));
+        assert!(args(&["--feature-gates=B=false,A=true"]).has_gate("A"));
+        assert!(!args(&["--feature-gates=A=true", "--feature-gates=A=false"]).has_gate("A"));
+    }
+
+    #[test]
     fn fields_of_the_node_api_arrive() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.yaml");
@@ -137,7 +158,7 @@ mod tests {
                     tlsCurvePreferences: [29, 23]\nauthentication:\n  x509: {clientCAFile: ca.crt}\n  \
                     webhook: {enabled: false, cacheTTL: 4s}\n  anonymous: {enabled: true}\n\
                     authorization: {mode: AlwaysAllow, webhook: {cacheAuthorizedTTL: 5s, cacheUnauthorizedTTL: 6s}}\n\
-                    enableDebuggingHandlers: false\nenableSystemLogHandler: false\npodLogsDir: /logs\n---\n\
+                    enableDebuggingHandlers: false\nenableSystemLogHandler: false\nenableSystemLogQuery: false\npodLogsDir: /logs\n---\n\
                     apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nkubeconfig: /k\nnodeName: n\n\
                     rootDir: /root\ncertDir: /pki\n";
         std::fs::write(&path, file).unwrap();

@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use tokio::io::{AsyncReadExt as _, Take};
 use tokio_util::io::ReaderStream;
 
 use crate::answer::{Answer, error, not_found, with_type};
@@ -19,12 +20,24 @@ const BLOCK: usize = 64 << 10;
 /// Answers with a file or a list of a directory below `root`.
 pub async fn page(root: &Path, path: &str) -> Answer {
     let below = path.trim_start_matches("/logs");
-    let Ok(below) = percent_decode_str(below).decode_utf8() else { return not_found() };
-    let Some(wanted) = inside(root, &below) else { return not_found() };
+    let Ok(path) = percent_decode_str(below).decode_utf8() else { return not_found() };
+    self::below(root, &path).await
+}
+
+/// As [`page`], with what follows `/logs`, decoded.
+pub async fn below(root: &Path, path: &str) -> Answer {
+    let Some(wanted) = inside(root, path) else { return not_found() };
     match find(root, &wanted).await {
-        Ok(real) => serve(&real, &below).await.unwrap_or_else(|e| failed(e.kind())),
+        Ok(real) => serve(&real, path).await.unwrap_or_else(|e| failed(e.kind())),
         Err(kind) => failed(kind),
     }
+}
+
+/// A file below `root` with what is in it now; none where there is no such file, or it may not be read.
+pub async fn open(root: &Path, path: &str) -> Option<Take<tokio::fs::File>> {
+    let real = find(root, &inside(root, path)?).await.ok()?;
+    let meta = tokio::fs::metadata(&real).await.ok().filter(std::fs::Metadata::is_file)?;
+    Some(tokio::fs::File::open(real).await.ok()?.take(meta.len()))
 }
 
 fn failed(kind: ErrorKind) -> Answer {
@@ -68,7 +81,7 @@ async fn serve(real: &Path, shown: &str) -> std::io::Result<Answer> {
     }
     let file = tokio::fs::File::open(real).await?;
     // Written on while it is read: what is there now is what is given.
-    let file = tokio::io::AsyncReadExt::take(file, meta.len());
+    let file = file.take(meta.len());
     let body = Body::from_stream(ReaderStream::with_capacity(file, BLOCK));
     let mut answer = with_type(StatusCode::OK, "text/plain; charset=utf-8", body);
     answer.headers_mut().insert(header::CONTENT_LENGTH, meta.len().into());

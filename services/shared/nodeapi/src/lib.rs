@@ -17,6 +17,7 @@ pub mod counters;
 pub mod files;
 pub mod health;
 pub mod limits;
+pub mod log_query;
 pub mod metrics;
 pub mod node;
 pub mod pods;
@@ -28,6 +29,7 @@ pub mod server;
 pub mod stats;
 pub mod streaming;
 pub mod tls;
+pub mod websocket;
 pub mod zpages;
 
 pub use args::NodeApiArgs;

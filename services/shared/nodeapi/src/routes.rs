@@ -1,6 +1,6 @@
 //! From a request to its answer: who asks, whether they may, and which page it is.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use crate::auth::authn::Authenticator;
 use crate::auth::authz::{Authorizer, Refusal, needed};
 use crate::counters::Counters;
 use crate::limits::Limits;
+use crate::log_query::LogQuery;
 use crate::metrics::Board;
 use crate::node::Node;
 use crate::server::{Handler, Peer};
@@ -56,6 +57,8 @@ pub struct State {
     pub split_streams: bool,
     /// What `/logs/` shows; none: it is off.
     pub system_logs: Option<PathBuf>,
+    /// Answers its queries; none: they are off.
+    pub log_query: Option<LogQuery>,
     /// Statistics.
     pub stats: Stats,
     /// The last figures of each service.
@@ -218,7 +221,10 @@ impl Routes {
                 only(Method::GET, &request, || std::future::ready(state.settings.flagz())).await
             }
             Page::SystemLogs => match &state.system_logs {
-                Some(root) => only(Method::GET, &request, || files::page(root, &path)).await,
+                Some(root) => {
+                    let asked = query(&request);
+                    only(Method::GET, &request, || self.system_log(root, &path, asked)).await
+                }
                 None => disabled("logs endpoint is disabled."),
             },
             // Profiles of Go and its log flags: there is neither here.
@@ -242,6 +248,17 @@ impl Routes {
         }
         let light = asked.iter().any(|(k, v)| k == "only_cpu_and_memory" && v == "true");
         self.state.stats.summary(&self.state.node, light).await
+    }
+
+    async fn system_log(&self, root: &Path, path: &str, asked: Vec<(String, String)>) -> Answer {
+        let queried = match &self.state.log_query {
+            Some(log_query) => log_query.page(root, &asked).await,
+            None => None,
+        };
+        match queried {
+            Some(answer) => answer,
+            None => files::page(root, path).await,
+        }
     }
 
     async fn metrics(&self, path: &str) -> Answer {

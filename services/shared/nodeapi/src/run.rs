@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_config::Loaded;
+use quintlet_config::table::SPLIT_STREAMS;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::{server as kit_server, task};
 use tokio::net::TcpListener;
@@ -22,6 +23,7 @@ use crate::auth::review::{ReviewError, Reviewer};
 use crate::auth::x509::ClientCa;
 use crate::counters::Counters;
 use crate::limits::{Gate, Limits};
+use crate::log_query::LogQuery;
 use crate::metrics::Board;
 use crate::node::Node;
 use crate::reload::Files;
@@ -152,7 +154,8 @@ impl NodeApi {
             cut: CancellationToken::new(),
             clock,
             debugging: args.enable_debugging_handlers,
-            split_streams: args.pod_logs_query_split_streams,
+            log_query: args.enable_system_log_query.then(LogQuery::default),
+            split_streams: args.has_gate(SPLIT_STREAMS),
         };
         Ok(Self {
             state: Arc::new(state),

@@ -1,12 +1,13 @@
 //! `/exec`, `/attach`, `/portForward`: the runtime's streaming server, with bytes passed on both ways as they are.
 //!
 //! The runtime gives a URL for one use; the client's request goes there with its upgrade, and after a 101 neither SPDY nor
-//! WebSocket is looked into. Whatever says who the client is, is taken out before.
+//! WebSocket is looked into, but for the two protocols of [`crate::websocket`]. Whatever says who the client is, is taken
+//! out before.
 
 use std::time::Duration;
 
 use axum::body::Body;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use k8s_cri::v1;
@@ -21,6 +22,7 @@ use crate::auth::{User, authn};
 use crate::routes::{State, query, segments};
 use crate::select;
 use crate::server::Peer;
+use crate::websocket::{self, Form, TUNNEL};
 
 /// Bytes in flight in one direction of one connection.
 const BUFFER: usize = 32 << 10;
@@ -50,11 +52,22 @@ impl Action {
 
 /// Which streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Streams {
-    stdin: bool,
-    stdout: bool,
-    stderr: bool,
-    tty: bool,
+pub(crate) struct Streams {
+    pub(crate) stdin: bool,
+    pub(crate) stdout: bool,
+    pub(crate) stderr: bool,
+    pub(crate) tty: bool,
+}
+
+impl Streams {
+    const NONE: Self = Self { stdin: false, stdout: false, stderr: false, tty: false };
+}
+
+/// What the runtime has ready.
+struct Place {
+    url: String,
+    /// The streams it waits for; none of a port-forward's are known before.
+    streams: Streams,
 }
 
 impl Streams {
@@ -107,8 +120,8 @@ pub async fn stream(state: &State, action: Action, user: &User, mut request: Req
         return crate::answer::not_found();
     };
     let from = request.extensions().get::<Peer>().map(|p| p.address);
-    let answer = match url(state, action, &target, &request).await {
-        Ok(url) => pass_on(state, &url, &mut request).await,
+    let answer = match place(state, action, &target, &request).await {
+        Ok(place) => pass_on(state, action, place, &mut request).await,
         Err(answer) => answer,
     };
     tracing::info!(
@@ -151,14 +164,14 @@ async fn pod(state: &State, target: &Target, unlike: &str) -> Result<(Value, Str
 }
 
 /// Where the runtime serves what is asked for.
-async fn url(
+async fn place(
     state: &State,
     action: Action,
     target: &Target,
     request: &Request<Incoming>,
-) -> Result<String, Answer> {
+) -> Result<Place, Answer> {
     let query = query(request);
-    let streams = Streams::parse(&query);
+    let mut streams = Streams::parse(&query);
     if action != Action::PortForward && streams.is_none() {
         let message = "you must specify at least 1 of stdin, stdout, stderr";
         return Err(error(StatusCode::BAD_REQUEST, message));
@@ -197,12 +210,14 @@ async fn url(
             // Whether there is a terminal was settled when the container was made.
             let spec = select::spec(&object, &target.container);
             let tty = spec.is_some_and(|c| c["tty"] == true);
+            let s = Streams { tty, stderr: s.stderr && !tty, ..s };
+            streams = Some(s);
             let request = v1::AttachRequest {
                 container_id: id,
                 stdin: s.stdin,
                 tty,
                 stdout: s.stdout,
-                stderr: s.stderr && !tty,
+                stderr: s.stderr,
             };
             runtime.attach(request).await.map(|r| r.into_inner().url)
         }
@@ -211,7 +226,8 @@ async fn url(
             runtime.port_forward(request).await.map(|r| r.into_inner().url)
         }
     };
-    url.map_err(|status| of_runtime(&status))
+    let url = url.map_err(|status| of_runtime(&status))?;
+    Ok(Place { url, streams: streams.unwrap_or(Streams::NONE) })
 }
 
 /// Ports of a WebSocket client; a SPDY client names them in its streams.
@@ -253,12 +269,18 @@ fn is_upgrade(headers: &HeaderMap) -> bool {
         && headers.contains_key(header::UPGRADE)
 }
 
-async fn pass_on(state: &State, url: &str, request: &mut Request<Incoming>) -> Answer {
+fn is_spdy(headers: &HeaderMap) -> bool {
+    let upgrade = headers.get(header::UPGRADE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    upgrade.get(..4).is_some_and(|u| u.eq_ignore_ascii_case("spdy"))
+}
+
+async fn pass_on(state: &State, action: Action, place: Place, request: &mut Request<Incoming>) -> Answer {
     let Ok(permit) = state.upgrades.clone().try_acquire_owned() else {
         return error(StatusCode::TOO_MANY_REQUESTS, "too many exec, attach and port-forward connections");
     };
     let client = hyper::upgrade::on(&mut *request);
-    let dialled = tokio::time::timeout(state.limits.upgrade, dial(url, request)).await;
+    let form = Form::of(action, request.headers());
+    let dialled = tokio::time::timeout(state.limits.upgrade, dial(&place.url, request, &form)).await;
     let mut answer = match dialled {
         Ok(Ok(answer)) => answer,
         Ok(Err(why)) => return fault(format!("error dialing backend: {why}")),
@@ -271,17 +293,31 @@ async fn pass_on(state: &State, url: &str, request: &mut Request<Incoming>) -> A
         return answer.map(Body::new);
     }
     let runtime = hyper::upgrade::on(&mut answer);
+    if let Some(headers) = form.towards_client() {
+        *answer.headers_mut() = headers;
+    }
     let pass = request.extensions().get::<Peer>().map(|p| p.pass.clone());
     let open = state.counters.upgrades.clone();
     let (cut, half_open, wait) = (state.cut.clone(), state.limits.half_open, state.limits.upgrade);
+    // Who switches to SPDY opens streams; a runtime keeps one that does not for as long as a stream may be idle.
+    let first = is_spdy(request.headers()).then_some(wait);
     let work = async move {
         open.inc();
         // A client that never takes the 101 holds its place for no longer than a header may take.
         let both = tokio::time::timeout(wait, async { tokio::try_join!(client, runtime) }).await;
         if let Ok(Ok((client, runtime))) = both {
-            let copied = copy(TokioIo::new(client), TokioIo::new(runtime), half_open);
+            let (client, runtime) = (TokioIo::new(client), TokioIo::new(runtime));
+            let carried = async {
+                match form {
+                    Form::Runtime => copy(client, runtime, first, half_open).await,
+                    Form::Translated { protocol: TUNNEL, .. } => {
+                        websocket::tunnel(client, runtime, wait).await
+                    }
+                    Form::Translated { .. } => websocket::channels(client, runtime, place.streams).await,
+                }
+            };
             // Cut at the end of the process only.
-            let _ = cut.run_until_cancelled(copied).await;
+            let _ = cut.run_until_cancelled(carried).await;
         }
         open.dec();
         drop((permit, pass));
@@ -292,7 +328,7 @@ async fn pass_on(state: &State, url: &str, request: &mut Request<Incoming>) -> A
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-async fn dial(url: &str, request: &Request<Incoming>) -> Result<Response<Incoming>, BoxError> {
+async fn dial(url: &str, request: &Request<Incoming>, form: &Form) -> Result<Response<Incoming>, BoxError> {
     let uri: Uri = url.parse()?;
     if uri.scheme_str() != Some("http") {
         return Err(format!("the runtime's URL is not http: {:?}", uri.scheme_str()).into());
@@ -309,29 +345,33 @@ async fn dial(url: &str, request: &Request<Incoming>) -> Result<Response<Incomin
             tracing::debug!(%error, "the runtime's streaming server hung up");
         }
     }));
-    let mut headers = request.headers().clone();
+    let (method, mut headers) = match form.towards_runtime() {
+        Some(headers) => (Method::POST, headers),
+        None => (request.method().clone(), request.headers().clone()),
+    };
     authn::strip(&mut headers);
     headers.insert(header::HOST, HeaderValue::from_str(authority.as_str())?);
     // Neither SPDY nor WebSocket clients send a body before the upgrade.
     headers.remove(header::TRANSFER_ENCODING);
     headers.remove(header::CONTENT_LENGTH);
     let mut sent = Request::new(Body::empty());
-    *sent.method_mut() = request.method().clone();
+    *sent.method_mut() = method;
     *sent.uri_mut() = uri.path_and_query().map_or("/", |p| p.as_str()).parse()?;
     *sent.headers_mut() = headers;
     Ok(sender.send_request(sent).await?)
 }
 
-/// Copies both ways until both have ended, or one has and the other does not within `half_open`.
-async fn copy<A, B>(client: A, runtime: B, half_open: Duration)
+/// Copies both ways until both have ended, or one has and the other does not within `half_open`. A client that has to speak
+/// within `first` and does not has ended.
+async fn copy<A, B>(client: A, runtime: B, first: Option<Duration>, half_open: Duration)
 where
     A: AsyncRead + AsyncWrite + Unpin,
     B: AsyncRead + AsyncWrite + Unpin,
 {
     let (client_in, client_out) = tokio::io::split(client);
     let (runtime_in, runtime_out) = tokio::io::split(runtime);
-    let mut up = std::pin::pin!(one_way(client_in, runtime_out));
-    let mut down = std::pin::pin!(one_way(runtime_in, client_out));
+    let mut up = std::pin::pin!(one_way(client_in, runtime_out, first));
+    let mut down = std::pin::pin!(one_way(runtime_in, client_out, None));
     // What has ended is not polled again; the other gets the rest of the time.
     tokio::select! {
         () = up.as_mut() => drop(tokio::time::timeout(half_open, down).await),
@@ -339,10 +379,19 @@ where
     }
 }
 
-async fn one_way<R: AsyncRead, W: AsyncWrite>(mut from: ReadHalf<R>, mut to: WriteHalf<W>) {
+async fn one_way<R: AsyncRead, W: AsyncWrite>(
+    mut from: ReadHalf<R>,
+    mut to: WriteHalf<W>,
+    mut first: Option<Duration>,
+) {
     let mut buffer = vec![0; BUFFER];
     loop {
-        match from.read(&mut buffer).await {
+        let read = from.read(&mut buffer);
+        let read = match first.take() {
+            Some(limit) => tokio::time::timeout(limit, read).await.unwrap_or(Ok(0)),
+            None => read.await,
+        };
+        match read {
             Ok(n) if n > 0 => {
                 if to.write_all(&buffer[..n]).await.is_err() || to.flush().await.is_err() {
                     return;
@@ -429,7 +478,7 @@ mod tests {
     async fn when_one_direction_has_ended_the_other_has_a_moment_and_no_more() {
         let (client, mut far_client) = tokio::io::duplex(64);
         let (runtime, mut far_runtime) = tokio::io::duplex(64);
-        let copied = task::spawn("copy", copy(client, runtime, Duration::from_secs(10)));
+        let copied = task::spawn("copy", copy(client, runtime, None, Duration::from_secs(10)));
         far_client.write_all(b"ping").await.unwrap();
         let mut four = [0; 4];
         far_runtime.read_exact(&mut four).await.unwrap();
@@ -439,5 +488,20 @@ mod tests {
         let before = tokio::time::Instant::now();
         copied.await.unwrap();
         assert_eq!(before.elapsed(), Duration::from_secs(10));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_to_speak_first_and_does_not_is_hung_up_on_and_who_spoke_may_be_silent() {
+        let (first, half_open) = (Duration::from_secs(30), Duration::from_secs(10));
+        for (speaks, kept) in [(false, false), (true, true)] {
+            let (client, mut far_client) = tokio::io::duplex(64);
+            let (runtime, _far_runtime) = tokio::io::duplex(64);
+            let copied = task::spawn("copy", copy(client, runtime, Some(first), half_open));
+            if speaks {
+                far_client.write_all(b"ping").await.unwrap();
+            }
+            let ended = tokio::time::timeout(Duration::from_secs(3600), copied).await.is_ok();
+            assert_eq!(ended, !kept, "speaks: {speaks}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Any, Api, Ca, PATIENCE, args, plain};
+use common::{Api, Ca, PATIENCE, args, plain};
 use http::{Method, StatusCode};
 use quintlet_kit::clock::Clock;
 use quintlet_nodeapi::limits::Limits;
@@ -123,7 +123,7 @@ async fn handshake(
             .with_protocol_versions(&[version])
             .unwrap()
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Any))
+            .with_custom_certificate_verifier(quintlet_kit::tls::unverified_certificate())
             .with_no_client_auth();
     let stream = TcpStream::connect(address).await?;
     let name = ServerName::try_from("n1").unwrap();

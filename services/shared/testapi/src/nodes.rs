@@ -14,9 +14,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::error::ApiError;
 use crate::http::Server;
@@ -183,7 +181,8 @@ async fn send(target: &Target, mut request: Request) -> Result<Response, BoxErro
     let stream = tokio::time::timeout(Duration::from_secs(10), connecting).await??;
     stream.set_nodelay(true)?;
     let name = ServerName::try_from(target.host.clone())?;
-    let stream = connector()?.connect(name, stream).await?;
+    let connector = TlsConnector::from(Arc::new(quintlet_kit::tls::unverified()));
+    let stream = connector.connect(name, stream).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     #[expect(clippy::disallowed_methods, reason = "a test server has no services' tasks")]
     tokio::spawn(connection.with_upgrades());
@@ -224,56 +223,5 @@ fn clean(headers: &mut HeaderMap, upgrade: bool) {
     }
     if !upgrade {
         headers.remove(header::CONNECTION);
-    }
-}
-
-fn connector() -> Result<TlsConnector, Error> {
-    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
-    let any = Arc::new(AnyCertificate(provider.clone()));
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .dangerous()
-        .with_custom_certificate_verifier(any)
-        .with_no_client_auth();
-    Ok(TlsConnector::from(Arc::new(config)))
-}
-
-#[derive(Debug)]
-struct AnyCertificate(Arc<tokio_rustls::rustls::crypto::CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        tokio_rustls::rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        tokio_rustls::rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }

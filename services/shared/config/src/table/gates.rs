@@ -20,10 +20,16 @@ const fn off(name: &'static str) -> Gate {
     Gate { name, fixed: false }
 }
 
-/// The gate that can be set either way.
+/// Off, `crashLoopBackOff.maxContainerRestartPeriod` does not count.
 pub const CRASH_LOOP_MAX: &str = "KubeletCrashLoopBackOffMax";
 
-/// All that are known but [`CRASH_LOOP_MAX`], by name.
+/// On, readers of a container's log may choose a stream.
+pub const SPLIT_STREAMS: &str = "PodLogsQuerySplitStreams";
+
+/// The gates that can be set either way.
+pub const SETTABLE: [&str; 2] = [CRASH_LOOP_MAX, SPLIT_STREAMS];
+
+/// All that are known but [`SETTABLE`], by name.
 pub const GATES: &[Gate] = &[
     off("AllAlpha"),
     off("AllBeta"),
@@ -54,11 +60,10 @@ pub const GATES: &[Gate] = &[
     on("KubeletTracing"),
     off("LocalStorageCapacityIsolationFSQuotaMonitoring"),
     off("MemoryQoS"),
-    off("NodeLogQuery"),
+    on("NodeLogQuery"),
     off("NodeSwap"),
     off("PodAndContainerStatsFromCRI"),
     on("PodLevelResources"),
-    off("PodLogsQuerySplitStreams"),
     on("PodReadyToStartContainersCondition"),
     on("ProcMountType"),
     on("RecursiveReadOnlyMounts"),

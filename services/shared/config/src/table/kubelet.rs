@@ -360,9 +360,9 @@ pub const KUBELET: &[Row] = &[
         .zero_counts()
         .ignored(PodSync, "the kubelet no longer marks packets either"),
     Row::new("featureGates", Kind::Map(Keys::Any, &Kind::Bool), "").kubelet_flag("feature-gates").honoured(
-        &[PodSync],
-        "KubeletCrashLoopBackOffMax; every other gate is fixed, and a value that differs is warned of",
-        &["a_gate_turns_the_maximum_of_the_back_off_off"],
+        &[PodSync, NodeApi],
+        "KubeletCrashLoopBackOffMax, PodLogsQuerySplitStreams; every other gate is fixed, and a value that differs is warned of",
+        &["a_gate_turns_the_maximum_of_the_back_off_off", "with_its_gate_a_log_is_read_stream_by_stream"],
     ),
     Row::new("failSwapOn", Kind::Bool, "true").kubelet_flag("fail-swap-on").not_yet(PodSync, Some("false")),
     Row::new("memorySwap.swapBehavior", Kind::Word(&["", "NoSwap", "LimitedSwap"]), "NoSwap")
@@ -459,7 +459,11 @@ pub const KUBELET: &[Row] = &[
     Row::new("enableProfilingHandler", Kind::Bool, "true").ignored(NodeApi, "profiles Go; /debug/pprof answers 405"),
     Row::new("enableDebugFlagsHandler", Kind::Bool, "true").ignored(NodeApi, "sets the verbosity of Go's logger; /debug/flags answers 405"),
     Row::new("enableSystemLogHandler", Kind::Bool, "true").own_flag("enable-system-log-handler").honoured(&[NodeApi], "false: /logs/ answers 405", &["fields_of_the_node_api_arrive", "handlers_that_are_off_answer_405"]),
-    Row::new("enableSystemLogQuery", Kind::Bool, "false").not_yet(NodeApi, Some("false")),
+    Row::new("enableSystemLogQuery", Kind::Bool, "false").own_flag("enable-system-log-query").honoured(
+        &[NodeApi],
+        "/logs/?query= reads the journal of services and log files, as far as the node API's user may",
+        &["a_query_reads_files_and_the_journal_of_services", "what_a_query_may_not_ask_is_said"],
+    ),
     Row::new("seccompDefault", Kind::Bool, "false").kubelet_flag("seccomp-default").honoured(
         &[PodSync],
         "containers without a seccomp profile get RuntimeDefault",

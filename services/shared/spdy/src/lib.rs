@@ -4,6 +4,7 @@
 //!
 //! Tasks: one reads frames and hands data to the streams' channels, which are bounded: a stream whose reader is slow holds up
 //! the connection. One writes frames. There is no flow control beyond that of the socket, as servers do not have it either.
+//! Both end with the connection, and when [`Connection::close`] is called or its last handle is dropped.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,11 +13,14 @@ use std::time::Duration;
 
 use flate2::{Compress, Compression, FlushCompress, Status};
 use quintlet_kit::task;
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{
+    AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader,
+};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::tcp::OwnedReadHalf;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// A URL of the runtime is good for about a minute; its server is on this machine.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -38,25 +42,37 @@ const FIN: u8 = 1;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum UpgradeError {
+#[non_exhaustive]
+pub enum UpgradeError {
+    /// Nobody listens, or it breaks off.
     #[error("the runtime's streaming server cannot be reached at {0}")]
     Connect(String, #[source] io::Error),
+    /// Not `http://host:port/path`.
     #[error("{0} is no URL of a streaming server")]
     Url(String),
+    /// An answer other than 101, with its text as it came.
     #[error("the runtime's streaming server says: {0}")]
     Refused(String),
 }
 
 /// A connection with streams on it.
 #[derive(Clone)]
-pub(super) struct Connection {
+pub struct Connection {
     shared: Arc<Shared>,
+    open: Arc<DropGuard>,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
 }
 
 struct Shared {
     out: mpsc::Sender<Vec<u8>>,
     opening: Mutex<Opening>,
     streams: parking_lot::Mutex<Streams>,
+    stop: CancellationToken,
 }
 
 struct Opening {
@@ -71,26 +87,31 @@ struct Streams {
 }
 
 /// One stream: to write to, and what comes.
-pub(super) struct Stream {
-    pub(super) writer: Writer,
-    /// Ends with the stream.
-    pub(super) blocks: mpsc::Receiver<Vec<u8>>,
+#[derive(Debug)]
+pub struct Stream {
+    /// What goes.
+    pub writer: Writer,
+    /// What comes; ends with the stream.
+    pub blocks: mpsc::Receiver<Vec<u8>>,
 }
 
 /// The client's half of a stream.
-pub(super) struct Writer {
+#[derive(Debug)]
+pub struct Writer {
     id: u32,
     out: mpsc::Sender<Vec<u8>>,
+    /// A stream outlives the handle it was opened with.
+    _open: Arc<DropGuard>,
 }
 
 impl Writer {
     /// Sends a block; false when the connection is gone.
-    pub(super) async fn send(&self, block: &[u8]) -> bool {
+    pub async fn send(&self, block: &[u8]) -> bool {
         self.out.send(data(self.id, 0, block)).await.is_ok()
     }
 
     /// Nothing more will be sent.
-    pub(super) async fn end(&self) {
+    pub async fn end(&self) {
         // A connection that is gone needs no end.
         let _ = self.out.send(data(self.id, FIN, &[])).await;
     }
@@ -98,7 +119,10 @@ impl Writer {
 
 impl Connection {
     /// Connects to `url` (`http://host:port/path?query`) and switches to SPDY, offering `protocols`, newest first.
-    pub(super) async fn open(url: &str, protocols: &[&str]) -> Result<Self, UpgradeError> {
+    ///
+    /// # Errors
+    /// The URL is none, nobody is there, or the server does not switch.
+    pub async fn open(url: &str, protocols: &[&str]) -> Result<Self, UpgradeError> {
         let no_url = || UpgradeError::Url(url.to_owned());
         let rest = url.strip_prefix("http://").ok_or_else(no_url)?;
         let (host, path) = rest.split_at(rest.find('/').ok_or_else(no_url)?);
@@ -125,31 +149,51 @@ impl Connection {
             let mut body = vec![0; length.min(MAX_HEAD)];
             // What there is of an error is shown.
             let read = timeout(CONNECT, read.read_exact(&mut body)).await;
-            let text = if read.is_ok() {
-                crate::text::clean(&String::from_utf8_lossy(&body))
-            } else {
-                String::new()
-            };
+            let text = if read.is_ok() { String::from_utf8_lossy(&body).into_owned() } else { String::new() };
             return Err(UpgradeError::Refused(format!("{status} {text}").trim().to_owned()));
         }
+        Ok(Self::over(read, write))
+    }
+
+    /// On a connection that has switched already.
+    #[must_use]
+    pub fn over(
+        read: impl AsyncRead + Unpin + Send + 'static,
+        write: impl AsyncWrite + Unpin + Send + 'static,
+    ) -> Self {
         let (out, frames) = mpsc::channel(OUT);
         let opening = Opening { next: 1, headers: Compress::new(Compression::fast(), true) };
-        let shared =
-            Arc::new(Shared { out, opening: Mutex::new(opening), streams: parking_lot::Mutex::default() });
-        task::spawn("spdy write", write_frames(write, frames));
+        let stop = CancellationToken::new();
+        let shared = Arc::new(Shared {
+            out,
+            opening: Mutex::new(opening),
+            streams: parking_lot::Mutex::default(),
+            stop: stop.clone(),
+        });
+        let writing = stop.clone();
+        task::spawn("spdy write", async move {
+            // Cut anywhere: nobody reads what was to come.
+            let _ = writing.run_until_cancelled(write_frames(write, frames)).await;
+        });
         let reading = Arc::clone(&shared);
         task::spawn("spdy read", async move {
             // However it ends, all streams end with it.
-            let _ = read_frames(read, &reading).await;
+            let _ = reading.stop.run_until_cancelled(read_frames(read, &reading)).await;
+            reading.stop.cancel();
             let mut streams = reading.streams.lock();
             streams.closed = true;
             streams.readers.clear();
         });
-        Ok(Self { shared })
+        Self { shared, open: Arc::new(stop.drop_guard()) }
+    }
+
+    /// Hangs up.
+    pub fn close(&self) {
+        self.shared.stop.cancel();
     }
 
     /// Opens a stream. None: the connection is gone.
-    pub(super) async fn stream(&self, headers: &[(&str, &str)]) -> Option<Stream> {
+    pub async fn stream(&self, headers: &[(&str, &str)]) -> Option<Stream> {
         // Ids must grow on the wire, and the compressed blocks depend on those before: one at a time.
         let mut opening = self.shared.opening.lock().await;
         let id = opening.next;
@@ -168,11 +212,11 @@ impl Connection {
         body.extend(header_block(&mut opening.headers, headers).ok()?);
         self.shared.out.send(control(SYN_STREAM, 0, &body)).await.ok()?;
         let out = self.shared.out.clone();
-        Some(Stream { writer: Writer { id, out }, blocks })
+        Some(Stream { writer: Writer { id, out, _open: Arc::clone(&self.open) }, blocks })
     }
 
     /// Forgets a stream whose two halves are done with.
-    pub(super) fn forget(&self, stream: &Writer) {
+    pub fn forget(&self, stream: &Writer) {
         self.shared.streams.lock().readers.remove(&stream.id);
     }
 }
@@ -203,15 +247,15 @@ async fn head(read: &mut BufReader<OwnedReadHalf>) -> io::Result<(u16, usize)> {
     }
 }
 
-async fn write_frames(mut write: OwnedWriteHalf, mut frames: mpsc::Receiver<Vec<u8>>) {
+async fn write_frames(mut write: impl AsyncWrite + Unpin, mut frames: mpsc::Receiver<Vec<u8>>) {
     while let Some(frame) = frames.recv().await {
-        if write.write_all(&frame).await.is_err() {
+        if write.write_all(&frame).await.is_err() || write.flush().await.is_err() {
             return;
         }
     }
 }
 
-async fn read_frames(mut read: BufReader<OwnedReadHalf>, shared: &Shared) -> io::Result<()> {
+async fn read_frames(mut read: impl AsyncRead + Unpin, shared: &Shared) -> io::Result<()> {
     loop {
         let mut head = [0; 8];
         read.read_exact(&mut head).await?;

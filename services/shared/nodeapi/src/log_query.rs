@@ -1,0 +1,354 @@
+//! `/logs/?query=`: the journal of services, or their files below the directory of logs (`enableSystemLogQuery`).
+//!
+//! It shows what this process may read: the journal to a member of the group `systemd-journal`, files by their modes.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures::stream::{self, BoxStream, StreamExt as _};
+use http::StatusCode;
+use tokio::io::AsyncReadExt as _;
+use tokio::process::Command;
+use tokio::sync::Semaphore;
+use tokio_util::io::ReaderStream;
+
+use crate::answer::{Answer, error, with_type};
+use crate::files;
+
+/// Services in one query.
+const SERVICES: usize = 4;
+/// Bytes of a service's name.
+const NAME: usize = 256;
+/// Lines asked for from the end.
+const TAIL: i64 = 100_000;
+/// For all that a query says.
+const LIMIT: Duration = Duration::from_secs(30);
+/// For finding out whether the journal knows a service.
+const PEEK: Duration = Duration::from_secs(5);
+/// Queries at a time: each has a process.
+const AT_ONCE: usize = 8;
+
+/// Answers queries.
+#[derive(Debug)]
+pub struct LogQuery {
+    journalctl: PathBuf,
+    places: Arc<Semaphore>,
+}
+
+impl Default for LogQuery {
+    fn default() -> Self {
+        Self { journalctl: PathBuf::from("journalctl"), places: Arc::new(Semaphore::new(AT_ONCE)) }
+    }
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Asked {
+    files: Vec<String>,
+    services: Vec<String>,
+    options: Options,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Options {
+    since: Option<jiff::Timestamp>,
+    until: Option<jiff::Timestamp>,
+    tail: Option<i64>,
+    boot: Option<i64>,
+    pattern: Option<String>,
+}
+
+/// Why a query is no good: it cannot be read (400), or asks for what there is not (406, as the kubelet).
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Bad {
+    Unreadable(String),
+    Unacceptable(String),
+}
+
+impl Bad {
+    fn answer(&self) -> Answer {
+        match self {
+            Self::Unreadable(why) => error(StatusCode::BAD_REQUEST, why),
+            Self::Unacceptable(why) => error(StatusCode::NOT_ACCEPTABLE, why),
+        }
+    }
+}
+
+impl Asked {
+    /// None: this is no query.
+    fn parse(pairs: &[(String, String)]) -> Result<Option<Self>, Bad> {
+        if !pairs.iter().any(|(k, _)| k == "query") {
+            return Ok(None);
+        }
+        let queries =
+            pairs.iter().filter(|(k, v)| k == "query" && !v.trim().is_empty()).map(|(_, v)| v.clone());
+        let (files, services): (Vec<_>, Vec<_>) = queries.partition(|q| q.contains(['/', '\\']));
+        if files.is_empty() && services.is_empty() {
+            return Err(Bad::Unreadable("query: names nothing".to_owned()));
+        }
+        let get =
+            |name: &str| pairs.iter().find(|(k, v)| k == name && !v.is_empty()).map(|(_, v)| v.as_str());
+        let time = |name: &str| {
+            let read = |v: &str| {
+                v.parse().map_err(|_| Bad::Unreadable(format!("{name}: {v:?} is no time of RFC 3339")))
+            };
+            get(name).map(read).transpose()
+        };
+        let number = |name: &str| {
+            let read =
+                |v: &str| v.parse().map_err(|_| Bad::Unreadable(format!("{name}: {v:?} is no number")));
+            get(name).map(read).transpose()
+        };
+        let options = Options {
+            since: time("sinceTime")?,
+            until: time("untilTime")?,
+            tail: number("tailLines")?,
+            boot: number("boot")?,
+            pattern: get("pattern").map(str::to_owned),
+        };
+        let asked = Self { files, services, options };
+        asked.check().map_err(Bad::Unacceptable)?;
+        Ok(Some(asked))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let Options { since, until, tail, boot, pattern } = &self.options;
+        if !self.files.is_empty() {
+            if !self.services.is_empty() {
+                return Err("query: a file and a service at a time".to_owned());
+            }
+            if self.files.len() > 1 {
+                return Err("query: more than one file".to_owned());
+            }
+            if self.options != Options::default() {
+                return Err("query: a file has no options".to_owned());
+            }
+        }
+        if self.services.len() > SERVICES {
+            return Err(format!("query: more than {SERVICES} services"));
+        }
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.:@".contains(c);
+        if let Some(bad) = self.services.iter().find(|s| s.len() > NAME || !s.chars().all(is_name)) {
+            return Err(format!("query: {bad:?} is no name of a service"));
+        }
+        if since.zip(*until).is_some_and(|(since, until)| since > until) {
+            return Err("untilTime: before sinceTime".to_owned());
+        }
+        if boot.is_some_and(|b| b > 0) {
+            return Err("boot: must be less than 1".to_owned());
+        }
+        if tail.is_some_and(|n| !(0..=TAIL).contains(&n)) {
+            return Err(format!("tailLines: must be between 0 and {TAIL}"));
+        }
+        if let Some(pattern) = pattern {
+            regex::Regex::new(pattern)
+                .map_err(|_| format!("pattern: {pattern:?} is no regular expression"))?;
+        }
+        Ok(())
+    }
+
+    /// Arguments of journalctl.
+    fn arguments(&self, services: &[String]) -> Vec<String> {
+        let Options { since, until, tail, boot, pattern } = &self.options;
+        let day = |t: &jiff::Timestamp| t.strftime("%Y-%m-%d %H:%M:%S").to_string();
+        let mut all: Vec<String> = ["--utc", "--no-pager", "--output=short-precise"].map(Into::into).into();
+        all.extend(since.as_ref().map(|t| format!("--since={}", day(t))));
+        all.extend(until.as_ref().map(|t| format!("--until={}", day(t))));
+        all.extend(tail.map(|n| format!("--lines={n}")));
+        all.extend(boot.map(|n| format!("--boot={n}")));
+        all.extend(services.iter().map(|s| format!("--unit={s}")));
+        if let Some(pattern) = pattern {
+            all.extend([format!("--grep={pattern}"), "--case-sensitive=false".to_owned()]);
+        }
+        all
+    }
+}
+
+type Part = BoxStream<'static, std::io::Result<Bytes>>;
+
+impl LogQuery {
+    /// Answers a query; none where there is none.
+    pub async fn page(&self, root: &Path, pairs: &[(String, String)]) -> Option<Answer> {
+        let asked = match Asked::parse(pairs) {
+            Ok(asked) => asked?,
+            Err(bad) => return Some(bad.answer()),
+        };
+        if let Some(file) = asked.files.first() {
+            return Some(files::below(root, &file.replace('\\', "/")).await);
+        }
+        let Ok(place) = self.places.clone().try_acquire_owned() else {
+            return Some(error(StatusCode::TOO_MANY_REQUESTS, "too many log queries"));
+        };
+        let parts = self.parts(root, &asked).await;
+        let all = stream::iter(parts).flatten().take_until(tokio::time::sleep(LIMIT)).map(move |block| {
+            let _held = &place;
+            block
+        });
+        Some(with_type(StatusCode::OK, "text/plain; charset=utf-8", Body::from_stream(all)))
+    }
+
+    async fn parts(&self, root: &Path, asked: &Asked) -> Vec<Part> {
+        let (mut journal, mut files) = (Vec::new(), Vec::new());
+        for service in &asked.services {
+            if self.knows(service).await { journal.push(service.clone()) } else { files.push(service) }
+        }
+        let mut parts = Vec::new();
+        if !files.is_empty() && asked.options != Options::default() {
+            return vec![said(format!(
+                "options are for the journal, which does not have {files:?}: try without them\n"
+            ))];
+        }
+        for service in files {
+            parts.push(match file_of(root, service).await {
+                Some(file) => ReaderStream::new(file).boxed(),
+                None => said(format!("log not found for {service}\n")),
+            });
+        }
+        if !journal.is_empty() {
+            parts.push(self.journal(&asked.arguments(&journal)));
+        }
+        parts
+    }
+
+    fn command(&self, arguments: &[String]) -> Command {
+        let mut command = Command::new(&self.journalctl);
+        command
+            .args(arguments)
+            .env("LC_ALL", "C.UTF-8")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        command
+    }
+
+    /// Whether the journal has a line of a service.
+    async fn knows(&self, service: &str) -> bool {
+        let ask = ["--quiet", "--no-pager", "--lines=1", "--output=cat"].map(str::to_owned);
+        let ask = [&ask[..], &[format!("--unit={service}")]].concat();
+        let output = tokio::time::timeout(PEEK, self.command(&ask).output()).await;
+        matches!(output, Ok(Ok(output)) if !output.stdout.is_empty())
+    }
+
+    fn journal(&self, arguments: &[String]) -> Part {
+        let spawned = self.command(arguments).spawn();
+        let Ok(mut child) = spawned else { return said("error: journal output not available\n".to_owned()) };
+        let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
+            return said("error: journal output not available\n".to_owned());
+        };
+        // It ends with whoever reads it.
+        let held = move |block| {
+            let _held = &child;
+            block
+        };
+        ReaderStream::new(out.chain(err)).map(held).boxed()
+    }
+}
+
+fn said(text: String) -> Part {
+    stream::once(async move { Ok(Bytes::from(text)) }).boxed()
+}
+
+/// The log file of a service, by the usual names.
+async fn file_of(root: &Path, service: &str) -> Option<tokio::io::Take<tokio::fs::File>> {
+    for name in [service.to_owned(), format!("{service}.log"), format!("{service}/{service}.log")] {
+        if let Some(file) = files::open(root, &name).await {
+            return Some(file);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+    use crate::routes::decode_form;
+
+    /// A journal that knows `known.service` and says with what it was asked.
+    fn query(dir: &Path) -> LogQuery {
+        let path = dir.join("journalctl");
+        let script = "#!/bin/sh\ncase \"$*\" in\n*--quiet*--unit=known*) echo line;;\n*--quiet*) ;;\n*) echo \"asked: $*\";;\nesac\n";
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        LogQuery { journalctl: path, ..LogQuery::default() }
+    }
+
+    async fn ask(journal: &LogQuery, root: &Path, form: &str) -> (StatusCode, String) {
+        let answer = journal.page(root, &decode_form(form)).await.expect("a query");
+        let code = answer.status();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        (code, String::from_utf8_lossy(&body).into_owned())
+    }
+
+    #[tokio::test]
+    async fn a_query_reads_files_and_the_journal_of_services() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("log");
+        std::fs::create_dir_all(root.join("deep")).unwrap();
+        std::fs::write(root.join("plain.log"), "plain\n").unwrap();
+        std::fs::write(root.join("deep/deep.log"), "deep\n").unwrap();
+        std::fs::write(dir.path().join("secret.log"), "secret\n").unwrap();
+        std::os::unix::fs::symlink("../secret.log", root.join("link.log")).unwrap();
+        let journal = query(dir.path());
+        let ok = |text: &str| (StatusCode::OK, text.to_owned());
+        assert_eq!(ask(&journal, &root, "query=plain&query=deep").await, ok("plain\ndeep\n"));
+        assert_eq!(ask(&journal, &root, "query=link").await, ok("log not found for link\n"));
+        assert_eq!(ask(&journal, &root, "query=/deep/deep.log").await, ok("deep\n"));
+        assert_eq!(ask(&journal, &root, "query=%5Cdeep%5Cdeep.log").await, ok("deep\n"));
+        assert_eq!(ask(&journal, &root, "query=../secret.log").await.0, StatusCode::NOT_FOUND);
+        assert_eq!(
+            ask(&journal, &root, "query=known.service&tailLines=5&boot=-1&pattern=a.*b&sinceTime=2026-11-21T02:03:04Z&untilTime=2026-11-21T05:00:00%2B02:00").await,
+            ok("asked: --utc --no-pager --output=short-precise --since=2026-11-21 02:03:04 --until=2026-11-21 03:00:00 \
+                --lines=5 --boot=-1 --unit=known.service --grep=a.*b --case-sensitive=false\n")
+        );
+        let (code, both) = ask(&journal, &root, "query=known&query=plain").await;
+        assert_eq!((code, both.starts_with("plain\nasked: ")), (StatusCode::OK, true), "{both}");
+        let (code, text) = ask(&journal, &root, "query=plain&tailLines=5").await;
+        assert!(code == StatusCode::OK && text.contains("options are for the journal"), "{text}");
+        assert!(
+            journal.page(&root, &decode_form("tailLines=5")).await.is_none(),
+            "without a query it is none"
+        );
+        assert_eq!(journal.places.available_permits(), AT_ONCE, "places are given back");
+        let none = LogQuery { journalctl: dir.path().join("missing"), ..LogQuery::default() };
+        assert_eq!(ask(&none, &root, "query=plain").await, ok("plain\n"));
+    }
+
+    #[tokio::test]
+    async fn what_a_query_may_not_ask_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = query(dir.path());
+        for (form, code) in [
+            ("query=", 400),
+            ("query=%20", 400),
+            ("query=a&tailLines=x", 400),
+            ("query=a&boot=x", 400),
+            ("query=a&sinceTime=yesterday", 400),
+            ("query=a&tailLines=-1", 406),
+            ("query=a&tailLines=100001", 406),
+            ("query=a&boot=1", 406),
+            ("query=a&pattern=(", 406),
+            ("query=a&sinceTime=2026-11-21T02:03:04Z&untilTime=2026-11-21T02:03:03Z", 406),
+            ("query=a&query=b&query=c&query=d&query=e", 406),
+            ("query=a%20b", 406),
+            ("query=a;b", 406),
+            ("query=*", 406),
+            ("query=a&query=/b", 406),
+            ("query=/a&query=/b", 406),
+            ("query=/a&tailLines=1", 406),
+        ] {
+            let (got, text) = ask(&journal, dir.path(), form).await;
+            assert_eq!(got.as_u16(), code, "{form}: {text}");
+        }
+        let long = format!("query={}", "a".repeat(NAME + 1));
+        assert_eq!(ask(&journal, dir.path(), &long).await.0, StatusCode::NOT_ACCEPTABLE);
+    }
+}
