@@ -215,6 +215,19 @@ pub struct ResourceArgs {
     /// Amount kept from pods for Quintlet and the runtime, as --system-reserved.
     #[arg(long, value_delimiter = ',', value_parser = label, value_name = "AMOUNT")]
     pub kube_reserved: Vec<(String, String)>,
+    /// What hard eviction keeps free, `memory.available=100Mi` or `memory.available<100Mi`, in percent of the capacity or as an
+    /// amount. Memory and the file system of --root-dir are kept back from allocatable; no pod is evicted yet.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_parser = threshold,
+        value_name = "THRESHOLD",
+        default_values = [
+            "memory.available=100Mi", "nodefs.available=10%", "nodefs.inodesFree=5%", "imagefs.available=15%",
+            "imagefs.inodesFree=5%",
+        ]
+    )]
+    pub eviction_hard: Vec<(String, String)>,
     /// What is enforced by cgroups: `pods`, or `none`.
     #[arg(long, default_value = "pods", value_delimiter = ',', value_name = "WORD")]
     pub enforce_node_allocatable: Vec<String>,
@@ -260,6 +273,15 @@ impl Args {
 fn label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("want key=value")?;
     if key.is_empty() { Err("want key=value".to_owned()) } else { Ok((key.to_owned(), value.to_owned())) }
+}
+
+fn threshold(text: &str) -> Result<(String, String), String> {
+    let (signal, value) = text.split_once(['=', '<']).ok_or("want signal<value")?;
+    if signal.is_empty() {
+        Err("want signal<value".to_owned())
+    } else {
+        Ok((signal.to_owned(), value.to_owned()))
+    }
 }
 
 /// A number that the machine's words surely hold.

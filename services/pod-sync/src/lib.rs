@@ -22,6 +22,7 @@ pub mod housekeeping;
 pub mod image;
 pub mod image_gc;
 pub mod logs;
+pub mod machine;
 pub mod mirror;
 pub mod node;
 pub mod owner;
@@ -159,9 +160,17 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         container_logs_dir,
     });
 
+    ctx.events.node(&ctx.node.node_name, EventType::Normal, "Starting", "Starting kubelet.");
     tasks.spawn(
         "runtime-poll",
-        node::poll_runtime(runtime, clock.clone(), runtime_tx, node_groups, stop.clone()),
+        node::poll_runtime(
+            runtime,
+            clock.clone(),
+            runtime_tx,
+            node_groups,
+            (ctx.events.clone(), ctx.node.node_name.clone()),
+            stop.clone(),
+        ),
     );
     tasks.spawn("pleg-follow", Arc::clone(&pleg).follow(stop.clone()));
     tasks.spawn("probes", Arc::clone(&probes).run(stop.clone()));

@@ -19,13 +19,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::build::{HandlerFeatures, NodeSettings};
 use crate::cgroup::{Cgroups, NodeLimits};
+use crate::clients::events::{EventType, Events};
 use crate::clients::pleg::Pleg;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
 use crate::context::RuntimeState;
 use crate::decide::admission::{NodeView, Rejection, STRICT_GROUPS, Verdict, admit};
-use crate::decide::quantity::Quantity as Amount;
+use crate::decide::quantity::{Format, Quantity as Amount};
 use crate::decide::resize::verdict::Rules;
+use crate::machine;
 use crate::source::api::ClusterView;
 use crate::table::Admission;
 
@@ -50,6 +52,7 @@ pub async fn poll_runtime(
     clock: Clock,
     state: watch::Sender<RuntimeState>,
     cgroups: (Cgroups, NodeLimits),
+    node: (Events, String),
     stop: CancellationToken,
 ) {
     let mut good: Option<Duration> = None;
@@ -58,7 +61,7 @@ pub async fn poll_runtime(
         let read = async {
             // Before anything else of the runtime is believed: no pod starts until the groups are its driver's.
             if let Some((groups, limits)) = &cgroups {
-                set_up_cgroups(&runtime, groups, *limits).await?;
+                set_up_cgroups(&runtime, groups, *limits, &node).await?;
             }
             read_runtime(&runtime).await
         };
@@ -104,17 +107,34 @@ pub async fn poll_runtime(
 }
 
 // The runtime's driver is ours, whatever was set; one that does not tell leaves it at that.
-async fn set_up_cgroups(runtime: &Runtime, cgroups: &Cgroups, limits: NodeLimits) -> Result<(), String> {
+async fn set_up_cgroups(
+    runtime: &Runtime,
+    cgroups: &Cgroups,
+    limits: NodeLimits,
+    (events, node): &(Events, String),
+) -> Result<(), String> {
     if let Some(driver) = runtime.cgroup_driver().await.map_err(|e| e.to_string())?
         && cgroups.set_driver(driver)
     {
         tracing::info!(?driver, "the runtime has another cgroup driver");
     }
+    let has_tiers = cgroups.has_tiers();
     let cgroups = cgroups.clone();
     let made = tokio::task::spawn_blocking(move || cgroups.set_up(limits)).await;
-    if let Ok(Err(e)) = made {
-        // Each pod tries again, and says so where it fails.
-        tracing::warn!(error = quintlet_kit::error_chain(&e), "cgroups of the node are not set up");
+    match made {
+        Ok(Ok(())) if has_tiers => {
+            let message = "Updated Node Allocatable limit across pods";
+            events.node(node, EventType::Normal, "NodeAllocatableEnforced", message);
+        }
+        Ok(Err(e)) => {
+            let error = quintlet_kit::error_chain(&e);
+            // Each pod tries again, and says so where it fails.
+            tracing::warn!(error, "cgroups of the node are not set up");
+            let message = format!("Failed to update Node Allocatable Limits \"kubepods\": {error}");
+            events.node(node, EventType::Warning, "FailedNodeAllocatableEnforcement", &message);
+        }
+        // Without tiers there is nothing to enforce; a panic was logged.
+        Ok(Ok(())) | Err(_) => {}
     }
     Ok(())
 }
@@ -227,6 +247,7 @@ pub fn node_object(
         .map(|ip| NodeAddress { address: ip.to_string(), type_: "InternalIP".to_owned() })
         .collect();
     addresses.push(NodeAddress { address: name.clone(), type_: "Hostname".to_owned() });
+    let root = Path::new("/");
     let read = |path: &str| std::fs::read_to_string(path).map(|s| s.trim().to_owned()).unwrap_or_default();
     let os_image = read("/etc/os-release")
         .lines()
@@ -263,10 +284,10 @@ pub fn node_object(
                 container_runtime_version: container_runtime,
                 kernel_version: read("/proc/sys/kernel/osrelease"),
                 kubelet_version: KUBELET_VERSION.to_owned(),
-                machine_id: read("/etc/machine-id"),
+                machine_id: machine::machine_id(root),
                 operating_system: "linux".to_owned(),
                 os_image,
-                system_uuid: read("/sys/class/dmi/id/product_uuid"),
+                system_uuid: machine::system_uuid(root),
                 ..NodeSystemInfo::default()
             }),
             ..NodeStatus::default()
@@ -274,7 +295,7 @@ pub fn node_object(
     }
 }
 
-/// Capacity of the machine: CPUs, memory, disk of the root directory, pods.
+/// Capacity of the machine: CPUs, memory, huge pages, disk of the root directory, pods.
 #[must_use]
 pub fn capacity(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
     let disk = nix::sys::statvfs::statvfs(&settings.root_dir).map_or(0, |s| s.blocks() * s.fragment_size());
@@ -286,18 +307,29 @@ pub fn capacity(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
     ]
     .into_iter()
     .map(|(k, v)| (k.to_owned(), Quantity(v)))
+    .chain(huge_pages(settings).into_iter().map(|(k, v)| (k, Amount::from_units(v, Format::Binary).to_api())))
     .collect()
 }
 
-/// What is left for pods: capacity without what is reserved.
+fn huge_pages(settings: &NodeSettings) -> BTreeMap<String, i64> {
+    machine::huge_pages(Path::new("/sys/kernel/mm/hugepages"), &settings.hugepage_sizes)
+}
+
+/// What is left for pods: capacity without what is reserved, what hard eviction keeps free and, of memory, huge pages.
 #[must_use]
 pub fn allocatable(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
     let mut left = capacity(settings);
-    for (name, reserved) in settings.reserved.iter().filter(|(_, q)| q.is_positive()) {
-        if let Some(amount) = left.get_mut(name) {
-            let rest = Amount::of(amount) - *reserved;
+    let mut take = |name: &str, taken: Amount| {
+        if let Some(amount) = left.get_mut(name).filter(|_| taken.is_positive()) {
+            let rest = Amount::of(amount) - taken;
             *amount = if rest.is_positive() { rest } else { Amount::default() }.to_api();
         }
+    };
+    for (name, reserved) in settings.reserved.iter().chain(&settings.eviction_reserve) {
+        take(name, *reserved);
+    }
+    for bytes in huge_pages(settings).into_values() {
+        take("memory", Amount::from_units(bytes, Format::Binary));
     }
     left
 }

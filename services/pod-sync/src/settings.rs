@@ -49,10 +49,14 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
     settings.enforce_reserved = given.enforce_node_allocatable.iter().any(|w| w == "pods");
     settings.reserved = reserved(&given.system_reserved, &given.kube_reserved)?;
     let capacity = node::capacity(settings);
-    for (name, wanted) in &settings.reserved {
+    settings.eviction_reserve =
+        crate::machine::eviction_reserve(&given.eviction_hard, &capacity).map_err(anyhow::Error::msg)?;
+    for (name, wanted) in settings.reserved.iter().chain(&settings.eviction_reserve) {
         let Some(have) = capacity.get(name).map(Quantity::of) else { continue };
+        // One of the two may be missing.
+        let of = |list: &ResourceList| list.get(name).copied().unwrap_or_default();
         ensure!(
-            *wanted <= have,
+            of(&settings.reserved) + of(&settings.eviction_reserve) <= have,
             "invalid Node Allocatable configuration. Resource {name:?} has a reservation of {wanted} but capacity of {have}. \
              Expected capacity >= reservation."
         );
@@ -229,8 +233,12 @@ mod tests {
         assert!(of("singleProcessOOMKill: true\n", &[]).single_process_oom_kill);
         let mut given = args("singleProcessOOMKill: false\n", &[]);
         for v2 in [true, false] {
-            let mut settings =
-                NodeSettings { cgroup_v2: v2, single_process_oom_kill: !v2, ..NodeSettings::default() };
+            let mut settings = NodeSettings {
+                cgroup_v2: v2,
+                memory_bytes: 1 << 30,
+                single_process_oom_kill: !v2,
+                ..NodeSettings::default()
+            };
             assert_eq!(resources(&given, &mut settings).is_ok(), v2, "needs cgroup v2");
         }
         given.resources.single_process_oom_kill = None;
@@ -286,10 +294,48 @@ mod tests {
     }
 
     #[test]
+    fn what_hard_eviction_keeps_free_is_not_allocatable() {
+        let kept = |file: &str, flags: &[&str], name: &str| {
+            let settings = of(file, flags);
+            let whole = Quantity::of(&node::capacity(&settings)[name]).value();
+            whole - Quantity::of(&node::allocatable(&settings)[name]).value()
+        };
+        let disk = Quantity::of(&node::capacity(&of("", &[]))["ephemeral-storage"]).value();
+        let huge: i64 = crate::machine::huge_pages(
+            std::path::Path::new("/sys/kernel/mm/hugepages"),
+            &of("", &[]).hugepage_sizes,
+        )
+        .into_values()
+        .sum();
+        assert_eq!(kept("", &[], "memory"), (100 << 20) + huge, "as it is when nothing is said");
+        assert!((kept("", &[], "ephemeral-storage") - disk / 10).abs() <= 1);
+        let file =
+            "evictionHard: {memory.available: 20Mi, nodefs.available: 25%}\nsystemReserved: {memory: 1Mi}\n";
+        assert_eq!(kept(file, &[], "memory"), (21 << 20) + huge);
+        assert!((kept(file, &[], "ephemeral-storage") - disk / 4).abs() <= 1);
+        assert_eq!(
+            kept(file, &["--eviction-hard=memory.available<30Mi"], "memory"),
+            (31 << 20) + huge,
+            "a flag wins"
+        );
+        let settings = of(file, &[]);
+        let limits = node::pod_limits(&settings);
+        assert_eq!(
+            limits.memory_bytes,
+            Some(settings.memory_bytes - (1 << 20)),
+            "pods may use it until then"
+        );
+        let error =
+            super::settings(&args("evictionHard: {memory.available: 1Ei}\n", &[])).unwrap_err().to_string();
+        assert!(error.starts_with("invalid Node Allocatable configuration. Resource \"memory\""), "{error}");
+    }
+
+    #[test]
     fn swap_is_for_nobody_unless_limited_swap_is_set() {
         let given = args("memorySwap: {swapBehavior: LimitedSwap}\n", &[]);
         for (v2, want) in [(true, Some(node::swap_bytes())), (false, None)] {
-            let mut settings = NodeSettings { cgroup_v2: v2, ..NodeSettings::default() };
+            let mut settings =
+                NodeSettings { cgroup_v2: v2, memory_bytes: 1 << 30, ..NodeSettings::default() };
             resources(&given, &mut settings).unwrap();
             assert_eq!(settings.limited_swap_bytes, want, "cgroup v2: {v2}");
         }

@@ -40,6 +40,8 @@ fn sample(text: &str, name: &str, within: &str) -> Option<(f64, Option<i64>)> {
 async fn pages_tell_of_the_pods_and_of_all_services() {
     let node = Node::start(Options { node_api: true, ..Options::with_api("node-api-pages") }).await;
     let api = node.api();
+    let started = sample(&page(&node, "/metrics/probes").await.unwrap(), "process_start_time_seconds", "");
+    assert!(started.is_some_and(|(v, _)| v > 1e9), "without a probe, too: {started:?}");
     api.create_pod(pods::bound(pods::probed("web")));
     let web = node.wait_ready("web").await;
 

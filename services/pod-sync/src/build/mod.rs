@@ -58,6 +58,8 @@ pub struct NodeSettings {
     pub max_pods: u32,
     /// `systemReserved` and `kubeReserved` together.
     pub reserved: ResourceList,
+    /// What hard eviction keeps free.
+    pub eviction_reserve: ResourceList,
     /// What is reserved is kept from the cgroup of all pods (`enforceNodeAllocatable` has `pods`).
     pub enforce_reserved: bool,
     /// Allocatable of the node, for downward API limits.
@@ -100,6 +102,7 @@ impl Default for NodeSettings {
             seccomp_default: false,
             max_pods: crate::node::MAX_PODS,
             reserved: ResourceList::new(),
+            eviction_reserve: ResourceList::new(),
             enforce_reserved: true,
             allocatable: ResourceList::new(),
             cgroup: CgroupSettings::default(),

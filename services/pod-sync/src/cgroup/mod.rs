@@ -163,6 +163,12 @@ impl Cgroups {
         Self { layout, root: root.to_owned(), settings, is_systemd: Arc::default(), systemd, per_qos: true }
     }
 
+    /// There are tiers, and a group of all pods that can be limited.
+    #[must_use]
+    pub fn has_tiers(&self) -> bool {
+        self.per_qos
+    }
+
     /// With or without groups for pods (`cgroupsPerQOS`).
     #[must_use]
     pub fn per_qos(self, per_qos: bool) -> Self {

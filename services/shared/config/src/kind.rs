@@ -253,7 +253,8 @@ impl Kind {
             Self::Map(_, kind) => {
                 let mut map = node(Data::Map(Vec::new()));
                 for pair in items() {
-                    let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+                    // The kubelet's thresholds are written `memory.available<100Mi`.
+                    let (key, value) = pair.split_once(['=', '<']).unwrap_or((pair, ""));
                     let value = kind.from_flag(&[value.to_owned()], flag);
                     set(&mut map, key, value);
                 }

@@ -217,5 +217,53 @@ mod tests {
             }
             prop_assert!(out.len() as u64 <= limit);
         }
+
+        /// Bytes that begin as a log and go on as anything say the same however they are cut.
+        #[test]
+        fn any_bytes_are_decoded_alike_however_they_are_cut(
+            head in "((2026-11-21T02:31:07Z|2026-02-30T99:00:00Z) (stdout|stderr|stdin) [FPX](:[a-z])? [a-z]{0,9}\n){0,3}",
+            tail: Vec<u8>,
+            cut in 1usize..40,
+            timestamps: bool,
+        ) {
+            let bytes = [head.as_bytes(), &tail].concat();
+            let read = |cut: usize| {
+                let mut decoder = Decoder::new(Options { timestamps, ..Options::default() });
+                let mut out = Vec::new();
+                let blocks = bytes.chunks(cut.max(1));
+                let bad = blocks.map(|b| decoder.decode(b, &mut out)).find_map(Result::err);
+                let bad = bad.or_else(|| decoder.end(&mut out).err());
+                (out, bad.map(|b| b.to_string()), decoder.skipped())
+            };
+            prop_assert_eq!(read(cut), read(bytes.len()));
+        }
+
+        /// What containers wrote comes out as they wrote it, but for what was not asked for.
+        #[test]
+        fn what_containers_wrote_comes_out_as_they_wrote_it(
+            pieces in proptest::collection::vec((0u32..50, any::<bool>(), any::<bool>(), "[^\n]{0,30}"), 0..20),
+            since in proptest::option::of(0u32..50),
+            stream in proptest::option::of(any::<bool>()),
+        ) {
+            let names = |out: bool| if out { "stdout" } else { "stderr" };
+            let (mut log, mut want) = (String::new(), String::new());
+            for (second, out, part, text) in &pieces {
+                let tag = if *part { "P" } else { "F" };
+                log.push_str(&format!("2026-11-21T02:31:{second:02}Z {} {tag} {text}\n", names(*out)));
+                if since.is_none_or(|s| *second >= s) && stream.is_none_or(|s| s == *out) {
+                    want.push_str(text);
+                    want.push_str(if *part { "" } else { "\n" });
+                }
+            }
+            let options = Options {
+                since: since.map(|s| format!("2026-11-21T02:31:{s:02}Z").parse().unwrap()),
+                stream: stream.map(|out| if out { Stream::Stdout } else { Stream::Stderr }),
+                ..Options::default()
+            };
+            let (mut decoder, mut out) = (Decoder::new(options), Vec::new());
+            prop_assert_eq!(decoder.decode(log.as_bytes(), &mut out), Ok(Flow::More));
+            prop_assert_eq!(String::from_utf8(out).unwrap(), want);
+            prop_assert_eq!(decoder.skipped(), 0);
+        }
     }
 }

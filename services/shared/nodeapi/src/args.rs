@@ -122,8 +122,9 @@ impl NodeApiArgs {
     /// Whether a feature gate that is off by default was turned on; the last word counts.
     #[must_use]
     pub fn has_gate(&self, name: &str) -> bool {
-        let of_gate = self.feature_gates.iter().filter_map(|g| g.split_once('=')).filter(|(k, _)| *k == name);
-        of_gate.last().is_some_and(|(_, value)| value.eq_ignore_ascii_case("true"))
+        let mut of_gate =
+            self.feature_gates.iter().filter_map(|g| g.split_once('=')).filter(|(k, _)| *k == name);
+        of_gate.next_back().is_some_and(|(_, value)| value.eq_ignore_ascii_case("true"))
     }
 }
 

@@ -262,12 +262,16 @@ impl Routes {
     }
 
     async fn metrics(&self, path: &str) -> Answer {
-        let State { node, stats, board, node_name, .. } = &*self.state;
+        let State { node, stats, board, node_name, clock, started, .. } = &*self.state;
         match path {
             "/metrics" => board.page(node, node_name).await,
             "/metrics/resource" => stats.resource(node).await,
             "/metrics/cadvisor" => stats.cadvisor(node).await,
-            "/metrics/probes" => board.probes(node).await,
+            "/metrics/probes" => {
+                let up = clock.boot().saturating_sub(*started);
+                let up = jiff::SignedDuration::try_from(up).unwrap_or_default();
+                board.probes(node, clock.wall().checked_sub(up).unwrap_or_default()).await
+            }
             "/metrics/slis" => slis(node).await,
             _ => not_found(),
         }

@@ -324,7 +324,11 @@ pub const KUBELET: &[Row] = &[
         "{memory.available: 100Mi, nodefs.available: 10%, nodefs.inodesFree: 5%, imagefs.available: 15%, imagefs.inodesFree: 5%}",
     )
     .kubelet_flag("eviction-hard")
-    .not_yet(PodSync, Some("{}")),
+    .honoured(
+        &[PodSync],
+        "memory.available and nodefs.available are kept back from allocatable; nothing is evicted yet, of which a warning tells",
+        &["what_hard_eviction_keeps_free_is_not_allocatable"],
+    ),
     Row::new("evictionSoft", THRESHOLDS, "").kubelet_flag("eviction-soft").not_yet(PodSync, None),
     Row::new("evictionSoftGracePeriod", Kind::Map(SIGNALS, &DURATION), "")
         .kubelet_flag("eviction-soft-grace-period")

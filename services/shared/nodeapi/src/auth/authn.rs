@@ -189,5 +189,34 @@ mod tests {
             strip(&mut list);
             prop_assert_eq!(token(&list), None);
         }
+
+        #[test]
+        fn a_token_is_read_as_it_was_sent(sent in "[!-~]{1,200}", scheme in "(?i)bearer", blanks in " {1,3}") {
+            let mut list = HeaderMap::new();
+            list.insert(AUTHORIZATION, format!("{scheme}{blanks}{sent}").parse().unwrap());
+            prop_assert_eq!(token(&list), Some(sent.clone()));
+            let encoded = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(&sent);
+            let mut list = HeaderMap::new();
+            list.append(SEC_WEBSOCKET_PROTOCOL, "v5.channel.k8s.io".parse().unwrap());
+            list.append(SEC_WEBSOCKET_PROTOCOL, format!("{TOKEN_PROTOCOL}{encoded}").parse().unwrap());
+            prop_assert_eq!(token(&list), Some(sent));
+            strip(&mut list);
+            prop_assert_eq!(list, headers(&[("sec-websocket-protocol", "v5.channel.k8s.io")]));
+        }
+
+        /// Any bytes that a header can hold: a token only comes from a bearer, and is a part of what was sent.
+        #[test]
+        fn only_a_bearer_has_a_token(value in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let mut list = HeaderMap::new();
+            if let Ok(sent) = http::HeaderValue::from_bytes(&value) {
+                list.insert(AUTHORIZATION, sent);
+            }
+            if let Some(token) = token(&list) {
+                let sent = String::from_utf8(value).unwrap();
+                let mut words = sent.split_ascii_whitespace();
+                prop_assert!(words.next().is_some_and(|w| w.eq_ignore_ascii_case("bearer")), "{}", sent);
+                prop_assert_eq!(words.next(), Some(token.as_str()));
+            }
+        }
     }
 }

@@ -73,8 +73,8 @@ impl Board {
         with_type(StatusCode::OK, CONTENT_TYPE, out)
     }
 
-    /// The probers' figures alone.
-    pub async fn probes(&self, node: &Node) -> Answer {
+    /// The probers' figures alone, and since when this process serves them.
+    pub async fn probes(&self, node: &Node, started: jiff::Timestamp) -> Answer {
         let seen = self.ask(node).await;
         let parts: Vec<Part<'_>> = seen
             .iter()
@@ -84,9 +84,14 @@ impl Board {
                 Some(Part { service: &source.service, instance: &source.instance, text })
             })
             .collect();
-        let out = merge::only(&merge(&parts), |name| {
-            name.starts_with("prober_") || name == "process_start_time_seconds"
-        });
+        let mut out = merge::only(&merge(&parts), |name| name.starts_with("prober_"));
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            out,
+            "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n\
+             # TYPE process_start_time_seconds gauge\nprocess_start_time_seconds {}",
+            started.as_duration().as_secs_f64()
+        );
         with_type(StatusCode::OK, CONTENT_TYPE, out)
     }
 }

@@ -1,0 +1,141 @@
+//! Facts of the machine that only the Node object tells, and what hard eviction keeps free of it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+
+use crate::decide::qos::ResourceList;
+use crate::decide::quantity::{Format, Quantity};
+
+/// Thresholds that keep something back from pods, and of what.
+const KEPT_BACK: [(&str, &str); 2] =
+    [("memory.available", "memory"), ("nodefs.available", "ephemeral-storage")];
+
+/// Content of the first of some files that says anything, below `root`.
+fn first_of(root: &Path, files: &[&str]) -> String {
+    let read = |file: &&str| std::fs::read_to_string(root.join(file)).ok();
+    // Files of a device tree end with a zero byte.
+    let text = |content: String| content.trim().trim_end_matches('\0').trim().to_owned();
+    files.iter().filter_map(read).map(text).find(|text| !text.is_empty()).unwrap_or_default()
+}
+
+/// The machine's own id; that of its installation where firmware tells none.
+#[must_use]
+pub fn system_uuid(root: &Path) -> String {
+    let files = [
+        "sys/class/dmi/id/product_uuid",
+        "proc/device-tree/system-id",
+        "proc/device-tree/vm,uuid",
+        "etc/machine-id",
+    ];
+    first_of(root, &files)
+}
+
+/// Id of the installation; empty where it has none.
+#[must_use]
+pub fn machine_id(root: &Path) -> String {
+    first_of(root, &["etc/machine-id", "var/lib/dbus/machine-id"])
+}
+
+/// Bytes of huge pages by resource name, for each size that the kernel has, none included.
+#[must_use]
+pub fn huge_pages(dir: &Path, sizes: &[u64]) -> BTreeMap<String, i64> {
+    let of = |size: &u64| {
+        let file = dir.join(format!("hugepages-{}kB/nr_hugepages", size / 1024));
+        let pages = std::fs::read_to_string(file).ok()?.trim().parse::<i64>().ok()?;
+        let size = i64::try_from(*size).ok()?;
+        let name = format!("hugepages-{}", Quantity::from_units(size, Format::Binary));
+        Some((name, pages.saturating_mul(size)))
+    };
+    sizes.iter().filter_map(of).collect()
+}
+
+/// What hard eviction keeps free, by resource.
+///
+/// # Errors
+/// A threshold is neither a quantity nor a percentage.
+pub fn eviction_reserve(
+    thresholds: &[(String, String)],
+    capacity: &BTreeMap<String, ApiQuantity>,
+) -> Result<ResourceList, String> {
+    let mut all = ResourceList::new();
+    for (signal, resource) in KEPT_BACK {
+        let Some((_, threshold)) = thresholds.iter().rfind(|(name, _)| name == signal) else { continue };
+        quintlet_config::kind::threshold(threshold)
+            .map_err(|why| format!("{signal}: {threshold:?} {why}"))?;
+        let amount = match threshold.strip_suffix('%') {
+            Some(percent) => {
+                let whole = capacity.get(resource).map(Quantity::of).unwrap_or_default().value();
+                let percent: f64 =
+                    percent.parse().map_err(|_| format!("{signal}: {threshold:?} is no number"))?;
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_precision_loss,
+                    reason = "far below 2^53 bytes"
+                )]
+                let bytes = (whole as f64 * percent / 100.0) as i64;
+                Quantity::from_units(bytes, Format::Binary)
+            }
+            None => Quantity::parse(threshold).map_err(|e| format!("{signal}: {e}"))?,
+        };
+        all.insert(resource.to_owned(), amount);
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_firmware_has_the_id_of_its_installation() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        assert_eq!((system_uuid(root.path()), machine_id(root.path())), (String::new(), String::new()));
+        write("var/lib/dbus/machine-id", "dbus\n");
+        assert_eq!(machine_id(root.path()), "dbus");
+        write("etc/machine-id", "installed\n");
+        assert_eq!(
+            (system_uuid(root.path()), machine_id(root.path())),
+            ("installed".into(), "installed".into())
+        );
+        write("proc/device-tree/vm,uuid", "tree\0");
+        assert_eq!(system_uuid(root.path()), "tree");
+        write("sys/class/dmi/id/product_uuid", "firmware\n");
+        assert_eq!(system_uuid(root.path()), "firmware");
+    }
+
+    #[test]
+    fn huge_pages_have_a_resource_per_size() {
+        let dir = tempfile::tempdir().unwrap();
+        for (size, pages) in [("2048kB", "3\n"), ("1048576kB", "0\n")] {
+            let size = dir.path().join(format!("hugepages-{size}"));
+            std::fs::create_dir(&size).unwrap();
+            std::fs::write(size.join("nr_hugepages"), pages).unwrap();
+        }
+        let got = huge_pages(dir.path(), &[2 << 20, 1 << 30, 64 << 10]);
+        assert_eq!(got, [("hugepages-1Gi".to_owned(), 0), ("hugepages-2Mi".to_owned(), 6 << 20)].into());
+    }
+
+    #[test]
+    fn a_threshold_is_an_amount_or_a_part_of_the_capacity() {
+        let capacity = [("memory", "1000Ki"), ("ephemeral-storage", "200Ki")]
+            .map(|(k, v)| (k.to_owned(), ApiQuantity(v.into())));
+        let reserve = |pairs: &[(&str, &str)]| {
+            let pairs: Vec<_> = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+            let reserve = eviction_reserve(&pairs, &capacity.clone().into())?;
+            Ok::<_, String>(reserve.into_iter().map(|(k, v)| (k, v.value())).collect::<Vec<_>>())
+        };
+        assert_eq!(reserve(&[]).unwrap(), []);
+        let both = [("memory.available", "100Ki"), ("nodefs.available", "10%"), ("nodefs.inodesFree", "5%")];
+        let want = [("ephemeral-storage".to_owned(), 20 << 10), ("memory".to_owned(), 100 << 10)];
+        assert_eq!(reserve(&both).unwrap(), want);
+        assert_eq!(reserve(&[("memory.available", "2.5%")]).unwrap(), [("memory".to_owned(), 25 << 10)]);
+        assert!(reserve(&[("memory.available", "101%")]).is_err());
+    }
+}
