@@ -167,9 +167,12 @@ async fn run_gives_a_command_s_output_and_says_how_it_failed() {
     );
     assert_eq!(run("nobody/main?cmd=true").await, (StatusCode::NOT_FOUND, "pod does not exist\n".to_owned()));
     assert_eq!(get(&node, "/run/default/shell/main?cmd=true").await.0, StatusCode::METHOD_NOT_ALLOWED);
-    let log = node.log("node-api");
-    let lines = log.lines().filter(|l| l.contains("action=run") && l.contains("user=operator")).count();
-    assert_eq!(lines, 5, "each but the wrong method leaves a line: {log}");
+    until("a line for each but the wrong method", LONG, async || {
+        let log = node.log("node-api");
+        let lines = log.lines().filter(|l| l.contains("action=run") && l.contains("user=operator")).count();
+        if lines == 5 { Ok(()) } else { Err(log) }
+    })
+    .await;
     node.down().await;
 }
 
@@ -238,9 +241,12 @@ async fn nothing_left(node: &Node, why: &str) {
         if ours.is_empty() && theirs.is_empty() { Ok(()) } else { Err((ours, theirs)) }
     })
     .await;
-    let figures = get(node, "/metrics").await.1;
-    let open = figures.lines().find(|l| l.starts_with("quintlet_node_api_upgrades{"));
-    assert!(open.is_some_and(|l| l.ends_with(" 0")), "{why}: {open:?}");
+    until("a count of none", LONG, async || {
+        let figures = get(node, "/metrics").await.1;
+        let open = figures.lines().find(|l| l.starts_with("quintlet_node_api_upgrades{")).map(str::to_owned);
+        if open.as_ref().is_some_and(|l| l.ends_with(" 0")) { Ok(()) } else { Err(open) }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -22,6 +22,13 @@ async fn wait_open(api: &Api, want: usize) {
     }
 }
 
+/// Sends a header a byte at a time, until nobody takes it.
+async fn drip(to: &mut (impl tokio::io::AsyncWrite + Unpin)) {
+    while to.write_all(b"a").await.is_ok() && to.flush().await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_says_nothing_or_speaks_too_slowly_is_hung_up_on() {
     let limits = Limits {
@@ -37,12 +44,16 @@ async fn who_says_nothing_or_speaks_too_slowly_is_hung_up_on() {
     // A header, a byte at a time.
     let mut slow = api.tls(None).await;
     slow.write_all(b"GET /healthz HTTP/1.1\r\nx: ").await.unwrap();
-    let dripping = async {
-        while slow.write_all(b"a").await.is_ok() && slow.flush().await.is_ok() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    timeout(PATIENCE, dripping).await.expect("the slow header is taken for ever");
+    timeout(PATIENCE, drip(&mut slow)).await.expect("the slow header is taken for ever");
+    // The same after a request that was answered.
+    let mut second = api.tls(None).await;
+    second.write_all(b"GET /healthz HTTP/1.1\r\nhost: n\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\nok") {
+        answer.push(timeout(PATIENCE, second.read_u8()).await.expect("an answer").unwrap());
+    }
+    second.write_all(b"GET /healthz HTTP/1.1\r\nx: ").await.unwrap();
+    timeout(PATIENCE, drip(&mut second)).await.expect("a slow second header is taken for ever");
     let mut rest = Vec::new();
     let _ = timeout(PATIENCE, silent.read_to_end(&mut rest)).await.expect("the silent client is kept");
     let _ = timeout(PATIENCE, idle.read_to_end(&mut rest)).await.expect("the idle client is kept");
