@@ -5,10 +5,12 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::{ArgAction, Parser};
 use quintlet_config::ConfigArgs;
 use quintlet_kit::args::CommonArgs;
 
+use crate::decide::image_access::{Allowlist, VerificationPolicy};
 use crate::decide::image_gc::Policy;
 use crate::pulls::PullSettings;
 
@@ -165,6 +167,13 @@ pub struct PullArgs {
     /// Pulls begun at once, where a rate is set. Default: 10.
     #[arg(long, value_name = "PULLS")]
     pub registry_burst: Option<u32>,
+    /// Which images that are there already may be used only by pods with credentials for them, or after another pull.
+    #[arg(long, value_enum, default_value = "NeverVerifyPreloadedImages", value_name = "POLICY")]
+    pub image_pull_credentials_verification_policy: Verification,
+    /// Image for which NeverVerifyAllowlistedImages asks for no credentials: its name with the registry and without tag, or
+    /// `registry/path/*`; may be given more than once.
+    #[arg(long, value_delimiter = ',', value_name = "IMAGE")]
+    pub preloaded_images_verification_allowlist: Vec<String>,
     /// Which exec credential providers are asked for which images (CredentialProviderConfig).
     #[arg(long = "image-credential-provider-config", value_name = "FILE", requires = "provider_bin_dir")]
     pub provider_config: Option<PathBuf>,
@@ -173,7 +182,44 @@ pub struct PullArgs {
     pub provider_bin_dir: Option<PathBuf>,
 }
 
+/// `imagePullCredentialsVerificationPolicy`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub enum Verification {
+    /// None.
+    NeverVerify,
+    /// Those that were pulled by pod-sync.
+    #[default]
+    NeverVerifyPreloadedImages,
+    /// All but those on the list.
+    NeverVerifyAllowlistedImages,
+    /// All.
+    AlwaysVerify,
+}
+
 impl PullArgs {
+    /// Which images are verified.
+    ///
+    /// # Errors
+    /// An entry of the list is malformed, or there is a list that no policy reads.
+    pub fn verification(&self) -> anyhow::Result<VerificationPolicy> {
+        let list = &self.preloaded_images_verification_allowlist;
+        let listed = self.image_pull_credentials_verification_policy == Verification::NeverVerifyAllowlistedImages;
+        anyhow::ensure!(
+            listed || list.is_empty(),
+            "preloadedImagesVerificationAllowlist: needs imagePullCredentialsVerificationPolicy NeverVerifyAllowlistedImages"
+        );
+        Ok(match self.image_pull_credentials_verification_policy {
+            Verification::NeverVerify => VerificationPolicy::NeverVerify,
+            Verification::NeverVerifyPreloadedImages => VerificationPolicy::NeverVerifyPreloadedImages,
+            Verification::NeverVerifyAllowlistedImages => {
+                let list = Allowlist::parse(list).context("preloadedImagesVerificationAllowlist")?;
+                VerificationPolicy::NeverVerifyAllowlistedImages(list)
+            }
+            Verification::AlwaysVerify => VerificationPolicy::AlwaysVerify,
+        })
+    }
+
     /// The settings of the lanes.
     #[must_use]
     pub fn settings(&self) -> PullSettings {

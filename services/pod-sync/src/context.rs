@@ -28,6 +28,7 @@ use crate::decide::admission::Rejection;
 use crate::decide::backoff::Delays;
 use crate::decide::status::NodeFacts;
 use crate::fleet::Fleet;
+use crate::pull_records::PullRecords;
 use crate::pulls::PullLanes;
 use crate::source::{Problem, SourceKind};
 use crate::state::StateDir;
@@ -105,6 +106,8 @@ pub struct Context {
     pub views: Views,
     /// Directory of links to containers' logs.
     pub container_logs_dir: Option<PathBuf>,
+    /// Which images were pulled here, and who may use them.
+    pub pull_records: PullRecords,
     /// Pulls in flight, per registry and in all.
     pub pulls: PullLanes,
     /// Ranges of ids of pods with a user namespace.

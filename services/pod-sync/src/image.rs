@@ -1,4 +1,4 @@
-//! Having an image before a container starts (pod-sync.md §7.1-§7.4).
+//! Having an image before a container starts (pod-sync.md §7.1-§7.4, §7.6).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +10,13 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use crate::clients::events::EventType;
 use crate::clients::runtime::CallError;
 use crate::context::Context;
+use crate::credentials::keyring::Credential;
+use crate::credentials::{BadSecret, Presented};
 use crate::decide::backoff::{Delays, PullBackoff, Turn};
 use crate::decide::container_status::WaitingReason;
+use crate::decide::image_access::Openers;
 use crate::decide::waiting::StartFailure;
+use crate::pull_records::{Access, Begun};
 
 /// What a runtime may put before its text, with the reason it stands for.
 const SPECIAL: [(StartFailure, &str); 2] = [
@@ -102,11 +106,13 @@ pub async fn ensure(ctx: &Context, wanted: Wanted<'_>, backoff: &mut PullBackoff
     if wanted.policy != "Always" {
         match ctx.runtime.image_status(spec.clone()).await {
             Ok(Some(found)) => {
-                let text = format!(
-                    "Container image {name:?} already present on machine and can be accessed by the pod"
-                );
-                wanted.event(ctx, EventType::Normal, "Pulled", &text);
-                return Ok(Ready { image_ref: found.id.clone(), image: Some(found) });
+                if may_use(ctx, wanted, &image, &found.id).await {
+                    let text = format!(
+                        "Container image {name:?} already present on machine and can be accessed by the pod"
+                    );
+                    wanted.event(ctx, EventType::Normal, "Pulled", &text);
+                    return Ok(Ready { image_ref: found.id.clone(), image: Some(found) });
+                }
             }
             Ok(None) => {}
             Err(e) if e.is_verdict() => {
@@ -116,6 +122,7 @@ pub async fn ensure(ctx: &Context, wanted: Wanted<'_>, backoff: &mut PullBackoff
             }
             Err(e) => return Err(NoImage::Interrupted(e)),
         }
+        // The same words where the pod may not use it: nobody is to learn what others have on the node.
         if wanted.policy == "Never" {
             let text = format!("Container image {name:?} is not present with pull policy of Never");
             wanted.event(ctx, EventType::Warning, "ErrImageNeverPull", &text);
@@ -145,13 +152,15 @@ async fn pull(
         try_all(ctx, wanted, &spec).await
     };
     match ctx.pulls.run(&image, lane).await {
-        Ok(image_ref) => {
+        Ok(Pulled { image_ref, openers, begun }) => {
             let found = ctx
                 .runtime
                 .image_status(cri::ImageSpec { image: image_ref.clone(), ..spec })
                 .await
                 .ok()
                 .flatten();
+            // Under the name that a later look finds it by.
+            begun.pulled(found.as_ref().map_or(&image_ref, |i| &i.id), openers);
             let ms = |d: Duration| {
                 let whole = u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
                 crate::decide::backoff::go_duration(Duration::from_millis(whole))
@@ -192,36 +201,73 @@ async fn pull(
     }
 }
 
+struct Pulled<'a> {
+    image_ref: String,
+    // Who may use it from now on.
+    openers: Openers,
+    begun: Begun<'a>,
+}
+
+// Whether the pod may use an image that is there (pod-sync.md §7.6).
+async fn may_use(ctx: &Context, wanted: Wanted<'_>, image: &str, id: &str) -> bool {
+    match ctx.pull_records.access(image, id) {
+        Access::Free => return true,
+        Access::Pull => return false,
+        Access::Ask => {}
+    }
+    // With secrets that cannot be read the pull fails, and says so.
+    let Ok(presented) = credentials(ctx, wanted, image).await else { return false };
+    let (mut secrets, mut accounts) = (Vec::new(), Vec::new());
+    for one in presented {
+        let openers = one.owner.opens();
+        secrets.extend(openers.kubernetes_secrets);
+        accounts.extend(openers.kubernetes_service_accounts);
+    }
+    ctx.pull_records.answer(image, id, &secrets, &accounts)
+}
+
+async fn credentials(ctx: &Context, wanted: Wanted<'_>, image: &str) -> Result<Vec<Presented>, BadSecret> {
+    let account = ctx.credentials.account(image, wanted.pod, ctx.tokens.as_deref(), ctx.clock.wall()).await;
+    ctx.credentials.of(image, wanted.secrets, account.as_ref(), ctx.clock.boot()).await
+}
+
 enum NotPulled {
     Failed(String),
     Interrupted(CallError),
 }
 
 // Each credential in its order, until one is taken. Without any the pull is anonymous; after one it never is.
-async fn try_all(ctx: &Context, wanted: Wanted<'_>, spec: &cri::ImageSpec) -> Result<String, NotPulled> {
+async fn try_all<'a>(
+    ctx: &'a Context,
+    wanted: Wanted<'_>,
+    spec: &cri::ImageSpec,
+) -> Result<Pulled<'a>, NotPulled> {
     if !ctx.pulls.may_begin(ctx.clock.boot()) {
         return Err(NotPulled::Failed("pull QPS exceeded".to_owned()));
     }
-    let account =
-        ctx.credentials.account(&spec.image, wanted.pod, ctx.tokens.as_deref(), ctx.clock.wall()).await;
-    let credentials = ctx
-        .credentials
-        .of(&spec.image, wanted.secrets, account.as_ref(), ctx.clock.boot())
+    let presented = credentials(ctx, wanted, &spec.image)
         .await
         .map_err(|e| NotPulled::Failed(quintlet_kit::error_chain(&e)))?;
-    let mut auths: Vec<Option<cri::AuthConfig>> = credentials
-        .into_iter()
-        .map(|c| {
-            Some(cri::AuthConfig { username: c.username, password: c.password, ..cri::AuthConfig::default() })
-        })
-        .collect();
-    if auths.is_empty() {
-        auths.push(None);
+    let mut tries: Vec<(Option<Credential>, Openers)> = Vec::new();
+    for Presented { credential, owner } in presented {
+        if !tries.iter().any(|(tried, _)| tried.as_ref() == Some(&credential)) {
+            tries.push((Some(credential), owner.opens()));
+        }
     }
+    if tries.is_empty() {
+        tries.push((None, Openers::everybody()));
+    }
+    let begun = ctx.pull_records.begin(&spec.image);
+    let begun = begun.map_err(|e| NotPulled::Failed(format!("failed to record image pull intent: {e}")))?;
     let mut errors: Vec<String> = Vec::new();
-    for auth in auths {
+    for (credential, openers) in tries {
+        let auth = credential.map(|c| cri::AuthConfig {
+            username: c.username,
+            password: c.password,
+            ..cri::AuthConfig::default()
+        });
         match ctx.runtime.pull_image(spec.clone(), auth, wanted.sandbox_config.clone()).await {
-            Ok(image_ref) => return Ok(image_ref),
+            Ok(image_ref) => return Ok(Pulled { image_ref, openers, begun }),
             Err(e) if e.is_verdict() => {
                 if !errors.contains(&e.message) {
                     errors.push(e.message);
@@ -230,6 +276,7 @@ async fn try_all(ctx: &Context, wanted: Wanted<'_>, spec: &cri::ImageSpec) -> Re
             Err(e) => return Err(NotPulled::Interrupted(e)),
         }
     }
+    begun.failed();
     Err(NotPulled::Failed(match &mut errors[..] {
         [one] => std::mem::take(one),
         many => format!("[{}]", many.join(", ")),

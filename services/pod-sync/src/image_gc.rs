@@ -64,6 +64,7 @@ impl From<CallError> for Failure {
 
 async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), Failure> {
     // Before the list: one that is used from now on was first seen just now, and too young.
+    let began = ctx.clock.boot();
     let in_use = in_use(ctx).await?;
     let mut listed = ctx.runtime.images().await?;
     let now = ctx.clock.boot();
@@ -74,6 +75,7 @@ async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), 
     let gone: BTreeSet<String> =
         images.too_old(&listed, &in_use, policy, now).into_iter().map(|i| i.id.clone()).collect();
     listed.retain(|i| !gone.contains(&i.id));
+    let mut there: BTreeSet<String> = listed.iter().map(|i| i.id.clone()).collect();
     for mountpoint in ctx.runtime.image_mountpoints().await? {
         let disk = nix::sys::statvfs::statvfs(mountpoint.as_str())
             .map(|s| Disk {
@@ -94,7 +96,10 @@ async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), 
                 break;
             }
             match remove(&ctx.runtime, image, "its room is needed").await {
-                Ok(()) => freed += image.size,
+                Ok(()) => {
+                    freed += image.size;
+                    there.remove(&image.id);
+                }
                 Err(Failure::Failed(why)) => tracing::info!(image = image.id, why, "image not removed"),
                 Err(cut @ Failure::Unavailable(_)) => return Err(cut),
             }
@@ -106,10 +111,27 @@ async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), 
                 human(disk.capacity),
             );
             ctx.events.node(&ctx.node.node_name, EventType::Warning, "FreeDiskSpaceFailed", &text);
+            ctx.pull_records.prune(&there, began);
             return Err(Failure::Failed(text));
         }
     }
+    ctx.pull_records.prune(&there, began);
     Ok(())
+}
+
+/// Finds out, once the runtime answers, what became of pulls that an earlier run began.
+pub async fn recover_pulls(ctx: Arc<Context>, stop: CancellationToken) {
+    while ctx.pull_records.has_left_intents() {
+        match ctx.runtime.images().await {
+            Ok(images) => return ctx.pull_records.recover(&images),
+            Err(error) => tracing::debug!(%error, "images not looked at"),
+        }
+        // Cutting the sleep only ends the loop.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(FIRST) => {}
+        }
+    }
 }
 
 async fn remove(runtime: &Runtime, image: &Image, why: &str) -> Result<(), Failure> {

@@ -27,6 +27,7 @@ pub mod mirror;
 pub mod node;
 pub mod owner;
 mod process;
+pub mod pull_records;
 pub mod pulls;
 mod resizes;
 pub mod serve;
@@ -66,6 +67,7 @@ use crate::credentials::Credentials;
 use crate::credentials::node_files::{NodeFiles, Places};
 use crate::credentials::plugins::Plugins;
 use crate::decide::backoff::Delays;
+use crate::pull_records::PullRecords;
 use crate::pulls::PullLanes;
 use crate::settings::settings;
 use crate::source::SourceKind;
@@ -153,6 +155,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         sync_frequency: args.sync_frequency,
         fleet: fleet::Fleet::new(args.sync_frequency, clock.clone(), Arc::clone(&wakes)),
         views: Views::default(),
+        pull_records: PullRecords::open(&args.root_dir, args.pulls.verification()?, clock.clone())
+            .context("records of image pulls")?,
         pulls: PullLanes::new(args.pulls.settings())?,
         credentials: credentials(&args, &clock)?,
         user_namespaces: UserNamespaces::new(&args.root_dir, Pool::of_host(settings.max_pods)?),
@@ -175,6 +179,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     tasks.spawn("pleg-follow", Arc::clone(&pleg).follow(stop.clone()));
     tasks.spawn("probes", Arc::clone(&probes).run(stop.clone()));
     tasks.spawn("statuses", Arc::clone(&statuses).run(stop.clone()));
+    tasks.spawn("pull-intents", image_gc::recover_pulls(Arc::clone(&ctx), stop.clone()));
     tasks.spawn("image-gc", image_gc::run(Arc::clone(&ctx), args.images.policy(), stop.clone()));
     tasks.spawn("unhealthy", unhealthy_events(Arc::clone(&ctx), unhealthy, stop.clone()));
     if let Some(client) = &client {

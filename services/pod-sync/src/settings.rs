@@ -99,6 +99,7 @@ mod tests {
     use crate::build::testing::pod_of;
     use crate::context::RuntimeState;
     use crate::decide::admission::Verdict;
+    use crate::decide::image_access::{Allowlist, VerificationPolicy};
     use crate::node::{NodeAdmission, RESERVABLE};
     use crate::source::api::ClusterView;
     use crate::table::Admission as _;
@@ -213,6 +214,25 @@ mod tests {
         assert_eq!((policy.high, policy.low), (70, 50), "a flag wins");
         let minutes = [policy.min_age, policy.max_age].map(|age| age.as_secs() / 60);
         assert_eq!(minutes, [3, 240]);
+        let verified = |file: &str| args(file, &[]).pulls.verification();
+        let policy = "imagePullCredentialsVerificationPolicy";
+        for (file, want) in [
+            (String::new(), VerificationPolicy::NeverVerifyPreloadedImages),
+            (format!("{policy}: NeverVerify\n"), VerificationPolicy::NeverVerify),
+            (format!("{policy}: AlwaysVerify\n"), VerificationPolicy::AlwaysVerify),
+            (
+                format!(
+                    "{policy}: NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: [r.test/a, r.test/b/*]\n"
+                ),
+                VerificationPolicy::NeverVerifyAllowlistedImages(
+                    Allowlist::parse(&["r.test/a".to_owned(), "r.test/b/*".to_owned()]).unwrap(),
+                ),
+            ),
+        ] {
+            assert_eq!(verified(&file).unwrap(), want, "{file}");
+        }
+        let error = verified("preloadedImagesVerificationAllowlist: [r.test/a]\n").unwrap_err().to_string();
+        assert!(error.contains("needs imagePullCredentialsVerificationPolicy"), "{error}");
         let pulls = args(file, &[]).pulls.settings();
         assert_eq!(
             (pulls.serialize, pulls.max_parallel, pulls.qps, pulls.burst),

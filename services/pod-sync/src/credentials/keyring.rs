@@ -6,6 +6,7 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use serde::Deserialize;
+use sha2::Digest as _;
 
 /// Registry of images without one.
 const DEFAULT_REGISTRY: &str = "docker.io";
@@ -19,6 +20,20 @@ pub struct Credential {
     pub username: String,
     /// Password or token.
     pub password: String,
+}
+
+impl Credential {
+    /// SHA-256, hex, of what is presented, as the kubelet's records have it (pkg/credentialprovider/keyring.go).
+    #[must_use]
+    pub fn hash(&self) -> String {
+        let text = |t: &str| serde_json::Value::from(t).to_string();
+        // Go leaves out what is empty.
+        let fields = [("username", &self.username), ("password", &self.password)];
+        let fields = fields.into_iter().filter(|(_, value)| !value.is_empty());
+        let fields: Vec<_> = fields.map(|(name, value)| format!("{}:{}", text(name), text(value))).collect();
+        let json = format!("{{{}}}", fields.join(","));
+        hex::encode(sha2::Sha256::digest(quintlet_model::hash::escape_as_go(&json)))
+    }
 }
 
 impl fmt::Debug for Credential {
@@ -69,7 +84,7 @@ struct WireFile {
 }
 
 /// Credentials by the keys they were written under.
-pub type Entries = Vec<(String, Credential)>;
+pub type Entries<T = Credential> = Vec<(String, T)>;
 
 /// Reads `.dockerconfigjson` or `config.json`: entries below `auths`.
 ///
@@ -106,18 +121,18 @@ fn decode(auth: &str) -> Option<Credential> {
     Some(Credential { username: username.to_owned(), password: password.to_owned() })
 }
 
-/// Credentials of one origin, looked up by image.
+/// Credentials, or what else is kept under such keys, looked up by image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Keyring {
+pub struct Keyring<T = Credential> {
     // The more specific key first.
-    by_key: Vec<(String, Vec<Credential>)>,
+    by_key: Vec<(String, Vec<T>)>,
 }
 
-impl Keyring {
+impl<T: Clone> Keyring<T> {
     /// Of these entries.
     #[must_use]
-    pub fn new(entries: Entries) -> Self {
-        let mut by_key: BTreeMap<String, Vec<Credential>> = BTreeMap::new();
+    pub fn new(entries: Entries<T>) -> Self {
+        let mut by_key: BTreeMap<String, Vec<T>> = BTreeMap::new();
         for (key, credential) in entries {
             by_key.entry(normal_key(&key)).or_default().push(credential);
         }
@@ -126,8 +141,8 @@ impl Keyring {
 
     /// Every credential that may be for `repository` (see [`repository`]), best first.
     #[must_use]
-    pub fn lookup(&self, repository: &str) -> Vec<Credential> {
-        let matching: Vec<Credential> = self
+    pub fn lookup(&self, repository: &str) -> Vec<T> {
+        let matching: Vec<T> = self
             .by_key
             .iter()
             .filter(|(key, _)| matches(key, repository))
@@ -248,6 +263,16 @@ mod tests {
 
     fn names(keyring: &Keyring, image: &str) -> Vec<String> {
         keyring.lookup(&repository(image)).into_iter().map(|c| c.username).collect()
+    }
+
+    #[test]
+    fn a_credential_has_the_hash_of_the_kubelets_json() {
+        // printf '{"username":"u\\u0026","password":"p"}' | sha256sum
+        let of = |username: &str, password: &str| {
+            Credential { username: username.to_owned(), password: password.to_owned() }.hash()
+        };
+        assert_eq!(of("u&", "p"), "c0e27c8a013d89c8959efe636a9f867b000615e1a76f39b4bc83f3d7b9b30f2e");
+        assert_eq!(of("u", ""), "a67095390396c5936dbf649847f03cd8fe40afea9cb9488eaff8699dc6b53dcb");
     }
 
     #[test]

@@ -7,12 +7,14 @@ pub mod plugins;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use quintlet_model::pod as pods;
 
 use self::keyring::{Credential, Keyring, Malformed, parse_config_json, parse_dockercfg};
 use self::node_files::NodeFiles;
 use self::plugins::{Account, Plugins};
+use crate::decide::image_access::{AccountUsed, Openers, SecretUsed};
 use crate::volumes::token::{TokenCache, TokenKey, TokenSource};
 
 /// Life of a token for a plugin, seconds: what the API server gives where nothing is asked for.
@@ -65,6 +67,11 @@ impl Credentials {
             Ok(token) => Some(Account {
                 key: format!("{}/{}", key.namespace, key.service_account),
                 token: token.token.clone(),
+                account: AccountUsed {
+                    uid: account_uid(&token.token).unwrap_or_default(),
+                    namespace: key.namespace,
+                    name: key.service_account,
+                },
             }),
             Err(why) => {
                 tracing::warn!(
@@ -77,7 +84,7 @@ impl Credentials {
         }
     }
 
-    /// What to present for an image, best first, nothing twice. `now` is boottime.
+    /// What to present for an image, best first. `now` is boottime.
     ///
     /// # Errors
     /// A secret of the pod is malformed.
@@ -87,29 +94,74 @@ impl Credentials {
         secrets: &[Arc<Secret>],
         account: Option<&Account>,
         now: Duration,
-    ) -> Result<Vec<Credential>, BadSecret> {
+    ) -> Result<Vec<Presented>, BadSecret> {
         let repository = keyring::repository(image);
         let mut all = of_secrets(secrets)?.lookup(&repository);
         let files = Arc::clone(&self.files);
         let read = tokio::task::spawn_blocking(move || files.keyring(now)).await;
         if let Ok(node) = read {
-            all.extend(node.lookup(&repository));
+            let of_node = |credential| Presented { credential, owner: Owner::Node };
+            all.extend(node.lookup(&repository).into_iter().map(of_node));
         }
         if let Some(plugins) = &self.plugins {
-            all.extend(plugins.lookup(image, &repository, account).await);
-        }
-        let mut out: Vec<Credential> = Vec::new();
-        for credential in all {
-            if !out.contains(&credential) {
-                out.push(credential);
+            for (credential, by_account) in plugins.lookup(image, &repository, account).await {
+                let owner = match account.filter(|_| by_account) {
+                    Some(account) => Owner::Account(account.account.clone()),
+                    None => Owner::Node,
+                };
+                all.push(Presented { credential, owner });
             }
         }
-        Ok(out)
+        Ok(all)
     }
 }
 
+/// A credential, and whose it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Presented {
+    /// What is presented.
+    pub credential: Credential,
+    /// Whose it is.
+    pub owner: Owner,
+}
+
+/// Whose a credential is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Owner {
+    /// The node's: its files, and plugins that were not asked for an account.
+    Node,
+    /// A pull secret of the pod.
+    Secret(SecretUsed),
+    /// The pod's service account.
+    Account(AccountUsed),
+}
+
+impl Owner {
+    /// Who may use an image that this credential opened.
+    #[must_use]
+    pub fn opens(self) -> Openers {
+        match self {
+            Self::Secret(secret) => Openers { kubernetes_secrets: vec![secret], ..Openers::default() },
+            // An account that cannot be told from one recreated under its name opens it for this pull alone.
+            Self::Account(account) if account.uid.is_empty() => Openers::default(),
+            Self::Account(account) => {
+                Openers { kubernetes_service_accounts: vec![account], ..Openers::default() }
+            }
+            Self::Node => Openers::everybody(),
+        }
+    }
+}
+
+// The UID stands in the token, which the API server itself sent: its signature is for others.
+fn account_uid(token: &str) -> Option<String> {
+    let claims = token.split('.').nth(1)?;
+    let bytes = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(claims).ok()?;
+    let claims: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
+    Some(claims["kubernetes.io"]["serviceaccount"]["uid"].as_str()?.to_owned())
+}
+
 /// Credentials in the pod's pull secrets. Secrets of other types have none.
-fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring, BadSecret> {
+fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring<Presented>, BadSecret> {
     let mut entries = Vec::new();
     for secret in secrets {
         let data = |key: &str| secret.data.as_ref().and_then(|d| d.get(key)).map(|b| b.0.as_slice());
@@ -119,7 +171,15 @@ fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring, BadSecret> {
             Some(_) | None => None,
         };
         match parsed {
-            Some(Ok(found)) => entries.extend(found),
+            Some(Ok(found)) => entries.extend(found.into_iter().map(|(key, credential)| {
+                let used = SecretUsed {
+                    uid: secret.metadata.uid.clone().unwrap_or_default(),
+                    namespace: secret.metadata.namespace.clone().unwrap_or_default(),
+                    name: secret.metadata.name.clone().unwrap_or_default(),
+                    credential_hash: credential.hash(),
+                };
+                (key, Presented { credential, owner: Owner::Secret(used) })
+            })),
             Some(Err(problem)) => {
                 return Err(BadSecret { name: secret.metadata.name.clone().unwrap_or_default(), problem });
             }
@@ -142,8 +202,20 @@ mod tests {
         Arc::new(secret)
     }
 
+    #[test]
+    fn an_account_is_known_by_the_uid_in_its_token() {
+        let encode = |t: &str| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(t);
+        let claims = encode(r#"{"kubernetes.io": {"serviceaccount": {"name": "sa", "uid": "u-1"}}}"#);
+        assert_eq!(account_uid(&format!("{}.{claims}.sig", encode("{}"))).as_deref(), Some("u-1"));
+        for other in ["opaque", "a.b.c", &format!("x.{}.y", encode("{}"))] {
+            assert_eq!(account_uid(other), None, "{other}");
+        }
+        let unknown = AccountUsed { name: "sa".to_owned(), ..AccountUsed::default() };
+        assert_eq!(Owner::Account(unknown).opens(), Openers::default());
+    }
+
     #[tokio::test]
-    async fn the_pods_secrets_come_before_the_nodes_files_and_nothing_twice() {
+    async fn the_pods_secrets_come_before_the_nodes_files() {
         let dir = tempfile::tempdir().unwrap();
         let entry = |user: &str| format!(r#"{{"r.test": {{"username": "{user}", "password": "p"}}}}"#);
         std::fs::write(dir.path().join(".dockercfg"), entry("node")).unwrap();
@@ -162,12 +234,12 @@ mod tests {
                 ],
                 vec!["a", "b", "node"],
             ),
-            (vec![secret(json, ".dockerconfigjson", &auths("node"))], vec!["node"]),
+            (vec![secret(json, ".dockerconfigjson", &auths("node"))], vec!["node", "node"]),
             (vec![secret("Opaque", ".dockerconfigjson", &auths("a"))], vec!["node"]),
             (vec![secret(json, "other", &auths("a"))], vec!["node"]),
         ] {
             let got = credentials.of("r.test/app:1", &secrets, None, Duration::ZERO).await.unwrap();
-            assert_eq!(got.into_iter().map(|c| c.username).collect::<Vec<_>>(), want);
+            assert_eq!(got.into_iter().map(|p| p.credential.username).collect::<Vec<_>>(), want);
         }
         assert!(credentials.of("other.test/app", &[], None, Duration::ZERO).await.unwrap().is_empty());
         let bad = [secret(json, ".dockerconfigjson", "{")];

@@ -14,6 +14,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::Mutex;
 
 use super::keyring::{self, Credential, Keyring};
+use crate::decide::image_access::AccountUsed;
 
 /// A plugin gets this long (pkg/credentialprovider/plugin).
 const LIMIT: Duration = Duration::from_secs(60);
@@ -78,6 +79,8 @@ pub struct Account {
     pub key: String,
     /// The token.
     pub token: String,
+    /// Which account it is.
+    pub account: AccountUsed,
 }
 
 #[derive(Debug)]
@@ -150,12 +153,21 @@ impl Plugins {
         wanted.map(|t| t.service_account_token_audience.as_str())
     }
 
-    /// Credentials of all plugins for a repository. A plugin that fails is logged and gives none.
-    pub async fn lookup(&self, image: &str, repository: &str, account: Option<&Account>) -> Vec<Credential> {
+    /// Credentials of all plugins for a repository, each with whether it was given for the account's token. A plugin that
+    /// fails is logged and gives none.
+    pub async fn lookup(
+        &self,
+        image: &str,
+        repository: &str,
+        account: Option<&Account>,
+    ) -> Vec<(Credential, bool)> {
         let mut out = Vec::new();
         for plugin in self.plugins.iter().filter(|p| p.is_for(repository)) {
+            let by_account = account.is_some() && plugin.config.token_attributes.is_some();
             match self.ask(plugin, image, repository, account).await {
-                Ok(Some(keyring)) => out.extend(keyring.lookup(repository)),
+                Ok(Some(keyring)) => {
+                    out.extend(keyring.lookup(repository).into_iter().map(|c| (c, by_account)));
+                }
                 Ok(None) => {}
                 Err(why) => {
                     tracing::warn!(
@@ -365,7 +377,7 @@ END"#
 
     async fn lookup(plugins: &Plugins, image: &str) -> Vec<(String, String)> {
         let found = plugins.lookup(image, &keyring::repository(image), None).await;
-        found.into_iter().map(|c| (c.username, c.password)).collect()
+        found.into_iter().map(|(c, _)| (c.username, c.password)).collect()
     }
 
     #[tokio::test]
@@ -437,7 +449,11 @@ END"#
         assert_eq!(plugins.audience("a.test/x"), Some("registry"));
         assert_eq!(plugins.audience("a.example/x"), None);
         let ask = async |who: Option<&str>| {
-            let account = who.map(|w| Account { key: w.to_owned(), token: format!("token of {w}") });
+            let account = who.map(|w| Account {
+                key: w.to_owned(),
+                token: format!("token of {w}"),
+                account: AccountUsed::default(),
+            });
             plugins.lookup("a.test/x", "a.test/x", account.as_ref()).await.len()
         };
         assert_eq!(ask(None).await, 1, "without an account only the other answers");

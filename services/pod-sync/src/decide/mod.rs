@@ -22,6 +22,7 @@ pub mod conditions;
 pub mod container_status;
 pub mod gc;
 pub mod grace;
+pub mod image_access;
 pub mod image_gc;
 pub mod merge;
 pub mod phase;

@@ -12,6 +12,7 @@ mod features;
 mod foreign;
 mod hangs;
 mod hooks;
+mod image_access;
 mod images;
 mod lifecycle;
 mod random;

@@ -529,8 +529,19 @@ pub const KUBELET: &[Row] = &[
         ]),
         "NeverVerifyPreloadedImages",
     )
-    .not_yet(PodSync, Some("NeverVerify")),
-    Row::new("preloadedImagesVerificationAllowlist", TEXTS, "").not_yet(PodSync, None),
+    .own_flag("image-pull-credentials-verification-policy")
+    .honoured(
+        &[PodSync],
+        "which images that are there already are used only with credentials that opened them, or after another pull",
+        &["fields_of_images_arrive", "an_image_is_for_those_whose_credentials_opened_it"],
+    ),
+    Row::new("preloadedImagesVerificationAllowlist", TEXTS, "")
+        .own_flag("preloaded-images-verification-allowlist")
+        .honoured(
+            &[PodSync],
+            "images that NeverVerifyAllowlistedImages lets every pod use",
+            &["fields_of_images_arrive", "an_image_is_for_those_whose_credentials_opened_it"],
+        ),
     Row::new("userNamespaces.idsPerPod", Kind::Int(65536, u32::MAX as i64), "65536").not_yet(PodSync, None),
     Row::new("podsPerCore", COUNT, "0").kubelet_flag("pods-per-core").honoured(
         &[PodSync],

@@ -1,0 +1,368 @@
+//! Whether a pod may use an image that is already there (pod-sync.md §7.6).
+//!
+//! An image that was pulled with somebody's credentials is not everybody's: whoever wants it shows credentials that opened
+//! it before, or pulls it again.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Records grow by credentials that were only recognised up to this many: namespaces come and go (pullmanager).
+const MOST_LEARNT: usize = 100;
+
+/// Which images are verified (`imagePullCredentialsVerificationPolicy`).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum VerificationPolicy {
+    /// None.
+    NeverVerify,
+    /// Those that were pulled here, not those that were on the node before.
+    #[default]
+    NeverVerifyPreloadedImages,
+    /// All but those that match.
+    NeverVerifyAllowlistedImages(Allowlist),
+    /// All.
+    AlwaysVerify,
+}
+
+impl VerificationPolicy {
+    /// Whether access to an image of this repository is verified. `pulled_here` means that there is a record of a pull.
+    #[must_use]
+    pub fn verifies(&self, repository: &str, pulled_here: bool) -> bool {
+        match self {
+            Self::NeverVerify => false,
+            Self::NeverVerifyPreloadedImages => pulled_here,
+            Self::NeverVerifyAllowlistedImages(list) => !list.has(repository),
+            Self::AlwaysVerify => true,
+        }
+    }
+}
+
+/// Images that are never verified (`preloadedImagesVerificationAllowlist`).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Allowlist {
+    names: Vec<String>,
+    // With the slash at their end.
+    prefixes: Vec<String>,
+}
+
+/// An entry of the allowlist is neither a whole name nor `prefix/*`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{pattern:?} {problem}")]
+pub struct BadPattern {
+    pattern: String,
+    problem: &'static str,
+}
+
+impl Allowlist {
+    /// Of these patterns: names with their registry, without tag and digest, or prefixes that end in `/*`.
+    ///
+    /// # Errors
+    /// One is neither.
+    pub fn parse(patterns: &[String]) -> Result<Self, BadPattern> {
+        let mut list = Self::default();
+        for pattern in patterns {
+            let bad = |problem| Err(BadPattern { pattern: pattern.clone(), problem });
+            let prefix = pattern.strip_suffix('*').filter(|p| p.ends_with('/'));
+            match (pattern.as_str(), prefix) {
+                (p, _) if p.trim() != p => return bad("has spaces around it"),
+                (_, Some("/")) => return bad("names no registry"),
+                (_, Some(prefix)) if prefix.contains('*') => return bad("has a * before its end"),
+                (_, Some(prefix)) => list.prefixes.push(prefix.to_owned()),
+                ("", None) => return bad("is empty"),
+                (p, None) if p.contains('*') => return bad("is a pattern that does not end in /*"),
+                (p, None) if crate::credentials::keyring::repository(p) != p => {
+                    return bad("is not the whole name of an image: its registry, no tag, no digest");
+                }
+                (p, None) => list.names.push(p.to_owned()),
+            }
+        }
+        Ok(list)
+    }
+
+    fn has(&self, repository: &str) -> bool {
+        self.names.iter().any(|n| n == repository) || self.prefixes.iter().any(|p| repository.starts_with(p))
+    }
+}
+
+/// A pull secret that opened an image.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SecretUsed {
+    /// UID of the Secret.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// SHA-256 of what was presented, hex.
+    pub credential_hash: String,
+}
+
+impl SecretUsed {
+    fn is_same_object(&self, other: &Self) -> bool {
+        (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
+    }
+
+    fn is_same_credential(&self, other: &Self) -> bool {
+        !self.credential_hash.is_empty() && self.credential_hash == other.credential_hash
+    }
+}
+
+/// A service account whose token opened an image.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AccountUsed {
+    /// UID of the ServiceAccount.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// What opened an image under one name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Openers {
+    /// Pull secrets.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kubernetes_secrets: Vec<SecretUsed>,
+    /// Service accounts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kubernetes_service_accounts: Vec<AccountUsed>,
+    /// It was pulled without credentials, or with the node's: it is every pod's.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub node_pods_accessible: bool,
+}
+
+impl Openers {
+    /// Every pod of the node.
+    #[must_use]
+    pub fn everybody() -> Self {
+        Self { node_pods_accessible: true, ..Self::default() }
+    }
+
+    /// Adds what opened it now; whether anything changed.
+    pub fn learn(&mut self, new: Self) -> bool {
+        if self.node_pods_accessible {
+            return false;
+        }
+        let before = self.clone();
+        if new.node_pods_accessible {
+            *self = Self::everybody();
+            return true;
+        }
+        for secret in new.kubernetes_secrets {
+            // One object has one content: the newest.
+            self.kubernetes_secrets.retain(|s| !s.is_same_object(&secret));
+            self.kubernetes_secrets.push(secret);
+        }
+        self.kubernetes_service_accounts.extend(new.kubernetes_service_accounts);
+        self.kubernetes_secrets.sort();
+        self.kubernetes_service_accounts.sort();
+        self.kubernetes_service_accounts.dedup();
+        *self != before
+    }
+}
+
+/// What is known of an image that was pulled here: by repository, what opened it.
+pub type Known = BTreeMap<String, Openers>;
+
+/// How an image came to the node, as far as that is known.
+#[derive(Debug, Clone, Copy)]
+pub enum Origin<'a> {
+    /// Nothing here pulled it.
+    Preloaded,
+    /// A pull of it began, and how it went is not known.
+    Begun,
+    /// It was pulled.
+    Pulled(&'a Known),
+}
+
+/// A first look, without the pod's credentials.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look<'a> {
+    /// The pod may use it.
+    Free,
+    /// It must be pulled again.
+    Pull,
+    /// It is for those who have one of these.
+    Ask(&'a Openers),
+}
+
+/// Whether the image of `repository` that is there may be used.
+#[must_use]
+pub fn look<'a>(policy: &VerificationPolicy, repository: &str, origin: Origin<'a>) -> Look<'a> {
+    let pulled_here = match origin {
+        Origin::Preloaded => false,
+        Origin::Begun | Origin::Pulled(_) => true,
+    };
+    if !policy.verifies(repository, pulled_here) {
+        return Look::Free;
+    }
+    let openers = match origin {
+        Origin::Preloaded | Origin::Begun => return Look::Pull,
+        Origin::Pulled(known) => known.get(repository),
+    };
+    match openers {
+        Some(o) if o.node_pods_accessible => Look::Free,
+        Some(o) if !o.kubernetes_secrets.is_empty() || !o.kubernetes_service_accounts.is_empty() => Look::Ask(o),
+        Some(_) | None => Look::Pull,
+    }
+}
+
+/// What comes of the pod's credentials.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The pod may use the image.
+    Free,
+    /// It may, and this secret opens it from now on too.
+    FreeAndLearn(SecretUsed),
+    /// It must be pulled again.
+    Pull,
+}
+
+/// Whether a pod with these credentials may use an image that `openers` opened.
+#[must_use]
+pub fn answer(openers: &Openers, secrets: &[SecretUsed], accounts: &[AccountUsed]) -> Answer {
+    let room = openers.kubernetes_secrets.len() < MOST_LEARNT;
+    for secret in secrets {
+        for known in &openers.kubernetes_secrets {
+            match (known.is_same_credential(secret), known.is_same_object(secret)) {
+                (true, true) => return Answer::Free,
+                (true, false) | (false, true) if room => return Answer::FreeAndLearn(secret.clone()),
+                // Without room a credential that changed is one that nobody has verified.
+                (true, false) => return Answer::Free,
+                (false, true | false) => {}
+            }
+        }
+    }
+    if accounts.iter().any(|a| openers.kubernetes_service_accounts.contains(a)) {
+        return Answer::Free;
+    }
+    Answer::Pull
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const APP: &str = "r.test/team/app";
+
+    fn secret(name: &str, hash: &str) -> SecretUsed {
+        let text = str::to_owned;
+        SecretUsed {
+            uid: format!("uid-{name}"),
+            namespace: text("ns"),
+            name: text(name),
+            credential_hash: text(hash),
+        }
+    }
+
+    fn account(name: &str) -> AccountUsed {
+        AccountUsed { uid: format!("uid-{name}"), namespace: "ns".to_owned(), name: name.to_owned() }
+    }
+
+    fn opened_by(secrets: &[SecretUsed], accounts: &[AccountUsed]) -> Openers {
+        Openers {
+            kubernetes_secrets: secrets.to_vec(),
+            kubernetes_service_accounts: accounts.to_vec(),
+            node_pods_accessible: false,
+        }
+    }
+
+    #[test]
+    fn a_policy_says_which_images_are_verified() {
+        let policies = [
+            VerificationPolicy::NeverVerify,
+            VerificationPolicy::NeverVerifyPreloadedImages,
+            VerificationPolicy::NeverVerifyAllowlistedImages(
+                Allowlist::parse(&["r.test/team/*".to_owned(), "docker.io/library/busybox".to_owned()]).unwrap(),
+            ),
+            VerificationPolicy::AlwaysVerify,
+        ];
+        assert_eq!(VerificationPolicy::default(), policies[1]);
+        let everybody: Known = [(APP.to_owned(), Openers::everybody())].into();
+        let nobody = Known::new();
+        let some = opened_by(&[secret("a", "h")], &[]);
+        let somebody: Known = [(APP.to_owned(), some.clone())].into();
+        let (free, pull, ask) = (Look::Free, Look::Pull, Look::Ask(&some));
+        for (what, repository, origin, want) in [
+            ("preloaded", APP, Origin::Preloaded, [free, free, free, pull]),
+            ("preloaded, not on the list", "r.test/app", Origin::Preloaded, [free, free, pull, pull]),
+            ("preloaded, on the list", "docker.io/library/busybox", Origin::Preloaded, [free, free, free, pull]),
+            ("a longer name", "docker.io/library/busybox2", Origin::Preloaded, [free, free, pull, pull]),
+            ("a pull was cut", "r.test/app", Origin::Begun, [free, pull, pull, pull]),
+            ("pulled by all", APP, Origin::Pulled(&everybody), [free; 4]),
+            ("pulled by all under another name", "r.test/app", Origin::Pulled(&everybody), [free, pull, pull, pull]),
+            ("pulled, nobody knows how", "r.test/app", Origin::Pulled(&nobody), [free, pull, pull, pull]),
+            ("pulled with a secret", APP, Origin::Pulled(&somebody), [free, ask, free, ask]),
+        ] {
+            for (policy, want) in policies.iter().zip(want) {
+                assert_eq!(look(policy, repository, origin), want, "{what}, {policy:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_pod_may_use_what_its_credentials_opened() {
+        let known = opened_by(&[secret("a", "h1"), secret("b", "h2"), secret("odd", "")], &[account("sa")]);
+        let full: Vec<_> = (0..MOST_LEARNT).map(|i| secret(&format!("s{i}"), &format!("h{i}"))).collect();
+        let full = opened_by(&full, &[]);
+        let learn = |s: SecretUsed| Answer::FreeAndLearn(s);
+        let impostor = SecretUsed { uid: "other".to_owned(), ..secret("a", "other") };
+        let gone = AccountUsed { uid: "other".to_owned(), ..account("sa") };
+        for (what, openers, secrets, accounts, want) in [
+            ("nothing", &known, vec![], vec![], Answer::Pull),
+            ("the same secret", &known, vec![secret("a", "h1")], vec![], Answer::Free),
+            ("the second of two", &known, vec![secret("x", "hx"), secret("b", "h2")], vec![], Answer::Free),
+            ("its copy elsewhere", &known, vec![secret("c", "h1")], vec![], learn(secret("c", "h1"))),
+            ("it was rotated", &known, vec![secret("a", "new")], vec![], learn(secret("a", "new"))),
+            ("recreated under its name", &known, vec![impostor], vec![], Answer::Pull),
+            ("another", &known, vec![secret("x", "hx")], vec![], Answer::Pull),
+            ("no hash is no match", &known, vec![secret("x", "")], vec![], Answer::Pull),
+            ("the account", &known, vec![], vec![account("sa")], Answer::Free),
+            ("recreated account", &known, vec![], vec![gone], Answer::Pull),
+            ("a copy, no room", &full, vec![secret("c", "h1")], vec![], Answer::Free),
+            ("rotated, no room", &full, vec![secret("s1", "new")], vec![], Answer::Pull),
+        ] {
+            assert_eq!(answer(openers, &secrets, &accounts), want, "{what}");
+        }
+    }
+
+    #[test]
+    fn what_opened_an_image_is_kept_once_and_everybody_outweighs_all() {
+        let mut openers = Openers::default();
+        assert!(openers.learn(opened_by(&[secret("b", "h")], &[account("y")])));
+        assert!(openers.learn(opened_by(&[secret("a", "h")], &[account("x")])));
+        assert!(!openers.learn(opened_by(&[secret("b", "h")], &[account("y")])));
+        assert!(openers.learn(opened_by(&[secret("b", "new")], &[])));
+        let want = opened_by(&[secret("a", "h"), secret("b", "new")], &[account("x"), account("y")]);
+        assert_eq!(openers, want);
+        assert!(openers.learn(Openers::everybody()));
+        assert_eq!(openers, Openers::everybody());
+        assert!(!openers.learn(want));
+        assert!(!openers.learn(Openers::default()));
+    }
+
+    #[test]
+    fn an_allowlist_has_whole_names_and_prefixes() {
+        for (pattern, want) in [
+            ("r.test/a", None),
+            ("r.test:5000/a", None),
+            ("r.test/*", None),
+            ("r.test/a/b/*", None),
+            ("", Some("\"\" is empty")),
+            (" r.test/a", Some("\" r.test/a\" has spaces around it")),
+            ("/*", Some("\"/*\" names no registry")),
+            ("r.test/a*", Some("\"r.test/a*\" is a pattern that does not end in /*")),
+            ("r.*/a/*", Some("\"r.*/a/*\" has a * before its end")),
+            ("*", Some("\"*\" is a pattern that does not end in /*")),
+            ("r.test/a:1", Some("\"r.test/a:1\" is not the whole name of an image: its registry, no tag, no digest")),
+            ("busybox", Some("\"busybox\" is not the whole name of an image: its registry, no tag, no digest")),
+        ] {
+            let got = Allowlist::parse(&[pattern.to_owned()]).err().map(|e| e.to_string());
+            assert_eq!(got.as_deref(), want, "{pattern}");
+        }
+    }
+}
