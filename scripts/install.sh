@@ -45,6 +45,7 @@ has helm >/dev/null || need python3-pip python3 -m pip --version
 if [ "${1:-}" = test ]; then
     need docker.io has dockerd
     need docker-compose has docker-compose
+    need dbus-daemon has dbus-daemon
 fi
 
 if [ -n "$missing" ]; then

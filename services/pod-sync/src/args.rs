@@ -12,7 +12,9 @@ use quintlet_kit::args::CommonArgs;
 
 use crate::decide::image_access::{Allowlist, VerificationPolicy};
 use crate::decide::image_gc::Policy;
+use crate::decide::shutdown::{Plan, Share};
 use crate::pulls::PullSettings;
+use crate::shutdown::logind::SystemBus;
 
 /// Desired pods, one worker per pod, pod status.
 ///
@@ -102,12 +104,61 @@ pub struct Args {
     /// How images are pulled.
     #[command(flatten)]
     pub pulls: PullArgs,
+    /// How a shutdown of the machine waits for pods.
+    #[command(flatten)]
+    pub shutdown: ShutdownArgs,
     /// When images are removed.
     #[command(flatten)]
     pub images: ImageArgs,
     /// How the kubelet's fields for pods and their resources are set.
     #[command(flatten)]
     pub resources: ResourceArgs,
+}
+
+/// How a shutdown of the machine waits for pods. By default it does not.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Shutdown of the machine")]
+pub struct ShutdownArgs {
+    /// How long a shutdown waits for pods to end. 0s: it does not.
+    #[arg(long, default_value = "0s", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub shutdown_grace_period: Duration,
+    /// How much of that, at its end, is for critical pods.
+    #[arg(long, default_value = "0s", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub shutdown_grace_period_critical_pods: Duration,
+    /// Instead of both: seconds for pods from a priority on, `1000=30`; may be given more than once.
+    #[arg(long, value_delimiter = ',', value_parser = share, allow_hyphen_values = true, value_name = "PRIORITY=SECONDS")]
+    pub shutdown_grace_period_by_pod_priority: Vec<Share>,
+    /// Address of the bus that logind is on. Default: the system's.
+    #[arg(long, value_name = "ADDRESS")]
+    pub system_bus: Option<String>,
+    /// Directory of logind's additional configuration, for a longer InhibitDelayMaxSec.
+    #[arg(long, default_value = "/etc/systemd/logind.conf.d", value_name = "DIR")]
+    pub logind_drop_ins: PathBuf,
+}
+
+impl ShutdownArgs {
+    /// Which pods get how long.
+    ///
+    /// # Errors
+    /// The settings contradict each other.
+    pub fn plan(&self) -> anyhow::Result<Plan> {
+        let (total, critical) = (self.shutdown_grace_period, self.shutdown_grace_period_critical_pods);
+        anyhow::ensure!(critical <= total, "shutdownGracePeriodCriticalPods is above shutdownGracePeriod");
+        if self.shutdown_grace_period_by_pod_priority.is_empty() {
+            return Ok(Plan::of_total(total, critical));
+        }
+        anyhow::ensure!(
+            total.is_zero(),
+            "shutdownGracePeriodByPodPriority excludes shutdownGracePeriod and shutdownGracePeriodCriticalPods"
+        );
+        Ok(Plan::of_priorities(self.shutdown_grace_period_by_pod_priority.clone()))
+    }
+
+    /// The way to logind.
+    #[must_use]
+    pub fn login(&self) -> SystemBus {
+        SystemBus { address: self.system_bus.clone(), drop_ins: self.logind_drop_ins.clone() }
+    }
 }
 
 /// When images that nobody uses are removed.
@@ -204,7 +255,8 @@ impl PullArgs {
     /// An entry of the list is malformed, or there is a list that no policy reads.
     pub fn verification(&self) -> anyhow::Result<VerificationPolicy> {
         let list = &self.preloaded_images_verification_allowlist;
-        let listed = self.image_pull_credentials_verification_policy == Verification::NeverVerifyAllowlistedImages;
+        let listed =
+            self.image_pull_credentials_verification_policy == Verification::NeverVerifyAllowlistedImages;
         anyhow::ensure!(
             listed || list.is_empty(),
             "preloadedImagesVerificationAllowlist: needs imagePullCredentialsVerificationPolicy NeverVerifyAllowlistedImages"
@@ -314,6 +366,12 @@ impl Args {
             container_log_monitor_interval: self.container_log_monitor_interval,
         }
     }
+}
+
+fn share(text: &str) -> Result<Share, String> {
+    let (priority, seconds) = text.split_once('=').ok_or("want PRIORITY=SECONDS")?;
+    let number = |e: std::num::ParseIntError| format!("{e}, want PRIORITY=SECONDS");
+    Ok(Share { priority: priority.parse().map_err(number)?, seconds: seconds.parse().map_err(number)? })
 }
 
 fn label(text: &str) -> Result<(String, String), String> {

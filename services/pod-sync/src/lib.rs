@@ -32,6 +32,7 @@ pub mod pulls;
 mod resizes;
 pub mod serve;
 mod settings;
+pub mod shutdown;
 pub mod source;
 pub mod state;
 pub mod table;
@@ -179,6 +180,10 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     tasks.spawn("pleg-follow", Arc::clone(&pleg).follow(stop.clone()));
     tasks.spawn("probes", Arc::clone(&probes).run(stop.clone()));
     tasks.spawn("statuses", Arc::clone(&statuses).run(stop.clone()));
+    let (shutting_down_tx, shutting_down) = watch::channel(false);
+    let login = Box::new(args.shutdown.login());
+    let waits = shutdown::run(Arc::clone(&ctx), args.shutdown.plan()?, login, shutting_down_tx, stop.clone());
+    tasks.spawn("shutdown", waits);
     tasks.spawn("pull-intents", image_gc::recover_pulls(Arc::clone(&ctx), stop.clone()));
     tasks.spawn("image-gc", image_gc::run(Arc::clone(&ctx), args.images.policy(), stop.clone()));
     tasks.spawn("unhealthy", unhealthy_events(Arc::clone(&ctx), unhealthy, stop.clone()));
@@ -186,7 +191,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         let facts = node::report(
             settings.clone(),
             args.labels(),
-            runtime_state.clone(),
+            (runtime_state.clone(), shutting_down.clone()),
             pleg,
             statuses,
             clock,
@@ -222,7 +227,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
 
     let (sources, kinds) = sources(&args, client.clone(), &settings.node_name, &tasks, &stop);
     let labels = args.labels();
-    let admission = Arc::new(node::NodeAdmission::new(settings, &labels, view, client, runtime_state));
+    let admission =
+        Arc::new(node::NodeAdmission::new(settings, &labels, view, client, runtime_state, shutting_down));
     tasks.spawn("container-logs", logs::run(Arc::clone(&ctx), args.container_logs(), stop.clone()));
     let table_clock = ctx.clock.clone();
     let mut table = Table::new(ctx, manifests, admission, &kinds);

@@ -178,7 +178,7 @@ async fn read_runtime(runtime: &Runtime) -> Result<RuntimeState, String> {
 pub async fn report(
     settings: NodeSettings,
     labels: BTreeMap<String, String>,
-    mut runtime: watch::Receiver<RuntimeState>,
+    (mut runtime, mut shutting_down): (watch::Receiver<RuntimeState>, watch::Receiver<bool>),
     pleg: Arc<Pleg>,
     statuses: Arc<Statuses>,
     clock: Clock,
@@ -191,6 +191,8 @@ pub async fn report(
             () = stop.cancelled() => return,
             () = tokio::time::sleep(wait) => {}
             changed = runtime.changed() => if changed.is_err() { return },
+            // Its sender ends before this does where no shutdown is waited for.
+            Ok(()) = shutting_down.changed() => {}
         }
         let state = runtime.borrow_and_update().clone();
         let mut not_ready: Vec<String> = state.not_ready.iter().cloned().collect();
@@ -200,6 +202,9 @@ pub async fn report(
             Err(why) => not_ready.push(format!("PLEG is not healthy: {why}")),
         }
         not_ready.extend(state.network_not_ready.iter().cloned());
+        if *shutting_down.borrow_and_update() {
+            not_ready.push(crate::shutdown::NOT_READY.to_owned());
+        }
         let node = node_object(&settings, &labels, &state);
         let request = wire::UpdateNodeRequest {
             source: "pod-sync".to_owned(),
@@ -427,6 +432,7 @@ pub struct NodeAdmission {
     view: Arc<ClusterView>,
     client: Option<kube::Client>,
     runtime: watch::Receiver<RuntimeState>,
+    shutting_down: watch::Receiver<bool>,
 }
 
 impl NodeAdmission {
@@ -438,9 +444,10 @@ impl NodeAdmission {
         view: Arc<ClusterView>,
         client: Option<kube::Client>,
         runtime: watch::Receiver<RuntimeState>,
+        shutting_down: watch::Receiver<bool>,
     ) -> Self {
         let own = node_object(&settings, labels, &RuntimeState::default());
-        Self { settings, own, view, client, runtime }
+        Self { settings, own, view, client, runtime, shutting_down }
     }
 }
 
@@ -485,7 +492,7 @@ impl Admission for NodeAdmission {
                 kernel: kernel(),
                 strict_groups,
                 app_armor: self.settings.app_armor,
-                shutting_down: false,
+                shutting_down: *self.shutting_down.borrow(),
             },
         )
     }

@@ -180,9 +180,8 @@ impl PullRecords {
             inner.intents.iter().filter(|(_, i)| i.running == 0).map(|(image, _)| image.clone()).collect();
         for image in left {
             let name = keyring::full_name(&image);
-            let came = images.iter().filter(|i| i.names.contains(&name));
-            let recorded: io::Result<()> =
-                came.map(|i| self.learn(&mut inner, &image, &i.id, Openers::default())).collect();
+            let mut came = images.iter().filter(|i| i.names.contains(&name));
+            let recorded = came.try_for_each(|i| self.learn(&mut inner, &image, &i.id, Openers::default()));
             match recorded {
                 Ok(()) => self.drop_intent(&mut inner, &image),
                 Err(error) => tracing::warn!(image, %error, "record of a pull not written"),
@@ -333,14 +332,16 @@ fn read_all<T: for<'a> Deserialize<'a>>(
         let path = entry?.path();
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         // Others are what a writer that was killed left behind.
-        if !name.strip_prefix("sha256-").is_some_and(|h| h.len() == 64) {
+        if name.strip_prefix("sha256-").is_none_or(|h| h.len() != 64) {
             continue;
         }
         let read = std::fs::read(&path).and_then(|bytes| {
             serde_json::from_slice::<T>(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
         });
         match read {
-            Ok(file) if version(&file).0 == kind && API_VERSIONS.contains(&version(&file).1) => out.push(file),
+            Ok(file) if version(&file).0 == kind && API_VERSIONS.contains(&version(&file).1) => {
+                out.push(file)
+            }
             unusable => {
                 let error = unusable.err().map_or_else(|| "of another version".to_owned(), |e| e.to_string());
                 tracing::warn!(path = %path.display(), error, "not a {kind}, its image is verified by a pull");

@@ -100,6 +100,7 @@ mod tests {
     use crate::context::RuntimeState;
     use crate::decide::admission::Verdict;
     use crate::decide::image_access::{Allowlist, VerificationPolicy};
+    use crate::decide::shutdown::{Plan, Share};
     use crate::node::{NodeAdmission, RESERVABLE};
     use crate::source::api::ClusterView;
     use crate::table::Admission as _;
@@ -363,6 +364,29 @@ mod tests {
     }
 
     #[test]
+    fn fields_of_the_shutdown_arrive() {
+        let plan = |file: &str, flags: &[&str]| args(file, flags).shutdown.plan().unwrap();
+        assert!(plan("", &[]).is_off());
+        let total = "shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: 10s\n";
+        let seconds = Duration::from_secs;
+        assert_eq!(plan(total, &[]), Plan::of_total(seconds(30), seconds(10)));
+        assert_eq!(plan(total, &["--shutdown-grace-period", "1m"]), Plan::of_total(seconds(60), seconds(10)));
+        let file = "shutdownGracePeriodByPodPriority:\n- {priority: 100, shutdownGracePeriodSeconds: 7}\n\
+                    - {priority: -5, shutdownGracePeriodSeconds: 8}\n";
+        let share = |priority, seconds| Share { priority, seconds };
+        let by_priority = Plan::of_priorities(vec![share(-5, 8), share(100, 7)]);
+        assert_eq!(plan(file, &[]), by_priority);
+        assert_eq!(plan("", &["--shutdown-grace-period-by-pod-priority=100=7,-5=8"]), by_priority);
+        for flags in [
+            ["--shutdown-grace-period=1s", "--shutdown-grace-period-critical-pods=2s"],
+            ["--shutdown-grace-period=1s", "--shutdown-grace-period-by-pod-priority=1=1"],
+        ] {
+            let given = <Args as clap::Parser>::try_parse_from([&["pod-sync"][..], &flags].concat()).unwrap();
+            assert!(given.shutdown.plan().is_err(), "{flags:?}");
+        }
+    }
+
+    #[test]
     fn an_unsafe_sysctl_is_admitted_where_it_is_allowed() {
         let pod = pod_of(json!({
             "containers": [{"name": "c"}],
@@ -371,7 +395,9 @@ mod tests {
         let verdict = |file: &str| {
             let (_sender, runtime) = watch::channel(RuntimeState::default());
             let view = Arc::new(ClusterView::default());
-            NodeAdmission::new(of(file, &[]), &args("", &[]).labels(), view, None, runtime).admit(&pod, &[])
+            let (_sender, shutting_down) = watch::channel(false);
+            NodeAdmission::new(of(file, &[]), &args("", &[]).labels(), view, None, runtime, shutting_down)
+                .admit(&pod, &[])
         };
         assert!(matches!(verdict(""), Verdict::Reject(_)));
         assert!(matches!(verdict("allowedUnsafeSysctls: [\"kernel.msg*\"]\n"), Verdict::Admit));

@@ -206,7 +206,9 @@ pub fn look<'a>(policy: &VerificationPolicy, repository: &str, origin: Origin<'a
     };
     match openers {
         Some(o) if o.node_pods_accessible => Look::Free,
-        Some(o) if !o.kubernetes_secrets.is_empty() || !o.kubernetes_service_accounts.is_empty() => Look::Ask(o),
+        Some(o) if !o.kubernetes_secrets.is_empty() || !o.kubernetes_service_accounts.is_empty() => {
+            Look::Ask(o)
+        }
         Some(_) | None => Look::Pull,
     }
 }
@@ -277,7 +279,8 @@ mod tests {
             VerificationPolicy::NeverVerify,
             VerificationPolicy::NeverVerifyPreloadedImages,
             VerificationPolicy::NeverVerifyAllowlistedImages(
-                Allowlist::parse(&["r.test/team/*".to_owned(), "docker.io/library/busybox".to_owned()]).unwrap(),
+                Allowlist::parse(&["r.test/team/*".to_owned(), "docker.io/library/busybox".to_owned()])
+                    .unwrap(),
             ),
             VerificationPolicy::AlwaysVerify,
         ];
@@ -290,11 +293,21 @@ mod tests {
         for (what, repository, origin, want) in [
             ("preloaded", APP, Origin::Preloaded, [free, free, free, pull]),
             ("preloaded, not on the list", "r.test/app", Origin::Preloaded, [free, free, pull, pull]),
-            ("preloaded, on the list", "docker.io/library/busybox", Origin::Preloaded, [free, free, free, pull]),
+            (
+                "preloaded, on the list",
+                "docker.io/library/busybox",
+                Origin::Preloaded,
+                [free, free, free, pull],
+            ),
             ("a longer name", "docker.io/library/busybox2", Origin::Preloaded, [free, free, pull, pull]),
             ("a pull was cut", "r.test/app", Origin::Begun, [free, pull, pull, pull]),
             ("pulled by all", APP, Origin::Pulled(&everybody), [free; 4]),
-            ("pulled by all under another name", "r.test/app", Origin::Pulled(&everybody), [free, pull, pull, pull]),
+            (
+                "pulled by all under another name",
+                "r.test/app",
+                Origin::Pulled(&everybody),
+                [free, pull, pull, pull],
+            ),
             ("pulled, nobody knows how", "r.test/app", Origin::Pulled(&nobody), [free, pull, pull, pull]),
             ("pulled with a secret", APP, Origin::Pulled(&somebody), [free, ask, free, ask]),
         ] {
@@ -358,8 +371,14 @@ mod tests {
             ("r.test/a*", Some("\"r.test/a*\" is a pattern that does not end in /*")),
             ("r.*/a/*", Some("\"r.*/a/*\" has a * before its end")),
             ("*", Some("\"*\" is a pattern that does not end in /*")),
-            ("r.test/a:1", Some("\"r.test/a:1\" is not the whole name of an image: its registry, no tag, no digest")),
-            ("busybox", Some("\"busybox\" is not the whole name of an image: its registry, no tag, no digest")),
+            (
+                "r.test/a:1",
+                Some("\"r.test/a:1\" is not the whole name of an image: its registry, no tag, no digest"),
+            ),
+            (
+                "busybox",
+                Some("\"busybox\" is not the whole name of an image: its registry, no tag, no digest"),
+            ),
         ] {
             let got = Allowlist::parse(&[pattern.to_owned()]).err().map(|e| e.to_string());
             assert_eq!(got.as_deref(), want, "{pattern}");

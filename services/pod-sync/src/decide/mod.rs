@@ -32,6 +32,7 @@ pub mod qos;
 pub mod resize;
 pub use quintlet_model::quantity;
 pub mod restart;
+pub mod shutdown;
 #[cfg(test)]
 mod simulation_tests;
 pub mod status;

@@ -56,12 +56,16 @@ fn records_are_the_kubelets() {
     let begun = records.begin(IMAGE).unwrap();
     assert_eq!(
         scene.files("pulling"),
-        ["{\"kind\":\"ImagePullIntent\",\"apiVersion\":\"kubelet.config.k8s.io/v1beta1\",\"image\":\"r.test/app:1\"}\n"]
+        [
+            "{\"kind\":\"ImagePullIntent\",\"apiVersion\":\"kubelet.config.k8s.io/v1beta1\",\"image\":\"r.test/app:1\"}\n"
+        ]
     );
     // printf %s r.test/app:1 | sha256sum
-    assert!(scene.path("pulling", IMAGE).ends_with(
-        "sha256-c0e034d9acdffd5904e314aedd0772fb1fc4db2efe8f927145fc6077d4bd2f69"
-    ));
+    assert!(
+        scene
+            .path("pulling", IMAGE)
+            .ends_with("sha256-c0e034d9acdffd5904e314aedd0772fb1fc4db2efe8f927145fc6077d4bd2f69")
+    );
     assert!(scene.path("pulling", IMAGE).exists());
     begun.pulled(ID, opened_by(secret("a&b")));
     assert!(scene.files("pulling").is_empty());

@@ -214,6 +214,11 @@ impl Kind {
                     _ => vec![format!("{}={}", e.key, word(&e.value))],
                 })
                 .collect(),
+            // `1000=30`.
+            Self::Objects([(first, Self::Int(..), _), (second, Self::Int(..), _)]) => {
+                let pair = |o: &Node| [*first, *second].map(|f| o.get(f).map(word).unwrap_or_default());
+                node.elements().iter().map(|o| pair(o).join("=")).collect()
+            }
             Self::Objects(_) => node
                 .elements()
                 .iter()
@@ -259,6 +264,16 @@ impl Kind {
                     set(&mut map, key, value);
                 }
                 map.data
+            }
+            Self::Objects([(first, one @ Self::Int(..), _), (second, two @ Self::Int(..), _)]) => {
+                let pair = |item: &str| {
+                    let (left, right) = item.split_once('=').unwrap_or((item, ""));
+                    let mut node = node(Data::Map(Vec::new()));
+                    node.put(first, one.from_flag(&[left.to_owned()], flag));
+                    node.put(second, two.from_flag(&[right.to_owned()], flag));
+                    node
+                };
+                Data::List(items().map(pair).collect())
             }
             Self::Objects(_) => Data::List(items().map(|item| taint(item, &origin)).collect()),
             Self::Text
@@ -539,6 +554,8 @@ mod tests {
             ("value", Kind::Text, false),
             ("effect", Kind::Text, true),
         ]);
+        const SHARES: Kind =
+            Kind::Objects(&[("priority", Kind::Int(-9, 9), true), ("seconds", Kind::Int(0, 99), true)]);
         for (kind, yaml, flags) in [
             (Kind::Bool, "false", vec!["false"]),
             (Kind::Int(0, 9), "7", vec!["7"]),
@@ -549,6 +566,7 @@ mod tests {
             (Kind::Map(Keys::Any, &Kind::Text), "{memory.available: 1Gi}", vec!["memory.available=1Gi"]),
             (Kind::Map(Keys::Any, &Kind::Bool), "{A: true}", vec!["A=true"]),
             (Kind::Map(Keys::Any, &Kind::List(&Kind::Text)), "{X: [a, b]}", vec!["X: a", "X: b"]),
+            (SHARES, "[{priority: -5, seconds: 30}, {priority: 7, seconds: 0}]", vec!["-5=30", "7=0"]),
             (TAINTS, "[{key: k, value: v, effect: NoSchedule}]", vec!["k=v:NoSchedule"]),
         ] {
             let node = crate::yaml::value(yaml);

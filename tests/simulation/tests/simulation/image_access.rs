@@ -51,7 +51,8 @@ async fn an_image_is_for_those_whose_credentials_opened_it() {
     let _uid = sim.create(pod("copy", SECRET, &["copy"]));
     sim.wait_ready("copy").await;
     sim.wait_event("copy", "no pull", |e| {
-        e.message == format!("Container image {SECRET:?} already present on machine and can be accessed by the pod")
+        e.message
+            == format!("Container image {SECRET:?} already present on machine and can be accessed by the pod")
     })
     .await;
     assert_eq!(pulls(&sim), 1, "the same credential, in another secret");

@@ -18,4 +18,5 @@ mod lifecycle;
 mod random;
 mod resize;
 mod restarts;
+mod shutdown;
 mod unknown;

@@ -439,8 +439,18 @@ pub const KUBELET: &[Row] = &[
         "sysctls, or patterns of them, that pods may set besides the safe ones",
         &["an_unsafe_sysctl_is_admitted_where_it_is_allowed"],
     ),
-    Row::new("shutdownGracePeriod", DURATION, "0s").not_yet(PodSync, Some("0s")),
-    Row::new("shutdownGracePeriodCriticalPods", DURATION, "0s").not_yet(PodSync, Some("0s")),
+    Row::new("shutdownGracePeriod", DURATION, "0s").own_flag("shutdown-grace-period").honoured(
+        &[PodSync],
+        "how long a shutdown of the machine waits for pods; 0s: it does not",
+        &["fields_of_the_shutdown_arrive", "a_shutdown_waits_until_pods_have_ended_by_their_priority"],
+    ),
+    Row::new("shutdownGracePeriodCriticalPods", DURATION, "0s")
+        .own_flag("shutdown-grace-period-critical-pods")
+        .honoured(
+            &[PodSync],
+            "how much of that is for critical pods, which end last",
+            &["fields_of_the_shutdown_arrive", "a_shutdown_waits_until_pods_have_ended_by_their_priority"],
+        ),
     Row::new(
         "shutdownGracePeriodByPodPriority",
         Kind::Objects(&[
@@ -449,7 +459,12 @@ pub const KUBELET: &[Row] = &[
         ]),
         "",
     )
-    .not_yet(PodSync, None),
+    .own_flag("shutdown-grace-period-by-pod-priority")
+    .honoured(
+        &[PodSync],
+        "how long pods from a priority on are waited for, the lowest first",
+        &["fields_of_the_shutdown_arrive", "pods_end_by_priority_each_with_its_share"],
+    ),
     Row::new(
         "reservedMemory",
         Kind::Objects(&[

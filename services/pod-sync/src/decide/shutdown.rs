@@ -1,0 +1,137 @@
+//! In which order pods end when the machine shuts down, and how long each group of them gets (pod-sync.md §10.5).
+
+use std::time::Duration;
+
+/// Priority from which on a pod is critical to the system (`SystemCriticalPriority`).
+const CRITICAL: i32 = 2_000_000_000;
+/// Priority of a pod that has none.
+const DEFAULT: i32 = 0;
+
+/// How long pods get from a priority on (`shutdownGracePeriodByPodPriority`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Least priority.
+    pub priority: i32,
+    /// Seconds.
+    pub seconds: u64,
+}
+
+/// Which share each priority has; empty: the machine's shutdown is nothing that pod-sync waits for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    // By priority, the lowest first.
+    shares: Vec<Share>,
+}
+
+/// Pods that end together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group<T> {
+    /// How long all of them together get, seconds.
+    pub seconds: u64,
+    /// The pods.
+    pub pods: Vec<T>,
+}
+
+impl Plan {
+    /// Of `shutdownGracePeriod` and, as a part of it, `shutdownGracePeriodCriticalPods`.
+    #[must_use]
+    pub fn of_total(total: Duration, critical: Duration) -> Self {
+        let others = total.saturating_sub(critical);
+        let share = |priority, period: Duration| Share { priority, seconds: period.as_secs() };
+        Self::of_priorities(vec![share(DEFAULT, others), share(CRITICAL, critical)])
+    }
+
+    /// Of `shutdownGracePeriodByPodPriority`.
+    #[must_use]
+    pub fn of_priorities(mut shares: Vec<Share>) -> Self {
+        shares.sort_by_key(|s| s.priority);
+        if shares.iter().all(|s| s.seconds == 0) {
+            shares.clear();
+        }
+        Self { shares }
+    }
+
+    /// Nothing is to be done at a shutdown.
+    #[must_use]
+    pub fn is_off(&self) -> bool {
+        self.shares.is_empty()
+    }
+
+    /// How long all groups together may take.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        Duration::from_secs(self.shares.iter().fold(0, |sum, s| sum.saturating_add(s.seconds)))
+    }
+
+    /// Pods by their shares, those to end first first. A pod below every share has the lowest one. No group is empty.
+    #[must_use]
+    pub fn groups<T>(&self, pods: impl IntoIterator<Item = (Option<i32>, T)>) -> Vec<Group<T>> {
+        let mut groups: Vec<Group<T>> =
+            self.shares.iter().map(|s| Group { seconds: s.seconds, pods: Vec::new() }).collect();
+        for (priority, pod) in pods {
+            let priority = priority.unwrap_or(DEFAULT);
+            let at = self.shares.iter().rposition(|s| s.priority <= priority).unwrap_or(0);
+            if let Some(group) = groups.get_mut(at) {
+                group.pods.push(pod);
+            }
+        }
+        groups.retain(|g| !g.pods.is_empty());
+        groups
+    }
+}
+
+/// Grace of a pod in a group, seconds: its own where that is less.
+#[must_use]
+pub fn grace(own: Option<i64>, group_seconds: u64) -> i64 {
+    let most = i64::try_from(group_seconds).unwrap_or(i64::MAX);
+    own.map_or(most, |own| own.min(most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn share(priority: i32, seconds: u64) -> Share {
+        Share { priority, seconds }
+    }
+
+    fn total(total: u64, critical: u64) -> Plan {
+        Plan::of_total(Duration::from_secs(total), Duration::from_secs(critical))
+    }
+
+    #[test]
+    fn pods_end_by_priority_each_with_its_share() {
+        let pods: [(Option<i32>, &str); 6] = [
+            (Some(i32::MAX), "highest"),
+            (Some(CRITICAL), "critical"),
+            (Some(1000), "high"),
+            (None, "plain"),
+            (Some(0), "zero"),
+            (Some(-5), "low"),
+        ];
+        let by = Plan::of_priorities(vec![share(1000, 20), share(-5, 5), share(100, 30), share(CRITICAL, 1)]);
+        let above = Plan::of_priorities(vec![share(2000, 7), share(3000, 8)]);
+        let (critical, others) = (vec!["highest", "critical"], vec!["high", "plain", "zero", "low"]);
+        for (plan, want) in [
+            (total(30, 10), vec![(20, others.clone()), (10, critical.clone())]),
+            (total(30, 0), vec![(30, others.clone()), (0, critical.clone())]),
+            (total(30, 30), vec![(0, others), (30, critical.clone())]),
+            (by, vec![(5, vec!["plain", "zero", "low"]), (20, vec!["high"]), (1, critical.clone())]),
+            (above, vec![(7, vec!["high", "plain", "zero", "low"]), (8, critical)]),
+            (total(0, 0), vec![]),
+        ] {
+            let groups = plan.groups(pods).into_iter().map(|g| (g.seconds, g.pods)).collect::<Vec<_>>();
+            assert_eq!(groups, want, "{plan:?}");
+        }
+        assert_eq!(total(30, 10).total(), Duration::from_secs(30));
+        assert!(total(0, 0).is_off() && Plan::of_priorities(vec![share(1, 0)]).is_off());
+        assert!(!total(1, 1).is_off());
+    }
+
+    #[test]
+    fn a_pod_has_no_more_grace_than_its_group() {
+        for (own, group, want) in [(Some(30), 10, 10), (Some(5), 10, 5), (None, 10, 10), (Some(0), 10, 0)] {
+            assert_eq!(grace(own, group), want, "{own:?} {group}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A bus of its own with a logind on it, that does what a node agent asks of the real one.
+
+use std::io::{PipeReader, pipe};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
+use quintlet_testkit::wait::until;
+use zbus::Connection;
+
+use crate::sim::LONG;
+
+const PATH: &str = "/org/freedesktop/login1";
+const INTERFACE: &str = "org.freedesktop.login1.Manager";
+const CONFIG: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig><type>system</type><listen>ADDRESS</listen><auth>EXTERNAL</auth><policy context="default">
+<allow user="*"/><allow own="*"/><allow send_destination="*"/><allow receive_sender="*"/></policy></busconfig>"#;
+
+#[derive(Debug)]
+struct State {
+    delay: Mutex<Duration>,
+    // An inhibitor is there until nobody holds the other end.
+    inhibitors: Mutex<Vec<PipeReader>>,
+    drop_ins: PathBuf,
+}
+
+struct Manager(Arc<State>);
+
+#[zbus::interface(name = "org.freedesktop.login1.Manager")]
+impl Manager {
+    fn inhibit(&self, what: &str, _who: &str, _why: &str, mode: &str) -> zbus::fdo::Result<zbus::OwnedFd> {
+        if (what, mode) != ("shutdown", "delay") {
+            return Err(zbus::fdo::Error::InvalidArgs(format!("{what} {mode}")));
+        }
+        let (reader, writer) = pipe().map_err(|e| zbus::fdo::Error::Failed(e.to_string()))?;
+        self.0.inhibitors.lock().push(reader);
+        Ok(OwnedFd::from(writer).into())
+    }
+
+    #[zbus(property, name = "InhibitDelayMaxUSec")]
+    fn inhibit_delay_max_usec(&self) -> u64 {
+        u64::try_from(self.0.delay.lock().as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+struct Systemd(Arc<State>);
+
+#[zbus::interface(name = "org.freedesktop.systemd1.Manager")]
+impl Systemd {
+    // logind reads its configuration.
+    fn kill_unit(&self, name: &str, _whom: &str, signal: i32) {
+        if (name, signal) != ("systemd-logind.service", 1) {
+            return;
+        }
+        let files = std::fs::read_dir(&self.0.drop_ins).into_iter().flatten().flatten();
+        let texts = files.filter_map(|f| std::fs::read_to_string(f.path()).ok());
+        for text in texts {
+            let mut seconds =
+                text.lines().filter_map(|l| l.strip_prefix("InhibitDelayMaxSec=")?.parse().ok());
+            if let Some(seconds) = seconds.next_back() {
+                *self.0.delay.lock() = Duration::from_secs(seconds);
+            }
+        }
+    }
+}
+
+/// The bus and its logind.
+pub struct FakeLogind {
+    dir: PathBuf,
+    state: Arc<State>,
+    daemon: Child,
+    connection: Connection,
+}
+
+impl std::fmt::Debug for FakeLogind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FakeLogind").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl FakeLogind {
+    /// Starts a bus in this directory. Shutdowns are delayed by `delay` at most, until a file in `drop_ins` says otherwise.
+    ///
+    /// # Panics
+    /// There is no dbus-daemon, or it does not start.
+    pub async fn start(dir: &Path, drop_ins: &Path, delay: Duration) -> Self {
+        std::fs::create_dir_all(dir).expect("a directory can be made");
+        let state =
+            State { delay: Mutex::new(delay), inhibitors: Mutex::default(), drop_ins: drop_ins.to_owned() };
+        let state = Arc::new(state);
+        let (daemon, connection) = bus(dir, &state).await;
+        Self { dir: dir.to_owned(), state, daemon, connection }
+    }
+
+    /// Address of the bus.
+    #[must_use]
+    pub fn address(&self) -> String {
+        address(&self.dir)
+    }
+
+    /// How many inhibitors were ever taken.
+    #[must_use]
+    pub fn inhibitors_taken(&self) -> usize {
+        self.state.inhibitors.lock().len()
+    }
+
+    /// Whether somebody holds up a shutdown.
+    #[must_use]
+    pub fn is_inhibited(&self) -> bool {
+        self.state.inhibitors.lock().iter().any(|reader| {
+            let mut look = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
+            // Nothing is ever written: what happens is that the last writer is gone.
+            poll(&mut look, PollTimeout::ZERO).is_ok_and(|events| events == 0)
+        })
+    }
+
+    /// A shutdown begins, or is called off.
+    ///
+    /// # Panics
+    /// The bus is gone.
+    pub async fn prepare_for_shutdown(&self, start: bool) {
+        let nobody = None::<zbus::names::BusName<'_>>;
+        let sent =
+            self.connection.emit_signal(nobody, PATH, INTERFACE, "PrepareForShutdown", &(start,)).await;
+        sent.expect("the bus takes a signal");
+    }
+
+    /// Ends the bus and starts another in its place.
+    pub async fn restart(&mut self) {
+        self.stop();
+        (self.daemon, self.connection) = bus(&self.dir, &self.state).await;
+    }
+
+    fn stop(&mut self) {
+        // It may have ended by itself, with the test.
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+impl Drop for FakeLogind {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn address(dir: &Path) -> String {
+    format!("unix:path={}", dir.join("bus").display())
+}
+
+async fn bus(dir: &Path, state: &Arc<State>) -> (Child, Connection) {
+    let config = dir.join("bus.conf");
+    std::fs::write(&config, CONFIG.replace("ADDRESS", &address(dir))).expect("a file can be written");
+    let _not_there = std::fs::remove_file(dir.join("bus"));
+    let daemon = Command::new("dbus-daemon")
+        .args(["--nofork", "--nopidfile", "--nosyslog", "--config-file"])
+        .arg(&config)
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("dbus-daemon starts: scripts/install.sh test");
+    let connection = until("a bus", LONG, async || {
+        let builder = zbus::connection::Builder::address(address(dir).as_str())
+            .serve_at(PATH, Manager(Arc::clone(state)))
+            .serve_at("/org/freedesktop/systemd1", Systemd(Arc::clone(state)))
+            .name("org.freedesktop.systemd1")
+            .name("org.freedesktop.login1");
+        builder.build().await.map_err(|e| e.to_string())
+    })
+    .await;
+    (daemon, connection)
+}
