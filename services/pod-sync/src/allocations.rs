@@ -11,12 +11,16 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus, ResourceRequirements};
 use parking_lot::Mutex;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use quintlet_model::ids::PodUid;
+use quintlet_telemetry::metrics;
 use tokio::sync::Notify;
 
 use crate::decide::resize::allocation::{self, PodResources};
 use crate::decide::resize::checkpoint::{self, Entries};
 use crate::decide::resize::conditions::ResizeConditions;
+use crate::decide::resize::verdict::Reason;
 
 const ALLOCATED: &str = "allocated_pods_state";
 const ACTUATED: &str = "actuated_pods_state";
@@ -88,10 +92,44 @@ struct State {
     conditions: BTreeMap<PodUid, ResizeConditions>,
 }
 
+/// How many resizes there are, under the kubelet's names.
+#[derive(Debug)]
+struct Gauges {
+    pending: Family<[(&'static str, &'static str); 1], Gauge>,
+    in_progress: Gauge,
+}
+
+/// Label `reason` of those that wait, for the reason in the condition.
+const PENDING: [(&str, Reason); 2] = [("deferred", Reason::Deferred), ("infeasible", Reason::Infeasible)];
+
+impl Gauges {
+    fn registered() -> Self {
+        Self {
+            pending: metrics::gauge_family(
+                "kubelet_pod_pending_resizes",
+                "Resizes that were not allocated, by reason",
+            ),
+            in_progress: metrics::gauge("kubelet_pod_in_progress_resizes", "Resizes that are being made"),
+        }
+    }
+
+    fn set<'a>(&self, all: impl Iterator<Item = &'a ResizeConditions> + Clone) {
+        let count = |wanted: &dyn Fn(&ResizeConditions) -> bool| {
+            i64::try_from(all.clone().filter(|c| wanted(c)).count()).unwrap_or(i64::MAX)
+        };
+        for (label, reason) in PENDING {
+            let n = count(&|c| c.pending_reason() == Some(reason.as_str()));
+            self.pending.get_or_create(&[("reason", label)]).set(n);
+        }
+        self.in_progress.set(count(&ResizeConditions::is_in_progress));
+    }
+}
+
 /// Resources of all pods.
 #[derive(Debug)]
 pub struct Allocations {
     state: Mutex<State>,
+    gauges: Gauges,
     room: Notify,
 }
 
@@ -104,7 +142,7 @@ impl Allocations {
             actuated: Checkpoint::open(root.join(ACTUATED)),
             conditions: BTreeMap::new(),
         };
-        Self { state: Mutex::new(state), room: Notify::new() }
+        Self { state: Mutex::new(state), gauges: Gauges::registered(), room: Notify::new() }
     }
 
     /// Something was allocated to the pod.
@@ -140,6 +178,7 @@ impl Allocations {
         }
         if let Some(status) = status {
             state.conditions.entry(uid.clone()).or_insert_with(|| ResizeConditions::of_status(status));
+            self.gauges.set(state.conditions.values());
         }
     }
 
@@ -163,7 +202,10 @@ impl Allocations {
 
     /// Reads or changes what the status says of a resize.
     pub fn conditions<T>(&self, uid: &PodUid, f: impl FnOnce(&mut ResizeConditions) -> T) -> T {
-        f(self.state.lock().conditions.entry(uid.clone()).or_default())
+        let mut state = self.state.lock();
+        let result = f(state.conditions.entry(uid.clone()).or_default());
+        self.gauges.set(state.conditions.values());
+        result
     }
 
     /// Those to show.
@@ -178,6 +220,7 @@ impl Allocations {
         state.allocated.remove(uid);
         state.actuated.remove(uid);
         state.conditions.remove(uid);
+        self.gauges.set(state.conditions.values());
     }
 
     /// Forgets all pods but these.
@@ -186,6 +229,7 @@ impl Allocations {
         state.allocated.retain(known);
         state.actuated.retain(known);
         state.conditions.retain(|uid, _| known.contains(uid.as_str()));
+        self.gauges.set(state.conditions.values());
     }
 
     /// A pod that ended left room for others.
@@ -232,6 +276,35 @@ mod tests {
         last.allocate(&uid(), &pod("1"));
         last.retain(&HashSet::new());
         assert!(!Allocations::open(dir.path()).is_allocated(&uid()), "nobody knows it");
+    }
+
+    #[test]
+    fn resizes_are_counted_by_what_becomes_of_them() {
+        use crate::decide::resize::verdict::Pending;
+        let dir = tempfile::tempdir().unwrap();
+        let mut all = Allocations::open(dir.path());
+        // Not those of the process, which other tests change too.
+        all.gauges = Gauges { pending: Family::default(), in_progress: Gauge::default() };
+        let counted = || {
+            let of = |label| all.gauges.pending.get_or_create(&[("reason", label)]).get();
+            (of("deferred"), of("infeasible"), all.gauges.in_progress.get())
+        };
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let wait = |name: &str, reason| {
+            let pending = Pending { reason, message: String::new() };
+            all.conditions(&PodUid::parse(name).unwrap(), |c| c.wait(&pending, None, now));
+        };
+        wait("u1", Reason::Deferred);
+        wait("u2", Reason::Deferred);
+        wait("u3", Reason::Infeasible);
+        assert_eq!(counted(), (2, 1, 0));
+        all.conditions(&uid(), |c| c.start(None, now));
+        assert_eq!(counted(), (1, 1, 1), "one was allocated");
+        all.conditions(&uid(), ResizeConditions::complete);
+        all.retain(&["u1", "u2"].into());
+        assert_eq!(counted(), (1, 0, 0));
+        all.remove(&PodUid::parse("u2").unwrap());
+        assert_eq!(counted(), (0, 0, 0));
     }
 
     #[test]

@@ -29,6 +29,11 @@ pub async fn remove_orphan(ctx: Arc<Context>, pod: SharedPodRuntime) {
     let Told::Work(Work::Terminating, _) = ctx.fleet.take(uid) else { return };
     for _ in 0..TRIES {
         let removed = match ctx.pleg.observe(uid, Known::of(&pod), true).await.map(|o| o.pod) {
+            // It ended as it should, and its worker took everything down: the caches were a moment behind.
+            Ok(None) if !ctx.pod_dir(uid).exists() => {
+                ctx.fleet.done(uid, Outcome::Advance);
+                return;
+            }
             Ok(None) => Ok(()),
             Ok(Some(now)) => remove(&ctx, &now).await,
             Err(e) => Err(Halt::Cut(e.to_string())),

@@ -199,6 +199,7 @@ fn pod_sync_args(places: &Places) -> pod_sync::args::Args {
     if let Some(kubeconfig) = &places.kubeconfig {
         line.extend(["--kubeconfig".to_owned(), text(kubeconfig)]);
     }
-    line.extend(places.pod_sync_args.iter().cloned());
+    // One without a value only takes the default away.
+    line.extend(places.pod_sync_args.iter().filter(|a| !a.ends_with('=')).cloned());
     pod_sync::args::Args::try_parse_from(line).expect("the command line of pod-sync is right")
 }

@@ -30,6 +30,9 @@ pub struct ResolvConf {
     pub options: Vec<String>,
 }
 
+const NO_CLUSTER_DNS: &str = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" \
+                              policy. Falling back to \"Default\" policy.";
+
 /// A Warning the caller records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DnsWarning {
@@ -53,11 +56,17 @@ impl DnsWarning {
     #[must_use]
     pub fn message(&self, pod: &PodRef) -> String {
         match self {
-            Self::MissingClusterDns => format!(
-                "pod: \"{pod}\". kubelet does not have ClusterDNS IP configured and cannot create Pod using \
-                 \"ClusterFirst\" policy. Falling back to \"Default\" policy."
-            ),
+            Self::MissingClusterDns => format!("pod: \"{pod}\". {NO_CLUSTER_DNS}"),
             Self::Forming(text) => text.clone(),
+        }
+    }
+
+    /// Message of the event on the node, where there is one.
+    #[must_use]
+    pub fn on_node(&self) -> Option<&'static str> {
+        match self {
+            Self::MissingClusterDns => Some(NO_CLUSTER_DNS),
+            Self::Forming(_) => None,
         }
     }
 }

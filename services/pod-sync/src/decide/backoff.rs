@@ -2,7 +2,7 @@
 //!
 //! State is per pod and kept on disk across a restart of pod-sync; times are CLOCK_BOOTTIME, so a record of another boot
 //! is worth nothing. When a container finished is known by the runtime's wall clock only: the caller translates it to
-//! "so long ago".
+//! "so long ago", once for each exit ([`CrashLoop::finished_ago`]), so that a wall clock that is stepped changes no delay.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
 use quintlet_model::hash::fnv64_hex;
-use quintlet_model::ids::PodRef;
+use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::runtime::{Container as RuntimeContainer, ContainerState, PodRuntime};
 use serde::{Deserialize, Serialize};
 
@@ -54,12 +54,24 @@ pub enum Turn {
 }
 
 /// One entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Delay after the next exit.
     pub delay: Duration,
     /// Boottime of the restart that set it.
     pub last_update: Duration,
+    /// The newest exit that was looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<Exit>,
+}
+
+/// When an instance finished.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exit {
+    /// The instance.
+    pub id: ContainerId,
+    /// Boottime.
+    pub at: Duration,
 }
 
 /// Crash-loop back-off of the containers of one pod, by [`crash_loop_key`].
@@ -86,8 +98,31 @@ impl CrashLoop {
     /// next exit will meet.
     pub fn advance(&mut self, key: &str, finished_ago: Duration, now: Duration, delays: Delays) -> Duration {
         let delay = delays.after(self.live(key, finished_ago, now).map(|e| e.delay));
-        self.entries.insert(key.to_owned(), Entry { delay, last_update: now });
+        let exit = self.entry(key).and_then(|e| e.exit);
+        self.entries.insert(key.to_owned(), Entry { delay, last_update: now, exit });
         delay
+    }
+
+    /// How long before boottime `now` an instance finished. The wall clock counts at the first look alone, and an exit is
+    /// not before the restart that led to it.
+    pub fn finished_ago(
+        &mut self,
+        key: &str,
+        exited: &RuntimeContainer,
+        wall: jiff::Timestamp,
+        now: Duration,
+    ) -> Duration {
+        let ago = finished_ago(exited, wall);
+        let Some(entry) = self.entries.get_mut(key) else { return ago };
+        let at = match &entry.exit {
+            Some(exit) if exit.id == exited.id => exit.at,
+            Some(_) | None => {
+                let at = now.saturating_sub(ago).max(entry.last_update);
+                entry.exit = Some(Exit { id: exited.id.clone(), at });
+                at
+            }
+        };
+        now.saturating_sub(at)
     }
 
     /// Drops entries that no exit can meet any more: each outlives the reset by the longest delay, twice over.
@@ -96,7 +131,7 @@ impl CrashLoop {
     }
 
     fn entry(&self, key: &str) -> Option<Entry> {
-        self.entries.get(key).copied()
+        self.entries.get(key).cloned()
     }
 
     fn live(&self, key: &str, finished_ago: Duration, now: Duration) -> Option<Entry> {
@@ -243,6 +278,46 @@ mod tests {
 
     fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_stepped_wall_clock_changes_no_delay() {
+        let start = jiff::Timestamp::from_second(1_000_000).unwrap();
+        let wall = |seconds: i64| start + jiff::SignedDuration::from_secs(seconds);
+        let hour = 3600;
+        // The clock is stepped before the first look at the exit, or after it.
+        for (first, then) in
+            [(0, 0), (hour, hour), (-hour, -hour), (0, hour), (0, -hour), (hour, 0), (-hour, 0)]
+        {
+            let exited = exit_of("a", wall(1));
+            let mut state = CrashLoop::default();
+            state.advance("k", Duration::ZERO, s(1000), Delays::default());
+            let ago = state.finished_ago("k", &exited, wall(1 + first), s(1001));
+            assert!(ago <= s(1), "{first}: {ago:?}");
+            assert!(matches!(state.turn("k", ago, s(1001)), Turn::Later { until, .. } if until <= s(1011)));
+            let ago = state.finished_ago("k", &exited, wall(6 + then), s(1006));
+            assert!(ago >= s(5) && ago <= s(6), "{first} {then}: {ago:?}");
+            let ago = state.finished_ago("k", &exited, wall(11 + then), s(1011));
+            assert_eq!(state.turn("k", ago, s(1011)), Turn::Now, "{first} {then}");
+            assert_eq!(state.advance("k", ago, s(1011), Delays::default()), s(20), "{first} {then}");
+            // What was not restarted after all finished when it did.
+            assert!(state.finished_ago("k", &exited, wall(12 + then), s(1012)) >= s(11));
+            let next = exit_of("b", wall(13 + then));
+            assert_eq!(state.finished_ago("k", &next, wall(14 + then), s(1014)), s(1));
+        }
+        let exited = exit_of("a", wall(1));
+        assert_eq!(
+            CrashLoop::default().finished_ago("k", &exited, wall(3), s(9)),
+            s(2),
+            "nothing to note it in"
+        );
+    }
+
+    fn exit_of(id: &str, at: jiff::Timestamp) -> RuntimeContainer {
+        let runtime = crate::decide::testing::RuntimeBuilder::ready().exited("c", 1).build();
+        let finished_unix_ns = i64::try_from(at.as_nanosecond()).unwrap();
+        let id = crate::decide::testing::id(id);
+        RuntimeContainer { id, finished_unix_ns, ..runtime.containers[0].clone() }
     }
 
     #[test]

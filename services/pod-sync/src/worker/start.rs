@@ -81,6 +81,9 @@ impl Worker {
             for warning in warnings.iter().filter(|_| is_new) {
                 let message = warning.message(&self.pod_ref);
                 self.ctx.events.pod(pod, EventType::Warning, warning.reason(), &message, "");
+                if let Some(text) = warning.on_node() {
+                    self.ctx.events.node(&node.node_name, EventType::Warning, warning.reason(), text);
+                }
             }
             sandbox_config(SandboxInput {
                 pod,
@@ -307,8 +310,9 @@ impl Worker {
         // On disk before the start: whoever comes after a cut must meet the same delay.
         if let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) {
             let key = backoff::crash_loop_key(&self.pod_ref, container);
-            let ago = backoff::finished_ago(exited, self.ctx.clock.wall());
-            self.record.crash_loop.advance(&key, ago, self.ctx.clock.boot(), self.ctx.crash_loop);
+            let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
+            let ago = self.record.crash_loop.finished_ago(&key, exited, wall, boot);
+            self.record.crash_loop.advance(&key, ago, boot, self.ctx.crash_loop);
         }
         self.save();
         if kind != Kind::Ephemeral {

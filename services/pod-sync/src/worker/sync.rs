@@ -154,7 +154,7 @@ impl Worker {
     }
 
     // Which of the starts may happen now, and what the others wait with.
-    fn due(&self, pass: &Pass, actions: &PodActions) -> Due {
+    fn due(&mut self, pass: &Pass, actions: &PodActions) -> Due {
         let boot = self.ctx.clock.boot();
         let wall = self.ctx.clock.wall();
         let mut due = Due { waiting: self.record.waiting.clone(), ..Due::default() };
@@ -233,10 +233,11 @@ impl Worker {
         due
     }
 
-    fn turn(&self, pass: &Pass, container: &Container, boot: Duration, wall: jiff::Timestamp) -> Turn {
+    fn turn(&mut self, pass: &Pass, container: &Container, boot: Duration, wall: jiff::Timestamp) -> Turn {
         if let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) {
             let key = backoff::crash_loop_key(&self.pod_ref, container);
-            let turn = self.record.crash_loop.turn(&key, backoff::finished_ago(exited, wall), boot);
+            let ago = self.record.crash_loop.finished_ago(&key, exited, wall, boot);
+            let turn = self.record.crash_loop.turn(&key, ago, boot);
             if turn != Turn::Now {
                 return turn;
             }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use k8s_cri::v1;
+use quintlet_simulation::seen::EventSeen;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule, StopReply};
@@ -166,9 +167,12 @@ fn image(c: &quintlet_testkit::fake_runtime::ContainerRecord) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_full_of_pods_that_flap_settles() {
-    // As many as a node takes, but for ten.
-    const PODS: usize = 100;
-    let sim = Sim::start(Options::default()).await;
+    const PODS: usize = 200;
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&["--max-pods=200"]);
+    for service in Service::ALL {
+        sim.up(service);
+    }
     for i in 0..PODS {
         let name = format!("flap-{i}");
         // Each ends once soon after its first start.
@@ -191,6 +195,44 @@ async fn a_node_full_of_pods_that_flap_settles() {
         if waiting.is_empty() { Ok(()) } else { Err(waiting) }
     })
     .await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wall_clock_that_is_an_hour_off_changes_no_back_off() {
+    const HOUR: i64 = 3_600_000_000_000;
+    for by in [HOUR, -HOUR] {
+        let sim = Sim::start(Options::default()).await;
+        // Exits are dated by the runtime's clock.
+        sim.runtime.step_wall_clock(by);
+        sim.runtime.behave(
+            "c-web",
+            Behaviour { exit: Some((Duration::from_millis(100), 1)), ..Behaviour::default() },
+        );
+        let _uid = sim.create(pods::single("web"));
+        sim.runtime.wait_count(Method::StartContainer, 3).await;
+        let starts = sim.runtime.calls_of(Method::StartContainer);
+        let waited = starts[2].at.duration_since(starts[1].at);
+        assert!(waited >= Duration::from_secs(10), "by {by}: {waited:?}");
+        sim.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_cluster_dns_is_told_of_the_pod_and_of_the_node() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&["--cluster-dns="]);
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    let _uid = sim.create(pods::single("web"));
+    let text = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" policy. \
+                Falling back to \"Default\" policy.";
+    let is_it = |e: &EventSeen, message: &str| e.reason == "MissingClusterDNS" && e.message == message;
+    let uid = sim.wait_ready("web").await.uid().to_owned();
+    let of_pod = format!("pod: \"web_default({uid})\". {text}");
+    sim.wait_event("web", "of the pod", |e| is_it(e, &of_pod)).await;
+    sim.wait_event(quintlet_simulation::service::NODE, "of the node", |e| is_it(e, text)).await;
     sim.finish().await;
 }
 

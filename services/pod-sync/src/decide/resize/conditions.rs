@@ -49,6 +49,18 @@ impl ResizeConditions {
         self.pending.iter().chain(&self.in_progress).cloned().collect()
     }
 
+    /// Why a resize waits.
+    #[must_use]
+    pub fn pending_reason(&self) -> Option<&str> {
+        self.pending.as_ref()?.reason.as_deref()
+    }
+
+    /// A resize is under way.
+    #[must_use]
+    pub fn is_in_progress(&self) -> bool {
+        self.in_progress.is_some()
+    }
+
     /// Since when a resize waits.
     #[must_use]
     pub fn pending_since(&self) -> Option<jiff::Timestamp> {

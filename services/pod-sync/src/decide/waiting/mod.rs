@@ -160,6 +160,16 @@ pub enum Waiting {
     StatusWrite,
     /// The API server is to delete the object.
     FinalDelete,
+    /// A resize that does not fit now; the pod runs with what it has.
+    ResizeDeferred {
+        /// Text.
+        message: String,
+    },
+    /// A resize that this node never makes; the pod runs with what it has.
+    ResizeInfeasible {
+        /// Text.
+        message: String,
+    },
     /// Admission refused it; it stays until somebody deletes it.
     Refused {
         /// Reason.
@@ -201,6 +211,8 @@ impl Waiting {
             Self::CgroupRemoval { .. } => "CgroupRemoval",
             Self::StatusWrite => "StatusNotWritten",
             Self::FinalDelete => "FinalDelete",
+            Self::ResizeDeferred { .. } => "ResizeDeferred",
+            Self::ResizeInfeasible { .. } => "ResizeInfeasible",
             Self::Refused { .. } => "Refused",
         }
     }
@@ -228,6 +240,8 @@ impl Waiting {
             Self::SandboxCreating { attempt } => format!("sandbox is being made, attempt {attempt}"),
             Self::SandboxFailing { message }
             | Self::StartFailed { message, .. }
+            | Self::ResizeDeferred { message }
+            | Self::ResizeInfeasible { message }
             | Self::Refused { message, .. } => message.clone(),
             Self::ImagePulling { image, .. } => format!("pulling image {image:?}"),
             Self::CrashLoop { exit_code, delay, .. } => {
@@ -286,6 +300,8 @@ impl Waiting {
             | Self::CgroupRemoval { .. }
             | Self::StatusWrite
             | Self::FinalDelete
+            | Self::ResizeDeferred { .. }
+            | Self::ResizeInfeasible { .. }
             | Self::Refused { .. } => None,
         }
     }

@@ -8,6 +8,7 @@ use quintlet_model::pod;
 
 use super::{StartFailure, Waiting};
 use crate::decide::conditions;
+use crate::decide::resize::verdict::Reason;
 use crate::decide::restart::RESTARTING_ALL;
 
 /// A wait and its times.
@@ -92,7 +93,7 @@ pub fn from_status(pod: &Pod, status: &PodStatus, holds: &Holds, now: jiff::Time
         .filter(|g| !true_condition(g))
         .collect();
     if gates.is_empty() {
-        return None;
+        return resize(status);
     }
     let since = status
         .conditions
@@ -102,6 +103,19 @@ pub fn from_status(pod: &Pod, status: &PodStatus, holds: &Holds, now: jiff::Time
         .and_then(|c| c.last_transition_time.as_ref())
         .map(|t| t.0);
     Some(WaitingFor { what: Waiting::ReadinessGates { gates }, since, until: None })
+}
+
+// Nothing holds the pod itself up.
+fn resize(status: &PodStatus) -> Option<WaitingFor> {
+    let pending = status.conditions.iter().flatten().find(|c| c.type_ == conditions::RESIZE_PENDING)?;
+    let message = pending.message.clone().unwrap_or_default();
+    let reason = pending.reason.as_deref();
+    let what = if reason == Some(Reason::Infeasible.as_str()) {
+        Waiting::ResizeInfeasible { message }
+    } else {
+        Waiting::ResizeDeferred { message }
+    };
+    Some(WaitingFor { what, since: pending.last_transition_time.as_ref().map(|t| t.0), until: None })
 }
 
 fn since_of(s: &ContainerStatus) -> Option<jiff::Timestamp> {

@@ -4,8 +4,9 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::*;
 use crate::decide::actions::{ActionInput, compute_actions, sandbox_decision};
+use crate::decide::conditions;
 use crate::decide::probes::ProbeView;
-use crate::decide::testing::{RuntimeBuilder, at, pod_json, status_json};
+use crate::decide::testing::{RuntimeBuilder, at, pod_json, status_json, time};
 use serde_json::{Value, json};
 
 fn status(list: Value, init: Value) -> PodStatus {
@@ -112,6 +113,23 @@ fn readiness_gates_come_last() {
     let p = pod_json(json!({"containers": [], "readinessGates": [{"conditionType": "x/y"}]}));
     let got = from_status(&p, &status(json!([]), json!([])), &Holds::new(), at(0)).unwrap();
     assert_eq!(got.what, Waiting::ReadinessGates { gates: vec!["x/y".into()] });
+}
+
+#[test]
+fn a_resize_that_waits_is_named_when_nothing_else_is_in_the_way() {
+    let p = pod_json(json!({"containers": []}));
+    for (reason, want) in [("Deferred", "ResizeDeferred"), ("Infeasible", "ResizeInfeasible")] {
+        let mut status = status(json!([]), json!([]));
+        let mut pending = conditions::condition(conditions::RESIZE_PENDING, true, reason, "no room");
+        pending.last_transition_time = Some(time(7));
+        status.conditions = Some(vec![pending]);
+        let got = from_status(&p, &status, &Holds::new(), at(9)).unwrap();
+        assert_eq!((got.what.reason(), got.what.message().as_str()), (want, "no room"));
+        assert_eq!((got.since, got.until, got.what.container()), (Some(at(7)), None, None));
+        let gated = pod_json(json!({"containers": [], "readinessGates": [{"conditionType": "x/y"}]}));
+        let got = from_status(&gated, &status, &Holds::new(), at(9)).unwrap();
+        assert_eq!(got.what.reason(), "ReadinessGates", "the pod comes first");
+    }
 }
 
 #[test]
