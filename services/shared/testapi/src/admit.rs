@@ -384,11 +384,17 @@ pub(crate) fn validate_pod_update(
         }
         spec
     };
+    let name = old["metadata"]["name"].as_str().unwrap_or_default();
+    let class = qos(&new["spec"]);
+    if subresource == "resize" && class != qos(&old["spec"]) {
+        let message =
+            format!("Invalid value: \"{class}\": Pod QOS Class may not change as a result of resizing");
+        return Err(ApiError::invalid(pods, name, &[("FieldValueInvalid", "spec".to_owned(), message)]));
+    }
     if frozen(old) == frozen(new) {
         return Ok(());
     }
     let message = "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
-    let name = old["metadata"]["name"].as_str().unwrap_or_default();
     Err(ApiError::invalid(pods, name, &[("FieldValueForbidden", "spec".to_owned(), message.to_owned())]))
 }
 

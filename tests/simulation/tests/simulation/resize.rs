@@ -205,6 +205,19 @@ async fn a_critical_pods_resize_makes_room_for_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resize_to_another_qos_class_is_refused_by_the_api_server() {
+    let sim = Sim::start(Options::default()).await;
+    let _uid = sim.create(sized("web", milli(100)));
+    sim.wait_ready("web").await;
+    let edit = |pod: &mut Value| pod["spec"]["containers"][0]["resources"] = both("100m", "64Mi");
+    let refused = format!("{:?}", sim.api.edit("pods/resize", "default", "web", edit).unwrap_err());
+    assert!(refused.contains("Pod QOS Class may not change as a result of resizing"), "{refused}");
+    resize(&sim, "web", milli(200));
+    sim.wait_pod("web", "resized within its class", |p| has(p, &milli(200))).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_static_pod_is_not_resized() {
     let sim = Sim::start(Options::default()).await;
     let mut pod = pods::manifest("own");
