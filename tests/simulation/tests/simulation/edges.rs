@@ -210,7 +210,7 @@ async fn a_wall_clock_that_is_an_hour_off_changes_no_back_off() {
             Behaviour { exit: Some((Duration::from_millis(100), 1)), ..Behaviour::default() },
         );
         let _uid = sim.create(pods::single("web"));
-        sim.runtime.wait_count(Method::StartContainer, 3).await;
+        sim.wait_runtime("three starts", |r| r.count(Method::StartContainer) >= 3).await;
         let starts = sim.runtime.calls_of(Method::StartContainer);
         let waited = starts[2].at.duration_since(starts[1].at);
         assert!(waited >= Duration::from_secs(10), "by {by}: {waited:?}");
