@@ -1,6 +1,6 @@
 //! The path of one call: policy, fence, join, lane, runtime, trailers.
 //!
-//! Unary calls are taken in whole and answered whole; streams are passed on frame by frame. A mutation runs in a task
+//! Unary calls and lists are taken in whole and answered whole; other streams are passed on frame by frame. A mutation runs in a task
 //! of its own, so that a caller that goes away cannot cut it in half.
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -27,12 +27,15 @@ use crate::facts::{self, Facts};
 use crate::fence::{Fence, Refusal, Terms};
 use crate::inflight::{Admission, Answer, InFlight};
 use crate::lanes::{Lanes, Slot};
+use crate::lists::{self, Lacking};
 use crate::metrics::{Metrics, OTHER};
 use crate::outcome;
 use crate::policy::{self, Class, Deadline, Hold, Lane, Policy, Socket, Verdict};
 use crate::repair::Repair;
 use crate::reply::{self, Body, BoxError, Frames, Reply};
 use crate::upstream::{SendError, Upstream};
+
+mod listing;
 
 /// A request may be this large: the CRI's own limit of 16 MiB and room for its frame.
 const MAX_REQUEST: usize = (16 << 20) + 5;
@@ -55,6 +58,8 @@ pub struct Forwarder {
     clock: Clock,
     metrics: Metrics,
     repair: Repair,
+    /// List streams the runtime does not have.
+    lacking: Lacking,
     /// Unary calls being worked on.
     busy: watch::Sender<usize>,
     /// Cancelled when streams are to end.
@@ -125,6 +130,7 @@ impl Forwarder {
             in_flight: InFlight::default(),
             clock,
             metrics,
+            lacking: Lacking::default(),
             busy: watch::Sender::new(0),
             closing: CancellationToken::new(),
         }
@@ -433,12 +439,30 @@ impl Forwarder {
     }
 
     async fn send_once(&self, call: &Call, deadline: Option<Instant>) -> Result<Reply, SendError> {
+        match lists::twins(call.policy) {
+            Some(twins) => self.list_once(call, twins, deadline).await,
+            None => self.exchange(call, call.policy.method, deadline, MAX_ANSWER).await,
+        }
+    }
+
+    /// Sends the call as `method` and takes in its answer, of at most `max` bytes.
+    async fn exchange(
+        &self,
+        call: &Call,
+        method: &'static str,
+        deadline: Option<Instant>,
+        max: usize,
+    ) -> Result<Reply, SendError> {
         let mut headers = call.headers.clone();
         if let Some(deadline) = deadline {
             let left = deadline.saturating_duration_since(Instant::now());
             headers.insert("grpc-timeout", reply::grpc_timeout_value(left));
         }
-        let path = format!("/{}/{}", call.policy.service, call.policy.method);
+        if lists::twins(call.policy).is_some() {
+            // Its messages are read here.
+            headers.remove("grpc-accept-encoding");
+        }
+        let path = format!("/{}/{method}", call.policy.service);
         let request = reply::request(&path, headers, Frames::of(vec![call.body.clone()]));
         let response = self.upstream_of(&path).send(request).await?;
         let (head, mut body) = response.into_parts();
@@ -448,8 +472,8 @@ impl Forwarder {
             match frame.map_err(SendError::Cut)?.into_data() {
                 Ok(data) => {
                     size += data.len();
-                    if size > MAX_ANSWER {
-                        return Ok(too_large(call.policy.method));
+                    if size > max {
+                        return Ok(too_large(method, max));
                     }
                     reply.data.push(data);
                 }
@@ -460,7 +484,7 @@ impl Forwarder {
             Outcome::Unknown
         } else {
             let status = reply.status();
-            outcome::of_status(call.policy.method, status.code(), status.message())
+            outcome::of_status(method, status.code(), status.message())
         };
         Ok(reply)
     }
@@ -566,8 +590,8 @@ enum NoSlot {
 }
 
 // The call was made, and how it ended stands behind what is not read: unknown.
-fn too_large(method: &str) -> Reply {
-    let message = format!("the runtime's answer to {method} is larger than {MAX_ANSWER} bytes");
+fn too_large(method: &str, max: usize) -> Reply {
+    let message = format!("the runtime's answer to {method} is larger than {max} bytes");
     Reply::refused(Code::ResourceExhausted, message, Outcome::Unknown, Duration::ZERO)
 }
 

@@ -2,9 +2,9 @@
 //!
 //! A call comes in at a [`serve`] socket for its kind of caller; [`policy`] says whether it may and how; [`forward`] takes
 //! it through [`fence`], [`inflight`] and [`lanes`] to the runtime ([`upstream`]) and puts its outcome behind the answer.
-//! [`repair`] ends what keeps a container from being removed. [`source`] is the one reader of the runtime's events,
+//! [`lists`] makes streams of lists and lists of streams. [`repair`] ends what keeps a container from being removed. [`source`] is the one reader of the runtime's events,
 //! [`hints`] fans them out. [`logs`] reads containers' log files for the node API. [`adaptive`], [`facts`], [`fence`],
-//! [`outcome`] and [`policy`] decide and do no I/O.
+//! [`lists`], [`outcome`] and [`policy`] decide and do no I/O.
 //!
 //! Tasks: `listen` per socket, `connection` per caller, `mutation` per mutating call (it outlives its caller),
 //! `runtime-connection` per connection to the runtime, `runtime-events`, `health`, `log-reader` per log being read. Stopping: health says NOT_SERVING,
@@ -17,6 +17,7 @@ pub mod forward;
 pub mod hints;
 pub mod inflight;
 pub mod lanes;
+pub mod lists;
 pub mod logs;
 pub mod metrics;
 pub mod outcome;

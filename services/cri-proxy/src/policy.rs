@@ -10,7 +10,7 @@ pub enum Class {
     Read,
     /// Changes something: fenced on `sync`, joined, and run to its end even if the caller goes away.
     Mutation,
-    /// Server streaming: passed on frame by frame, on a connection of its own.
+    /// Server streaming without an end: passed on frame by frame, on a connection of its own.
     Stream,
 }
 
@@ -168,23 +168,6 @@ const fn url(method: &'static str) -> Policy {
     }
 }
 
-const fn stream(
-    service: &'static str,
-    method: &'static str,
-    sockets: &'static [Socket],
-    lane: Lane,
-) -> Policy {
-    Policy {
-        service,
-        method,
-        sockets,
-        class: Class::Stream,
-        lane,
-        deadline: Deadline::CallerOnly,
-        retry: false,
-    }
-}
-
 /// The table: the CRI of Kubernetes 1.36.
 pub const TABLE: &[Policy] = &[
     read(RUNTIME, "Version", Lane::Inspect),
@@ -200,13 +183,22 @@ pub const TABLE: &[Policy] = &[
     read(RUNTIME, "ListPodSandboxStats", Lane::Stats),
     read(RUNTIME, "ListMetricDescriptors", Lane::Stats),
     read(RUNTIME, "ListPodSandboxMetrics", Lane::Stats),
-    stream(RUNTIME, "StreamPodSandboxes", LOOK, Lane::List),
-    stream(RUNTIME, "StreamContainers", LOOK, Lane::List),
-    stream(RUNTIME, "StreamContainerStats", LOOK, Lane::Stats),
-    stream(RUNTIME, "StreamPodSandboxStats", LOOK, Lane::Stats),
-    stream(RUNTIME, "StreamPodSandboxMetrics", LOOK, Lane::Stats),
+    // Lists in many messages; this proxy answers them where the runtime has no such streams, too.
+    read(RUNTIME, "StreamPodSandboxes", Lane::List),
+    read(RUNTIME, "StreamContainers", Lane::List),
+    read(RUNTIME, "StreamContainerStats", Lane::Stats),
+    read(RUNTIME, "StreamPodSandboxStats", Lane::Stats),
+    read(RUNTIME, "StreamPodSandboxMetrics", Lane::Stats),
     // The proxy is the only reader of runtime events; others watch RuntimeEvents.
-    stream(RUNTIME, "GetContainerEvents", NOBODY, Lane::Inspect),
+    Policy {
+        service: RUNTIME,
+        method: "GetContainerEvents",
+        sockets: NOBODY,
+        class: Class::Stream,
+        lane: Lane::Inspect,
+        deadline: Deadline::CallerOnly,
+        retry: false,
+    },
     change(RUNTIME, "RunPodSandbox", Lane::Start),
     change(RUNTIME, "CreateContainer", Lane::Start),
     change(RUNTIME, "StartContainer", Lane::Start),
@@ -236,7 +228,7 @@ pub const TABLE: &[Policy] = &[
     read(IMAGE, "ListImages", Lane::List),
     read(IMAGE, "ImageStatus", Lane::Inspect),
     read(IMAGE, "ImageFsInfo", Lane::Stats),
-    stream(IMAGE, "StreamImages", LOOK, Lane::List),
+    read(IMAGE, "StreamImages", Lane::List),
     // A pull takes as long as the registry does; whoever asked for it may say how long that is.
     Policy { deadline: Deadline::CallerOnly, ..change(IMAGE, "PullImage", Lane::Pull) },
     change(IMAGE, "RemoveImage", Lane::Remove),

@@ -179,11 +179,11 @@ where
     body.map_err(Into::into).boxed_unsync()
 }
 
-/// What is wrong with a request body.
+/// What is wrong with the frames of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadFrame {
     /// Fewer bytes than the prefix promises, or none.
-    #[error("the request is cut: {got} bytes where the gRPC prefix promises {promised}")]
+    #[error("the body is cut: {got} bytes where the gRPC prefix promises {promised}")]
     Cut {
         /// Bytes there.
         got: usize,
@@ -191,13 +191,13 @@ pub enum BadFrame {
         promised: usize,
     },
     /// More bytes than one message.
-    #[error("the request has bytes behind its one message")]
+    #[error("the body has bytes behind its one message")]
     Trailing,
     /// The flag byte is neither 0 nor 1.
-    #[error("the request's gRPC prefix begins with {0}, neither 0 nor 1")]
+    #[error("the gRPC prefix begins with {0}, neither 0 nor 1")]
     Flag(u8),
     /// A compressed message cannot be read, hence not fenced.
-    #[error("compressed requests are not taken here")]
+    #[error("compressed messages are not taken here")]
     Compressed,
 }
 

@@ -53,6 +53,8 @@ pub struct Upstream {
 #[derive(Default)]
 struct State {
     sender: Option<SendRequest<Body>>,
+    /// Connections made so far.
+    made: u64,
     failed: Option<(Instant, String)>,
 }
 
@@ -120,6 +122,16 @@ impl Upstream {
         self.sender().await.map(drop)
     }
 
+    /// Connects if there is no connection. Says which of this upstream's connections it is, counted from 1: a call sent after this
+    /// goes by it, or by a later one.
+    ///
+    /// # Errors
+    /// As [`Self::ensure`].
+    pub async fn connection(&self) -> Result<u64, NotConnected> {
+        self.sender().await?;
+        Ok(self.state.lock().await.made)
+    }
+
     /// Whether the connection stands.
     pub async fn is_connected(&self) -> bool {
         self.state.lock().await.sender.as_ref().is_some_and(|s| !s.is_closed())
@@ -145,6 +157,7 @@ impl Upstream {
         match result {
             Ok(sender) => {
                 state.failed = None;
+                state.made += 1;
                 state.sender = Some(sender.clone());
                 Ok(sender)
             }

@@ -1,4 +1,7 @@
 //! The runtime and its hints behind cri-proxy's read socket.
+//!
+//! Lists are asked for by their streams: a full one may be larger than a message. cri-proxy has the streams whatever the runtime
+//! has; only an older one passes on that the runtime lacks them, and then the list is asked for in whole.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
+use http::uri::PathAndQuery;
 use k8s_cri::v1;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_model::ids::PodRef;
@@ -16,7 +20,8 @@ use quintlet_proto::runtime::v1::runtime_events_client::RuntimeEventsClient;
 use quintlet_telemetry::propagate::PropagatingInterceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
-use tonic::{Code, Response, Status};
+use tonic::{Code, Request, Response, Status};
+use tonic_prost::ProstCodec;
 
 use crate::convert;
 use crate::seams::{
@@ -34,6 +39,7 @@ const CALL_LIMIT: Duration = Duration::from_secs(30);
 pub struct CriRuntime {
     socket: PathBuf,
     client: RuntimeServiceClient<InterceptedService<Channel, PropagatingInterceptor>>,
+    lists: Lists,
 }
 
 impl CriRuntime {
@@ -41,9 +47,11 @@ impl CriRuntime {
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
         let channel = quintlet_kit::socket::channel(socket.clone());
+        let lists = Lists::new(InterceptedService::new(channel.clone(), PropagatingInterceptor))
+            .max_decoding_message_size(MAX_MESSAGE);
         let client = RuntimeServiceClient::with_interceptor(channel, PropagatingInterceptor)
             .max_decoding_message_size(MAX_MESSAGE);
-        Self { socket, client }
+        Self { socket, client, lists }
     }
 }
 
@@ -57,6 +65,45 @@ impl CriRuntime {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
             Ok(Err(status)) => Err(ReadError::Call { method, source: placed(status, &self.socket) }),
             Err(_) => Err(ReadError::Timeout { what: method, limit: CALL_LIMIT }),
+        }
+    }
+}
+
+type Lists = tonic::client::Grpc<InterceptedService<Channel, PropagatingInterceptor>>;
+
+impl CriRuntime {
+    /// All items of a list, by the stream `method`; None: there is no such stream. An error loses the items that came before it.
+    ///
+    /// The bindings have no list streams yet. They take the lists' requests, and their messages have the items where the lists'
+    /// answers have them: in field 1.
+    async fn streamed<Q, R, T>(
+        &self,
+        method: &'static str,
+        request: Q,
+        take: impl Fn(R) -> Vec<T>,
+    ) -> Result<Option<Vec<T>>, ReadError>
+    where
+        Q: prost::Message + Send + Sync + 'static,
+        R: prost::Message + Default + Send + Sync + 'static,
+    {
+        let path = PathAndQuery::try_from(format!("/runtime.v1.RuntimeService/{method}"));
+        let path = path.map_err(|e| ReadError::Data(e.to_string()))?;
+        let mut client = self.lists.clone();
+        let listing = async {
+            client.ready().await.map_err(|e| Status::unavailable(format!("not connected: {e}")))?;
+            let codec = ProstCodec::<Q, R>::default();
+            let mut messages =
+                client.server_streaming(Request::new(request), path, codec).await?.into_inner();
+            let mut items = Vec::new();
+            while let Some(message) = messages.message().await? {
+                items.extend(take(message));
+            }
+            Ok(Response::new(items))
+        };
+        match self.call(method, listing).await {
+            Ok(items) => Ok(Some(items)),
+            Err(ReadError::Call { source, .. }) if source.code() == Code::Unimplemented => Ok(None),
+            Err(error) => Err(error),
         }
     }
 }
@@ -89,10 +136,13 @@ impl ContainerRuntime for CriRuntime {
             }),
             Filter::Id(id) => Some(v1::PodSandboxFilter { id, ..Default::default() }),
         };
-        let mut client = self.client.clone();
         let request = v1::ListPodSandboxRequest { filter };
-        let answer = self.call("ListPodSandbox", client.list_pod_sandbox(request)).await?;
-        Ok(answer.items.into_iter().map(convert::listed_sandbox).collect())
+        let take = |m: v1::ListPodSandboxResponse| m.items.into_iter().map(convert::listed_sandbox).collect();
+        if let Some(listed) = self.streamed("StreamPodSandboxes", request.clone(), take).await? {
+            return Ok(listed);
+        }
+        let mut client = self.client.clone();
+        Ok(take(self.call("ListPodSandbox", client.list_pod_sandbox(request)).await?))
     }
 
     async fn containers(&self, filter: Filter) -> Result<Vec<ListedContainer>, ReadError> {
@@ -104,10 +154,14 @@ impl ContainerRuntime for CriRuntime {
             }),
             Filter::Id(id) => Some(v1::ContainerFilter { id, ..Default::default() }),
         };
-        let mut client = self.client.clone();
         let request = v1::ListContainersRequest { filter };
-        let answer = self.call("ListContainers", client.list_containers(request)).await?;
-        Ok(answer.containers.into_iter().map(convert::listed_container).collect())
+        let take =
+            |m: v1::ListContainersResponse| m.containers.into_iter().map(convert::listed_container).collect();
+        if let Some(listed) = self.streamed("StreamContainers", request.clone(), take).await? {
+            return Ok(listed);
+        }
+        let mut client = self.client.clone();
+        Ok(take(self.call("ListContainers", client.list_containers(request)).await?))
     }
 
     async fn sandbox(&self, id: &str) -> Result<Option<(PodRef, Sandbox)>, ReadError> {

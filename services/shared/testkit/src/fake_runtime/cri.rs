@@ -1,6 +1,5 @@
 //! The runtime service.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,6 +13,7 @@ use tonic::{Request, Response, Status};
 
 use super::Shared;
 use super::events::{self, Event};
+use super::lists;
 use super::script::{Method, Plan};
 use super::serve::Raw;
 use super::world::{self, StopReply, no_container, no_sandbox};
@@ -21,7 +21,7 @@ use super::world::{self, StopReply, no_container, no_sandbox};
 pub(crate) struct Cri(pub(crate) Arc<Shared>);
 
 /// Counts a call out, however it ends.
-struct Leave(Arc<Shared>, Method);
+pub(super) struct Leave(pub(super) Arc<Shared>, pub(super) Method);
 
 impl Drop for Leave {
     fn drop(&mut self) {
@@ -196,38 +196,6 @@ impl Shared {
     }
 }
 
-fn labels_match(selector: &HashMap<String, String>, labels: &HashMap<String, String>) -> bool {
-    selector.iter().all(|(k, v)| labels.get(k) == Some(v))
-}
-
-fn id_matches(wanted: &str, id: &str) -> bool {
-    wanted.is_empty() || id.starts_with(wanted)
-}
-
-fn attributes(c: &world::ContainerRecord) -> v1::ContainerStats {
-    v1::ContainerStats {
-        attributes: Some(v1::ContainerAttributes {
-            id: c.status.id.clone(),
-            metadata: c.status.metadata.clone(),
-            labels: c.status.labels.clone(),
-            annotations: c.status.annotations.clone(),
-        }),
-        ..Default::default()
-    }
-}
-
-fn sandbox_stats(s: &world::SandboxRecord) -> v1::PodSandboxStats {
-    v1::PodSandboxStats {
-        attributes: Some(v1::PodSandboxAttributes {
-            id: s.status.id.clone(),
-            metadata: s.status.metadata.clone(),
-            labels: s.status.labels.clone(),
-            annotations: s.status.annotations.clone(),
-        }),
-        ..Default::default()
-    }
-}
-
 /// Methods the fake has no use for yet answer as a runtime that lacks them.
 fn lacking<T>(method: &str) -> Result<T, Status> {
     Err(Status::unimplemented(format!("method {method} not implemented")))
@@ -349,31 +317,9 @@ impl RuntimeService for Cri {
         &self,
         q: Request<v1::ListPodSandboxRequest>,
     ) -> Result<Response<v1::ListPodSandboxResponse>, Status> {
-        let subjects = |q: &v1::ListPodSandboxRequest| {
-            q.filter.iter().flat_map(|f| f.label_selector.values().cloned().chain([f.id.clone()])).collect()
-        };
         self.0
-            .simple(Method::ListPodSandbox, q, subjects, |shared, q| {
-                let filter = q.filter.unwrap_or_default();
-                let world = shared.world.lock();
-                let items = world
-                    .sandboxes
-                    .values()
-                    .map(|s| &s.status)
-                    .filter(|s| id_matches(&filter.id, &s.id))
-                    .filter(|s| filter.state.is_none_or(|f| f.state == s.state))
-                    .filter(|s| labels_match(&filter.label_selector, &s.labels))
-                    .map(|s| v1::PodSandbox {
-                        id: s.id.clone(),
-                        metadata: s.metadata.clone(),
-                        state: s.state,
-                        created_at: s.created_at,
-                        labels: s.labels.clone(),
-                        annotations: s.annotations.clone(),
-                        runtime_handler: s.runtime_handler.clone(),
-                    })
-                    .collect();
-                Ok(v1::ListPodSandboxResponse { items })
+            .simple(Method::ListPodSandbox, q, lists::sandbox_subjects, |shared, q| {
+                Ok(v1::ListPodSandboxResponse { items: lists::sandboxes(shared, q) })
             })
             .await
     }
@@ -453,34 +399,9 @@ impl RuntimeService for Cri {
         &self,
         q: Request<v1::ListContainersRequest>,
     ) -> Result<Response<v1::ListContainersResponse>, Status> {
-        let subjects = |q: &v1::ListContainersRequest| {
-            q.filter.iter().flat_map(|f| f.label_selector.values().cloned().chain([f.id.clone()])).collect()
-        };
         self.0
-            .simple(Method::ListContainers, q, subjects, |shared, q| {
-                let filter = q.filter.unwrap_or_default();
-                let world = shared.world.lock();
-                let containers = world
-                    .containers
-                    .values()
-                    .filter(|c| id_matches(&filter.id, &c.status.id))
-                    .filter(|c| filter.state.is_none_or(|f| f.state == c.status.state))
-                    .filter(|c| id_matches(&filter.pod_sandbox_id, &c.sandbox_id))
-                    .filter(|c| labels_match(&filter.label_selector, &c.status.labels))
-                    .map(|c| v1::Container {
-                        id: c.status.id.clone(),
-                        pod_sandbox_id: c.sandbox_id.clone(),
-                        metadata: c.status.metadata.clone(),
-                        image: c.status.image.clone(),
-                        image_ref: c.status.image_ref.clone(),
-                        state: c.status.state,
-                        created_at: c.status.created_at,
-                        labels: c.status.labels.clone(),
-                        annotations: c.status.annotations.clone(),
-                        image_id: c.status.image_id.clone(),
-                    })
-                    .collect();
-                Ok(v1::ListContainersResponse { containers })
+            .simple(Method::ListContainers, q, lists::container_subjects, |shared, q| {
+                Ok(v1::ListContainersResponse { containers: lists::containers(shared, q) })
             })
             .await
     }
@@ -622,7 +543,7 @@ impl RuntimeService for Cri {
                         usage_bytes: Some(v1::UInt64Value { value }),
                         ..Default::default()
                     });
-                    let stats = v1::ContainerStats { memory, ..attributes(container) };
+                    let stats = v1::ContainerStats { memory, ..lists::attributes(container) };
                     Ok(v1::ContainerStatsResponse { stats: Some(stats) })
                 },
             )
@@ -638,11 +559,7 @@ impl RuntimeService for Cri {
                 Method::ListContainerStats,
                 q,
                 |_| Vec::new(),
-                |shared, _| {
-                    let world = shared.world.lock();
-                    let stats = world.containers.values().filter(|c| c.running()).map(attributes).collect();
-                    Ok(v1::ListContainerStatsResponse { stats })
-                },
+                |shared, _| Ok(v1::ListContainerStatsResponse { stats: lists::container_stats(shared) }),
             )
             .await
     }
@@ -662,7 +579,7 @@ impl RuntimeService for Cri {
                         .sandboxes
                         .get(&q.pod_sandbox_id)
                         .ok_or_else(|| no_sandbox(&q.pod_sandbox_id))?;
-                    Ok(v1::PodSandboxStatsResponse { stats: Some(sandbox_stats(sandbox)) })
+                    Ok(v1::PodSandboxStatsResponse { stats: Some(lists::sandbox_stats(sandbox)) })
                 },
             )
             .await
@@ -677,10 +594,7 @@ impl RuntimeService for Cri {
                 Method::ListPodSandboxStats,
                 q,
                 |_| Vec::new(),
-                |shared, _| {
-                    let stats = shared.world.lock().sandboxes.values().map(sandbox_stats).collect();
-                    Ok(v1::ListPodSandboxStatsResponse { stats })
-                },
+                |shared, _| Ok(v1::ListPodSandboxStatsResponse { stats: lists::all_sandbox_stats(shared) }),
             )
             .await
     }

@@ -7,6 +7,7 @@ use k8s_cri::v1::image_service_server::ImageService;
 use tonic::{Request, Response, Status};
 
 use super::Shared;
+use super::lists;
 use super::script::Method;
 
 pub(crate) struct Images(pub(crate) Arc<Shared>);
@@ -26,15 +27,7 @@ impl ImageService for Images {
                 Method::ListImages,
                 request,
                 |_| Vec::new(),
-                |shared, q| {
-                    let world = shared.world.lock();
-                    let wanted = q.filter.map(|f| name(&f.image)).filter(|n| !n.is_empty());
-                    let images = match wanted {
-                        Some(n) => world.image(&n).cloned().into_iter().collect(),
-                        None => world.images.values().cloned().collect(),
-                    };
-                    Ok(v1::ListImagesResponse { images })
-                },
+                |shared, q| Ok(v1::ListImagesResponse { images: lists::images(shared, q) }),
             )
             .await
     }

@@ -10,6 +10,7 @@
 mod cri;
 mod events;
 mod images;
+mod lists;
 mod script;
 mod serve;
 mod world;
@@ -128,6 +129,8 @@ pub(crate) struct Shared {
     /// Counts changes of the world, for whoever waits for one.
     pub(crate) changed: watch::Sender<u64>,
     pub(crate) finish_abandoned: AtomicBool,
+    /// Whether the list streams are there.
+    pub(crate) list_streams: AtomicBool,
 }
 
 impl Shared {
@@ -162,6 +165,10 @@ impl Shared {
     }
 
     pub(crate) fn cri_event(&self, id: &str, kind: v1::ContainerEventType) {
+        // It holds the whole pod: made only for who gets it.
+        if !self.options.cri_events {
+            return;
+        }
         if let Some(event) = self.world.lock().cri_event(id, kind) {
             self.bus.cri(event);
         }
@@ -221,6 +228,7 @@ impl FakeRuntime {
             exec: Mutex::new(Arc::new(|_, _| ExecReply::default())),
             changed: watch::Sender::new(0),
             finish_abandoned: AtomicBool::new(false),
+            list_streams: AtomicBool::new(false),
             options,
         });
         Self { shared, path: path.to_owned(), server: Arc::default() }
@@ -287,6 +295,12 @@ impl FakeRuntime {
     /// Calls whose caller went away run to their end, instead of being cut.
     pub fn finish_abandoned_calls(&self, yes: bool) {
         self.shared.finish_abandoned.store(yes, Ordering::Relaxed);
+    }
+
+    /// Whether it has the list streams of the CRI of Kubernetes 1.36; without, they are unimplemented. For what an upgrade changes,
+    /// between [`Self::down`] and [`Self::up`].
+    pub fn stream_lists(&self, yes: bool) {
+        self.shared.list_streams.store(yes, Ordering::Relaxed);
     }
 
     /// The next `count` events are lost.

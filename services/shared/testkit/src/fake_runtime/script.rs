@@ -61,6 +61,11 @@ methods!(
     PullImage,
     RemoveImage,
     ImageFsInfo,
+    StreamPodSandboxes,
+    StreamContainers,
+    StreamContainerStats,
+    StreamPodSandboxStats,
+    StreamImages,
     Subscribe,
 );
 
@@ -164,7 +169,7 @@ impl Rule {
         self
     }
 
-    /// What was asked happens, and yet the answer is this failure.
+    /// What was asked happens, and yet the answer is this failure. Of a list stream, half the items come before it.
     #[must_use]
     pub fn fail_after(mut self, code: Code, text: &str) -> Self {
         self.act = Act::Fail { status: Status::new(code, text), after: true };

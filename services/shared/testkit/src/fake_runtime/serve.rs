@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -23,12 +24,13 @@ use super::Shared;
 use super::cri::Cri;
 use super::events::EventsServer;
 use super::images::Images;
+use super::lists;
 
 /// Before each message of gRPC: whether it is compressed (nobody here does that), and its length.
 const FRAME_HEAD: usize = 5;
 
 /// The CRI's limit of a message, as the kubelet has it.
-const MAX_MESSAGE: usize = 16 * 1024 * 1024;
+pub(super) const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 
 /// A request as its bytes came, with what the bindings do not know of.
 #[derive(Clone)]
@@ -36,7 +38,7 @@ pub(super) struct Raw(pub(super) Bytes);
 
 /// Keeps the bytes of each request: every request of the CRI is one message.
 #[derive(Clone)]
-struct Keep(Routes);
+struct Keep(Routes, Arc<Shared>);
 
 impl Service<http::Request<Incoming>> for Keep {
     type Response = http::Response<tonic::body::Body>;
@@ -48,13 +50,19 @@ impl Service<http::Request<Incoming>> for Keep {
     }
 
     fn call(&mut self, request: http::Request<Incoming>) -> Self::Future {
-        let mut routes = self.0.clone();
+        let (mut routes, shared) = (self.0.clone(), Arc::clone(&self.1));
         Box::pin(async move {
             let (mut parts, body) = request.into_parts();
             // A caller that goes away in the middle of its request gets what it sent judged, and no answer.
             let bytes = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
             parts.extensions.insert(Raw(bytes.slice(FRAME_HEAD.min(bytes.len())..)));
-            routes.call(http::Request::from_parts(parts, Full::new(bytes))).await
+            let request = http::Request::from_parts(parts, Full::new(bytes));
+            if shared.list_streams.load(Ordering::Relaxed)
+                && let Some(answer) = lists::stream(&shared, &request)
+            {
+                return answer.await;
+            }
+            routes.call(request).await
         })
     }
 }
@@ -97,9 +105,10 @@ pub(super) fn start(shared: &Arc<Shared>, path: &Path) -> io::Result<Cancellatio
     .prepare();
     let token = CancellationToken::new();
     let mortal = Mortal(token.clone());
+    let shared = Arc::clone(shared);
     crate::spawn(token.clone().run_until_cancelled_owned(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let service = TowerToHyperService::new(Keep(routes.clone()));
+            let service = TowerToHyperService::new(Keep(routes.clone(), Arc::clone(&shared)));
             let connection = hyper::server::conn::http2::Builder::new(mortal.clone())
                 .max_concurrent_streams(100_000)
                 .serve_connection(TokioIo::new(stream), service);

@@ -1,0 +1,201 @@
+//! Lists and their streams, with runtimes that have them, lack them and lose them.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+mod common;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{Act, Bench, Got, eventually, failing, good, headers};
+use cri_proxy::policy::Socket;
+use cri_proxy::{lists, reply};
+use k8s_cri::v1;
+use prost::Message;
+use quintlet_kit::clock::Clock;
+use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Options, Rule};
+use tokio::sync::{Mutex, mpsc};
+use tonic::Code;
+
+const LIST: &str = "/runtime.v1.RuntimeService/ListContainers";
+const STREAM: &str = "/runtime.v1.RuntimeService/StreamContainers";
+
+fn all() -> Bytes {
+    reply::framed(&v1::ListContainersRequest::default())
+}
+
+fn ids(got: &Got) -> BTreeSet<String> {
+    let messages = lists::messages(got.body.clone()).unwrap();
+    let read = |m: Bytes| v1::ListContainersResponse::decode(m).unwrap().containers;
+    let all: Vec<String> = messages.into_iter().flat_map(read).map(|c| c.id).collect();
+    let unique: BTreeSet<String> = all.iter().cloned().collect();
+    assert_eq!(unique.len(), all.len(), "each item once");
+    unique
+}
+
+/// A proxy in front of a fake runtime with containers whose annotations are `bytes` long.
+async fn fake(streams: bool, containers: usize, bytes: usize) -> (tempfile::TempDir, FakeRuntime, Bench) {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = FakeRuntime::start(&dir.path().join("fake.sock"), Options::silent()).unwrap();
+    runtime.stream_lists(streams);
+    let mut sandbox = String::new();
+    for n in 0..containers {
+        if n % 36 == 0 {
+            sandbox = runtime.add_sandbox(&format!("u{n}"), &format!("web-{n}"), "default", 0);
+        }
+        let mut seed = ContainerSeed::running(&format!("c{n}"));
+        seed.annotations = [("filler".to_owned(), "x".repeat(bytes))].into();
+        runtime.add_container(&sandbox, &seed);
+    }
+    let path = runtime.path().to_owned();
+    let bench = Bench::changed("silent", "1", 64, Clock::system(), |c| c.runtime = path).await;
+    (dir, runtime, bench)
+}
+
+fn there(runtime: &FakeRuntime) -> BTreeSet<String> {
+    runtime.containers().iter().map(|c| c.id().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_runtime_with_streams_is_asked_by_them_however_the_caller_asks() {
+    let (_dir, runtime, bench) = fake(true, 20, 10).await;
+    for path in [LIST, STREAM] {
+        let got = bench.call(Socket::Read, path, &[], all()).await;
+        assert_eq!((got.code(), got.outcome()), ("0", "ok"));
+        assert_eq!(ids(&got), there(&runtime), "{path}");
+    }
+    assert_eq!(runtime.count(Method::StreamContainers), 2);
+    assert_eq!(runtime.count(Method::ListContainers), 0);
+    let one = there(&runtime).pop_first().unwrap();
+    let filter = v1::ContainerFilter { id: one.clone(), ..Default::default() };
+    let request = reply::framed(&v1::ListContainersRequest { filter: Some(filter) });
+    let got = bench.call(Socket::Sync, LIST, &[], request).await;
+    assert_eq!(ids(&got), [one].into(), "the filter goes with it");
+    for (method, path) in [
+        (Method::StreamPodSandboxes, "RuntimeService/ListPodSandbox"),
+        (Method::StreamContainerStats, "RuntimeService/ListContainerStats"),
+        (Method::StreamPodSandboxStats, "RuntimeService/StreamPodSandboxStats"),
+        (Method::StreamImages, "ImageService/ListImages"),
+    ] {
+        let empty = Bytes::from_static(&[0; 5]);
+        let got = bench.call(Socket::Read, &format!("/runtime.v1.{path}"), &[], empty).await;
+        assert_eq!(got.code(), "0", "{path}");
+        assert!(!lists::messages(got.body).unwrap()[0].is_empty(), "{path}");
+        assert_eq!(runtime.count(method), 1, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_runtime_without_streams_says_so_once_on_each_connection() {
+    let mut bench = Bench::start().await;
+    let container = v1::Container { id: "a".into(), ..Default::default() };
+    bench.script.on(LIST, [good(&v1::ListContainersResponse { containers: vec![container] })]);
+    for path in [STREAM, LIST, STREAM] {
+        assert_eq!(ids(&bench.call(Socket::Read, path, &[], all()).await), ["a".to_owned()].into());
+    }
+    assert_eq!((bench.script.seen(STREAM).len(), bench.script.seen(LIST).len()), (1, 3));
+    bench.down();
+    bench.up();
+    // Refused for the 100 ms between two attempts to connect.
+    eventually("an answer of the runtime that is back", async || {
+        let got = bench.call(Socket::Read, LIST, &[], all()).await;
+        (got.code() == "0").then_some(())
+    })
+    .await;
+    bench.call(Socket::Read, LIST, &[], all()).await;
+    assert_eq!(bench.script.seen(STREAM).len(), 2, "once more on the new connection");
+}
+
+#[tokio::test]
+async fn an_upgrade_brings_the_streams_and_a_downgrade_takes_them() {
+    let (_dir, runtime, bench) = fake(false, 7, 10).await;
+    let mut streamed = 0;
+    for streams in [false, true, false, true] {
+        runtime.down();
+        runtime.stream_lists(streams);
+        runtime.up().unwrap();
+        let listed = runtime.count(Method::ListContainers);
+        let got = eventually("an answer of the new runtime", async || {
+            let got = bench.call(Socket::Read, STREAM, &[], all()).await;
+            (got.code() == "0").then_some(got)
+        })
+        .await;
+        assert_eq!(ids(&got), there(&runtime));
+        streamed += u64::from(streams);
+        assert_eq!(runtime.count(Method::StreamContainers), streamed);
+        assert_eq!(runtime.count(Method::ListContainers), listed + u64::from(!streams));
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_in_the_middle_leaves_its_error_and_no_items() {
+    let (_dir, runtime, bench) = fake(true, 100, 10).await;
+    for path in [LIST, STREAM] {
+        runtime
+            .script(Rule::on(Method::StreamContainers).fail_after(Code::Internal, "disk on fire").times(1));
+        let got = bench.call(Socket::Read, path, &[], all()).await;
+        assert_eq!((got.code(), got.meta("grpc-message")), ("13", "disk%20on%20fire"), "{path}");
+        assert_eq!((got.body.len(), got.outcome()), (0, "runtime-error"), "{path}");
+        assert_eq!(ids(&bench.call(Socket::Read, path, &[], all()).await).len(), 100, "{path}");
+    }
+    assert_eq!(runtime.count(Method::ListContainers), 0, "an error is no reason to ask for the whole");
+    // Unimplemented behind items is an error like any other.
+    runtime.script(Rule::on(Method::StreamContainers).fail_after(Code::Unimplemented, "half").times(1));
+    let got = bench.call(Socket::Read, STREAM, &[], all()).await;
+    assert_eq!((got.code(), got.body.len()), ("12", 0));
+    assert_eq!(runtime.count(Method::ListContainers), 0);
+}
+
+#[tokio::test]
+async fn a_stream_that_does_not_end_runs_into_the_calls_deadline_as_a_whole() {
+    let bench =
+        Bench::changed("fake", "1", 64, Clock::system(), |c| c.timeout = Duration::from_millis(300)).await;
+    let (frames, from) = mpsc::channel(4);
+    let container = v1::Container { id: "a".into(), ..Default::default() };
+    let item = reply::framed(&v1::ListContainersResponse { containers: vec![container] });
+    bench.script.on(STREAM, [Act::Stream(Arc::new(Mutex::new(from)))]);
+    frames.send(item).await.unwrap();
+    let got = bench.call(Socket::Read, STREAM, &[], all()).await;
+    assert_eq!((got.code(), got.body.len(), got.outcome()), ("4", 0, "unknown"));
+}
+
+#[tokio::test]
+async fn what_is_larger_than_a_message_comes_in_many_and_never_in_one() {
+    let (_dir, runtime, bench) = fake(true, 9_000, 2_000).await;
+    let got = bench.call(Socket::Read, STREAM, &[], all()).await;
+    assert_eq!(got.code(), "0");
+    let sizes: Vec<usize> = lists::messages(got.body.clone()).unwrap().iter().map(Bytes::len).collect();
+    assert!(sizes.iter().sum::<usize>() > 16 << 20, "{sizes:?}");
+    assert!(sizes.iter().all(|size| *size <= lists::CHUNK), "{sizes:?}");
+    assert_eq!(ids(&got), there(&runtime));
+    let got = bench.call(Socket::Read, LIST, &[], all()).await;
+    assert_eq!((got.code(), got.body.len()), ("8", 0));
+    assert!(got.meta("grpc-message").contains("its%20stream%20must%20be%20asked%20for"));
+}
+
+#[tokio::test]
+async fn a_large_answer_of_a_runtime_without_streams_is_cut_for_who_wants_one() {
+    let (_dir, runtime, bench) = fake(false, 3_000, 2_000).await;
+    let got = bench.call(Socket::Read, STREAM, &[], all()).await;
+    let sizes: Vec<usize> = lists::messages(got.body.clone()).unwrap().iter().map(Bytes::len).collect();
+    assert!(sizes.len() > 5 && sizes.iter().all(|size| *size <= lists::CHUNK), "{sizes:?}");
+    assert_eq!(ids(&got), there(&runtime));
+}
+
+#[tokio::test]
+async fn what_a_runtime_may_not_send_is_its_error() {
+    let bench = Bench::start().await;
+    let ok = || headers(&[("grpc-status", "0")]);
+    let head = || headers(&[("content-type", "application/grpc")]);
+    for bytes in [&[0u8, 0, 0, 0, 9, 1][..], &[1, 0, 0, 0, 0]] {
+        bench.script.on(STREAM, [Act::Reply(head(), vec![Bytes::from_static(bytes)], ok())]);
+        let got = bench.call(Socket::Read, STREAM, &[], all()).await;
+        assert_eq!((got.code(), got.body.len()), ("13", 0), "{bytes:?}");
+    }
+    bench.script.on(STREAM, [failing(12, "unknown method")]);
+    let cut = vec![Bytes::from_static(&[0, 0, 0, 0, 2, 0x0a, 9])];
+    bench.script.on(LIST, [Act::Reply(head(), cut, ok())]);
+    let got = bench.call(Socket::Read, STREAM, &[], all()).await;
+    assert_eq!(got.code(), "13");
+    assert!(got.meta("grpc-message").contains("byte%200%20of%20the%20message"), "{got:?}");
+}
