@@ -1,5 +1,6 @@
 //! Command line.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use quintlet_config::ConfigArgs;
@@ -18,6 +19,11 @@ pub struct Args {
     /// Where the configuration is.
     #[command(flatten)]
     pub config: ConfigArgs,
+
+    /// Inspect nothing: serve what the pleg-service at this socket has, so that many watchers cost it one stream. A follower needs a
+    /// --run-dir of its own and serves at DIR/pleg/pleg.sock.
+    #[arg(long, value_name = "SOCKET")]
+    pub follow: Option<PathBuf>,
 
     /// Pause between full lists of the runtime without live hints, with a unit: 1s.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = positive)]

@@ -189,6 +189,7 @@ pub(crate) fn hint(event: hints::RuntimeEvent) -> Option<HintEvent> {
             pod: PodUid::parse(&h.pod_uid).ok(),
             id: h.id,
             trace: event.trace,
+            at_unix_ns: h.at_unix_ns,
         }),
         Event::Overrun(o) => Some(HintEvent::Overrun { missed: o.missed }),
     }

@@ -10,12 +10,12 @@ use quintlet_kit::clock::Clock;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::{Cursor, SharedPodRuntime};
 use quintlet_proto::common::v1::Trace;
-use tokio::sync::{Notify, Semaphore, broadcast, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, oneshot, watch};
 use tokio::time::Instant;
 
-use crate::entry::ChangeKind;
 use crate::metrics::Metrics;
 use crate::owner;
+use crate::readers::Readers;
 use crate::seams::{ContainerRuntime, HintKind, ReadError};
 use crate::store::{Store, TOMBSTONES};
 
@@ -23,22 +23,6 @@ use crate::store::{Store, TOMBSTONES};
 pub(crate) const INSPECTIONS: usize = 16;
 /// Of these, at most so many for pods a relist named: hints and callers never wait for a relist's work.
 pub(crate) const RELIST_INSPECTIONS: usize = 8;
-/// Lifecycle events a slow reader may be behind before it misses some: the kubelet's plegChannelCapacity.
-const LIFECYCLE_EVENTS: usize = 1000;
-
-/// A lifecycle event with its place.
-#[derive(Debug)]
-pub(crate) struct LifecycleChange {
-    pub(crate) kind: ChangeKind,
-    pub(crate) pod: PodRef,
-    pub(crate) id: String,
-    pub(crate) container: String,
-    pub(crate) exit_code: i32,
-    pub(crate) at: jiff::Timestamp,
-    pub(crate) cursor: Cursor,
-    pub(crate) trace: Option<Trace>,
-}
-
 /// How the hint stream is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HintState {
@@ -158,11 +142,11 @@ pub(crate) struct Core {
     pub(crate) runtime: Arc<dyn ContainerRuntime>,
     pub(crate) clock: Clock,
     pub(crate) periods: Periods,
-    pub(crate) store: Store,
+    pub(crate) readers: Readers,
+    pub(crate) store: Arc<Store>,
     pub(crate) metrics: Metrics,
     pub(crate) inspections: Semaphore,
     pub(crate) relist_inspections: Semaphore,
-    pub(crate) lifecycle: broadcast::Sender<Arc<LifecycleChange>>,
     pub(crate) hints: watch::Sender<HintState>,
     pub(crate) lists: Mutex<Lists>,
     /// Asks for a full list at once. One that is asked for during a list runs after it.
@@ -175,15 +159,16 @@ impl Core {
     pub(crate) fn new(runtime: Arc<dyn ContainerRuntime>, clock: Clock, periods: Periods) -> Arc<Self> {
         // Later runs begin later in the same boot; nothing that holds a cursor outlives a boot.
         let epoch = u64::try_from(clock.boot().as_nanos()).unwrap_or(u64::MAX).max(1);
+        let readers = Readers::new(Store::new(epoch, TOMBSTONES), clock.clone(), periods.beat);
         Arc::new(Self {
             runtime,
             clock,
             periods,
-            store: Store::new(epoch, TOMBSTONES),
+            store: Arc::clone(&readers.store),
+            readers,
             metrics: Metrics::new(),
             inspections: Semaphore::new(INSPECTIONS),
             relist_inspections: Semaphore::new(RELIST_INSPECTIONS),
-            lifecycle: broadcast::Sender::new(LIFECYCLE_EVENTS),
             hints: watch::Sender::new(HintState { source: "none", live: false }),
             lists: Mutex::default(),
             relist_now: Notify::new(),

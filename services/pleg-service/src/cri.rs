@@ -109,7 +109,7 @@ impl CriRuntime {
 }
 
 /// Names the socket where it is the connection that failed, and not the call.
-fn placed(status: Status, socket: &Path) -> Status {
+pub(crate) fn placed(status: Status, socket: &Path) -> Status {
     if std::error::Error::source(&status).is_none() {
         return status;
     }

@@ -82,7 +82,13 @@ fn take(core: &Arc<Core>, resolver: &mpsc::Sender<Unknown>, event: HintEvent) {
             core.metrics.hints_lost.inc_by(missed);
             core.relist_now.notify_one();
         }
-        HintEvent::Hint { kind, id, pod, trace } => {
+        HintEvent::Hint { kind, id, pod, trace, at_unix_ns } => {
+            if at_unix_ns > 0 {
+                // Two clocks: one that is behind is no negative time.
+                let ns = core.clock.wall().as_nanosecond() - i128::from(at_unix_ns);
+                let took = Duration::from_nanos(u64::try_from(ns).unwrap_or(0));
+                core.metrics.hint_latency.observe(took.as_secs_f64());
+            }
             core.metrics.hints.get_or_create_owned(&KindLabel { kind: kind.name() }).inc();
             if let Some(uid) = core.store.pod_of(&id).or(pod) {
                 core.nominate(&uid, hinted(id, kind, trace));

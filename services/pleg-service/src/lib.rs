@@ -2,8 +2,11 @@
 //!
 //! Tasks: `relist` lists everything now and then, `hints` reads the runtime's hints, `hint-resolver` finds the pods of ids
 //! nobody knows yet; all three only *nominate* pods. Each pod has a `pod-owner` task with a mailbox, the only writer of
-//! that pod's entry: it inspects the pod and publishes what changed to the `store`. `server` serves the contract
+//! that pod's entry: it inspects the pod and publishes what changed to the `store`. `server` and `readers` serve the contract
 //! pleg.v1 from the store; a `Watch` is a place in the order of changes, not a queue. `health` sets SERVING.
+//!
+//! A follower ([`start_following`]) has none of these: its `follower` task reads another pleg-service's Watch into the same store, at the
+//! same places, for readers of its own.
 //!
 //! This crate changes nothing in the runtime and writes no files. The runtime is only asked through [`seams`].
 
@@ -13,17 +16,20 @@ mod core;
 pub mod cri;
 mod entry;
 mod expect;
+mod follow;
 pub mod health;
 mod hints;
 mod inspect;
 mod metrics;
 mod owner;
 mod process;
+mod readers;
 mod relist;
 pub mod seams;
 mod server;
 mod store;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,10 +40,13 @@ use tokio_util::sync::CancellationToken;
 
 pub use crate::core::Periods;
 pub use crate::process::main;
+pub use crate::follow::Follower;
 pub use crate::server::PlegService;
 
 use crate::core::Core;
+use crate::readers::Readers;
 use crate::seams::{ContainerRuntime, HintStream};
+use crate::store::{Store, TOMBSTONES};
 
 /// Name of the service in grpc.health.v1.
 pub const SERVICE: &str = "quintlet.pleg.v1.Pleg";
@@ -64,6 +73,23 @@ pub fn start(
     quintlet_kit::task::spawn("relist", stop.clone().run_until_cancelled_owned(relist));
     quintlet_kit::task::spawn("health", stop.clone().run_until_cancelled_owned(judge));
     PlegServer::new(PlegService::new(core, stop.clone()))
+}
+
+/// Starts a follower of the pleg-service at `leader`; it ends with `stop`. Returns the service to serve.
+#[must_use]
+pub fn start_following(
+    leader: PathBuf,
+    clock: Clock,
+    periods: Periods,
+    health: HealthHandle,
+    stop: &CancellationToken,
+) -> PlegServer<Follower> {
+    let readers = Readers::new(Store::following(TOMBSTONES), clock, periods.beat);
+    let follower = Follower::new(leader, readers, stop.clone());
+    let (run, judge) = (follower.clone().run(), follower.clone().judge(health));
+    quintlet_kit::task::spawn("follower", stop.clone().run_until_cancelled_owned(run));
+    quintlet_kit::task::spawn("health", stop.clone().run_until_cancelled_owned(judge));
+    PlegServer::new(follower)
 }
 
 /// SERVING once the first full list is in and while lists succeed.

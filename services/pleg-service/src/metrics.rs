@@ -5,7 +5,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use quintlet_telemetry::metrics::{counter, counter_family, gauge, gauge_family, histogram};
+use quintlet_telemetry::metrics::{counter, counter_family, gauge, gauge_family, histogram_of};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct StateLabel {
@@ -22,6 +22,13 @@ pub(crate) struct ResultLabel {
     pub(crate) result: &'static str,
 }
 
+/// The kubelet's buckets of these: the Prometheus library's own.
+const KUBELET_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+fn kubelet_histogram(name: &'static str, help: &'static str) -> Histogram {
+    histogram_of(name, help, &KUBELET_BUCKETS)
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
     pub(crate) relist_duration: Histogram,
@@ -30,6 +37,7 @@ pub(crate) struct Metrics {
     pub(crate) last_seen: Gauge,
     pub(crate) stream_errors: Gauge,
     pub(crate) stream_opens: Gauge,
+    pub(crate) hint_latency: Histogram,
     pub(crate) running_pods: Gauge,
     pub(crate) running_containers: Family<StateLabel, Gauge>,
     pub(crate) unlabelled: Gauge,
@@ -37,20 +45,17 @@ pub(crate) struct Metrics {
     pub(crate) hints: Family<KindLabel, Counter>,
     pub(crate) hints_lost: Counter,
     pub(crate) hints_unknown: Counter,
-    pub(crate) watchers: Gauge,
-    pub(crate) resyncs: Counter,
-    pub(crate) lifecycle_missed: Counter,
 }
 
 impl Metrics {
     pub(crate) fn new() -> Self {
         Self {
-            relist_duration: histogram("kubelet_pleg_relist_duration_seconds", "Duration of full lists"),
-            relist_interval: histogram(
+            relist_duration: kubelet_histogram("kubelet_pleg_relist_duration_seconds", "Duration of full lists"),
+            relist_interval: kubelet_histogram(
                 "kubelet_pleg_relist_interval_seconds",
                 "Time between the begins of full lists",
             ),
-            inspect_duration: histogram(
+            inspect_duration: kubelet_histogram(
                 "kubelet_pleg_pod_relist_duration_seconds",
                 "Duration of inspections of one pod",
             ),
@@ -64,6 +69,10 @@ impl Metrics {
                 "Hint streams that failed or ended",
             ),
             stream_opens: gauge("kubelet_evented_pleg_connection_success_count", "Hint streams opened"),
+            hint_latency: kubelet_histogram(
+                "kubelet_evented_pleg_connection_latency_seconds",
+                "From the runtime's time of an event to its hint here",
+            ),
             running_pods: gauge("kubelet_running_pods", "Pods with a ready sandbox"),
             running_containers: gauge_family("kubelet_running_containers", "Containers by state"),
             unlabelled: gauge(
@@ -77,12 +86,52 @@ impl Metrics {
                 "Hints lost on the way; each loss makes a full list",
             ),
             hints_unknown: counter("quintlet_pleg_hints_unknown", "Hints about ids that belong to no pod"),
+        }
+    }
+}
+
+/// What is counted of readers.
+#[derive(Debug, Clone)]
+pub(crate) struct ReaderMetrics {
+    pub(crate) watchers: Gauge,
+    pub(crate) resyncs: Counter,
+    lifecycle_missed: Counter,
+    discarded: Gauge,
+}
+
+impl ReaderMetrics {
+    pub(crate) fn new() -> Self {
+        Self {
             watchers: gauge("quintlet_pleg_watchers", "Open Watch streams"),
             resyncs: counter("quintlet_pleg_resyncs", "Watch streams that could not be resumed"),
             lifecycle_missed: counter(
                 "quintlet_pleg_lifecycle_missed",
                 "Lifecycle events slow readers missed",
             ),
+            // A gauge for its name, as above. Nothing that decides reads these events, so none is lost to it.
+            discarded: gauge("kubelet_pleg_discard_events", "Lifecycle events slow readers missed"),
+        }
+    }
+
+    /// A reader missed so many lifecycle events.
+    pub(crate) fn missed(&self, count: u64) {
+        self.lifecycle_missed.inc_by(count);
+        self.discarded.inc_by(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+}
+
+/// What is counted of following a leader.
+#[derive(Debug, Clone)]
+pub(crate) struct FollowerMetrics {
+    pub(crate) connected: Gauge,
+    pub(crate) connects: Counter,
+}
+
+impl FollowerMetrics {
+    pub(crate) fn new() -> Self {
+        Self {
+            connected: gauge("quintlet_pleg_leader_followed", "1 while what is served is what the leader has"),
+            connects: counter("quintlet_pleg_leader_connects", "Watch streams of the leader opened"),
         }
     }
 }

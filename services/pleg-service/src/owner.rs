@@ -12,8 +12,8 @@ use quintlet_telemetry::propagate;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use crate::core::{Core, LifecycleChange, Mailbox, Work};
-use crate::entry::{Change, Entry, Verdict, effect_shows};
+use crate::core::{Core, Mailbox, Work};
+use crate::entry::{Entry, Verdict, effect_shows};
 use crate::expect::{STARTS_LATER, next_pause, patience};
 use crate::inspect::{Targets, inspect};
 use crate::metrics::ResultLabel;
@@ -144,13 +144,13 @@ async fn once(
             let pod = record.pod.clone();
             let shared = core.store.publish(record, trace.clone());
             let cursor = shared.cursor;
-            announce(core, changes, &pod, cursor, trace);
+            core.readers.announce(changes, &pod, cursor, trace.as_ref());
             (Some(shared), cursor)
         }
         (Verdict::Gone(changes), _) => {
             let cursor = core.store.remove(uid, trace.clone());
             if let Some(pod) = before {
-                announce(core, changes, &pod, cursor, trace);
+                core.readers.announce(changes, &pod, cursor, trace.as_ref());
             }
             (None, cursor)
         }
@@ -167,30 +167,6 @@ async fn once(
         // The runtime answered: what it said wrong is the pod's error, in its record.
         Some(error) if !error.is_data() => Err(error),
         Some(_) | None => Ok(reply),
-    }
-}
-
-fn announce(
-    core: &Core,
-    changes: Vec<Change>,
-    pod: &quintlet_model::ids::PodRef,
-    cursor: quintlet_model::runtime::Cursor,
-    trace: Option<quintlet_proto::common::v1::Trace>,
-) {
-    let at = core.clock.wall();
-    for change in changes {
-        tracing::debug!(kind = ?change.kind, id = change.id, container = change.container, "lifecycle");
-        // Nobody may be listening.
-        let _ = core.lifecycle.send(Arc::new(LifecycleChange {
-            kind: change.kind,
-            pod: pod.clone(),
-            id: change.id,
-            container: change.container,
-            exit_code: change.exit_code,
-            at,
-            cursor,
-            trace: trace.clone(),
-        }));
     }
 }
 

@@ -1,5 +1,6 @@
 //! The process: from its command line to its exit code.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -28,18 +29,27 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
     let telemetry = quintlet_telemetry::init("pleg-service", &args.common.telemetry())?;
     loaded.tell();
     let paths = args.common.paths();
+    if let Some(leader) = args.follow.as_ref().filter(|leader| is_same(leader, &paths.pleg())) {
+        anyhow::bail!(
+            "{} is where this one would serve: a follower needs a --run-dir of its own",
+            leader.display()
+        );
+    }
     let listener = bind_unix(&paths.pleg(), 0o660).with_context(|| paths.pleg().display().to_string())?;
     let stop = CancellationToken::new();
-    let read = paths.cri(CriSocket::Read);
-    let server = Server::new("pleg-service");
-    let service = crate::start(
-        Arc::new(CriRuntime::new(read.clone())),
-        Arc::new(ProxyHints::new(read)),
-        Clock::system(),
-        args.periods(),
-        server.health(),
-        &stop,
-    );
+    let mut server = Server::new("pleg-service");
+    let (clock, periods, health) = (Clock::system(), args.periods(), server.health());
+    server = match &args.follow {
+        Some(leader) => {
+            server.add_service(crate::start_following(leader.clone(), clock, periods, health, &stop))
+        }
+        None => {
+            let read = paths.cri(CriSocket::Read);
+            let (runtime, hints) = (CriRuntime::new(read.clone()), ProxyHints::new(read));
+            let (runtime, hints) = (Arc::new(runtime), Arc::new(hints));
+            server.add_service(crate::start(runtime, hints, clock, periods, health, &stop))
+        }
+    };
     if let Some(address) = args.common.metrics_listen {
         let stop = stop.clone();
         quintlet_kit::task::spawn("metrics", async move {
@@ -54,7 +64,16 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
         tracing::info!(?reason, "stopping");
         signal.cancel();
     });
-    let served = server.add_service(service).serve(listener, PeerPolicy::Any, stop).await;
+    let served = server.serve(listener, PeerPolicy::Any, stop).await;
     telemetry.shutdown().await;
     served.context("serving")
+}
+
+/// Whether two paths, of which neither need be there yet, are of one socket.
+fn is_same(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| {
+        let dir = path.parent().and_then(|dir| dir.canonicalize().ok());
+        dir.zip(path.file_name()).map(|(dir, name)| dir.join(name))
+    };
+    a == b || real(a).is_some_and(|a| Some(a) == real(b))
 }

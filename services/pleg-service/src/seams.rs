@@ -140,6 +140,8 @@ pub enum HintEvent {
         pod: Option<PodUid>,
         /// Trace of what caused it.
         trace: Option<Trace>,
+        /// When the runtime says it was, nanoseconds since 1970; 0: not told.
+        at_unix_ns: i64,
     },
     /// This reader was too slow.
     Overrun {

@@ -27,6 +27,7 @@ pub(crate) struct Latest {
 
 #[derive(Debug, Default)]
 struct Inner {
+    epoch: u64,
     rev: u64,
     /// Nothing at or below this may be resumed from: a tombstone was dropped there.
     floor: u64,
@@ -46,36 +47,67 @@ pub(crate) enum Next {
     End,
     /// The cursor is before the buffer.
     Lost,
+    /// The cursor is of an earlier run.
+    Restarted,
 }
 
-/// The published states. Each pod's owner is the only one to write about it.
+/// Whether a reader may go on from its cursor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// Yes.
+    Here,
+    /// It has seen more than is here. A follower may get there yet.
+    Ahead,
+    /// No, and why.
+    Not(&'static str),
+}
+
+/// The published states. Each pod's owner is the only one to write about it; of a follower, the reader of its leader.
 #[derive(Debug)]
 pub(crate) struct Store {
-    epoch: u64,
     tombstones: usize,
+    /// What is here is read from another.
+    follows: bool,
     inner: RwLock<Inner>,
     rev: watch::Sender<u64>,
     /// The first full list is in.
     primed: watch::Sender<bool>,
+    /// Beats of the leader.
+    beats: watch::Sender<u64>,
 }
 
 impl Store {
     pub(crate) fn new(epoch: u64, tombstones: usize) -> Self {
         Self {
-            epoch,
             tombstones,
-            inner: RwLock::default(),
+            follows: false,
+            inner: RwLock::new(Inner { epoch, ..Inner::default() }),
             rev: watch::Sender::new(0),
             primed: watch::Sender::new(false),
+            beats: watch::Sender::new(0),
         }
     }
 
+    /// A follower's: the epoch is the leader's, once it is known.
+    pub(crate) fn following(tombstones: usize) -> Self {
+        Self { follows: true, ..Self::new(0, tombstones) }
+    }
+
     pub(crate) fn epoch(&self) -> u64 {
-        self.epoch
+        self.inner.read().epoch
     }
 
     pub(crate) fn cursor(&self) -> Cursor {
-        Cursor { epoch: self.epoch, rev: self.inner.read().rev }
+        self.inner.read().cursor()
+    }
+
+    pub(crate) fn beats(&self) -> watch::Receiver<u64> {
+        self.beats.subscribe()
+    }
+
+    /// The leader had nothing to send for a while.
+    pub(crate) fn note_beat(&self) {
+        self.beats.send_modify(|n| *n += 1);
     }
 
     pub(crate) fn revs(&self) -> watch::Receiver<u64> {
@@ -110,38 +142,47 @@ impl Store {
     /// A new state of a pod. Returns it with its place.
     pub(crate) fn publish(&self, mut pod: PodRuntime, trace: Option<Trace>) -> SharedPodRuntime {
         let mut inner = self.inner.write();
-        let rev = inner.rev + 1;
-        pod.cursor = Cursor { epoch: self.epoch, rev };
+        let at = inner.next();
+        pod.cursor = at;
         let pod = Arc::new(pod);
-        let uid = pod.pod.uid.clone();
-        inner.unlink(&uid);
-        for id in pod.ids() {
-            inner.ids.insert(id, uid.clone());
-        }
-        inner.link(Latest { rev, uid, pod: Some(Arc::clone(&pod)), trace });
+        inner.put(Arc::clone(&pod), trace);
         drop(inner);
-        self.rev.send_replace(rev);
+        self.rev.send_replace(at.rev);
         pod
     }
 
     /// A pod is gone.
     pub(crate) fn remove(&self, uid: &PodUid, trace: Option<Trace>) -> Cursor {
         let mut inner = self.inner.write();
-        let rev = inner.rev + 1;
-        inner.unlink(uid);
-        inner.link(Latest { rev, uid: uid.clone(), pod: None, trace });
-        inner.tombstones.push_back(rev);
-        while inner.tombstones.len() > self.tombstones {
-            if let Some(old) = inner.tombstones.pop_front() {
-                if let Some(gone) = inner.by_rev.remove(&old) {
-                    inner.pods.remove(&gone.uid);
-                }
-                inner.floor = old;
-            }
-        }
+        let at = inner.next();
+        inner.bury(uid, at.rev, trace, self.tombstones);
         drop(inner);
+        self.rev.send_replace(at.rev);
+        at
+    }
+
+    /// A state of a pod at the leader's place.
+    pub(crate) fn follow(&self, pod: PodRuntime, trace: Option<Trace>) {
+        let rev = pod.cursor.rev;
+        self.inner.write().put(Arc::new(pod), trace);
         self.rev.send_replace(rev);
-        Cursor { epoch: self.epoch, rev }
+    }
+
+    /// The leader has a pod no more.
+    pub(crate) fn follow_gone(&self, uid: &PodUid, rev: u64, trace: Option<Trace>) {
+        self.inner.write().bury(uid, rev, trace, self.tombstones);
+        self.rev.send_replace(rev);
+    }
+
+    /// The leader's picture instead of all there was. What went before it is not known, so nothing earlier can be resumed.
+    pub(crate) fn replace(&self, at: Cursor, pods: Vec<(PodRuntime, Option<Trace>)>) {
+        let mut new = Inner { epoch: at.epoch, ..Inner::default() };
+        for (pod, trace) in pods {
+            new.put(Arc::new(pod), trace);
+        }
+        (new.rev, new.floor) = (at.rev, at.rev);
+        *self.inner.write() = new;
+        self.rev.send_replace(at.rev);
     }
 
     /// The same state, seen later: no news for readers, but newer for who asks.
@@ -155,38 +196,45 @@ impl Store {
         Some(Arc::clone(pod))
     }
 
-    /// What comes after `rev`.
-    pub(crate) fn next_after(&self, rev: u64) -> Next {
+    /// What comes after a cursor.
+    pub(crate) fn next_after(&self, at: Cursor) -> Next {
         let inner = self.inner.read();
-        if rev < inner.floor {
+        if at.epoch != inner.epoch {
+            // A follower has yet to hear of a later run.
+            return if at.epoch > inner.epoch { Next::End } else { Next::Restarted };
+        }
+        if at.rev < inner.floor {
             return Next::Lost;
         }
-        match inner.by_rev.range(rev + 1..).next() {
+        match inner.by_rev.range(at.rev.saturating_add(1)..).next() {
             Some((_, latest)) => Next::Change(latest.clone()),
             None => Next::End,
         }
     }
 
     /// Whether changes after `cursor` can be told apart from those before; the reason where not.
-    pub(crate) fn resumable(&self, cursor: Cursor) -> Result<(), &'static str> {
+    pub(crate) fn resumable(&self, cursor: Cursor) -> Start {
         let inner = self.inner.read();
-        if cursor.epoch != self.epoch {
-            return Err("pleg-service was restarted since");
+        if self.follows && cursor > inner.cursor() {
+            return Start::Ahead;
+        }
+        if cursor.epoch != inner.epoch {
+            return Start::Not("pleg-service was restarted since");
         }
         if cursor.rev > inner.rev {
-            return Err("the cursor is ahead of this service");
+            return Start::Not("the cursor is ahead of this service");
         }
         if cursor.rev < inner.floor {
-            return Err("the cursor is older than the changes kept");
+            return Start::Not("the cursor is older than the changes kept");
         }
-        Ok(())
+        Start::Here
     }
 
     /// All pods that are there, and the place of that picture.
     pub(crate) fn snapshot(&self) -> (Vec<Latest>, Cursor) {
         let inner = self.inner.read();
         let pods = inner.by_rev.values().filter(|l| l.pod.is_some()).cloned().collect();
-        (pods, Cursor { epoch: self.epoch, rev: inner.rev })
+        (pods, inner.cursor())
     }
 
     /// All pods that are there.
@@ -196,6 +244,38 @@ impl Store {
 }
 
 impl Inner {
+    fn cursor(&self) -> Cursor {
+        Cursor { epoch: self.epoch, rev: self.rev }
+    }
+
+    /// The place of the next change.
+    fn next(&self) -> Cursor {
+        Cursor { epoch: self.epoch, rev: self.rev + 1 }
+    }
+
+    fn put(&mut self, pod: SharedPodRuntime, trace: Option<Trace>) {
+        let uid = pod.pod.uid.clone();
+        self.unlink(&uid);
+        for id in pod.ids() {
+            self.ids.insert(id, uid.clone());
+        }
+        self.link(Latest { rev: pod.cursor.rev, uid, pod: Some(pod), trace });
+    }
+
+    fn bury(&mut self, uid: &PodUid, rev: u64, trace: Option<Trace>, tombstones: usize) {
+        self.unlink(uid);
+        self.link(Latest { rev, uid: uid.clone(), pod: None, trace });
+        self.tombstones.push_back(rev);
+        while self.tombstones.len() > tombstones {
+            if let Some(old) = self.tombstones.pop_front() {
+                if let Some(gone) = self.by_rev.remove(&old) {
+                    self.pods.remove(&gone.uid);
+                }
+                self.floor = old;
+            }
+        }
+    }
+
     fn unlink(&mut self, uid: &PodUid) {
         let Some(rev) = self.pods.remove(uid) else { return };
         match self.by_rev.remove(&rev) {
@@ -229,7 +309,7 @@ mod tests {
 
     fn after(store: &Store, mut rev: u64) -> Vec<(u64, String, bool)> {
         let mut out = Vec::new();
-        while let Next::Change(latest) = store.next_after(rev) {
+        while let Next::Change(latest) = store.next_after(Cursor { epoch: 7, rev }) {
             rev = latest.rev;
             out.push((latest.rev, latest.uid.to_string(), latest.pod.is_some()));
         }
@@ -259,15 +339,37 @@ mod tests {
             store.publish(pod(uid), None);
         }
         let at = |epoch, rev| store.resumable(Cursor { epoch, rev });
-        assert_eq!(at(7, 0), Ok(()));
-        assert!(at(6, 2).is_err() && at(8, 2).is_err() && at(7, 3).is_err());
+        assert_eq!(at(7, 0), Start::Here);
+        let not = |start| matches!(start, Start::Not(_));
+        assert!(not(at(6, 2)) && not(at(8, 2)) && not(at(7, 3)));
         store.remove(&PodUid::parse("a").unwrap(), None);
-        assert_eq!(at(7, 2), Ok(()));
+        assert_eq!(at(7, 2), Start::Here);
         store.remove(&PodUid::parse("b").unwrap(), None);
-        assert!(at(7, 2).is_err(), "the end of a is forgotten");
-        assert!(matches!(store.next_after(2), Next::Lost));
-        assert_eq!(at(7, 3), Ok(()));
+        assert!(not(at(7, 2)), "the end of a is forgotten");
+        assert!(matches!(store.next_after(Cursor { epoch: 7, rev: 2 }), Next::Lost));
+        assert_eq!(at(7, 3), Start::Here);
         assert_eq!(after(&store, 3), [(4, "b".to_owned(), false)]);
+    }
+
+    #[test]
+    fn a_follower_has_the_leaders_places_and_waits_for_what_a_reader_saw_elsewhere() {
+        let store = Store::following(8);
+        let placed = |uid: &str, rev| {
+            let mut pod = pod(uid);
+            pod.cursor = Cursor { epoch: 7, rev };
+            pod
+        };
+        store.replace(Cursor { epoch: 7, rev: 9 }, vec![(placed("a", 4), None), (placed("b", 8), None)]);
+        let at = |epoch, rev| store.resumable(Cursor { epoch, rev });
+        assert!(matches!(at(7, 8), Start::Not(_)), "what ended before the picture is not known");
+        assert_eq!((at(7, 9), at(7, 10), at(8, 0)), (Start::Here, Start::Ahead, Start::Ahead));
+        store.follow(placed("a", 11), None);
+        store.follow_gone(&PodUid::parse("b").unwrap(), 12, None);
+        assert_eq!(after(&store, 9), [(11, "a".to_owned(), true), (12, "b".to_owned(), false)]);
+        assert_eq!((store.len(), store.cursor()), (1, Cursor { epoch: 7, rev: 12 }));
+        store.replace(Cursor { epoch: 8, rev: 2 }, vec![(PodRuntime { cursor: Cursor { epoch: 8, rev: 1 }, ..pod("a") }, None)]);
+        assert!(matches!(store.next_after(Cursor { epoch: 7, rev: 12 }), Next::Restarted));
+        assert!(matches!(store.next_after(Cursor { epoch: 9, rev: 0 }), Next::End));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![allow(unreachable_pub, dead_code, reason = "each test binary uses its part")]
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,9 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 type Stream = mpsc::UnboundedSender<Result<HintEvent, Status>>;
 
@@ -67,7 +71,7 @@ impl Hints {
     }
 
     pub fn hint(&self, kind: HintKind, id: &str) {
-        self.event(HintEvent::Hint { kind, id: id.to_owned(), pod: None, trace: None });
+        self.event(HintEvent::Hint { kind, id: id.to_owned(), pod: None, trace: None, at_unix_ns: 0 });
     }
 }
 
@@ -75,8 +79,10 @@ pub struct Bench {
     pub runtime: FakeRuntime,
     pub hints: Hints,
     pub client: PlegClient<Channel>,
+    pub socket: PathBuf,
+    periods: Periods,
     stop: CancellationToken,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 pub fn options(exit_lag: Duration) -> Options {
@@ -94,26 +100,74 @@ impl Bench {
         fill(&runtime);
         let hints = Hints::default();
         hints.allow(live);
-        let stop = CancellationToken::new();
+        let socket = dir.path().join("pleg.sock");
+        let client = PlegClient::new(channel(socket.clone()));
+        let mut bench = Self { runtime, hints, client, socket, periods, stop: CancellationToken::new(), dir };
+        bench.up();
+        bench
+    }
+
+    /// Another pleg-service in the place of the one that ended.
+    pub fn up(&mut self) {
+        self.stop = CancellationToken::new();
         let server = Server::new("pleg-service");
         let service = pleg_service::start(
-            Arc::new(CriRuntime::new(runtime.path().to_owned())),
-            Arc::new(hints.clone()),
+            Arc::new(CriRuntime::new(self.runtime.path().to_owned())),
+            Arc::new(self.hints.clone()),
             Clock::system(),
-            periods,
+            self.periods,
             server.health(),
+            &self.stop,
+        );
+        let listener = bind_unix(&self.socket, 0o600).unwrap();
+        tokio::spawn(server.add_service(service).serve(listener, PeerPolicy::Any, self.stop.clone()));
+    }
+
+    pub fn down(&self) {
+        self.stop.cancel();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+
+    /// A follower of the pleg-service at `leader`, serving at `name`.
+    pub fn follower(&self, leader: &Path, name: &str) -> Follower {
+        let socket = self.dir.path().join(name);
+        let stop = CancellationToken::new();
+        let server = Server::new("pleg-service");
+        let health = server.health();
+        let service = pleg_service::start_following(
+            leader.to_owned(),
+            Clock::system(),
+            self.periods,
+            health,
             &stop,
         );
-        let socket = dir.path().join("pleg.sock");
         let listener = bind_unix(&socket, 0o600).unwrap();
         tokio::spawn(server.add_service(service).serve(listener, PeerPolicy::Any, stop.clone()));
-        Self { runtime, hints, client: PlegClient::new(channel(socket)), stop, _dir: dir }
+        let channel = channel(socket.clone());
+        Follower { client: PlegClient::new(channel.clone()), check: HealthClient::new(channel), socket, stop }
+    }
+
+    /// A line to the leader that can be cut.
+    pub fn line(&self) -> Line {
+        let path = self.dir.path().join("line.sock");
+        let listener = bind_unix(&path, 0o600).unwrap();
+        let cut = Arc::new(Mutex::new(CancellationToken::new()));
+        let (to, cuts) = (self.socket.clone(), Arc::clone(&cut));
+        tokio::spawn(async move {
+            while let Ok((mut from, _)) = listener.accept().await {
+                let (to, cut) = (to.clone(), cuts.lock().clone());
+                tokio::spawn(cut.run_until_cancelled_owned(async move {
+                    if let Ok(mut to) = tokio::net::UnixStream::connect(to).await {
+                        let _ = tokio::io::copy_bidirectional(&mut from, &mut to).await;
+                    }
+                }));
+            }
+        });
+        Line { path, cut }
     }
 
     pub async fn watch(&self, resume: Option<pb::Cursor>) -> Watch {
-        let request = pb::WatchRequest { hello: Some(quintlet_proto::hello()), resume };
-        let stream = self.client.clone().watch(request).await.unwrap().into_inner();
-        Watch { stream, pods: BTreeMap::new(), cursor: None, log: Vec::new(), picture: None }
+        Watch::open(&self.client, resume).await
     }
 
     pub async fn observe(&self, uid: &str, full: bool) -> Result<pb::ObserveReply, Status> {
@@ -133,6 +187,50 @@ impl Drop for Bench {
     }
 }
 
+pub struct Follower {
+    pub client: PlegClient<Channel>,
+    check: HealthClient<Channel>,
+    pub socket: PathBuf,
+    stop: CancellationToken,
+}
+
+impl Follower {
+    pub async fn is_serving(&self) -> bool {
+        let asked = self.check.clone().check(HealthCheckRequest::default()).await;
+        asked.is_ok_and(|reply| reply.get_ref().status() == ServingStatus::Serving)
+    }
+
+    pub async fn wait_serving(&self, yes: bool) {
+        let limit = tokio::time::Instant::now() + Duration::from_secs(60);
+        while self.is_serving().await != yes {
+            assert!(tokio::time::Instant::now() < limit, "not serving={yes} within 60 s");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub async fn health(&self) -> pb::HealthReply {
+        self.client.clone().health(pb::HealthRequest {}).await.unwrap().into_inner()
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+pub struct Line {
+    pub path: PathBuf,
+    cut: Arc<Mutex<CancellationToken>>,
+}
+
+impl Line {
+    /// Ends what is connected; new connections are let through.
+    pub fn cut(&self) {
+        std::mem::take(&mut *self.cut.lock()).cancel();
+    }
+}
+
 /// A reader that keeps what it was told, as pod-sync does.
 pub struct Watch {
     stream: Streaming<pb::WatchEvent>,
@@ -140,12 +238,43 @@ pub struct Watch {
     pub cursor: Option<pb::Cursor>,
     /// One word per message.
     pub log: Vec<String>,
+    /// How often each pod was called gone.
+    pub gone: BTreeMap<String, usize>,
+    revs: BTreeMap<String, (u64, u64)>,
     picture: Option<BTreeMap<String, pb::PodRecord>>,
 }
 
 impl Watch {
+    pub async fn open(client: &PlegClient<Channel>, resume: Option<pb::Cursor>) -> Self {
+        let request = pb::WatchRequest { hello: Some(quintlet_proto::hello()), resume };
+        let stream = client.clone().watch(request).await.unwrap().into_inner();
+        let (pods, revs, gone) = Default::default();
+        Self { stream, pods, cursor: resume, log: Vec::new(), picture: None, revs, gone }
+    }
+
+    /// Places only grow, of each pod too: no change comes twice.
+    fn check(&mut self, event: &pb::WatchEvent) {
+        let place = |c: pb::Cursor| (c.epoch, c.rev);
+        let (before, now) = (self.cursor.map(place), event.cursor.map(place));
+        let grows = matches!(event.event, Some(Event::Pod(_) | Event::Gone(_)));
+        if let Some(now) = now {
+            assert!(before.is_none_or(|b| if grows { now > b } else { now >= b }), "{now:?} after {before:?}");
+        }
+        let (epoch, of) = match &event.event {
+            Some(Event::Pod(pod)) => (now.map_or(0, |n| n.0), (pod.uid.clone(), pod.rev)),
+            Some(Event::Gone(gone)) => (now.map_or(0, |n| n.0), (gone.uid.clone(), now.map_or(0, |n| n.1))),
+            _ => return,
+        };
+        if epoch > 0
+            && let Some((last, rev)) = self.revs.insert(of.0.clone(), (epoch, of.1))
+        {
+            assert!((epoch, of.1) > (last, rev), "{of:?} after {rev} of epoch {last}");
+        }
+    }
+
     pub async fn step(&mut self) {
         let event = self.stream.message().await.unwrap().expect("the stream goes on");
+        self.check(&event);
         self.cursor = event.cursor.or(self.cursor);
         let word = match event.event.expect("an event") {
             Event::Hello(_) => "hello".to_owned(),
@@ -164,6 +293,7 @@ impl Watch {
             }
             Event::Gone(gone) => {
                 self.pods.remove(&gone.uid);
+                *self.gone.entry(gone.uid.clone()).or_default() += 1;
                 format!("gone {}", gone.uid)
             }
             Event::Resync(_) => "resync".to_owned(),

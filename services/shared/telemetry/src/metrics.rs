@@ -63,6 +63,11 @@ pub fn histogram(name: &'static str, help: &'static str) -> Histogram {
     named(name, help, || Histogram::new(LATENCY_BUCKETS))
 }
 
+/// A histogram with these buckets.
+pub fn histogram_of(name: &'static str, help: &'static str, buckets: &[f64]) -> Histogram {
+    named(name, help, || Histogram::new(buckets.iter().copied()))
+}
+
 /// Histograms of seconds by labels, with [`LATENCY_BUCKETS`].
 pub fn histogram_family<L>(name: &'static str, help: &'static str) -> Family<L, Histogram, LatencyBuckets>
 where

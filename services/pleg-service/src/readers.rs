@@ -1,0 +1,334 @@
+//! Readers: `Watch` as a place in the order of changes, and lifecycle events. Whoever writes the store, a leader's owners or a
+//! follower, readers are served alike and wait for no one.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use quintlet_kit::clock::Clock;
+use quintlet_model::ids::{PodRef, PodUid};
+use quintlet_model::runtime::Cursor;
+use quintlet_proto::common::v1::Trace;
+use quintlet_proto::pleg::v1 as pb;
+use quintlet_proto::pleg::v1::lifecycle_event::Event as LifecycleOneof;
+use quintlet_proto::pleg::v1::watch_event::Event;
+use tokio::sync::{broadcast, watch};
+use tonic::Status;
+
+use crate::entry::{Change, ChangeKind};
+use crate::metrics::ReaderMetrics;
+use crate::store::{Latest, Next, Start, Store};
+
+/// Lifecycle events a slow reader may be behind before it misses some: the kubelet's plegChannelCapacity.
+const LIFECYCLE_EVENTS: usize = 1000;
+
+/// Beats of the leader after which a follower's reader no longer waits for the place it says it has seen. Between two of them the
+/// leader had nothing to send, so it never had that place.
+const PATIENCE_BEATS: u64 = 2;
+
+/// A lifecycle event with its place.
+#[derive(Debug)]
+pub(crate) struct LifecycleChange {
+    pub(crate) kind: ChangeKind,
+    pub(crate) pod: PodRef,
+    pub(crate) id: String,
+    pub(crate) container: String,
+    pub(crate) exit_code: i32,
+    pub(crate) at: jiff::Timestamp,
+    pub(crate) cursor: Cursor,
+    pub(crate) trace: Option<Trace>,
+}
+
+/// What readers are served from; clones share everything.
+#[derive(Debug, Clone)]
+pub(crate) struct Readers {
+    pub(crate) store: Arc<Store>,
+    pub(crate) metrics: ReaderMetrics,
+    pub(crate) clock: Clock,
+    lifecycle: broadcast::Sender<Arc<LifecycleChange>>,
+    beat: Duration,
+}
+
+impl Readers {
+    pub(crate) fn new(store: Store, clock: Clock, beat: Duration) -> Self {
+        let lifecycle = broadcast::Sender::new(LIFECYCLE_EVENTS);
+        Self { store: Arc::new(store), metrics: ReaderMetrics::new(), clock, lifecycle, beat }
+    }
+
+    /// Tells of what changed in a pod.
+    pub(crate) fn announce(
+        &self,
+        changes: Vec<Change>,
+        pod: &PodRef,
+        cursor: Cursor,
+        trace: Option<&Trace>,
+    ) {
+        let at = self.clock.wall();
+        for change in changes {
+            tracing::debug!(kind = ?change.kind, id = change.id, container = change.container, "lifecycle");
+            // Nobody may be listening.
+            let _ = self.lifecycle.send(Arc::new(LifecycleChange {
+                kind: change.kind,
+                pod: pod.clone(),
+                id: change.id,
+                container: change.container,
+                exit_code: change.exit_code,
+                at,
+                cursor,
+                trace: trace.cloned(),
+            }));
+        }
+    }
+
+    /// A Watch.
+    pub(crate) fn watch(
+        &self,
+        resume: Option<Cursor>,
+    ) -> impl Stream<Item = Result<pb::WatchEvent, Status>> + Send + use<> {
+        let watcher = Watcher::new(self.clone(), resume);
+        futures::stream::unfold(watcher, |mut watcher| async move {
+            let event = watcher.next().await;
+            Some((Ok(event), watcher))
+        })
+    }
+
+    /// Lifecycle events, of one pod or all.
+    pub(crate) fn events(
+        &self,
+        uid: Option<PodUid>,
+    ) -> impl Stream<Item = Result<pb::LifecycleEvent, Status>> + Send + use<> {
+        let from = self.lifecycle.subscribe();
+        let hello = pb::LifecycleEvent {
+            event: Some(LifecycleOneof::Hello(quintlet_proto::hello())),
+            cursor: Some(self.store.cursor().into()),
+            trace: None,
+        };
+        let state = (self.metrics.clone(), uid, from, Some(hello));
+        futures::stream::unfold(state, |(metrics, uid, mut from, hello)| async move {
+            if let Some(hello) = hello {
+                return Some((Ok(hello), (metrics, uid, from, None)));
+            }
+            loop {
+                let event = match from.recv().await {
+                    Ok(change) if uid.as_ref().is_none_or(|uid| *uid == change.pod.uid) => lifecycle(&change),
+                    Ok(_) => continue,
+                    Err(broadcast::error::RecvError::Lagged(count)) => {
+                        metrics.missed(count);
+                        let missed = LifecycleOneof::Missed(pb::Missed { count });
+                        pb::LifecycleEvent { event: Some(missed), cursor: None, trace: None }
+                    }
+                    Err(broadcast::error::RecvError::Closed) => return None,
+                };
+                return Some((Ok(event), (metrics, uid, from, None)));
+            }
+        })
+    }
+}
+
+/// What is on its way to a reader. Records become messages when it is their turn: a picture of thousands is not made at once.
+enum Out {
+    Message(Box<pb::WatchEvent>),
+    Picture(Latest),
+}
+
+/// One Watch: a place in the changes, and what is on its way out.
+struct Watcher {
+    readers: Readers,
+    revs: watch::Receiver<u64>,
+    primed: watch::Receiver<bool>,
+    beats: watch::Receiver<u64>,
+    /// Beats when it came.
+    came: u64,
+    /// Sent so far; None before the first snapshot or resumption.
+    at: Option<Cursor>,
+    resume: Option<Cursor>,
+    out: VecDeque<Out>,
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.readers.metrics.watchers.dec();
+    }
+}
+
+fn message(event: Event, cursor: Option<Cursor>) -> pb::WatchEvent {
+    pb::WatchEvent { event: Some(event), cursor: cursor.map(Into::into), trace: None }
+}
+
+fn change(cursor: Option<Cursor>, latest: Latest) -> pb::WatchEvent {
+    let event = match &latest.pod {
+        Some(pod) => Event::Pod(pod.as_ref().into()),
+        None => Event::Gone(pb::PodGone { uid: latest.uid.to_string() }),
+    };
+    pb::WatchEvent { event: Some(event), cursor: cursor.map(Into::into), trace: latest.trace }
+}
+
+impl Watcher {
+    fn new(readers: Readers, resume: Option<Cursor>) -> Self {
+        readers.metrics.watchers.inc();
+        let store = &readers.store;
+        let (revs, primed, beats) = (store.revs(), store.primed(), store.beats());
+        let hello = Out::Message(Box::new(message(Event::Hello(quintlet_proto::hello()), None)));
+        let came = *beats.borrow();
+        Self { readers, revs, primed, beats, came, at: None, resume, out: VecDeque::from([hello]) }
+    }
+
+    fn push(&mut self, event: Event, cursor: Option<Cursor>) {
+        self.out.push_back(Out::Message(Box::new(message(event, cursor))));
+    }
+
+    /// Everything there is, as of now. Positions count from its end on: half a picture cannot be resumed.
+    fn snapshot(&mut self) {
+        let (pods, cursor) = self.readers.store.snapshot();
+        self.push(Event::SnapshotBegin(pb::SnapshotBegin {}), None);
+        self.out.extend(pods.into_iter().map(Out::Picture));
+        self.push(Event::SnapshotEnd(pb::SnapshotEnd {}), Some(cursor));
+        self.at = Some(cursor);
+    }
+
+    fn resync(&mut self, reason: &str) {
+        self.readers.metrics.resyncs.inc();
+        self.push(Event::Resync(pb::Resync { reason: reason.to_owned() }), None);
+        self.snapshot();
+    }
+
+    /// Takes the reader's place, if it can be told yet.
+    fn begin(&mut self, waited: u64) {
+        let Some(cursor) = self.resume else { return self.snapshot() };
+        match self.readers.store.resumable(cursor) {
+            Start::Here => self.at = Some(cursor),
+            Start::Ahead if waited < PATIENCE_BEATS => return,
+            Start::Ahead => self.resync("the cursor is ahead of this service"),
+            Start::Not(reason) => self.resync(reason),
+        }
+        self.resume = None;
+    }
+
+    async fn next(&mut self) -> pb::WatchEvent {
+        loop {
+            match self.out.pop_front() {
+                Some(Out::Message(message)) => return *message,
+                Some(Out::Picture(latest)) => return change(None, latest),
+                None => {}
+            }
+            let beat = tokio::time::sleep(self.readers.beat);
+            self.revs.mark_unchanged();
+            let Some(at) = self.at else {
+                if *self.primed.borrow() {
+                    let waited = self.beats.borrow_and_update().saturating_sub(self.came);
+                    self.begin(waited);
+                    if self.at.is_some() {
+                        continue;
+                    }
+                }
+                // Dropping a wait loses nothing.
+                tokio::select! {
+                    // An empty table is no answer before the first full list.
+                    _ = self.primed.changed() => {}
+                    // A follower may be behind what the reader has seen elsewhere.
+                    _ = self.revs.changed() => {}
+                    _ = self.beats.changed() => {}
+                    () = beat => return message(Event::Beat(pb::Beat {}), None),
+                }
+                continue;
+            };
+            match self.readers.store.next_after(at) {
+                Next::Change(latest) => {
+                    let cursor = Cursor { epoch: at.epoch, rev: latest.rev };
+                    self.at = Some(cursor);
+                    return change(Some(cursor), latest);
+                }
+                Next::Restarted => self.resync("pleg-service was restarted since"),
+                Next::Lost => self.resync("this reader was too slow"),
+                Next::End => tokio::select! {
+                    // Dropping a wait loses nothing.
+                    changed = self.revs.changed() => {
+                        let _ = changed;
+                    }
+                    () = beat => return message(Event::Beat(pb::Beat {}), Some(at)),
+                },
+            }
+        }
+    }
+}
+
+fn lifecycle(change: &LifecycleChange) -> pb::LifecycleEvent {
+    let kind = match change.kind {
+        ChangeKind::Started => pb::LifecycleKind::Started,
+        ChangeKind::Died => pb::LifecycleKind::Died,
+        ChangeKind::Removed => pb::LifecycleKind::Removed,
+        ChangeKind::Changed => pb::LifecycleKind::Changed,
+    };
+    let event = pb::Lifecycle {
+        kind: kind as i32,
+        uid: change.pod.uid.to_string(),
+        pod_name: change.pod.name.to_string(),
+        pod_namespace: change.pod.namespace.to_string(),
+        id: change.id.clone(),
+        container: change.container.clone(),
+        exit_code: change.exit_code,
+        at_unix_ns: i64::try_from(change.at.as_nanosecond()).unwrap_or(0),
+    };
+    pb::LifecycleEvent {
+        event: Some(LifecycleOneof::Lifecycle(event)),
+        cursor: Some(change.cursor.into()),
+        trace: change.trace.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::StreamExt as _;
+    use quintlet_model::runtime::PodRuntime;
+
+    use super::*;
+
+    fn readers() -> Readers {
+        let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1));
+        Readers::new(Store::new(7, crate::store::TOMBSTONES), clock, Duration::from_secs(5))
+    }
+
+    fn pod(uid: &PodUid) -> PodRef {
+        PodRef { uid: uid.clone(), namespace: "default".into(), name: "web".into() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_lifecycle_reader_is_told_how_much_it_missed() {
+        let readers = readers();
+        let mut events = std::pin::pin!(readers.events(None));
+        let uid = PodUid::parse("u1").unwrap();
+        for n in 0..2000 {
+            let died =
+                Change { kind: ChangeKind::Died, id: n.to_string(), container: String::new(), exit_code: 0 };
+            readers.announce(vec![died], &pod(&uid), Cursor::default(), None);
+        }
+        let (mut missed, mut seen) = (0, Vec::new());
+        while missed + seen.len() as u64 != 2000 {
+            match events.next().await.unwrap().unwrap().event.unwrap() {
+                LifecycleOneof::Hello(_) => {}
+                LifecycleOneof::Missed(m) => missed += m.count,
+                LifecycleOneof::Lifecycle(e) => seen.push(e.id.parse::<u64>().unwrap()),
+            }
+        }
+        assert!(missed > 0 && seen.is_sorted() && seen.last() == Some(&1999), "{missed}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_falls_behind_the_tombstones_is_resynced() {
+        let readers = readers();
+        readers.store.set_primed();
+        let mut watcher = Watcher::new(readers.clone(), None);
+        while !matches!(watcher.next().await.event, Some(Event::SnapshotEnd(_))) {}
+        for n in 0..=crate::store::TOMBSTONES {
+            let uid = PodUid::parse(&format!("u{n}")).unwrap();
+            readers.store.publish(PodRuntime::empty(pod(&uid), Cursor::default(), Duration::ZERO), None);
+            readers.store.remove(&uid, None);
+        }
+        assert!(matches!(watcher.next().await.event, Some(Event::Resync(_))));
+        assert!(matches!(watcher.next().await.event, Some(Event::SnapshotBegin(_))));
+        let end = watcher.next().await;
+        assert!(matches!(end.event, Some(Event::SnapshotEnd(_))));
+        assert_eq!(Cursor::from(end.cursor.unwrap()), readers.store.cursor());
+    }
+}
