@@ -176,7 +176,8 @@ impl Follower {
                 }
                 Some(Event::SnapshotEnd(_)) => {
                     let at = cursor.ok_or_else(|| End::Data("a picture without a cursor".to_owned()))?;
-                    let pods = picture.take().ok_or_else(|| End::Data("a picture without a begin".to_owned()))?;
+                    let pods =
+                        picture.take().ok_or_else(|| End::Data("a picture without a begin".to_owned()))?;
                     self.take_picture(pods, at);
                     self.set_current();
                 }
@@ -298,7 +299,8 @@ impl Pleg for Follower {
             (Ok(_), Link::Away(why)) => Some(why.clone()),
             (Ok(_), Link::Current) => None,
         };
-        let (mut reply, at) = self.last.lock().clone().unwrap_or((pb::HealthReply::default(), Instant::now()));
+        let (mut reply, at) =
+            self.last.lock().clone().unwrap_or((pb::HealthReply::default(), Instant::now()));
         reply.last_list_age_seconds = reply.last_list_age_seconds.map(|age| age + at.elapsed().as_secs_f64());
         if let Some(why) = why {
             reply.healthy = false;

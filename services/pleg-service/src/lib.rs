@@ -39,8 +39,8 @@ use quintlet_proto::pleg::v1::pleg_server::PlegServer;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::core::Periods;
-pub use crate::process::main;
 pub use crate::follow::Follower;
+pub use crate::process::main;
 pub use crate::server::PlegService;
 
 use crate::core::Core;

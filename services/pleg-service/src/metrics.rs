@@ -50,7 +50,10 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new() -> Self {
         Self {
-            relist_duration: kubelet_histogram("kubelet_pleg_relist_duration_seconds", "Duration of full lists"),
+            relist_duration: kubelet_histogram(
+                "kubelet_pleg_relist_duration_seconds",
+                "Duration of full lists",
+            ),
             relist_interval: kubelet_histogram(
                 "kubelet_pleg_relist_interval_seconds",
                 "Time between the begins of full lists",
@@ -130,7 +133,10 @@ pub(crate) struct FollowerMetrics {
 impl FollowerMetrics {
     pub(crate) fn new() -> Self {
         Self {
-            connected: gauge("quintlet_pleg_leader_followed", "1 while what is served is what the leader has"),
+            connected: gauge(
+                "quintlet_pleg_leader_followed",
+                "1 while what is served is what the leader has",
+            ),
             connects: counter("quintlet_pleg_leader_connects", "Watch streams of the leader opened"),
         }
     }

@@ -57,13 +57,7 @@ impl Readers {
     }
 
     /// Tells of what changed in a pod.
-    pub(crate) fn announce(
-        &self,
-        changes: Vec<Change>,
-        pod: &PodRef,
-        cursor: Cursor,
-        trace: Option<&Trace>,
-    ) {
+    pub(crate) fn announce(&self, changes: Vec<Change>, pod: &PodRef, cursor: Cursor, trace: Option<&Trace>) {
         let at = self.clock.wall();
         for change in changes {
             tracing::debug!(kind = ?change.kind, id = change.id, container = change.container, "lifecycle");
@@ -312,6 +306,8 @@ mod tests {
             }
         }
         assert!(missed > 0 && seen.is_sorted() && seen.last() == Some(&1999), "{missed}");
+        let text = quintlet_telemetry::metrics::text();
+        assert!(text.contains(&format!("\nkubelet_pleg_discard_events {missed}\n")), "{text}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -330,5 +326,34 @@ mod tests {
         let end = watcher.next().await;
         assert!(matches!(end.event, Some(Event::SnapshotEnd(_))));
         assert_eq!(Cursor::from(end.cursor.unwrap()), readers.store.cursor());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_ahead_of_its_follower_waits_for_it_and_one_from_nowhere_is_resynced() {
+        let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1));
+        let readers = Readers::new(Store::following(8), clock, Duration::from_secs(5));
+        let at = |rev| Cursor { epoch: 7, rev };
+        let placed = |name: &str, rev| {
+            let mut pod = PodRuntime::empty(pod(&PodUid::parse(name).unwrap()), at(rev), Duration::ZERO);
+            pod.cursor = at(rev);
+            pod
+        };
+        readers.store.replace(at(5), vec![(placed("a", 5), None)]);
+        readers.store.set_primed();
+        let mut ahead = Watcher::new(readers.clone(), Some(at(7)));
+        assert!(matches!(ahead.next().await.event, Some(Event::Hello(_))));
+        assert!(matches!(ahead.next().await.event, Some(Event::Beat(_))));
+        readers.store.note_beat();
+        readers.store.follow(placed("a", 6), None);
+        readers.store.follow(placed("a", 7), None);
+        readers.store.follow(placed("a", 8), None);
+        let next = ahead.next().await;
+        assert_eq!(next.cursor.map(Cursor::from), Some(at(8)), "what it has seen does not come again");
+        let mut lost = Watcher::new(readers.clone(), Some(at(900)));
+        assert!(matches!(lost.next().await.event, Some(Event::Hello(_))));
+        readers.store.note_beat();
+        assert!(matches!(lost.next().await.event, Some(Event::Beat(_))));
+        readers.store.note_beat();
+        assert!(matches!(lost.next().await.event, Some(Event::Resync(_))));
     }
 }

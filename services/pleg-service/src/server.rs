@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::stream::BoxStream;
 use futures::StreamExt as _;
+use futures::stream::BoxStream;
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::Cursor;
 use quintlet_proto::pleg::v1 as pb;

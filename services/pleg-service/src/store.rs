@@ -367,7 +367,10 @@ mod tests {
         store.follow_gone(&PodUid::parse("b").unwrap(), 12, None);
         assert_eq!(after(&store, 9), [(11, "a".to_owned(), true), (12, "b".to_owned(), false)]);
         assert_eq!((store.len(), store.cursor()), (1, Cursor { epoch: 7, rev: 12 }));
-        store.replace(Cursor { epoch: 8, rev: 2 }, vec![(PodRuntime { cursor: Cursor { epoch: 8, rev: 1 }, ..pod("a") }, None)]);
+        store.replace(
+            Cursor { epoch: 8, rev: 2 },
+            vec![(PodRuntime { cursor: Cursor { epoch: 8, rev: 1 }, ..pod("a") }, None)],
+        );
         assert!(matches!(store.next_after(Cursor { epoch: 7, rev: 12 }), Next::Restarted));
         assert!(matches!(store.next_after(Cursor { epoch: 9, rev: 0 }), Next::End));
     }

@@ -183,7 +183,7 @@ async fn a_dead_leader_makes_nobody_gone_and_its_successor_a_resync() {
     }
     bench.up();
     for (watch, follower) in watches.iter_mut().zip(&followers) {
-        watch.until("resync", |w| w.cursor.unwrap().epoch > before.epoch).await;
+        watch.until("resync", |w| w.cursor.is_some_and(|c| c.epoch > before.epoch)).await;
         let last: Vec<_> = watch.log.iter().rev().take_while(|l| *l != "beat").collect();
         assert_eq!(last, ["end", "pod u1", "begin", "resync"], "{:?}", watch.log);
         assert_eq!((watch.pods.len(), watch.gone.len()), (1, 0));

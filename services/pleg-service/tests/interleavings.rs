@@ -6,7 +6,7 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use common::{Bench, options};
+use common::{Bench, Watch, options};
 use pleg_service::seams::HintKind;
 use proptest::prelude::*;
 use quintlet_proto::pleg::v1 as pb;
@@ -48,9 +48,15 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// What becomes of the hints of one act: lost, sent, sent twice.
-fn copies() -> impl Strategy<Value = usize> {
-    prop_oneof![2 => Just(0usize), 5 => Just(1), 1 => Just(2)]
+/// What becomes of the hints of one act: lost, sent, sent twice, and each copy at once or so many milliseconds late, so that
+/// those of later acts go before it.
+fn copies() -> impl Strategy<Value = Vec<u16>> {
+    let late = prop_oneof![5 => Just(0u16), 2 => 1..50u16, 2 => 50..4000u16];
+    prop_oneof![
+        2 => Just(Vec::new()),
+        5 => late.clone().prop_map(|late| vec![late]),
+        1 => (late.clone(), late).prop_map(|(a, b)| vec![a, b]),
+    ]
 }
 
 type Picture = BTreeMap<String, (BTreeSet<(String, bool)>, BTreeSet<(String, i32)>)>;
@@ -80,13 +86,38 @@ fn pick<T: Clone>(all: &[T], n: u8) -> Option<T> {
     (!all.is_empty()).then(|| all[usize::from(n) % all.len()].clone())
 }
 
-async fn run(acts: Vec<(Act, usize)>, exit_lag: Duration) {
+/// How often each pod had nothing left in the runtime.
+fn count_ends(before: &Picture, now: &Picture, ends: &mut BTreeMap<String, usize>) {
+    for uid in before.keys().filter(|uid| !now.contains_key(*uid)) {
+        *ends.entry(uid.clone()).or_default() += 1;
+    }
+}
+
+async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration) {
     let bench = Bench::new(options(exit_lag), true, |_| {});
-    let mut watch = bench.watch(None).await;
-    watch.snapshot().await;
+    let follower = bench.follower(&bench.socket, "follower.sock");
+    follower.wait_serving(true).await;
+    let mut watches = Vec::new();
+    for client in [&bench.client, &follower.client] {
+        let mut watch = Watch::open(client, None).await;
+        watch.snapshot().await;
+        watches.push(watch);
+    }
+    // It goes from one to the other and back, with its cursor.
+    let mut wanderer = bench.watch(None).await;
+    wanderer.snapshot().await;
+    let mut ends = BTreeMap::new();
     let mut attempts = BTreeMap::<String, u32>::new();
-    for (act, copies) in acts {
+    for (n, (act, copies)) in acts.into_iter().enumerate() {
         let runtime = &bench.runtime;
+        let before = of_runtime(runtime);
+        if n % 7 == 6 {
+            let client = if n % 2 == 0 { &bench.client } else { &follower.client };
+            let mut moved = Watch::open(client, wanderer.cursor).await;
+            (moved.pods, moved.gone) = (wanderer.pods, wanderer.gone);
+            wanderer = moved;
+            wanderer.until("hello", |w| !w.log.is_empty()).await;
+        }
         let sandboxes: Vec<_> = runtime.sandboxes().iter().map(|s| s.id().to_owned()).collect();
         let containers: Vec<_> = runtime.containers().iter().map(|c| c.id().to_owned()).collect();
         let mut hints = Vec::new();
@@ -142,7 +173,6 @@ async fn run(acts: Vec<(Act, usize)>, exit_lag: Duration) {
             Act::ForbidHints(yes) => bench.hints.allow(!yes),
             Act::Observe { pod, full } => {
                 let uid = format!("u{pod}");
-                let before = of_runtime(runtime);
                 if let Ok(reply) = bench.observe(&uid, full).await
                     && full
                     && exit_lag.is_zero()
@@ -163,22 +193,39 @@ async fn run(acts: Vec<(Act, usize)>, exit_lag: Duration) {
                 runtime.up().unwrap();
             }
         }
-        for (kind, id) in hints {
-            for _ in 0..copies {
-                bench.hints.hint(kind, &id);
+        count_ends(&before, &of_runtime(&bench.runtime), &mut ends);
+        for late in copies {
+            let (to, hints) = (bench.hints.clone(), hints.clone());
+            let send = move || hints.iter().for_each(|(kind, id)| to.hint(*kind, id));
+            if late == 0 {
+                send();
+            } else {
+                tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_millis(late.into())).await;
+                    send();
+                });
             }
         }
     }
     bench.runtime.unscript_all();
     tokio::time::sleep(Duration::from_secs(35)).await;
     let expected = of_runtime(&bench.runtime);
-    let limit = tokio::time::Instant::now() + Duration::from_secs(30);
-    while of_records(watch.pods.values()) != expected || watch.pods.values().any(|p| !p.error.is_empty()) {
-        let stepped = tokio::time::timeout_at(limit, watch.step()).await;
-        assert!(stepped.is_ok(), "cache:\n{:#?}\nruntime:\n{expected:#?}", watch.pods);
+    for watch in watches.iter_mut().chain([&mut wanderer]) {
+        let limit = tokio::time::Instant::now() + Duration::from_secs(30);
+        // Each step also checks that places, and revisions of each pod, only grow.
+        while of_records(watch.pods.values()) != expected || watch.pods.values().any(|p| !p.error.is_empty())
+        {
+            let stepped = tokio::time::timeout_at(limit, watch.step()).await;
+            assert!(stepped.is_ok(), "cache:\n{:#?}\nruntime:\n{expected:#?}", watch.pods);
+        }
+        let revs: Vec<u64> = watch.pods.values().map(|p| p.rev).collect();
+        assert!(revs.iter().all(|r| *r <= watch.cursor.unwrap().rev));
+        for (uid, gone) in &watch.gone {
+            let ended = ends.get(uid).copied().unwrap_or_default();
+            assert!(*gone <= ended, "{uid} was called gone {gone} times and went {ended} times");
+        }
+        assert!(!watch.log.contains(&"resync".to_owned()), "{:?}", watch.log);
     }
-    let revs: Vec<u64> = watch.pods.values().map(|p| p.rev).collect();
-    assert!(revs.iter().all(|r| *r <= watch.cursor.unwrap().rev));
 }
 
 proptest! {

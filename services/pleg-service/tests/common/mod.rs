@@ -134,13 +134,8 @@ impl Bench {
         let stop = CancellationToken::new();
         let server = Server::new("pleg-service");
         let health = server.health();
-        let service = pleg_service::start_following(
-            leader.to_owned(),
-            Clock::system(),
-            self.periods,
-            health,
-            &stop,
-        );
+        let service =
+            pleg_service::start_following(leader.to_owned(), Clock::system(), self.periods, health, &stop);
         let listener = bind_unix(&socket, 0o600).unwrap();
         tokio::spawn(server.add_service(service).serve(listener, PeerPolicy::Any, stop.clone()));
         let channel = channel(socket.clone());
@@ -254,11 +249,18 @@ impl Watch {
 
     /// Places only grow, of each pod too: no change comes twice.
     fn check(&mut self, event: &pb::WatchEvent) {
+        if matches!(event.event, Some(Event::Resync(_))) {
+            // The place it had is none.
+            self.cursor = None;
+        }
         let place = |c: pb::Cursor| (c.epoch, c.rev);
         let (before, now) = (self.cursor.map(place), event.cursor.map(place));
         let grows = matches!(event.event, Some(Event::Pod(_) | Event::Gone(_)));
         if let Some(now) = now {
-            assert!(before.is_none_or(|b| if grows { now > b } else { now >= b }), "{now:?} after {before:?}");
+            assert!(
+                before.is_none_or(|b| if grows { now > b } else { now >= b }),
+                "{now:?} after {before:?}"
+            );
         }
         let (epoch, of) = match &event.event {
             Some(Event::Pod(pod)) => (now.map_or(0, |n| n.0), (pod.uid.clone(), pod.rev)),

@@ -1,0 +1,71 @@
+//! The kubelet's metrics of PLEG, under its names, types, labels and buckets (pkg/kubelet/metrics/metrics.go).
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Bench, options};
+use pleg_service::seams::{HintEvent, HintKind};
+use quintlet_kit::clock::Clock;
+use quintlet_testkit::fake_runtime::ContainerSeed;
+
+fn value(text: &str, series: &str) -> Option<f64> {
+    text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_kubelets_metrics_are_all_there_and_count() {
+    let mut ids = Vec::new();
+    let bench = Bench::new(options(Duration::ZERO), true, |r| {
+        let sandbox = r.add_sandbox("u1", "web", "default", 0);
+        ids.push(r.add_container(&sandbox, &ContainerSeed::running("main")));
+        ids.push(r.add_container(&sandbox, &ContainerSeed::created("later")));
+        let done = r.add_sandbox("u2", "done", "default", 0);
+        ids.push(r.add_container(&done, &ContainerSeed::running("main")));
+        r.exit(&ids[2], 0);
+        r.exit(&done, 0);
+    });
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    let at = i64::try_from(Clock::system().wall().as_nanosecond()).unwrap() - 30_000_000;
+    let (kind, id) = (HintKind::Exited, ids[0].clone());
+    bench.hints.event(HintEvent::Hint { kind, id, pod: None, trace: None, at_unix_ns: at });
+    bench.hints.cut();
+    // Hints that are cut and come back list twice more.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let text = quintlet_telemetry::metrics::text();
+    for name in [
+        "kubelet_pleg_relist_duration_seconds",
+        "kubelet_pleg_relist_interval_seconds",
+        "kubelet_pleg_pod_relist_duration_seconds",
+        "kubelet_evented_pleg_connection_latency_seconds",
+    ] {
+        assert!(text.contains(&format!("# TYPE {name} histogram\n")), "{name}: {text}");
+        let buckets: Vec<&str> = text
+            .lines()
+            .filter_map(|l| l.strip_prefix(&format!("{name}_bucket{{le=\"")))
+            .filter_map(|l| l.split('"').next())
+            .collect();
+        let expected =
+            ["0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "+Inf"];
+        assert_eq!(buckets, expected, "{name}");
+        assert!(value(&text, &format!("{name}_count")) > Some(0.0), "{name}: {text}");
+    }
+    let latency = value(&text, "kubelet_evented_pleg_connection_latency_seconds_sum").unwrap();
+    assert!(latency >= 0.03, "{latency}");
+    // What a slow reader of lifecycle events misses is counted where such a reader is tested.
+    assert_eq!(value(&text, "kubelet_pleg_discard_events"), Some(0.0), "{text}");
+    for name in [
+        "kubelet_pleg_last_seen_seconds",
+        "kubelet_evented_pleg_connection_error_count",
+        "kubelet_evented_pleg_connection_success_count",
+    ] {
+        assert!(value(&text, name) > Some(0.0), "{name}: {text}");
+    }
+    assert_eq!(value(&text, "kubelet_running_pods"), Some(1.0), "{text}");
+    for (state, count) in [("created", 1.0), ("running", 1.0), ("exited", 1.0), ("unknown", 0.0)] {
+        let series = format!("kubelet_running_containers{{container_state=\"{state}\"}}");
+        assert_eq!(value(&text, &series), Some(count), "{text}");
+    }
+}
