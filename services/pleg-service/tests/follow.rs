@@ -245,7 +245,9 @@ async fn the_leaders_process_is_killed_and_comes_back_under_two_followers() {
             let health = client.clone().health(pb::HealthRequest {}).await.unwrap().into_inner();
             (!health.healthy && health.pods == 2).then_some(())
         };
+        let limit = tokio::time::Instant::now() + Duration::from_secs(60);
         while away().await.is_none() {
+            assert!(tokio::time::Instant::now() < limit, "the follower does not say that its leader is away");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
