@@ -288,6 +288,9 @@ impl PullArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Pods and resources")]
 pub struct ResourceArgs {
+    /// Images that the Node's status names, the largest. -1: all.
+    #[arg(long, default_value_t = 50, allow_negative_numbers = true, value_name = "COUNT")]
+    pub node_status_max_images: i32,
     /// Pods the node takes.
     #[arg(long, default_value_t = 110, value_name = "COUNT")]
     pub max_pods: u32,

@@ -50,6 +50,8 @@ pub struct RuntimeState {
     pub network_not_ready: Option<String>,
     /// What each runtime handler can do.
     pub handlers: BTreeMap<String, HandlerFeatures>,
+    /// Whether it knows `supplementalGroupsPolicy`, where it tells of its features.
+    pub supplemental_groups_policy: Option<bool>,
 }
 
 impl RuntimeState {

@@ -25,6 +25,7 @@ pub mod logs;
 pub mod machine;
 pub mod mirror;
 pub mod node;
+pub mod node_status;
 pub mod owner;
 mod process;
 pub mod pull_records;
@@ -188,10 +189,16 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     tasks.spawn("image-gc", image_gc::run(Arc::clone(&ctx), args.images.policy(), stop.clone()));
     tasks.spawn("unhealthy", unhealthy_events(Arc::clone(&ctx), unhealthy, stop.clone()));
     if let Some(client) = &client {
+        let (images_tx, images) = watch::channel(None);
+        let most = usize::try_from(args.resources.node_status_max_images).ok();
+        tasks.spawn(
+            "node-images",
+            node_status::poll_images(ctx.runtime.clone(), most, images_tx, stop.clone()),
+        );
         let facts = node::report(
             settings.clone(),
             args.labels(),
-            (runtime_state.clone(), shutting_down.clone()),
+            node::Changing { runtime: runtime_state.clone(), shutting_down: shutting_down.clone(), images },
             pleg,
             statuses,
             clock,

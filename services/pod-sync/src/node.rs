@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{
-    DaemonEndpoint, Node, NodeAddress, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Pod,
+    ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeDaemonEndpoints, NodeSpec, NodeStatus,
+    NodeSwapStatus, NodeSystemInfo, Pod,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -27,9 +28,9 @@ use crate::context::RuntimeState;
 use crate::decide::admission::{NodeView, Rejection, STRICT_GROUPS, Verdict, admit};
 use crate::decide::quantity::{Format, Quantity as Amount};
 use crate::decide::resize::verdict::Rules;
-use crate::machine;
 use crate::source::api::ClusterView;
 use crate::table::Admission;
+use crate::{machine, node_status};
 
 /// How often the runtime's Status is asked for (pkg/kubelet/kubelet.go).
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
@@ -148,6 +149,7 @@ async fn read_runtime(runtime: &Runtime) -> Result<RuntimeState, String> {
         Some(c) => Some(format!("{}={} reason:{} message:{}", c.r#type, c.status, c.reason, c.message)),
         None => Some(format!("{name}=false reason: message:")),
     };
+    let policy = status.features.as_ref().map(|f| f.supplemental_groups_policy);
     let handlers: BTreeMap<String, HandlerFeatures> = status
         .runtime_handlers
         .iter()
@@ -156,10 +158,7 @@ async fn read_runtime(runtime: &Runtime) -> Result<RuntimeState, String> {
             let features = HandlerFeatures {
                 recursive_read_only_mounts: f.recursive_read_only_mounts,
                 user_namespaces: f.user_namespaces,
-                supplemental_groups_policy: status
-                    .features
-                    .as_ref()
-                    .is_some_and(|f| f.supplemental_groups_policy),
+                supplemental_groups_policy: policy == Some(true),
             };
             (h.name.clone(), features)
         })
@@ -171,19 +170,32 @@ async fn read_runtime(runtime: &Runtime) -> Result<RuntimeState, String> {
         network_not_ready: failing("NetworkReady")
             .map(|c| format!("container runtime network not ready: {c}")),
         handlers,
+        supplemental_groups_policy: policy,
     })
+}
+
+/// What of the node changes while it runs.
+#[derive(Debug)]
+pub struct Changing {
+    /// What the runtime told of itself.
+    pub runtime: watch::Receiver<RuntimeState>,
+    /// The machine is about to go down.
+    pub shutting_down: watch::Receiver<bool>,
+    /// The runtime's images, once they were listed.
+    pub images: watch::Receiver<Option<Vec<ContainerImage>>>,
 }
 
 /// Tells status-reporter what the node is, at once when something changed and every few seconds, until told to stop.
 pub async fn report(
     settings: NodeSettings,
     labels: BTreeMap<String, String>,
-    (mut runtime, mut shutting_down): (watch::Receiver<RuntimeState>, watch::Receiver<bool>),
+    changing: Changing,
     pleg: Arc<Pleg>,
     statuses: Arc<Statuses>,
     clock: Clock,
     stop: CancellationToken,
 ) {
+    let Changing { mut runtime, mut shutting_down, mut images } = changing;
     let mut wait = Duration::ZERO;
     loop {
         // Whatever woke it, everything is read anew.
@@ -193,6 +205,7 @@ pub async fn report(
             changed = runtime.changed() => if changed.is_err() { return },
             // Its sender ends before this does where no shutdown is waited for.
             Ok(()) = shutting_down.changed() => {}
+            Ok(()) = images.changed() => {}
         }
         let state = runtime.borrow_and_update().clone();
         let mut not_ready: Vec<String> = state.not_ready.iter().cloned().collect();
@@ -205,7 +218,14 @@ pub async fn report(
         if *shutting_down.borrow_and_update() {
             not_ready.push(crate::shutdown::NOT_READY.to_owned());
         }
-        let node = node_object(&settings, &labels, &state);
+        let mut node = node_object(&settings, &labels, &state);
+        let status = node.status.get_or_insert_default();
+        node_status::of_runtime(
+            status,
+            &state,
+            images.borrow_and_update().clone(),
+            settings.node_api_port != 0,
+        );
         let request = wire::UpdateNodeRequest {
             source: "pod-sync".to_owned(),
             node: serde_json::to_vec(&node).unwrap_or_default(),
@@ -292,6 +312,9 @@ pub fn node_object(
                 machine_id: machine::machine_id(root),
                 operating_system: "linux".to_owned(),
                 os_image,
+                swap: Some(swap_bytes())
+                    .filter(|bytes| *bytes > 0)
+                    .map(|bytes| NodeSwapStatus { capacity: Some(bytes) }),
                 system_uuid: machine::system_uuid(root),
                 ..NodeSystemInfo::default()
             }),

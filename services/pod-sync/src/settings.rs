@@ -267,6 +267,12 @@ mod tests {
     }
 
     #[test]
+    fn images_of_the_node_arrive() {
+        let most = |file: &str| args(file, &[]).resources.node_status_max_images;
+        assert_eq!(["", "nodeStatusMaxImages: 0\n", "nodeStatusMaxImages: -1\n"].map(most), [50, 0, -1]);
+    }
+
+    #[test]
     fn pods_are_as_many_as_the_node_and_its_cores_take() {
         for (cpus, most, per_core, want) in
             [(4, 110, 0, 110), (4, 110, 10, 40), (40, 110, 10, 110), (4, 5, 10, 5)]

@@ -14,6 +14,7 @@ use quintlet_e2e::node::{NODE, page};
 use quintlet_e2e::otlp::Receiver;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_localnode::images;
 use serde_json::{Value, json};
 
 /// Serves its whole file system, so that what is mounted can be read from outside.
@@ -109,6 +110,15 @@ async fn a_pod_of_the_api_server_lives_and_goes_in_one_trace() {
         })
         .await;
     assert!(object["status"]["nodeInfo"]["kubeletVersion"].as_str().is_some_and(|v| v.starts_with("v1.36")));
+    wait_reasons(&node, NODE, &["Starting", "NodeAllocatableEnforced"]).await;
+    let named = |n: &Value| {
+        let images = n["status"]["images"].as_array().cloned().unwrap_or_default();
+        let names = images.iter().flat_map(|i| i["names"].as_array().cloned().unwrap_or_default());
+        names.filter_map(|n| n.as_str().map(str::to_owned)).any(|n| n == images::BUSYBOX)
+    };
+    let object = api.wait_for("nodes", "", NODE, LONG, named).await;
+    let declared = object["status"]["declaredFeatures"].as_array().cloned().unwrap_or_default();
+    assert!(declared.contains(&json!("InPlacePodLevelResourcesVerticalScaling")), "{declared:?}");
     let lease =
         api.wait_for("leases", "kube-node-lease", NODE, LONG, |l| !l["spec"]["renewTime"].is_null()).await;
 

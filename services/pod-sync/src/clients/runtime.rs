@@ -407,7 +407,7 @@ impl Runtime {
         let request = cri::ListImagesRequest { filter: None };
         let listed = call!(self, images, list_images, "ListImages", self.call, request)?.images;
         let image = |i: cri::Image| {
-            let names = i.repo_tags.into_iter().chain(i.repo_digests).collect();
+            let names = i.repo_digests.into_iter().chain(i.repo_tags).collect();
             Image { id: i.id, names, size: i.size, pinned: i.pinned }
         };
         Ok(listed.into_iter().map(image).collect())

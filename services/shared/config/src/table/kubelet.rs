@@ -293,7 +293,7 @@ pub const KUBELET: &[Row] = &[
     Row::new("nodeStatusMaxImages", Kind::Int(-1, i32::MAX as i64), "50")
         .kubelet_flag("node-status-max-images")
         .zero_counts()
-        .not_yet(PodSync, Some("0")),
+        .honoured(&[PodSync], "images that the Node names", &["images_of_the_node_arrive"]),
     Row::new("maxOpenFiles", Kind::Int(0, I64), "1000000").kubelet_flag("max-open-files").not_yet(PodSync, None),
     Row::new("contentType", Kind::Text, "application/vnd.kubernetes.protobuf")
         .kubelet_flag("kube-api-content-type")
