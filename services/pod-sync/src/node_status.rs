@@ -18,13 +18,13 @@ const PERIOD: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(1);
 /// Names of an image that are told (pkg/kubelet/nodestatus/setters.go).
 const MAX_NAMES: usize = 5;
-/// What pods may ask of a node that tells of it, in the kubelet's order
-/// (component-helpers/nodedeclaredfeatures/features/registry.go).
+/// What pods may ask of a node that tells of it (component-helpers/nodedeclaredfeatures/features), in the order of the alphabet:
+/// an API server takes no other.
 const DECLARED: [&str; 4] = [
-    "RestartAllContainersOnContainerExits",
-    "InPlacePodLevelResourcesVerticalScaling",
     "ExtendWebSocketsToKubelet",
+    "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
 ];
 
 /// Lists the runtime's images now and then, until told to stop. Those listed last count while it does not answer.
@@ -140,6 +140,7 @@ mod tests {
         of_runtime(&mut status, &RuntimeState::default(), None, true);
         assert_eq!((&status.runtime_handlers, &status.features, &status.images), (&None, &None, &None));
         assert_eq!(status.declared_features.clone().unwrap_or_default(), DECLARED);
+        assert!(DECLARED.is_sorted());
 
         let can = HandlerFeatures { user_namespaces: true, ..HandlerFeatures::default() };
         let runtime = RuntimeState {

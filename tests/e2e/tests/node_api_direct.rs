@@ -19,6 +19,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_util::sync::CancellationToken;
 
 const TOKEN: &str = "operator-token";
@@ -336,7 +337,8 @@ async fn rest(socket: &mut WebSocket) -> [String; 4] {
         loop {
             match socket.next().await.expect("a close before the end").unwrap() {
                 Message::Binary(data) => all[usize::from(data[0])].extend(&data[1..]),
-                Message::Close(_) => return,
+                // kubectl takes any other end for a failure.
+                Message::Close(frame) => return assert_eq!(frame.map(|f| f.code), Some(CloseCode::Normal)),
                 Message::Ping(_) | Message::Pong(_) => {}
                 other => panic!("{other:?}"),
             }

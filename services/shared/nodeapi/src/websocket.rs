@@ -14,8 +14,9 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
-use tokio_tungstenite::tungstenite::{Error, Message};
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 
 use crate::streaming::{Action, Streams};
 
@@ -32,6 +33,8 @@ const MAX_MESSAGE: usize = 1 << 20;
 const BLOCK: usize = 32 << 10;
 /// After the status has come, output under way may take so long.
 const DRAIN: Duration = Duration::from_secs(10);
+/// So long a client may take to hear of the end, and to answer.
+const ANSWER: Duration = Duration::from_secs(5);
 
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
@@ -119,13 +122,31 @@ where
     let (to_client, from_client) = server(client).await.split();
     let opened = open(&connection, streams).await;
     if let Some((input, output)) = opened {
-        // Whichever ends first, there is nothing left for the other; what it held is closed by the drop.
-        tokio::select! {
-            () = up(from_client, input) => {}
-            () = down(output, to_client) => {}
-        }
+        either(up(from_client, input), down(output, to_client)).await;
     }
     connection.close();
+}
+
+/// Goes on until one of the two has ended. A client that was told the end is listened to until it answers: what is closed
+/// with words of its unread takes with it what it has not read.
+async fn either(up: impl Future<Output = ()>, down: impl Future<Output = ()>) {
+    let mut up = std::pin::pin!(up);
+    tokio::select! {
+        () = &mut up => {}
+        () = down => {
+            let _ = timeout(ANSWER, up).await;
+        }
+    }
+}
+
+/// Tells the client that all is said. Any other end is an error to it, one without a code too.
+async fn end<C>(mut client: SplitSink<WebSocketStream<C>, Message>)
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+{
+    let normal = CloseFrame { code: CloseCode::Normal, reason: Utf8Bytes::default() };
+    // A client that does not take it is hung up on.
+    let _ = timeout(ANSWER, client.send(Message::Close(Some(normal)))).await;
 }
 
 struct Input {
@@ -238,8 +259,7 @@ where
             },
         }
     }
-    // A client that does not answer the end is hung up on.
-    let _ = timeout(DRAIN, client.close()).await;
+    end(client).await;
 }
 
 /// A block of a stream that is open; waits for ever for others.
@@ -302,13 +322,10 @@ where
                 break;
             }
         }
-        let _: Result<Result<(), Error>, _> = timeout(DRAIN, to_client.close()).await;
+        end(to_client).await;
     };
     // A tunnel has no half that could go on alone.
-    tokio::select! {
-        () = up => {}
-        () = down => {}
-    }
+    either(up, down).await;
 }
 
 #[cfg(test)]
