@@ -45,7 +45,7 @@ pub struct Followed {
     file: File,
     inode: u64,
     position: u64,
-    /// Rotated files that were there when this one was opened: older than it.
+    /// Rotated files that were there when this one was opened: older than it. Without the ending of compressed ones.
     older: BTreeSet<String>,
     /// Since when another file has its name.
     replaced: Option<Instant>,
@@ -58,6 +58,8 @@ pub struct Followed {
 struct Between {
     open: Option<Rotated>,
     names: VecDeque<String>,
+    /// All rotated files that are older than the one that has the name now, as far as that was looked at.
+    known: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -81,12 +83,19 @@ impl Followed {
     /// # Errors
     /// It cannot be opened or read, or is no regular file: whoever could put a pipe or a device there must not have it read.
     pub fn open(path: &Path, tail: Option<u64>) -> io::Result<Self> {
-        // Listed before: what is rotated from now on is this file or a newer one.
-        let older = rotated(path);
-        if !std::fs::metadata(path)?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-        }
-        let mut file = File::open(path)?;
+        let mut older = plain_names(path);
+        let mut file = loop {
+            if !std::fs::metadata(path)?.is_file() {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+            }
+            let file = File::open(path)?;
+            // Unless a rotation came between, what is there is older, and what comes is this file or a newer one.
+            let now = plain_names(path);
+            if now.is_subset(&older) {
+                break file;
+            }
+            older = now;
+        };
         let inode = file.metadata()?.ino();
         let position = match tail {
             Some(lines) => tail_start(&mut file, lines)?,
@@ -122,6 +131,13 @@ impl Followed {
                 }
                 // Gone again already: the next look finds the next.
                 let Ok(next) = Self::open(&self.path, None) else { return Ok(Step::Dry { rotating: true }) };
+                // Rotated while those before were read.
+                let missed: Vec<_> = next.older.difference(&between.known).cloned().collect();
+                if !missed.is_empty() {
+                    between.known.extend(missed.iter().cloned());
+                    between.names.extend(missed);
+                    continue;
+                }
                 *self = next;
             }
             // Asked before reading: what was written before the file was replaced is read here.
@@ -137,7 +153,7 @@ impl Followed {
             match self.read_here(block)? {
                 Step::Data => return Ok(Step::Data),
                 Step::Dry { .. } if over => {
-                    self.between = Some(Between { open: None, names: self.since().into() });
+                    self.between = Some(self.since());
                 }
                 Step::Dry { .. } => return Ok(Step::Dry { rotating: other }),
             }
@@ -145,15 +161,17 @@ impl Followed {
     }
 
     /// Files that were rotated after this one, oldest first, under the names they have now.
-    fn since(&self) -> Vec<String> {
+    fn since(&self) -> Between {
+        let all = rotated(&self.path);
+        let known = all.iter().map(|name| plain(name).to_owned()).collect();
         let mut newer: Vec<String> =
-            rotated(&self.path).into_iter().filter(|name| !self.older.contains(plain(name))).collect();
+            all.into_iter().filter(|name| !self.older.contains(plain(name))).collect();
         newer.sort_by(|a, b| plain(a).cmp(plain(b)));
         // One that is being compressed is there twice for a moment.
         newer.dedup_by(|a, b| plain(a) == plain(b));
         let own = newer.iter().position(|name| self.is_own(&self.path.with_file_name(name)));
         // Without it, it was deleted already, and all there are came after it.
-        newer.split_off(own.map_or(0, |i| i + 1))
+        Between { open: None, names: newer.split_off(own.map_or(0, |i| i + 1)).into(), known }
     }
 
     /// Whether a rotated file is the one that is open here: the same, or compressed from it.
@@ -190,6 +208,11 @@ fn plain(name: &str) -> &str {
 
 fn is_compressed(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "gz")
+}
+
+/// Names of the rotated files of a log, as they were before any was compressed.
+fn plain_names(path: &Path) -> BTreeSet<String> {
+    rotated(path).iter().map(|name| plain(name).to_owned()).collect()
 }
 
 /// Names of the rotated files of a log.
@@ -352,6 +375,31 @@ mod tests {
             let all = usize::try_from(log.written).unwrap() - 1;
             assert_eq!(all - found.len(), lost * 2, "{rotations} rotations, {keep} kept: {found:?}");
         }
+    }
+
+    #[test]
+    fn what_is_rotated_while_files_in_between_are_read_is_read_too() {
+        let now = Instant::now();
+        let mut log = Log::new();
+        let mut text = Vec::new();
+        let mut followed = Followed::open(&log.path(), None).unwrap();
+        log.write();
+        log.rotate(1, 9);
+        log.write();
+        log.rotate(2, 9);
+        assert!(read(&mut followed, now, &mut text));
+        // The first of those in between is there; now two more come.
+        let mut block = Vec::new();
+        assert_eq!(followed.read(now + LINGER, &mut block).unwrap(), Step::Data);
+        text.extend_from_slice(&block);
+        for time in [3, 4] {
+            log.write();
+            log.rotate(time, 9);
+        }
+        log.write();
+        read(&mut followed, now + LINGER, &mut text);
+        read(&mut followed, now + 2 * LINGER, &mut text);
+        assert_eq!(numbers(&text), [1, 2, 3, 4, 5]);
     }
 
     #[test]
