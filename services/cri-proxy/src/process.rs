@@ -8,6 +8,8 @@ use quintlet_kit::clock::Clock;
 use quintlet_kit::{error_chain, server, signals, task};
 use quintlet_nodeapi::limits::Limits;
 use quintlet_nodeapi::{NodeApi, NodeApiArgs};
+use quintlet_telemetry::TelemetryGuard;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Args, NODE_API};
@@ -55,12 +57,7 @@ pub async fn main() -> anyhow::Result<()> {
         }));
     }
     let serving = task::spawn("serve", proxy.serve(stop.clone()));
-    let reason = signals::stop_signal().await;
-    tracing::info!(?reason, "stopping");
-    stop.cancel();
-    serving.await?;
-    telemetry.shutdown().await;
-    Ok(())
+    until_stopped(stop, serving, telemetry).await
 }
 
 /// The other process: none of the above runs in it.
@@ -75,6 +72,14 @@ async fn node_api(line: Vec<OsString>) -> anyhow::Result<()> {
     tracing::info!(address = ?api.address(), "serving");
     let stop = CancellationToken::new();
     let serving = task::spawn("serve", api.serve(stop.clone()));
+    until_stopped(stop, serving, telemetry).await
+}
+
+async fn until_stopped(
+    stop: CancellationToken,
+    serving: JoinHandle<()>,
+    telemetry: TelemetryGuard,
+) -> anyhow::Result<()> {
     let reason = signals::stop_signal().await;
     tracing::info!(?reason, "stopping");
     stop.cancel();
