@@ -36,6 +36,10 @@ pub struct Args {
     /// Age of the last successful list that makes the node not ready, with a unit: 3m.
     #[arg(long, value_name = "DURATION", default_value = "3m", value_parser = positive)]
     pub relist_threshold: Duration,
+
+    /// Limit of a list and of an inspection, with a unit: 2m.
+    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = positive)]
+    pub runtime_request_timeout: Duration,
 }
 
 impl Args {
@@ -46,6 +50,7 @@ impl Args {
             relist: self.relist_period,
             relist_live: self.relist_period_live,
             threshold: self.relist_threshold,
+            call: self.runtime_request_timeout,
             ..Periods::default()
         }
     }
@@ -72,14 +77,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.yaml");
         let file = "apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n\
-                    relistPeriod: 2s\nrelistPeriodLive: 1m30s\nrelistThreshold: 5m\n";
+                    relistPeriod: 2s\nrelistPeriodLive: 1m30s\nrelistThreshold: 5m\n\
+                    ---\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nruntimeRequestTimeout: 7m\n";
         std::fs::write(&path, file).unwrap();
         let line = ["pleg-service", "--config", path.to_str().unwrap(), "--relist-threshold", "6m"];
         let args =
             quintlet_config::cli::read::<Args>(Service::Pleg, line.map(Into::into).into()).unwrap().args;
         let periods = args.periods();
-        let seconds = [periods.relist, periods.relist_live, periods.threshold].map(|p| p.as_secs());
-        assert_eq!(seconds, [2, 90, 360], "a flag wins");
+        let seconds =
+            [periods.relist, periods.relist_live, periods.threshold, periods.call].map(|p| p.as_secs());
+        assert_eq!(seconds, [2, 90, 360, 420], "a flag wins");
     }
 
     #[test]

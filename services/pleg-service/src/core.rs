@@ -1,8 +1,7 @@
 //! What the tasks of this service share, and the owners' mailboxes.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,6 +22,10 @@ use crate::store::{Store, TOMBSTONES};
 pub(crate) const INSPECTIONS: usize = 16;
 /// Of these, at most so many for pods a relist named: hints and callers never wait for a relist's work.
 pub(crate) const RELIST_INSPECTIONS: usize = 8;
+
+/// The kubelet's default of `runtimeRequestTimeout`.
+const CALL: Duration = Duration::from_secs(120);
+
 /// How the hint stream is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HintState {
@@ -50,6 +53,8 @@ pub struct Periods {
     pub threshold: Duration,
     /// A message on an idle Watch.
     pub beat: Duration,
+    /// The longest inspection of a pod, queues of the proxy included.
+    pub call: Duration,
     /// Between attempts to open the hint stream.
     pub reconnect: Duration,
 }
@@ -61,6 +66,7 @@ impl Default for Periods {
             relist_live: Duration::from_secs(30),
             threshold: crate::health::THRESHOLD,
             beat: Duration::from_secs(5),
+            call: CALL,
             reconnect: Duration::from_millis(100),
         }
     }
@@ -137,6 +143,13 @@ pub(crate) struct Mailbox {
     pub(crate) wake: Notify,
 }
 
+/// Inspections by the order in which they began.
+#[derive(Debug, Default)]
+struct UnderWay {
+    last: u64,
+    began: BTreeMap<u64, Instant>,
+}
+
 /// Shared by all tasks.
 pub(crate) struct Core {
     pub(crate) runtime: Arc<dyn ContainerRuntime>,
@@ -152,7 +165,7 @@ pub(crate) struct Core {
     /// Asks for a full list at once. One that is asked for during a list runs after it.
     pub(crate) relist_now: Notify,
     mailboxes: Mutex<HashMap<PodUid, Arc<Mailbox>>>,
-    tickets: AtomicU64,
+    under_way: Mutex<UnderWay>,
 }
 
 impl Core {
@@ -173,13 +186,26 @@ impl Core {
             lists: Mutex::default(),
             relist_now: Notify::new(),
             mailboxes: Mutex::default(),
-            tickets: AtomicU64::new(1),
+            under_way: Mutex::default(),
         })
     }
 
-    /// Order of inspections: drawn when one begins.
-    pub(crate) fn ticket(&self) -> u64 {
-        self.tickets.fetch_add(1, Ordering::Relaxed)
+    /// An inspection begins. Its ticket is larger than that of every inspection that began before it.
+    pub(crate) fn begins(&self) -> u64 {
+        let mut under_way = self.under_way.lock();
+        under_way.last += 1;
+        let ticket = under_way.last;
+        under_way.began.insert(ticket, Instant::now());
+        ticket
+    }
+
+    pub(crate) fn ends(&self, ticket: u64) {
+        self.under_way.lock().began.remove(&ticket);
+    }
+
+    /// Age of the oldest inspection that has not ended.
+    pub(crate) fn oldest_inspection(&self) -> Option<Duration> {
+        self.under_way.lock().began.first_key_value().map(|(_, began)| began.elapsed())
     }
 
     /// Puts a nomination in the pod's mailbox; a pod without an owner gets one.

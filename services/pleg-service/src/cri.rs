@@ -31,27 +31,25 @@ use crate::seams::{
 /// The largest answer taken, as the kubelet's (cri-client utils.go).
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 
-/// One list or status. A runtime that is this slow is counted as not answering; the pod is asked for again.
-const CALL_LIMIT: Duration = Duration::from_secs(30);
-
 /// The CRI on a unix socket.
 #[derive(Debug, Clone)]
 pub struct CriRuntime {
     socket: PathBuf,
     client: RuntimeServiceClient<InterceptedService<Channel, PropagatingInterceptor>>,
     lists: Lists,
+    limit: Duration,
 }
 
 impl CriRuntime {
-    /// Connects when first asked, and again whenever needed.
+    /// Connects when first asked, and again whenever needed. A list or a status that takes longer than `limit` is an error.
     #[must_use]
-    pub fn new(socket: PathBuf) -> Self {
+    pub fn new(socket: PathBuf, limit: Duration) -> Self {
         let channel = quintlet_kit::socket::channel(socket.clone());
         let lists = Lists::new(InterceptedService::new(channel.clone(), PropagatingInterceptor))
             .max_decoding_message_size(MAX_MESSAGE);
         let client = RuntimeServiceClient::with_interceptor(channel, PropagatingInterceptor)
             .max_decoding_message_size(MAX_MESSAGE);
-        Self { socket, client, lists }
+        Self { socket, client, lists, limit }
     }
 }
 
@@ -61,10 +59,10 @@ impl CriRuntime {
         method: &'static str,
         answer: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, ReadError> {
-        match tokio::time::timeout(CALL_LIMIT, answer).await {
+        match tokio::time::timeout(self.limit, answer).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
             Ok(Err(status)) => Err(ReadError::Call { method, source: placed(status, &self.socket) }),
-            Err(_) => Err(ReadError::Timeout { what: method, limit: CALL_LIMIT }),
+            Err(_) => Err(ReadError::Timeout { what: method, limit: self.limit }),
         }
     }
 }

@@ -37,6 +37,9 @@ use crate::metrics::FollowerMetrics;
 use crate::readers::Readers;
 use crate::server::{WatchStream, parsed_uid};
 
+/// The largest record taken from the leader: as much as readers of a leader take.
+const MAX_MESSAGE: usize = 64 << 20;
+
 /// Pause before the leader is asked again.
 const RECONNECT: Duration = Duration::from_millis(100);
 /// The same after it sent what cannot be understood: the next picture will most likely be the same.
@@ -92,7 +95,8 @@ impl Follower {
         let channel = quintlet_kit::socket::channel(socket.clone());
         Self {
             socket: socket.into(),
-            leader: PlegClient::with_interceptor(channel, PropagatingInterceptor),
+            leader: PlegClient::with_interceptor(channel, PropagatingInterceptor)
+                .max_decoding_message_size(MAX_MESSAGE),
             readers,
             metrics: FollowerMetrics::new(),
             link: watch::Sender::new(Link::Away("not connected yet".to_owned())),
@@ -301,7 +305,10 @@ impl Pleg for Follower {
         };
         let (mut reply, at) =
             self.last.lock().clone().unwrap_or((pb::HealthReply::default(), Instant::now()));
-        reply.last_list_age_seconds = reply.last_list_age_seconds.map(|age| age + at.elapsed().as_secs_f64());
+        let later = at.elapsed().as_secs_f64();
+        for age in [&mut reply.last_list_age_seconds, &mut reply.oldest_inspection_seconds] {
+            *age = age.map(|age| age + later);
+        }
         if let Some(why) = why {
             reply.healthy = false;
             reply.message = format!("the leader at {} is away: {why}", self.socket.display());

@@ -22,10 +22,7 @@ use crate::seams::{HintKind, ReadError};
 /// A failed inspection is repeated after this, as by the kubelet's relist.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// All statuses of a pod, queues of the proxy included.
-const LIMIT: Duration = Duration::from_secs(30);
-
-/// The same before the first picture, which waits for every pod: one that hangs is in it with an error.
+/// All statuses of a pod before the first picture, which waits for every pod: one that hangs is in it with an error.
 const FIRST_LIMIT: Duration = Duration::from_secs(5);
 
 struct Expectation {
@@ -120,12 +117,13 @@ async fn once(
     targets.list |= work.ids.iter().chain(hinted).any(unknown);
     let began = Instant::now();
     let observed = core.clock.boot();
-    let ticket = core.ticket();
-    let limit = if core.store.is_primed() { LIMIT } else { FIRST_LIMIT };
+    let ticket = core.begins();
+    let limit = if core.store.is_primed() { core.periods.call } else { FIRST_LIMIT.min(core.periods.call) };
     let found = match tokio::time::timeout(limit, inspect(core.runtime.as_ref(), uid, targets)).await {
         Ok(found) => found,
         Err(_) => Err(ReadError::Timeout { what: "pod inspection", limit }),
     };
+    core.ends(ticket);
     core.metrics.inspect_duration.observe(began.elapsed().as_secs_f64());
     let result = if found.is_ok() { "ok" } else { "error" };
     core.metrics.inspections.get_or_create(&ResultLabel { result }).inc();

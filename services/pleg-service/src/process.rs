@@ -45,7 +45,7 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
         }
         None => {
             let read = paths.cri(CriSocket::Read);
-            let (runtime, hints) = (CriRuntime::new(read.clone()), ProxyHints::new(read));
+            let (runtime, hints) = (CriRuntime::new(read.clone(), periods.call), ProxyHints::new(read));
             let (runtime, hints) = (Arc::new(runtime), Arc::new(hints));
             server.add_service(crate::start(runtime, hints, clock, periods, health, &stop))
         }

@@ -117,6 +117,7 @@ impl Pleg for PlegService {
             relist_period_seconds: self.core.relist_period().as_secs_f64(),
             epoch: self.core.store.epoch(),
             pods: u32::try_from(self.core.store.len()).unwrap_or(u32::MAX),
+            oldest_inspection_seconds: self.core.oldest_inspection().map(|a| a.as_secs_f64()),
         }))
     }
 }

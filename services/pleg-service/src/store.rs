@@ -136,7 +136,9 @@ impl Store {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.inner.read().pods.len() - self.inner.read().tombstones.len()
+        // One guard: a second read behind a waiting writer never ends.
+        let inner = self.inner.read();
+        inner.pods.len() - inner.tombstones.len()
     }
 
     /// A new state of a pod. Returns it with its place.

@@ -290,7 +290,6 @@ async fn an_observation_is_never_answered_by_an_inspection_begun_before_it() {
 async fn an_observation_says_why_the_runtime_cannot_be_asked_and_works_before_the_first_list() {
     let bench = Bench::new(options(Duration::ZERO), false, |r| {
         web(r);
-        r.script(Rule::on(Method::ListPodSandbox).about("").latency(Duration::from_secs(600)));
         r.hang(Method::ListPodSandbox);
     });
     bench.runtime.wait_count(Method::ListPodSandbox, 1).await;
@@ -398,4 +397,66 @@ async fn a_pod_that_hangs_is_in_the_first_picture_with_an_error_and_holds_up_no_
     watch.until("exit of u2", |w| w.pods["u2"].sandboxes[0].state() == pb::SandboxState::NotReady).await;
     bench.runtime.unscript_all();
     watch.until("recovery", |w| w.state("u1", &id) == Some(pb::ContainerState::Running)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_list_is_waited_for_as_long_as_the_configuration_says() {
+    let slow = |r: &FakeRuntime| {
+        web(r);
+        r.latency(Method::ListPodSandbox, Duration::from_secs(50));
+    };
+    let call = |seconds| Periods { call: Duration::from_secs(seconds), ..Periods::default() };
+    let bench = Bench::with(options(Duration::ZERO), false, call(60), slow);
+    bench.watch(None).await.snapshot().await;
+    assert!(bench.health().await.healthy);
+    let bench = Bench::with(options(Duration::ZERO), false, call(40), slow);
+    bench.runtime.wait_count(Method::ListPodSandbox, 3).await;
+    assert_eq!(bench.health().await.message, "pleg has yet to be successful");
+}
+
+#[tokio::test(start_paused = true)]
+async fn health_tells_how_long_the_oldest_inspection_has_been_under_way() {
+    let bench = Bench::new(options(Duration::ZERO), true, |r| {
+        web(r);
+        r.add_sandbox("u2", "other", "default", 0);
+    });
+    bench.watch(None).await.snapshot().await;
+    assert_eq!(bench.health().await.oldest_inspection_seconds, None);
+    bench.runtime.script(Rule::on(Method::PodSandboxStatus).hang());
+    let asked = bench.runtime.count(Method::PodSandboxStatus);
+    for (n, uid) in ["u1", "u2"].into_iter().enumerate() {
+        let mut client = bench.client.clone();
+        let request = pb::ObserveRequest { uid: uid.to_owned(), full: false, ..Default::default() };
+        tokio::spawn(async move { client.observe(request).await });
+        bench.runtime.wait_count(Method::PodSandboxStatus, asked + 1 + n as u64).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    let oldest = bench.health().await.oldest_inspection_seconds.unwrap();
+    assert!((20.0..21.0).contains(&oldest), "{oldest}");
+    bench.runtime.unscript_all();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(bench.health().await.oldest_inspection_seconds, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_hints_of_unknown_ids_than_can_wait_are_made_up_for_by_a_list() {
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let began = Instant::now();
+    // Who looks for unknown ids hangs with the first.
+    let hang = bench.runtime.hang(Method::ListContainers);
+    let asked = bench.runtime.count(Method::ListContainers);
+    bench.hints.hint(HintKind::Started, "first");
+    bench.runtime.wait_count(Method::ListContainers, asked + 1).await;
+    let ids: Vec<String> =
+        (0..1_200).map(|n| bench.runtime.add_sandbox(&format!("u{n}"), "p", "default", 0)).collect();
+    for id in &ids {
+        bench.hints.hint(HintKind::Started, id);
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    bench.runtime.unscript(hang);
+    watch.until("all", |w| w.pods.len() == ids.len()).await;
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
 }

@@ -172,7 +172,9 @@ pub fn judge_pleg(reply: &HealthReply) -> (bool, String) {
         or_nothing(&reply.hint_source),
         reply.epoch
     );
-    (true, detail)
+    // Most take milliseconds.
+    let slow = reply.oldest_inspection_seconds.filter(|s| *s >= 1.0);
+    (true, slow.map_or(detail.clone(), |s| format!("{detail}, an inspection under way for {s:.0}s")))
 }
 
 /// Whether cri-proxy has its runtime, and what it says.
@@ -224,6 +226,8 @@ mod tests {
         };
         let want = "3 pods, last list 0.3s ago, relist every 30s, hints containerd live, epoch 7";
         assert_eq!(judge_pleg(&well), (true, want.to_owned()));
+        let slow = HealthReply { oldest_inspection_seconds: Some(11.6), ..well };
+        assert_eq!(judge_pleg(&slow), (true, format!("{want}, an inspection under way for 12s")));
         let ill =
             HealthReply { message: "pleg was last seen active 3m5s ago".into(), ..HealthReply::default() };
         assert_eq!(judge_pleg(&ill), (false, "pleg was last seen active 3m5s ago".to_owned()));

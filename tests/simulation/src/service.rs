@@ -166,7 +166,7 @@ async fn pleg(places: &Places, stop: CancellationToken) {
     let read = paths.cri(CriSocket::Read);
     let server = Server::new("pleg-service");
     let service = pleg_service::start(
-        Arc::new(pleg_service::cri::CriRuntime::new(read.clone())),
+        Arc::new(pleg_service::cri::CriRuntime::new(read.clone(), pleg_service::Periods::default().call)),
         Arc::new(pleg_service::cri::ProxyHints::new(read)),
         Clock::system(),
         pleg_service::Periods::default(),

@@ -112,7 +112,7 @@ impl Bench {
         self.stop = CancellationToken::new();
         let server = Server::new("pleg-service");
         let service = pleg_service::start(
-            Arc::new(CriRuntime::new(self.runtime.path().to_owned())),
+            Arc::new(CriRuntime::new(self.runtime.path().to_owned(), self.periods.call)),
             Arc::new(self.hints.clone()),
             Clock::system(),
             self.periods,

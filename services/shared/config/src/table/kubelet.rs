@@ -1,7 +1,7 @@
 //! Fields of KubeletConfiguration v1beta1 (kubelet 1.36), in the order of `spec/node-api.md` §10.2.
 
 use super::Row;
-use super::Service::{CriProxy, NodeApi, PodSync, StatusReporter};
+use super::Service::{CriProxy, NodeApi, Pleg, PodSync, StatusReporter};
 use crate::kind::{self, COUNT, DURATION, Keys, Kind, PORT_OR_NONE};
 
 const ALL: &[super::Service] = &super::Service::ALL;
@@ -259,9 +259,13 @@ pub const KUBELET: &[Row] = &[
         .kubelet_flag("qos-reserved")
         .not_yet(PodSync, None),
     Row::new("runtimeRequestTimeout", DURATION, "2m").kubelet_flag("runtime-request-timeout").honoured(
-        &[CriProxy, PodSync],
+        &[CriProxy, Pleg, PodSync],
         "when a call to the runtime is given up; pulls, execs and attaches have no such limit",
-        &["a_call_is_given_up_when_the_configuration_says", "the_file_names_the_runtime"],
+        &[
+            "a_call_is_given_up_when_the_configuration_says",
+            "a_slow_list_is_waited_for_as_long_as_the_configuration_says",
+            "the_file_names_the_runtime",
+        ],
     ),
     Row::new("hairpinMode", Kind::Word(&["", "promiscuous-bridge", "hairpin-veth", "none"]), "promiscuous-bridge")
         .kubelet_flag("hairpin-mode")
