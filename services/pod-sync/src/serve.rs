@@ -44,18 +44,31 @@ impl Service {
             None => (None, selector),
         };
         let node = format!("-{}", self.ctx.node.node_name.to_lowercase());
-        let mut found: Vec<_> = self
-            .ctx
-            .views
-            .all()
-            .into_iter()
-            .filter(|v| namespace.is_none_or(|n| *v.pod_ref.namespace == *n))
-            .filter(|v| *v.pod_ref.name == *name || v.pod_ref.name.strip_suffix(&node) == Some(name))
-            .collect();
-        // A static pod that is being replaced has its name twice: the newer one is meant.
-        found.sort_by_key(|v| v.created_unix_ns);
-        found.pop().ok_or_else(|| Status::not_found(format!("no pod {selector:?} on this node")))
+        let mut all = self.ctx.views.all();
+        let pods = all.iter().map(|v| (&*v.pod_ref.namespace, &*v.pod_ref.name, v.created_unix_ns));
+        let meant = meant(pods, namespace, name, &node);
+        meant
+            .map(|at| all.swap_remove(at))
+            .ok_or_else(|| Status::not_found(format!("no pod {selector:?} on this node")))
     }
+}
+
+/// Which of these pods (namespace, name, time) is meant: one of that very name, or a static pod without the node's at its
+/// end. A static pod that is being replaced has its name twice: the newer one.
+fn meant<'a>(
+    pods: impl Iterator<Item = (&'a str, &'a str, i64)>,
+    namespace: Option<&str>,
+    name: &str,
+    node: &str,
+) -> Option<usize> {
+    pods.enumerate()
+        .filter(|(_, (of, ..))| namespace.is_none_or(|n| n == *of))
+        .filter_map(|(at, (_, has, time))| {
+            let is_exact = has == name;
+            (is_exact || has.strip_suffix(node) == Some(name)).then_some((is_exact, time, at))
+        })
+        .max()
+        .map(|(.., at)| at)
 }
 
 fn wire_view(view: &View, brief: bool) -> wire::PodView {
@@ -87,6 +100,7 @@ fn wire_view(view: &View, brief: bool) -> wire::PodView {
         last_restart_unix_ns: c.last_restart_unix_ns,
         version: view.version,
         resource_version: view.resource_version.clone(),
+        mirror_uid: view.mirror_uid.clone(),
     }
 }
 
@@ -279,5 +293,28 @@ fn explain_container(s: &k8s_openapi::api::core::v1::ContainerStatus) -> wire::C
         state: word,
         detail,
         restarts: u32::try_from(s.restart_count).unwrap_or(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_of_that_very_name_is_meant_before_a_static_one_that_is_called_so_without_its_node() {
+        let pods =
+            [("a", "web-n1", 9), ("b", "web", 1), ("a", "web", 2), ("b", "db-n1", 3), ("b", "db-n1", 5)];
+        for (namespace, name, want) in [
+            (Some("a"), "web", Some(2)),
+            (Some("a"), "web-n1", Some(0)),
+            (Some("b"), "web", Some(1)),
+            (None, "web", Some(2)),
+            (Some("b"), "db", Some(4)),
+            (None, "db-n1", Some(4)),
+            (Some("a"), "db", None),
+            (None, "-n1", None),
+        ] {
+            assert_eq!(meant(pods.into_iter(), namespace, name, "-n1"), want, "{namespace:?} {name}");
+        }
     }
 }

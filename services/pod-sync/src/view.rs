@@ -62,6 +62,8 @@ pub struct View {
     pub created_unix_ns: i64,
     /// resourceVersion of the status that was last written to the API server; empty where none was.
     pub resource_version: String,
+    /// UID of the API server's copy of a static pod; empty where there is none.
+    pub mirror_uid: String,
     /// Number of the change.
     pub version: u64,
 }

@@ -648,6 +648,13 @@ impl Worker {
             decision: self.decision.clone(),
             created_unix_ns: self.accepted_unix_ns,
             resource_version: self.ctx.statuses.written(&self.pod_ref.uid),
+            mirror_uid: self
+                .desired
+                .borrow()
+                .mirror
+                .as_ref()
+                .and_then(|m| m.metadata.uid.clone())
+                .unwrap_or_default(),
             version: 0,
         };
         let same = old.is_some_and(|o| {
@@ -656,6 +663,7 @@ impl Worker {
                 && same_wait(o.waiting.as_ref(), view.waiting.as_ref())
                 && o.decision == view.decision
                 && o.resource_version == view.resource_version
+                && o.mirror_uid == view.mirror_uid
         });
         if !same {
             self.ctx.views.show(&self.pod_ref.uid, view);

@@ -17,6 +17,7 @@ pub mod print;
 mod rules;
 mod suggest;
 pub mod table;
+pub mod tls;
 pub mod yaml;
 
 pub use cli::{ConfigArgs, Loaded, parse};

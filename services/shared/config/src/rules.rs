@@ -11,7 +11,7 @@ use crate::table::{Document, Row, Verdict};
 /// Tells what does not go together.
 pub(crate) fn check(config: &Config, out: &mut Vec<Mistake>) {
     let view = View { config };
-    for rule in [refused, images, allocatable, eviction, shutdown, pulls, logs, server, other] {
+    for rule in [refused, images, allocatable, eviction, shutdown, pulls, logs, server, tls, other] {
         rule(&view, out);
     }
 }
@@ -199,6 +199,38 @@ fn server(view: &View<'_>, out: &mut Vec<Mistake>) {
     if read_only.is_some_and(|p| p != 0) && port == read_only {
         out.push(view.blame(&["readOnlyPort"], "is the same as port".to_owned()));
     }
+}
+
+/// What this server does not speak is left out with a word; what nobody does, and a rest of nothing, are errors.
+fn tls(view: &View<'_>, out: &mut Vec<Mistake>) {
+    use crate::tls::{SUITES, Support, group, suite};
+    let suite = |n: &Node| n.text().map_or(Support::Unknown, suite);
+    let group = |n: &Node| match n.data {
+        Data::Int(number) => u16::try_from(number).map_or(Support::Unknown, group),
+        _ => Support::Unknown,
+    };
+    let mut judge = |field: &str, spoken: &str, judge: &dyn Fn(&Node) -> Support| {
+        let elements = view.node(field).map(Node::elements).unwrap_or_default();
+        let mut is_left = elements.is_empty();
+        for (at, element) in elements.iter().enumerate() {
+            let (origin, path) = (element.origin.clone(), format!("{field}[{at}]"));
+            match judge(element) {
+                Support::Spoken(_) | Support::Always => is_left = true,
+                Support::LeftOut(why) => {
+                    out.push(Mistake::warning(origin, path, format!("{}: {why}", element.data)));
+                }
+                Support::Unknown => {
+                    is_left = true;
+                    out.push(Mistake::error(origin, path, format!("{}: not one of {spoken}", element.data)));
+                }
+            }
+        }
+        if !is_left {
+            out.push(view.blame(&[field], format!("nothing is left of it; spoken are {spoken}")));
+        }
+    };
+    judge("tlsCipherSuites", &SUITES.join(", "), &suite);
+    judge("tlsCurvePreferences", "29 (X25519), 23 (P-256), 24 (P-384)", &group);
 }
 
 fn other(view: &View<'_>, out: &mut Vec<Mistake>) {

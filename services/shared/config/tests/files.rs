@@ -74,6 +74,31 @@ quintlet: 10 problems in /etc/quintlet/config.yaml
 }
 
 #[test]
+fn of_suites_and_groups_those_not_spoken_are_left_out_and_those_unknown_refused() {
+    // As hardening guides have it.
+    let hardened = "tlsCipherSuites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305, \
+                    TLS_RSA_WITH_AES_128_GCM_SHA256]\ntlsCurvePreferences: [4588, 29]\n";
+    assert_eq!(
+        told(&format!("{HEAD}{hardened}")),
+        "\
+quintlet: 2 warnings in /etc/quintlet/config.yaml
+  warning: line 3  tlsCipherSuites[2]: \"TLS_RSA_WITH_AES_128_GCM_SHA256\": not spoken, as it is unsafe
+  warning: line 4  tlsCurvePreferences[0]: 4588: X25519MLKEM768 is not spoken
+"
+    );
+    for (fields, want) in [
+        ("tlsCipherSuites: [TLS_AES_128_GCM_SHA256]", ""),
+        ("tlsCipherSuites: [TLS_ECDHE]", "line 3  tlsCipherSuites[0]: \"TLS_ECDHE\": not one of"),
+        ("tlsCipherSuites: [TLS_RSA_WITH_RC4_128_SHA]", "line 3  tlsCipherSuites: nothing is left of it"),
+        ("tlsCurvePreferences: [29, 1]", "line 3  tlsCurvePreferences[1]: 1: not one of 29"),
+        ("tlsCurvePreferences: [25]", "line 3  tlsCurvePreferences: nothing is left of it"),
+    ] {
+        let told = told(&format!("{HEAD}{fields}\n"));
+        assert!(told.contains(want) && told.is_empty() == want.is_empty(), "{fields}: {told}");
+    }
+}
+
+#[test]
 fn rules_between_fields_are_the_kubelets() {
     for (fields, want) in [
         (

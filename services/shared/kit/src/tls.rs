@@ -2,12 +2,19 @@
 
 use std::sync::Arc;
 
+use rsa::pkcs1::DecodeRsaPublicKey as _;
+use rsa::sha2::{Sha256, Sha384, Sha512};
+use rsa::signature::Verifier;
+use rsa::traits::PublicKeyParts as _;
+use rsa::{RsaPublicKey, pkcs1v15, pss};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, PeerMisbehaved, SignatureScheme};
 use webpki::RawPublicKeyEntity;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::public_key::PublicKey;
+use x509_parser::x509::SubjectPublicKeyInfo;
 
 /// A client that takes any certificate, as Go's `InsecureSkipVerify`: names, dates and who signed it do not count, but the
 /// server must hold the certificate's key. Application protocols are the caller's to set.
@@ -42,20 +49,60 @@ impl Unverified {
     ) -> Result<HandshakeSignatureValid, Error> {
         let (_, parsed) =
             X509Certificate::from_der(cert).map_err(|_| Error::from(CertificateError::BadEncoding))?;
-        let key = SubjectPublicKeyInfoDer::from(parsed.public_key().raw);
-        let key =
-            RawPublicKeyEntity::try_from(&key).map_err(|_| Error::from(CertificateError::BadEncoding))?;
         let mapping = self.0.signature_verification_algorithms.mapping;
         let (_, algorithms) = mapping
             .iter()
             .find(|(scheme, _)| *scheme == dss.scheme)
             .ok_or(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme)?;
-        // One scheme of TLS 1.2 stands for several curves; the key is of one of them.
-        match algorithms.iter().any(|a| key.verify_signature(*a, message, dss.signature()).is_ok()) {
+        let is_right = match short_rsa(parsed.public_key()) {
+            Some(key) => is_signed(&key, message, dss),
+            None => {
+                let key = SubjectPublicKeyInfoDer::from(parsed.public_key().raw);
+                let key = RawPublicKeyEntity::try_from(&key)
+                    .map_err(|_| Error::from(CertificateError::BadEncoding))?;
+                // One scheme of TLS 1.2 stands for several curves; the key is of one of them.
+                algorithms.iter().any(|a| key.verify_signature(*a, message, dss.signature()).is_ok())
+            }
+        };
+        match is_right {
             true => Ok(HandshakeSignatureValid::assertion()),
             false => Err(CertificateError::BadSignature.into()),
         }
     }
+}
+
+/// Lengths in bits of keys that ring does not take and Go does.
+const SHORT: std::ops::Range<usize> = 1024..2048;
+
+/// An RSA key that is too short for ring.
+fn short_rsa(key: &SubjectPublicKeyInfo<'_>) -> Option<RsaPublicKey> {
+    if !matches!(key.parsed(), Ok(PublicKey::RSA(_))) {
+        return None;
+    }
+    let key = RsaPublicKey::from_pkcs1_der(&key.subject_public_key.data).ok()?;
+    SHORT.contains(&key.n().bits()).then_some(key)
+}
+
+/// Whether a handshake's message was signed with this key, as its scheme says.
+fn is_signed(key: &RsaPublicKey, message: &[u8], dss: &DigitallySignedStruct) -> bool {
+    use SignatureScheme as S;
+    let key = key.clone();
+    match dss.scheme {
+        S::RSA_PKCS1_SHA256 => verifies(&pkcs1v15::VerifyingKey::<Sha256>::new(key), message, dss),
+        S::RSA_PKCS1_SHA384 => verifies(&pkcs1v15::VerifyingKey::<Sha384>::new(key), message, dss),
+        S::RSA_PKCS1_SHA512 => verifies(&pkcs1v15::VerifyingKey::<Sha512>::new(key), message, dss),
+        S::RSA_PSS_SHA256 => verifies(&pss::VerifyingKey::<Sha256>::new(key), message, dss),
+        S::RSA_PSS_SHA384 => verifies(&pss::VerifyingKey::<Sha384>::new(key), message, dss),
+        S::RSA_PSS_SHA512 => verifies(&pss::VerifyingKey::<Sha512>::new(key), message, dss),
+        _ => false,
+    }
+}
+
+fn verifies<'a, T>(key: &impl Verifier<T>, message: &[u8], dss: &'a DigitallySignedStruct) -> bool
+where
+    T: TryFrom<&'a [u8]>,
+{
+    T::try_from(dss.signature()).is_ok_and(|signature| key.verify(message, &signature).is_ok())
 }
 
 impl ServerCertVerifier for Unverified {
@@ -104,11 +151,17 @@ impl ServerCertVerifier for Unverified {
 
 #[cfg(test)]
 mod tests {
+    use rsa::RsaPrivateKey;
+    use rsa::pkcs1::EncodeRsaPublicKey as _;
+    use rsa::rand_core::OsRng;
+    use rsa::signature::{RandomizedSigner as _, SignatureEncoding as _, Signer as _};
     use rustls::crypto::ring::sign::any_supported_type;
     use rustls::pki_types::PrivateKeyDer;
     use rustls::server::{ClientHello, ResolvesServerCert};
-    use rustls::sign::CertifiedKey;
-    use rustls::{ClientConnection, ServerConfig, ServerConnection, SupportedProtocolVersion};
+    use rustls::sign::{CertifiedKey, Signer, SigningKey};
+    use rustls::{
+        ClientConnection, ServerConfig, ServerConnection, SignatureAlgorithm, SupportedProtocolVersion,
+    };
 
     use super::*;
 
@@ -128,8 +181,17 @@ mod tests {
         cert: &CertificateDer<'static>,
         key: &rcgen::KeyPair,
     ) -> Result<(), Error> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let key = any_supported_type(&PrivateKeyDer::Pkcs8(key.serialize_der().into()))?;
+        handshake_with(client, version, cert, key)
+    }
+
+    fn handshake_with(
+        client: ClientConfig,
+        version: &'static SupportedProtocolVersion,
+        cert: &CertificateDer<'static>,
+        key: Arc<dyn SigningKey>,
+    ) -> Result<(), Error> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
         let serves = Serves(Arc::new(CertifiedKey::new(vec![cert.clone()], key)));
         let server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[version])?
@@ -191,6 +253,94 @@ mod tests {
             let stolen = handshake(unverified(), version, &cert, &other);
             assert_eq!(stolen, Err(CertificateError::BadSignature.into()), "{version:?}");
         }
+    }
+
+    /// A key of RSA, which also signs what ring would not, by one scheme.
+    #[derive(Debug, Clone)]
+    struct Rsa {
+        key: RsaPrivateKey,
+        public: Vec<u8>,
+        scheme: SignatureScheme,
+    }
+
+    impl Rsa {
+        fn new(bits: usize) -> Self {
+            let key = RsaPrivateKey::new(&mut OsRng, bits).unwrap();
+            let public = key.to_public_key().to_pkcs1_der().unwrap().into_vec();
+            Self { key, public, scheme: SignatureScheme::RSA_PKCS1_SHA256 }
+        }
+    }
+
+    impl SigningKey for Rsa {
+        fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
+            offered.contains(&self.scheme).then(|| Box::new(self.clone()) as Box<dyn Signer>)
+        }
+
+        fn algorithm(&self) -> SignatureAlgorithm {
+            SignatureAlgorithm::RSA
+        }
+    }
+
+    impl Signer for Rsa {
+        fn sign(&self, message: &[u8]) -> Result<Vec<u8>, Error> {
+            use SignatureScheme as S;
+            let key = self.key.clone();
+            Ok(match self.scheme {
+                S::RSA_PKCS1_SHA256 => pkcs1v15::SigningKey::<Sha256>::new(key).sign(message).to_vec(),
+                S::RSA_PKCS1_SHA384 => pkcs1v15::SigningKey::<Sha384>::new(key).sign(message).to_vec(),
+                S::RSA_PKCS1_SHA512 => pkcs1v15::SigningKey::<Sha512>::new(key).sign(message).to_vec(),
+                S::RSA_PSS_SHA256 => {
+                    pss::SigningKey::<Sha256>::new(key).sign_with_rng(&mut OsRng, message).to_vec()
+                }
+                S::RSA_PSS_SHA384 => {
+                    pss::SigningKey::<Sha384>::new(key).sign_with_rng(&mut OsRng, message).to_vec()
+                }
+                other => panic!("{other:?}"),
+            })
+        }
+
+        fn scheme(&self) -> SignatureScheme {
+            self.scheme
+        }
+    }
+
+    impl rcgen::PublicKeyData for Rsa {
+        fn der_bytes(&self) -> &[u8] {
+            &self.public
+        }
+
+        fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
+            &rcgen::PKCS_RSA_SHA256
+        }
+    }
+
+    impl rcgen::SigningKey for Rsa {
+        fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
+            Signer::sign(self, message).map_err(|_| rcgen::Error::RemoteKeyError)
+        }
+    }
+
+    #[test]
+    fn a_short_key_of_rsa_will_do_if_the_server_holds_it_and_one_that_is_too_short_for_go_will_not() {
+        use SignatureScheme as S;
+        let serve = |cert: &Rsa, signs: &Rsa, version, scheme| {
+            let cert = rcgen::CertificateParams::default().self_signed(cert).unwrap().der().clone();
+            handshake_with(unverified(), version, &cert, Arc::new(Rsa { scheme, ..signs.clone() }))
+        };
+        let bad: Result<(), Error> = Err(CertificateError::BadSignature.into());
+        let (tls12, tls13) = (&rustls::version::TLS12, &rustls::version::TLS13);
+        let (key, other, tiny) = (Rsa::new(1024), Rsa::new(1024), Rsa::new(768));
+        for (version, schemes) in [
+            (tls12, &[S::RSA_PKCS1_SHA256, S::RSA_PKCS1_SHA384, S::RSA_PKCS1_SHA512, S::RSA_PSS_SHA256][..]),
+            (tls13, &[S::RSA_PSS_SHA256, S::RSA_PSS_SHA384]),
+        ] {
+            for scheme in schemes {
+                assert_eq!(serve(&key, &key, version, *scheme), Ok(()), "{version:?} {scheme:?}");
+                assert_eq!(serve(&key, &other, version, *scheme), bad, "{version:?} {scheme:?}");
+            }
+            assert_eq!(serve(&tiny, &tiny, version, S::RSA_PSS_SHA256), bad, "{version:?}");
+        }
+        assert!(serve(&key, &key, tls13, S::RSA_PKCS1_SHA256).is_err());
     }
 
     fn roots(cert: &CertificateDer<'static>) -> rustls::RootCertStore {

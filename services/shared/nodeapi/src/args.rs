@@ -82,7 +82,7 @@ pub struct NodeApiArgs {
     /// Oldest TLS version: VersionTLS12 or VersionTLS13. Default: the former
     #[arg(long, value_name = "VERSION", default_value = "")]
     pub tls_min_version: String,
-    /// TLS 1.2 cipher suites by their IANA names. Default: all that are safe
+    /// TLS 1.2 cipher suites by their IANA names; those that are unsafe are left out. Default: all that are safe
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub tls_cipher_suites: Vec<String>,
     /// Key exchange groups by their IANA numbers: 29 (X25519), 23 (P-256), 24 (P-384). Default: all
@@ -155,7 +155,7 @@ mod tests {
         let path = dir.path().join("c.yaml");
         let file = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nenableServer: false\n\
                     address: 10.0.0.1\nport: 1\nreadOnlyPort: 2\nhealthzPort: 3\nhealthzBindAddress: 10.0.0.2\n\
-                    tlsCertFile: a.crt\ntlsPrivateKeyFile: a.key\ntlsCipherSuites: [A, B]\ntlsMinVersion: VersionTLS13\n\
+                    tlsCertFile: a.crt\ntlsPrivateKeyFile: a.key\ntlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_AES_128_GCM_SHA256]\ntlsMinVersion: VersionTLS13\n\
                     tlsCurvePreferences: [29, 23]\nauthentication:\n  x509: {clientCAFile: ca.crt}\n  \
                     webhook: {enabled: false, cacheTTL: 4s}\n  anonymous: {enabled: true}\n\
                     authorization: {mode: AlwaysAllow, webhook: {cacheAuthorizedTTL: 5s, cacheUnauthorizedTTL: 6s}}\n\
@@ -171,7 +171,10 @@ mod tests {
         assert_eq!(args.healthz_bind_address, IpAddr::from([10, 0, 0, 2]));
         assert_eq!(args.tls_cert_file, Some(dir.path().join("a.crt")), "relative to the file");
         assert_eq!(args.tls_private_key_file, Some(dir.path().join("a.key")));
-        assert_eq!(args.tls_cipher_suites, ["A", "B"]);
+        assert_eq!(
+            args.tls_cipher_suites,
+            ["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_AES_128_GCM_SHA256"]
+        );
         assert_eq!(
             (args.tls_min_version.as_str(), args.tls_curve_preferences),
             ("VersionTLS13", vec![29, 23])

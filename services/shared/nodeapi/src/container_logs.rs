@@ -13,7 +13,7 @@ use quintlet_proto::runtime::v1::{LogChunk, ReadLogRequest};
 use serde_json::Value;
 use tonic::Streaming;
 
-use crate::answer::{Answer, error, with_type};
+use crate::answer::{Answer, text, with_type};
 use crate::counters::Counters;
 use crate::node::Node;
 use crate::select::{self, Instance};
@@ -47,7 +47,7 @@ impl BadQuery {
         match self {
             Self::Undecodable => message(StatusCode::BAD_REQUEST, "Unable to decode query."),
             Self::Invalid => message(StatusCode::UNPROCESSABLE_ENTITY, "Invalid request."),
-            Self::Stream(name) => error(
+            Self::Stream(name) => text(
                 StatusCode::BAD_REQUEST,
                 format!(
                     "unable to return the given log stream: {name:?}. Please enable PodLogsQuerySplitStreams \
@@ -152,18 +152,18 @@ pub async fn logs(
     };
     let pod = match node.pod(namespace, name).await {
         Ok(Some(view)) => serde_json::from_slice::<Value>(&view.pod).unwrap_or_default(),
-        Ok(None) => return error(StatusCode::NOT_FOUND, format!("pod {name:?} does not exist")),
+        Ok(None) => return text(StatusCode::NOT_FOUND, format!("pod {name:?} does not exist")),
         Err(status) => {
-            return error(StatusCode::INTERNAL_SERVER_ERROR, format!("pod-sync: {}", status.message()));
+            return text(StatusCode::INTERNAL_SERVER_ERROR, format!("pod-sync: {}", status.message()));
         }
     };
     if select::spec(&pod, container).is_none() {
         let message = format!("container {container:?} not found in pod {name:?}");
-        return error(StatusCode::NOT_FOUND, message);
+        return text(StatusCode::NOT_FOUND, message);
     }
     let instance = match select::log_instance(&pod, container, query.previous) {
         Ok(instance) => instance,
-        Err(why) => return error(StatusCode::BAD_REQUEST, why),
+        Err(why) => return text(StatusCode::BAD_REQUEST, why),
     };
     if query.tail_lines == Some(0) && !query.follow {
         return with_type(StatusCode::OK, "text/plain", "");
@@ -173,7 +173,7 @@ pub async fn logs(
             let decoder = Decoder::new(query.options(now));
             answer(Log::new(chunks, decoder, query.follow, counters))
         }
-        Err(why) => error(StatusCode::BAD_REQUEST, why),
+        Err(why) => text(StatusCode::BAD_REQUEST, why),
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Counters {
     requests: Family<RequestLabels, Counter>,
     refused: Family<CodeLabel, Counter>,
     connections: Counter,
+    displaced: Counter,
+    reviews: Counter,
     handshakes: Counter,
     /// Upgraded connections open now.
     pub upgrades: Gauge,
@@ -43,6 +45,14 @@ impl Default for Counters {
             connections: counter(
                 "quintlet_node_api_refused_connections",
                 "Connections closed because too many are open",
+            ),
+            displaced: counter(
+                "quintlet_node_api_displaced_connections",
+                "Connections without a request that was let in, closed to make place for another",
+            ),
+            reviews: counter(
+                "quintlet_node_api_unreviewed_requests",
+                "Requests answered 429 because too many wait for a review of their token",
             ),
             handshakes: counter("quintlet_node_api_failed_handshakes", "TLS handshakes that failed"),
             upgrades: gauge(
@@ -80,6 +90,16 @@ impl Counters {
     /// A connection closed for there being too many.
     pub fn refused_connection(&self) {
         self.connections.inc();
+    }
+
+    /// A connection of a stranger closed in favour of another.
+    pub fn displaced_connection(&self) {
+        self.displaced.inc();
+    }
+
+    /// A request that nobody has time to find the user of.
+    pub fn unreviewed(&self) {
+        self.reviews.inc();
     }
 
     /// A handshake that failed.

@@ -5,17 +5,19 @@
 //! socket, of pod-sync's read side, and of the others' `debug.v1`; it keeps no state but caches.
 //!
 //! A request goes [`server`] → [`routes`] → [`auth`] → a page. [`auth::authz`] has the table of rights, [`limits`] what
-//! anybody may take.
+//! anybody may take, [`life`] how long a connection lives.
 //!
 //! Tasks: one per listener, connection and upgraded connection; `reload`, which reads files again that have changed.
 
 pub mod answer;
 pub mod args;
+mod audit;
 pub mod auth;
 pub mod container_logs;
 pub mod counters;
 pub mod files;
 pub mod health;
+pub mod life;
 pub mod limits;
 pub mod log_query;
 pub mod metrics;

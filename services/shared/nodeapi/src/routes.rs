@@ -14,8 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::answer::{Answer, disabled, error, not_found, text};
+use crate::audit::{Act, Verdict};
 use crate::auth::User;
-use crate::auth::authn::Authenticator;
+use crate::auth::authn::{Authenticator, Unauthenticated};
 use crate::auth::authz::{Authorizer, Refusal, needed};
 use crate::counters::Counters;
 use crate::limits::Limits;
@@ -133,42 +134,78 @@ impl Handler for Routes {
     async fn handle(&self, request: Request<Incoming>) -> Answer {
         match self.port {
             Port::Main => self.main(request).await,
-            Port::ReadOnly => self.page(User::default(), request, false).await,
-            Port::Healthz => match request.uri().path() {
-                "/healthz" => text(StatusCode::OK, "ok"),
-                _ => not_found(),
-            },
+            // Everybody may here.
+            Port::ReadOnly | Port::Healthz => {
+                if let Some(peer) = request.extensions().get::<Peer>() {
+                    peer.life.trust();
+                }
+                match (self.port, request.uri().path()) {
+                    (Port::ReadOnly, _) => self.page(request, false).await,
+                    (_, "/healthz") => text(StatusCode::OK, "ok"),
+                    _ => not_found(),
+                }
+            }
         }
     }
 }
 
 impl Routes {
     async fn main(&self, request: Request<Incoming>) -> Answer {
-        let state = &self.state;
-        let peer = request.extensions().get::<Peer>();
-        let chain = peer.map(|p| p.chain.clone()).unwrap_or_default();
-        let from = peer.map(|p| p.address);
-        let user = match state.authn.user(&chain, request.headers()).await {
-            Ok(user) => user,
-            Err(why) => {
-                state.counters.refused(StatusCode::UNAUTHORIZED);
-                tracing::debug!(?from, path = request.uri().path(), why = why.0, "not authenticated");
-                return text(StatusCode::UNAUTHORIZED, "Unauthorized");
+        let peer = request.extensions().get::<Peer>().cloned();
+        let act = Act::of(request.uri().path());
+        let (user, answer, verdict) = match self.admit(peer.as_ref(), &request).await {
+            Ok(user) => {
+                if let Some(peer) = &peer {
+                    peer.life.trust();
+                }
+                let answer = self.page(request, self.state.debugging).await;
+                (user, answer, Verdict::Allowed)
+            }
+            Err((user, answer)) => {
+                self.state.counters.refused(answer.status());
+                if let Some(peer) = &peer {
+                    peer.life.refuse();
+                }
+                (user, answer, Verdict::Refused)
             }
         };
-        let needed = needed(request.method(), request.uri().path());
+        if let Some(act) = act {
+            act.write(&user, peer.map(|p| p.address), answer.status(), verdict);
+        }
+        answer
+    }
+
+    /// Who asks, if they may; else what they are told, and who they are as far as that is known.
+    async fn admit(&self, peer: Option<&Peer>, request: &Request<Incoming>) -> Result<User, (User, Answer)> {
+        let state = &self.state;
+        let chain = peer.map(|p| p.chain.clone()).unwrap_or_default();
+        let from = peer.map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |p| p.address.ip());
+        let path = request.uri().path();
+        let user = match state.authn.user(&chain, request.headers(), from.into()).await {
+            Ok(user) => user,
+            Err(Unauthenticated::Invalid(why)) => {
+                tracing::debug!(%from, path, why, "not authenticated");
+                return Err((User::default(), text(StatusCode::UNAUTHORIZED, "Unauthorized")));
+            }
+            Err(Unauthenticated::Busy) => {
+                state.counters.unreviewed();
+                let mut answer =
+                    text(StatusCode::TOO_MANY_REQUESTS, "too many requests wait for a review of their token");
+                answer.headers_mut().insert(http::header::RETRY_AFTER, http::HeaderValue::from_static("1"));
+                return Err((User::default(), answer));
+            }
+        };
+        let needed = needed(request.method(), path);
         match state.authz.check(&user, needed, &state.node_name).await {
-            Ok(()) => self.page(user, request, state.debugging).await,
+            Ok(()) => Ok(user),
             Err(refusal) => {
                 let answer = refused(&user, needed, &refusal);
-                state.counters.refused(answer.status());
-                self.audit(&user, &request, answer.status());
-                answer
+                Err((user, answer))
             }
         }
     }
 
-    async fn page(&self, user: User, request: Request<Incoming>, debugging: bool) -> Answer {
+    async fn page(&self, request: Request<Incoming>, debugging: bool) -> Answer {
         let path = request.uri().path().to_owned();
         let first = path.split('/').nth(1).unwrap_or_default();
         let found = PAGES.iter().find(|(name, ..)| *name == first);
@@ -184,6 +221,9 @@ impl Routes {
         }
         let state = &self.state;
         let node = &state.node;
+        let accept =
+            request.headers().get(http::header::ACCEPT).and_then(|v| v.to_str().ok()).map(str::to_owned);
+        let accept = accept.as_deref();
         match page {
             Page::Healthz => health::healthz(node, &path, &query(&request)).await,
             Page::Pods => only(Method::GET, &request, || pods::pods(node)).await,
@@ -201,7 +241,7 @@ impl Routes {
                 .await
             }
             Page::Stream(action) => match *request.method() {
-                Method::GET | Method::POST => streaming::stream(state, *action, &user, request).await,
+                Method::GET | Method::POST => streaming::stream(state, *action, request).await,
                 _ => wrong_method(),
             },
             Page::Stats if path == "/stats/summary" => match *request.method() {
@@ -214,11 +254,11 @@ impl Routes {
             }
             Page::Statusz if is_exact(&path) => {
                 let up = state.clock.boot().saturating_sub(state.started);
-                let answer = || std::future::ready(state.settings.statusz(state.clock.wall(), up));
+                let answer = || std::future::ready(state.settings.statusz(state.clock.wall(), up, accept));
                 only(Method::GET, &request, answer).await
             }
             Page::Flagz if is_exact(&path) => {
-                only(Method::GET, &request, || std::future::ready(state.settings.flagz())).await
+                only(Method::GET, &request, || std::future::ready(state.settings.flagz(accept))).await
             }
             Page::SystemLogs => match &state.system_logs {
                 Some(root) => {
@@ -231,7 +271,7 @@ impl Routes {
             Page::Debug if path.starts_with("/debug/pprof") => disabled("profiling endpoint is disabled."),
             Page::Debug if path.starts_with("/debug/flags") => disabled("flags endpoint is disabled."),
             Page::Stats | Page::Configz | Page::Statusz | Page::Flagz | Page::Debug => not_found(),
-            Page::Run => only(Method::POST, &request, || streaming::run(state, &user, &request)).await,
+            Page::Run => only(Method::POST, &request, || streaming::run(state, &request)).await,
         }
     }
 
@@ -274,17 +314,6 @@ impl Routes {
             }
             "/metrics/slis" => slis(node).await,
             _ => not_found(),
-        }
-    }
-
-    /// A line for what acts on containers: who wanted what, and whether they may.
-    fn audit<B>(&self, user: &User, request: &Request<B>, code: StatusCode) {
-        let path = request.uri().path();
-        let mut parts = path.split('/').skip(1);
-        let action = parts.next().unwrap_or_default();
-        if ["exec", "attach", "portForward", "run"].contains(&action) {
-            let from = request.extensions().get::<Peer>().map(|p| p.address);
-            tracing::info!(target: "audit", user = user.name, action, what = path, ?from, code = code.as_u16(), verdict = "refused", "audit");
         }
     }
 }

@@ -108,7 +108,7 @@ impl NodeApi {
             None => None,
         };
         let ca = args.client_ca_file.as_deref().map(ClientCa::load).transpose()?.map(Arc::new);
-        let authn = authenticator(args, ca.clone(), reviewer.clone(), clock.clone())?;
+        let authn = authenticator(args, limits, ca.clone(), reviewer.clone(), clock.clone())?;
         let authz = authorizer(args, reviewer.clone())?;
         let node_name = args.node_name.clone().unwrap_or_else(host_name);
         let (cert, key) = match (&args.tls_cert_file, &args.tls_private_key_file) {
@@ -208,10 +208,12 @@ impl NodeApi {
             tasks.spawn("listen", listener(Port::Main, Some(self.acceptor)).run(main));
         }
         if let Some(read_only) = self.read_only {
-            tasks.spawn("listen-read-only", listener(Port::ReadOnly, None).run(read_only));
+            // A gate of its own: nobody has to show there that they may.
+            let listener = Listener { gate: Gate::default(), ..listener(Port::ReadOnly, None) };
+            tasks.spawn("listen-read-only", listener.run(read_only));
         }
         if let Some(address) = self.healthz {
-            // A gate of its own: whoever fills the other does not make the node look dead.
+            // Another: whoever fills the others does not make the node look dead.
             let listener = Listener { gate: Gate::default(), ..listener(Port::Healthz, None) };
             tasks.spawn("listen-healthz", listen_again(listener, address, stop.clone()));
         }
@@ -250,13 +252,16 @@ impl NodeApi {
 
 fn authenticator(
     args: &NodeApiArgs,
+    limits: Limits,
     ca: Option<Arc<ClientCa>>,
     reviewer: Option<Arc<Reviewer>>,
     clock: Clock,
 ) -> Result<Authenticator, StartError> {
     let tokens = match (args.authentication_token_webhook, reviewer) {
         (true, None) => return Err(StartError::NoClientForTokens),
-        (true, Some(reviewer)) => Some(Tokens::new(reviewer, args.authentication_token_webhook_cache_ttl)),
+        (true, Some(reviewer)) => {
+            Some(Tokens::new(reviewer, args.authentication_token_webhook_cache_ttl, limits))
+        }
         (false, _) => None,
     };
     if ca.is_none() && tokens.is_none() && !args.anonymous_auth {

@@ -17,13 +17,13 @@ use quintlet_kit::task;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::counters::Counters;
-use crate::limits::{Gate, Limits, Pass};
+use crate::life::{Answering, Impatient, Life, Verdict};
+use crate::limits::{Gate, Limits};
 
 /// How long requests in flight may go on after the stop.
 pub const GRACE: Duration = Duration::from_secs(3);
@@ -37,8 +37,8 @@ pub struct Peer {
     pub address: SocketAddr,
     /// What the client showed; empty without TLS or certificate.
     pub chain: Arc<[CertificateDer<'static>]>,
-    /// The connection's place, for whoever goes on with it after an upgrade.
-    pub pass: Arc<Pass>,
+    /// The connection's life and place, for whoever judges its requests or goes on with it after an upgrade.
+    pub life: Arc<Life>,
 }
 
 /// What answers requests.
@@ -91,25 +91,30 @@ impl<H: Handler> Listener<H> {
                 tracing::debug!(%address, "connection refused: too many are open");
                 continue;
             };
-            let work = self.clone().converse(stream, address, pass);
+            let work = self.clone().converse(stream, address, Life::new(pass, self.limits));
             drop(task::spawn("node-api-connection", self.tasks.track_future(Box::pin(work))));
         }
     }
 
-    async fn converse(self, stream: TcpStream, address: SocketAddr, pass: Pass) {
+    async fn converse(self, stream: TcpStream, address: SocketAddr, life: Life) {
         // Without these a connection still works.
         let _ = stream.set_nodelay(true);
         let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3);
         let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(&keepalive);
-        let pass = Arc::new(pass);
+        let life = Arc::new(life);
+        let stream = Impatient::new(stream, life.clone());
         let Some(tls) = self.tls.clone() else {
-            return self.serve(stream, Peer { address, chain: Arc::new([]), pass }).await;
+            return self.serve(stream, Peer { address, chain: Arc::new([]), life }).await;
         };
-        match tokio::time::timeout(self.limits.handshake, tls.accept(stream)).await {
+        let shaken = tokio::select! {
+            shaken = tokio::time::timeout(self.limits.handshake, tls.accept(stream)) => shaken,
+            () = life.displaced() => return self.counters.displaced_connection(),
+        };
+        match shaken {
             Ok(Ok(stream)) => {
                 let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
                 let chain = shown.iter().map(|c| c.clone().into_owned()).collect();
-                self.serve(stream, Peer { address, chain, pass }).await;
+                self.serve(stream, Peer { address, chain, life }).await;
             }
             Ok(Err(error)) => {
                 self.counters.failed_handshake();
@@ -123,15 +128,16 @@ impl<H: Handler> Listener<H> {
     }
 
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: Peer) {
-        let Self { handler, limits, stop, cut, .. } = self;
-        let address = peer.address;
-        let heard = Arc::new(Notify::new());
-        let first = heard.clone();
+        let Self { handler, limits, stop, cut, counters, .. } = self;
+        let (address, life) = (peer.address, peer.life.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             let handler = handler.clone();
-            first.notify_one();
+            let in_flight = peer.life.request();
             request.extensions_mut().insert(peer.clone());
-            async move { Ok::<_, Infallible>(handler.handle(request).await) }
+            async move {
+                let answer = handler.handle(request).await;
+                Ok::<_, Infallible>(answer.map(|body| Answering { body, _in_flight: in_flight }))
+            }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder
@@ -149,36 +155,31 @@ impl<H: Handler> Listener<H> {
             .keep_alive_timeout(limits.header);
         let mut connection =
             std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-        // Who has not asked for anything in time never will: the timeout of headers does not run before the first byte.
-        let spoke = tokio::select! {
-            served = connection.as_mut() => {
-                if let Err(error) = served {
-                    tracing::debug!(%address, %error, "a connection failed");
-                }
-                return;
-            }
-            heard = tokio::time::timeout(limits.header, heard.notified()) => heard.is_ok(),
-            // Nothing is in flight yet.
-            () = stop.cancelled() => return,
-        };
-        if !spoke {
-            tracing::debug!(%address, "no request came");
-            return;
-        }
-        // The last arm only begins the end; the connection is polled on.
-        let served = tokio::select! {
-            served = connection.as_mut() => served,
-            () = cut.cancelled() => return,
-            () = stop.cancelled() => {
+        let mut ends = false;
+        loop {
+            let (is_last, next) = match life.verdict() {
+                Verdict::Goes(next) => (stop.is_cancelled(), next),
+                Verdict::Ends(next) => (true, next),
+                Verdict::Over => return tracing::debug!(%address, "hung up"),
+            };
+            if is_last && !ends {
                 connection.as_mut().graceful_shutdown();
-                tokio::select! {
-                    served = connection => served,
-                    () = cut.cancelled() => return,
-                }
+                ends = true;
             }
-        };
-        if let Err(error) = served {
-            tracing::debug!(%address, %error, "a connection failed");
+            // The connection is polled on; dropping the others loses nothing.
+            tokio::select! {
+                served = connection.as_mut() => {
+                    if let Err(error) = served {
+                        tracing::debug!(%address, %error, "a connection failed");
+                    }
+                    return;
+                }
+                () = cut.cancelled() => return,
+                () = stop.cancelled(), if !ends => {}
+                () = life.displaced() => return counters.displaced_connection(),
+                () = life.changed() => {}
+                () = tokio::time::sleep_until(next) => {}
+            }
         }
     }
 }

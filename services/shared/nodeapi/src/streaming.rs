@@ -14,11 +14,10 @@ use k8s_cri::v1;
 use quintlet_kit::task;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadHalf, WriteHalf};
-use tokio::net::TcpStream;
 use tonic::{Code, Status};
 
-use crate::answer::{Answer, error};
-use crate::auth::{User, authn};
+use crate::answer::{Answer, error, text};
+use crate::auth::authn;
 use crate::routes::{State, query, segments};
 use crate::select;
 use crate::server::Peer;
@@ -26,8 +25,6 @@ use crate::websocket::{self, Form, TUNNEL};
 
 /// Bytes in flight in one direction of one connection.
 const BUFFER: usize = 32 << 10;
-/// To reach the runtime's server on this machine.
-const DIAL: Duration = Duration::from_secs(5);
 
 /// What a client wants of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,16 +35,6 @@ pub enum Action {
     Attach,
     /// A connection to a port.
     PortForward,
-}
-
-impl Action {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Exec => "exec",
-            Self::Attach => "attach",
-            Self::PortForward => "portforward",
-        }
-    }
 }
 
 /// Which streams.
@@ -114,33 +101,23 @@ impl Target {
     }
 }
 
-/// Answers, and leaves a line in the audit log.
-pub async fn stream(state: &State, action: Action, user: &User, mut request: Request<Incoming>) -> Answer {
+/// Answers.
+pub async fn stream(state: &State, action: Action, mut request: Request<Incoming>) -> Answer {
     let Some(target) = Target::parse(request.uri().path(), action != Action::PortForward) else {
         return crate::answer::not_found();
     };
-    let from = request.extensions().get::<Peer>().map(|p| p.address);
-    let answer = match place(state, action, &target, &request).await {
+    match place(state, action, &target, &request).await {
         Ok(place) => pass_on(state, action, place, &mut request).await,
         Err(answer) => answer,
-    };
-    tracing::info!(
-        target: "audit",
-        user = user.name,
-        groups = user.groups.join(","),
-        action = action.name(),
-        namespace = target.namespace,
-        pod = target.pod,
-        container = target.container,
-        ?from,
-        code = answer.status().as_u16(),
-        verdict = if answer.status() == StatusCode::SWITCHING_PROTOCOLS { "allowed" } else { "failed" },
-        "audit"
-    );
-    answer
+    }
 }
 
 fn fault(why: impl std::fmt::Display) -> Answer {
+    text(StatusCode::INTERNAL_SERVER_ERROR, why.to_string())
+}
+
+/// What the proxy of the kubelet says, which ends its lines.
+fn proxy_fault(why: impl std::fmt::Display) -> Answer {
     error(StatusCode::INTERNAL_SERVER_ERROR, why)
 }
 
@@ -151,14 +128,14 @@ fn fault(why: impl std::fmt::Display) -> Answer {
 async fn pod(state: &State, target: &Target, unlike: &str) -> Result<(Value, String), Answer> {
     let view = state.node.pod(&target.namespace, &target.pod).await;
     let view = view.map_err(|status| fault(format!("pod-sync: {}", status.message())))?;
-    let view = view.ok_or_else(|| error(StatusCode::NOT_FOUND, "pod does not exist"))?;
+    let view = view.ok_or_else(|| text(StatusCode::NOT_FOUND, "pod does not exist"))?;
     let pod: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
-    let mirror = pod.pointer("/metadata/annotations/kubernetes.io~1config.mirror").and_then(Value::as_str);
+    // The API server knows a static pod by the UID of its copy.
     if let Some(uid) = &target.uid
         && *uid != view.uid
-        && mirror != Some(uid)
+        && (view.mirror_uid.is_empty() || *uid != view.mirror_uid)
     {
-        return Err(error(StatusCode::NOT_FOUND, unlike));
+        return Err(text(StatusCode::NOT_FOUND, unlike));
     }
     Ok((pod, view.uid))
 }
@@ -174,7 +151,7 @@ async fn place(
     let mut streams = Streams::parse(&query);
     if action != Action::PortForward && streams.is_none() {
         let message = "you must specify at least 1 of stdin, stdout, stderr";
-        return Err(error(StatusCode::BAD_REQUEST, message));
+        return Err(text(StatusCode::BAD_REQUEST, message));
     }
     let unlike = if action == Action::PortForward { "pod not found" } else { "pod does not exist" };
     let (object, uid) = pod(state, target, unlike).await?;
@@ -190,7 +167,7 @@ async fn place(
             .ok_or_else(|| fault(format!("pod not found (\"{}_{}\")", target.pod, target.namespace)))?,
     };
     if !is_upgrade(request.headers()) {
-        return Err(fault("Upgrade request required"));
+        return Err(proxy_fault("Upgrade request required"));
     }
     let mut runtime = state.node.runtime();
     let url = match (action, streams) {
@@ -255,8 +232,7 @@ fn of_runtime(status: &Status) -> Answer {
         Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
-    let mut answer =
-        error(code, format!("rpc error: code = {:?} desc = {}", status.code(), status.message()));
+    let mut answer = text(code, format!("rpc error: code = {:?} desc = {}", status.code(), status.message()));
     if code == StatusCode::TOO_MANY_REQUESTS {
         answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("60"));
     }
@@ -283,12 +259,12 @@ async fn pass_on(state: &State, action: Action, place: Place, request: &mut Requ
     let dialled = tokio::time::timeout(state.limits.upgrade, dial(&place.url, request, &form)).await;
     let mut answer = match dialled {
         Ok(Ok(answer)) => answer,
-        Ok(Err(why)) => return fault(format!("error dialing backend: {why}")),
-        Err(_) => return fault("the runtime's streaming server does not answer"),
+        Ok(Err(why)) => return proxy_fault(format!("error dialing backend: {why}")),
+        Err(_) => return proxy_fault("the runtime's streaming server does not answer"),
     };
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         if answer.status().is_redirection() {
-            return fault("the runtime's streaming server redirects, which is not followed");
+            return proxy_fault("the runtime's streaming server redirects, which is not followed");
         }
         return answer.map(Body::new);
     }
@@ -296,7 +272,7 @@ async fn pass_on(state: &State, action: Action, place: Place, request: &mut Requ
     if let Some(headers) = form.towards_client() {
         *answer.headers_mut() = headers;
     }
-    let pass = request.extensions().get::<Peer>().map(|p| p.pass.clone());
+    let life = request.extensions().get::<Peer>().map(|p| p.life.clone());
     let open = state.counters.upgrades.clone();
     let (cut, half_open, wait) = (state.cut.clone(), state.limits.half_open, state.limits.upgrade);
     // Who switches to SPDY opens streams; a runtime keeps one that does not for as long as a stream may be idle.
@@ -320,7 +296,7 @@ async fn pass_on(state: &State, action: Action, place: Place, request: &mut Requ
             let _ = cut.run_until_cancelled(carried).await;
         }
         open.dec();
-        drop((permit, pass));
+        drop((permit, life));
     };
     drop(task::spawn("node-api-upgraded", state.tasks.track_future(work)));
     answer.map(|_| Body::empty())
@@ -330,14 +306,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 async fn dial(url: &str, request: &Request<Incoming>, form: &Form) -> Result<Response<Incoming>, BoxError> {
     let uri: Uri = url.parse()?;
-    if uri.scheme_str() != Some("http") {
-        return Err(format!("the runtime's URL is not http: {:?}", uri.scheme_str()).into());
-    }
     let authority = uri.authority().ok_or("the runtime's URL has no address")?;
-    let host = authority.host().trim_matches(['[', ']']);
-    let connecting = TcpStream::connect((host, authority.port_u16().unwrap_or(80)));
-    let stream = tokio::time::timeout(DIAL, connecting).await??;
-    stream.set_nodelay(true)?;
+    let stream = quintlet_spdy::dial(&uri).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake::<_, Body>(TokioIo::new(stream)).await?;
     drop(task::spawn("node-api-to-runtime", async move {
@@ -407,20 +377,9 @@ async fn one_way<R: AsyncRead, W: AsyncWrite>(
 }
 
 /// `/run/{namespace}/{pod}[/{uid}]/{container}?cmd=`: a command's output, once it has ended.
-pub async fn run(state: &State, user: &User, request: &Request<Incoming>) -> Answer {
+pub async fn run(state: &State, request: &Request<Incoming>) -> Answer {
     let Some(target) = Target::parse(request.uri().path(), true) else { return crate::answer::not_found() };
-    let answer = run_in(state, &target, &query(request)).await.unwrap_or_else(|answer| answer);
-    tracing::info!(
-        target: "audit",
-        user = user.name,
-        action = "run",
-        namespace = target.namespace,
-        pod = target.pod,
-        container = target.container,
-        code = answer.status().as_u16(),
-        "audit"
-    );
-    answer
+    run_in(state, &target, &query(request)).await.unwrap_or_else(|answer| answer)
 }
 
 async fn run_in(state: &State, target: &Target, query: &[(String, String)]) -> Result<Answer, Answer> {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
+use quintlet_config::tls::{self as names, Support};
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject as _;
@@ -73,50 +74,66 @@ pub enum TlsError {
 pub struct Settings {
     /// `VersionTLS12` or `VersionTLS13`; empty: the former.
     pub min_version: String,
-    /// IANA names of suites for TLS 1.2; empty: all.
+    /// Names of suites for TLS 1.2; empty: all.
     pub cipher_suites: Vec<String>,
     /// IANA numbers: 29 (X25519), 23 (P-256), 24 (P-384); empty: all.
     pub curves: Vec<u16>,
 }
 
-/// The cryptography that `settings` leave.
+/// The cryptography that `settings` leave. What Go has and this has not is left out: the configuration was told of it when it
+/// was read.
 ///
 /// # Errors
-/// A name is not known; suites that rustls has not, as it takes them for unsafe, are not known either.
+/// Nobody has what is named, or nothing is left.
 pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
     let mut provider = rustls::crypto::ring::default_provider();
-    let is_13 = |name: &str| name.starts_with("TLS13_");
     if !settings.cipher_suites.is_empty() {
-        let name = |suite: &rustls::SupportedCipherSuite| format!("{:?}", suite.suite());
-        let of_12: Vec<String> = provider.cipher_suites.iter().map(name).filter(|n| !is_13(n)).collect();
-        for wanted in &settings.cipher_suites {
-            // Suites of TLS 1.3 cannot be chosen; Go ignores their names, too.
-            let is_of_13 =
-                ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"]
-                    .contains(&wanted.as_str());
-            if !of_12.contains(wanted) && !is_of_13 {
-                return Err(unknown("--tls-cipher-suites", wanted, &of_12));
+        let mut wanted = Vec::new();
+        let mut is_left = false;
+        for name in &settings.cipher_suites {
+            match names::suite(name) {
+                Support::Spoken(suite) => wanted.push(suite),
+                Support::Always => is_left = true,
+                Support::LeftOut(_) => {}
+                Support::Unknown => return Err(unknown(SUITES, name, &names::SUITES)),
             }
         }
-        provider.cipher_suites.retain(|s| is_13(&name(s)) || settings.cipher_suites.contains(&name(s)));
+        if wanted.is_empty() && !is_left {
+            return Err(unknown(SUITES, &settings.cipher_suites.join(","), &names::SUITES));
+        }
+        provider.cipher_suites.retain(|s| s.tls13().is_some() || wanted.contains(&suite_name(s).as_str()));
     }
     if !settings.curves.is_empty() {
-        let known = provider.kx_groups.clone();
-        let group = |wanted: u16| known.iter().copied().find(|kx| u16::from(kx.name()) == wanted);
-        provider.kx_groups.clear();
-        for wanted in &settings.curves {
-            let Some(group) = group(*wanted) else {
-                let names: Vec<String> =
-                    known.iter().map(|kx| format!("{} ({:?})", u16::from(kx.name()), kx.name())).collect();
-                return Err(unknown("--tls-curve-preferences", &wanted.to_string(), &names));
-            };
-            provider.kx_groups.push(group);
+        let known = std::mem::take(&mut provider.kx_groups);
+        let spoken: Vec<String> =
+            known.iter().map(|kx| format!("{} ({:?})", u16::from(kx.name()), kx.name())).collect();
+        let spoken: Vec<&str> = spoken.iter().map(String::as_str).collect();
+        for number in &settings.curves {
+            match names::group(*number) {
+                // In the order of their preference.
+                Support::Spoken(_) => provider
+                    .kx_groups
+                    .extend(known.iter().copied().filter(|kx| u16::from(kx.name()) == *number)),
+                Support::LeftOut(_) | Support::Always => {}
+                Support::Unknown => return Err(unknown(CURVES, &number.to_string(), &spoken)),
+            }
+        }
+        if provider.kx_groups.is_empty() {
+            return Err(unknown(CURVES, &format!("{:?}", settings.curves), &spoken));
         }
     }
     Ok(provider)
 }
 
-fn unknown(setting: &'static str, value: &str, known: &[String]) -> TlsError {
+const SUITES: &str = "--tls-cipher-suites";
+const CURVES: &str = "--tls-curve-preferences";
+
+/// Its name in the registry of IANA.
+fn suite_name(suite: &rustls::SupportedCipherSuite) -> String {
+    format!("{:?}", suite.suite())
+}
+
+fn unknown(setting: &'static str, value: &str, known: &[&str]) -> TlsError {
     TlsError::Setting { setting, value: value.to_owned(), known: known.join(", ") }
 }
 
@@ -129,8 +146,7 @@ pub fn server_config(settings: &Settings, serving: Arc<Serving>) -> Result<Serve
         "" | "VersionTLS12" => &[&rustls::version::TLS13, &rustls::version::TLS12],
         "VersionTLS13" => &[&rustls::version::TLS13],
         other => {
-            let known = ["VersionTLS12", "VersionTLS13"].map(str::to_owned);
-            return Err(unknown("--tls-min-version", other, &known));
+            return Err(unknown("--tls-min-version", other, &["VersionTLS12", "VersionTLS13"]));
         }
     };
     let provider = Arc::new(provider(settings)?);
@@ -340,28 +356,49 @@ mod tests {
         assert_ne!(std::fs::read(&cert).unwrap(), text);
     }
 
+    fn left(suites: &[&str], curves: &[u16]) -> Result<(Vec<String>, Vec<u16>), String> {
+        let cipher_suites = suites.iter().map(|s| (*s).to_owned()).collect();
+        let settings = Settings { cipher_suites, curves: curves.to_vec(), ..Settings::default() };
+        let provider = provider(&settings).map_err(|e| e.to_string())?;
+        let of_12 = provider.cipher_suites.iter().filter(|s| s.tls13().is_none()).map(suite_name);
+        Ok((of_12.collect(), provider.kx_groups.iter().map(|kx| u16::from(kx.name())).collect()))
+    }
+
     #[test]
-    fn suites_and_groups_are_those_named_and_others_an_error() {
-        let settings = Settings {
-            cipher_suites: vec![
-                "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256".into(),
-                "TLS_AES_128_GCM_SHA256".into(),
-            ],
-            curves: vec![23],
-            ..Settings::default()
-        };
-        let provider = provider(&settings).unwrap();
-        let of_12: Vec<String> = provider
-            .cipher_suites
-            .iter()
-            .map(|s| format!("{:?}", s.suite()))
-            .filter(|n| !n.starts_with("TLS13"))
-            .collect();
-        assert_eq!(of_12, ["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"]);
-        assert_eq!(provider.kx_groups.len(), 1);
-        for (suites, curves) in [(vec!["TLS_RSA_WITH_RC4_128_SHA".to_owned()], vec![]), (vec![], vec![25])] {
-            let settings = Settings { cipher_suites: suites, curves, ..Settings::default() };
-            assert!(matches!(super::provider(&settings), Err(TlsError::Setting { .. })));
+    fn the_names_that_the_configuration_takes_for_spoken_are_those_of_the_library() {
+        let (mut suites, mut groups) = left(&[], &[]).unwrap();
+        suites.sort();
+        groups.sort_unstable();
+        assert_eq!(suites, names::SUITES);
+        let spoken = |number: &u16| matches!(names::group(*number), Support::Spoken(_));
+        assert_eq!(groups, (0..=u16::MAX).filter(spoken).collect::<Vec<u16>>());
+    }
+
+    #[test]
+    fn suites_and_groups_are_those_named_as_far_as_they_are_spoken() {
+        let gcm = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256";
+        let chacha = "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256";
+        let (suites, groups) = left(&[gcm, "TLS_AES_128_GCM_SHA256"], &[24, 23]).unwrap();
+        assert_eq!((suites, groups), (vec![gcm.to_owned()], vec![24, 23]));
+        // The list that hardening guides give, with a name from before the registry and suites that no longer are safe.
+        let usual = [
+            "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+            "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+            "TLS_RSA_WITH_AES_256_GCM_SHA384",
+            "TLS_RSA_WITH_AES_128_GCM_SHA256",
+        ];
+        let (mut suites, groups) = left(&usual, &[4588, 29, 25]).unwrap();
+        suites.sort();
+        assert_eq!((suites, groups), (vec![gcm.to_owned(), chacha.to_owned()], vec![29]));
+        let (suites, _) = left(&["TLS_AES_128_GCM_SHA256"], &[]).unwrap();
+        assert_eq!(suites, [""; 0], "TLS 1.3 alone");
+        for (suites, curves) in [
+            (vec!["TLS_RSA_WITH_RC4_128_SHA"], vec![]),
+            (vec![gcm, "TLS_RSA_WITH_NULL_SHA"], vec![]),
+            (vec![], vec![25]),
+            (vec![], vec![29, 1]),
+        ] {
+            assert!(left(&suites, &curves).is_err(), "{suites:?} {curves:?}");
         }
     }
 

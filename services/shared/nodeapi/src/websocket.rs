@@ -364,4 +364,23 @@ mod tests {
         no_key.insert("sec-websocket-key", HeaderValue::from_static("short"));
         assert_eq!(Form::of(Action::Exec, &no_key), Form::Runtime);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tunnel_whose_client_opens_nothing_ends_and_one_that_is_used_goes_on() {
+        for (speaks, kept) in [(false, false), (true, true)] {
+            let (client, far_client) = tokio::io::duplex(64 << 10);
+            let (runtime, mut far_runtime) = tokio::io::duplex(64 << 10);
+            let carried =
+                quintlet_kit::task::spawn("tunnel", tunnel(client, runtime, Duration::from_secs(30)));
+            let mut far = WebSocketStream::from_raw_socket(far_client, Role::Client, None).await;
+            if speaks {
+                far.send(Message::Binary(Bytes::from_static(b"ping"))).await.unwrap();
+                let mut four = [0; 4];
+                far_runtime.read_exact(&mut four).await.unwrap();
+                assert_eq!(&four, b"ping");
+            }
+            let ended = timeout(Duration::from_secs(600), carried).await.is_ok();
+            assert_eq!(ended, !kept, "speaks: {speaks}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use http::{Method, StatusCode};
 use quintlet_kit::clock::Clock;
 use quintlet_nodeapi::limits::Limits;
 use quintlet_nodeapi::{NodeApi, StartError};
+use tokio::io::AsyncWriteExt as _;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_about_users_are_kept_and_tokens_are_asked_about_once() {
@@ -67,6 +68,45 @@ async fn without_credentials_one_is_anonymous_only_if_that_is_allowed_and_a_bad_
     api.test_api.allow("system:unauthenticated", "get", "nodes/pods");
     assert_eq!(api.get("/pods", None).await.0, StatusCode::OK);
     assert_eq!(api.get("/pods", Some("bad")).await.0, StatusCode::UNAUTHORIZED);
+    let too_long = "x".repeat(40_000);
+    assert_eq!(api.get("/pods", Some(&too_long)).await.0, StatusCode::UNAUTHORIZED);
+    let protocol = |value: &str| {
+        format!(
+            "GET /pods HTTP/1.1\r\nhost: n\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-protocol: {value}\r\n\r\n"
+        )
+    };
+    for (value, want) in [("v4.channel.k8s.io", "200"), ("base64url.bearer.authorization.k8s.io.!!", "401")] {
+        let mut client = api.tls(None).await;
+        client.write_all(protocol(value).as_bytes()).await.unwrap();
+        let head = common::head(&mut client).await;
+        assert!(head.starts_with(&format!("HTTP/1.1 {want}")), "{value}: {head}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_in_a_path_is_also_known_by_the_uid_of_its_mirror() {
+    let (api, _runtime) =
+        Api::with_runtime(Limits::default(), &["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"])
+            .await;
+    for (uid, want) in [("u1", StatusCode::OK), ("m1", StatusCode::OK), ("x", StatusCode::NOT_FOUND)] {
+        let path = format!("/run/default/web/{uid}/main?cmd=true");
+        assert_eq!(api.request(Method::POST, &path, None, None).await.0, want, "{uid}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn figures_of_probes_say_that_their_service_is_away() {
+    let api =
+        Api::start(Limits::default(), &["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"]).await;
+    let (code, page) = api.get("/metrics/probes", None).await;
+    assert_eq!(code, StatusCode::OK);
+    for line in [
+        "quintlet_service_up{service=\"probe-service\"} 0",
+        "quintlet_service_metrics_stale{service=\"probe-service\"} 1",
+    ] {
+        assert!(page.lines().any(|l| l == line), "{line}: {page}");
+    }
+    assert!(!page.contains("pleg-service"), "{page}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

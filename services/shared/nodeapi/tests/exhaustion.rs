@@ -5,12 +5,18 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Api, PATIENCE, tls};
-use http::StatusCode;
+use bytes::Bytes;
+use common::{Api, Ca, PATIENCE, get_on, tls};
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::client::conn::http2::SendRequest;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use quintlet_nodeapi::limits::Limits;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
+use tokio_rustls::client::TlsStream;
 
 const OPEN: &[&str] = &["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];
 
@@ -82,18 +88,233 @@ async fn a_giant_header_is_refused_without_being_read_to_its_end() {
     assert_eq!(api.get("/healthz", None).await.0, StatusCode::OK);
 }
 
+/// A connection on which somebody was let in.
+async fn trusted(api: &Api) -> TlsStream<TcpStream> {
+    let mut stream = api.tls(None).await;
+    stream.write_all(b"GET /healthz/ping HTTP/1.1\r\nhost: n\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\nok") {
+        answer.push(timeout(PATIENCE, stream.read_u8()).await.expect("an answer").unwrap());
+    }
+    stream
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_connections_than_allowed_are_closed_and_a_place_that_is_given_back_is_taken() {
     let limits = Limits { connections: 8, per_address: 4, ..Limits::default() };
     let api = Api::start(limits, OPEN).await;
     let mut open = Vec::new();
     for _ in 0..4 {
-        open.push(api.tls(None).await);
+        open.push(trusted(&api).await);
     }
     assert!(tls(api.address, None).await.is_err(), "a fifth connection of one address was let in");
     open.pop();
     wait_open(&api, 3).await;
     assert_eq!(api.get("/healthz", None).await.0, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_that_fill_their_places_keep_nobody_out() {
+    let limits = Limits { strangers: 3, ..Limits::default() };
+    let api = Api::start(limits, OPEN).await;
+    let mut working = trusted(&api).await;
+    // Some before and some after their handshake.
+    let mut silent = TcpStream::connect(api.address).await.unwrap();
+    wait_open(&api, 2).await;
+    let (mut first, mut second) = (api.tls(None).await, api.tls(None).await);
+    assert_eq!(api.get("/healthz", None).await.0, StatusCode::OK);
+    let mut rest = Vec::new();
+    let _ = timeout(PATIENCE, silent.read_to_end(&mut rest)).await.expect("the oldest has to go");
+    let _newest = api.tls(None).await;
+    let _one_more = api.tls(None).await;
+    let _ = timeout(PATIENCE, first.read_to_end(&mut rest)).await.expect("then the next");
+    let still = timeout(Duration::from_millis(100), second.read_u8()).await;
+    assert!(still.is_err(), "one too many had to go: {still:?}");
+    assert_eq!(get_on(&mut working, "/healthz").await, "ok", "who was let in stays");
+}
+
+/// An HTTP/2 client, which answers pings, and the end of its connection.
+async fn http2(api: &Api) -> (SendRequest<Empty<Bytes>>, JoinHandle<hyper::Result<()>>) {
+    let io = TokioIo::new(api.tls(None).await);
+    let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    (sender, quintlet_kit::task::spawn("client", connection))
+}
+
+async fn ask(sender: &mut SendRequest<Empty<Bytes>>, path: &str) -> (StatusCode, Bytes) {
+    let request = Request::get(format!("https://n{path}")).body(Empty::new()).unwrap();
+    let answer = timeout(PATIENCE, sender.send_request(request)).await.expect("an answer").unwrap();
+    (answer.status(), answer.into_body().collect().await.unwrap().to_bytes())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_ends_with_the_first_refusal_unless_somebody_was_let_in() {
+    // Nothing else may end it.
+    let hour = Duration::from_secs(3600);
+    let limits = Limits { header: hour, stranger: hour, idle: hour, ..Limits::default() };
+    let api = Api::start(limits, &[]).await;
+    let mut one = api.tls(None).await;
+    one.write_all(b"GET /pods HTTP/1.1\r\nhost: n\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    timeout(PATIENCE, one.read_to_string(&mut answer)).await.expect("it is kept").unwrap();
+    assert!(answer.starts_with("HTTP/1.1 401") && answer.ends_with("\r\n\r\nUnauthorized"), "{answer}");
+
+    let (mut two, ended) = http2(&api).await;
+    assert_eq!(ask(&mut two, "/pods").await, (StatusCode::UNAUTHORIZED, "Unauthorized".into()));
+    let _ = timeout(PATIENCE, ended).await.expect("it is kept");
+
+    // Who is somebody and may nothing is a stranger, too.
+    api.test_api.set_token("pod", "pod", &[]);
+    let mut three = api.tls(None).await;
+    three.write_all(b"GET /pods HTTP/1.1\r\nhost: n\r\nauthorization: Bearer pod\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    timeout(PATIENCE, three.read_to_string(&mut answer)).await.expect("it is kept").unwrap();
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+
+    api.test_api.allow("pod", "get", "nodes/healthz");
+    let mut four = api.tls(None).await;
+    for (path, want) in [("/healthz/ping", "200"), ("/pods", "403"), ("/healthz/ping", "200")] {
+        let asked = format!("GET {path} HTTP/1.1\r\nhost: n\r\nauthorization: Bearer pod\r\n\r\n");
+        four.write_all(asked.as_bytes()).await.unwrap();
+        let mut answer = vec![0; 4096];
+        let n = timeout(PATIENCE, four.read(&mut answer)).await.expect("an answer").unwrap();
+        let answer = String::from_utf8_lossy(&answer[..n]).into_owned();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {want}")), "{path}: {answer}");
+    }
+    drop(four);
+    wait_open(&api, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_has_a_time_after_which_nothing_keeps_its_connection() {
+    let limits = Limits { stranger: Duration::from_millis(500), ..Limits::default() };
+    let api = Api::start(limits, &[]).await;
+    // The API server does not answer, so that no request is refused.
+    api.test_api.faults().block("create tokenreviews");
+    let mut client = api.tls(None).await;
+    client.write_all(b"GET /pods HTTP/1.1\r\nhost: n\r\nauthorization: Bearer x\r\n\r\n").await.unwrap();
+    let mut rest = Vec::new();
+    let before = Instant::now();
+    let _ = timeout(PATIENCE, client.read_to_end(&mut rest)).await.expect("it is kept");
+    assert_eq!(String::from_utf8_lossy(&rest), "");
+    assert!(before.elapsed() < Duration::from_secs(10), "the review has taken its time");
+    wait_open(&api, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_connection_of_http_2_ends_though_its_client_answers_pings() {
+    let limits = Limits { idle: Duration::from_millis(300), ..Limits::default() };
+    let api = Api::start(limits, OPEN).await;
+    let (mut sender, ended) = http2(&api).await;
+    assert_eq!(ask(&mut sender, "/healthz").await, (StatusCode::OK, "ok".into()));
+    timeout(PATIENCE, ended).await.expect("it is kept").unwrap().unwrap();
+    wait_open(&api, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_does_not_read_the_answers_is_hung_up_on() {
+    let limits = Limits { write: Duration::from_millis(300), ..Limits::default() };
+    let api = Api::start(limits, OPEN).await;
+    // What fits into the buffers of the kernel is as good as read: they are small.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let stream = socket.connect(api.address).await.unwrap();
+    let mut client = common::tls_over(stream, None).await.unwrap();
+    let asked = "GET /configz HTTP/1.1\r\nhost: n\r\n\r\n".repeat(10_000);
+    // It may not get all of its questions away, and never reads.
+    let asking = quintlet_kit::task::spawn("asking", async move {
+        let _ = client.write_all(asked.as_bytes()).await;
+        std::future::pending::<()>().await;
+        drop(client);
+    });
+    let deadline = Instant::now() + 3 * PATIENCE;
+    while api.gate.open() > 0 {
+        assert!(Instant::now() < deadline, "it is answered for ever");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    asking.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_tokens_keeps_nobody_out_whose_user_is_known() {
+    let ca = Ca::new();
+    let limits = Limits { reviews: 64, reviews_per_address: 40, ..Limits::default() };
+    let api = Api::start_with(limits, |dir| {
+        std::fs::write(dir.join("ca.pem"), &ca.pem).unwrap();
+        vec![format!("--client-ca-file={}", dir.join("ca.pem").display())]
+    })
+    .await;
+    let operator = ca.client("operator", "team", rcgen::ExtendedKeyUsagePurpose::ClientAuth);
+    api.test_api.allow("team", "get", "nodes/pods");
+    api.test_api.faults().block("create tokenreviews");
+    // More than may be asked about at once, and more than may wait.
+    let mut flood: Vec<_> = (0..50)
+        .map(|i| {
+            let address = api.address;
+            quintlet_kit::task::spawn("flood", async move {
+                let mut client = tls(address, None).await.unwrap();
+                let asked = format!("GET /pods HTTP/1.1\r\nhost: n\r\nauthorization: Bearer {i}\r\n\r\n");
+                client.write_all(asked.as_bytes()).await.unwrap();
+                let mut answer = String::new();
+                client.read_to_string(&mut answer).await.unwrap();
+                answer
+            })
+        })
+        .collect();
+    for _ in 0..10 {
+        let (answer, _, rest) =
+            timeout(PATIENCE, futures::future::select_all(flood)).await.expect("an answer");
+        let answer = answer.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("retry-after: 1\r\n"), "{answer}");
+        flood = rest;
+    }
+    let known = api.request(Method::GET, "/pods", None, Some(&operator));
+    let (code, _) = timeout(Duration::from_secs(5), known).await.expect("strangers are before who is known");
+    assert_eq!(code, StatusCode::OK);
+    assert!(flood.iter().all(|f| !f.is_finished()), "the flood was not there when it counted");
+    flood.iter().for_each(JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_upgrades_than_allowed_are_refused_until_one_ends() {
+    let limits = Limits { upgrades: 2, ..Limits::default() };
+    let (api, _runtime) = Api::with_runtime(limits, OPEN).await;
+    let exec = "/exec/default/web/main?output=1&command=cat";
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        let (head, mut stream) = api.upgrade(exec, "").await;
+        assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+        stream.write_all(b"ping").await.unwrap();
+        let mut echo = [0; 4];
+        timeout(PATIENCE, stream.read_exact(&mut echo)).await.expect("the echo").unwrap();
+        open.push(stream);
+    }
+    let (head, _) = api.upgrade("/portForward/default/web", "").await;
+    assert!(head.starts_with("HTTP/1.1 429"), "{head}");
+    open.pop();
+    let deadline = Instant::now() + PATIENCE;
+    while !api.upgrade(exec, "").await.0.starts_with("HTTP/1.1 101") {
+        assert!(Instant::now() < deadline, "the place is not given back");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let (head, _) = api.upgrade("/run/default/web/main?cmd=true", "").await;
+    assert!(head.starts_with("HTTP/1.1 200"), "what is no upgrade needs no place: {head}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_is_neither_too_long_nor_too_slow() {
+    let limits = Limits { body_bytes: 1000, body: Duration::from_millis(300), ..Limits::default() };
+    let api = Api::start(limits, OPEN).await;
+    for (length, sent, want) in
+        [(1001, 1001, "HTTP/1.1 413"), (500, 10, "HTTP/1.1 408"), (500, 500, "HTTP/1.1 500")]
+    {
+        let mut client = api.tls(None).await;
+        let asked = format!("POST /stats/summary HTTP/1.1\r\nhost: n\r\ncontent-length: {length}\r\n\r\n");
+        client.write_all(asked.as_bytes()).await.unwrap();
+        client.write_all(&vec![b'x'; sent]).await.unwrap();
+        let head = common::head(&mut client).await;
+        // The last is refused for want of a runtime alone.
+        assert!(head.starts_with(want), "{length}: {head}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

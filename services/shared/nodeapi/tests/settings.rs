@@ -113,22 +113,30 @@ async fn handlers_that_are_off_answer_405() {
     assert_eq!(api.get("/logs/", None).await, want);
 }
 
-/// The handshake with a client that speaks only this.
+/// The certificate that a client is shown which speaks only this version.
 async fn handshake(
     address: SocketAddr,
     version: &'static rustls::SupportedProtocolVersion,
 ) -> std::io::Result<Vec<u8>> {
-    let config =
-        rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_protocol_versions(&[version])
-            .unwrap()
-            .dangerous()
-            .with_custom_certificate_verifier(quintlet_kit::tls::unverified_certificate())
-            .with_no_client_auth();
+    let stream = shake(address, rustls::crypto::ring::default_provider(), version).await?;
+    Ok(stream.get_ref().1.peer_certificates().unwrap()[0].to_vec())
+}
+
+/// The handshake with a client that speaks only this.
+async fn shake(
+    address: SocketAddr,
+    provider: rustls::crypto::CryptoProvider,
+    version: &'static rustls::SupportedProtocolVersion,
+) -> std::io::Result<tokio_rustls::client::TlsStream<TcpStream>> {
+    let config = rustls::ClientConfig::builder_with_provider(Arc::new(provider))
+        .with_protocol_versions(&[version])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(quintlet_kit::tls::unverified_certificate())
+        .with_no_client_auth();
     let stream = TcpStream::connect(address).await?;
     let name = ServerName::try_from("n1").unwrap();
-    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
-    Ok(stream.get_ref().1.peer_certificates().unwrap()[0].to_vec())
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -140,6 +148,34 @@ async fn only_the_versions_of_tls_that_are_allowed_are_spoken() {
     let api = Api::start(Limits::default(), &newest).await;
     assert!(handshake(api.address, &rustls::version::TLS12).await.is_err());
     assert!(handshake(api.address, &rustls::version::TLS13).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_the_suites_and_groups_of_the_configuration_are_spoken() {
+    use rustls::version::{TLS12, TLS13};
+    // The certificate has a key for ECDSA.
+    let ours = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256";
+    let flags = [
+        format!("--tls-cipher-suites={ours},TLS_RSA_WITH_AES_128_GCM_SHA256"),
+        "--tls-curve-preferences=4588,24".to_owned(),
+    ];
+    let flags: Vec<&str> = OPEN.into_iter().chain(flags.iter().map(String::as_str)).collect();
+    let api = Api::start(Limits::default(), &flags).await;
+    let all = rustls::crypto::ring::default_provider;
+    for suite in all().cipher_suites {
+        let name = format!("{:?}", suite.suite());
+        let version = if suite.tls13().is_some() { &TLS13 } else { &TLS12 };
+        let provider = rustls::crypto::CryptoProvider { cipher_suites: vec![suite], ..all() };
+        let is_spoken = shake(api.address, provider, version).await.is_ok();
+        assert_eq!(is_spoken, name == ours || name.starts_with("TLS13_"), "{name}");
+    }
+    for group in all().kx_groups {
+        let provider = rustls::crypto::CryptoProvider { kx_groups: vec![group], ..all() };
+        for version in [&TLS12, &TLS13] {
+            let is_spoken = shake(api.address, provider.clone(), version).await.is_ok();
+            assert_eq!(is_spoken, u16::from(group.name()) == 24, "{:?} {version:?}", group.name());
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::Api;
+use common::{Api, Ca, Identity};
 use http::{Method, StatusCode};
 use quintlet_nodeapi::limits::Limits;
 
@@ -11,6 +11,8 @@ use quintlet_nodeapi::limits::Limits;
 const ENDPOINTS: &[(&str, &str, &[&str], u16)] = &[
     ("GET", "/healthz", &["healthz", "proxy"], 200),
     ("GET", "/healthz/ping", &["healthz", "proxy"], 200),
+    ("GET", "/healthz/log", &["healthz", "proxy"], 200),
+    ("GET", "/healthz/syncloop", &["healthz", "proxy"], 200),
     ("GET", "/healthz/nothing", &["healthz", "proxy"], 404),
     ("GET", "/pods", &["pods", "proxy"], 200),
     ("POST", "/pods", &["pods", "proxy"], 405),
@@ -44,6 +46,10 @@ const ENDPOINTS: &[(&str, &str, &[&str], u16)] = &[
     ("GET", "/debug/pprof/", &["proxy"], 405),
     ("PUT", "/debug/flags/v", &["proxy"], 405),
     ("DELETE", "/pods", &["pods", "proxy"], 405),
+    ("HEAD", "/pods", &["pods", "proxy"], 405),
+    ("OPTIONS", "/exec/default/web/main", &["proxy"], 405),
+    ("PATCH", "/stats/summary", &["stats"], 405),
+    ("GET", "/logs/?query=kubelet", &["log"], 200),
 ];
 
 fn verb(method: &str) -> &'static str {
@@ -51,14 +57,24 @@ fn verb(method: &str) -> &'static str {
         "GET" => "get",
         "POST" => "create",
         "PUT" => "update",
+        "PATCH" => "patch",
         "DELETE" => "delete",
+        "HEAD" | "OPTIONS" => "",
         other => panic!("{other}"),
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_endpoint_wants_somebody_who_may() {
-    let api = Api::start(Limits::default(), &[]).await;
+    let (ca, foreign) = (Ca::new(), Ca::new());
+    let api = Api::start_with(Limits::default(), |dir| {
+        std::fs::write(dir.join("ca.pem"), &ca.pem).unwrap();
+        vec![format!("--client-ca-file={}", dir.join("ca.pem").display())]
+    })
+    .await;
+    let certificate =
+        |ca: &Ca, user: &str| ca.client(user, "walkers", rcgen::ExtendedKeyUsagePurpose::ClientAuth);
+    let (mallory, nobody) = (certificate(&ca, "mallory"), certificate(&foreign, "right-0-healthz"));
     api.test_api.set_token("wrong", "mallory", &[]);
     // May much, but nothing of this.
     for other in ["spec", "status", "eviction"] {
@@ -74,27 +90,34 @@ async fn every_endpoint_wants_somebody_who_may() {
     let refused = |code| api.state.counters.refused_so_far(code);
     let before = (refused(StatusCode::UNAUTHORIZED), refused(StatusCode::FORBIDDEN));
     for (i, (method, path, rights, wanted)) in ENDPOINTS.iter().enumerate() {
-        let ask = async |token: Option<&str>| {
+        let ask = async |token: Option<&str>, identity: Option<&Identity>| {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
-            api.request(method, path, token, None).await
+            api.request(method, path, token, identity).await
         };
-        for token in [None, Some("bad")] {
-            let (code, body) = ask(token).await;
-            assert_eq!((code, body.as_str()), (StatusCode::UNAUTHORIZED, "Unauthorized"), "{path} {token:?}");
+        // The answer to HEAD has no body.
+        let body_of = |text: &str| if *method == "HEAD" { String::new() } else { text.to_owned() };
+        for (token, identity) in [(None, None), (Some("bad"), None), (None, Some(&nobody))] {
+            let got = ask(token, identity).await;
+            assert_eq!(got, (StatusCode::UNAUTHORIZED, body_of("Unauthorized")), "{path} {token:?}");
         }
-        let (code, body) = ask(Some("wrong")).await;
-        let want = format!(
+        let want = body_of(&format!(
             "Forbidden (user=mallory, verb={}, resource=nodes, subresource(s)=[{}])\n",
             verb(method),
             rights.join(" ")
-        );
-        assert_eq!((code, body), (StatusCode::FORBIDDEN, want), "{path}");
+        ));
+        for (token, identity) in [(Some("wrong"), None), (None, Some(&mallory))] {
+            assert_eq!(ask(token, identity).await, (StatusCode::FORBIDDEN, want.clone()), "{path}");
+        }
         for right in *rights {
-            let (code, body) = ask(Some(&format!("right-{i}-{right}"))).await;
-            assert_eq!(code.as_u16(), *wanted, "{method} {path} with {right}: {body}");
+            let user = format!("right-{i}-{right}");
+            let shown = certificate(&ca, &user);
+            for (token, identity) in [(Some(user.as_str()), None), (None, Some(&shown))] {
+                let (code, body) = ask(token, identity).await;
+                assert_eq!(code.as_u16(), *wanted, "{method} {path} with {right}: {body}");
+            }
         }
     }
     let count = ENDPOINTS.len() as u64;
-    assert_eq!(refused(StatusCode::UNAUTHORIZED) - before.0, 2 * count);
-    assert_eq!(refused(StatusCode::FORBIDDEN) - before.1, count);
+    assert_eq!(refused(StatusCode::UNAUTHORIZED) - before.0, 3 * count);
+    assert_eq!(refused(StatusCode::FORBIDDEN) - before.1, 2 * count);
 }

@@ -6,23 +6,27 @@
 //! the connection. One writes frames. There is no flow control beyond that of the socket, as servers do not have it either.
 //! Both end with the connection, and when [`Connection::close`] is called or its last handle is dropped.
 
+mod dial;
+
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use flate2::{Compress, Compression, FlushCompress, Status};
+use http::Uri;
 use quintlet_kit::task;
 use tokio::io::{
-    AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader,
+    AsyncBufRead, AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _,
+    BufReader,
 };
-use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedReadHalf;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A URL of the runtime is good for about a minute; its server is on this machine.
+pub use dial::{Transport, dial};
+
+/// A URL of the runtime is good for about a minute, and its server is on this machine mostly: for an answer.
 const CONNECT: Duration = Duration::from_secs(10);
 /// Frames on their way out: two blocks of each of a few streams.
 const OUT: usize = 16;
@@ -47,7 +51,7 @@ pub enum UpgradeError {
     /// Nobody listens, or it breaks off.
     #[error("the runtime's streaming server cannot be reached at {0}")]
     Connect(String, #[source] io::Error),
-    /// Not `http://host:port/path`.
+    /// Not `http://host:port/path`, nor with `https`.
     #[error("{0} is no URL of a streaming server")]
     Url(String),
     /// An answer other than 101, with its text as it came.
@@ -118,22 +122,20 @@ impl Writer {
 }
 
 impl Connection {
-    /// Connects to `url` (`http://host:port/path?query`) and switches to SPDY, offering `protocols`, newest first.
+    /// Connects to `url` (`http://host:port/path?query`, or `https`) and switches to SPDY, offering `protocols`, newest first.
     ///
     /// # Errors
     /// The URL is none, nobody is there, or the server does not switch.
     pub async fn open(url: &str, protocols: &[&str]) -> Result<Self, UpgradeError> {
         let no_url = || UpgradeError::Url(url.to_owned());
-        let rest = url.strip_prefix("http://").ok_or_else(no_url)?;
-        let (host, path) = rest.split_at(rest.find('/').ok_or_else(no_url)?);
-        let failed = |e| UpgradeError::Connect(host.to_owned(), e);
-        let tcp = timeout(CONNECT, TcpStream::connect(host))
-            .await
-            .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
-            .map_err(failed)?;
-        // Keys go out one by one.
-        tcp.set_nodelay(true).map_err(failed)?;
-        let (read, mut write) = tcp.into_split();
+        let uri: Uri = url.parse().map_err(|_| no_url())?;
+        let (Some(host), Some(path)) = (uri.authority(), uri.path_and_query()) else { return Err(no_url()) };
+        let failed = |e| UpgradeError::Connect(host.to_string(), e);
+        let stream = dial::dial(&uri).await.map_err(|e| match e.kind() {
+            io::ErrorKind::InvalidInput => no_url(),
+            _ => failed(e),
+        })?;
+        let (read, mut write) = tokio::io::split(stream);
         let offers: String =
             protocols.iter().map(|p| format!("X-Stream-Protocol-Version: {p}\r\n")).collect();
         let request = format!(
@@ -222,7 +224,7 @@ impl Connection {
 }
 
 /// Status and length of the body.
-async fn head(read: &mut BufReader<OwnedReadHalf>) -> io::Result<(u16, usize)> {
+async fn head(read: &mut (impl AsyncBufRead + Unpin)) -> io::Result<(u16, usize)> {
     let (mut status, mut length, mut total) = (None, 0, 0);
     loop {
         let mut line = String::new();
@@ -438,7 +440,7 @@ mod tests {
         let error = Connection::open(&url, &[]).await.err().unwrap();
         assert_eq!(error.to_string(), "the runtime's streaming server says: 404 unknown token");
         let _ = task.await;
-        for bad in ["https://x/y", "http://x", "unix:///x"] {
+        for bad in ["ftp://x/y", "/x", "unix:///x"] {
             assert!(matches!(Connection::open(bad, &[]).await, Err(UpgradeError::Url(_))), "{bad}");
         }
     }

@@ -122,9 +122,12 @@ pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<Telemet
     Ok(TelemetryGuard { provider: (installed && endpoint.is_some()).then_some(provider) })
 }
 
+/// What is logged whatever the filter says: who acted on containers. The last word on a target counts.
+const ALWAYS: &str = "audit=info";
+
 /// Which events are logged.
 fn filter(level: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
-    EnvFilter::from_str(&format!("{QUIET},{level}"))
+    EnvFilter::from_str(&format!("{QUIET},{level},{ALWAYS}"))
 }
 
 /// Spans of the transport say nothing of pods and would push out those that do.
@@ -163,5 +166,17 @@ mod tests {
             assert_eq!(logged.load(Ordering::Relaxed), want, "{level}");
         }
         assert!(filter("a=b=c").is_err());
+    }
+
+    #[test]
+    fn the_audit_log_is_written_whatever_the_filter_says() {
+        for level in ["info", "warn", "off", "error,audit=off", "pod_sync=debug"] {
+            let logged = Arc::new(AtomicUsize::new(0));
+            let layer = Count(logged.clone()).with_filter(filter(level).unwrap());
+            tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+                tracing::info!(target: "audit", "audit");
+            });
+            assert_eq!(logged.load(Ordering::Relaxed), 1, "{level}");
+        }
     }
 }

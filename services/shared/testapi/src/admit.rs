@@ -437,6 +437,17 @@ pub(crate) fn validate_pod_status(pods: &Resource, old: &Value, new: &Value) -> 
     Err(ApiError::invalid(pods, old["metadata"]["name"].as_str().unwrap_or_default(), &causes))
 }
 
+/// Features of a node stand in the order of the alphabet, each once.
+pub(crate) fn validate_node(nodes: &Resource, node: &Value) -> Result<(), ApiError> {
+    let declared = node["status"]["declaredFeatures"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let names: Vec<&str> = declared.iter().filter_map(Value::as_str).collect();
+    let Some(pair) = names.windows(2).find(|pair| pair[0] >= pair[1]) else { return Ok(()) };
+    let message =
+        format!("Invalid value: {:?}: must be sorted and unique, comes after {:?}", pair[1], pair[0]);
+    let cause = ("FieldValueInvalid", "status.declaredFeatures".to_owned(), message);
+    Err(ApiError::invalid(nodes, node["metadata"]["name"].as_str().unwrap_or_default(), &[cause]))
+}
+
 /// `podIP` and `podIPs[0]` are one: the older field wins where they differ, as in the conversion of v1.
 pub(crate) fn align_ips(status: &mut Value) {
     for (one, many) in [("podIP", "podIPs"), ("hostIP", "hostIPs")] {

@@ -69,6 +69,22 @@ pub struct Request {
     pub body: Value,
 }
 
+impl Request {
+    /// Something of no namespace is made.
+    pub(crate) fn creation() -> Self {
+        let nothing = String::new;
+        Self {
+            verb: "create".to_owned(),
+            resource: nothing(),
+            subresource: nothing(),
+            namespace: nothing(),
+            name: nothing(),
+            user_agent: nothing(),
+            body: Value::Null,
+        }
+    }
+}
+
 /// How a request fails.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -72,8 +72,12 @@ async fn handle(State(server): State<Arc<Server>>, request: HttpRequest) -> Resp
     if let Some(answer) = control(&server, &parts.method, path, &body) {
         return answer;
     }
-    if let Some(answer) = server.access.answer(&parts.method, path, &body) {
-        return answer;
+    if let Some(resource) = crate::reviews::resource(path) {
+        let record = Request { resource: resource.to_owned(), ..Request::creation() };
+        return match server.faults.before(&record).await {
+            None => server.access.answer(&parts.method, path, &body),
+            Some(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        };
     }
     let Some(target) = Target::parse(path) else {
         return discovery(path).unwrap_or_else(|| {

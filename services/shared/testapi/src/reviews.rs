@@ -7,6 +7,17 @@ use http::{Method, StatusCode};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+const TOKENS: &str = "tokenreviews";
+
+/// What is created at a path, if that is a review.
+pub(crate) fn resource(path: &str) -> Option<&'static str> {
+    match path {
+        "/apis/authentication.k8s.io/v1/tokenreviews" => Some(TOKENS),
+        "/apis/authorization.k8s.io/v1/subjectaccessreviews" => Some("subjectaccessreviews"),
+        _ => None,
+    }
+}
+
 /// Users by token, and rights. Without any rule nobody may anything.
 #[derive(Debug, Default)]
 pub(crate) struct Access {
@@ -44,22 +55,18 @@ impl Access {
         self.asked.lock().clone()
     }
 
-    /// Answers a review; none for other paths.
-    pub(crate) fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Option<Response> {
-        let judge = match path {
-            "/apis/authentication.k8s.io/v1/tokenreviews" => Self::whose,
-            "/apis/authorization.k8s.io/v1/subjectaccessreviews" => Self::may,
-            _ => return None,
-        };
+    /// Answers a review.
+    pub(crate) fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Response {
+        let judge = if resource(path) == Some(TOKENS) { Self::whose } else { Self::may };
         if *method != Method::POST {
-            return Some(StatusCode::METHOD_NOT_ALLOWED.into_response());
+            return StatusCode::METHOD_NOT_ALLOWED.into_response();
         }
         let Ok(mut review) = serde_json::from_slice::<Value>(body) else {
-            return Some(StatusCode::BAD_REQUEST.into_response());
+            return StatusCode::BAD_REQUEST.into_response();
         };
         self.asked.lock().push(review.clone());
         review["status"] = judge(self, &review["spec"]);
-        Some((StatusCode::CREATED, axum::Json(review)).into_response())
+        (StatusCode::CREATED, axum::Json(review)).into_response()
     }
 
     fn whose(&self, spec: &Value) -> Value {

@@ -174,6 +174,9 @@ impl Store {
                 *services += 1;
                 format!("10.96.{}.{}", *services / 250, *services % 250 + 1)
             });
+            if resource.plural == "nodes" {
+                admit::validate_node(resource, &object)?;
+            }
         }
         Ok(self.commit(&mut data, resource, key, ChangeKind::Added, object))
     }
@@ -216,6 +219,8 @@ impl Store {
             admit::drop_nulls(&mut new);
         } else if resource.plural == "secrets" {
             admit::default_other(resource, &mut new, String::new);
+        } else if resource.plural == "nodes" {
+            admit::validate_node(resource, &new)?;
         }
         if new == *old {
             // A write that changes nothing makes no new version.

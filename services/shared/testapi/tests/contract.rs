@@ -73,6 +73,22 @@ async fn the_contract_with_nodes_holds_on_a_real_api_server() {
 }
 
 #[tokio::test]
+async fn features_of_a_node_have_to_be_sorted_and_each_there_once() {
+    let api = TestApi::start().await;
+    let node =
+        |features: &[&str]| json!({"metadata": {"name": "n1"}, "status": {"declaredFeatures": features}});
+    assert!(api.create("nodes", "", node(&["B", "A"])).is_err());
+    api.create("nodes", "", node(&["A", "B"])).unwrap();
+    for (features, is_taken) in
+        [(&["A", "C"][..], true), (&["C", "A"], false), (&["A", "A"], false), (&[], true)]
+    {
+        let edited =
+            api.edit("nodes/status", "", "n1", |n| n["status"]["declaredFeatures"] = json!(features));
+        assert_eq!(edited.is_ok(), is_taken, "{features:?}");
+    }
+}
+
+#[tokio::test]
 async fn faults_come_as_often_as_asked_and_are_counted() {
     let api = TestApi::start().await;
     api.create_pod(pod("p"));

@@ -81,7 +81,7 @@ pub const KUBELET: &[Row] = &[
     ),
     Row::new("tlsCertFile", Kind::Path, "").kubelet_flag("tls-cert-file").honoured(&[NodeApi], "serving certificate with its chain, read again when it changes; without it a self-signed one", &["fields_of_the_node_api_arrive", "a_serving_certificate_is_read_again_when_it_changes"]),
     Row::new("tlsPrivateKeyFile", Kind::Path, "").kubelet_flag("tls-private-key-file").honoured(&[NodeApi], "its key, likewise", &["fields_of_the_node_api_arrive", "a_serving_certificate_is_read_again_when_it_changes"]),
-    Row::new("tlsCipherSuites", TEXTS, "").kubelet_flag("tls-cipher-suites").honoured(&[NodeApi], "suites of TLS 1.2 by IANA name; those that are unsafe are refused", &["fields_of_the_node_api_arrive", "suites_and_groups_are_those_named_and_others_an_error"]),
+    Row::new("tlsCipherSuites", TEXTS, "").kubelet_flag("tls-cipher-suites").honoured(&[NodeApi], "suites of TLS 1.2 by IANA name; those that are unsafe are left out with a warning", &["fields_of_the_node_api_arrive", "only_the_suites_and_groups_of_the_configuration_are_spoken"]),
     Row::new(
         "tlsMinVersion",
         Kind::Word(&["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]),
@@ -91,7 +91,7 @@ pub const KUBELET: &[Row] = &[
     .honoured(&[NodeApi], "VersionTLS12 (without it, too) or VersionTLS13; older ones are refused", &["fields_of_the_node_api_arrive", "what_lets_nobody_in_or_cannot_be_asked_is_an_error_at_the_start", "only_the_versions_of_tls_that_are_allowed_are_spoken"]),
     Row::new("tlsCurvePreferences", Kind::List(&Kind::Int(0, 65535)), "")
         .kubelet_flag("tls-curve-preferences")
-        .honoured(&[NodeApi], "groups by IANA number: 29 (X25519), 23 (P-256), 24 (P-384); others are refused", &["fields_of_the_node_api_arrive", "suites_and_groups_are_those_named_and_others_an_error"]),
+        .honoured(&[NodeApi], "groups by IANA number: 29 (X25519), 23 (P-256), 24 (P-384); others of Go are left out with a warning", &["fields_of_the_node_api_arrive", "only_the_suites_and_groups_of_the_configuration_are_spoken"]),
     Row::new("rotateCertificates", Kind::Bool, "false")
         .kubelet_flag("rotate-certificates")
         .not_yet(PodSync, Some("false")),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use http::HeaderMap;
-use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
+use http::header::{AUTHORIZATION, CONNECTION, HeaderName, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use quintlet_kit::clock::Clock;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use tokio::time::Instant;
@@ -17,6 +17,7 @@ use super::User;
 use super::cache::{Cache, key};
 use super::review::Reviewer;
 use super::x509::ClientCa;
+use crate::limits::{Limits, Network, Waiting};
 
 /// A subprotocol of this form carries a token, since browsers cannot set headers.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
@@ -42,33 +43,42 @@ pub struct Tokens {
     reviewer: Arc<Reviewer>,
     ttl: Duration,
     known: Cache<Option<User>>,
+    waiting: Waiting,
+    limits: Limits,
 }
 
 impl Tokens {
-    /// Asks `reviewer`; an answer counts for `ttl`.
+    /// Asks `reviewer`; an answer counts for `ttl`. No more wait for one than `limits` allow.
     #[must_use]
-    pub fn new(reviewer: Arc<Reviewer>, ttl: Duration) -> Self {
-        Self { reviewer, ttl, known: Cache::default() }
+    pub fn new(reviewer: Arc<Reviewer>, ttl: Duration, limits: Limits) -> Self {
+        Self { reviewer, ttl, known: Cache::default(), waiting: Waiting::default(), limits }
     }
 
-    async fn user(&self, token: &str) -> Result<User, Unauthenticated> {
+    async fn user(&self, token: &str, from: Network) -> Result<User, Unauthenticated> {
+        let invalid = || Unauthenticated::Invalid("invalid bearer token".to_owned());
         let key = key([token.as_bytes()]);
         if let Some(known) = self.known.get(&key, Instant::now()) {
-            return known.ok_or(Unauthenticated("invalid bearer token".to_owned()));
+            return known.ok_or_else(invalid);
         }
+        let _turn = self.waiting.enter(from, &self.limits).ok_or(Unauthenticated::Busy)?;
         let user = self
             .reviewer
             .token(token)
             .await
-            .map_err(|error| Unauthenticated(quintlet_kit::error_chain(&error)))?;
+            .map_err(|error| Unauthenticated::Invalid(quintlet_kit::error_chain(&error)))?;
         self.known.put(key, user.clone(), Instant::now(), self.ttl);
-        user.ok_or(Unauthenticated("invalid bearer token".to_owned()))
+        user.ok_or_else(invalid)
     }
 }
 
-/// Why nobody is known to ask: for the log, never for the client.
+/// Why nobody is known to ask.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unauthenticated(pub String);
+pub enum Unauthenticated {
+    /// Nobody who could be let in; why is for the log, never for the client.
+    Invalid(String),
+    /// Too many wait for the API server's word.
+    Busy,
+}
 
 impl Authenticator {
     /// Who asks.
@@ -79,6 +89,7 @@ impl Authenticator {
         &self,
         chain: &[CertificateDer<'static>],
         headers: &HeaderMap,
+        from: Network,
     ) -> Result<User, Unauthenticated> {
         let mut failures = Vec::new();
         if let Some(ca) = self.ca.as_ref().filter(|_| !chain.is_empty()) {
@@ -88,39 +99,77 @@ impl Authenticator {
                 Err(error) => failures.push(quintlet_kit::error_chain(&error)),
             }
         }
-        if let Some(tokens) = &self.tokens
-            && let Some(token) = token(headers)
-        {
-            match tokens.user(&token).await {
+        match (&self.tokens, credential(headers)) {
+            (None, _) | (_, Credential::Absent) => {}
+            (Some(_), Credential::Bad(why)) => failures.push(why.to_owned()),
+            (Some(tokens), Credential::Token(token)) => match tokens.user(&token, from).await {
                 Ok(user) => return Ok(user),
-                Err(Unauthenticated(why)) => failures.push(why),
-            }
+                Err(Unauthenticated::Invalid(why)) => failures.push(why),
+                Err(Unauthenticated::Busy) => return Err(Unauthenticated::Busy),
+            },
         }
         match (failures.is_empty(), self.anonymous) {
             (true, true) => Ok(User::anonymous()),
-            (true, false) => Err(Unauthenticated("no credentials".to_owned())),
-            (false, _) => Err(Unauthenticated(failures.join("; "))),
+            (true, false) => Err(Unauthenticated::Invalid("no credentials".to_owned())),
+            (false, _) => Err(Unauthenticated::Invalid(failures.join("; "))),
         }
     }
 }
 
-/// The token of a request, if it has one.
-#[must_use]
-pub fn token(headers: &HeaderMap) -> Option<String> {
-    bearer(headers).or_else(|| {
-        let protocols = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|v| v.to_str().ok());
-        let encoded =
-            protocols.flat_map(|v| v.split(',')).find_map(|p| p.trim().strip_prefix(TOKEN_PROTOCOL))?;
-        let bytes = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(encoded).ok()?;
-        String::from_utf8(bytes).ok().filter(|t| !t.is_empty() && t.len() <= MAX_TOKEN)
-    })
+/// What a request shows besides a certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Credential {
+    /// Nothing.
+    Absent,
+    /// Something that is meant for a token and cannot be one, and why not.
+    Bad(&'static str),
+    /// A token.
+    Token(String),
 }
 
-fn bearer(headers: &HeaderMap) -> Option<String> {
-    let mut words = headers.get(AUTHORIZATION)?.to_str().ok()?.split_ascii_whitespace();
-    let scheme = words.next()?;
-    let token = words.next()?;
-    (scheme.eq_ignore_ascii_case("bearer") && token.len() <= MAX_TOKEN).then(|| token.to_owned())
+/// The token of a request, in its header or, from a WebSocket client, in a subprotocol.
+#[must_use]
+pub fn credential(headers: &HeaderMap) -> Credential {
+    match bearer(headers) {
+        Credential::Absent if is_websocket(headers) => subprotocol(headers),
+        found => found,
+    }
+}
+
+fn is_websocket(headers: &HeaderMap) -> bool {
+    let has = |name: HeaderName, word: &str| {
+        let values = headers.get_all(name).into_iter().filter_map(|v| v.to_str().ok());
+        values.flat_map(|v| v.split(',')).any(|w| w.trim().eq_ignore_ascii_case(word))
+    };
+    has(CONNECTION, "upgrade") && has(UPGRADE, "websocket")
+}
+
+fn bearer(headers: &HeaderMap) -> Credential {
+    let Some(value) = headers.get(AUTHORIZATION) else { return Credential::Absent };
+    let mut words = value.as_bytes().split(u8::is_ascii_whitespace).filter(|w| !w.is_empty());
+    if !words.next().is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"bearer")) {
+        return Credential::Absent;
+    }
+    words.next().map_or(Credential::Absent, token)
+}
+
+fn subprotocol(headers: &HeaderMap) -> Credential {
+    let protocols = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|v| v.to_str().ok());
+    let encoded = protocols.flat_map(|v| v.split(',')).find_map(|p| p.trim().strip_prefix(TOKEN_PROTOCOL));
+    match encoded.map(|e| base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(e)) {
+        None => Credential::Absent,
+        Some(Ok(bytes)) => token(&bytes),
+        Some(Err(_)) => Credential::Bad("the token in the subprotocol is no base64"),
+    }
+}
+
+fn token(bytes: &[u8]) -> Credential {
+    match std::str::from_utf8(bytes) {
+        Ok("") => Credential::Absent,
+        Ok(token) if token.len() <= MAX_TOKEN => Credential::Token(token.to_owned()),
+        Ok(_) => Credential::Bad("the token is too long"),
+        Err(_) => Credential::Bad("the token is no text"),
+    }
 }
 
 /// Takes what says who asks out of a request that is passed on: the runtime must not see it.
@@ -154,21 +203,46 @@ mod tests {
         list.iter().map(|(n, v)| (http::HeaderName::from_static(n), v.parse().unwrap())).collect()
     }
 
-    #[test]
-    fn tokens_come_in_a_header_or_in_a_subprotocol() {
-        let encoded = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode("abc.def");
-        let protocols = format!("v4.channel.k8s.io, {TOKEN_PROTOCOL}{encoded}");
-        for (list, want) in [
-            (headers(&[("authorization", "Bearer abc.def")]), Some("abc.def")),
-            (headers(&[("authorization", "bearer  abc.def ")]), Some("abc.def")),
-            (headers(&[("authorization", "Basic YTpi")]), None),
-            (headers(&[("authorization", "Bearer")]), None),
-            (headers(&[("sec-websocket-protocol", &protocols)]), Some("abc.def")),
-            (headers(&[("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.!!")]), None),
-            (headers(&[]), None),
-        ] {
-            assert_eq!(token(&list).as_deref(), want, "{list:?}");
+    fn websocket(protocols: &[&str]) -> HeaderMap {
+        let mut list = headers(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]);
+        for protocol in protocols {
+            list.append(SEC_WEBSOCKET_PROTOCOL, protocol.parse().unwrap());
         }
+        list
+    }
+
+    #[test]
+    fn tokens_come_in_a_header_or_in_a_subprotocol_and_what_is_meant_for_one_is_never_nothing() {
+        let encode = |bytes: &[u8]| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
+        let protocols = format!("v4.channel.k8s.io, {TOKEN_PROTOCOL}{}", encode(b"abc.def"));
+        let token = || Credential::Token("abc.def".to_owned());
+        let long = "x".repeat(MAX_TOKEN + 1);
+        let too_long = Credential::Bad("the token is too long");
+        for (list, want) in [
+            (headers(&[("authorization", "Bearer abc.def")]), token()),
+            (headers(&[("authorization", "bearer  abc.def ")]), token()),
+            (headers(&[("authorization", "Basic YTpi")]), Credential::Absent),
+            (headers(&[("authorization", "Bearer")]), Credential::Absent),
+            (headers(&[("authorization", &format!("Bearer {long}"))]), too_long.clone()),
+            (websocket(&[&protocols]), token()),
+            (headers(&[("sec-websocket-protocol", &protocols)]), Credential::Absent),
+            (
+                websocket(&["base64url.bearer.authorization.k8s.io.!!"]),
+                Credential::Bad("the token in the subprotocol is no base64"),
+            ),
+            (websocket(&["base64url.bearer.authorization.k8s.io."]), Credential::Absent),
+            (
+                websocket(&[&format!("{TOKEN_PROTOCOL}{}", encode(b"\xff\xfe"))]),
+                Credential::Bad("the token is no text"),
+            ),
+            (websocket(&[&format!("{TOKEN_PROTOCOL}{}", encode(long.as_bytes()))]), too_long),
+            (headers(&[]), Credential::Absent),
+        ] {
+            assert_eq!(credential(&list), want, "{list:?}");
+        }
+        let mut no_text = HeaderMap::new();
+        no_text.insert(AUTHORIZATION, http::HeaderValue::from_bytes(b"Bearer \xff").unwrap());
+        assert_eq!(credential(&no_text), Credential::Bad("the token is no text"));
         let mut list = headers(&[("authorization", "Bearer x"), ("sec-websocket-protocol", &protocols)]);
         strip(&mut list);
         assert_eq!(list, headers(&[("sec-websocket-protocol", "v4.channel.k8s.io")]));
@@ -180,28 +254,25 @@ mod tests {
             auth in proptest::collection::vec(0x20u8..=0xff, 0..80),
             protocols in "[ ,.a-z0-9]{0,30}(base64url\\.bearer\\.authorization\\.k8s\\.io\\.[A-Za-z0-9_=-]{0,40})?[ ,a-z]{0,9}",
         ) {
-            let mut list = HeaderMap::new();
+            let mut list = websocket(&[&protocols]);
             if let Ok(value) = http::HeaderValue::from_bytes(&auth) {
                 list.insert(AUTHORIZATION, value);
             }
-            list.insert(SEC_WEBSOCKET_PROTOCOL, protocols.parse().unwrap());
-            let _ = token(&list);
+            let _ = credential(&list);
             strip(&mut list);
-            prop_assert_eq!(token(&list), None);
+            prop_assert_eq!(credential(&list), Credential::Absent);
         }
 
         #[test]
         fn a_token_is_read_as_it_was_sent(sent in "[!-~]{1,200}", scheme in "(?i)bearer", blanks in " {1,3}") {
             let mut list = HeaderMap::new();
             list.insert(AUTHORIZATION, format!("{scheme}{blanks}{sent}").parse().unwrap());
-            prop_assert_eq!(token(&list), Some(sent.clone()));
+            prop_assert_eq!(credential(&list), Credential::Token(sent.clone()));
             let encoded = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(&sent);
-            let mut list = HeaderMap::new();
-            list.append(SEC_WEBSOCKET_PROTOCOL, "v5.channel.k8s.io".parse().unwrap());
-            list.append(SEC_WEBSOCKET_PROTOCOL, format!("{TOKEN_PROTOCOL}{encoded}").parse().unwrap());
-            prop_assert_eq!(token(&list), Some(sent));
+            let mut list = websocket(&["v5.channel.k8s.io", &format!("{TOKEN_PROTOCOL}{encoded}")]);
+            prop_assert_eq!(credential(&list), Credential::Token(sent));
             strip(&mut list);
-            prop_assert_eq!(list, headers(&[("sec-websocket-protocol", "v5.channel.k8s.io")]));
+            prop_assert_eq!(list, websocket(&["v5.channel.k8s.io"]));
         }
 
         /// Any bytes that a header can hold: a token only comes from a bearer, and is a part of what was sent.
@@ -211,8 +282,8 @@ mod tests {
             if let Ok(sent) = http::HeaderValue::from_bytes(&value) {
                 list.insert(AUTHORIZATION, sent);
             }
-            if let Some(token) = token(&list) {
-                let sent = String::from_utf8(value).unwrap();
+            if let Credential::Token(token) = credential(&list) {
+                let sent = String::from_utf8_lossy(&value);
                 let mut words = sent.split_ascii_whitespace();
                 prop_assert!(words.next().is_some_and(|w| w.eq_ignore_ascii_case("bearer")), "{}", sent);
                 prop_assert_eq!(words.next(), Some(token.as_str()));

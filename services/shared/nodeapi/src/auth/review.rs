@@ -1,7 +1,7 @@
 //! TokenReview and SubjectAccessReview: asking the API server.
 //!
-//! The client is made again when the kubeconfig or a file it names changes. Reviews in flight are bounded, so that a
-//! flood of tokens does not become a flood on the API server.
+//! The client is made again when the kubeconfig or a file it names changes. Reviews in flight are bounded, each kind for
+//! itself, so that a flood of tokens neither becomes a flood on the API server nor keeps those out whose user is known.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::User;
 use super::cache::Key;
 use crate::reload::print;
 
-/// Reviews in flight: the API server's own clients have as many.
+/// Reviews of one kind in flight: the API server's own clients have as many.
 const IN_FLIGHT: usize = 32;
 /// How long a review may wait for its turn and for its answer.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -77,7 +77,8 @@ pub struct Reviewer {
     client: RwLock<kube::Client>,
     /// Of the files that were read last, whether they could be used or not.
     seen: Mutex<Key>,
-    permits: Semaphore,
+    tokens: Semaphore,
+    accesses: Semaphore,
 }
 
 impl std::fmt::Debug for Reviewer {
@@ -95,7 +96,8 @@ impl Reviewer {
         // Taken before reading: what changes in between is read again.
         let seen = Mutex::new(print(&files(path)));
         let client = RwLock::new(client(path).await?);
-        Ok(Self { path: path.to_owned(), client, seen, permits: Semaphore::new(IN_FLIGHT) })
+        let [tokens, accesses] = [IN_FLIGHT; 2].map(Semaphore::new);
+        Ok(Self { path: path.to_owned(), client, seen, tokens, accesses })
     }
 
     /// Reads the kubeconfig again if it or a file it names has changed, and tells whether one had; what cannot be used
@@ -122,7 +124,7 @@ impl Reviewer {
             spec: TokenReviewSpec { token: token.to_owned(), audiences: None },
             ..TokenReview::default()
         };
-        let status = self.ask(&review).await?.status.unwrap_or_default();
+        let status = self.ask(&self.tokens, &review).await?.status.unwrap_or_default();
         if status.authenticated != Some(true) {
             return Ok(None);
         }
@@ -163,10 +165,14 @@ impl Reviewer {
             },
             ..SubjectAccessReview::default()
         };
-        Ok(self.ask(&review).await?.status.is_some_and(|s| s.allowed && s.denied != Some(true)))
+        Ok(self
+            .ask(&self.accesses, &review)
+            .await?
+            .status
+            .is_some_and(|s| s.allowed && s.denied != Some(true)))
     }
 
-    async fn ask<K>(&self, review: &K) -> Result<K, ReviewError>
+    async fn ask<K>(&self, permits: &Semaphore, review: &K) -> Result<K, ReviewError>
     where
         K: kube::Resource<DynamicType = ()>
             + Clone
@@ -176,7 +182,7 @@ impl Reviewer {
     {
         let all = async {
             // The semaphore is never closed.
-            let _permit = self.permits.acquire().await;
+            let _permit = permits.acquire().await;
             let mut wait = FIRST_WAIT;
             let mut step = 1;
             loop {

@@ -75,16 +75,17 @@ impl Board {
 
     /// The probers' figures alone, and since when this process serves them.
     pub async fn probes(&self, node: &Node, started: jiff::Timestamp) -> Answer {
-        let seen = self.ask(node).await;
+        let mut seen = self.ask(node).await;
+        seen.retain(|(source, _)| source.service == "probe-service");
         let parts: Vec<Part<'_>> = seen
             .iter()
-            .filter(|(source, _)| source.service == "probe-service")
             .filter_map(|(source, seen)| {
                 let (_, text) = seen.as_ref()?;
                 Some(Part { service: &source.service, instance: &source.instance, text })
             })
             .collect();
         let mut out = merge::only(&merge(&parts), |name| name.starts_with("prober_"));
+        write_service_state(&mut out, &seen, Instant::now());
         // Writing to a String does not fail.
         let _ = writeln!(
             out,

@@ -9,9 +9,10 @@ use std::time::Duration;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use quintlet_config::{Loaded, Service};
 use quintlet_kit::clock::Clock;
-use quintlet_kit::paths::Paths;
+use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::server::{HealthHandle, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_nodeapi::limits::{Gate, Limits};
@@ -20,9 +21,11 @@ use quintlet_nodeapi::{NodeApi, NodeApiArgs};
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
 use quintlet_testapi::TestApi;
+use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Options};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::json;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -31,6 +34,8 @@ use tonic::{Response, Status};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Api {
+    /// Id of the one container.
+    pub(crate) container: Arc<Mutex<String>>,
     pub(crate) address: SocketAddr,
     pub(crate) test_api: TestApi,
     pub(crate) state: Arc<State>,
@@ -69,7 +74,9 @@ impl Api {
         let kubeconfig = dir.path().join("kubeconfig");
         test_api.kubeconfig(&kubeconfig).unwrap();
         let stop = CancellationToken::new();
-        let podsync = serve_podsync(&Paths::new(&dir.path().join("run")), stop.clone()).await;
+        let container = Arc::new(Mutex::new("abc".to_owned()));
+        let pods = OnePod(container.clone());
+        let podsync = serve_podsync(pods, &Paths::new(&dir.path().join("run")), stop.clone()).await;
         let mut line = more(dir.path());
         line.push(format!("--kubeconfig={}", kubeconfig.display()));
         let line: Vec<&str> = line.iter().map(String::as_str).collect();
@@ -77,7 +84,35 @@ impl Api {
         let (address, state, gate) = (api.address().unwrap(), api.state(), api.gate());
         let ended = quintlet_kit::task::spawn("node-api", api.serve(stop.clone()));
         let guard = stop.clone().drop_guard();
-        Self { address, test_api, state, gate, dir, podsync, stop, ended, _guard: guard }
+        Self { container, address, test_api, state, gate, dir, podsync, stop, ended, _guard: guard }
+    }
+
+    /// With a runtime behind it, which has the pod's sandbox and container, and a streaming server that says everything back.
+    pub(crate) async fn with_runtime(limits: Limits, more: &[&str]) -> (Self, FakeRuntime) {
+        let echo = echo_server().await;
+        let mut runtime = None;
+        let api = Self::start_with(limits, |dir| {
+            let socket = Paths::new(&dir.join("run")).cri(CriSocket::NodeApi);
+            std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
+            let options = Options { streaming_base: Some(format!("http://{echo}")), ..Options::silent() };
+            runtime = Some(FakeRuntime::start(&socket, options).unwrap());
+            more.iter().map(|s| (*s).to_owned()).collect()
+        })
+        .await;
+        let runtime = runtime.unwrap();
+        let sandbox = runtime.add_sandbox("u1", "web", "default", 0);
+        *api.container.lock() = runtime.add_container(&sandbox, &ContainerSeed::running("main"));
+        (api, runtime)
+    }
+
+    /// Asks to switch to SPDY; the answer's head, and the connection.
+    pub(crate) async fn upgrade(&self, path: &str, more: &str) -> (String, TlsStream<TcpStream>) {
+        let mut stream = self.tls(None).await;
+        let asked = format!(
+            "POST {path} HTTP/1.1\r\nhost: n\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n{more}content-length: 0\r\n\r\n"
+        );
+        stream.write_all(asked.as_bytes()).await.unwrap();
+        (head(&mut stream).await, stream)
     }
 
     pub(crate) async fn tls(&self, identity: Option<&Identity>) -> TlsStream<TcpStream> {
@@ -174,7 +209,6 @@ pub(crate) async fn plain(
 
 /// The body of a short answer on a connection that is there already.
 pub(crate) async fn get_on(stream: &mut TlsStream<TcpStream>, path: &str) -> String {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let asked = format!("GET {path} HTTP/1.1\r\nhost: n\r\nconnection: close\r\n\r\n");
     stream.write_all(asked.as_bytes()).await.unwrap();
     let mut answer = String::new();
@@ -184,6 +218,13 @@ pub(crate) async fn get_on(stream: &mut TlsStream<TcpStream>, path: &str) -> Str
 
 pub(crate) async fn tls(
     address: SocketAddr,
+    identity: Option<&Identity>,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    tls_over(TcpStream::connect(address).await?, identity).await
+}
+
+pub(crate) async fn tls_over(
+    stream: TcpStream,
     identity: Option<&Identity>,
 ) -> std::io::Result<TlsStream<TcpStream>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -198,23 +239,52 @@ pub(crate) async fn tls(
             .with_client_auth_cert(identity.chain.clone(), PrivateKeyDer::Pkcs8(identity.key.clone().into()))
             .unwrap(),
     };
-    let stream = TcpStream::connect(address).await?;
     let name = ServerName::try_from("n1").unwrap();
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
 
-struct OnePod;
+/// The head of an answer.
+pub(crate) async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(tokio::time::timeout(PATIENCE, stream.read_u8()).await.expect("an answer").unwrap());
+    }
+    String::from_utf8(head).unwrap()
+}
 
-fn pod() -> wire::PodView {
+/// Switches to whatever it is asked for, and says everything back.
+async fn echo_server() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    quintlet_kit::task::spawn("echo", async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            quintlet_kit::task::spawn("echo", async move {
+                head(&mut stream).await;
+                let switched =
+                    "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n\r\n";
+                stream.write_all(switched.as_bytes()).await.unwrap();
+                let (mut read, mut write) = stream.split();
+                // The client may be gone.
+                let _ = tokio::io::copy(&mut read, &mut write).await;
+            });
+        }
+    });
+    address
+}
+
+struct OnePod(Arc<Mutex<String>>);
+
+fn pod(container: &str) -> wire::PodView {
     let pod = json!({
         "kind": "Pod", "apiVersion": "v1",
         "metadata": {"name": "web", "namespace": "default", "uid": "u1"},
         "spec": {"containers": [{"name": "main"}]},
         "status": {"phase": "Running", "containerStatuses": [
-            {"name": "main", "containerID": "containerd://abc", "state": {"running": {}}}]},
+            {"name": "main", "containerID": format!("containerd://{container}"), "state": {"running": {}}}]},
     });
     wire::PodView {
         uid: "u1".into(),
+        mirror_uid: "m1".into(),
         name: "web".into(),
         namespace: "default".into(),
         pod: pod.to_string().into_bytes(),
@@ -232,7 +302,7 @@ impl PodSync for OnePod {
         &self,
         _: tonic::Request<wire::ListPodsRequest>,
     ) -> Result<Response<wire::ListPodsReply>, Status> {
-        Ok(Response::new(wire::ListPodsReply { pods: vec![pod()], problems: Vec::new() }))
+        Ok(Response::new(wire::ListPodsReply { pods: vec![pod(&self.0.lock())], problems: Vec::new() }))
     }
 
     async fn get_pod(
@@ -240,7 +310,7 @@ impl PodSync for OnePod {
         request: tonic::Request<wire::GetPodRequest>,
     ) -> Result<Response<wire::PodView>, Status> {
         match request.into_inner().pod.as_str() {
-            "default/web" => Ok(Response::new(pod())),
+            "default/web" => Ok(Response::new(pod(&self.0.lock()))),
             other => Err(Status::not_found(other.to_owned())),
         }
     }
@@ -267,10 +337,10 @@ impl PodSync for OnePod {
     }
 }
 
-async fn serve_podsync(paths: &Paths, stop: CancellationToken) -> HealthHandle {
+async fn serve_podsync(pods: OnePod, paths: &Paths, stop: CancellationToken) -> HealthHandle {
     let path: PathBuf = paths.podsync();
     let listener = bind_unix(&path, 0o600).unwrap();
-    let server = Server::new("pod-sync").add_service(PodSyncServer::new(OnePod));
+    let server = Server::new("pod-sync").add_service(PodSyncServer::new(pods));
     let health = server.health();
     health.set_serving("").await;
     health.set_serving("syncloop").await;

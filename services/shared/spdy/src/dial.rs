@@ -1,0 +1,138 @@
+//! To the runtime's streaming server: on this machine mostly, and with TLS if its URL says so.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Uri;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+/// To connect, TLS included.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// A connection to a streaming server.
+pub trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
+
+/// Connects to the server of an `http` or `https` URL. The certificate of the latter has to be good for one of the roots that
+/// the system trusts, as the kubelet demands.
+///
+/// # Errors
+/// It is no such URL, nobody is there, or they are not who they should be.
+pub async fn dial(uri: &Uri) -> io::Result<Box<dyn Transport>> {
+    dial_trusting(uri, system_roots).await
+}
+
+async fn dial_trusting(
+    uri: &Uri,
+    roots: impl FnOnce() -> io::Result<RootCertStore>,
+) -> io::Result<Box<dyn Transport>> {
+    let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, what.to_owned());
+    let (with_tls, usual) = match uri.scheme_str() {
+        Some("http") => (false, 80),
+        Some("https") => (true, 443),
+        _ => return Err(invalid("neither http nor https")),
+    };
+    let authority = uri.authority().ok_or_else(|| invalid("no address"))?;
+    let host = authority.host().trim_matches(['[', ']']);
+    let connecting = async {
+        let stream = TcpStream::connect((host, authority.port_u16().unwrap_or(usual))).await?;
+        // Keys go out one by one.
+        stream.set_nodelay(true)?;
+        if !with_tls {
+            return Ok(Box::new(stream) as Box<dyn Transport>);
+        }
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| invalid("no name of a host"))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(io::Error::other)?
+            .with_root_certificates(roots()?)
+            .with_no_client_auth();
+        // Neither SPDY nor WebSocket can be switched to from HTTP/2.
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Box::new(TlsConnector::from(Arc::new(config)).connect(name, stream).await?) as Box<dyn Transport>)
+    };
+    timeout(LIMIT, connecting).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+/// Read anew for each connection, of which there are few: certificates are replaced while we run.
+fn system_roots() -> io::Result<RootCertStore> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    let (usable, _) = roots.add_parsable_certificates(found.certs);
+    match (usable, found.errors.into_iter().next()) {
+        (0, Some(error)) => Err(io::Error::other(error)),
+        (0, None) => Err(io::Error::new(io::ErrorKind::NotFound, "the system trusts no certificate")),
+        _ => Ok(roots),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quintlet_kit::task;
+    use rustls::ServerConfig;
+    use rustls::pki_types::PrivateKeyDer;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+
+    use super::*;
+
+    /// A server with TLS that says hello, and what to trust so that it can be heard.
+    async fn server(name: &str) -> (u16, RootCertStore) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let cert = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().self_signed(&key).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(cert.der().clone()).unwrap();
+        let config = ServerConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![cert.der().clone()], PrivateKeyDer::Pkcs8(key.serialize_der().into()))
+            .unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        task::spawn("server", async move {
+            let acceptor = TlsAcceptor::from(Arc::new(config));
+            while let Ok((stream, _)) = listener.accept().await {
+                if let Ok(mut stream) = acceptor.accept(stream).await {
+                    stream.write_all(b"hello").await.unwrap();
+                }
+            }
+        });
+        (port, roots)
+    }
+
+    async fn heard(url: &str, roots: &RootCertStore) -> io::Result<String> {
+        let mut stream = dial_trusting(&url.parse().unwrap(), || Ok(roots.clone())).await?;
+        let mut text = [0; 5];
+        stream.read_exact(&mut text).await?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    #[tokio::test]
+    async fn a_server_with_tls_has_to_be_who_it_should_be() {
+        let (port, roots) = server("127.0.0.1").await;
+        let (_, others) = server("127.0.0.1").await;
+        let url = format!("https://127.0.0.1:{port}/exec/token");
+        assert_eq!(heard(&url, &roots).await.unwrap(), "hello");
+        assert!(heard(&url, &others).await.is_err(), "somebody else's certificate");
+        let (port, roots) = server("10.0.0.9").await;
+        let url = format!("https://127.0.0.1:{port}/exec/token");
+        assert!(heard(&url, &roots).await.is_err(), "another host's certificate");
+        for no_url in ["ftp://127.0.0.1/", "/path"] {
+            assert_eq!(
+                heard(no_url, &roots).await.unwrap_err().kind(),
+                io::ErrorKind::InvalidInput,
+                "{no_url}"
+            );
+        }
+    }
+}
