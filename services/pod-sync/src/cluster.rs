@@ -30,18 +30,40 @@ const LAG: [Duration; 5] = [
 /// asked for more often.
 const KEEP: Duration = Duration::from_secs(600);
 
-/// Asks until the answer is another than a refusal that may be due to [`LAG`].
-async fn past_lag<T, F>(mut ask: impl FnMut() -> F) -> kube::Result<T>
+/// How long one answer is waited for.
+const ANSWER: Duration = Duration::from_secs(10);
+/// The same where what was last read can stand in.
+const ANSWER_OR_KEPT: Duration = Duration::from_secs(1);
+/// For how long a server that did not answer is not asked for what is kept: a pod may refer to many objects.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// Why there is no answer, in words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum NoAnswer {
+    #[error("{0}")]
+    Refused(String),
+    #[error("the API server did not answer within {}", humantime::format_duration(*.0))]
+    Silent(Duration),
+}
+
+/// Asks until the answer is another than a refusal that may be due to [`LAG`], and waits for each so long.
+async fn past_lag<T, F>(limit: Duration, mut ask: impl FnMut() -> F) -> Result<T, NoAnswer>
 where
     F: Future<Output = kube::Result<T>>,
 {
-    for pause in LAG {
-        match ask().await {
-            Err(kube::Error::Api(status)) if may_be_lag(&status) => tokio::time::sleep(pause).await,
-            answer => return answer,
+    let mut pauses = LAG.into_iter();
+    loop {
+        match tokio::time::timeout(limit, ask()).await {
+            Err(_) => return Err(NoAnswer::Silent(limit)),
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => match (&error, pauses.next()) {
+                (kube::Error::Api(status), Some(pause)) if may_be_lag(status) => {
+                    tokio::time::sleep(pause).await;
+                }
+                _ => return Err(NoAnswer::Refused(said(&error))),
+            },
         }
     }
-    ask().await
 }
 
 fn may_be_lag(status: &kube::core::Status) -> bool {
@@ -76,7 +98,7 @@ impl<K> Kept<K> {
         kind: ObjectKind,
         namespace: &str,
         name: &str,
-        answer: kube::Result<Option<K>>,
+        answer: Result<Option<K>, NoAnswer>,
     ) -> Result<Arc<K>, ObjectError> {
         let now = Instant::now();
         let mut kept = self.0.lock();
@@ -94,18 +116,17 @@ impl<K> Kept<K> {
             }
             Err(error) => match kept.get_mut(&key) {
                 Some((object, used)) => {
-                    tracing::debug!(
-                        namespace,
-                        name,
-                        error = said(&error),
-                        "the object as last read stands in"
-                    );
+                    tracing::debug!(namespace, name, %error, "the object as last read stands in");
                     *used = now;
                     Ok(Arc::clone(object))
                 }
-                None => Err(ObjectError::Api(said(&error))),
+                None => Err(ObjectError::Api(error.to_string())),
             },
         }
+    }
+
+    fn has(&self, namespace: &str, name: &str) -> bool {
+        self.0.lock().contains_key(&(namespace.to_owned(), name.to_owned()))
     }
 }
 
@@ -116,6 +137,8 @@ pub struct Objects {
     view: Arc<ClusterView>,
     config_maps: Kept<ConfigMap>,
     secrets: Kept<Secret>,
+    // When the API server was last asked and did not answer in time.
+    silent: Mutex<Option<Instant>>,
 }
 
 impl std::fmt::Debug for Objects {
@@ -132,7 +155,8 @@ impl Objects {
         client: Option<kube::Client>,
         view: Arc<ClusterView>,
     ) -> Self {
-        Self { manifests, client, view, config_maps: Kept::default(), secrets: Kept::default() }
+        let (config_maps, secrets) = (Kept::default(), Kept::default());
+        Self { manifests, client, view, config_maps, secrets, silent: Mutex::default() }
     }
 
     async fn get<K>(
@@ -156,7 +180,16 @@ impl Objects {
             });
         };
         let api = Api::<K>::namespaced(client, namespace);
-        let answer = past_lag(|| api.get_opt(name)).await;
+        let limit = if kept.has(namespace, name) { ANSWER_OR_KEPT } else { ANSWER };
+        let is_silent = self.silent.lock().is_some_and(|at| at.elapsed() < SILENCE);
+        let answer = if is_silent && limit == ANSWER_OR_KEPT {
+            Err(NoAnswer::Silent(limit))
+        } else {
+            let answer = past_lag(limit, || api.get_opt(name)).await;
+            let is_silent = matches!(answer, Err(NoAnswer::Silent(_)));
+            *self.silent.lock() = is_silent.then(Instant::now);
+            answer
+        };
         kept.settle(kind, namespace, name, answer)
     }
 }
@@ -216,9 +249,9 @@ impl TokenSource for Tokens {
         };
         let api = Api::<ServiceAccount>::namespaced(self.0.clone(), &key.namespace);
         let params = PostParams::default();
-        let made = past_lag(|| api.create_token_request(&key.service_account, &params, &request))
+        let made = past_lag(ANSWER, || api.create_token_request(&key.service_account, &params, &request))
             .await
-            .map_err(|e| said(&e))?;
+            .map_err(|e| e.to_string())?;
         let status = made.status.unwrap_or_default();
         let (Some(token), Some(expires)) = (status.token, status.expiration_timestamp) else {
             return Err("the API server gave no token".to_owned());
@@ -299,6 +332,29 @@ mod tests {
         assert!(objects.config_map("default", "c").await.unwrap_err().is_not_found());
         api.faults().set_down(true);
         assert!(!objects.config_map("default", "c").await.unwrap_err().is_not_found(), "it is forgotten");
+    }
+
+    #[tokio::test]
+    async fn what_was_read_stands_in_while_the_server_does_not_answer_and_is_not_waited_for_twice() {
+        let api = TestApi::start().await;
+        make(&api, "configmaps", "c");
+        let objects = objects(&api);
+        objects.config_map("default", "c").await.unwrap();
+        api.faults().block("get configmaps");
+        let asked = || api.counts().of("get configmaps");
+        let before = asked();
+        for _ in 0..20 {
+            objects.config_map("default", "c").await.unwrap();
+        }
+        assert_eq!(asked(), before + 1, "a server that is silent is left alone for a while");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_not_waited_for_without_end() {
+        let began = Instant::now();
+        let answer = past_lag(ANSWER, std::future::pending::<kube::Result<()>>).await;
+        assert_eq!(answer, Err(NoAnswer::Silent(ANSWER)));
+        assert_eq!(began.elapsed(), ANSWER);
     }
 
     #[tokio::test(start_paused = true)]

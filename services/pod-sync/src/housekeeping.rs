@@ -5,10 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use prometheus_client::metrics::counter::Counter;
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::{ContainerState, Known, PodRuntime, SharedPodRuntime};
 
 use crate::build::paths;
+use crate::clients::events::EventType;
 use crate::context::Context;
 use crate::decide::worker::{Outcome, Work};
 use crate::decide::{gc, grace};
@@ -40,15 +44,33 @@ pub async fn remove_orphan(ctx: Arc<Context>, pod: SharedPodRuntime) {
         };
         match removed {
             Ok(()) => {
+                // A directory that stays is found again by housekeeping.
                 remove_dir(Arc::clone(&ctx), uid.clone()).await;
                 ctx.fleet.done(uid, Outcome::Advance);
                 return;
             }
-            Err(e) => tracing::info!(pod.uid = %uid, error = ?e, "orphaned pod not removed yet"),
+            Err(e) => {
+                if let Halt::Failed { error, .. } = &e {
+                    let text = format!("error killing pod: {error}");
+                    ctx.events.pod(&named(&pod), EventType::Warning, "FailedKillPod", &text, "");
+                }
+                tracing::info!(pod.uid = %uid, error = ?e, "orphaned pod not removed yet");
+            }
         }
         tokio::time::sleep(RETRY).await;
     }
     ctx.fleet.done(uid, Outcome::Failed(None));
+}
+
+// All that events need of a pod whose spec is lost.
+fn named(pod: &PodRuntime) -> Pod {
+    let metadata = ObjectMeta {
+        name: Some(pod.pod.name.to_string()),
+        namespace: Some(pod.pod.namespace.to_string()),
+        uid: Some(pod.pod.uid.to_string()),
+        ..ObjectMeta::default()
+    };
+    Pod { metadata, ..Pod::default() }
 }
 
 async fn remove(ctx: &Context, pod: &PodRuntime) -> Result<(), Halt> {
@@ -63,6 +85,36 @@ async fn remove(ctx: &Context, pod: &PodRuntime) -> Result<(), Halt> {
     let logs = paths::pod_log_dir(&ctx.node.pod_logs_dir, &pod.pod);
     let _ = std::fs::remove_dir_all(logs);
     Ok(())
+}
+
+/// A pass that takes longer holds up the sync loop (pkg/kubelet/kubelet.go).
+const SLOW: Duration = Duration::from_secs(1);
+
+/// How long passes take.
+#[derive(Debug)]
+pub struct Pace {
+    slow_passes: Counter,
+    is_slow: bool,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        let help = "Passes of housekeeping that took more than a second";
+        let slow_passes = quintlet_telemetry::metrics::counter("quintlet_housekeeping_slow_passes", help);
+        Self { slow_passes, is_slow: false }
+    }
+}
+
+impl Pace {
+    /// Counts a pass. True for the first slow one in a row: the others say nothing new.
+    pub fn is_slow_anew(&mut self, took: Duration) -> bool {
+        let is_slow = took > SLOW;
+        if is_slow {
+            self.slow_passes.inc();
+        }
+        let was_slow = std::mem::replace(&mut self.is_slow, is_slow);
+        is_slow && !was_slow
+    }
 }
 
 /// How often what is left of logs is looked at (pkg/kubelet/kubelet.go).
@@ -149,24 +201,10 @@ fn list(dir: &Path, known: &HashSet<PodUid>) -> Vec<PodUid> {
         .collect()
 }
 
-/// Takes down what is left of a pod's volumes and cgroup, then its directory. Mounted content is never deleted.
+/// Takes down what is left of a pod's volumes and cgroup, then its directory: as long as that is there it is found again.
+/// Mounted content is never deleted.
 pub async fn remove_dir(ctx: Arc<Context>, uid: PodUid) {
-    let result = async {
-        let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
-        let cleaned =
-            tokio::task::spawn_blocking(move || volumes.clean_orphan(&gone).map_err(|e| e.to_string())).await;
-        if let Err(e) = cleaned.map_err(|e| e.to_string()).and_then(|cleaned| cleaned) {
-            // Until its volumes are gone nothing of it needs more CPU than the least.
-            if let Err(e) = ctx.cgroups.reduce_cpu(&uid) {
-                tracing::info!(pod.uid = %uid, error = %e, "shares of a pod that is gone not reduced");
-            }
-            return Err(e);
-        }
-        ctx.user_namespaces.release(&uid);
-        ctx.cgroups.remove_by_uid(&uid).await.map_err(|e| e.to_string())
-    }
-    .await;
-    match result {
+    match take_down(&ctx, &uid).await {
         Ok(()) => ctx.state.remove(&uid),
         Err(error) => {
             tracing::info!(pod.uid = %uid, error, "directory of a pod that is gone not removed yet")
@@ -174,9 +212,43 @@ pub async fn remove_dir(ctx: Arc<Context>, uid: PodUid) {
     }
 }
 
+async fn take_down(ctx: &Context, uid: &PodUid) -> Result<(), String> {
+    let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
+    if let Err(e) = blocking(move || volumes.clear_orphan(&gone)).await {
+        // Until its volumes are gone nothing of it needs more CPU than the least.
+        if let Err(e) = ctx.cgroups.reduce_cpu(uid) {
+            tracing::info!(pod.uid = %uid, error = %e, "shares of a pod that is gone not reduced");
+        }
+        return Err(e);
+    }
+    ctx.cgroups.remove_by_uid(uid).await.map_err(|e| e.to_string())?;
+    ctx.user_namespaces.release(uid);
+    let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
+    blocking(move || volumes.clean_orphan(&gone)).await
+}
+
+async fn blocking<E: std::fmt::Display + Send + 'static>(
+    work: impl FnOnce() -> Result<(), E> + Send + 'static,
+) -> Result<(), String> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(|e| e.to_string()),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_slow_pass_is_counted_and_the_first_in_a_row_is_told() {
+        let mut pace = Pace::default();
+        let before = pace.slow_passes.get();
+        let told: Vec<bool> =
+            [0, 1000, 1001, 5000, 3, 2000].map(|ms| pace.is_slow_anew(Duration::from_millis(ms))).to_vec();
+        assert_eq!(told, [false, false, true, false, false, true]);
+        assert_eq!(pace.slow_passes.get() - before, 3);
+    }
 
     #[test]
     fn only_directories_of_unknown_pods_are_orphaned() {

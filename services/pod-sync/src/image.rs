@@ -90,11 +90,16 @@ impl Wanted<'_> {
     }
 }
 
-/// Makes sure an image is there.
+/// Makes sure an image is there. `begins` is told when it has to be pulled for that.
 ///
 /// # Errors
 /// What wants it waits, or nothing is known.
-pub async fn ensure(ctx: &Context, wanted: Wanted<'_>, backoff: &mut PullBackoff) -> Result<Ready, NoImage> {
+pub async fn ensure(
+    ctx: &Context,
+    wanted: Wanted<'_>,
+    backoff: &mut PullBackoff,
+    begins: impl FnOnce() + Send,
+) -> Result<Ready, NoImage> {
     let name = wanted.image;
     let image = with_tag(name).map_err(|why| {
         let text = format!("Failed to apply default image tag {name:?}: {why}");
@@ -129,7 +134,7 @@ pub async fn ensure(ctx: &Context, wanted: Wanted<'_>, backoff: &mut PullBackoff
             return Err(waits(StartFailure::ErrImageNeverPull, text));
         }
     }
-    pull(ctx, wanted, spec, backoff).await
+    pull(ctx, wanted, spec, backoff, begins).await
 }
 
 async fn pull(
@@ -137,6 +142,7 @@ async fn pull(
     wanted: Wanted<'_>,
     spec: cri::ImageSpec,
     backoff: &mut PullBackoff,
+    begins: impl FnOnce() + Send,
 ) -> Result<Ready, NoImage> {
     let (name, image) = (wanted.image, spec.image.clone());
     if let Turn::Later { until, .. } = backoff.turn(&image, ctx.clock.boot(), Delays::default()) {
@@ -144,6 +150,7 @@ async fn pull(
         let reason = StartFailure::ImagePullBackOff.with_message(backoff.message(&image));
         return Err(NoImage::Waits(reason, Some(until)));
     }
+    begins();
     wanted.event(ctx, EventType::Normal, "Pulling", &format!("Pulling image {name:?}"));
     let asked = ctx.clock.boot();
     let mut began = asked;

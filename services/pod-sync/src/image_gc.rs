@@ -69,11 +69,17 @@ async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), 
     let mut listed = ctx.runtime.images().await?;
     let now = ctx.clock.boot();
     images.look(&listed, &in_use, now);
+    let (mut gone, mut refused) = (BTreeSet::new(), Vec::new());
     for image in images.too_old(&listed, &in_use, policy, now) {
-        remove(&ctx.runtime, image, "nobody used it for long").await?;
+        match remove(&ctx.runtime, image, "nobody used it for long").await {
+            Ok(()) => {
+                gone.insert(image.id.clone());
+            }
+            // The others go all the same.
+            Err(Failure::Failed(why)) => refused.push(why),
+            Err(cut @ Failure::Unavailable(_)) => return Err(cut),
+        }
     }
-    let gone: BTreeSet<String> =
-        images.too_old(&listed, &in_use, policy, now).into_iter().map(|i| i.id.clone()).collect();
     listed.retain(|i| !gone.contains(&i.id));
     let mut there: BTreeSet<String> = listed.iter().map(|i| i.id.clone()).collect();
     for mountpoint in ctx.runtime.image_mountpoints().await? {
@@ -116,7 +122,7 @@ async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), 
         }
     }
     ctx.pull_records.prune(&there, began);
-    Ok(())
+    if refused.is_empty() { Ok(()) } else { Err(Failure::Failed(refused.join("; "))) }
 }
 
 /// Finds out, once the runtime answers, what became of pulls that an earlier run began.

@@ -294,11 +294,17 @@ fn credentials(args: &Args, clock: &Clock) -> anyhow::Result<Credentials> {
     Ok(Credentials::new(NodeFiles::new(&Places::of_process(&args.root_dir)), plugins))
 }
 
+/// A connection on which nothing came for so long is dead, and a list on it is asked for anew. Longer than any watch that
+/// has nothing to tell.
+const SILENCE: std::time::Duration = std::time::Duration::from_secs(300);
+
 async fn client(args: &Args) -> anyhow::Result<Option<kube::Client>> {
     let Some(path) = &args.kubeconfig else { return Ok(None) };
     let read = kube::config::Kubeconfig::read_from(path).with_context(|| format!("{}", path.display()))?;
-    let config =
+    let mut config =
         kube::Config::from_custom_kubeconfig(read, &kube::config::KubeConfigOptions::default()).await?;
+    config.read_timeout = Some(SILENCE);
+    config.reset_reader_on_write = true;
     Ok(Some(kube::Client::try_from(config)?))
 }
 

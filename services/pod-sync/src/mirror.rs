@@ -1,40 +1,97 @@
 //! Mirror pods: the API server's copies of static pods (pod-sync.md §2).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::{labels, pod as pods};
 use quintlet_proto::status::v1 as wire;
+use tokio::sync::watch;
 
 use crate::context::Context;
 
-/// Makes the mirror of a static pod what it should be. Errors are logged; the next pass tries again.
-pub async fn reconcile(ctx: &Context, pod: &Pod, mirror: Option<&Pod>) {
-    let hash = pods::annotation(pod, labels::CONFIG_HASH);
-    let mut have = mirror;
-    if let Some(m) = mirror {
-        let matches =
-            m.metadata.deletion_timestamp.is_none() && pods::annotation(m, labels::CONFIG_MIRROR) == hash;
-        if !matches {
-            if !delete(ctx, m).await {
-                return;
-            }
-            have = None;
-        }
+/// While a mirror cannot be made: the Node or the API server may be there any moment.
+const RETRY: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, PartialEq)]
+struct Wanted {
+    pod: Arc<Pod>,
+    // As the API server's watch has it.
+    mirror: Option<Arc<Pod>>,
+}
+
+/// Keeps the mirror of one static pod in a task of its own, since the pod itself waits for no API server. The task ends
+/// with this.
+#[derive(Debug)]
+pub struct Keeper(watch::Sender<Wanted>);
+
+impl Keeper {
+    /// Begins to keep the mirror of `pod`.
+    #[must_use]
+    pub fn start(ctx: Arc<Context>, pod: Arc<Pod>, mirror: Option<Arc<Pod>>) -> Self {
+        let (wanted, seen) = watch::channel(Wanted { pod, mirror });
+        quintlet_kit::task::spawn("mirror", keep(ctx, seen));
+        Self(wanted)
     }
-    if have.is_some() {
-        return;
-    }
-    let copy = copy_of(pod);
-    let Ok(json) = serde_json::to_vec(&copy) else { return };
-    match ctx.statuses.client().ensure_mirror(wire::EnsureMirrorRequest { pod: json }).await {
-        Ok(_) => {}
-        Err(e) => tracing::info!(pod.uid = pod.metadata.uid, error = e.message(), "mirror pod not created"),
+
+    /// What the pod and its mirror are now.
+    pub fn set(&self, pod: &Arc<Pod>, mirror: Option<&Arc<Pod>>) {
+        let new = Wanted { pod: Arc::clone(pod), mirror: mirror.cloned() };
+        self.0.send_if_modified(|old| {
+            let changed = *old != new;
+            *old = new;
+            changed
+        });
     }
 }
 
-/// Deletes a mirror, and only that one. False: it could not be asked for.
-pub async fn delete(ctx: &Context, mirror: &Pod) -> bool {
+async fn keep(ctx: Arc<Context>, mut wanted: watch::Receiver<Wanted>) {
+    let mut failing = String::new();
+    loop {
+        let Wanted { pod, mirror } = wanted.borrow_and_update().clone();
+        let wait = match reconcile(&ctx, &pod, mirror.as_deref()).await {
+            // It may be deleted before any watch has brought it.
+            Ok(()) => {
+                failing.clear();
+                ctx.sync_frequency
+            }
+            Err(why) => {
+                if failing != why {
+                    tracing::info!(pod.uid = pod.metadata.uid, error = why, "no mirror pod yet");
+                }
+                failing = why;
+                RETRY
+            }
+        };
+        // Either only says "look".
+        tokio::select! {
+            changed = wanted.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+// Makes the mirror of a static pod what it should be.
+async fn reconcile(ctx: &Context, pod: &Pod, mirror: Option<&Pod>) -> Result<(), String> {
+    let hash = pods::annotation(pod, labels::CONFIG_HASH);
+    if let Some(m) = mirror {
+        if m.metadata.deletion_timestamp.is_none() && pods::annotation(m, labels::CONFIG_MIRROR) == hash {
+            return Ok(());
+        }
+        delete(ctx, m).await?;
+    }
+    let copy = copy_of(pod);
+    let json = serde_json::to_vec(&copy).map_err(|e| e.to_string())?;
+    let made = ctx.statuses.client().ensure_mirror(wire::EnsureMirrorRequest { pod: json }).await;
+    made.map(|_| ()).map_err(|e| format!("mirror pod not created: {}", e.message()))
+}
+
+/// Deletes a mirror, and only that one.
+///
+/// # Errors
+/// It could not be asked for, in words.
+pub async fn delete(ctx: &Context, mirror: &Pod) -> Result<(), String> {
     let meta = &mirror.metadata;
     let request = wire::DeleteMirrorRequest {
         namespace: meta.namespace.clone().unwrap_or_default(),
@@ -42,10 +99,7 @@ pub async fn delete(ctx: &Context, mirror: &Pod) -> bool {
         uid: meta.uid.clone().unwrap_or_default(),
     };
     let asked = ctx.statuses.client().delete_mirror(request).await;
-    if let Err(e) = &asked {
-        tracing::info!(mirror.uid = meta.uid, error = e.message(), "mirror pod not deleted");
-    }
-    asked.is_ok()
+    asked.map(|_| ()).map_err(|e| format!("mirror pod not deleted: {}", e.message()))
 }
 
 /// The object to create: the static pod with its hash as mirror annotation. status-reporter adds the owner reference.

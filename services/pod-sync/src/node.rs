@@ -59,14 +59,28 @@ pub async fn poll_runtime(
     let mut good: Option<Duration> = None;
     let mut cgroups = Some(cgroups);
     loop {
-        let read = async {
-            // Before anything else of the runtime is believed: no pod starts until the groups are its driver's.
-            if let Some((groups, limits)) = &cgroups {
-                set_up_cgroups(&runtime, groups, *limits, &node).await?;
+        let read = {
+            let read = async {
+                // Before anything else of the runtime is believed: no pod starts until the groups are its driver's.
+                if let Some((groups, limits)) = &cgroups {
+                    set_up_cgroups(&runtime, groups, *limits, &node).await?;
+                }
+                read_runtime(&runtime).await
+            };
+            let mut read = std::pin::pin!(read);
+            let age = good.map_or(Duration::ZERO, |at| clock.boot().saturating_sub(at));
+            match tokio::time::timeout(DOWN_AFTER.saturating_sub(age), &mut read).await {
+                Ok(read) => read,
+                Err(_) => {
+                    // One that hangs says it too, and is waited for all the same.
+                    is_down(&state, good);
+                    tokio::select! {
+                        () = stop.cancelled() => return,
+                        read = read => read,
+                    }
+                }
             }
-            read_runtime(&runtime).await
         };
-        let read = read.await;
         if read.is_ok() {
             cgroups = None;
         }
@@ -81,20 +95,9 @@ pub async fn poll_runtime(
                 STATUS_PERIOD
             }
             Err(why) => {
-                let down = match good {
-                    None => Some("container runtime status check may not have completed yet".to_owned()),
-                    Some(at) if clock.boot().saturating_sub(at) > DOWN_AFTER => {
-                        Some("container runtime is down".to_owned())
-                    }
-                    Some(_) => None,
-                };
                 tracing::debug!(why, "runtime status not read");
-                if let Some(down) = down {
-                    state.send_if_modified(|old| {
-                        let changed = old.not_ready.as_ref() != Some(&down);
-                        old.not_ready = Some(down);
-                        changed
-                    });
+                if good.is_none_or(|at| clock.boot().saturating_sub(at) > DOWN_AFTER) {
+                    is_down(&state, good);
                 }
                 STATUS_RETRY
             }
@@ -105,6 +108,19 @@ pub async fn poll_runtime(
             () = tokio::time::sleep(next) => {}
         }
     }
+}
+
+// It has not answered for too long, or never.
+fn is_down(state: &watch::Sender<RuntimeState>, good: Option<Duration>) {
+    let text = match good {
+        None => "container runtime status check may not have completed yet",
+        Some(_) => "container runtime is down",
+    };
+    state.send_if_modified(|old| {
+        let changed = old.not_ready.as_deref() != Some(text);
+        old.not_ready = Some(text.to_owned());
+        changed
+    });
 }
 
 // The runtime's driver is ours, whatever was set; one that does not tell leaves it at that.
@@ -515,6 +531,7 @@ impl Admission for NodeAdmission {
                 kernel: kernel(),
                 strict_groups,
                 app_armor: self.settings.app_armor,
+                declared: &node_status::declared(self.settings.node_api_port != 0),
                 shutting_down: *self.shutting_down.borrow(),
             },
         )

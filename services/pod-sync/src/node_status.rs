@@ -94,8 +94,14 @@ pub fn of_runtime(
         .supplemental_groups_policy
         .map(|policy| NodeFeatures { supplemental_groups_policy: Some(policy) });
     status.images = images;
-    let declared = DECLARED.into_iter().filter(|name| has_node_api || *name != "ExtendWebSocketsToKubelet");
+    let declared = declared(has_node_api).into_iter();
     status.declared_features = Some(declared.map(str::to_owned).collect());
+}
+
+/// Features that the node tells of, in the order of the alphabet.
+#[must_use]
+pub fn declared(has_node_api: bool) -> Vec<&'static str> {
+    DECLARED.into_iter().filter(|name| has_node_api || *name != "ExtendWebSocketsToKubelet").collect()
 }
 
 #[cfg(test)]

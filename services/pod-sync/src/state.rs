@@ -13,6 +13,7 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
 use serde::{Deserialize, Serialize};
 
+use crate::decide::active::Started;
 use crate::decide::backoff::{CrashLoop, PullBackoff};
 use crate::decide::container_status::WaitingReason;
 use crate::decide::status::KillOverride;
@@ -89,6 +90,9 @@ pub struct PodRecord {
     /// CLOCK_BOOTTIME at which the pod was accepted.
     #[serde(default)]
     pub accepted: Duration,
+    /// When it started, as its status has it, once it has.
+    #[serde(default)]
+    pub active: Option<Started>,
     /// Probe memory by container and probe.
     #[serde(default)]
     pub probes: Vec<(String, ProbeType, ProbeMemory)>,
@@ -110,6 +114,12 @@ pub struct PodRecord {
     /// Containers whose start was asked for and not answered, by name: the instance's id.
     #[serde(default)]
     pub starting: BTreeMap<String, String>,
+    /// postStart hooks that are owed to a container, by its id: CLOCK_BOOTTIME at which each began, none where it has not.
+    #[serde(default)]
+    pub post_starts: BTreeMap<String, Option<Duration>>,
+    /// CLOCK_BOOTTIME at which stops of containers of a pod that does not end began, as in [`Termination::stops`].
+    #[serde(default)]
+    pub stops: BTreeMap<String, Duration>,
 }
 
 /// The directory of records.

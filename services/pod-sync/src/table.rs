@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
-use prometheus_client::metrics::counter::Counter;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::{labels, pod as pods};
 use tokio::sync::{Notify, mpsc, watch};
@@ -25,7 +24,7 @@ use crate::decide::resize::verdict::Rules;
 use crate::decide::status::{KillCause, KillOverride};
 use crate::decide::worker::{Effect, Facts, Input, Kill, Kind};
 use crate::decide::{grace, preempt};
-use crate::housekeeping::Sweeper;
+use crate::housekeeping::{Pace, Sweeper};
 use crate::resizes::Resizes;
 use crate::source::objects::ManifestObjects;
 use crate::source::{Snapshot, SourceKind, SourceUpdate};
@@ -34,9 +33,6 @@ use crate::worker::{Worker, unix_ns};
 
 /// Housekeeping period (pkg/kubelet/kubelet.go).
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
-/// A pass that takes longer holds up the sync loop (the same).
-const SLOW: Duration = Duration::from_secs(1);
-
 /// How long the API server gets to tell of the Node before a pod is refused for it.
 const NODE_READ: Duration = Duration::from_secs(5);
 
@@ -94,10 +90,13 @@ pub struct Table {
     // What the burstable tier was last given.
     burstable: Option<u64>,
     unsure: HashMap<PodUid, Unsure>,
+    // Pods of the API server that came while an earlier life of their UID ended. Others without a worker are over: the API
+    // server said so before its watch did.
+    again: HashSet<PodUid>,
     // Rings when the Node was read for those.
     node_read: Arc<Notify>,
     sweeper: Sweeper,
-    slow_passes: Counter,
+    pace: Pace,
     resizes: Resizes,
     heartbeat: Heartbeat,
 }
@@ -155,12 +154,10 @@ impl Table {
             draining: false,
             burstable: None,
             unsure: HashMap::new(),
+            again: HashSet::new(),
             node_read: Arc::default(),
             sweeper: Sweeper::default(),
-            slow_passes: quintlet_telemetry::metrics::counter(
-                "quintlet_housekeeping_slow_passes",
-                "Passes of housekeeping that took more than a second",
-            ),
+            pace: Pace::default(),
             resizes: Resizes::new(),
             heartbeat,
         }
@@ -303,6 +300,7 @@ impl Table {
         }
         match op {
             Op::Remove => {
+                self.again.remove(&pod_ref.uid);
                 if let Some(Unsure { source, pod }) = self.unsure.remove(&pod_ref.uid) {
                     // Its worker has nothing to take down, and says so.
                     self.take(pod_ref.clone(), source, pod, Ok(Vec::new()));
@@ -324,6 +322,11 @@ impl Table {
                     && self.ctx.pleg.all().is_some()
                     && self.ctx.pleg.get(&uid).is_none_or(|runtime| runtime.is_quiet());
                 let effects = self.ctx.fleet.step(Input::Update { uid: uid.clone(), facts, kind, quiet });
+                if self.ctx.fleet.read(|w| w.is_to_restart(&uid)) {
+                    // Its earlier life ends as it was, and knows nothing of what comes after it.
+                    self.again.insert(uid);
+                    return;
+                }
                 // One that ran before, and of which the checkpoint says nothing, had what its status tells.
                 self.ctx.allocations.recover(&uid, &pod, pod.status.as_ref());
                 let asked = pod;
@@ -344,9 +347,11 @@ impl Table {
                     return;
                 }
                 if !effects.contains(&Effect::Spawn(uid.clone())) {
-                    // What the runtime has of an earlier life goes first; housekeeping adds the pod then.
+                    // What the runtime has of an earlier life goes first; the pod is added then.
+                    self.again.insert(uid);
                     return;
                 }
+                self.again.remove(&uid);
                 let admitted = self.admit(&pod);
                 let early = self.is_early(&admitted);
                 if early || admitted.as_ref().is_err_and(|r| r.reason == admission::NODE_AFFINITY) {
@@ -551,7 +556,7 @@ impl Table {
         self.add_unknown();
     }
 
-    // A manifest's pod that no worker knows: its UID was used before, and that life is over now.
+    // A pod that no worker knows: its UID was used before, and that life is over now.
     fn add_unknown(&mut self) {
         if self.draining {
             return;
@@ -559,11 +564,12 @@ impl Table {
         let unknown: Vec<(SourceKind, Arc<Pod>)> = self
             .stores
             .iter()
-            .filter(|(source, _)| **source != SourceKind::Api)
             .flat_map(|(source, store)| store.pods().map(|pod| (*source, Arc::clone(pod))))
-            .filter(|(_, pod)| {
+            .filter(|(source, pod)| {
                 pod.metadata.uid.as_deref().and_then(|uid| PodUid::parse(uid).ok()).is_some_and(|uid| {
-                    !self.pods.contains_key(&uid) && !self.ctx.fleet.read(|w| w.is_known(&uid))
+                    (*source != SourceKind::Api || self.again.contains(&uid))
+                        && !self.pods.contains_key(&uid)
+                        && !self.ctx.fleet.read(|w| w.is_known(&uid))
                 })
             })
             .collect();
@@ -576,9 +582,8 @@ impl Table {
         let began = self.ctx.clock.boot();
         self.clean_up();
         let took = self.ctx.clock.boot().saturating_sub(began);
-        if took > SLOW {
-            self.slow_passes.inc();
-            tracing::warn!(?took, pods = self.pods.len(), "housekeeping took long");
+        if self.pace.is_slow_anew(took) {
+            tracing::warn!(?took, pods = self.pods.len(), "housekeeping takes long");
         }
     }
 
@@ -601,7 +606,8 @@ impl Table {
         for pod in runtime {
             let uid = pod.pod.uid.clone();
             present.insert(uid.clone());
-            if self.pods.contains_key(&uid) || self.orphans.contains_key(&uid) || !self.ctx.is_ours(&pod) {
+            let wanted = self.pods.contains_key(&uid) || self.unsure.contains_key(&uid);
+            if wanted || self.orphans.contains_key(&uid) || !self.ctx.is_ours(&pod) {
                 continue;
             }
             tracing::info!(pod.uid = %uid, pod = %pod.pod, "a pod of ours that no source wants is removed");
@@ -611,8 +617,8 @@ impl Table {
             let task = quintlet_kit::task::spawn("orphan", crate::housekeeping::remove_orphan(ctx, pod));
             self.orphans.insert(uid, task);
         }
-        let known: HashSet<PodUid> =
-            self.pods.keys().chain(self.orphans.keys()).cloned().chain(present).collect();
+        let wanted = self.pods.keys().chain(self.unsure.keys());
+        let known: HashSet<PodUid> = wanted.chain(self.orphans.keys()).cloned().chain(present).collect();
         for uid in crate::housekeeping::orphaned_dirs(&self.ctx, &known) {
             let ctx = Arc::clone(&self.ctx);
             let task =
@@ -658,7 +664,9 @@ impl Table {
                 let ctx = Arc::clone(&self.ctx);
                 let mirror = Arc::clone(mirror);
                 quintlet_kit::task::spawn("orphan-mirror", async move {
-                    crate::mirror::delete(&ctx, &mirror).await
+                    if let Err(error) = crate::mirror::delete(&ctx, &mirror).await {
+                        tracing::info!(mirror.uid = mirror.metadata.uid, error, "tried again");
+                    }
                 });
             }
         }

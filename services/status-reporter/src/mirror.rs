@@ -9,20 +9,24 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Makes sure the mirror of a static pod is there and as given; returns its UID and whether it was made now.
 ///
-/// A mirror of an older manifest is deleted first. The node becomes its owner unless the pod names one.
+/// A mirror of an older manifest is deleted first. The node is its one owner; without a Node, and while that is on its way
+/// out, there is no mirror.
 ///
 /// # Errors
 /// As the API server answers.
 pub async fn ensure(api: &ApiClient, node: &str, pod: &Value) -> Result<(String, bool), ApiFailure> {
     let (namespace, name) = (text(&pod["metadata"], "namespace"), text(&pod["metadata"], "name"));
     let mut pod = pod.clone();
-    if pod["metadata"]["ownerReferences"].as_array().is_none_or(Vec::is_empty)
-        && let Ok(owner) = api.get(&node_path(node)).await
-    {
-        pod["metadata"]["ownerReferences"] = json!([{
-            "apiVersion": "v1", "kind": "Node", "name": node, "uid": owner["metadata"]["uid"], "controller": true,
-        }]);
+    let owner = api.get(&node_path(node)).await?;
+    if !owner["metadata"]["deletionTimestamp"].is_null() {
+        return Err(ApiFailure::Refused(format!("node {node} is being deleted")));
     }
+    if uid(&owner).is_empty() {
+        return Err(ApiFailure::Refused(format!("node {node} has no UID")));
+    }
+    pod["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "v1", "kind": "Node", "name": node, "uid": uid(&owner), "controller": true,
+    }]);
     for field in ["uid", "resourceVersion", "creationTimestamp"] {
         if let Some(meta) = pod["metadata"].as_object_mut() {
             meta.remove(field);
@@ -62,4 +66,44 @@ pub async fn delete(api: &ApiClient, namespace: &str, name: &str, uid: &str) -> 
 
 fn uid(pod: &Value) -> String {
     text(&pod["metadata"], "uid").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use quintlet_testapi::TestApi;
+
+    use super::*;
+
+    fn pod(hash: &str) -> Value {
+        json!({
+            "metadata": {"name": "web", "namespace": "default", "annotations": {MIRROR: hash},
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Other", "name": "x", "uid": "y"}]},
+            "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "i:1"}]},
+        })
+    }
+
+    #[tokio::test]
+    async fn a_mirror_belongs_to_the_node_and_is_not_made_without_one() {
+        let server = TestApi::start().await;
+        let api = ApiClient::new(server.client());
+        let ensure = async |hash: &str| ensure(&api, "n1", &pod(hash)).await;
+        assert!(matches!(ensure("h").await, Err(ApiFailure::NotFound(_))));
+        assert!(server.list("pods").is_empty(), "no node, no mirror");
+
+        let node = json!({"metadata": {"name": "n1", "finalizers": ["test/stays"]}});
+        let node = server.create("nodes", "", node).unwrap();
+        let (first, made) = ensure("h").await.unwrap();
+        assert!(made);
+        let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "n1", "controller": true,
+            "uid": node["metadata"]["uid"]}]);
+        let seen = server.get("pods", "default", "web").unwrap();
+        assert_eq!(seen["metadata"]["ownerReferences"], owner, "whatever the manifest says");
+        assert_eq!(ensure("h").await.unwrap(), (first.clone(), false), "one that is right stays");
+        let (second, made) = ensure("other").await.unwrap();
+        assert!(made && second != first, "one of another manifest is replaced");
+
+        server.delete("nodes", "", "n1", None).unwrap();
+        assert!(matches!(ensure("third").await, Err(ApiFailure::Refused(_))), "the node is on its way out");
+        assert_eq!(server.get("pods", "default", "web").unwrap()["metadata"]["uid"], json!(second));
+    }
 }

@@ -26,6 +26,7 @@ struct State {
     delay: Mutex<Duration>,
     // An inhibitor is there until nobody holds the other end.
     inhibitors: Mutex<Vec<PipeReader>>,
+    preparing: Mutex<bool>,
     drop_ins: PathBuf,
 }
 
@@ -37,6 +38,9 @@ impl Manager {
         if (what, mode) != ("shutdown", "delay") {
             return Err(zbus::fdo::Error::InvalidArgs(format!("{what} {mode}")));
         }
+        if *self.0.preparing.lock() {
+            return Err(zbus::fdo::Error::Failed("the operation is already running".to_owned()));
+        }
         let (reader, writer) = pipe().map_err(|e| zbus::fdo::Error::Failed(e.to_string()))?;
         self.0.inhibitors.lock().push(reader);
         Ok(OwnedFd::from(writer).into())
@@ -45,6 +49,11 @@ impl Manager {
     #[zbus(property, name = "InhibitDelayMaxUSec")]
     fn inhibit_delay_max_usec(&self) -> u64 {
         u64::try_from(self.0.delay.lock().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    #[zbus(property)]
+    fn preparing_for_shutdown(&self) -> bool {
+        *self.0.preparing.lock()
     }
 }
 
@@ -90,8 +99,12 @@ impl FakeLogind {
     /// There is no dbus-daemon, or it does not start.
     pub async fn start(dir: &Path, drop_ins: &Path, delay: Duration) -> Self {
         std::fs::create_dir_all(dir).expect("a directory can be made");
-        let state =
-            State { delay: Mutex::new(delay), inhibitors: Mutex::default(), drop_ins: drop_ins.to_owned() };
+        let state = State {
+            delay: Mutex::new(delay),
+            inhibitors: Mutex::default(),
+            preparing: Mutex::default(),
+            drop_ins: drop_ins.to_owned(),
+        };
         let state = Arc::new(state);
         let (daemon, connection) = bus(dir, &state).await;
         Self { dir: dir.to_owned(), state, daemon, connection }
@@ -124,6 +137,7 @@ impl FakeLogind {
     /// # Panics
     /// The bus is gone.
     pub async fn prepare_for_shutdown(&self, start: bool) {
+        *self.state.preparing.lock() = start;
         let nobody = None::<zbus::names::BusName<'_>>;
         let sent =
             self.connection.emit_signal(nobody, PATH, INTERFACE, "PrepareForShutdown", &(start,)).await;

@@ -92,7 +92,8 @@ fn file_mount(host: &Path, inside: &str, relabel: bool) -> Mount {
     }
 }
 
-fn absolute(path: &str) -> String {
+/// The path inside a container that a relative one stands for.
+pub(crate) fn absolute(path: &str) -> String {
     if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
 }
 

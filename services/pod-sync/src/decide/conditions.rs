@@ -1,6 +1,7 @@
 //! The conditions of a pod that the node agent owns (status.md B5).
 
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use quintlet_model::pod;
 use quintlet_model::runtime::PodRuntime;
 
@@ -66,6 +67,19 @@ pub fn condition(type_: &str, status: bool, reason: &str, message: &str) -> PodC
         message: Some(message.to_owned()).filter(|m| !m.is_empty()),
         ..PodCondition::default()
     }
+}
+
+/// Makes a condition that the status has True from `now` on. False: it was, or is not there.
+pub fn set_true(status: &mut PodStatus, type_: &str, now: jiff::Timestamp) -> bool {
+    let all = status.conditions.iter_mut().flatten();
+    let Some(found) = all.into_iter().find(|c| c.type_ == type_ && c.status != "True") else { return false };
+    let last_transition_time = Some(Time(now));
+    *found = PodCondition {
+        last_transition_time,
+        observed_generation: found.observed_generation,
+        ..condition(type_, true, "", "")
+    };
+    true
 }
 
 fn names(list: &[&str]) -> String {

@@ -16,6 +16,7 @@
 //! through [`merge::SourceStore`], new pods through [`admission::admit`]; [`preempt::victims`] makes room for critical ones.
 
 pub mod actions;
+pub mod active;
 pub mod admission;
 pub mod backoff;
 pub mod conditions;

@@ -169,6 +169,7 @@ impl Sim {
             node: &NodeFacts { runtime_name: "containerd".into(), ..NodeFacts::default() },
             is_terminal: false,
             now,
+            unstepped: now,
         });
         self.status = Some(status.clone());
         let _ = from_status(&self.pod, &status, &Holds::new(), now);

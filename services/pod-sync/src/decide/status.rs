@@ -68,6 +68,8 @@ pub struct StatusInput<'a> {
     pub is_terminal: bool,
     /// Wall time.
     pub now: jiff::Timestamp,
+    /// The same, had nobody set the clock since the pod started.
+    pub unstepped: jiff::Timestamp,
 }
 
 /// The status a pod starts from: the last one made, else the API server's, else an empty one.
@@ -140,7 +142,7 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         reason = or_api(&old.reason, api.and_then(|s| s.reason.as_ref()));
         message = or_api(&old.message, api.and_then(|s| s.message.as_ref()));
     }
-    if past_active_deadline(pod, old, input.now) {
+    if past_active_deadline(pod, old, input.unstepped) {
         now_phase = Phase::Failed;
         reason = Some(DEADLINE_EXCEEDED.to_owned());
         message = Some(DEADLINE_MESSAGE.to_owned());

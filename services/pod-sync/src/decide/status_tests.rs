@@ -43,6 +43,7 @@ impl World {
             node: &self.node,
             is_terminal: self.is_terminal,
             now: at(now),
+            unstepped: at(now),
         })
     }
 }

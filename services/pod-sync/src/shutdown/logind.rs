@@ -72,6 +72,12 @@ pub trait Session: Send + Sync {
     /// It refuses.
     async fn inhibit(&self) -> Result<OwnedFd, LoginError>;
 
+    /// Whether a shutdown has started already.
+    ///
+    /// # Errors
+    /// It does not answer.
+    async fn is_preparing(&self) -> Result<bool, LoginError>;
+
     /// Waits until a shutdown starts (true) or is called off; none when the connection broke. Nothing is lost by dropping it.
     async fn prepare_for_shutdown(&mut self) -> Option<bool>;
 }
@@ -86,6 +92,9 @@ trait LoginManager {
 
     #[zbus(property(emits_changed_signal = "false"), name = "InhibitDelayMaxUSec")]
     fn inhibit_delay_max_usec(&self) -> zbus::Result<u64>;
+
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn preparing_for_shutdown(&self) -> zbus::Result<bool>;
 
     #[zbus(signal)]
     fn prepare_for_shutdown(&self, start: bool);
@@ -163,6 +172,10 @@ impl Session for BusSession {
         let why = "Pods are given time to end";
         let lock = self.manager.inhibit("shutdown", "quintlet", why, "delay").await;
         Ok(lock.map_err(call("taking a delay inhibitor"))?.into())
+    }
+
+    async fn is_preparing(&self) -> Result<bool, LoginError> {
+        self.manager.preparing_for_shutdown().await.map_err(call("reading PreparingForShutdown"))
     }
 
     async fn prepare_for_shutdown(&mut self) -> Option<bool> {

@@ -141,10 +141,17 @@ async fn session(
     shutting_down: &watch::Sender<bool>,
 ) -> Result<(), LoginError> {
     let mut session = login.connect().await?;
-    allow_delay(session.as_ref(), plan.total()).await?;
-    let mut lock = Some(session.inhibit().await?);
-    tracing::info!(seconds = plan.total().as_secs(), "a shutdown of the machine waits for pods");
-    let mut next = session.prepare_for_shutdown().await;
+    // What began before this process did, or while nobody listened, is not told of again.
+    let (mut lock, mut next) = if session.is_preparing().await? {
+        // An inhibitor may not be given any more.
+        (session.inhibit().await.ok(), Some(true))
+    } else {
+        shutting_down.send_replace(false);
+        allow_delay(session.as_ref(), plan.total()).await?;
+        let lock = session.inhibit().await?;
+        tracing::info!(seconds = plan.total().as_secs(), "a shutdown of the machine waits for pods");
+        (Some(lock), session.prepare_for_shutdown().await)
+    };
     while let Some(starts) = next {
         let text = if starts {
             "Shutdown manager detected shutdown event"

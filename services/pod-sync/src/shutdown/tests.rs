@@ -70,6 +70,10 @@ impl Session for Reloads {
         Ok(std::fs::File::open("/dev/null").unwrap().into())
     }
 
+    async fn is_preparing(&self) -> Result<bool, LoginError> {
+        Ok(false)
+    }
+
     async fn prepare_for_shutdown(&mut self) -> Option<bool> {
         None
     }

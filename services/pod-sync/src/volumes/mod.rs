@@ -204,11 +204,20 @@ impl Volumes {
     /// # Errors
     /// The directory stays, for the reason given.
     pub fn clean_orphan(&self, uid: &PodUid) -> Result<(), OrphanError> {
+        self.clear_orphan(uid)?;
+        teardown::clean_orphan(&paths::pod_dir(&self.root, uid), &*self.table)
+    }
+
+    /// Tears down what is left of volumes of a pod that is gone; its directory stays. Blocks.
+    ///
+    /// # Errors
+    /// Some of it stays, for the reason given.
+    pub fn clear_orphan(&self, uid: &PodUid) -> Result<(), OrphanError> {
         let dir = paths::pod_dir(&self.root, uid);
         self.tokens.forget(uid.as_str());
         teardown::tear_down_pod(&dir, &*self.table)
             .map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
-        teardown::clean_orphan(&dir, &*self.table)
+        teardown::clear_orphan(&dir, &*self.table)
     }
 
     /// Drops expired tokens; once a minute is enough.

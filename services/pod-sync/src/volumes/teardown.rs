@@ -203,13 +203,28 @@ pub enum OrphanError {
     },
 }
 
+fn uid_of(pod_dir: &Path) -> String {
+    pod_dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 /// Removes the directory of a pod that neither the pod manager nor the runtime knows, volumes already torn down.
-/// Content of unknown volumes is never deleted: their directories go only if they are empty.
 ///
 /// # Errors
 /// The directory stays, for the reason given.
 pub fn clean_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
-    let uid = || pod_dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    clear_orphan(pod_dir, table)?;
+    let rest = |source| OrphanError::Rest { uid: uid_of(pod_dir), source };
+    let mounts = Mounts::read(pod_dir, table).map_err(rest)?;
+    remove_tree(&mounts, Path::new("")).map_err(rest)
+}
+
+/// Removes what is left of volumes in the directory of such a pod. Content of unknown volumes is never deleted: their
+/// directories go only if they are empty.
+///
+/// # Errors
+/// Some of it stays, for the reason given.
+pub fn clear_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
+    let uid = || uid_of(pod_dir);
     let rest = |source| OrphanError::Rest { uid: uid(), source };
     let mounts = Mounts::read(pod_dir, table).map_err(rest)?;
     if let Some(path) = mounts.within(Path::new("")).next() {
@@ -220,8 +235,7 @@ pub fn clean_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), Orphan
         uid: uid(),
         path,
         source,
-    })?;
-    remove_tree(&mounts, Path::new("")).map_err(rest)
+    })
 }
 
 fn remove_volume_dirs(volumes: &Path) -> Result<(), (PathBuf, io::Error)> {

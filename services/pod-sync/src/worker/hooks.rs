@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ExecAction, LifecycleHandler, Pod};
 use quintlet_model::ids::ContainerId;
+use quintlet_model::runtime::ContainerState;
 
 use super::start::NotStarted;
-use super::{Halt, Worker, hook_http};
+use super::stop::find;
+use super::{Halt, Pass, Worker, hook_http};
 use crate::clients::events::EventType;
 use crate::clients::runtime::{CallError, ExecOutput};
 use crate::context::Context;
 use crate::decide::grace::{self, PodGrace};
-use crate::decide::waiting::StartFailure;
+use crate::decide::waiting::{Hook, StartFailure, Waiting};
 
 /// A postStart hook over HTTP has no timeout in the kubelet; one that hangs would hold the worker for good.
 const POST_START_LIMIT: Duration = Duration::from_secs(300);
@@ -99,7 +101,7 @@ fn judge(exec: &ExecAction, output: ExecOutput) -> Result<(), HookError> {
 }
 
 impl Worker {
-    /// Runs postStart; where it fails the container is stopped.
+    /// Runs postStart, or waits for one that an earlier pod-sync began; where it fails the container is stopped.
     pub(super) async fn post_start(
         &mut self,
         pod: &Pod,
@@ -111,7 +113,22 @@ impl Worker {
         let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
             return Ok(());
         };
-        let ran = run(&self.ctx, Some(container), hook, id, ips);
+        let waits = Waiting::HookRunning { container: container.name.clone(), hook: Hook::PostStart };
+        self.wait_for(&waits, None);
+        self.show(false);
+        self.sandbox_is_ready();
+        let now = self.ctx.clock.boot();
+        let began = self.record.post_starts.insert(id.to_string(), Some(now)).flatten();
+        if let Some(first) = began {
+            self.record.post_starts.insert(id.to_string(), Some(first));
+        }
+        self.save();
+        let ran = async {
+            match began {
+                None => run(&self.ctx, Some(container), hook, id, ips).await,
+                Some(first) => resume(&self.ctx, hook, id, now.saturating_sub(first)).await,
+            }
+        };
         let ran = match hook.http_get {
             Some(_) => tokio::time::timeout(POST_START_LIMIT, ran)
                 .await
@@ -119,7 +136,10 @@ impl Worker {
             None => ran.await,
         };
         let why = match ran {
-            Ok(()) => return Ok(()),
+            Ok(()) => {
+                self.record.post_starts.remove(id.as_str());
+                return Ok(());
+            }
             Err(HookError::Cut(e)) => return Err(Halt::of(&e, "PostStartHookError").into()),
             Err(HookError::Failed(why)) => why,
         };
@@ -134,7 +154,40 @@ impl Worker {
         let seconds =
             grace::stop_timeout(grace::of_container(PodGrace::of_pod(pod), Some(container), None, None));
         let _ = self.ctx.runtime.stop_container(id, seconds).await;
+        self.record.post_starts.remove(id.as_str());
         self.acted();
         Err(NotStarted::Waits(StartFailure::PostStartHookError.with_message(why)))
+    }
+
+    /// Sees to postStart hooks of containers that an earlier pod-sync started. True if there was one.
+    pub(super) async fn finish_post_starts(&mut self, pass: &Pass) -> Result<bool, Halt> {
+        let is = |id: &str, state: ContainerState| {
+            pass.runtime.containers.iter().find(|c| c.id.as_str() == id && c.state == state)
+        };
+        // One that was made is started by this pass or a later one, and its hook run then.
+        self.record.post_starts.retain(|id, _| {
+            is(id, ContainerState::Running).or_else(|| is(id, ContainerState::Created)).is_some()
+        });
+        let owed: Vec<_> = self
+            .record
+            .post_starts
+            .keys()
+            .filter_map(|id| is(id, ContainerState::Running))
+            .cloned()
+            .collect();
+        for instance in &owed {
+            let (Some(container), kind) = find(&pass.pod, &instance.name) else {
+                self.record.post_starts.remove(instance.id.as_str());
+                continue;
+            };
+            let path = kind.field_path(&instance.name);
+            match self.post_start(&pass.pod, container, &instance.id, pass.runtime.ips(), &path).await {
+                Ok(()) => {}
+                Err(NotStarted::Waits(reason)) => self.note_waiting(&instance.name, reason),
+                Err(NotStarted::Ends) => return Ok(true),
+                Err(NotStarted::Halt(halt)) => return Err(halt),
+            }
+        }
+        Ok(!owed.is_empty())
     }
 }

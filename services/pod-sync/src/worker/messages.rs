@@ -1,10 +1,14 @@
 //! What a container left as its last words: the termination message file, or the end of its log (pod-sync.md §6.8).
 
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use quintlet_model::labels;
 use quintlet_model::runtime::{Container, ContainerState};
+
+use crate::build::mounts::absolute;
 
 /// Bytes read from the end of the file (pkg/kubelet/container/runtime.go).
 const FROM_FILE: u64 = 4096;
@@ -15,7 +19,8 @@ const LINES: usize = 80;
 /// Bytes of the log that are looked at for those lines.
 const LOG_WINDOW: u64 = 256 << 10;
 
-/// The last words of an exited container, empty where it has none.
+/// The last words of an exited container, empty where it has none. Blocks, but not for longer than a disk does: the files
+/// are the pod's, which may put anything in their places.
 #[must_use]
 pub(super) fn of(container: &Container) -> String {
     if container.state != ContainerState::Exited {
@@ -30,18 +35,27 @@ pub(super) fn of(container: &Container) -> String {
     if path.is_empty() {
         return from_log();
     }
-    let Some(mount) = container.mounts.iter().find(|m| m.container_path == path) else { return from_log() };
+    // Ours comes after those of the spec, one of which may be for the same path.
+    let path = absolute(path);
+    let mount = container.mounts.iter().rfind(|m| m.container_path == path);
+    let Some(mount) = mount else { return from_log() };
     match tail(Path::new(&mount.host_path), FROM_FILE) {
         Ok(bytes) if bytes.is_empty() => from_log(),
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => from_log(),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => from_log(),
         Err(e) => format!("Error on reading termination log {}: {e}", mount.host_path),
     }
 }
 
-fn tail(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
-    let mut file = std::fs::File::open(path)?;
-    let len = file.metadata()?.len();
+fn tail(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    // Without a link of the pod's to follow, and without a wait for whoever writes to a pipe.
+    let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
+    let mut file = File::options().read(true).custom_flags(flags).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let len = metadata.len();
     file.seek(SeekFrom::Start(len.saturating_sub(most)))?;
     let mut bytes = Vec::new();
     file.take(most).read_to_end(&mut bytes)?;
@@ -135,6 +149,36 @@ mod tests {
                 std::fs::write(&path, text).unwrap();
             }
             assert_eq!(of(&exited(dir.path(), policy, code)), want, "{file:?} {policy} {code}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_file_is_told_at_once_and_ours_is_the_last_mount_of_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::fs::write(at("secret"), "of the node").unwrap();
+        std::os::unix::fs::symlink(at("secret"), at("link")).unwrap();
+        std::fs::write(at("ours"), "bye").unwrap();
+        let mount = |inside: &str, name: &str| Mount {
+            container_path: inside.to_owned(),
+            host_path: at(name).display().to_string(),
+            readonly: false,
+        };
+        let log = "/dev/termination-log";
+        let cases: [(&str, Vec<Mount>, &str); 5] = [
+            (log, vec![mount(log, "pipe")], "Error on reading termination log"),
+            (log, vec![mount(log, "link")], "Error on reading termination log"),
+            (log, vec![mount(log, "pipe"), mount(log, "ours")], "bye"),
+            ("dev/termination-log", vec![mount(log, "ours")], "bye"),
+            ("/elsewhere", vec![mount(log, "ours")], ""),
+        ];
+        for (path, mounts, want) in cases {
+            let mut container = exited(dir.path(), "File", 1);
+            container.annotations.insert(labels::TERMINATION_MESSAGE_PATH.to_owned(), path.to_owned());
+            container.mounts = mounts;
+            let got = of(&container);
+            assert!(got.starts_with(want) && got.is_empty() == want.is_empty(), "{path}: {got}");
         }
     }
 

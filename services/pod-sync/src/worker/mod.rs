@@ -27,7 +27,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus, Secret};
 use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::pod as pods;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
-use quintlet_model::runtime::{Cursor, Known, PodRuntime, SharedPodRuntime};
+use quintlet_model::runtime::{ContainerState, Cursor, Known, PodRuntime, SharedPodRuntime};
 use quintlet_proto::status::v1 as status_wire;
 use rand::RngExt as _;
 use tokio::sync::{Notify, watch};
@@ -38,6 +38,7 @@ use crate::clients::events::EventType;
 use crate::clients::pleg::{ObserveError, Observed};
 use crate::clients::runtime::CallError;
 use crate::context::{Context, Desired};
+use crate::decide::active::Started;
 use crate::decide::conditions::READY;
 use crate::decide::probes::ProbeView;
 use crate::decide::worker::fresh::{Freshness, Look};
@@ -45,6 +46,7 @@ use crate::decide::worker::{self, Input, Outcome, Work};
 use crate::decide::{status, waiting};
 use crate::fleet::Told;
 use crate::image;
+use crate::mirror::Keeper;
 use crate::source::SourceKind;
 use crate::state::{PodRecord, Termination};
 use crate::view::{Decision, View, Waiting};
@@ -137,6 +139,8 @@ pub struct Worker {
     reported: Option<Reported>,
     fresh: Freshness,
     seen: Option<SharedPodRuntime>,
+    // Of a static pod that is to run.
+    mirror: Option<Keeper>,
     // Of the work at hand: it is to end where it has not reached the runtime.
     cancel: CancellationToken,
     messages: HashMap<ContainerId, String>,
@@ -198,6 +202,7 @@ impl Worker {
             reported: None,
             fresh: Freshness::default(),
             seen: None,
+            mirror: None,
             cancel: CancellationToken::new(),
             messages: HashMap::new(),
             seeded: false,
@@ -357,6 +362,9 @@ impl Worker {
         self.accept(&desired);
         self.waiting = None;
         self.decision.errors.clear();
+        if *work != Work::Sync {
+            self.mirror = None;
+        }
         match work {
             Work::Sync => match &desired.rejected {
                 Some(rejection) => self.reject(rejection),
@@ -440,12 +448,16 @@ impl Worker {
         };
         self.fresh.looked(runtime.cursor.epoch);
         self.seen = Some(Arc::clone(&runtime));
-        for container in &runtime.containers {
-            if container.state == quintlet_model::runtime::ContainerState::Exited
-                && !self.messages.contains_key(&container.id)
-            {
-                self.messages.insert(container.id.clone(), messages::of(container));
-            }
+        let exited: Vec<_> = runtime
+            .containers
+            .iter()
+            .filter(|c| c.state == ContainerState::Exited && !self.messages.contains_key(&c.id))
+            .cloned()
+            .collect();
+        if !exited.is_empty() {
+            let read = move || exited.into_iter().map(|c| (c.id.clone(), messages::of(&c))).collect();
+            let read: Vec<_> = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+            self.messages.extend(read);
         }
         self.messages.retain(|id, _| runtime.containers.iter().any(|c| c.id == *id));
         Ok(runtime)
@@ -488,6 +500,11 @@ impl Worker {
         if self.record.termination.is_none() {
             self.note_resize(&runtime);
         }
+        let known = self.record.status.as_ref().or(self.pod.status.as_ref());
+        if let Some(start) = known.and_then(|s| s.start_time.as_ref()) {
+            let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
+            self.record.active = Some(Started::at(start.0, self.record.active, wall, boot));
+        }
         let status = self.make_status(&runtime, &probes, is_terminal);
         Ok(Pass { pod: Arc::clone(&self.pod), runtime, probes, status })
     }
@@ -516,7 +533,13 @@ impl Worker {
             node: &facts,
             is_terminal,
             now: self.ctx.clock.wall(),
+            unstepped: self.unstepped(),
         })
+    }
+
+    // Wall time, had nobody set the clock since the pod started.
+    pub(super) fn unstepped(&self) -> jiff::Timestamp {
+        self.record.active.map_or_else(|| self.ctx.clock.wall(), |active| active.now(self.ctx.clock.boot()))
     }
 
     // Hands a status over where it says something new; the record of it comes first.

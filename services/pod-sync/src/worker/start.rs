@@ -1,6 +1,7 @@
 //! Making a sandbox and starting containers in it (pod-sync.md §6.2-§6.3).
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
@@ -23,7 +24,7 @@ use crate::clients::runtime::CallError;
 use crate::decide::backoff;
 use crate::decide::container_status::WaitingReason;
 use crate::decide::sync as decide_sync;
-use crate::decide::waiting::{Hook, StartFailure, Waiting};
+use crate::decide::waiting::{StartFailure, Waiting};
 use crate::image::{self, NoImage};
 
 /// Why a container did not start.
@@ -119,10 +120,7 @@ impl Worker {
     ) -> Result<(SandboxId, Vec<IpAddr>), Halt> {
         let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
         if let Err(e) = std::fs::create_dir_all(&logs) {
-            return Err(Halt::failed(format!(
-                "Failed to create log directory for pod {:?}: {e}",
-                self.pod_ref.to_string()
-            )));
+            return Err(self.no_sandbox(pod, "Failed to create log directory", &e.to_string()));
         }
         self.save();
         let id = match self.ctx.runtime.run_sandbox(config, &self.handler).await {
@@ -186,21 +184,20 @@ impl Worker {
         self.unless_ending()?;
         // On disk before the start: a cut one may end an instance that never ran.
         self.record.starting.insert(container.name.clone(), id.to_string());
+        if container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some()) {
+            self.record.post_starts.insert(id.to_string(), None);
+        }
         self.save();
         if let Err(e) = self.ctx.runtime.start_container(&id).await {
             if e.is_verdict() {
                 self.record.starting.remove(&container.name);
+                self.record.post_starts.remove(id.as_str());
             }
             return Err(self.not_started(pod, &field_path, &e, StartFailure::RunContainerError));
         }
         self.record.starting.remove(&container.name);
         self.ctx.events.pod(pod, EventType::Normal, "Started", "Container started", &field_path);
         self.link_log(container, &id, restarts);
-        if container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some()) {
-            let name = container.name.clone();
-            self.wait_for(&Waiting::HookRunning { container: name, hook: Hook::PostStart }, None);
-            self.show(false);
-        }
         self.post_start(pod, container, &id, ips, &field_path).await
     }
 
@@ -266,22 +263,25 @@ impl Worker {
                 return Err(NotStarted::Waits(reason));
             }
         };
-        let pulling = Waiting::ImagePulling {
-            container: container.name.clone(),
-            image: container.image.clone().unwrap_or_default(),
-        };
-        self.wait_for(&pulling, None);
+        self.wait_for(&Waiting::ContainerCreating { container: container.name.clone() }, None);
         self.show(false);
-        let mut pulls = std::mem::take(&mut self.record.pulls);
+        let mut pulls = self.record.pulls.clone();
+        let (ctx, secrets) = (Arc::clone(&self.ctx), self.pull_secrets.clone());
         let wanted = image::Wanted {
             pod,
             image: container.image.as_deref().unwrap_or_default(),
             policy: container.image_pull_policy.as_deref().unwrap_or("IfNotPresent"),
             field_path: &field_path,
-            secrets: &self.pull_secrets,
+            secrets: &secrets,
             sandbox_config,
         };
-        let ready = image::ensure(&self.ctx, wanted, &mut pulls).await;
+        let begins = || {
+            let (container, image) = (container.name.clone(), wanted.image.to_owned());
+            self.wait_for(&Waiting::ImagePulling { container, image }, None);
+            self.show(false);
+            self.sandbox_is_ready();
+        };
+        let ready = image::ensure(&ctx, wanted, &mut pulls, begins).await;
         self.record.pulls = pulls;
         let ready = match ready {
             Ok(ready) => ready,
@@ -364,16 +364,17 @@ impl Worker {
             |name: &str| containers.iter().any(|c| c.volume_mounts.iter().flatten().any(|m| m.name == name));
         let volumes = pods::spec(pod).volumes.iter().flatten().filter(|v| mounted(&v.name));
         for (name, source) in volumes.filter_map(|v| Some((&v.name, v.image.as_ref()?))) {
+            let (ctx, secrets) = (Arc::clone(&self.ctx), self.pull_secrets.clone());
             let wanted = image::Wanted {
                 pod,
                 image: source.reference.as_deref().unwrap_or_default(),
                 policy: source.pull_policy.as_deref().unwrap_or("IfNotPresent"),
                 field_path: "",
-                secrets: &self.pull_secrets,
+                secrets: &secrets,
                 sandbox_config,
             };
-            let mut pulls = std::mem::take(&mut self.record.pulls);
-            let ready = image::ensure(&self.ctx, wanted, &mut pulls).await;
+            let mut pulls = self.record.pulls.clone();
+            let ready = image::ensure(&ctx, wanted, &mut pulls, || self.sandbox_is_ready()).await;
             self.record.pulls = pulls;
             let ready = match ready {
                 Ok(ready) => Ok(cri::ImageSpec {

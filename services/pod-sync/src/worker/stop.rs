@@ -93,7 +93,7 @@ impl Stop<'_> {
     }
 }
 
-fn find<'a>(pod: &'a Pod, name: &str) -> (Option<&'a Container>, Kind) {
+pub(super) fn find<'a>(pod: &'a Pod, name: &str) -> (Option<&'a Container>, Kind) {
     let spec = pods::spec(pod);
     if let Some(c) = spec.containers.iter().find(|c| c.name == name) {
         return (Some(c), Kind::Regular);
@@ -117,6 +117,7 @@ impl Worker {
     ) -> Result<(), Halt> {
         let Some(instance) = runtime.containers.iter().find(|c| c.id == *id) else { return Ok(()) };
         let (container, kind) = find(pod, &instance.name);
+        let began = self.stops_begin([id]).remove(id.as_str());
         let stop = Stop {
             ctx: &self.ctx,
             pod: Some(pod),
@@ -126,7 +127,7 @@ impl Worker {
             message: message.to_owned(),
             grace: grace::of_container(PodGrace::of_pod(pod), container, reason, override_seconds),
             ips: runtime.ips(),
-            began: None,
+            began,
         };
         let stopped = stop.run(std::future::ready(())).await;
         self.acted();
@@ -140,16 +141,8 @@ impl Worker {
         override_seconds: Option<i64>,
     ) -> Result<(), Halt> {
         let pod = Arc::clone(&self.pod);
-        let begun: BTreeMap<String, Duration> =
-            self.record.termination.as_ref().map(|t| t.stops.clone()).unwrap_or_default();
-        let now = self.ctx.clock.boot();
         let plan = grace::termination_plan(Some(&pod), runtime);
-        if let Some(t) = self.record.termination.as_mut() {
-            for stop in &plan {
-                t.stops.entry(stop.id.to_string()).or_insert(now);
-            }
-        }
-        self.save();
+        let begun = self.stops_begin(plan.iter().map(|stop| &stop.id));
         let result = stop_all(&self.ctx, Some(&pod), runtime, &plan, override_seconds, &begun).await;
         self.acted();
         if let Err(Halt::Failed { error, .. }) = &result {
@@ -162,6 +155,27 @@ impl Worker {
             );
         }
         result
+    }
+
+    // Puts on record that these stop now, hooks first. Those that began to before, and when.
+    fn stops_begin<'a>(
+        &mut self,
+        ids: impl IntoIterator<Item = &'a ContainerId>,
+    ) -> BTreeMap<String, Duration> {
+        let now = self.ctx.clock.boot();
+        let mut begun = self.record.stops.clone();
+        let stops = match self.record.termination.as_mut() {
+            Some(termination) => &mut termination.stops,
+            None => &mut self.record.stops,
+        };
+        begun.extend(stops.clone());
+        for id in ids {
+            if !begun.contains_key(id.as_str()) {
+                stops.insert(id.to_string(), now);
+            }
+        }
+        self.save();
+        begun
     }
 
     /// Removes a dead container; its logs stay unless asked for.

@@ -1,12 +1,13 @@
 //! A pass over a pod that is to run.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_model::ids::SandboxId;
 use quintlet_model::pod as pods;
-use quintlet_model::runtime::PodRuntime;
+use quintlet_model::runtime::{ContainerState, PodRuntime};
 
 use tracing::{Instrument as _, Span};
 
@@ -15,12 +16,14 @@ use crate::clients::events::EventType;
 use crate::context::Desired;
 use crate::decide::actions::{ActionInput, PodActions, compute_actions, sandbox_decision};
 use crate::decide::backoff::{self, Delays, Turn};
+use crate::decide::conditions::{self, READY_TO_START};
 use crate::decide::container_status::WaitingReason;
 use crate::decide::resize::plan::ResizeActions;
 use crate::decide::status;
 use crate::decide::sync::{self as decide_sync, SyncGate};
 use crate::decide::waiting::{self, Hold, Holds, StartFailure};
 use crate::decide::worker::Input;
+use crate::mirror::Keeper;
 
 /// For how long the error of a pull is shown before ImagePullBackOff takes its place: the kubelet's next sync comes with its
 /// next relist.
@@ -88,7 +91,15 @@ impl Worker {
             self.report(pass.status.clone(), false);
         }
         self.decided(waiting::explain(&pass.pod, &actions, &sandbox, &due.holds), &pass.runtime);
-        self.reconcile_mirror(desired).await;
+        self.keep_mirror(desired);
+        // What runs no more has nothing to be stopped.
+        self.record.stops.retain(|id, _| {
+            pass.runtime.containers.iter().any(|c| c.id.as_str() == id && c.state == ContainerState::Running)
+        });
+        if !self.record.post_starts.is_empty() && self.finish_post_starts(&pass).await? {
+            self.acted();
+            return Ok(Next::Again);
+        }
         if self.leave_lost_cgroup(&pass).await? {
             return Ok(Next::Again);
         }
@@ -133,7 +144,7 @@ impl Worker {
 
     fn is_past_deadline(&self, pass: &Pass) -> bool {
         let old = self.record.status.as_ref();
-        old.is_some_and(|old| status::past_active_deadline(&pass.pod, old, self.ctx.clock.wall()))
+        old.is_some_and(|old| status::past_active_deadline(&pass.pod, old, self.unstepped()))
             && old.is_some_and(|old| old.reason.as_deref() != Some(status::DEADLINE_EXCEEDED))
     }
 
@@ -149,7 +160,7 @@ impl Worker {
         self.record.crash_loop.forget_old(boot);
         self.record.pulls.forget_old(boot, Delays::default());
         let held = due.holds.values().map(|h| h.remaining).min();
-        let deadline = status::until_active_deadline(&pass.pod, &pass.status, now);
+        let deadline = status::until_active_deadline(&pass.pod, &pass.status, self.unstepped());
         Ok(Next::Idle([held, due.retry, deadline].into_iter().flatten().min()))
     }
 
@@ -319,6 +330,17 @@ impl Worker {
         if !starts {
             return Ok(());
         }
+        // A pod whose sandboxes do not last never comes to rest.
+        if actions.create_sandbox
+            && let Err(halt) = self.collect_dead().await
+        {
+            match halt {
+                Halt::Failed { error, .. } => {
+                    tracing::info!(pod.uid = %self.pod_ref.uid, error, "dead instances not removed");
+                }
+                Halt::Cut(_) | Halt::NetworkNotReady(_) | Halt::Cancelled => return Err(halt),
+            }
+        }
         self.prepare(pass).await?;
         self.resolve(pod).await?;
         self.enter_runtime()?;
@@ -372,10 +394,7 @@ impl Worker {
                     self.record.waiting.remove(&container.name);
                 }
                 Err(super::start::NotStarted::Waits(reason)) => {
-                    if let Some(wait) = shown_for(&reason.reason) {
-                        self.holds.insert(container.name.clone(), self.ctx.clock.boot() + wait);
-                    }
-                    self.record.waiting.insert(container.name.clone(), reason);
+                    self.note_waiting(&container.name, reason);
                     if kind == Kind::Init && !pods::is_sidecar(&container) {
                         break;
                     }
@@ -386,6 +405,21 @@ impl Worker {
             self.save();
         }
         Ok(())
+    }
+
+    pub(super) fn note_waiting(&mut self, container: &str, reason: WaitingReason) {
+        if let Some(wait) = shown_for(&reason.reason) {
+            self.holds.insert(container.to_owned(), self.ctx.clock.boot() + wait);
+        }
+        self.record.waiting.insert(container.to_owned(), reason);
+    }
+
+    /// Tells of the sandbox before something that may take minutes. Where nothing does, the next pass tells of all.
+    pub(super) fn sandbox_is_ready(&mut self) {
+        let Some(mut status) = self.record.status.clone() else { return };
+        if conditions::set_true(&mut status, READY_TO_START, self.ctx.clock.wall()) {
+            self.report(status, false);
+        }
     }
 
     // Its end was asked for while this pass goes on.
@@ -399,11 +433,17 @@ impl Worker {
         if self.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }
     }
 
-    async fn reconcile_mirror(&mut self, desired: &Desired) {
+    fn keep_mirror(&mut self, desired: &Desired) {
         if !self.ctx.has_api || !pods::is_static(&self.pod) {
             return;
         }
-        crate::mirror::reconcile(&self.ctx, &self.pod, desired.mirror.as_deref()).await;
+        match &self.mirror {
+            Some(keeper) => keeper.set(&self.pod, desired.mirror.as_ref()),
+            None => {
+                let (ctx, pod) = (Arc::clone(&self.ctx), Arc::clone(&self.pod));
+                self.mirror = Some(Keeper::start(ctx, pod, desired.mirror.clone()));
+            }
+        }
     }
 }
 

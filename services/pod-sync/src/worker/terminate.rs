@@ -173,19 +173,17 @@ impl Worker {
         Ok(Next::Advance)
     }
 
-    // What nobody looks at any more: old instances, and sandboxes without any. Each stays until the API server has the
-    // status that tells of it.
+    // What nobody looks at any more: instances older than those the status tells of, and sandboxes without any. What it
+    // does tell of stays until the API server has that.
     pub(super) async fn collect_dead(&mut self) -> Result<(), Halt> {
         let acked = self.ctx.statuses.ack(&self.pod_ref.uid, self.version).is_some();
-        if self.ctx.has_api && !acked && !pods::is_static(&self.pod) {
-            return Ok(());
-        }
+        let told = acked || !self.ctx.has_api || pods::is_static(&self.pod);
         let evicted = self
             .record
             .termination
             .as_ref()
             .is_some_and(|t| t.stopped && t.cause == TerminationCause::Evicted);
-        let fate = if evicted { Fate::Goes } else { Fate::Stays };
+        let fate = if evicted && told { Fate::Goes } else { Fate::Stays };
         let Some(runtime) = self.seen.clone() else { return Ok(()) };
         let containers = gc::dead_containers(&runtime, fate);
         let sandboxes = gc::dead_sandboxes(&runtime, &containers, fate);

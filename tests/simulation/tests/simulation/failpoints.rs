@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use k8s_cri::v1;
 use notify::Watcher as _;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, FakeRuntime, Method, Rule};
@@ -44,6 +45,8 @@ enum Seam {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Start,
+    // A container that is not alive is stopped and made anew.
+    Remake,
     Stop,
 }
 
@@ -119,14 +122,23 @@ fn pod(name: &str) -> serde_json::Value {
     pod["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
     let main = &mut pod["spec"]["containers"][0];
     main["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
-    main["lifecycle"] = json!({"preStop": {"exec": {"command": ["last"]}}});
+    main["lifecycle"] = json!({
+        "postStart": {"exec": {"command": ["first"]}},
+        "preStop": {"exec": {"command": ["last"]}},
+    });
     pod
+}
+
+fn execs(sim: &Sim, word: &str) -> usize {
+    let calls = sim.runtime.calls_of(Method::ExecSync);
+    calls.iter().filter(|c| c.request::<v1::ExecSyncRequest>().cmd == [word]).count()
 }
 
 /// One start and one stop; pod-sync is killed at the `times`-th passing within `part`. False: it passed less often.
 async fn killed_at(sim: &Sim, files: &Files, seam: Seam, part: Part, times: u64) -> bool {
     let name = format!("p{times}");
-    let hooks = sim.runtime.count(Method::ExecSync);
+    let hooks = || (execs(sim, "first"), execs(sim, "last"));
+    let before = hooks();
     let mut reached = false;
     let uid = sim.create(pod(&name));
     if part == Part::Start {
@@ -134,14 +146,28 @@ async fn killed_at(sim: &Sim, files: &Files, seam: Seam, part: Part, times: u64)
     }
     sim.wait_ready(&name).await;
     sim.assert_started_once(&name, &uid);
-    let pulled = sim.runtime.count(Method::RunPodSandbox);
+    let mut instances = 1;
+    if part == Part::Remake {
+        instances = 2;
+        let image = |p: &mut serde_json::Value| {
+            p["spec"]["containers"][0]["image"] = json!("example.test/app:2");
+        };
+        sim.api.edit("pods", "default", &name, image).unwrap();
+        let remade = || sim.wait_pod(&name, "made anew", |p| p.is_ready() && p.restarts() == 1);
+        reached = race(sim, passed(sim, files, seam, times), remade()).await;
+        remade().await;
+        assert!(execs(sim, "last") <= before.1 + 1, "{name}: the hook of what was stopped ran twice");
+    }
+    let made = sim.runtime.count(Method::RunPodSandbox);
     sim.delete(&name, None);
     if part == Part::Stop {
         reached = race(sim, passed(sim, files, seam, times), assert_gone(sim, &name, &uid)).await;
     }
     assert_gone(sim, &name, &uid).await;
-    assert_eq!(sim.runtime.count(Method::RunPodSandbox), pulled, "{name}: a pod that ends gets no sandbox");
-    assert!(sim.runtime.count(Method::ExecSync) <= hooks + 1, "{name}: its hook ran twice");
+    assert_eq!(sim.runtime.count(Method::RunPodSandbox), made, "{name}: a pod that ends gets no sandbox");
+    let after = hooks();
+    assert!(after.0 <= before.0 + instances, "{name}: a postStart hook ran twice");
+    assert!(after.1 <= before.1 + instances, "{name}: a preStop hook ran twice");
     assert_eq!(sim.warnings(&name), [], "{name}");
     reached
 }
@@ -198,6 +224,21 @@ async fn a_start_survives_a_kill_before_each_call_of_the_runtime() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_survives_a_kill_after_each_call_of_the_runtime() {
     at_every_step(Seam::CallWorked, Part::Start).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_made_anew_survives_a_kill_before_each_call_of_the_runtime() {
+    at_every_step(Seam::CallCame, Part::Remake).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_made_anew_survives_a_kill_after_each_call_of_the_runtime() {
+    at_every_step(Seam::CallWorked, Part::Remake).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_made_anew_survives_a_kill_at_each_change_of_a_file() {
+    at_every_step(Seam::File, Part::Remake).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

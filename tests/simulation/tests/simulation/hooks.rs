@@ -126,3 +126,74 @@ async fn a_sleep_that_began_before_a_restart_lasts_for_the_rest_of_its_time() {
     sim.wait_gone("sleeps").await;
     sim.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_post_start_hook_that_was_still_owed_when_pod_sync_died_runs() {
+    let sim = Sim::start(Options::default()).await;
+    let hung = sim.runtime.hang(Method::StartContainer);
+    let uid = sim.create(with_hook("owed", "postStart", exec("first")));
+    sim.runtime.wait_count(Method::StartContainer, 1).await;
+    sim.kill(Service::PodSync).await;
+    sim.runtime.unscript(hung);
+    sim.wait_runtime("it runs", |r| r.newest(&uid, "c-owed").is_some_and(|c| c.running())).await;
+    assert_eq!(execs(&sim, "first"), 0);
+    sim.up(Service::PodSync);
+    sim.runtime.wait_count(Method::ExecSync, 1).await;
+    sim.wait_ready("owed").await;
+    // What was done is on record too.
+    sim.restart(Service::PodSync).await;
+    let _uid = sim.create(pods::single("after"));
+    sim.wait_ready("after").await;
+    assert_eq!(execs(&sim, "first"), 1);
+    sim.assert_started_once("owed", &uid);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_post_start_hook_that_fails_under_the_next_pod_sync_stops_its_container() {
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.on_exec(|_, _| ExecReply { exit_code: 1, stdout: b"no".to_vec(), ..ExecReply::default() });
+    let hung = sim.runtime.script(Rule::on(Method::ExecSync).hang());
+    let uid = sim.create(with_hook("fails", "postStart", exec("first")));
+    sim.runtime.wait_count(Method::ExecSync, 1).await;
+    sim.restart(Service::PodSync).await;
+    sim.wait_view("fails", "the hook is waited for", |v| {
+        v.waiting.as_ref().is_some_and(|w| w.reason == "PostStartHook")
+    })
+    .await;
+    sim.runtime.unscript(hung);
+    sim.wait_pod("fails", "PostStartHookError", |p| p.container("c-fails").reason == "PostStartHookError")
+        .await;
+    sim.wait_event("fails", "FailedPostStartHook", |e| e.reason == "FailedPostStartHook").await;
+    let first = sim.runtime.containers().into_iter().find(|c| c.pod_uid() == uid).unwrap();
+    assert_eq!(sim.calls_about(Method::StopContainer, first.id()), 1);
+    assert_eq!(sim.calls_about(Method::ExecSync, first.id()), 1, "it is joined, not run again");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_pre_stop_hook_of_a_container_that_is_made_anew_runs_once_whoever_dies_meanwhile() {
+    let sim = Sim::start(Options::default()).await;
+    let uid = sim.create(with_hook("changed", "preStop", exec("drain")));
+    sim.wait_ready("changed").await;
+    let first = sim.runtime.newest(&uid, "c-changed").unwrap().id().to_owned();
+    let hung = sim.runtime.script(Rule::on(Method::ExecSync).hang());
+    let image = |p: &mut Value| p["spec"]["containers"][0]["image"] = json!("example.test/app:2");
+    sim.api.edit("pods", "default", "changed", image).unwrap();
+    sim.runtime.wait_count(Method::ExecSync, 1).await;
+    sim.kill(Service::PodSync).await;
+    // Over before anybody could join it.
+    sim.runtime.unscript(hung);
+    quintlet_testkit::wait::until("the hook ends", quintlet_simulation::sim::LONG, async || {
+        if sim.runtime.in_flight(Method::ExecSync) == 0 { Ok(()) } else { Err("it runs") }
+    })
+    .await;
+    assert_eq!(sim.runtime.count(Method::StopContainer), 0);
+    sim.up(Service::PodSync);
+    sim.wait_pod("changed", "made anew", |p| p.is_ready() && p.restarts() == 1).await;
+    assert_eq!(execs(&sim, "drain"), 1);
+    assert_eq!(sim.calls_about(Method::StopContainer, &first), 1);
+    let killing = sim.events("changed").into_iter().filter(|e| e.reason == "Killing");
+    assert_eq!(killing.map(|e| e.count).sum::<i64>(), 1);
+    sim.finish().await;
+}

@@ -3,7 +3,9 @@
 
 mod admission;
 mod api;
+mod begins;
 mod cleaning;
+mod comebacks;
 mod edges;
 mod explain;
 mod failpoints;
@@ -15,8 +17,11 @@ mod hooks;
 mod image_access;
 mod images;
 mod lifecycle;
+mod limits;
+mod mirrors;
 mod random;
 mod resize;
 mod restarts;
 mod shutdown;
+mod silence;
 mod unknown;

@@ -104,3 +104,36 @@ async fn a_shutdown_waits_until_pods_have_ended_by_their_priority() {
     wait_inhibited(&logind, 3, true).await;
     sim.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_sync_that_is_started_while_the_machine_goes_down_knows_it() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    let dir = sim.root_dir().with_file_name("logind");
+    let drop_ins = dir.join("logind.conf.d");
+    let logind = FakeLogind::start(&dir, &drop_ins, Duration::from_secs(60)).await;
+    sim.set_pod_sync_args(&[
+        &format!("--system-bus={}", logind.address()),
+        &format!("--logind-drop-ins={}", drop_ins.display()),
+        "--shutdown-grace-period=30s",
+    ]);
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    wait_inhibited(&logind, 1, true).await;
+    let uid = sim.create(pods::single("runs"));
+    sim.wait_ready("runs").await;
+    let id = sim.runtime.newest(&uid, "c-runs").unwrap().id().to_owned();
+    sim.kill(Service::PodSync).await;
+    // Nobody hears of it.
+    logind.prepare_for_shutdown(true).await;
+    sim.up(Service::PodSync);
+    sim.wait_calls(Method::StopContainer, &id, 1).await;
+    wait_ready(&sim, "False", "node is shutting down").await;
+    let _uid = sim.create(pods::single("late"));
+    sim.wait_pod("late", "is rejected", |p| p.text("/status/reason") == "NodeShutdown").await;
+    logind.prepare_for_shutdown(false).await;
+    wait_ready(&sim, "True", "").await;
+    let _uid = sim.create(pods::single("after"));
+    sim.wait_ready("after").await;
+    sim.finish().await;
+}

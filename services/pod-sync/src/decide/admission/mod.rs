@@ -1,6 +1,7 @@
 //! Whether the node takes a pod (pod-sync.md §8.1), first refusal wins.
 
 mod app_armor;
+mod features;
 mod node;
 mod resources;
 mod sysctl;
@@ -74,6 +75,8 @@ pub struct NodeView<'a> {
     pub strict_groups: bool,
     /// The kernel enforces AppArmor profiles.
     pub app_armor: bool,
+    /// Features that the Node tells of.
+    pub declared: &'a [&'a str],
     /// The node shuts down.
     pub shutting_down: bool,
 }
@@ -121,6 +124,12 @@ pub fn admit(pod: &Pod, others: &[&Pod], view: &NodeView<'_>) -> Verdict {
 fn refused_by_node(pod: &Pod, view: &NodeView<'_>) -> Option<Verdict> {
     if let Some(why) = app_armor::unenforceable(pod, view.app_armor) {
         return Some(reject("AppArmor", format!("Cannot enforce AppArmor: {why}")));
+    }
+    let missing = features::missing(pod, view.declared);
+    if !missing.is_empty() {
+        let missing = missing.join(", ");
+        let text = format!("Pod requires node features that are not available: {missing}");
+        return Some(reject("PodFeatureUnsupported", text));
     }
     view.shutting_down.then(|| reject("NodeShutdown", "Pod was rejected as the node is shutting down."))
 }

@@ -27,6 +27,7 @@ fn view<'a>(node: Option<&'a Node>, allocatable: &'a ResourceList) -> NodeView<'
         kernel: (6, 1),
         strict_groups: false,
         app_armor: false,
+        declared: &[],
         shutting_down: false,
     }
 }
@@ -382,4 +383,41 @@ fn every_refusal_reads_as_the_kubelets() {
         message(&admit(&plain(), &[], &view(Some(&n), &a))),
         "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate"
     );
+}
+
+#[test]
+fn a_pod_that_needs_what_the_node_does_not_declare_is_refused_with_the_names() {
+    let (n, a) = (node(), allocatable());
+    let rule = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [3]}}]);
+    let restarts_all = |spec: &mut Value| {
+        spec["containers"][0]["restartPolicy"] = json!("Never");
+        spec["containers"][0]["restartPolicyRules"] = rule.clone();
+    };
+    let maps_host = |spec: &mut Value| {
+        spec["hostUsers"] = json!(false);
+        spec["hostNetwork"] = json!(true);
+    };
+    let needs = "Pod requires node features that are not available: ";
+    let all = "RestartAllContainersOnContainerExits";
+    let ids = "UserNamespacesHostNetworkSupport";
+    for (pod, declared, want) in [
+        (plain(), &[][..], String::new()),
+        (with(restarts_all), &[all][..], String::new()),
+        (with(restarts_all), &[][..], format!("{needs}{all}")),
+        (with(maps_host), &[all][..], format!("{needs}{ids}")),
+        (with(|spec| spec["hostUsers"] = json!(false)), &[][..], String::new()),
+        (with(|spec| spec["hostNetwork"] = json!(true)), &[][..], String::new()),
+        (
+            with(|spec| {
+                restarts_all(spec);
+                maps_host(spec);
+            }),
+            &[][..],
+            format!("{needs}{all}, {ids}"),
+        ),
+    ] {
+        let verdict = admit(&pod, &[], &NodeView { declared, ..view(Some(&n), &a) });
+        assert_eq!(message(&verdict), want);
+        assert_eq!(reason(&verdict), if want.is_empty() { "" } else { "PodFeatureUnsupported" });
+    }
 }

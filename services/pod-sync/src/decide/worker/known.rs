@@ -73,6 +73,12 @@ impl Workers {
         self.pods.get(uid)?.ending.as_ref()
     }
 
+    /// It ends, and its source has the same UID anew.
+    #[must_use]
+    pub fn is_to_restart(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|s| s.restart_requested)
+    }
+
     /// It began to run, or to end.
     #[must_use]
     pub fn is_started(&self, uid: &PodUid) -> bool {

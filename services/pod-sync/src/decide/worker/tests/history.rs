@@ -89,12 +89,17 @@ pub(super) struct World<'j, J> {
     pub(super) watcher: Watcher,
     pub(super) taken: BTreeMap<Rule, u32>,
     waiter: u64,
+    tamper: Tamper,
 }
+
+/// Spoils what a step did: what no single judgement can do wrong.
+pub(super) type Tamper = fn(&mut Workers, &Input, &mut Step);
 
 impl<'j, J: Judge> World<'j, J> {
     pub(super) fn new(judge: &'j J) -> Self {
         Self {
             judge,
+            tamper: |_, _, _| {},
             workers: Workers::new(RESYNC),
             now: Duration::from_secs(1000),
             chance: 0.0,
@@ -268,13 +273,15 @@ impl<'j, J: Judge> World<'j, J> {
 
     pub(super) fn step(&mut self, input: Input) -> Vec<String> {
         let before = self.workers.clone();
-        let step = self.workers.step_by(self.judge, input.clone(), self.now, self.chance);
+        let mut step = self.workers.step_by(self.judge, input.clone(), self.now, self.chance);
+        (self.tamper)(&mut self.workers, &input, &mut step);
         for rule in &step.rules {
             *self.taken.entry(*rule).or_default() += 1;
         }
         // The same again gives the same: no clock, no chance of its own.
         let mut twin = before.clone();
-        let again = twin.step_by(self.judge, input.clone(), self.now, self.chance);
+        let mut again = twin.step_by(self.judge, input.clone(), self.now, self.chance);
+        (self.tamper)(&mut twin, &input, &mut again);
         let mut wrong = Vec::new();
         if (&twin, &again) != (&self.workers, &step) {
             wrong.push("7: one input gave two results".to_owned());
@@ -345,7 +352,16 @@ impl<'j, J: Judge> World<'j, J> {
 
 /// A history is played; what must never be and was.
 pub(super) fn play<J: Judge>(judge: &J, history: &[Happens]) -> (Vec<String>, BTreeMap<Rule, u32>) {
-    let mut world = World::new(judge);
+    play_spoilt(judge, |_, _, _| {}, history)
+}
+
+/// The same, with each step spoilt.
+pub(super) fn play_spoilt<J: Judge>(
+    judge: &J,
+    tamper: Tamper,
+    history: &[Happens],
+) -> (Vec<String>, BTreeMap<Rule, u32>) {
+    let mut world = World { tamper, ..World::new(judge) };
     for happens in history {
         let wrong = world.happen(happens);
         if !wrong.is_empty() {

@@ -1,7 +1,8 @@
 //! What must never be, by its number in DESIGN §5. Kept apart from the table: it believes only inputs and effects.
 //!
-//! 4 and 11 hold by what the table has no words for: no effect opens a socket or writes an object, and no input says that a
-//! service is there. That effects are about known pods only is looked at here.
+//! 4, 8 and 11 hold by what the table has no words for: no effect opens a socket or writes an object, no input has a credential,
+//! and none says that a service is there. That effects are about known pods only is looked at here. 2 is looked at by itself,
+//! in `mutants`. 7 is kept by clippy's list of disallowed methods; that one input gives one result is looked at too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -10,8 +10,11 @@ use quintlet_model::ids::{ContainerId, PodUid, SandboxId};
 use quintlet_model::runtime::{Cursor, PodRuntime};
 
 use super::super::fresh::{Freshness, Look};
-use super::super::{Effective, Ending, Judge, NameWaiter, Outcome, Phase, PodGrace, Rule, Sound, jitter};
-use super::history::{Happens, happens, play};
+use super::super::{
+    Effect, Effective, Ending, Input, Judge, NameWaiter, Outcome, Phase, PodGrace, Rule, Sound, Workers,
+    jitter,
+};
+use super::history::{Happens, Tamper, happens, play, play_spoilt};
 use crate::decide::testing::RuntimeBuilder;
 
 const LENGTH: usize = 120;
@@ -107,8 +110,12 @@ planted! {
 }
 
 fn caught(judge: &impl Judge, name: &str, invariant: &str) {
+    caught_spoilt(judge, |_, _, _| {}, name, invariant);
+}
+
+fn caught_spoilt(judge: &impl Judge, tamper: Tamper, name: &str, invariant: &str) {
     let found = histories().enumerate().find_map(|(n, history)| {
-        let (wrong, _) = play(judge, &history);
+        let (wrong, _) = play_spoilt(judge, tamper, &history);
         wrong.first().map(|w| (n, w.clone()))
     });
     let (n, wrong) = found.unwrap_or_else(|| panic!("{name} passes every history"));
@@ -135,6 +142,32 @@ fn each_wrong_judgement_is_caught_by_the_invariant_it_breaks() {
     caught(&RestartBeginsGraceAnew, "RestartBeginsGraceAnew", "3:");
     caught(&CutIsAnError, "CutIsAnError", "9:");
     caught(&NoPauseAfterErrors, "NoPauseAfterErrors", "5:");
+}
+
+// A pod that an update is not about.
+fn another(workers: &Workers, input: &Input) -> Option<PodUid> {
+    let Input::Update { uid, .. } = input else { return None };
+    workers.pods.keys().find(|other| *other != uid).cloned()
+}
+
+#[test]
+fn a_step_that_reaches_beyond_its_pod_is_caught() {
+    let changes: Tamper = |workers, input, _| {
+        if let Some(state) = another(workers, input).and_then(|uid| workers.pods.get_mut(&uid)) {
+            state.observed = !state.observed;
+        }
+    };
+    let acts: Tamper = |workers, input, step| {
+        step.effects.extend(another(workers, input).map(|uid| Effect::Wait(uid, Duration::ZERO)));
+    };
+    let wakes_nobody: Tamper = |_, input, step| {
+        if matches!(input, Input::Update { .. }) {
+            step.effects.push(Effect::Wake(PodUid::parse("nobody").unwrap()));
+        }
+    };
+    caught_spoilt(&Sound, changes, "ChangesAnother", "6:");
+    caught_spoilt(&Sound, acts, "ActsOnAnother", "6:");
+    caught_spoilt(&Sound, wakes_nobody, "ActsOnNobody", "4:");
 }
 
 /// What happens between a worker, the runtime and pleg-service.

@@ -1,0 +1,72 @@
+//! Mirror pods, and an API server or a Node that is not there for them.
+
+use quintlet_simulation::service::NODE;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::Method;
+use serde_json::json;
+
+const NAME: &str = "web-sim-node";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_static_pod_does_not_wait_for_an_api_server_that_hangs_over_its_mirror() {
+    let sim = Sim::start(Options::default()).await;
+    sim.api.faults().block("create pods");
+    sim.manifest("web", &pods::manifest("web"));
+    let running =
+        |r: &quintlet_testkit::fake_runtime::FakeRuntime| r.containers().into_iter().find(|c| c.running());
+    sim.wait_runtime("it runs", |r| running(r).is_some()).await;
+    let first = running(&sim.runtime).unwrap().id().to_owned();
+    assert!(sim.runtime.exit(&first, 1));
+    sim.wait_runtime("it runs again", |r| running(r).is_some_and(|c| c.id() != first)).await;
+    sim.remove_manifest("web");
+    sim.wait_runtime("nothing is left", |r| r.sandboxes().is_empty()).await;
+    // Each hangs for 10 s, and so would each pass that waits for it.
+    let asked = sim.api.counts().of("create pods");
+    assert!((1..=2).contains(&asked), "{asked}: four passes at least waited for the mirror");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mirror_comes_with_the_node_and_belongs_to_it() {
+    let sim = Sim::prepare(Options::default()).await;
+    sim.api.faults().block("create nodes");
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    sim.manifest("web", &pods::manifest("web"));
+    sim.wait_runtime("it runs", |r| r.containers().iter().any(|c| c.running())).await;
+    assert!(sim.pod(NAME).is_gone());
+    sim.api.faults().clear();
+    let seen = sim.wait_ready(NAME).await;
+    let node = sim.api.get("nodes", "", NODE).unwrap();
+    let owners = &seen.0["metadata"]["ownerReferences"];
+    assert_eq!(owners[0]["uid"], node["metadata"]["uid"], "{owners}");
+    assert_eq!(owners.as_array().map(Vec::len), Some(1));
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mirror_that_is_on_its_way_out_or_of_another_manifest_is_replaced_and_its_pod_runs_on() {
+    let sim = Sim::start(Options::default()).await;
+    sim.manifest("web", &pods::manifest("web"));
+    let mut last = sim.wait_ready(NAME).await;
+    let container = last.container("c-web");
+    for what in ["deleted", "edited"] {
+        if what == "deleted" {
+            sim.delete(NAME, Some(30));
+        } else {
+            let edit = |p: &mut serde_json::Value| {
+                p["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("another");
+            };
+            // Nobody looks at this annotation of a mirror that is known.
+            sim.kill(Service::PodSync).await;
+            sim.api.edit("pods", "default", NAME, edit).unwrap();
+            sim.up(Service::PodSync);
+        }
+        let uid = last.uid().to_owned();
+        last = sim.wait_pod(NAME, "a new mirror, Ready", |p| p.is_ready() && p.uid() != uid).await;
+        assert_eq!(last.container("c-web"), container, "{what}");
+    }
+    assert_eq!(sim.runtime.count(Method::StopContainer), 0);
+    sim.finish().await;
+}

@@ -1,0 +1,37 @@
+//! An API server that takes requests and does not answer.
+
+use quintlet_simulation::{Options, Service, Sim, pods};
+use serde_json::json;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_is_started_again_while_the_api_server_does_not_answer_for_its_objects() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    // What volumes show is read anew in nearly every pass.
+    sim.set_pod_sync_args(&["--sync-frequency=1s"]);
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    let object = |name: &str| json!({"metadata": {"name": name}, "data": {"k": "dg=="}});
+    sim.api.create("configmaps", "default", object("shown")).unwrap();
+    sim.api.create("secrets", "default", object("env")).unwrap();
+    let mut pod = pods::single("dies");
+    pod["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "shown"}}]);
+    let container = &mut pod["spec"]["containers"][0];
+    container["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    container["envFrom"] = json!([{"secretRef": {"name": "env"}}]);
+    let uid = sim.create(pod);
+    sim.wait_ready("dies").await;
+    let first = sim.runtime.newest(&uid, "c-dies").unwrap().id().to_owned();
+    for requests in ["get configmaps", "get secrets"] {
+        sim.api.faults().block(requests);
+    }
+    // One hangs by now.
+    let asked = sim.api.counts().of("get configmaps");
+    sim.api.wait_for_requests("get configmaps", asked + 1, quintlet_simulation::sim::LONG).await;
+    assert!(sim.runtime.exit(&first, 1));
+    sim.wait_runtime("it runs again", |r| {
+        r.newest(&uid, "c-dies").is_some_and(|c| c.running() && c.id() != first)
+    })
+    .await;
+    sim.finish().await;
+}
