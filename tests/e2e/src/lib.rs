@@ -8,6 +8,8 @@
 //! - [`runtime`] — sandboxes and containers as the runtime has them, through cri-proxy;
 //! - [`otlp`] — a receiver of traces;
 //! - [`pods`] — manifests;
+//! - [`sockets`] — connections that processes have open;
+//! - [`terminal`] — a program in a terminal, with somebody who types;
 //! - [`wait`] — predicates with a deadline.
 //!
 //! Tests need root, containerd, runc, CNI plugins, busybox and the built binaries (`make build` or `make test`); they fail without,
@@ -22,8 +24,11 @@ pub mod registry;
 pub mod runtime;
 pub mod seen;
 pub mod service;
+pub mod sockets;
+pub mod terminal;
 pub mod wait;
 
 pub use node::{Node, Options};
 pub use seen::Seen;
+pub use terminal::Terminal;
 pub use wait::until;

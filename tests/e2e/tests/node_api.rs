@@ -133,7 +133,10 @@ async fn kubectl_attaches_reads_what_ended_and_leaves_lines_in_the_audit_log() {
 
     let log = node.log("node-api");
     let line = log.lines().find(|l| l.contains("action=attach")).unwrap_or_else(|| panic!("{log}"));
-    for part in ["audit", "kube-apiserver-kubelet-client", "echo", "default", "allowed"] {
+    let container = "container=main";
+    for part in
+        ["audit", "kube-apiserver-kubelet-client", "echo", "default", container, "allowed", "code=101"]
+    {
         assert!(line.contains(part), "{part}: {line}");
     }
     node.down().await;

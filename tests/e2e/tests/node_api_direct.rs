@@ -7,6 +7,7 @@ use futures::{SinkExt as _, StreamExt as _};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
+use quintlet_e2e::sockets::{of_node_api, of_runtime};
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
 use quintlet_spdy::Connection;
@@ -190,39 +191,6 @@ async fn upgrade(stream: &mut TlsStream<TcpStream>, path: &str) -> String {
         head.push(byte.unwrap());
     }
     String::from_utf8(head).unwrap()
-}
-
-/// Connections of a process, by what is at the other end.
-fn connections(pid: i32) -> Vec<String> {
-    let mut sockets = std::collections::HashSet::new();
-    for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten() {
-        // A descriptor may be closed while one looks.
-        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
-        let name = target.to_string_lossy();
-        if let Some(inode) = name.strip_prefix("socket:[").and_then(|n| n.strip_suffix(']')) {
-            sockets.insert(inode.to_owned());
-        }
-    }
-    let tables = ["tcp", "tcp6"].map(|t| std::fs::read_to_string(format!("/proc/{pid}/net/{t}")).unwrap());
-    let lines = tables.iter().flat_map(|t| t.lines().skip(1));
-    lines
-        .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        // 0A: it listens.
-        .filter(|fields| fields[3] != "0A" && sockets.contains(fields[9]))
-        .map(|fields| format!("{} -> {} in state {}", fields[1], fields[2], fields[3]))
-        .collect()
-}
-
-/// Connections of node-api, but those to the API server.
-fn of_node_api(node: &Node) -> Vec<String> {
-    let api: u16 = node.api().url().rsplit_once(':').unwrap().1.parse().unwrap();
-    let to_api = format!(":{api:04X} in");
-    let pid = node.service("node-api").process().pid.expect("node-api runs");
-    connections(pid).into_iter().filter(|c| !c.contains(&to_api)).collect()
-}
-
-fn of_runtime(node: &Node) -> Vec<String> {
-    connections(i32::try_from(node.containerd.pid().expect("containerd runs")).unwrap())
 }
 
 /// Uses what is open: what goes in comes out again.

@@ -1,13 +1,10 @@
 //! quintctl's exec, attach and port-forward against a real runtime.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
-use std::io::{Read as _, Write as _};
-use std::os::fd::OwnedFd;
 use std::process::{Output, Stdio};
-use std::time::Duration;
 
 use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{Node, Options, Terminal, pods};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 
@@ -36,69 +33,21 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What a terminal shows, as far as it came.
-async fn shows(screen: &std::sync::Arc<parking_lot::Mutex<String>>, what: &str) {
-    until(&format!("{what:?} on the terminal"), LONG, async || {
-        let seen = screen.lock().clone();
-        if seen.contains(what) { Ok(()) } else { Err(seen) }
-    })
-    .await;
-}
-
 async fn in_a_terminal(node: &Node) {
-    let size = nix::pty::Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
-    let pty = nix::pty::openpty(Some(&size), None).unwrap();
-    let name = nix::unistd::ttyname(&pty.slave).unwrap();
-    let end = |fd: &OwnedFd| Stdio::from(fd.try_clone().unwrap());
     let exec = node.quintctl(&["exec", "-it", "web", "--", "sh"]);
-    // A terminal tells a new size only to those whose controlling terminal it is.
-    let mut child = tokio::process::Command::new("setsid")
-        .arg("--ctty")
-        .arg("--wait")
-        .arg(exec.as_std().get_program())
-        .args(exec.as_std().get_args())
-        .stdin(end(&pty.slave))
-        .stdout(end(&pty.slave))
-        .stderr(end(&pty.slave))
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    drop(pty.slave);
-    let mut keys = std::fs::File::from(pty.master.try_clone().unwrap());
-    let screen = std::sync::Arc::new(parking_lot::Mutex::new(String::new()));
-    let seen = screen.clone();
-    let reading = std::thread::spawn(move || {
-        let mut master = std::fs::File::from(pty.master);
-        let mut block = [0; 4096];
-        // A terminal without the other end is an error, not an end.
-        while let Ok(n @ 1..) = master.read(&mut block) {
-            seen.lock().push_str(&text(&block[..n]));
-        }
-    });
-    shows(&screen, "/ # ").await;
-    keys.write_all(b"stty size\n").unwrap();
-    shows(&screen, "24 80").await;
-    let resized =
-        std::process::Command::new("stty").arg("-F").arg(&name).args(["rows", "50", "cols", "132"]).status();
-    assert!(resized.unwrap().success());
+    let mut terminal = Terminal::open(exec.as_std(), 24, 80);
+    terminal.shows("/ # ").await;
+    terminal.types("stty size\n");
+    terminal.shows("24 80").await;
+    terminal.resize(50, 132);
     // The new size takes its way to the runtime, and the shell asks at any moment.
-    until("the new size in the container", LONG, async || {
-        keys.write_all(b"stty size\n").unwrap();
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        let seen = screen.lock().clone();
-        if seen.contains("50 132") { Ok(()) } else { Err(seen) }
-    })
-    .await;
+    terminal.types_until("stty size\n", "50 132").await;
     // Ctrl-C is the shell's, not quintctl's.
-    keys.write_all(b"echo star''ted; sleep 1000\n").unwrap();
-    shows(&screen, "started").await;
-    keys.write_all(b"\x03").unwrap();
-    keys.write_all(b"exit 7\n").unwrap();
-    let status =
-        tokio::time::timeout(LONG, child.wait()).await.unwrap_or_else(|_| panic!("{}", screen.lock()));
-    assert_eq!(status.unwrap().code(), Some(7), "{}", screen.lock());
-    drop(keys);
-    reading.join().unwrap();
+    terminal.types("echo star''ted; sleep 1000\n");
+    terminal.shows("started").await;
+    terminal.types("\x03");
+    terminal.types("exit 7\n");
+    assert_eq!(terminal.ends().await, Some(7));
 }
 
 async fn forwarded(node: &Node) {
