@@ -10,7 +10,7 @@ RUNTIMES := trixie sid
 RUNTIME_TESTS := $(foreach test,start_stop exits manifests api kill,--test $(test))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
 
-.PHONY: all install build check test test-runtimes bench run
+.PHONY: all install build check test test-runtimes bench bench-scale run
 
 all: build
 
@@ -54,6 +54,13 @@ bench: build
 	mkdir -p target/bench
 	target/release/bench $(ARGS) > target/bench/result.json
 	cat target/bench/result.json
+
+# A relist of 18,000 containers on a runtime in memory: CPU, memory, messages, what watchers notice. Wants an idle machine.
+bench-scale: build
+	$(CARGO) build --locked --release -p quintlet-e2e --bin scale
+	mkdir -p target/bench
+	target/release/scale $(ARGS) > target/bench/scale.json
+	cat target/bench/scale.json
 
 # The five services with a private containerd and the manifests of examples/. ONCE=1: end when all has settled, and compare.
 # CONFIG=FILE: the configuration of the services.

@@ -37,6 +37,8 @@ use crate::upstream::{SendError, Upstream};
 
 mod listing;
 
+pub use listing::HELD;
+
 /// A request may be this large: the CRI's own limit of 16 MiB and room for its frame.
 const MAX_REQUEST: usize = (16 << 20) + 5;
 /// A unary answer may be this large: containerd itself sends no larger one.
@@ -199,12 +201,14 @@ impl Forwarder {
         };
         let span = span(service, method, socket, &head.headers);
         let headers = reply::forwardable(&head.headers);
+        let twins = row.and_then(lists::twins).filter(|twins| twins.streamed);
         let work = async {
-            match row {
-                Some(row) if row.class != Class::Stream => {
+            match (row, twins) {
+                (Some(row), Some(twins)) => self.list_stream(row, twins, headers, body).await,
+                (Some(row), None) if row.class != Class::Stream => {
                     self.unary(socket, row, &head.headers, headers, body).await.into_response()
                 }
-                Some(_) | None => self.stream(label(service, method), path, lane, headers, body).await,
+                (Some(_) | None, _) => self.stream(label(service, method), path, lane, headers, body).await,
             }
         };
         work.instrument(span).await
@@ -431,10 +435,7 @@ impl Forwarder {
                 tracing::debug!(method = call.policy.method, error = %first, "sent once more");
                 self.send_once(call, deadline).await.unwrap_or_else(|_| cut(call.policy.method, &first))
             }
-            Err(SendError::Cut(error)) => cut(call.policy.method, &error),
-            Err(SendError::NotSent(error)) => {
-                Reply::refused(Code::Unavailable, error.to_string(), Outcome::NotDispatched, Duration::ZERO)
-            }
+            Err(error) => failed(call.policy.method, error),
         }
     }
 
@@ -453,18 +454,7 @@ impl Forwarder {
         deadline: Option<Instant>,
         max: usize,
     ) -> Result<Reply, SendError> {
-        let mut headers = call.headers.clone();
-        if let Some(deadline) = deadline {
-            let left = deadline.saturating_duration_since(Instant::now());
-            headers.insert("grpc-timeout", reply::grpc_timeout_value(left));
-        }
-        if lists::twins(call.policy).is_some() {
-            // Its messages are read here.
-            headers.remove("grpc-accept-encoding");
-        }
-        let path = format!("/{}/{method}", call.policy.service);
-        let request = reply::request(&path, headers, Frames::of(vec![call.body.clone()]));
-        let response = self.upstream_of(&path).send(request).await?;
+        let response = self.send_as(call, method, deadline).await?;
         let (head, mut body) = response.into_parts();
         let mut reply = Reply::begun(head.status, head.headers);
         let mut size = 0;
@@ -480,13 +470,29 @@ impl Forwarder {
                 Err(frame) => reply.trailers = frame.into_trailers().ok(),
             }
         }
-        reply.outcome = if reply.trailers.is_none() && reply::status_in(&reply.headers).is_none() {
-            Outcome::Unknown
-        } else {
-            let status = reply.status();
-            outcome::of_status(method, status.code(), status.message())
-        };
+        reply.outcome = answered(method, &reply);
         Ok(reply)
+    }
+
+    /// Sends the call as `method` and waits for the head of its answer.
+    async fn send_as(
+        &self,
+        call: &Call,
+        method: &'static str,
+        deadline: Option<Instant>,
+    ) -> Result<Response<Incoming>, SendError> {
+        let mut headers = call.headers.clone();
+        if let Some(deadline) = deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            headers.insert("grpc-timeout", reply::grpc_timeout_value(left));
+        }
+        if lists::twins(call.policy).is_some() {
+            // Its messages are read here.
+            headers.remove("grpc-accept-encoding");
+        }
+        let path = format!("/{}/{method}", call.policy.service);
+        let request = reply::request(&path, headers, Frames::of(vec![call.body.clone()]));
+        self.upstream_of(&path).send(request).await
     }
 
     /// Passes a stream through on a connection of its own.
@@ -593,6 +599,24 @@ enum NoSlot {
 fn too_large(method: &str, max: usize) -> Reply {
     let message = format!("the runtime's answer to {method} is larger than {max} bytes");
     Reply::refused(Code::ResourceExhausted, message, Outcome::Unknown, Duration::ZERO)
+}
+
+/// The outcome of an answer that was read to its end.
+fn answered(method: &'static str, reply: &Reply) -> Outcome {
+    if reply.trailers.is_none() && reply::status_in(&reply.headers).is_none() {
+        return Outcome::Unknown;
+    }
+    let status = reply.status();
+    outcome::of_status(method, status.code(), status.message())
+}
+
+fn failed(method: &str, error: SendError) -> Reply {
+    match error {
+        SendError::Cut(error) => cut(method, &error),
+        SendError::NotSent(error) => {
+            Reply::refused(Code::Unavailable, error.to_string(), Outcome::NotDispatched, Duration::ZERO)
+        }
+    }
 }
 
 fn cut(method: &str, error: &hyper::Error) -> Reply {

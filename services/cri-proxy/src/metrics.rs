@@ -77,6 +77,12 @@ pub struct Metrics {
     pub cut_streams: Counter,
     /// Streams ended because this process stops.
     pub closed_streams: Counter,
+    /// Bytes of lists on their way to callers.
+    pub list_bytes: Gauge,
+    /// The most bytes of one list that were here at once.
+    pub list_bytes_most: Gauge,
+    /// The largest message made of a list, bytes.
+    pub list_message_largest: Gauge,
     /// Tasks that containerd had lost and that were in the way of a removal.
     pub lost_tasks: Counter,
     /// Calls the mutation lane may have in flight now.
@@ -106,6 +112,9 @@ impl Default for Metrics {
             streams: gauge("quintlet_cri_streams", "Streams passed through now"),
             cut_streams: counter("quintlet_cri_cut_streams", "Streams cut by a runtime that went away"),
             closed_streams: counter("quintlet_cri_closed_streams", "Streams ended by a stop of this process"),
+            list_bytes: gauge("quintlet_cri_list_bytes", "Bytes of lists on their way to callers"),
+            list_bytes_most: gauge("quintlet_cri_list_bytes_most", "Most bytes of one list here at once"),
+            list_message_largest: gauge("quintlet_cri_list_message_largest_bytes", "Largest part of a list"),
             lost_tasks: counter("quintlet_cri_lost_tasks", "Lost tasks of containerd ended before a removal"),
             mutation_limit: gauge("quintlet_cri_mutation_limit", "Mutations allowed in flight now"),
             connected: gauge("quintlet_cri_connected", "1 while the runtime is connected"),

@@ -70,6 +70,18 @@ impl Reply {
             .unwrap_or_else(|| Status::unknown(format!("HTTP {} without a gRPC status", self.http)))
     }
 
+    /// What comes behind an answer that has begun: data, and the status with our trailers.
+    #[must_use]
+    pub fn into_last_frames(self) -> VecDeque<Frame<Bytes>> {
+        let status = self.status();
+        let mut trailers = self.trailers.unwrap_or_default();
+        if status_in(&trailers).is_none() && status.add_header(&mut trailers).is_err() {
+            trailers.insert("grpc-status", HeaderValue::from(status.code() as i32));
+        }
+        mark(&mut trailers, self.outcome, self.queued);
+        self.data.into_iter().map(Frame::data).chain([Frame::trailers(trailers)]).collect()
+    }
+
     /// As an HTTP answer with our trailers.
     #[must_use]
     pub fn into_response(mut self) -> Response<Body> {

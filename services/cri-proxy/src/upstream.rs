@@ -19,9 +19,9 @@ use crate::reply::{Body, boxed};
 pub const RECONNECT_EVERY: Duration = Duration::from_millis(100);
 /// A local socket connects at once or its backlog is full.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The runtime's answers may be this large per stream before they are read: one relist of a full node.
+/// The runtime's answers may be this large per stream before they are read. Lists are read as they come.
 const STREAM_WINDOW: u32 = 4 << 20;
-/// And this large per connection, so that one slow reader does not hold up the others.
+/// And this large per connection, so that slow readers do not hold up the others: the four lists of their lane fill a quarter.
 const CONNECTION_WINDOW: u32 = 64 << 20;
 
 /// Why there is no connection.

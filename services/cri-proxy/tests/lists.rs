@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{Act, Bench, Got, eventually, failing, good, headers};
+use common::{Act, Bench, Got, eventually, failing, good, headers, messages};
+use cri_proxy::forward::HELD;
 use cri_proxy::policy::Socket;
 use cri_proxy::{lists, reply};
 use k8s_cri::v1;
@@ -25,7 +26,7 @@ fn all() -> Bytes {
 }
 
 fn ids(got: &Got) -> BTreeSet<String> {
-    let messages = lists::messages(got.body.clone()).unwrap();
+    let messages = messages(&got.body);
     let read = |m: Bytes| v1::ListContainersResponse::decode(m).unwrap().containers;
     let all: Vec<String> = messages.into_iter().flat_map(read).map(|c| c.id).collect();
     let unique: BTreeSet<String> = all.iter().cloned().collect();
@@ -80,7 +81,7 @@ async fn a_runtime_with_streams_is_asked_by_them_however_the_caller_asks() {
         let empty = Bytes::from_static(&[0; 5]);
         let got = bench.call(Socket::Read, &format!("/runtime.v1.{path}"), &[], empty).await;
         assert_eq!(got.code(), "0", "{path}");
-        assert!(!lists::messages(got.body).unwrap()[0].is_empty(), "{path}");
+        assert!(!messages(&got.body)[0].is_empty(), "{path}");
         assert_eq!(runtime.count(method), 1, "{path}");
     }
 }
@@ -164,7 +165,7 @@ async fn what_is_larger_than_a_message_comes_in_many_and_never_in_one() {
     let (_dir, runtime, bench) = fake(true, 9_000, 2_000).await;
     let got = bench.call(Socket::Read, STREAM, &[], all()).await;
     assert_eq!(got.code(), "0");
-    let sizes: Vec<usize> = lists::messages(got.body.clone()).unwrap().iter().map(Bytes::len).collect();
+    let sizes: Vec<usize> = messages(&got.body).iter().map(Bytes::len).collect();
     assert!(sizes.iter().sum::<usize>() > 16 << 20, "{sizes:?}");
     assert!(sizes.iter().all(|size| *size <= lists::CHUNK), "{sizes:?}");
     assert_eq!(ids(&got), there(&runtime));
@@ -177,7 +178,7 @@ async fn what_is_larger_than_a_message_comes_in_many_and_never_in_one() {
 async fn a_large_answer_of_a_runtime_without_streams_is_cut_for_who_wants_one() {
     let (_dir, runtime, bench) = fake(false, 3_000, 2_000).await;
     let got = bench.call(Socket::Read, STREAM, &[], all()).await;
-    let sizes: Vec<usize> = lists::messages(got.body.clone()).unwrap().iter().map(Bytes::len).collect();
+    let sizes: Vec<usize> = messages(&got.body).iter().map(Bytes::len).collect();
     assert!(sizes.len() > 5 && sizes.iter().all(|size| *size <= lists::CHUNK), "{sizes:?}");
     assert_eq!(ids(&got), there(&runtime));
 }
@@ -197,5 +198,116 @@ async fn what_a_runtime_may_not_send_is_its_error() {
     bench.script.on(LIST, [Act::Reply(head(), cut, ok())]);
     let got = bench.call(Socket::Read, STREAM, &[], all()).await;
     assert_eq!(got.code(), "13");
-    assert!(got.meta("grpc-message").contains("byte%200%20of%20the%20message"), "{got:?}");
+    assert!(got.meta("grpc-message").contains("byte%200%20of%20a%20message"), "{got:?}");
+}
+
+fn container(id: &str, bytes: usize) -> v1::Container {
+    v1::Container { id: id.into(), image_ref: "x".repeat(bytes), ..Default::default() }
+}
+
+/// A frame of one message of the stream.
+fn item(id: &str, bytes: usize) -> Bytes {
+    reply::framed(&v1::ListContainersResponse { containers: vec![container(id, bytes)] })
+}
+
+#[tokio::test]
+async fn of_18_000_containers_a_few_messages_are_here_at_once_and_none_is_large() {
+    let (_dir, runtime, bench) = fake(true, 18_000, 1_500).await;
+    for path in [STREAM, "/runtime.v1.RuntimeService/StreamPodSandboxes"] {
+        assert_eq!(bench.call(Socket::Read, path, &[], Bytes::from_static(&[0; 5])).await.code(), "0");
+    }
+    let got = bench.call(Socket::Read, STREAM, &[], all()).await;
+    assert!(got.body.len() > 32 << 20, "{}", got.body.len());
+    assert_eq!(ids(&got), there(&runtime));
+    let metrics = &bench.metrics;
+    let largest = usize::try_from(metrics.list_message_largest.get()).unwrap();
+    assert_eq!(messages(&got.body).iter().map(Bytes::len).max(), Some(largest - 5));
+    assert!(largest - 5 <= lists::CHUNK && largest > lists::CHUNK / 2, "{largest}");
+    let most = usize::try_from(metrics.list_bytes_most.get()).unwrap();
+    assert!(most > lists::CHUNK && most <= HELD, "{most} of {HELD}");
+    eventually("nothing is left here", async || (metrics.list_bytes.get() == 0).then_some(())).await;
+    assert_eq!(runtime.count(Method::ListContainers), 0);
+}
+
+#[tokio::test]
+async fn the_one_answer_of_a_runtime_without_streams_is_passed_on_piece_by_piece() {
+    // As many as such a runtime can tell of: its answer is close to the 16 MiB of a message.
+    let (_dir, runtime, bench) = fake(false, 18_000, 250).await;
+    let got = bench.call(Socket::Read, STREAM, &[], all()).await;
+    assert!(got.body.len() > 12 << 20, "{}", got.body.len());
+    assert_eq!(ids(&got), there(&runtime));
+    let most = usize::try_from(bench.metrics.list_bytes_most.get()).unwrap();
+    assert!(most > lists::CHUNK && most <= HELD, "{most} of {HELD}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_does_not_read_gets_the_begin_and_holds_up_its_own_list_for_a_while() {
+    let bench = Bench::start().await;
+    let (frames, from) = mpsc::channel(1);
+    let slow = Act::Stream(Arc::new(Mutex::new(from)));
+    bench.script.on(STREAM, [slow, good(&v1::ListContainersResponse::default())]);
+    let endless = tokio::spawn(async move {
+        let mut sent = 0;
+        while frames.send(item("a", 60_000)).await.is_ok() {
+            sent += 60_000;
+        }
+        sent
+    });
+    let head = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
+    let caller = bench.caller(Socket::Read);
+    let response = caller.send(reply::request(STREAM, head, reply::Frames::of(vec![all()]))).await.unwrap();
+    // Nothing else has anything to do, so that time goes on until the caller is given up.
+    let sent = endless.await.unwrap();
+    assert!(sent < 20 << 20, "{sent} bytes were taken from the runtime for a caller that reads none");
+    assert_eq!(bench.call(Socket::Read, STREAM, &[], all()).await.code(), "0", "others get theirs");
+    let got = common::got(response).await;
+    assert_eq!((got.code(), got.outcome()), ("8", "unknown"));
+    assert!(got.meta("grpc-message").contains("its%20caller%20took%20nothing%20for%2010%20s"), "{got:?}");
+    assert!(messages(&got.body).len() > 1, "what was given away before");
+}
+
+#[tokio::test]
+async fn a_status_is_answered_while_a_list_is_being_read() {
+    let bench = Bench::start().await;
+    let (frames, from) = mpsc::channel(1);
+    bench.script.on(STREAM, [Act::Stream(Arc::new(Mutex::new(from)))]);
+    let status = "/runtime.v1.RuntimeService/ContainerStatus";
+    bench.script.on(status, [good(&v1::ContainerStatusResponse::default())]);
+    let head = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
+    let request = |path: &str| reply::request(path, head.clone(), reply::Frames::of(vec![all()]));
+    let (caller, list) = (bench.caller(Socket::Read), request(STREAM));
+    let same = caller.clone();
+    let list = tokio::spawn(async move { same.send(list).await.unwrap() });
+    for n in 0..40 {
+        frames.send(item(&format!("a{n}"), 60_000)).await.unwrap();
+    }
+    // The begin of the list is here, its end is not: both go by one connection.
+    let list = list.await.unwrap();
+    assert_eq!(common::got(caller.send(request(status)).await.unwrap()).await.code(), "0");
+    drop(frames);
+    let got = common::got(list).await;
+    assert!(!messages(&got.body).is_empty());
+}
+
+#[tokio::test]
+async fn a_list_that_is_cut_is_asked_for_again_until_its_begin_is_given_away() {
+    let bench = Bench::start().await;
+    let whole = v1::ListContainersResponse { containers: vec![container("a", 1)] };
+    bench.script.on(STREAM, [Act::Cut, good(&whole)]);
+    let got = bench.call(Socket::Read, STREAM, &[], all()).await;
+    assert_eq!((got.code(), ids(&got)), ("0", ["a".to_owned()].into()));
+    let (frames, from) = mpsc::channel(1);
+    bench.script.on(STREAM, [Act::Stream(Arc::new(Mutex::new(from)))]);
+    let head = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
+    let request = reply::request(STREAM, head, reply::Frames::of(vec![all()]));
+    let caller = bench.caller(Socket::Read);
+    let giving = tokio::spawn(async move { caller.send(request).await.unwrap() });
+    for n in 0..40 {
+        frames.send(item(&format!("a{n}"), 60_000)).await.unwrap();
+    }
+    let response = giving.await.unwrap();
+    bench.down();
+    let got = common::got(response).await;
+    assert_eq!((got.code(), got.outcome()), ("14", "unknown"));
+    assert!(!got.body.is_empty() && messages(&got.body).iter().all(|m| !m.is_empty()));
 }

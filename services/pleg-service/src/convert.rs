@@ -41,8 +41,48 @@ fn container_state(state: i32) -> ContainerState {
     }
 }
 
+/// A message of a list of sandboxes, of which only what is looked at is read: of thousands the annotations are most.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Sandboxes {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) items: Vec<SandboxItem>,
+}
+
+/// As [`v1::PodSandbox`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct SandboxItem {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(message, optional, tag = "2")]
+    metadata: Option<v1::PodSandboxMetadata>,
+    #[prost(enumeration = "v1::PodSandboxState", tag = "3")]
+    state: i32,
+    #[prost(map = "string, string", tag = "5")]
+    labels: HashMap<String, String>,
+}
+
+/// A message of a list of containers.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Containers {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) items: Vec<ContainerItem>,
+}
+
+/// As [`v1::Container`].
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ContainerItem {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(string, tag = "2")]
+    pod_sandbox_id: String,
+    #[prost(enumeration = "v1::ContainerState", tag = "6")]
+    state: i32,
+    #[prost(map = "string, string", tag = "8")]
+    labels: HashMap<String, String>,
+}
+
 /// An item of ListPodSandbox.
-pub(crate) fn listed_sandbox(s: v1::PodSandbox) -> ListedSandbox {
+pub(crate) fn listed_sandbox(s: SandboxItem) -> ListedSandbox {
     let mut pod = labelled(&s.labels);
     if let (Some(pod), Some(meta)) = (&mut pod, s.metadata) {
         pod.namespace = meta.namespace.into();
@@ -52,7 +92,7 @@ pub(crate) fn listed_sandbox(s: v1::PodSandbox) -> ListedSandbox {
 }
 
 /// An item of ListContainers.
-pub(crate) fn listed_container(c: v1::Container) -> ListedContainer {
+pub(crate) fn listed_container(c: ContainerItem) -> ListedContainer {
     let pod = labelled(&c.labels);
     ListedContainer { id: c.id, sandbox_id: c.pod_sandbox_id, pod, state: container_state(c.state) }
 }
@@ -192,5 +232,60 @@ pub(crate) fn hint(event: hints::RuntimeEvent) -> Option<HintEvent> {
             at_unix_ns: h.at_unix_ns,
         }),
         Event::Overrun(o) => Some(HintEvent::Overrun { missed: o.missed }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+
+    #[test]
+    fn of_a_list_what_is_read_is_where_the_cri_has_it() {
+        let labels = HashMap::from([
+            (labels::POD_UID.to_owned(), "u1".to_owned()),
+            (labels::POD_NAME.to_owned(), "web".to_owned()),
+            (labels::POD_NAMESPACE.to_owned(), "default".to_owned()),
+        ]);
+        let meta = v1::PodSandboxMetadata {
+            name: "web".into(),
+            uid: "u1".into(),
+            namespace: "default".into(),
+            attempt: 1,
+        };
+        let sandbox = v1::PodSandbox {
+            id: "s1".into(),
+            metadata: Some(meta),
+            state: v1::PodSandboxState::SandboxNotready as i32,
+            created_at: 5,
+            labels: labels.clone(),
+            annotations: [("a".to_owned(), "b".to_owned())].into(),
+            runtime_handler: "h".into(),
+        };
+        let container = v1::Container {
+            id: "c1".into(),
+            pod_sandbox_id: "s1".into(),
+            state: v1::ContainerState::ContainerExited as i32,
+            labels,
+            annotations: [("a".to_owned(), "b".to_owned())].into(),
+            image_ref: "r".into(),
+            ..Default::default()
+        };
+        let sandboxes = v1::ListPodSandboxResponse { items: vec![sandbox] }.encode_to_vec();
+        let containers = v1::ListContainersResponse { containers: vec![container] }.encode_to_vec();
+        let sandbox = Sandboxes::decode(&*sandboxes).unwrap().items.remove(0);
+        let container = Containers::decode(&*containers).unwrap().items.remove(0);
+        let (sandbox, container) = (listed_sandbox(sandbox), listed_container(container));
+        let uid = PodUid::parse("u1").unwrap();
+        let pod = Some(PodRef { uid, namespace: "default".into(), name: "web".into() });
+        assert_eq!(sandbox, ListedSandbox { id: "s1".into(), pod: pod.clone(), state: SandboxState::NotReady });
+        let expected = ListedContainer {
+            id: "c1".into(),
+            sandbox_id: "s1".into(),
+            pod,
+            state: ContainerState::Exited,
+        };
+        assert_eq!(container, expected);
     }
 }

@@ -1,7 +1,6 @@
 //! The runtime and its hints behind cri-proxy's read socket.
 //!
-//! Lists are asked for by their streams: a full one may be larger than a message. cri-proxy has the streams whatever the runtime
-//! has; only an older one passes on that the runtime lacks them, and then the list is asked for in whole.
+//! Lists are asked for by their streams ([`lists`]): a full one may be larger than a message.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,9 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use http::uri::PathAndQuery;
 use k8s_cri::v1;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_kit::lists::{self, List, MAX_MESSAGE};
 use quintlet_model::ids::PodRef;
 use quintlet_model::labels;
 use quintlet_model::runtime::{Container, Sandbox};
@@ -21,22 +20,19 @@ use quintlet_telemetry::propagate::PropagatingInterceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
-use tonic_prost::ProstCodec;
 
-use crate::convert;
+use crate::convert::{self, Containers, Sandboxes};
 use crate::seams::{
     ContainerRuntime, Filter, HintEvent, HintStream, ListedContainer, ListedSandbox, ReadError,
 };
-
-/// The largest answer taken, as the kubelet's (cri-client utils.go).
-const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 
 /// The CRI on a unix socket.
 #[derive(Debug, Clone)]
 pub struct CriRuntime {
     socket: PathBuf,
-    client: RuntimeServiceClient<InterceptedService<Channel, PropagatingInterceptor>>,
-    lists: Lists,
+    client: RuntimeServiceClient<Service>,
+    /// For lists.
+    service: Service,
     limit: Duration,
 }
 
@@ -45,11 +41,9 @@ impl CriRuntime {
     #[must_use]
     pub fn new(socket: PathBuf, limit: Duration) -> Self {
         let channel = quintlet_kit::socket::channel(socket.clone());
-        let lists = Lists::new(InterceptedService::new(channel.clone(), PropagatingInterceptor))
-            .max_decoding_message_size(MAX_MESSAGE);
-        let client = RuntimeServiceClient::with_interceptor(channel, PropagatingInterceptor)
-            .max_decoding_message_size(MAX_MESSAGE);
-        Self { socket, client, lists, limit }
+        let service = InterceptedService::new(channel, PropagatingInterceptor);
+        let client = RuntimeServiceClient::new(service.clone()).max_decoding_message_size(MAX_MESSAGE);
+        Self { socket, client, service, limit }
     }
 }
 
@@ -67,42 +61,25 @@ impl CriRuntime {
     }
 }
 
-type Lists = tonic::client::Grpc<InterceptedService<Channel, PropagatingInterceptor>>;
+type Service = InterceptedService<Channel, PropagatingInterceptor>;
 
 impl CriRuntime {
-    /// All items of a list, by the stream `method`; None: there is no such stream. An error loses the items that came before it.
-    ///
-    /// The bindings have no list streams yet. They take the lists' requests, and their messages have the items where the lists'
-    /// answers have them: in field 1.
-    async fn streamed<Q, R, T>(
+    /// All items of a list. An error loses the items that came before it.
+    async fn listed<Q, R, T>(
         &self,
         method: &'static str,
+        of: List,
         request: Q,
-        take: impl Fn(R) -> Vec<T>,
-    ) -> Result<Option<Vec<T>>, ReadError>
+        take: impl Fn(R, &mut Vec<T>),
+    ) -> Result<Vec<T>, ReadError>
     where
-        Q: prost::Message + Send + Sync + 'static,
+        Q: prost::Message + Clone + Send + Sync + 'static,
         R: prost::Message + Default + Send + Sync + 'static,
     {
-        let path = PathAndQuery::try_from(format!("/runtime.v1.RuntimeService/{method}"));
-        let path = path.map_err(|e| ReadError::Data(e.to_string()))?;
-        let mut client = self.lists.clone();
-        let listing = async {
-            client.ready().await.map_err(|e| Status::unavailable(format!("not connected: {e}")))?;
-            let codec = ProstCodec::<Q, R>::default();
-            let mut messages =
-                client.server_streaming(Request::new(request), path, codec).await?.into_inner();
-            let mut items = Vec::new();
-            while let Some(message) = messages.message().await? {
-                items.extend(take(message));
-            }
-            Ok(Response::new(items))
-        };
-        match self.call(method, listing).await {
-            Ok(items) => Ok(Some(items)),
-            Err(ReadError::Call { source, .. }) if source.code() == Code::Unimplemented => Ok(None),
-            Err(error) => Err(error),
-        }
+        let mut items = Vec::new();
+        let listing = of.each(self.service.clone(), Request::new(request), |m| take(m, &mut items));
+        self.call(method, async { listing.await.map(Response::new) }).await?;
+        Ok(items)
     }
 }
 
@@ -135,12 +112,8 @@ impl ContainerRuntime for CriRuntime {
             Filter::Id(id) => Some(v1::PodSandboxFilter { id, ..Default::default() }),
         };
         let request = v1::ListPodSandboxRequest { filter };
-        let take = |m: v1::ListPodSandboxResponse| m.items.into_iter().map(convert::listed_sandbox).collect();
-        if let Some(listed) = self.streamed("StreamPodSandboxes", request.clone(), take).await? {
-            return Ok(listed);
-        }
-        let mut client = self.client.clone();
-        Ok(take(self.call("ListPodSandbox", client.list_pod_sandbox(request)).await?))
+        let take = |m: Sandboxes, to: &mut Vec<_>| to.extend(m.items.into_iter().map(convert::listed_sandbox));
+        self.listed("ListPodSandbox", lists::SANDBOXES, request, take).await
     }
 
     async fn containers(&self, filter: Filter) -> Result<Vec<ListedContainer>, ReadError> {
@@ -153,13 +126,8 @@ impl ContainerRuntime for CriRuntime {
             Filter::Id(id) => Some(v1::ContainerFilter { id, ..Default::default() }),
         };
         let request = v1::ListContainersRequest { filter };
-        let take =
-            |m: v1::ListContainersResponse| m.containers.into_iter().map(convert::listed_container).collect();
-        if let Some(listed) = self.streamed("StreamContainers", request.clone(), take).await? {
-            return Ok(listed);
-        }
-        let mut client = self.client.clone();
-        Ok(take(self.call("ListContainers", client.list_containers(request)).await?))
+        let take = |m: Containers, to: &mut Vec<_>| to.extend(m.items.into_iter().map(convert::listed_container));
+        self.listed("ListContainers", lists::CONTAINERS, request, take).await
     }
 
     async fn sandbox(&self, id: &str) -> Result<Option<(PodRef, Sandbox)>, ReadError> {

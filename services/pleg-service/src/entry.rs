@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_model::ids::{PodRef, PodUid, SandboxId};
-use quintlet_model::runtime::{Container, ContainerState, Cursor, PodRuntime, Sandbox, SandboxState};
+use quintlet_model::runtime::{
+    Container, ContainerState, Cursor, PodRuntime, Sandbox, SandboxState, SharedPodRuntime,
+};
 
 use crate::seams::{HintKind, ListedContainer, ListedSandbox};
 
@@ -58,7 +61,8 @@ pub(crate) enum Verdict {
 #[derive(Debug)]
 pub(crate) struct Entry {
     uid: PodUid,
-    record: Option<PodRuntime>,
+    /// The store's, once it is published: a node's pods are in memory once.
+    record: Option<SharedPodRuntime>,
     /// Ticket of the last inspection applied; tickets are drawn when an inspection begins.
     applied: Option<u64>,
     /// The last addresses seen and the sandbox that had them.
@@ -71,7 +75,22 @@ impl Entry {
     }
 
     pub(crate) fn record(&self) -> Option<&PodRuntime> {
-        self.record.as_ref()
+        self.record.as_deref()
+    }
+
+    /// The record has its place from now on.
+    pub(crate) fn place(
+        &mut self,
+        publish: impl FnOnce(PodRuntime) -> SharedPodRuntime,
+    ) -> Option<SharedPodRuntime> {
+        let placed = publish(Arc::unwrap_or_clone(self.record.take()?));
+        self.record = Some(Arc::clone(&placed));
+        Some(placed)
+    }
+
+    /// The record, to be shared.
+    pub(crate) fn shared(&self) -> Option<SharedPodRuntime> {
+        self.record.clone()
     }
 
     /// Applies an inspection that began at `observed` with `ticket`. `pod` names the pod where nothing found does.
@@ -110,7 +129,7 @@ impl Entry {
                 new
             }
             Err(text) => {
-                let mut new = old.clone().unwrap_or_else(|| {
+                let mut new = old.as_deref().cloned().unwrap_or_else(|| {
                     let pod = pod.cloned().unwrap_or_else(|| nameless(&self.uid));
                     PodRuntime::empty(pod, Cursor::default(), observed)
                 });
@@ -122,13 +141,13 @@ impl Entry {
             Some(old) => {
                 new.cursor = old.cursor;
                 let seen = std::mem::replace(&mut new.observed, old.observed);
-                let same = new == *old;
+                let same = new == **old;
                 new.observed = seen;
                 if same { Verdict::Same } else { Verdict::Changed(changes(Some(old), Some(&new))) }
             }
             None => Verdict::Changed(changes(None, Some(&new))),
         };
-        self.record = Some(new);
+        self.record = Some(Arc::new(new));
         verdict
     }
 

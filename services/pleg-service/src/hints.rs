@@ -19,8 +19,11 @@ use crate::seams::{Filter, HintEvent, HintKind, HintStream, ListedContainer, Lis
 /// full list does the same work.
 const UNKNOWN: usize = 1024;
 
-/// Up to so many unknown ids are listed one by one; more by one list of everything.
+/// Up to so many unknown ids are listed one by one; more by one list of everything, where there is not much.
 const ONE_BY_ONE: usize = 2;
+
+/// A list of so many pods costs about what looking for one id does.
+const PODS_FOR_ONE: usize = 64;
 
 /// A hint about an id of an unknown pod.
 #[derive(Debug)]
@@ -197,7 +200,7 @@ impl Place {
 }
 
 async fn find(core: &Core, ids: &[String]) -> Result<HashMap<String, (PodUid, Place)>, ReadError> {
-    let filters = if ids.len() <= ONE_BY_ONE {
+    let filters = if ids.len() <= ONE_BY_ONE.max(core.store.len() / PODS_FOR_ONE) {
         ids.iter().map(|id| Filter::Id(id.clone())).collect()
     } else {
         vec![Filter::All]

@@ -82,7 +82,9 @@ pub(crate) async fn own(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
         }
         let span = tracing::info_span!("inspect", pod.uid = %uid);
         propagate::set_parent(&span, &work.trace);
-        let answer = once(&core, &mut entry, &uid, &work, &expectations).instrument(span).await;
+        // Boxed: owners are idle most often, and there are thousands.
+        let looking = Box::pin(once(&core, &mut entry, &uid, &work, &expectations).instrument(span));
+        let answer = looking.await;
         drop((slot, lane));
         retry = answer.is_err().then(|| Instant::now() + RETRY);
         settle(&mut expectations, &entry);
@@ -136,30 +138,30 @@ async fn once(
     let before = entry.record().map(|r| r.pod.clone());
     let verdict = entry.apply(ticket, observed, work.pod.as_ref(), found.map_err(|e| e.to_string()));
     let trace = propagate::current_trace();
-    let record = entry.record().cloned();
-    let reply = match (verdict, record) {
-        (Verdict::Changed(changes), Some(record)) => {
-            let pod = record.pod.clone();
-            let shared = core.store.publish(record, trace.clone());
-            let cursor = shared.cursor;
-            core.readers.announce(changes, &pod, cursor, trace.as_ref());
-            (Some(shared), cursor)
+    let reply = match verdict {
+        Verdict::Changed(changes) => {
+            let placed = entry.place(|record| core.store.publish(record, trace.clone()));
+            if let Some(record) = &placed {
+                core.readers.announce(changes, &record.pod, record.cursor, trace.as_ref());
+            }
+            let cursor = placed.as_ref().map_or_else(|| core.store.cursor(), |record| record.cursor);
+            (placed, cursor)
         }
-        (Verdict::Gone(changes), _) => {
+        Verdict::Gone(changes) => {
             let cursor = core.store.remove(uid, trace.clone());
             if let Some(pod) = before {
                 core.readers.announce(changes, &pod, cursor, trace.as_ref());
             }
             (None, cursor)
         }
-        (Verdict::Same, Some(record)) => {
-            let shared = core.store.touch(uid, record.observed);
-            let cursor = core.store.cursor();
-            (shared, cursor)
+        Verdict::Same => {
+            let seen = entry.shared();
+            if let Some(record) = &seen {
+                core.store.touch(Arc::clone(record));
+            }
+            (seen, core.store.cursor())
         }
-        (Verdict::Stale | Verdict::Nothing | Verdict::Same | Verdict::Changed(_), _) => {
-            (core.store.get(uid), core.store.cursor())
-        }
+        Verdict::Stale | Verdict::Nothing => (core.store.get(uid), core.store.cursor()),
     };
     match failure {
         // The runtime answered: what it said wrong is the pod's error, in its record.

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::{ContainerState, SandboxState};
 use tokio::time::Instant;
@@ -15,6 +16,12 @@ use crate::seams::{Filter, ListedContainer, ListedSandbox, ReadError};
 
 /// A failed list is repeated after this at the latest, whatever the period.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Items of a list that are worked on before others have their turn: well under a millisecond.
+const SLICE: usize = 256;
+
+/// Pods of the first list that are looked at at once: the others of the [`INSPECTIONS`](crate::core::INSPECTIONS) are for who asks.
+const FIRST_LOOKS: usize = 12;
 
 #[derive(Default)]
 struct Listed {
@@ -51,6 +58,24 @@ pub(crate) async fn run(core: Arc<Core>) {
     }
 }
 
+/// Gives others their turn now and then: what a list of thousands is digested by shares its thread with those who look at one pod.
+struct Breath(usize);
+
+impl Breath {
+    fn new() -> Self {
+        Self(SLICE)
+    }
+
+    /// One item is done with.
+    async fn one(&mut self) {
+        self.0 -= 1;
+        if self.0 == 0 {
+            self.0 = SLICE;
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
 async fn list(core: &Arc<Core>, began: Instant) -> Result<(), ReadError> {
     let observed = core.clock.boot();
     let wall = core.clock.wall();
@@ -58,19 +83,88 @@ async fn list(core: &Arc<Core>, began: Instant) -> Result<(), ReadError> {
     let containers = core.runtime.containers(Filter::All).await?;
     core.metrics.last_seen.set(wall.as_second());
     core.lists.lock().last = Some(began);
-    count(core, &sandboxes, &containers);
+    let mut breath = Breath::new();
+    let pods = by_pod(core, sandboxes, containers, &mut breath).await;
+    let present: HashSet<PodUid> = pods.keys().cloned().collect();
+    let first = !core.store.is_primed();
+    let mut first_looks = Vec::new();
+    for (uid, listed) in pods {
+        breath.one().await;
+        let Some(nomination) = nomination(core, &uid, listed, observed) else { continue };
+        if first {
+            first_looks.push((uid, nomination));
+        } else {
+            core.nominate(&uid, Nomination { by_relist: true, ..nomination });
+        }
+    }
+    for known in core.store.pods() {
+        breath.one().await;
+        if !present.contains(&known.pod.uid) && known.observed <= observed {
+            let gone = Nomination { list: true, by_relist: true, ..Nomination::default() };
+            core.nominate(&known.pod.uid, gone);
+        }
+    }
+    if first {
+        // Readers get their first picture when every pod of the first list has been looked at, with or without success.
+        let looks = futures::stream::iter(first_looks);
+        let look = |(uid, nomination)| async move { drop(core.inspect(&uid, nomination).await) };
+        looks.for_each_concurrent(FIRST_LOOKS, look).await;
+        core.store.set_primed();
+        tracing::info!(pods = core.store.len(), epoch = core.store.epoch(), "first full list is in");
+    }
+    Ok(())
+}
+
+/// What is to be looked at of a listed pod; None: the list says what the entry says.
+fn nomination(core: &Core, uid: &PodUid, listed: Listed, observed: Duration) -> Option<Nomination> {
+    let known = core.store.get(uid);
+    // What was inspected after the list began is newer than the list.
+    let current = known.as_ref().is_some_and(|k| {
+        k.observed > observed && k.error.is_none() || !differs(k, &listed.sandboxes, &listed.containers)
+    });
+    if current {
+        return None;
+    }
+    let absent = known.as_ref().is_some_and(|k| {
+        let sandboxes = listed.sandboxes.iter().map(|s| s.id.as_str());
+        let ids: HashSet<&str> = sandboxes.chain(listed.containers.iter().map(|c| c.id.as_str())).collect();
+        k.ids().iter().any(|id| !ids.contains(id.as_str()))
+    });
+    Some(Nomination {
+        pod: listed.pod,
+        sandboxes: listed.sandboxes.into_iter().map(|s| s.id).collect(),
+        containers: listed.containers.into_iter().map(|c| (c.id, c.sandbox_id)).collect(),
+        list: absent,
+        complete: true,
+        ..Nomination::default()
+    })
+}
+
+/// Puts the lists together by pod, and counts what is in them.
+async fn by_pod(
+    core: &Core,
+    sandboxes: Vec<ListedSandbox>,
+    containers: Vec<ListedContainer>,
+    breath: &mut Breath,
+) -> HashMap<PodUid, Listed> {
     let mut pods = HashMap::<PodUid, Listed>::new();
-    let mut unlabelled = 0;
+    let (mut unlabelled, mut running) = (0, 0);
+    let mut states = HashMap::<ContainerState, i64>::new();
     for s in sandboxes {
+        breath.one().await;
         let Some(pod) = &s.pod else {
             unlabelled += 1;
             continue;
         };
         let listed = pods.entry(pod.uid.clone()).or_default();
+        let ran = listed.sandboxes.iter().any(|s| s.state == SandboxState::Ready);
+        running += i64::from(!ran && s.state == SandboxState::Ready);
         listed.pod = Some(pod.clone());
         listed.sandboxes.push(s);
     }
     for c in containers {
+        breath.one().await;
+        *states.entry(c.state).or_default() += 1;
         let Some(pod) = &c.pod else {
             unlabelled += 1;
             continue;
@@ -80,63 +174,18 @@ async fn list(core: &Arc<Core>, began: Instant) -> Result<(), ReadError> {
         listed.containers.push(c);
     }
     core.metrics.unlabelled.set(unlabelled);
-    let present: HashSet<PodUid> = pods.keys().cloned().collect();
-    let first = !core.store.is_primed();
-    let mut first_looks = Vec::new();
-    for (uid, listed) in pods {
-        let known = core.store.get(&uid);
-        // What was inspected after the list began is newer than the list.
-        let current = known.as_ref().is_some_and(|k| {
-            k.observed > observed && k.error.is_none() || !differs(k, &listed.sandboxes, &listed.containers)
-        });
-        if current {
-            continue;
-        }
-        let absent = known.as_ref().is_some_and(|k| {
-            let sandboxes = listed.sandboxes.iter().map(|s| s.id.as_str());
-            let ids: HashSet<&str> =
-                sandboxes.chain(listed.containers.iter().map(|c| c.id.as_str())).collect();
-            k.ids().iter().any(|id| !ids.contains(id.as_str()))
-        });
-        let nomination = Nomination {
-            pod: listed.pod,
-            sandboxes: listed.sandboxes.into_iter().map(|s| s.id).collect(),
-            containers: listed.containers.into_iter().map(|c| (c.id, c.sandbox_id)).collect(),
-            list: absent,
-            complete: true,
-            by_relist: !first,
-            ..Nomination::default()
-        };
-        if first {
-            first_looks.push(core.inspect(&uid, nomination));
-        } else {
-            core.nominate(&uid, nomination);
-        }
-    }
-    for gone in core.store.pods().iter().filter(|p| !present.contains(&p.pod.uid) && p.observed <= observed) {
-        core.nominate(&gone.pod.uid, Nomination { list: true, by_relist: true, ..Nomination::default() });
-    }
-    if first {
-        // Readers get their first picture when every pod of the first list has been looked at, with or without success.
-        futures::future::join_all(first_looks).await;
-        core.store.set_primed();
-        tracing::info!(pods = core.store.len(), epoch = core.store.epoch(), "first full list is in");
-    }
-    Ok(())
-}
-
-fn count(core: &Core, sandboxes: &[ListedSandbox], containers: &[ListedContainer]) {
-    let ready = sandboxes.iter().filter(|s| s.state == SandboxState::Ready).filter_map(|s| s.pod.as_ref());
-    let running: HashSet<&PodUid> = ready.map(|p| &p.uid).collect();
-    core.metrics.running_pods.set(i64::try_from(running.len()).unwrap_or(i64::MAX));
+    core.metrics.running_pods.set(running);
     for (container_state, state) in [
         ("created", ContainerState::Created),
         ("running", ContainerState::Running),
         ("exited", ContainerState::Exited),
         ("unknown", ContainerState::Unknown),
     ] {
-        let n = containers.iter().filter(|c| c.state == state).count();
         let gauge = core.metrics.running_containers.get_or_create_owned(&StateLabel { container_state });
-        gauge.set(i64::try_from(n).unwrap_or(i64::MAX));
+        gauge.set(states.get(&state).copied().unwrap_or_default());
     }
+    pods
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::RwLock;
 use quintlet_model::ids::PodUid;
@@ -188,14 +187,11 @@ impl Store {
     }
 
     /// The same state, seen later: no news for readers, but newer for who asks.
-    pub(crate) fn touch(&self, uid: &PodUid, observed: Duration) -> Option<SharedPodRuntime> {
+    pub(crate) fn touch(&self, pod: SharedPodRuntime) {
         let mut inner = self.inner.write();
-        let rev = *inner.pods.get(uid)?;
-        let pod = inner.by_rev.get_mut(&rev)?.pod.as_mut()?;
-        let mut seen = PodRuntime::clone(pod);
-        seen.observed = observed;
-        *pod = Arc::new(seen);
-        Some(Arc::clone(pod))
+        if let Some(latest) = inner.by_rev.get_mut(&pod.cursor.rev).filter(|l| l.uid == pod.pod.uid) {
+            latest.pod = Some(pod);
+        }
     }
 
     /// What comes after a cursor.
@@ -300,6 +296,8 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use quintlet_model::ids::PodRef;
 
     use super::*;
@@ -381,7 +379,10 @@ mod tests {
     fn being_seen_again_is_no_news() {
         let store = Store::new(7, 1);
         store.publish(pod("a"), None);
-        let seen = store.touch(&PodUid::parse("a").unwrap(), Duration::from_secs(3)).unwrap();
+        let uid = PodUid::parse("a").unwrap();
+        let seen = PodRuntime { observed: Duration::from_secs(3), ..PodRuntime::clone(&store.get(&uid).unwrap()) };
+        store.touch(Arc::new(seen));
+        let seen = store.get(&uid).unwrap();
         assert_eq!((seen.observed, seen.cursor.rev, store.cursor().rev), (Duration::from_secs(3), 1, 1));
     }
 }

@@ -9,7 +9,7 @@ use common::{Bench, options};
 use pleg_service::Periods;
 use pleg_service::seams::{HintEvent, HintKind};
 use quintlet_proto::pleg::v1 as pb;
-use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Rule};
+use quintlet_testkit::fake_runtime::{Call, ContainerSeed, FakeRuntime, Method, Rule};
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -73,6 +73,36 @@ async fn a_hint_about_an_unknown_id_finds_its_pod_and_one_of_nobody_is_dropped()
     let lists = bench.runtime.count(Method::ListContainers);
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(bench.runtime.count(Method::ListContainers), lists, "nobody looks for it any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn on_a_full_node_new_ids_are_looked_for_by_themselves_and_not_in_a_list_of_everything() {
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |r| {
+        for n in 0..320 {
+            r.add_sandbox(&format!("p{n}"), "pod", "default", 0);
+        }
+    });
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let full = || {
+        let request = |c: Call| c.request::<k8s_cri::v1::ListContainersRequest>();
+        let lists = bench.runtime.calls_of(Method::ListContainers).into_iter().map(request);
+        lists.filter(|r| r.filter.is_none()).count()
+    };
+    let before = full();
+    for n in 0..5 {
+        let id = bench.runtime.add_sandbox(&format!("new{n}"), "pod", "default", 0);
+        bench.hints.hint(HintKind::Created, &id);
+    }
+    watch.until("new pods", |w| w.pods.len() == 325).await;
+    assert_eq!(full(), before);
+    for n in 5..11 {
+        let id = bench.runtime.add_sandbox(&format!("new{n}"), "pod", "default", 0);
+        bench.hints.hint(HintKind::Created, &id);
+    }
+    watch.until("new pods", |w| w.pods.len() == 331).await;
+    assert!(full() > before, "six at once are more than a list of everything costs");
 }
 
 #[tokio::test(start_paused = true)]
@@ -231,29 +261,38 @@ async fn a_cursor_of_another_epoch_or_from_the_future_is_resynced_with_a_picture
 
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_does_not_read_harms_nobody_and_skips_to_the_latest() {
-    let bench = Bench::new(options(Duration::ZERO), true, |r| {
-        for n in 0..50 {
-            r.add_sandbox(&format!("p{n}"), "pod", "default", 0);
+    // Each record is large, so that a few fill all that lies between the service and its reader.
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |r| {
+        for n in 0..8 {
+            let id = r.add_sandbox(&format!("p{n}"), "pod", "default", 0);
+            r.edit_sandbox(&id, |s| s.annotations = [("notes".to_owned(), "x".repeat(64 << 10))].into());
         }
     });
     let mut slow = bench.watch(None).await;
     let mut quick = bench.watch(None).await;
     slow.snapshot().await;
     quick.snapshot().await;
+    let has_last = |p: &pb::PodRecord| p.containers.len() == 1 && p.containers[0].attempt == 39;
     let reader = tokio::spawn(async move {
-        quick.until("all", |w| w.pods.values().all(|p| p.containers.len() == 40)).await;
+        quick.until("all", |w| w.pods.values().all(has_last)).await;
         quick
     });
     let sandboxes = bench.runtime.sandboxes();
+    let mut last = Vec::<String>::new();
     for round in 0..40 {
+        for gone in last.drain(..) {
+            bench.runtime.remove(&gone);
+            bench.hints.hint(HintKind::Deleted, &gone);
+        }
         for sandbox in &sandboxes {
             let id = bench.runtime.add_container(sandbox.id(), &ContainerSeed::running("c").attempt(round));
             bench.hints.hint(HintKind::Started, &id);
+            last.push(id);
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
     }
     let quick = reader.await.unwrap();
-    slow.until("all", |w| w.pods.values().all(|p| p.containers.len() == 40)).await;
+    slow.until("all", |w| w.pods.values().all(has_last)).await;
     assert!(slow.log.len() < quick.log.len(), "{} {}", slow.log.len(), quick.log.len());
 }
 

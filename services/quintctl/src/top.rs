@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crossterm::event::{Event, EventStream, KeyCode, KeyModifiers};
 use futures::StreamExt as _;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::{ContainerStatsFilter, ListContainerStatsRequest};
+use k8s_cri::v1::{ContainerStatsFilter, ListContainerStatsRequest, ListContainerStatsResponse};
+use quintlet_kit::lists;
 use quintlet_kit::paths::Paths;
 use quintlet_proto::debug::v1::MetricsRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
@@ -150,17 +150,21 @@ async fn pods(paths: &Paths) -> Result<Vec<PodView>, Error> {
 
 async fn usage(paths: &Paths) -> Result<BTreeMap<String, (u64, u64)>, Error> {
     let peer = Peer::cri_proxy(paths);
-    let mut client = RuntimeServiceClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+    let channel = peer.channel().await?;
     let request = ListContainerStatsRequest { filter: Some(ContainerStatsFilter::default()) };
     let mut out: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    for stats in peer.answer(client.list_container_stats(request)).await?.stats {
-        let labels = stats.attributes.map(|a| a.labels).unwrap_or_default();
-        let Some(uid) = labels.get("io.kubernetes.pod.uid") else { continue };
-        let cpu = stats.cpu.and_then(|c| c.usage_core_nano_seconds).map_or(0, |v| v.value);
-        let memory = stats.memory.and_then(|m| m.working_set_bytes).map_or(0, |v| v.value);
-        let sum = out.entry(uid.clone()).or_default();
-        *sum = (sum.0 + cpu, sum.1 + memory);
-    }
+    let take = |message: ListContainerStatsResponse| {
+        for stats in message.stats {
+            let labels = stats.attributes.map(|a| a.labels).unwrap_or_default();
+            let Some(uid) = labels.get("io.kubernetes.pod.uid") else { continue };
+            let cpu = stats.cpu.and_then(|c| c.usage_core_nano_seconds).map_or(0, |v| v.value);
+            let memory = stats.memory.and_then(|m| m.working_set_bytes).map_or(0, |v| v.value);
+            let sum = out.entry(uid.clone()).or_default();
+            *sum = (sum.0 + cpu, sum.1 + memory);
+        }
+    };
+    let listing = lists::CONTAINER_STATS.each(channel, tonic::Request::new(request), take);
+    peer.answer(async { listing.await.map(tonic::Response::new) }).await?;
     Ok(out)
 }
 

@@ -211,6 +211,19 @@ pub(crate) async fn got(response: Response<Incoming>) -> Got {
     Got { headers: head.headers, body: body.to_bytes(), trailers }
 }
 
+/// The messages of a body of whole gRPC frames.
+pub(crate) fn messages(mut body: &[u8]) -> Vec<Bytes> {
+    let mut out = Vec::new();
+    while let Some(&[flag, a, b, c, d]) = body.first_chunk::<5>() {
+        assert_eq!(flag, 0, "not compressed");
+        let (message, rest) = body[5..].split_at(u32::from_be_bytes([a, b, c, d]) as usize);
+        out.push(Bytes::copy_from_slice(message));
+        body = rest;
+    }
+    assert!(body.is_empty(), "{body:?}");
+    out
+}
+
 /// A proxy in front of a scripted runtime.
 pub(crate) struct Bench {
     pub(crate) dir: tempfile::TempDir,

@@ -8,6 +8,7 @@ use k8s_cri::v1 as cri;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::lists;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::outcome::{
     DEADLINE_HEADER, JOIN_ONLY_HEADER, OUTCOME_TRAILER, OWNER_EPOCH_HEADER, Outcome,
@@ -405,12 +406,18 @@ impl Runtime {
     /// See [`CallError`].
     pub async fn images(&self) -> Result<Vec<Image>, CallError> {
         let request = cri::ListImagesRequest { filter: None };
-        let listed = call!(self, images, list_images, "ListImages", self.call, request)?.images;
         let image = |i: cri::Image| {
             let names = i.repo_digests.into_iter().chain(i.repo_tags).collect();
             Image { id: i.id, names, size: i.size, pinned: i.pinned }
         };
-        Ok(listed.into_iter().map(image).collect())
+        let request = self.request(request, self.call);
+        let listing = async {
+            let mut images = Vec::new();
+            let take = |m: cri::ListImagesResponse| images.extend(m.images.into_iter().map(image));
+            let metadata = lists::IMAGES.each(self.channel.clone(), request, take).await?;
+            Ok(Response::from_parts(metadata, images, tonic::Extensions::default()))
+        };
+        self.finish("ListImages", self.call, Box::pin(listing)).await
     }
 
     /// RemoveImage. One that is not there is removed.

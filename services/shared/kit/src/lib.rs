@@ -8,6 +8,7 @@ pub mod backoff;
 pub mod boot;
 pub mod clock;
 pub mod grant;
+pub mod lists;
 pub mod server;
 pub mod signals;
 pub mod socket;

@@ -3,9 +3,14 @@
 use std::collections::BTreeMap;
 
 use http::StatusCode;
-use k8s_cri::v1::{ContainerState, ContainerStateValue, ListContainersRequest, ListPodSandboxRequest};
+use k8s_cri::v1::{
+    ContainerState, ContainerStateValue, ListContainersRequest, ListContainersResponse, ListPodSandboxRequest,
+    ListPodSandboxResponse, PodSandboxState,
+};
+use quintlet_kit::lists;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use tonic::Request;
 
 use crate::answer::{Answer, error, json};
 use crate::node::Node;
@@ -58,26 +63,30 @@ pub async fn running(node: &Node) -> Answer {
 }
 
 async fn find_running(node: &Node) -> Result<Vec<Value>, tonic::Status> {
-    let mut runtime = node.runtime();
-    let sandboxes = runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await?.into_inner().items;
+    let mut pods: BTreeMap<(String, String, String), Vec<Value>> = BTreeMap::new();
+    // Of each message only this is kept: all of a full node is larger than its answer by far.
+    let take = |message: ListPodSandboxResponse| {
+        let ready = message.items.iter().filter(|s| s.state == PodSandboxState::SandboxReady as i32);
+        for pod in ready.filter_map(|s| pod_of(&s.labels)) {
+            pods.entry(pod).or_default();
+        }
+    };
+    lists::SANDBOXES.each(node.cri(), Request::new(ListPodSandboxRequest::default()), take).await?;
     let filter = k8s_cri::v1::ContainerFilter {
         state: Some(ContainerStateValue { state: ContainerState::ContainerRunning.into() }),
         ..Default::default()
     };
     let request = ListContainersRequest { filter: Some(filter) };
-    let containers = runtime.list_containers(request).await?.into_inner().containers;
-    let mut pods: BTreeMap<(String, String, String), Vec<Value>> = BTreeMap::new();
-    for sandbox in sandboxes.iter().filter(|s| s.state == 0) {
-        if let Some(pod) = pod_of(&sandbox.labels) {
-            pods.entry(pod).or_default();
+    let take = |message: ListContainersResponse| {
+        for container in &message.containers {
+            let image = container.image.as_ref().map_or("", |i| i.image.as_str());
+            if let (Some(pod), Some(name)) = (pod_of(&container.labels), container.labels.get(CONTAINER_NAME))
+            {
+                pods.entry(pod).or_default().push(json!({"name": name, "image": image, "resources": {}}));
+            }
         }
-    }
-    for container in &containers {
-        let image = container.image.as_ref().map_or("", |i| i.image.as_str());
-        if let (Some(pod), Some(name)) = (pod_of(&container.labels), container.labels.get(CONTAINER_NAME)) {
-            pods.entry(pod).or_default().push(json!({"name": name, "image": image, "resources": {}}));
-        }
-    }
+    };
+    lists::CONTAINERS.each(node.cri(), Request::new(request), take).await?;
     Ok(pods
         .into_iter()
         .map(|((namespace, name, uid), mut containers)| {

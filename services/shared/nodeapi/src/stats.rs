@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use k8s_cri::v1;
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::lists;
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, error, json as json_answer, with_type};
@@ -111,22 +112,24 @@ impl Stats {
     async fn pods(&self, node: &Node) -> Result<Vec<Pod>, tonic::Status> {
         let (stats, views) = tokio::join!(
             async {
-                let request = v1::ListPodSandboxStatsRequest::default();
-                node.runtime().list_pod_sandbox_stats(request).await
+                let mut pods = Vec::new();
+                let kept = |s: v1::PodSandboxStats| Some((s.attributes?.metadata?, s.linux?));
+                let take = |message: v1::ListPodSandboxStatsResponse| {
+                    pods.extend(message.stats.into_iter().filter_map(kept));
+                };
+                let request = tonic::Request::new(v1::ListPodSandboxStatsRequest::default());
+                lists::SANDBOX_STATS.each(node.cri(), request, take).await.map(|_| pods)
             },
             node.pods()
         );
         let objects: BTreeMap<String, Value> =
             views?.into_iter().map(|v| (v.uid, serde_json::from_slice(&v.pod).unwrap_or_default())).collect();
-        let pods = stats?.into_inner().stats.into_iter().filter_map(|s| {
-            let metadata = s.attributes?.metadata?;
-            Some(Pod {
-                object: objects.get(&metadata.uid).cloned().unwrap_or_default(),
-                name: metadata.name,
-                namespace: metadata.namespace,
-                uid: metadata.uid,
-                stats: s.linux?,
-            })
+        let pods = stats?.into_iter().map(|(metadata, stats)| Pod {
+            object: objects.get(&metadata.uid).cloned().unwrap_or_default(),
+            name: metadata.name,
+            namespace: metadata.namespace,
+            uid: metadata.uid,
+            stats,
         });
         let mut pods: Vec<Pod> = pods.collect();
         pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));

@@ -142,14 +142,14 @@ impl Shared {
 
     /// The signal, the grace, the kill; returns once the CRI state says exited.
     async fn stop_container(self: &Arc<Self>, id: &str, timeout: Duration) {
-        if !self.world.lock().containers.get(id).is_some_and(world::ContainerRecord::running) {
+        if !self.world.lock().containers.get(id).is_some_and(|c| c.running()) {
             return;
         }
         let (after, code) = match self.world.lock().behaviour_of(id).stop {
             StopReply::Exits { after, code } if after < timeout || after.is_zero() => (after, code),
             StopReply::Exits { .. } | StopReply::Ignores => (timeout, 137),
         };
-        let stopped = |w: &world::World| !w.containers.get(id).is_some_and(world::ContainerRecord::running);
+        let stopped = |w: &world::World| !w.containers.get(id).is_some_and(|c| c.running());
         // It may end by itself in the meantime.
         if tokio::time::timeout(after, self.wait_world(stopped)).await.is_err() {
             self.exit(id, code, None);
@@ -163,7 +163,7 @@ impl Shared {
             self.exit(&container, 137, None);
         }
         self.exit(id, 137, None);
-        self.wait_world(|w| !w.sandboxes.get(id).is_some_and(world::SandboxRecord::ready)).await;
+        self.wait_world(|w| !w.sandboxes.get(id).is_some_and(|s| s.ready())).await;
     }
 
     async fn exec_sync(self: &Arc<Self>, q: v1::ExecSyncRequest) -> Result<v1::ExecSyncResponse, Status> {
@@ -442,6 +442,7 @@ impl RuntimeService for Cri {
                     let container = world
                         .containers
                         .get_mut(&q.container_id)
+                        .map(Arc::make_mut)
                         .ok_or_else(|| no_container(&q.container_id))?;
                     container.status.resources =
                         q.linux.map(|r| v1::ContainerResources { linux: Some(r), windows: None });

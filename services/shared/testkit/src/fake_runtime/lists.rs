@@ -21,7 +21,7 @@ use super::Shared;
 use super::cri::Leave;
 use super::script::Method;
 use super::serve::MAX_MESSAGE;
-use super::world;
+use super::world::{ContainerRecord, SandboxRecord};
 
 fn labels_match(selector: &HashMap<String, String>, labels: &HashMap<String, String>) -> bool {
     selector.iter().all(|(k, v)| labels.get(k) == Some(v))
@@ -41,59 +41,73 @@ pub(super) fn container_subjects(q: &v1::ListContainersRequest) -> Vec<String> {
     q.filter.iter().flat_map(|f| f.label_selector.values().cloned().chain([f.id.clone()])).collect()
 }
 
-pub(super) fn sandboxes(shared: &Shared, q: v1::ListPodSandboxRequest) -> Vec<v1::PodSandbox> {
+/// Whatever a filter leaves; what is found is looked at without the lock, however many there are.
+fn found_sandboxes(shared: &Shared, q: v1::ListPodSandboxRequest) -> Vec<Arc<SandboxRecord>> {
     let filter = q.filter.unwrap_or_default();
-    let world = shared.world.lock();
-    world
-        .sandboxes
-        .values()
-        .map(|s| &s.status)
-        .filter(|s| id_matches(&filter.id, &s.id))
-        .filter(|s| filter.state.is_none_or(|f| f.state == s.state))
-        .filter(|s| labels_match(&filter.label_selector, &s.labels))
-        .map(|s| v1::PodSandbox {
-            id: s.id.clone(),
-            metadata: s.metadata.clone(),
-            state: s.state,
-            created_at: s.created_at,
-            labels: s.labels.clone(),
-            annotations: s.annotations.clone(),
-            runtime_handler: s.runtime_handler.clone(),
-        })
-        .collect()
+    let mut found: Vec<_> = shared.world.lock().sandboxes.values().cloned().collect();
+    found.retain(|s| {
+        id_matches(&filter.id, &s.status.id)
+            && filter.state.is_none_or(|f| f.state == s.status.state)
+            && labels_match(&filter.label_selector, &s.status.labels)
+    });
+    found
+}
+
+fn sandbox_item(s: &SandboxRecord) -> v1::PodSandbox {
+    let s = &s.status;
+    v1::PodSandbox {
+        id: s.id.clone(),
+        metadata: s.metadata.clone(),
+        state: s.state,
+        created_at: s.created_at,
+        labels: s.labels.clone(),
+        annotations: s.annotations.clone(),
+        runtime_handler: s.runtime_handler.clone(),
+    }
+}
+
+fn found_containers(shared: &Shared, q: v1::ListContainersRequest) -> Vec<Arc<ContainerRecord>> {
+    let filter = q.filter.unwrap_or_default();
+    let mut found: Vec<_> = shared.world.lock().containers.values().cloned().collect();
+    found.retain(|c| {
+        id_matches(&filter.id, &c.status.id)
+            && filter.state.is_none_or(|f| f.state == c.status.state)
+            && id_matches(&filter.pod_sandbox_id, &c.sandbox_id)
+            && labels_match(&filter.label_selector, &c.status.labels)
+    });
+    found
+}
+
+fn container_item(c: &ContainerRecord) -> v1::Container {
+    v1::Container {
+        id: c.status.id.clone(),
+        pod_sandbox_id: c.sandbox_id.clone(),
+        metadata: c.status.metadata.clone(),
+        image: c.status.image.clone(),
+        image_ref: c.status.image_ref.clone(),
+        state: c.status.state,
+        created_at: c.status.created_at,
+        labels: c.status.labels.clone(),
+        annotations: c.status.annotations.clone(),
+        image_id: c.status.image_id.clone(),
+    }
+}
+
+pub(super) fn sandboxes(shared: &Shared, q: v1::ListPodSandboxRequest) -> Vec<v1::PodSandbox> {
+    found_sandboxes(shared, q).iter().map(|s| sandbox_item(s)).collect()
 }
 
 pub(super) fn containers(shared: &Shared, q: v1::ListContainersRequest) -> Vec<v1::Container> {
-    let filter = q.filter.unwrap_or_default();
-    let world = shared.world.lock();
-    world
-        .containers
-        .values()
-        .filter(|c| id_matches(&filter.id, &c.status.id))
-        .filter(|c| filter.state.is_none_or(|f| f.state == c.status.state))
-        .filter(|c| id_matches(&filter.pod_sandbox_id, &c.sandbox_id))
-        .filter(|c| labels_match(&filter.label_selector, &c.status.labels))
-        .map(|c| v1::Container {
-            id: c.status.id.clone(),
-            pod_sandbox_id: c.sandbox_id.clone(),
-            metadata: c.status.metadata.clone(),
-            image: c.status.image.clone(),
-            image_ref: c.status.image_ref.clone(),
-            state: c.status.state,
-            created_at: c.status.created_at,
-            labels: c.status.labels.clone(),
-            annotations: c.status.annotations.clone(),
-            image_id: c.status.image_id.clone(),
-        })
-        .collect()
+    found_containers(shared, q).iter().map(|c| container_item(c)).collect()
 }
 
 pub(super) fn container_stats(shared: &Shared) -> Vec<v1::ContainerStats> {
-    shared.world.lock().containers.values().filter(|c| c.running()).map(attributes).collect()
+    let all = shared.world.lock();
+    all.containers.values().filter(|c| c.running()).map(|c| attributes(c)).collect()
 }
 
 pub(super) fn all_sandbox_stats(shared: &Shared) -> Vec<v1::PodSandboxStats> {
-    shared.world.lock().sandboxes.values().map(sandbox_stats).collect()
+    shared.world.lock().sandboxes.values().map(|s| sandbox_stats(s)).collect()
 }
 
 pub(super) fn images(shared: &Shared, q: v1::ListImagesRequest) -> Vec<v1::Image> {
@@ -105,7 +119,7 @@ pub(super) fn images(shared: &Shared, q: v1::ListImagesRequest) -> Vec<v1::Image
     }
 }
 
-pub(super) fn attributes(c: &world::ContainerRecord) -> v1::ContainerStats {
+pub(super) fn attributes(c: &ContainerRecord) -> v1::ContainerStats {
     v1::ContainerStats {
         attributes: Some(v1::ContainerAttributes {
             id: c.status.id.clone(),
@@ -117,7 +131,7 @@ pub(super) fn attributes(c: &world::ContainerRecord) -> v1::ContainerStats {
     }
 }
 
-pub(super) fn sandbox_stats(s: &world::SandboxRecord) -> v1::PodSandboxStats {
+pub(super) fn sandbox_stats(s: &SandboxRecord) -> v1::PodSandboxStats {
     v1::PodSandboxStats {
         attributes: Some(v1::PodSandboxAttributes {
             id: s.status.id.clone(),
@@ -130,17 +144,19 @@ pub(super) fn sandbox_stats(s: &world::SandboxRecord) -> v1::PodSandboxStats {
 }
 
 /// One list as a stream.
-struct Streamed<Q, R> {
+struct Streamed<Q, T, R> {
     shared: Arc<Shared>,
     method: Method,
     subjects: fn(&Q) -> Vec<String>,
-    /// One message for each item.
-    items: fn(&Shared, Q) -> Vec<R>,
+    find: fn(&Shared, Q) -> Vec<T>,
+    /// One message for each item, made when it is sent.
+    message: fn(T) -> R,
 }
 
-impl<Q, R> tonic::server::ServerStreamingService<Q> for Streamed<Q, R>
+impl<Q, T, R> tonic::server::ServerStreamingService<Q> for Streamed<Q, T, R>
 where
     Q: Message + Send + 'static,
+    T: Send + 'static,
     R: Send + 'static,
 {
     type Response = R;
@@ -148,7 +164,8 @@ where
     type Future = BoxFuture<'static, Result<Response<Self::ResponseStream>, Status>>;
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        let (shared, method, items) = (Arc::clone(&self.shared), self.method, self.items);
+        let (shared, method, find, message) =
+            (Arc::clone(&self.shared), self.method, self.find, self.message);
         let subjects = (self.subjects)(request.get_ref());
         Box::pin(async move {
             let (metadata, _, q) = request.into_parts();
@@ -156,12 +173,13 @@ where
             let mut plan = shared.script.enter(method, metadata, subjects, bytes);
             let _leave = Leave(Arc::clone(&shared), method);
             shared.script.pass(&mut plan).await?;
-            let mut messages: Vec<Result<R, Status>> = items(&shared, q).into_iter().map(Ok).collect();
-            if let Some(status) = plan.after.take() {
+            let mut found = find(&shared, q);
+            let failure = plan.after.take().map(Err);
+            if failure.is_some() {
                 // It fails in the middle.
-                messages.truncate(messages.len().div_ceil(2));
-                messages.push(Err(status));
+                found.truncate(found.len().div_ceil(2));
             }
+            let messages = found.into_iter().map(move |item| Ok(message(item))).chain(failure);
             Ok(Response::new(futures::stream::iter(messages).boxed()))
         })
     }
@@ -169,12 +187,13 @@ where
 
 type Reply = http::Response<tonic::body::Body>;
 
-async fn serve<Q, R>(
-    streamed: Streamed<Q, R>,
+async fn serve<Q, T, R>(
+    streamed: Streamed<Q, T, R>,
     request: http::Request<Full<Bytes>>,
 ) -> Result<Reply, Infallible>
 where
     Q: Message + Default + Send + 'static,
+    T: Send + 'static,
     R: Message + Send + 'static,
 {
     let mut grpc = tonic::server::Grpc::new(ProstCodec::<R, Q>::default())
@@ -191,44 +210,33 @@ pub(super) fn stream(
     let request = request.clone();
     Some(match request.uri().path() {
         "/runtime.v1.RuntimeService/StreamPodSandboxes" => {
-            let items = |shared: &Shared, q| {
-                let message = |item| v1::ListPodSandboxResponse { items: vec![item] };
-                sandboxes(shared, q).into_iter().map(message).collect()
-            };
-            let (method, subjects) = (Method::StreamPodSandboxes, sandbox_subjects as fn(&_) -> _);
-            Box::pin(serve(Streamed { shared, method, subjects, items }, request))
+            let (method, find) = (Method::StreamPodSandboxes, found_sandboxes as fn(&_, _) -> _);
+            let message = |s: Arc<_>| v1::ListPodSandboxResponse { items: vec![sandbox_item(&s)] };
+            let subjects = sandbox_subjects as fn(&_) -> _;
+            Box::pin(serve(Streamed { shared, method, subjects, find, message }, request))
         }
         "/runtime.v1.RuntimeService/StreamContainers" => {
-            let items = |shared: &Shared, q| {
-                let message = |item| v1::ListContainersResponse { containers: vec![item] };
-                containers(shared, q).into_iter().map(message).collect()
-            };
-            let (method, subjects) = (Method::StreamContainers, container_subjects as fn(&_) -> _);
-            Box::pin(serve(Streamed { shared, method, subjects, items }, request))
+            let (method, find) = (Method::StreamContainers, found_containers as fn(&_, _) -> _);
+            let message = |c: Arc<_>| v1::ListContainersResponse { containers: vec![container_item(&c)] };
+            let subjects = container_subjects as fn(&_) -> _;
+            Box::pin(serve(Streamed { shared, method, subjects, find, message }, request))
         }
         "/runtime.v1.RuntimeService/StreamContainerStats" => {
-            let items = |shared: &Shared, _: v1::ListContainerStatsRequest| {
-                let message = |item| v1::ListContainerStatsResponse { stats: vec![item] };
-                container_stats(shared).into_iter().map(message).collect()
-            };
-            let (method, subjects) = (Method::StreamContainerStats, (|_| Vec::new()) as fn(&_) -> _);
-            Box::pin(serve(Streamed { shared, method, subjects, items }, request))
+            let method = Method::StreamContainerStats;
+            let find = |shared: &Shared, _: v1::ListContainerStatsRequest| container_stats(shared);
+            let message = |item| v1::ListContainerStatsResponse { stats: vec![item] };
+            Box::pin(serve(Streamed { shared, method, subjects: |_| Vec::new(), find, message }, request))
         }
         "/runtime.v1.RuntimeService/StreamPodSandboxStats" => {
-            let items = |shared: &Shared, _: v1::ListPodSandboxStatsRequest| {
-                let message = |item| v1::ListPodSandboxStatsResponse { stats: vec![item] };
-                all_sandbox_stats(shared).into_iter().map(message).collect()
-            };
-            let (method, subjects) = (Method::StreamPodSandboxStats, (|_| Vec::new()) as fn(&_) -> _);
-            Box::pin(serve(Streamed { shared, method, subjects, items }, request))
+            let method = Method::StreamPodSandboxStats;
+            let find = |shared: &Shared, _: v1::ListPodSandboxStatsRequest| all_sandbox_stats(shared);
+            let message = |item| v1::ListPodSandboxStatsResponse { stats: vec![item] };
+            Box::pin(serve(Streamed { shared, method, subjects: |_| Vec::new(), find, message }, request))
         }
         "/runtime.v1.ImageService/StreamImages" => {
-            let items = |shared: &Shared, q| {
-                let message = |item| v1::ListImagesResponse { images: vec![item] };
-                images(shared, q).into_iter().map(message).collect()
-            };
-            let (method, subjects) = (Method::StreamImages, (|_| Vec::new()) as fn(&_) -> _);
-            Box::pin(serve(Streamed { shared, method, subjects, items }, request))
+            let (method, find) = (Method::StreamImages, images as fn(&_, _) -> _);
+            let message = |item| v1::ListImagesResponse { images: vec![item] };
+            Box::pin(serve(Streamed { shared, method, subjects: |_| Vec::new(), find, message }, request))
         }
         _ => return None,
     })

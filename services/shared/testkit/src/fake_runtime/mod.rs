@@ -424,14 +424,14 @@ impl FakeRuntime {
 
     /// Changes what ContainerStatus and lists say of a container, to make what no good runtime says.
     pub fn edit_container(&self, id: &str, edit: impl FnOnce(&mut v1::ContainerStatus)) {
-        if let Some(container) = self.shared.world.lock().containers.get_mut(id) {
+        if let Some(container) = self.shared.world.lock().containers.get_mut(id).map(Arc::make_mut) {
             edit(&mut container.status);
         }
     }
 
     /// Changes what PodSandboxStatus and lists say of a sandbox.
     pub fn edit_sandbox(&self, id: &str, edit: impl FnOnce(&mut v1::PodSandboxStatus)) {
-        if let Some(sandbox) = self.shared.world.lock().sandboxes.get_mut(id) {
+        if let Some(sandbox) = self.shared.world.lock().sandboxes.get_mut(id).map(Arc::make_mut) {
             edit(&mut sandbox.status);
         }
     }
@@ -446,7 +446,8 @@ impl FakeRuntime {
     /// All sandboxes, oldest first.
     #[must_use]
     pub fn sandboxes(&self) -> Vec<SandboxRecord> {
-        let mut all: Vec<_> = self.shared.world.lock().sandboxes.values().cloned().collect();
+        let all: Vec<Arc<_>> = self.shared.world.lock().sandboxes.values().cloned().collect();
+        let mut all: Vec<_> = all.into_iter().map(Arc::unwrap_or_clone).collect();
         all.sort_by_key(|s| s.status.created_at);
         all
     }
@@ -454,7 +455,8 @@ impl FakeRuntime {
     /// All containers, oldest first.
     #[must_use]
     pub fn containers(&self) -> Vec<ContainerRecord> {
-        let mut all: Vec<_> = self.shared.world.lock().containers.values().cloned().collect();
+        let all: Vec<Arc<_>> = self.shared.world.lock().containers.values().cloned().collect();
+        let mut all: Vec<_> = all.into_iter().map(Arc::unwrap_or_clone).collect();
         all.sort_by_key(|c| c.status.created_at);
         all
     }
@@ -462,7 +464,7 @@ impl FakeRuntime {
     /// One container.
     #[must_use]
     pub fn container(&self, id: &str) -> Option<ContainerRecord> {
-        self.shared.world.lock().containers.get(id).cloned()
+        self.shared.world.lock().containers.get(id).map(|c| ContainerRecord::clone(c))
     }
 
     /// The newest instance of a container of a pod.

@@ -1,6 +1,7 @@
 //! What the runtime has: sandboxes, containers, images. Plain and synchronous.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_cri::v1;
@@ -158,8 +159,9 @@ pub(crate) struct Gone {
 }
 
 pub(crate) struct World {
-    pub(crate) sandboxes: HashMap<String, SandboxRecord>,
-    pub(crate) containers: HashMap<String, ContainerRecord>,
+    /// Shared with lists being answered: one of thousands is made while others change what is here.
+    pub(crate) sandboxes: HashMap<String, Arc<SandboxRecord>>,
+    pub(crate) containers: HashMap<String, Arc<ContainerRecord>>,
     /// By id.
     pub(crate) images: BTreeMap<String, v1::Image>,
     /// Names reserved, with the id they are reserved for.
@@ -220,7 +222,7 @@ impl World {
     }
 
     pub(crate) fn behaviour_of(&self, id: &str) -> Behaviour {
-        let name = self.containers.get(id).map_or("", ContainerRecord::name);
+        let name = self.containers.get(id).map_or("", |c| c.name());
         self.behaviours.get(name).or_else(|| self.behaviours.get("*")).copied().unwrap_or_default()
     }
 
@@ -285,7 +287,7 @@ impl World {
             annotations: config.annotations.clone(),
             runtime_handler: handler.to_owned(),
         };
-        self.sandboxes.insert(id, SandboxRecord { status, config, exiting: false });
+        self.sandboxes.insert(id, Arc::new(SandboxRecord { status, config, exiting: false }));
     }
 
     pub(crate) fn seed_config(&mut self, sandbox: &str, seed: &ContainerSeed) -> v1::ContainerConfig {
@@ -360,7 +362,7 @@ impl World {
         };
         self.by_sandbox.entry(sandbox.to_owned()).or_default().push(id.clone());
         let record = ContainerRecord { status, config, sandbox_id: sandbox.to_owned(), exiting: false };
-        self.containers.insert(id, record);
+        self.containers.insert(id, Arc::new(record));
     }
 
     pub(crate) fn container_name(&self, sandbox: &str, config: &v1::ContainerConfig) -> String {
@@ -371,7 +373,7 @@ impl World {
 
     pub(crate) fn start(&mut self, id: &str) -> Result<(), Status> {
         let now = self.now();
-        let container = self.containers.get_mut(id).ok_or_else(|| no_container(id))?;
+        let container = self.containers.get_mut(id).map(Arc::make_mut).ok_or_else(|| no_container(id))?;
         if container.status.state() != v1::ContainerState::ContainerCreated {
             let text = format!("container {id:?} is in {} state", container.status.state().as_str_name());
             return Err(Status::unknown(text));
@@ -389,21 +391,22 @@ impl World {
 
     /// True where something runs that now ends.
     pub(crate) fn begin_exit(&mut self, id: &str) -> bool {
-        if let Some(c) = self.containers.get_mut(id) {
+        if let Some(c) = self.containers.get_mut(id).map(Arc::make_mut) {
             return c.running() && !std::mem::replace(&mut c.exiting, true);
         }
-        self.sandboxes.get_mut(id).is_some_and(|s| s.ready() && !std::mem::replace(&mut s.exiting, true))
+        let sandbox = self.sandboxes.get_mut(id).map(Arc::make_mut);
+        sandbox.is_some_and(|s| s.ready() && !std::mem::replace(&mut s.exiting, true))
     }
 
     pub(crate) fn finish_exit(&mut self, id: &str, code: i32, reason: Option<&str>) {
         let now = self.now();
-        if let Some(c) = self.containers.get_mut(id) {
+        if let Some(c) = self.containers.get_mut(id).map(Arc::make_mut) {
             c.status.set_state(v1::ContainerState::ContainerExited);
             c.status.finished_at = now;
             c.status.exit_code = code;
             c.status.reason = reason.unwrap_or(if code == 0 { "Completed" } else { "Error" }).to_owned();
         }
-        if let Some(s) = self.sandboxes.get_mut(id) {
+        if let Some(s) = self.sandboxes.get_mut(id).map(Arc::make_mut) {
             s.status.set_state(v1::PodSandboxState::SandboxNotready);
             // The network namespace is closed with it; containerd then reports no address.
             s.status.network = Some(v1::PodSandboxNetworkStatus::default());

@@ -1,0 +1,242 @@
+//! A full node on the fake runtime: what a relist of 18,000 containers costs cri-proxy and pleg-service, and what watchers notice of it.
+//! Prints JSON.
+//!
+//! Three kinds of process: the fake runtime ([`runtime`], this binary again), the two services as built, and this one with the
+//! watchers ([`watch`]). CPU time and memory are those of the services alone. Relists follow one another without a pause, which is more
+//! than a node ever does. Wants release builds and an idle machine.
+
+mod measure;
+mod runtime;
+mod watch;
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser;
+use quintlet_e2e::bins;
+use quintlet_e2e::service::{Plan, Service};
+use quintlet_kit::clock::Clock;
+use quintlet_kit::paths::{CriSocket, Paths};
+use quintlet_kit::socket::channel;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use measure::{Usage, delays, metric, usage};
+use runtime::{Fake, FakeArgs};
+use watch::{Sizes, Watchers};
+
+/// For whatever is waited for.
+const LIMIT: Duration = Duration::from_secs(300);
+/// No message may be larger.
+const MAX_MESSAGE: usize = 16 << 20;
+/// Metric of pleg-service: relists so far, and seconds of them.
+const RELISTS: &str = "kubelet_pleg_relist_duration_seconds";
+
+/// A relist of thousands of containers: CPU, memory, messages, and the delay that watchers see.
+#[derive(Debug, Clone, Parser)]
+struct Args {
+    /// Pods.
+    #[arg(long, default_value_t = 6_000)]
+    pods: usize,
+    /// Containers of each.
+    #[arg(long, default_value_t = 3)]
+    containers: usize,
+    /// Relists that are measured.
+    #[arg(long, default_value_t = 10)]
+    relists: u64,
+    /// Watchers of pleg-service.
+    #[arg(long, default_value_t = 4)]
+    watchers: usize,
+    /// Containers that exit, while relists run and again without.
+    #[arg(long, default_value_t = 400)]
+    exits: usize,
+    /// Runtimes: with list streams, without.
+    #[arg(long, value_delimiter = ',', default_value = "streams,lists")]
+    runtimes: Vec<String>,
+    /// Be the runtime at this socket, told by standard input.
+    #[arg(long, hide = true)]
+    serve: Option<PathBuf>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    threads.block_on(async {
+        if let Some(socket) = &args.serve {
+            return runtime::serve(socket, &FakeArgs::of(&args)?).await;
+        }
+        let mut reports = serde_json::Map::new();
+        for kind in &args.runtimes {
+            let one = Args { runtimes: vec![kind.clone()], ..args.clone() };
+            reports.insert(kind.clone(), measured(&one).await.with_context(|| format!("runtime {kind:?}"))?);
+        }
+        let report = json!({
+            "pods": args.pods, "containers": args.pods * args.containers, "watchers": args.watchers,
+            "relists": args.relists, "exits": args.exits, "runtimes": reports,
+            "load": std::fs::read_to_string("/proc/loadavg")?.trim(),
+            "cpus": std::thread::available_parallelism()?.get(),
+            "kernel": std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim(),
+            "bin_dir": bins::dir(),
+        });
+        writeln!(std::io::stdout(), "{report:#}")?;
+        Ok(())
+    })
+}
+
+/// The services over one runtime.
+struct Node {
+    dir: tempfile::TempDir,
+    fake: Fake,
+    proxy: Service,
+    paths: Paths,
+}
+
+impl Node {
+    async fn start(args: &Args) -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let socket = dir.path().join("runtime.sock");
+        let fake = Fake::start(&socket, &FakeArgs::of(args)?).await?;
+        let paths = Paths::new(&dir.path().join("run"));
+        let endpoint = format!("unix://{}", socket.display());
+        let proxy = service(dir.path(), "cri-proxy", &["--runtime-endpoint", &endpoint]);
+        Ok(Self { dir, fake, proxy, paths })
+    }
+
+    fn pleg(&self, pause: &str) -> Service {
+        service(self.dir.path(), "pleg-service", &["--relist-period-live", pause])
+    }
+}
+
+fn service(dir: &Path, name: &'static str, args: &[&str]) -> Service {
+    let run = ["--run-dir".into(), dir.join("run").into_os_string()];
+    Service::start(Plan {
+        name,
+        binary: bins::dir().join(name),
+        args: run.into_iter().chain(args.iter().map(Into::into)).collect(),
+        log: dir.join(format!("{name}.log")),
+        uid: None,
+    })
+}
+
+/// Waits until so many relists are over, sampling memory meanwhile. Returns how many are, the seconds of all, and the most memory.
+async fn relists(node: &Node, pids: [i32; 2], upto: u64) -> anyhow::Result<(u64, f64, [u64; 2])> {
+    let deadline = Instant::now() + LIMIT;
+    let mut most = [0; 2];
+    loop {
+        let text = metric::text(&node.paths.pleg()).await?;
+        let count = metric::of(&text, &format!("{RELISTS}_count"));
+        for (most, pid) in most.iter_mut().zip(pids) {
+            *most = usage(pid)?.pss_kib.max(*most);
+        }
+        // A whole number in a text of decimals.
+        if count >= upto as f64 {
+            return Ok((count as u64, metric::of(&text, &format!("{RELISTS}_sum")), most));
+        }
+        anyhow::ensure!(Instant::now() < deadline, "{count} relists of {upto} within {LIMIT:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn measured(args: &Args) -> anyhow::Result<Value> {
+    let mut node = Node::start(args).await?;
+    quintlet_kit::socket::wait_ready(&node.paths.cri(CriSocket::Read), LIMIT).await?;
+    let proxy_at_start = usage(pid(&node.proxy)?)?;
+
+    // The first picture.
+    let began = Instant::now();
+    let mut pleg = node.pleg("1ms");
+    let mut watchers = Watchers::open(&node.paths.pleg(), args.watchers, args.pods, LIMIT).await?;
+    let first_picture = began.elapsed().as_secs_f64();
+    let pids = [pid(&node.proxy)?, pid(&pleg)?];
+    let first = pids.map(usage);
+    let [proxy_first, pleg_first] = [first[0].as_ref(), first[1].as_ref()].map(|u| u.cloned());
+
+    // Quiet relists.
+    let (begun, ..) = relists(&node, pids, 1).await?;
+    let (before_count, before_sum, _) = relists(&node, pids, begun + 2).await?;
+    let before = [usage(pids[0])?, usage(pids[1])?];
+    let (count, sum, most) = relists(&node, pids, before_count + args.relists).await?;
+    let after = [usage(pids[0])?, usage(pids[1])?];
+    let n = (count - before_count) as f64;
+    let cpu = |i: usize| (after[i].cpu_seconds - before[i].cpu_seconds) / n;
+
+    // Changes while relists run, and when none does.
+    let during = changes(&mut node, &mut watchers, args.exits, 0).await?;
+    let after_changes = [usage(pids[0])?, usage(pids[1])?];
+    let (after_count, ..) = relists(&node, pids, 1).await?;
+    let largest_watch = watchers.largest();
+    drop(watchers);
+    let text = metric::text(&node.paths.cri(CriSocket::Read)).await?;
+    anyhow::ensure!(pleg.process().starts == 1 && node.proxy.process().starts == 1, "a service ended");
+    pleg.terminate().await;
+    let mut pleg = node.pleg("10m");
+    let mut watchers = Watchers::open(&node.paths.pleg(), args.watchers, args.pods, LIMIT).await?;
+    let rest = changes(&mut node, &mut watchers, args.exits, args.exits).await?;
+    drop(watchers);
+
+    // The lists as pleg-service gets them.
+    let read = channel(node.paths.cri(CriSocket::Read));
+    let containers = Sizes::of(read.clone(), "/runtime.v1.RuntimeService/StreamContainers").await?;
+    let sandboxes = Sizes::of(read, "/runtime.v1.RuntimeService/StreamPodSandboxes").await?;
+    let largest = containers.largest.max(sandboxes.largest).max(largest_watch);
+    pleg.terminate().await;
+    node.proxy.terminate().await;
+    let service = |i: usize| {
+        json!({
+            "cpu_seconds_per_relist": cpu(i),
+            "pss_kib": {"before": before[i].pss_kib, "most_during": most[i], "after": after[i].pss_kib,
+                "after_changes": after_changes[i].pss_kib},
+        })
+    };
+    Ok(json!({
+        "list_bytes": {"containers": containers.bytes, "sandboxes": sandboxes.bytes},
+        "cpu_seconds_per_relist": cpu(0) + cpu(1),
+        "wall_seconds_per_relist": (sum - before_sum) / n,
+        "relists_measured": n,
+        "relists_during_changes": after_count - count,
+        "cri-proxy": service(0),
+        "pleg-service": service(1),
+        "first_picture": {
+            "seconds": first_picture,
+            "cri-proxy_cpu_seconds": proxy_first?.cpu_seconds - proxy_at_start.cpu_seconds,
+            "pleg-service_cpu_seconds": pleg_first?.cpu_seconds,
+        },
+        "largest_message_bytes": {
+            "containers": containers.largest, "sandboxes": sandboxes.largest, "watch": largest_watch,
+            "all_under_16_mib": largest < MAX_MESSAGE,
+        },
+        "cri-proxy_most_bytes_of_a_list": metric::of(&text, "quintlet_cri_list_bytes_most"),
+        "exit_to_watcher_ms": {"while_relists_run": during, "without_relists": rest},
+        "exit_lag_of_the_runtime_ms": runtime::EXIT_LAG.as_millis(),
+    }))
+}
+
+fn pid(service: &Service) -> anyhow::Result<i32> {
+    service.process().pid.context("the service runs")
+}
+
+/// So many containers exit, one after the other; the delays of all watchers.
+async fn changes(
+    node: &mut Node,
+    watchers: &mut Watchers,
+    exits: usize,
+    from: usize,
+) -> anyhow::Result<Value> {
+    let mut at = Vec::new();
+    for n in 0..exits {
+        at.push(node.fake.exit(from + n).await?);
+        // Never in step with anything: 10 to 49 ms.
+        tokio::time::sleep(Duration::from_millis(10 + (n as u64 * 17) % 40)).await;
+    }
+    let seen = watchers.exits(&at, LIMIT).await?;
+    Ok(delays(&seen))
+}
+
+/// Boottime in nanoseconds.
+fn now() -> u64 {
+    u64::try_from(Clock::system().boot().as_nanos()).unwrap_or(u64::MAX)
+}
+
+type Exit = (String, u64);
