@@ -37,7 +37,7 @@ use crate::upstream::{SendError, Upstream};
 
 mod listing;
 
-pub use listing::HELD;
+pub use listing::{HELD, PACE};
 
 /// A request may be this large: the CRI's own limit of 16 MiB and room for its frame.
 const MAX_REQUEST: usize = (16 << 20) + 5;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::{Act, Bench, Got, eventually, failing, good, headers, messages};
-use cri_proxy::forward::HELD;
+use cri_proxy::forward::{HELD, PACE};
 use cri_proxy::policy::Socket;
 use cri_proxy::{lists, reply};
 use k8s_cri::v1;
@@ -264,6 +264,23 @@ async fn a_caller_that_does_not_read_gets_the_begin_and_holds_up_its_own_list_fo
     assert_eq!((got.code(), got.outcome()), ("8", "unknown"));
     assert!(got.meta("grpc-message").contains("its%20caller%20took%20nothing%20for%2010%20s"), "{got:?}");
     assert!(messages(&got.body).len() > 1, "what was given away before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_list_goes_at_a_pace_and_a_small_one_at_once() {
+    let bench = Bench::start().await;
+    let list = |n: usize| {
+        let containers = (0..n).map(|n| container(&n.to_string(), 500_000)).collect();
+        good(&v1::ListContainersResponse { containers })
+    };
+    bench.script.on(STREAM, [list(1), list(12)]);
+    for (items, pauses) in [(1, 0), (12, 4)] {
+        let began = tokio::time::Instant::now();
+        let got = bench.call(Socket::Read, STREAM, &[], all()).await;
+        assert_eq!(ids(&got).len(), items);
+        // Two to a message; the last goes with the end. The clock is the test's.
+        assert!(began.elapsed() >= PACE * pauses && began.elapsed() < PACE * (pauses + 2), "{items}");
+    }
 }
 
 #[tokio::test]

@@ -279,13 +279,12 @@ mod tests {
         let (sandbox, container) = (listed_sandbox(sandbox), listed_container(container));
         let uid = PodUid::parse("u1").unwrap();
         let pod = Some(PodRef { uid, namespace: "default".into(), name: "web".into() });
-        assert_eq!(sandbox, ListedSandbox { id: "s1".into(), pod: pod.clone(), state: SandboxState::NotReady });
-        let expected = ListedContainer {
-            id: "c1".into(),
-            sandbox_id: "s1".into(),
-            pod,
-            state: ContainerState::Exited,
-        };
+        assert_eq!(
+            sandbox,
+            ListedSandbox { id: "s1".into(), pod: pod.clone(), state: SandboxState::NotReady }
+        );
+        let expected =
+            ListedContainer { id: "c1".into(), sandbox_id: "s1".into(), pod, state: ContainerState::Exited };
         assert_eq!(container, expected);
     }
 }

@@ -112,7 +112,8 @@ impl ContainerRuntime for CriRuntime {
             Filter::Id(id) => Some(v1::PodSandboxFilter { id, ..Default::default() }),
         };
         let request = v1::ListPodSandboxRequest { filter };
-        let take = |m: Sandboxes, to: &mut Vec<_>| to.extend(m.items.into_iter().map(convert::listed_sandbox));
+        let take =
+            |m: Sandboxes, to: &mut Vec<_>| to.extend(m.items.into_iter().map(convert::listed_sandbox));
         self.listed("ListPodSandbox", lists::SANDBOXES, request, take).await
     }
 
@@ -126,7 +127,8 @@ impl ContainerRuntime for CriRuntime {
             Filter::Id(id) => Some(v1::ContainerFilter { id, ..Default::default() }),
         };
         let request = v1::ListContainersRequest { filter };
-        let take = |m: Containers, to: &mut Vec<_>| to.extend(m.items.into_iter().map(convert::listed_container));
+        let take =
+            |m: Containers, to: &mut Vec<_>| to.extend(m.items.into_iter().map(convert::listed_container));
         self.listed("ListContainers", lists::CONTAINERS, request, take).await
     }
 

@@ -380,7 +380,8 @@ mod tests {
         let store = Store::new(7, 1);
         store.publish(pod("a"), None);
         let uid = PodUid::parse("a").unwrap();
-        let seen = PodRuntime { observed: Duration::from_secs(3), ..PodRuntime::clone(&store.get(&uid).unwrap()) };
+        let seen =
+            PodRuntime { observed: Duration::from_secs(3), ..PodRuntime::clone(&store.get(&uid).unwrap()) };
         store.touch(Arc::new(seen));
         let seen = store.get(&uid).unwrap();
         assert_eq!((seen.observed, seen.cursor.rev, store.cursor().rev), (Duration::from_secs(3), 1, 1));

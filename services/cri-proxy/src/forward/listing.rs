@@ -15,6 +15,9 @@ use crate::lists::{BadList, CHUNK, Cutter, MAX_MESSAGE, Twins};
 
 /// A caller that takes nothing for so long is not given the rest.
 const STALL: Duration = Duration::from_secs(10);
+/// A caller gets a message at most so often: the list of a full node, some seventy messages, takes two seconds and leaves the runtime,
+/// this process and the caller most of their time for whoever waits for one pod.
+pub const PACE: Duration = Duration::from_millis(30);
 /// Bytes held of one list on its way to a caller, of items no larger than a message: the message being made, one that waits to be
 /// given away, one that was, and what came last from the runtime.
 pub const HELD: usize = 3 * CHUNK + (64 << 10);
@@ -71,7 +74,7 @@ impl Forwarder {
         let (to, from) = mpsc::channel(1);
         let (head, begun) = oneshot::channel();
         let (last, end) = oneshot::channel();
-        let giver = Giver { to, head: Some(head), held: held.clone() };
+        let giver = Giver { to, head: Some(head), next: Instant::now(), held: held.clone() };
         let this = self.clone();
         let work = async move {
             let reply = this.give_list(&call, twins, giver).await;
@@ -233,7 +236,8 @@ impl End {
             Self::Bad(bad @ BadList::TooLarge) => (Code::ResourceExhausted, bad.to_string()),
             Self::Bad(bad) => (Code::Internal, bad.to_string()),
             Self::TooLarge => {
-                let why = format!("the list is larger than {MAX_MESSAGE} bytes: its stream must be asked for");
+                let why =
+                    format!("the list is larger than {MAX_MESSAGE} bytes: its stream must be asked for");
                 (Code::ResourceExhausted, why)
             }
             Self::Gone => (Code::Cancelled, "its caller is away".to_owned()),
@@ -288,6 +292,8 @@ struct Giver {
     to: mpsc::Sender<Bytes>,
     /// Until the first message is given.
     head: Option<oneshot::Sender<(http::StatusCode, HeaderMap)>>,
+    /// The next message goes no earlier.
+    next: Instant,
     held: Held,
 }
 
@@ -297,6 +303,8 @@ impl Giver {
         if let Some(head) = self.head.take() {
             head.send((reply.http, reply.headers.clone())).map_err(|_| End::Gone)?;
         }
+        tokio::time::sleep_until(self.next).await;
+        self.next = Instant::now() + PACE;
         match tokio::time::timeout(STALL, self.to.send(message)).await {
             Ok(given) => given.map_err(|_| End::Gone),
             Err(_) => Err(End::Stalled),

@@ -86,7 +86,9 @@ impl List {
         client.ready().await.map_err(ready)?;
         let path = PathAndQuery::from_static(self.stream);
         let mut taken = false;
-        let lacking = match client.server_streaming(request, path, ProstCodec::<Q, R>::default()).await {
+        // Boxed, both: who asks for a list must not carry the state of two calls.
+        let asked = Box::pin(client.server_streaming(request, path, ProstCodec::<Q, R>::default())).await;
+        let lacking = match asked {
             Ok(answer) => {
                 let (metadata, mut messages, _) = answer.into_parts();
                 loop {
@@ -112,7 +114,7 @@ impl List {
         client.ready().await.map_err(ready)?;
         let path = PathAndQuery::from_static(self.list);
         let (metadata, message, _) =
-            client.unary(again, path, ProstCodec::<Q, R>::default()).await?.into_parts();
+            Box::pin(client.unary(again, path, ProstCodec::<Q, R>::default())).await?.into_parts();
         take(message);
         Ok(metadata)
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use http::StatusCode;
 use k8s_cri::v1::{
-    ContainerState, ContainerStateValue, ListContainersRequest, ListContainersResponse, ListPodSandboxRequest,
-    ListPodSandboxResponse, PodSandboxState,
+    ContainerState, ContainerStateValue, ListContainersRequest, ListContainersResponse,
+    ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxState,
 };
 use quintlet_kit::lists;
 use serde_json::value::RawValue;

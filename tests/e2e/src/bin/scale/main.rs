@@ -23,7 +23,7 @@ use quintlet_kit::socket::channel;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use measure::{Usage, delays, metric, usage};
+use measure::{delays, metric, usage};
 use runtime::{Fake, FakeArgs};
 use watch::{Sizes, Watchers};
 
@@ -62,7 +62,9 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // A real runtime makes its list beside everything else, too.
+    let workers = if args.serve.is_some() { 4 } else { 2 };
+    let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()?;
     threads.block_on(async {
         if let Some(socket) = &args.serve {
             return runtime::serve(socket, &FakeArgs::of(&args)?).await;
@@ -150,8 +152,7 @@ async fn measured(args: &Args) -> anyhow::Result<Value> {
     let mut watchers = Watchers::open(&node.paths.pleg(), args.watchers, args.pods, LIMIT).await?;
     let first_picture = began.elapsed().as_secs_f64();
     let pids = [pid(&node.proxy)?, pid(&pleg)?];
-    let first = pids.map(usage);
-    let [proxy_first, pleg_first] = [first[0].as_ref(), first[1].as_ref()].map(|u| u.cloned());
+    let (proxy_first, pleg_first) = (usage(pids[0])?, usage(pids[1])?);
 
     // Quiet relists.
     let (begun, ..) = relists(&node, pids, 1).await?;
@@ -200,8 +201,8 @@ async fn measured(args: &Args) -> anyhow::Result<Value> {
         "pleg-service": service(1),
         "first_picture": {
             "seconds": first_picture,
-            "cri-proxy_cpu_seconds": proxy_first?.cpu_seconds - proxy_at_start.cpu_seconds,
-            "pleg-service_cpu_seconds": pleg_first?.cpu_seconds,
+            "cri-proxy_cpu_seconds": proxy_first.cpu_seconds - proxy_at_start.cpu_seconds,
+            "pleg-service_cpu_seconds": pleg_first.cpu_seconds,
         },
         "largest_message_bytes": {
             "containers": containers.largest, "sandboxes": sandboxes.largest, "watch": largest_watch,

@@ -17,9 +17,8 @@ pub(crate) fn usage(pid: i32) -> anyhow::Result<Usage> {
     // USER_HZ is 100 on every architecture this runs on.
     let ticks = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
     let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let pss = rollup
-        .lines()
-        .find_map(|l| l.strip_prefix("Pss:")?.split_whitespace().next()?.parse::<u64>().ok());
+    let pss =
+        rollup.lines().find_map(|l| l.strip_prefix("Pss:")?.split_whitespace().next()?.parse::<u64>().ok());
     Ok(Usage { cpu_seconds: ticks as f64 / 100.0, pss_kib: pss.context("smaps_rollup has Pss")? })
 }
 

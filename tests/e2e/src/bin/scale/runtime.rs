@@ -19,7 +19,8 @@ pub(crate) const EXIT_LAG: Duration = Duration::from_millis(5);
 const STREAMED_NOTES: (usize, usize) = (700, 3_300);
 const LISTED_NOTES: (usize, usize) = (0, 0);
 /// What runs in a pod, by its number.
-const IMAGES: [&str; 3] = ["registry.k8s.io/web:1.27.4", "registry.k8s.io/proxy:v1.31.2", "registry.k8s.io/logs:3.1"];
+const IMAGES: [&str; 3] =
+    ["registry.k8s.io/web:1.27.4", "registry.k8s.io/proxy:v1.31.2", "registry.k8s.io/logs:3.1"];
 
 /// What the runtime is to have.
 #[derive(Debug, Clone)]
@@ -44,7 +45,8 @@ impl FakeArgs {
         let (least, most) = if self.streams { STREAMED_NOTES } else { LISTED_NOTES };
         // No two neighbours alike.
         let bytes = least + (n * 7_919) % (most - least).max(1);
-        (bytes > 0).then(|| ("kubectl.kubernetes.io/last-applied-configuration".to_owned(), "x".repeat(bytes)))
+        (bytes > 0)
+            .then(|| ("kubectl.kubernetes.io/last-applied-configuration".to_owned(), "x".repeat(bytes)))
     }
 }
 

@@ -110,12 +110,7 @@ impl Drop for Watchers {
 
 impl Watchers {
     /// Opens them once the service is there, and waits until each has its first picture of `pods` pods.
-    pub(crate) async fn open(
-        socket: &Path,
-        n: usize,
-        pods: usize,
-        limit: Duration,
-    ) -> anyhow::Result<Self> {
+    pub(crate) async fn open(socket: &Path, n: usize, pods: usize, limit: Duration) -> anyhow::Result<Self> {
         quintlet_kit::socket::wait_ready(socket, limit).await?;
         let largest = Arc::<AtomicUsize>::default();
         let (pictures, mut have) = watch::channel(0);
@@ -146,7 +141,8 @@ impl Watchers {
     /// Waits until all have heard of these exits; the delays in nanoseconds.
     pub(crate) async fn exits(&mut self, exits: &[Exit], limit: Duration) -> anyhow::Result<Vec<u64>> {
         let seen = self.seen.clone();
-        let all = |_: &usize| seen.iter().all(|seen| exits.iter().all(|(id, _)| seen.lock().contains_key(id)));
+        let all =
+            |_: &usize| seen.iter().all(|seen| exits.iter().all(|(id, _)| seen.lock().contains_key(id)));
         tokio::time::timeout(limit, self.changed.wait_for(all)).await?.context("the watchers ended")?;
         let delay = |seen: &Seen, (id, at): &Exit| seen.lock().get(id).map(|seen| seen.saturating_sub(*at));
         Ok(self.seen.iter().flat_map(|seen| exits.iter().filter_map(|exit| delay(seen, exit))).collect())
