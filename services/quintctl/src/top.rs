@@ -114,7 +114,7 @@ struct Process {
 
 async fn look(paths: &Paths) -> Look {
     let (versions, seen, usage, pods) =
-        tokio::join!(version::fetch(paths), health::look(paths), usage(paths), pods(paths));
+        tokio::join!(version::fetch(paths), health::look(paths), Box::pin(usage(paths)), pods(paths));
     let services = versions
         .into_iter()
         .filter(|row| row.service != "quintctl")
