@@ -112,13 +112,19 @@ pod-sync:
 {{- if eq .part "node-api" }}
 - --node-api-port={{ int $values.nodeApi.port }}
 - --healthz-port={{ int $values.nodeApi.healthzPort }}
-- --cert-dir={{ $values.host.runDir }}/node-api/pki
+- --cert-dir={{ $values.nodeApi.certDir }}
 - --root-dir={{ $values.host.rootDir }}
+- --cgroup-root={{ $values.host.cgroupRoot }}
 - --pod-logs-dir={{ $values.host.podLogsDir }}
 # What the host logs is the kubelet's to show.
 - --enable-system-log-handler=false
 {{- if $values.nodeApi.clientCAFile }}
 - --client-ca-file=/etc/quintlet/client-ca.crt
+{{- end }}
+{{- end }}
+{{- if has .part (list "status-reporter" "pod-sync") }}
+{{- range $key, $value := $values.node.labels }}
+- --node-label={{ $key }}={{ $value }}
 {{- end }}
 {{- end }}
 {{- if eq .part "pod-sync" }}
@@ -130,9 +136,6 @@ pod-sync:
 - --cluster-domain={{ $values.cluster.domain }}
 {{- range $values.cluster.dns }}
 - --cluster-dns={{ . }}
-{{- end }}
-{{- range $key, $value := $values.node.labels }}
-- --node-label={{ $key }}={{ $value }}
 {{- end }}
 {{- if $values.manifests.hostPath }}
 - --manifests=/etc/quintlet/manifests
@@ -196,6 +199,7 @@ pod-sync:
     # For statistics of their file systems.
     - { name: root, mountPath: {{ $values.host.rootDir }}, readOnly: true }
     - { name: pod-logs, mountPath: {{ $values.host.podLogsDir }}, readOnly: true }
+    - { name: node-api-certs, mountPath: {{ $values.nodeApi.certDir }} }
     {{- if $values.nodeApi.clientCAFile }}
     - { name: client-ca, mountPath: /etc/quintlet/client-ca.crt, readOnly: true }
     {{- end }}
@@ -215,6 +219,12 @@ pod-sync:
     {{- end }}
     - { name: cgroup, mountPath: /sys/fs/cgroup }
     - { name: machine-id, mountPath: /etc/machine-id, readOnly: true }
+    {{- if $values.shutdown.systemBusDir }}
+    - { name: system-bus, mountPath: /run/dbus, readOnly: true }
+    {{- end }}
+    {{- if $values.shutdown.logindDropIns }}
+    - { name: logind-drop-ins, mountPath: /etc/systemd/logind.conf.d }
+    {{- end }}
     {{- if $values.manifests.hostPath }}
     - { name: manifests, mountPath: /etc/quintlet/manifests, readOnly: true }
     {{- end }}
@@ -237,6 +247,9 @@ pod-sync:
       chown 0:{{ $id }} {{ $run }}/{{ $dir }}; chmod 2750 {{ $run }}/{{ $dir }}
       {{- end }}
       {{- end }}
+      {{- if eq .part "node-api" }}
+      chown {{ $id }}:{{ $id }} {{ .root.Values.nodeApi.certDir }}; chmod 0700 {{ .root.Values.nodeApi.certDir }}
+      {{- end }}
   securityContext:
     runAsUser: 0
     allowPrivilegeEscalation: false
@@ -248,6 +261,9 @@ pod-sync:
     {{- if has $owner (list "nonroot" "group") }}
     - { name: run-{{ $dir | replace "/" "-" }}, mountPath: {{ $run }}/{{ $dir }} }
     {{- end }}
+    {{- end }}
+    {{- if eq .part "node-api" }}
+    - { name: node-api-certs, mountPath: {{ .root.Values.nodeApi.certDir }} }
     {{- end }}
 {{- end }}
 
@@ -305,6 +321,10 @@ pod-sync:
 - name: containerd-root
   hostPath: { path: {{ $values.containerd.rootDir }}, type: DirectoryOrCreate }
 {{- end }}
+{{- if has "node-api" .parts }}
+- name: node-api-certs
+  hostPath: { path: {{ $values.nodeApi.certDir }}, type: DirectoryOrCreate }
+{{- end }}
 {{- if and (has "node-api" .parts) $values.nodeApi.clientCAFile }}
 - name: client-ca
   hostPath: { path: {{ $values.nodeApi.clientCAFile }}, type: File }
@@ -334,6 +354,14 @@ pod-sync:
 {{- end }}
 - name: machine-id
   hostPath: { path: /etc/machine-id, type: File }
+{{- if $values.shutdown.systemBusDir }}
+- name: system-bus
+  hostPath: { path: {{ $values.shutdown.systemBusDir }}, type: DirectoryOrCreate }
+{{- end }}
+{{- if $values.shutdown.logindDropIns }}
+- name: logind-drop-ins
+  hostPath: { path: {{ $values.shutdown.logindDropIns }}, type: DirectoryOrCreate }
+{{- end }}
 {{- if $values.manifests.hostPath }}
 - name: manifests
   hostPath: { path: {{ $values.manifests.hostPath }}, type: Directory }

@@ -8,7 +8,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use quintlet_model::outcome::Outcome;
 use quintlet_telemetry::metrics::{
-    LatencyBuckets, counter, counter_family, gauge, gauge_family, histogram_family,
+    Buckets, LatencyBuckets, counter, counter_family, gauge, gauge_family, histogram_family,
+    histogram_family_of,
 };
 
 use crate::lanes::Lanes;
@@ -25,6 +26,12 @@ pub struct MethodLabel {
 pub struct OutcomeLabel {
     method: &'static str,
     outcome: &'static str,
+}
+
+/// What the kubelet calls a method.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OperationLabel {
+    operation_type: &'static str,
 }
 
 /// A method and the socket it came by.
@@ -55,10 +62,72 @@ pub struct HintLabel {
 /// Label of methods the table does not have.
 pub const OTHER: &str = "other";
 
+/// Buckets of the kubelet's metric: 5 ms, each 2.5 times the one before (pkg/kubelet/metrics).
+const OPERATION_BUCKETS: &[f64] = &[
+    0.005,
+    0.0125,
+    0.03125,
+    0.078_125,
+    0.195_312_5,
+    0.488_281_25,
+    1.220_703_125,
+    3.051_757_812_5,
+    7.629_394_531_25,
+    19.073_486_328_125,
+    47.683_715_820_312_5,
+    119.209_289_550_781_25,
+    298.023_223_876_953_1,
+    745.058_059_692_382_8,
+];
+
+/// What the kubelet calls the methods that it makes operations of (pkg/kubelet/kuberuntime/instrumented_services.go).
+fn operation(method: &str) -> Option<&'static str> {
+    Some(match method {
+        "Version" => "version",
+        "Status" => "status",
+        "RunPodSandbox" => "run_podsandbox",
+        "StopPodSandbox" => "stop_podsandbox",
+        "RemovePodSandbox" => "remove_podsandbox",
+        "PodSandboxStatus" => "podsandbox_status",
+        "ListPodSandbox" | "StreamPodSandboxes" => "list_podsandbox",
+        "PodSandboxStats" => "podsandbox_stats",
+        "ListPodSandboxStats" | "StreamPodSandboxStats" => "list_podsandbox_stats",
+        "ListPodSandboxMetrics" | "StreamPodSandboxMetrics" => "list_podsandbox_metrics",
+        "ListMetricDescriptors" => "list_metric_descriptors",
+        "CreateContainer" => "create_container",
+        "StartContainer" => "start_container",
+        "StopContainer" => "stop_container",
+        "RemoveContainer" => "remove_container",
+        "ListContainers" | "StreamContainers" => "list_containers",
+        "ContainerStatus" => "container_status",
+        "UpdateContainerResources" => "update_container",
+        "UpdatePodSandboxResources" => "update_podsandbox",
+        "UpdateRuntimeConfig" => "update_runtime_config",
+        "ReopenContainerLog" => "reopen_container_log",
+        "CheckpointContainer" => "checkpoint_container",
+        "ExecSync" => "exec_sync",
+        "Exec" => "exec",
+        "Attach" => "attach",
+        "PortForward" => "port_forward",
+        "ContainerStats" => "container_stats",
+        "ListContainerStats" | "StreamContainerStats" => "list_container_stats",
+        "GetContainerEvents" => "container_events",
+        "ListImages" | "StreamImages" => "list_images",
+        "ImageStatus" => "image_status",
+        "PullImage" => "pull_image",
+        "RemoveImage" => "remove_image",
+        "ImageFsInfo" => "image_fs_info",
+        _ => return None,
+    })
+}
+
 /// All of them; clones count in the same series.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     outcomes: Family<OutcomeLabel, Counter>,
+    operations: Family<OperationLabel, Counter>,
+    operation_errors: Family<OperationLabel, Counter>,
+    operation_seconds: Family<OperationLabel, Histogram, Buckets>,
     latency: Family<MethodLabel, Histogram, LatencyBuckets>,
     wait: Family<LaneLabel, Histogram, LatencyBuckets>,
     depth: Family<LaneLabel, Gauge>,
@@ -100,6 +169,19 @@ impl Default for Metrics {
     fn default() -> Self {
         Self {
             outcomes: counter_family("quintlet_cri_calls", "CRI calls by method and outcome"),
+            operations: counter_family(
+                "kubelet_runtime_operations",
+                "Cumulative number of runtime operations by operation type",
+            ),
+            operation_errors: counter_family(
+                "kubelet_runtime_operations_errors",
+                "Cumulative number of runtime operation errors by operation type",
+            ),
+            operation_seconds: histogram_family_of(
+                "kubelet_runtime_operations_duration_seconds",
+                "Duration in seconds of runtime operations by operation type",
+                OPERATION_BUCKETS,
+            ),
             latency: histogram_family("quintlet_cri_latency_seconds", "From sending to answer, by method"),
             wait: histogram_family("quintlet_cri_queue_seconds", "Time before sending, by lane"),
             depth: gauge_family("quintlet_cri_queue_depth", "Calls waiting to be sent, by lane"),
@@ -131,6 +213,20 @@ impl Metrics {
         self.outcomes.get_or_create(&OutcomeLabel { method, outcome: outcome.name() }).inc();
         if let Some(latency) = latency {
             self.latency.get_or_create(&MethodLabel { method }).observe(latency.as_secs_f64());
+        }
+        if let Some(operation_type) = operation(method) {
+            let label = OperationLabel { operation_type };
+            self.operations.get_or_create(&label).inc();
+            match outcome {
+                Outcome::Ok => {}
+                Outcome::RuntimeError | Outcome::NotDispatched | Outcome::Unknown => {
+                    self.operation_errors.get_or_create(&label).inc();
+                }
+            }
+            // One that was never sent took no time of the runtime's.
+            if let Some(latency) = latency {
+                self.operation_seconds.get_or_create(&label).observe(latency.as_secs_f64());
+            }
         }
     }
 
@@ -166,5 +262,28 @@ impl Metrics {
     /// A hint read.
     pub fn hint(&self, kind: &'static str) {
         self.hints.get_or_create(&HintLabel { kind }).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::TABLE;
+
+    #[test]
+    fn every_call_that_the_kubelet_makes_is_one_of_its_operations() {
+        for row in TABLE {
+            // It is asked for once, at the start, and the kubelet does not count it either.
+            let counted = row.method != "RuntimeConfig";
+            assert_eq!(operation(row.method).is_some(), counted, "{}", row.method);
+        }
+    }
+
+    #[test]
+    fn buckets_grow_as_the_kubelets_do() {
+        assert_eq!(OPERATION_BUCKETS.len(), 14);
+        for pair in OPERATION_BUCKETS.windows(2) {
+            assert!((pair[1] / pair[0] - 2.5).abs() < 1e-9, "{pair:?}");
+        }
     }
 }

@@ -51,16 +51,20 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Name of the node. Default: the host's name in lower case.
-    #[arg(long, alias = "hostname-override", value_name = "NAME")]
+    #[arg(long, alias = "hostname-override", value_parser = quintlet_kit::args::node_name, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// Address of the node. Default: that of the interface with the default route.
+    /// Address of the node, or one of each family; they have to be on an interface. 0.0.0.0 or :: says which family goes
+    /// first. Default: that of the node's name, else of the interface with the default route.
     #[arg(long, value_name = "IP", value_delimiter = ',')]
     pub node_ip: Vec<IpAddr>,
+    /// Addresses of the pods of a node without an API server, told to the runtime; with one, its Node says them.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "CIDR")]
+    pub pod_cidr: String,
     /// Port of the node API (`cri-proxy node-api`), published in the Node; 0 when there is none.
     #[arg(long, alias = "port", value_name = "PORT", default_value_t = 10250)]
     pub node_api_port: u16,
     /// A label for the node, `key=value`; may be given more than once.
-    #[arg(long, alias = "node-labels", value_name = "LABEL", value_delimiter = ',', value_parser = label)]
+    #[arg(long, alias = "node-labels", value_name = "LABEL", value_delimiter = ',', value_parser = quintlet_config::pair)]
     pub node_label: Vec<(String, String)>,
     /// Cgroup under which `kubepods` stands.
     #[arg(long, default_value = "/", value_name = "CGROUP")]
@@ -311,10 +315,10 @@ pub struct ResourceArgs {
     pub cgroups_per_qos: bool,
     /// Amount kept from pods for the system, `cpu=100m`, `memory=1Gi`, `ephemeral-storage=1Gi`, `pid=100`; may be given more
     /// than once.
-    #[arg(long, value_delimiter = ',', value_parser = label, value_name = "AMOUNT")]
+    #[arg(long, value_delimiter = ',', value_parser = quintlet_config::pair, value_name = "AMOUNT")]
     pub system_reserved: Vec<(String, String)>,
     /// Amount kept from pods for Quintlet and the runtime, as --system-reserved.
-    #[arg(long, value_delimiter = ',', value_parser = label, value_name = "AMOUNT")]
+    #[arg(long, value_delimiter = ',', value_parser = quintlet_config::pair, value_name = "AMOUNT")]
     pub kube_reserved: Vec<(String, String)>,
     /// What hard eviction keeps free, `memory.available=100Mi` or `memory.available<100Mi`, in percent of the capacity or as an
     /// amount. Memory and the file system of --root-dir are kept back from allocatable; no pod is evicted yet.
@@ -377,11 +381,6 @@ fn share(text: &str) -> Result<Share, String> {
     Ok(Share { priority: priority.parse().map_err(number)?, seconds: seconds.parse().map_err(number)? })
 }
 
-fn label(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("want key=value")?;
-    if key.is_empty() { Err("want key=value".to_owned()) } else { Ok((key.to_owned(), value.to_owned())) }
-}
-
 fn threshold(text: &str) -> Result<(String, String), String> {
     let (signal, value) = text.split_once(['=', '<']).ok_or("want signal<value")?;
     if signal.is_empty() {
@@ -442,5 +441,26 @@ mod tests {
         ] {
             assert!(Args::try_parse_from(["pod-sync", bad[0], bad[1]]).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_label_that_no_node_may_have_is_told_at_the_start() {
+        let read = |label: &str| {
+            let line = ["pod-sync", "--node-labels", label].map(Into::into).to_vec();
+            quintlet_config::cli::read::<Args>(quintlet_config::Service::PodSync, line)
+        };
+        assert_eq!(read("node.kubernetes.io/pool=a").unwrap().args.labels().len(), 1);
+        for bad in ["kubernetes.io/pool=a", "pool=a b"] {
+            assert!(matches!(read(bad), Err(quintlet_config::cli::End::Mistakes(_))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_name_of_the_node_is_taken_as_the_kubelet_takes_it() {
+        let name = |given: &str| {
+            Args::try_parse_from(["pod-sync", "--hostname-override", given]).map(|a| a.node_name)
+        };
+        assert_eq!(name(" Node1 ").unwrap().as_deref(), Some("node1"));
+        assert!(name(" ").is_err());
     }
 }

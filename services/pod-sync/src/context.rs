@@ -28,6 +28,7 @@ use crate::decide::admission::Rejection;
 use crate::decide::backoff::Delays;
 use crate::decide::status::NodeFacts;
 use crate::fleet::Fleet;
+use crate::metrics::PodMetrics;
 use crate::pull_records::PullRecords;
 use crate::pulls::PullLanes;
 use crate::source::{Problem, SourceKind};
@@ -55,6 +56,12 @@ pub struct RuntimeState {
 }
 
 impl RuntimeState {
+    /// Pods can be run, with a network if they want one.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.is_known() && self.not_ready.is_none() && self.network_not_ready.is_none()
+    }
+
     /// It answered once.
     #[must_use]
     pub fn is_known(&self) -> bool {
@@ -116,6 +123,8 @@ pub struct Context {
     pub user_namespaces: UserNamespaces,
     /// What pulls present, but for the pods' own secrets.
     pub credentials: Credentials,
+    /// What is counted.
+    pub metrics: PodMetrics,
     /// Delays before a container that keeps ending is started again.
     pub crash_loop: Delays,
 }
@@ -136,7 +145,7 @@ impl Context {
         let runtime = self.runtime_state.borrow();
         NodeFacts {
             runtime_name: runtime.name.clone(),
-            host_ips: self.node.node_ips.clone(),
+            host_ips: self.node.node_ips.get(),
             recursive_read_only: runtime.handlers.get(handler).is_some_and(|h| h.recursive_read_only_mounts),
         }
     }

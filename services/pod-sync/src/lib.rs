@@ -8,6 +8,7 @@
 //! Life cycle: take the root directory ([`owner`]), put back the records of an earlier run ([`state`]), follow the other
 //! services, then the sources. SIGTERM leaves every pod running. SIGUSR1 removes the pods of manifests, then ends.
 
+pub mod addresses;
 pub mod allocations;
 pub mod args;
 pub mod build;
@@ -23,10 +24,12 @@ pub mod image;
 pub mod image_gc;
 pub mod logs;
 pub mod machine;
+pub mod metrics;
 pub mod mirror;
 pub mod node;
 pub mod node_status;
 pub mod owner;
+pub mod pod_cidrs;
 mod process;
 pub mod pull_records;
 pub mod pulls;
@@ -162,6 +165,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         pulls: PullLanes::new(args.pulls.settings())?,
         credentials: credentials(&args, &clock)?,
         user_namespaces: UserNamespaces::new(&args.root_dir, Pool::of_host(settings.max_pods)?),
+        metrics: metrics::PodMetrics::default(),
         crash_loop: Delays { max: args.resources.max_container_restart_period, ..Delays::default() },
         container_logs_dir,
     });
@@ -187,6 +191,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     tasks.spawn("shutdown", waits);
     tasks.spawn("pull-intents", image_gc::recover_pulls(Arc::clone(&ctx), stop.clone()));
     tasks.spawn("image-gc", image_gc::run(Arc::clone(&ctx), args.images.policy(), stop.clone()));
+    tasks.spawn("volume-counts", metrics::count_volumes(Arc::clone(&ctx), stop.clone()));
     tasks.spawn("unhealthy", unhealthy_events(Arc::clone(&ctx), unhealthy, stop.clone()));
     if let Some(client) = &client {
         let (images_tx, images) = watch::channel(None);
@@ -195,10 +200,19 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
             "node-images",
             node_status::poll_images(ctx.runtime.clone(), most, images_tx, stop.clone()),
         );
+        let (ips_tx, ips) = watch::channel(None);
+        let name = settings.node_name.clone();
+        let follow =
+            addresses::follow(args.node_ip.clone(), name, settings.node_ips.clone(), ips_tx, stop.clone());
+        tasks.spawn("node-addresses", follow);
         let facts = node::report(
             settings.clone(),
-            args.labels(),
-            node::Changing { runtime: runtime_state.clone(), shutting_down: shutting_down.clone(), images },
+            node::Changing {
+                runtime: runtime_state.clone(),
+                shutting_down: shutting_down.clone(),
+                images,
+                ips,
+            },
             pleg,
             statuses,
             clock,
@@ -212,6 +226,11 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         tasks.spawn("watch-services", Arc::clone(&view).watch_services(client.clone(), stop.clone()));
         let watch = Arc::clone(&view).watch_runtime_classes(client.clone(), stop.clone());
         tasks.spawn("watch-runtime-classes", watch);
+        let cidrs = pod_cidrs::follow(view.nodes(), ctx.runtime.clone(), stop.clone());
+        tasks.spawn("pod-cidrs", cidrs);
+    } else if !args.pod_cidr.is_empty() {
+        let told = pod_cidrs::tell_once(args.pod_cidr.clone(), ctx.runtime.clone(), stop.clone());
+        tasks.spawn("pod-cidr", told);
     }
 
     let known = state.load();

@@ -1,7 +1,7 @@
 //! What the node is: facts of the machine, the runtime's readiness, and what is told of both to status-reporter.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,6 +47,12 @@ pub const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 /// The version that the API server's skew rules are applied to.
 pub const KUBELET_VERSION: &str = "v1.36.0";
 
+/// Labels that are put back whenever others change them; the rest is for whoever manages the Node once it is there.
+const HELD_LABELS: [&str; 3] = ["kubernetes.io/os", "kubernetes.io/arch", "quintlet.dev/version"];
+/// For how long after the start a runtime that is not ready is asked as often as one that does not answer
+/// (pkg/kubelet/kubelet.go:fastStatusUpdateOnce).
+const FAST_START: Duration = Duration::from_secs(120);
+
 /// Keeps the runtime's state up to date until told to stop.
 pub async fn poll_runtime(
     runtime: Runtime,
@@ -58,6 +64,8 @@ pub async fn poll_runtime(
 ) {
     let mut good: Option<Duration> = None;
     let mut cgroups = Some(cgroups);
+    let started = clock.boot();
+    let mut was_ready = false;
     loop {
         let read = {
             let read = async {
@@ -87,12 +95,18 @@ pub async fn poll_runtime(
         let next = match read {
             Ok(new) => {
                 good = Some(clock.boot());
+                was_ready |= new.is_ready();
                 state.send_if_modified(|old| {
                     let changed = *old != new;
                     *old = new;
                     changed
                 });
-                STATUS_PERIOD
+                // The first Ready is what a rollout waits for: the network's plugin often comes after the node.
+                if was_ready || clock.boot().saturating_sub(started) > FAST_START {
+                    STATUS_PERIOD
+                } else {
+                    STATUS_RETRY
+                }
             }
             Err(why) => {
                 tracing::debug!(why, "runtime status not read");
@@ -199,19 +213,20 @@ pub struct Changing {
     pub shutting_down: watch::Receiver<bool>,
     /// The runtime's images, once they were listed.
     pub images: watch::Receiver<Option<Vec<ContainerImage>>>,
+    /// The node's addresses, once they were found.
+    pub ips: watch::Receiver<Option<Vec<IpAddr>>>,
 }
 
 /// Tells status-reporter what the node is, at once when something changed and every few seconds, until told to stop.
 pub async fn report(
     settings: NodeSettings,
-    labels: BTreeMap<String, String>,
     changing: Changing,
     pleg: Arc<Pleg>,
     statuses: Arc<Statuses>,
     clock: Clock,
     stop: CancellationToken,
 ) {
-    let Changing { mut runtime, mut shutting_down, mut images } = changing;
+    let Changing { mut runtime, mut shutting_down, mut images, mut ips } = changing;
     let mut wait = Duration::ZERO;
     loop {
         // Whatever woke it, everything is read anew.
@@ -222,6 +237,7 @@ pub async fn report(
             // Its sender ends before this does where no shutdown is waited for.
             Ok(()) = shutting_down.changed() => {}
             Ok(()) = images.changed() => {}
+            Ok(()) = ips.changed() => {}
         }
         let state = runtime.borrow_and_update().clone();
         let mut not_ready: Vec<String> = state.not_ready.iter().cloned().collect();
@@ -234,8 +250,13 @@ pub async fn report(
         if *shutting_down.borrow_and_update() {
             not_ready.push(crate::shutdown::NOT_READY.to_owned());
         }
-        let mut node = node_object(&settings, &labels, &state);
+        let mut node = node_object(&settings, &BTreeMap::new(), &state);
+        if let Some(labels) = &mut node.metadata.labels {
+            labels.retain(|key, _| HELD_LABELS.contains(&key.as_str()));
+        }
         let status = node.status.get_or_insert_default();
+        // Without any, those that the API server has stay.
+        status.addresses = ips.borrow_and_update().as_ref().map(|ips| addresses(&settings.node_name, ips));
         node_status::of_runtime(
             status,
             &state,
@@ -282,12 +303,6 @@ pub fn node_object(
     .map(|(k, v)| (k.to_owned(), v.to_owned()))
     .collect();
     all.extend(labels.clone());
-    let mut addresses: Vec<NodeAddress> = settings
-        .node_ips
-        .iter()
-        .map(|ip| NodeAddress { address: ip.to_string(), type_: "InternalIP".to_owned() })
-        .collect();
-    addresses.push(NodeAddress { address: name.clone(), type_: "Hostname".to_owned() });
     let root = Path::new("/");
     let read = |path: &str| std::fs::read_to_string(path).map(|s| s.trim().to_owned()).unwrap_or_default();
     let os_image = read("/etc/os-release")
@@ -312,7 +327,6 @@ pub fn node_object(
         },
         spec: Some(NodeSpec::default()),
         status: Some(NodeStatus {
-            addresses: Some(addresses),
             allocatable: Some(allocatable(settings)),
             capacity: Some(capacity),
             daemon_endpoints: Some(NodeDaemonEndpoints {
@@ -337,6 +351,14 @@ pub fn node_object(
             ..NodeStatus::default()
         }),
     }
+}
+
+/// The addresses of a node with this name.
+#[must_use]
+pub fn addresses(name: &str, ips: &[IpAddr]) -> Vec<NodeAddress> {
+    let of = |address: String, kind: &str| NodeAddress { address, type_: kind.to_owned() };
+    let ips = ips.iter().map(|ip| of(ip.to_string(), "InternalIP"));
+    ips.chain([of(name.to_owned(), "Hostname")]).collect()
 }
 
 /// Capacity of the machine: CPUs, memory, huge pages, disk of the root directory, pods.
@@ -423,38 +445,6 @@ fn pid_capacity() -> i64 {
 pub fn swap_bytes() -> i64 {
     use procfs::Current as _;
     procfs::Meminfo::current().map_or(0, |m| i64::try_from(m.swap_total).unwrap_or(i64::MAX))
-}
-
-/// The address of the interface that the default route leaves by, else of the first that is up.
-#[must_use]
-pub fn default_ip() -> IpAddr {
-    let route = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
-    let out = route.lines().skip(1).find_map(|l| {
-        let mut fields = l.split_whitespace();
-        let interface = fields.next()?;
-        (fields.next()? == "00000000").then(|| interface.to_owned())
-    });
-    let addresses: Vec<(String, Ipv4Addr)> = nix::ifaddrs::getifaddrs()
-        .into_iter()
-        .flatten()
-        .filter_map(|i| {
-            let ip = i.address?.as_sockaddr_in()?.ip();
-            (!ip.is_loopback() && !ip.is_link_local()).then_some((i.interface_name, ip))
-        })
-        .collect();
-    addresses
-        .iter()
-        .find(|(name, _)| Some(name) == out.as_ref())
-        .or_else(|| addresses.first())
-        .map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |(_, ip)| IpAddr::V4(*ip))
-}
-
-/// Name of the node where none is given: the host's, in lower case.
-#[must_use]
-pub fn default_name() -> String {
-    let name = nix::unistd::gethostname().ok().and_then(|n| n.into_string().ok()).unwrap_or_default();
-    let name = name.trim().to_lowercase();
-    if name.is_empty() { "localhost".to_owned() } else { name }
 }
 
 /// Kernel version, (major, minor).

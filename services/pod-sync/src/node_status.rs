@@ -141,6 +141,22 @@ mod tests {
     }
 
     #[test]
+    fn what_is_declared_is_what_the_table_of_gates_says() {
+        // component-helpers/nodedeclaredfeatures/features/registry.go: each is declared if its gate is on.
+        const REGISTRY: [&str; 5] = [
+            "RestartAllContainersOnContainerExits",
+            "InPlacePodLevelResourcesVerticalScaling",
+            "ExtendWebSocketsToKubelet",
+            "InPlacePodVerticalScalingInitContainers",
+            "UserNamespacesHostNetworkSupport",
+        ];
+        for feature in REGISTRY.iter().chain(&DECLARED) {
+            let gate = quintlet_config::table::GATES.iter().find(|g| g.name == *feature);
+            assert_eq!(gate.map(|g| g.fixed), Some(DECLARED.contains(feature)), "{feature}");
+        }
+    }
+
+    #[test]
     fn what_the_runtime_can_do_is_told_once_it_answered() {
         let mut status = NodeStatus::default();
         of_runtime(&mut status, &RuntimeState::default(), None, true);

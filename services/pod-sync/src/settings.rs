@@ -8,16 +8,18 @@ use crate::args::Args;
 use crate::build::NodeSettings;
 use crate::decide::qos::ResourceList;
 use crate::decide::quantity::Quantity;
-use crate::node;
+use crate::{addresses, node};
 
 /// Settings and facts of the node.
 ///
 /// # Errors
 /// Arguments that do not go together, or not with this machine.
 pub(crate) fn settings(args: &Args) -> anyhow::Result<NodeSettings> {
+    addresses::check(&args.node_ip).map_err(anyhow::Error::msg)?;
+    let node_name = args.node_name.clone().unwrap_or_else(quintlet_kit::args::host_name);
     let mut settings = NodeSettings {
-        node_name: args.node_name.clone().unwrap_or_else(node::default_name),
-        node_ips: if args.node_ip.is_empty() { vec![node::default_ip()] } else { args.node_ip.clone() },
+        node_ips: addresses::at_start(&args.node_ip, &node_name),
+        node_name,
         node_api_port: args.node_api_port,
         root_dir: args.root_dir.clone(),
         pod_logs_dir: args.pod_logs_dir.clone(),
@@ -145,17 +147,18 @@ mod tests {
     #[test]
     fn fields_of_the_node_arrive() {
         let file = format!(
-            "port: 7\npodLogsDir: /l\n{OWN}rootDir: /r\nkubeconfig: /k\nnodeName: n1\nnodeIPs: [10.0.0.1, \"fd00::1\"]\n\
+            "port: 7\npodCIDR: 10.5.0.0/24\npodLogsDir: /l\n{OWN}rootDir: /r\nkubeconfig: /k\nnodeName: N1\nnodeIPs: [10.0.0.1, \"fd00::1\"]\n\
              nodeLabels: {{a: b, c: \"\"}}\ncontainerLogsDir: \"\"\n"
         );
         let args = args(&file, &[]);
         assert_eq!(args.kubeconfig, Some("/k".into()));
-        assert_eq!(args.container_logs_dir, "");
+        assert_eq!((args.container_logs_dir.as_str(), args.pod_cidr.as_str()), ("", "10.5.0.0/24"));
         let labels: Vec<_> = args.labels().into_iter().collect();
         assert_eq!(labels, [("a".to_owned(), "b".to_owned()), ("c".to_owned(), String::new())]);
         let settings = settings(&args).unwrap();
+        assert!(super::settings(&self::args(&format!("{OWN}nodeIPs: [10.0.0.1, 10.0.0.2]\n"), &[])).is_err());
         assert_eq!((settings.root_dir, settings.pod_logs_dir), ("/r".into(), "/l".into()));
-        assert_eq!((settings.node_name.as_str(), settings.node_ips.len()), ("n1", 2));
+        assert_eq!((settings.node_name.as_str(), args.node_ip.len()), ("n1", 2));
         assert_eq!(settings.node_api_port, 7);
     }
 

@@ -86,7 +86,7 @@ mod tests {
 
     const FILE: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
                         staticPodPath: pods\ncontainerRuntimeEndpoint: unix:///r.sock\nlogging: {format: json}\n\
-                        ---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nrunDir: /r\nnodeName: n1\n";
+                        ---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nrunDir: /r\nnodeName: n1\ncertDir: /c\n";
 
     fn up(file: &str, options: &[&str]) -> Result<crate::up::UpArgs, End> {
         let dir = tempfile::tempdir().unwrap();
@@ -106,6 +106,7 @@ mod tests {
         assert_eq!(args.runtime_endpoint.as_deref(), Some("unix:///r.sock"));
         assert_eq!((args.log_format.as_str(), args.node_name.as_deref()), ("json", Some("n2")));
         assert_eq!(args.run_dir.as_deref(), Some(Path::new("/r")));
+        assert_eq!(args.cert_dir.as_deref(), Some(Path::new("/c")));
         // With a containerd of our own the endpoint of the file does not matter.
         assert!(up(FILE, &["--private-containerd"]).unwrap().private_containerd);
     }

@@ -99,7 +99,7 @@ pub struct UpArgs {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Name of the node [default: the host name]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, alias = "hostname-override", value_parser = quintlet_kit::args::node_name, value_name = "NAME")]
     pub node_name: Option<String>,
     /// Port of the node's HTTPS API, which is run with --kubeconfig; 0 for none
     #[arg(long, value_name = "PORT", default_value_t = 10250)]
@@ -110,6 +110,9 @@ pub struct UpArgs {
     /// CA bundle that clients of the node API are verified with
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
+    /// Directory of the node API's self-signed certificate [default: BASE/node-api-pki, or /var/lib/quintlet/pki]
+    #[arg(long, value_name = "DIR")]
+    pub cert_dir: Option<PathBuf>,
     /// User (and group) that the node API runs as when this is root
     #[arg(long, value_name = "UID", default_value_t = 65533)]
     pub node_api_uid: u32,
@@ -197,7 +200,7 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     let layout = Layout::resolve(&args, &cwd);
     let bin_dir = bin_dir(&args)?;
     check(&layout, &bin_dir)?;
-    let node = node_name(&args)?;
+    let node = args.node_name.clone().unwrap_or_else(quintlet_kit::args::host_name);
     let mut judge = expectations(&args, &layout, &node)?;
 
     let (processes, left) = Processes::take_over(&layout.control).await?;
@@ -464,16 +467,6 @@ fn check(layout: &Layout, bin_dir: &Path) -> Result<(), UpError> {
         return Err(UpError::SocketPath(socket));
     }
     Ok(())
-}
-
-fn node_name(args: &UpArgs) -> Result<String, UpError> {
-    if let Some(name) = &args.node_name {
-        return Ok(name.clone());
-    }
-    let name = nix::unistd::gethostname()
-        .map_err(|e| UpError::Os { action: "find the host name", source: e.into() })?;
-    // As the kubelet does.
-    Ok(name.to_string_lossy().trim().to_lowercase())
 }
 
 /// Logs are of this run alone: they are kept at its end, for a look.

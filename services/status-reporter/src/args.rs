@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Name of the Node object. Default: the host name in lower case.
-    #[arg(long, alias = "hostname-override", value_name = "NAME")]
+    #[arg(long, alias = "hostname-override", value_parser = quintlet_kit::args::node_name, value_name = "NAME")]
     pub node_name: Option<String>,
     /// Create the Node object if it is not there.
     #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
@@ -36,6 +36,9 @@ pub struct Args {
     /// A taint of a Node that is created, `key=value:Effect` or `key:Effect`; may be given more than once.
     #[arg(long, value_delimiter = ',', value_parser = taint, value_name = "TAINT")]
     pub register_with_taints: Vec<Value>,
+    /// A label of a Node that is created, `key=value`; may be given more than once.
+    #[arg(long, alias = "node-labels", value_delimiter = ',', value_parser = quintlet_config::pair, value_name = "LABEL")]
+    pub node_label: Vec<(String, String)>,
     /// spec.providerID of a Node that is created.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "ID")]
     pub provider_id: String,
@@ -68,6 +71,7 @@ impl Args {
     pub fn settings(&self) -> Settings {
         Settings {
             taints: self.register_with_taints.clone(),
+            labels: self.node_label.clone(),
             provider_id: self.provider_id.clone(),
             update_every: self.node_status_update_frequency,
             report_every: self.node_status_report_frequency,
@@ -124,7 +128,7 @@ mod tests {
                     registerNode: false\nregisterWithTaints: [{key: a, value: b, effect: NoSchedule}, {key: c, effect: NoExecute}]\n\
                     providerID: x://1\nnodeStatusUpdateFrequency: 3s\nnodeLeaseDurationSeconds: 20\nkubeAPIQPS: 5\n\
                     eventRecordQPS: 0\n---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n\
-                    kubeconfig: /k\nnodeName: n1\n";
+                    kubeconfig: /k\nnodeName: N1\nnodeLabels: {tier: edge}\n";
         let args = args(file, &["--event-burst", "7"]);
         assert_eq!((args.kubeconfig.clone(), args.node_name.as_deref()), (Some("/k".into()), Some("n1")));
         assert!(!args.register_node);
@@ -136,6 +140,7 @@ mod tests {
                 json!({"key": "c", "effect": "NoExecute"})
             ]
         );
+        assert_eq!(settings.labels, [("tier".to_owned(), "edge".to_owned())]);
         assert_eq!(settings.provider_id, "x://1");
         assert_eq!(settings.update_every, Duration::from_secs(3));
         assert_eq!(settings.report_every, Duration::from_secs(3), "follows the other");

@@ -21,10 +21,7 @@ pub async fn main() -> anyhow::Result<()> {
     let telemetry = quintlet_telemetry::init("status-reporter", &args.common.telemetry())?;
     loaded.tell();
     let settings = args.settings();
-    let node_name = match args.node_name {
-        Some(name) => name,
-        None => host_name().context("no --node-name, and the host has no name")?,
-    };
+    let node_name = args.node_name.unwrap_or_else(quintlet_kit::args::host_name);
     let stop = CancellationToken::new();
     let signalled = stop.clone();
     task::spawn("signals", async move {
@@ -51,10 +48,4 @@ pub async fn main() -> anyhow::Result<()> {
     let outcome = run(config, Clock::system(), stop).await;
     telemetry.shutdown().await;
     outcome.context("status-reporter cannot serve")
-}
-
-fn host_name() -> anyhow::Result<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname")?.trim().to_lowercase();
-    anyhow::ensure!(!name.is_empty(), "/proc/sys/kernel/hostname is empty");
-    Ok(name)
 }

@@ -55,6 +55,8 @@ pub struct Config {
 pub struct Settings {
     /// Taints of a node that is registered, as v1 Taints.
     pub taints: Vec<Value>,
+    /// Labels of a node that is registered.
+    pub labels: Vec<(String, String)>,
     /// Provider id of a node that is registered; may be empty.
     pub provider_id: String,
     /// `nodeStatusUpdateFrequency`.
@@ -73,6 +75,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             taints: Vec::new(),
+            labels: Vec::new(),
             provider_id: String::new(),
             update_every: setters::UPDATE_EVERY,
             report_every: setters::REPORT_EVERY,
@@ -167,6 +170,7 @@ fn keep_node(
         name: config.node_name.clone(),
         register: config.register_node,
         taints: config.settings.taints.clone(),
+        labels: config.settings.labels.clone(),
         provider_id: config.settings.provider_id.clone(),
         update_every: config.settings.update_every,
         report_every: config.settings.report_every,

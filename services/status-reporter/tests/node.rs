@@ -8,7 +8,6 @@ use quintlet_kit::paths::Paths;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::report_reply::Reply;
 use quintlet_proto::status::v1::report_request::Request as Inbound;
-use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
 use quintlet_testapi::{Failure, TestApi};
 use serde_json::{Value, json};
 use status_reporter::events::Occurrence;
@@ -17,94 +16,12 @@ use status_reporter::lease;
 use status_reporter::metrics::Metrics;
 use status_reporter::rate::Rate;
 use status_reporter::run::{Config, Settings, run};
-use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+mod common;
 
-struct Running {
-    client: StatusReporterClient<Channel>,
-    stop: CancellationToken,
-    task: JoinHandle<std::io::Result<()>>,
-    dir: tempfile::TempDir,
-}
-
-impl Running {
-    /// The service on a socket of its own; standalone without a server.
-    async fn start(api: Option<&TestApi>) -> Self {
-        Self::start_at(api, Clock::system()).await
-    }
-
-    async fn start_at(api: Option<&TestApi>, clock: Clock) -> Self {
-        Self::start_with(api, clock, true, Settings::default()).await
-    }
-
-    async fn start_with(
-        api: Option<&TestApi>,
-        clock: Clock,
-        register_node: bool,
-        settings: Settings,
-    ) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let kubeconfig = api.map(|api| {
-            let path = dir.path().join("kubeconfig");
-            api.kubeconfig(&path).unwrap();
-            path
-        });
-        let paths = Paths::new(dir.path());
-        let socket = paths.status();
-        let config = Config {
-            paths,
-            kubeconfig,
-            node_name: "n1".into(),
-            register_node,
-            observers: Vec::new(),
-            settings,
-        };
-        let stop = CancellationToken::new();
-        let task = tokio::spawn(run(config, clock, stop.clone()));
-        let client = StatusReporterClient::new(quintlet_kit::socket::channel(socket.clone()));
-        let up = async {
-            while tokio::net::UnixStream::connect(&socket).await.is_err() {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, up).await.expect("the socket appears");
-        Self { client, stop, task, dir }
-    }
-
-    async fn facts(&mut self, not_ready: &[&str]) {
-        self.facts_at(Clock::system().boot(), not_ready).await;
-    }
-
-    async fn facts_at(&mut self, observed: Duration, not_ready: &[&str]) {
-        let node = json!({"status": {
-            "capacity": {"cpu": "2", "memory": "1Gi", "pods": "110", "ephemeral-storage": "9Gi"},
-            "nodeInfo": {"bootID": "b", "kubeletVersion": "v1.36.0"}, "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-        }});
-        let request = wire::UpdateNodeRequest {
-            source: "pod-sync".into(),
-            node: node.to_string().into_bytes(),
-            not_ready: not_ready.iter().map(|s| (*s).to_owned()).collect(),
-            observed_boottime_ns: u64::try_from(observed.as_nanos()).unwrap(),
-        };
-        self.client.update_node(request).await.unwrap();
-    }
-
-    async fn stop(self) {
-        self.stop.cancel();
-        tokio::time::timeout(PATIENCE, self.task).await.expect("it stops").unwrap().unwrap();
-        drop(self.dir);
-    }
-}
-
-fn ready(node: &Value) -> (&str, &str) {
-    let conditions = node["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let ready = conditions.iter().find(|c| c["type"] == "Ready").unwrap_or(&Value::Null);
-    (ready["status"].as_str().unwrap_or_default(), ready["message"].as_str().unwrap_or_default())
-}
+use common::{PATIENCE, Running, ready};
 
 #[tokio::test]
 async fn the_node_is_registered_and_ready_soon_after_its_facts() {
@@ -434,8 +351,12 @@ async fn a_kubeconfig_may_come_after_the_start() {
 #[tokio::test]
 async fn a_node_is_registered_with_what_the_configuration_says() {
     let taint = json!({"key": "a", "value": "b", "effect": "NoSchedule"});
-    let settings =
-        || Settings { taints: vec![taint.clone()], provider_id: "x://1".into(), ..Settings::default() };
+    let settings = || Settings {
+        taints: vec![taint.clone()],
+        labels: vec![("tier".into(), "edge".into())],
+        provider_id: "x://1".into(),
+        ..Settings::default()
+    };
     let api = TestApi::start().await;
     let service = Running::start_with(Some(&api), Clock::system(), true, settings()).await;
     let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| !n.is_null()).await;
@@ -443,13 +364,19 @@ async fn a_node_is_registered_with_what_the_configuration_says() {
     let tainted = |node: &Value| node["spec"]["taints"].as_array().is_some_and(|all| all.contains(&taint));
     assert!(tainted(&node), "{node:#}");
     assert_eq!(node["spec"]["providerID"], "x://1");
+    assert_eq!(node["metadata"]["labels"]["tier"], "edge");
     service.stop().await;
     // A node that is there keeps what it has.
-    api.edit("nodes", "", "n1", |n| n["spec"]["taints"] = json!([])).unwrap();
+    api.edit("nodes", "", "n1", |n| {
+        n["spec"]["taints"] = json!([]);
+        n["metadata"]["labels"]["tier"] = json!("core");
+    })
+    .unwrap();
     let mut service = Running::start_with(Some(&api), Clock::system(), true, settings()).await;
     service.facts(&[]).await;
     let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
     assert!(!tainted(&node), "{node:#}");
+    assert_eq!(node["metadata"]["labels"]["tier"], "core", "labels of ours are for a node that is made");
     service.stop().await;
 }
 

@@ -159,6 +159,7 @@ impl Node {
             ("--run-dir", base.join("run").into_os_string()),
             ("--cert-dir", base.join("node-api/pki").into_os_string()),
             ("--root-dir", base.join("root").into_os_string()),
+            ("--cgroup-root", self.containerd.cgroup_root().into()),
             ("--system-log-dir", base.join("pod-logs").into_os_string()),
             ("--kubeconfig", kubeconfig.expect("the node API reviews with an API server").into()),
         ];

@@ -188,7 +188,6 @@ fn pod_sync_args(places: &Places) -> pod_sync::args::Args {
         ("--container-logs-dir", String::new()),
         ("--cgroup-root", places.cgroup_root.clone()),
         ("--node-name", NODE.to_owned()),
-        ("--node-ip", "127.0.0.1".to_owned()),
         ("--resolv-conf", String::new()),
         ("--cluster-dns", "10.0.0.10".to_owned()),
     ] {

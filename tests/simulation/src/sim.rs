@@ -146,6 +146,11 @@ impl Sim {
         &self.places.cgroup_root
     }
 
+    /// Takes the API server away; before anything is started.
+    pub fn set_standalone(&mut self) {
+        self.places.kubeconfig = None;
+    }
+
     /// Gives pod-sync more arguments; before it is started.
     pub fn set_pod_sync_args(&mut self, args: &[&str]) {
         self.places.pod_sync_args = args.iter().map(|a| (*a).to_owned()).collect();

@@ -180,8 +180,9 @@ fn from_host(node: &NodeSettings, host: &ResolvConf) -> DnsConfig {
             options: host.options.clone(),
         };
     }
-    let v4 = node.node_ips.is_empty() || node.node_ips.iter().any(IpAddr::is_ipv4);
-    let v6 = node.node_ips.iter().any(IpAddr::is_ipv6);
+    let ips = node.node_ips.get();
+    let v4 = ips.is_empty() || ips.iter().any(IpAddr::is_ipv4);
+    let v6 = ips.iter().any(IpAddr::is_ipv6);
     let servers = [(v4, "127.0.0.1"), (v6, "::1")];
     DnsConfig {
         servers: servers.into_iter().filter(|(has, _)| *has).map(|(_, s)| s.to_owned()).collect(),
@@ -244,7 +245,7 @@ mod tests {
         NodeSettings {
             cluster_domain: "cluster.local".into(),
             cluster_dns: vec!["10.0.0.10".into()],
-            node_ips: vec!["192.168.0.1".parse().unwrap()],
+            node_ips: vec!["192.168.0.1".parse().unwrap()].into(),
             ..NodeSettings::default()
         }
     }

@@ -233,31 +233,27 @@ fn from_source(input: EnvInput<'_>, source: &EnvVarSource) -> Result<Option<Stri
 
 fn pod_field(input: EnvInput<'_>, field: &ObjectFieldSelector) -> Result<String, ConfigError> {
     let spec = pod::spec(input.pod);
+    let node_ips = input.node.node_ips.get();
     let ips = || -> &[IpAddr] {
-        if input.pod_ips.is_empty() && pod::host_network(input.pod) {
-            &input.node.node_ips
-        } else {
-            input.pod_ips
-        }
+        if input.pod_ips.is_empty() && pod::host_network(input.pod) { &node_ips } else { input.pod_ips }
     };
+    let pod_ips = || sorted(ips(), node_ips.first().copied());
     let joined = |all: &[IpAddr]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     Ok(match field.field_path.as_str() {
         "spec.nodeName" => spec.node_name.clone().unwrap_or_else(|| input.node.node_name.clone()),
         "spec.serviceAccountName" => spec.service_account_name.clone().unwrap_or_default(),
-        "status.hostIP" => input.node.node_ips.first().map(ToString::to_string).unwrap_or_default(),
-        "status.hostIPs" => joined(&input.node.node_ips),
-        "status.podIP" => {
-            sorted(ips(), &input.node.node_ips).first().map(ToString::to_string).unwrap_or_default()
-        }
-        "status.podIPs" => joined(&sorted(ips(), &input.node.node_ips)),
+        "status.hostIP" => node_ips.first().map(ToString::to_string).unwrap_or_default(),
+        "status.hostIPs" => joined(&node_ips),
+        "status.podIP" => pod_ips().first().map(ToString::to_string).unwrap_or_default(),
+        "status.podIPs" => joined(&pod_ips()),
         path => metadata_field(input.pod, path)?,
     })
 }
 
 /// Addresses of a pod with the node's primary family first, at most one per family.
 #[must_use]
-pub fn sorted(pod_ips: &[IpAddr], node_ips: &[IpAddr]) -> Vec<IpAddr> {
-    let v4_first = node_ips.first().is_none_or(IpAddr::is_ipv4);
+pub fn sorted(pod_ips: &[IpAddr], node_ip: Option<IpAddr>) -> Vec<IpAddr> {
+    let v4_first = node_ip.is_none_or(|ip| ip.is_ipv4());
     let of = |v4: bool| pod_ips.iter().find(move |ip| ip.is_ipv4() == v4).copied();
     [of(v4_first), of(!v4_first)].into_iter().flatten().collect()
 }
@@ -334,7 +330,7 @@ mod tests {
         fn default() -> Self {
             let node = NodeSettings {
                 node_name: "n1".into(),
-                node_ips: vec!["192.168.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+                node_ips: vec!["192.168.0.1".parse().unwrap(), "fd00::1".parse().unwrap()].into(),
                 ..NodeSettings::default()
             };
             let map = json!({"data": {"k": "v", "two": "2"}, "binaryData": {"b": "AAA="}});

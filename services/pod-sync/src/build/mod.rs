@@ -5,9 +5,9 @@
 //! reads the node's file. The texts of [`error::ConfigError`] are the kubelet's, since they become the message of
 //! a container that waits with `CreateContainerConfigError`.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
+use crate::addresses::NodeIps;
 use crate::decide::qos::{CgroupSettings, ResourceList};
 
 pub mod container;
@@ -38,8 +38,8 @@ pub(crate) mod testing;
 pub struct NodeSettings {
     /// Name of the node.
     pub node_name: String,
-    /// Addresses of the node, primary first; at most one per family.
-    pub node_ips: Vec<IpAddr>,
+    /// Addresses of the node.
+    pub node_ips: NodeIps,
     /// Port of the node API; 0 when there is none.
     pub node_api_port: u16,
     /// The kubelet's root directory.
@@ -92,7 +92,7 @@ impl Default for NodeSettings {
     fn default() -> Self {
         Self {
             node_name: String::new(),
-            node_ips: Vec::new(),
+            node_ips: NodeIps::default(),
             node_api_port: 0,
             root_dir: PathBuf::from("/var/lib/kubelet"),
             pod_logs_dir: PathBuf::from("/var/log/pods"),

@@ -214,7 +214,7 @@ fn write_hosts(input: MountsInput<'_>, pod_dir: &Path) -> Result<PathBuf, Config
         hosts::host_network_hosts(&node_file, aliases)
     } else {
         let name = host_name(input.pod, &input.node.cluster_domain)?;
-        hosts::pod_hosts(&sorted(input.pod_ips, &input.node.node_ips), &name, aliases)
+        hosts::pod_hosts(&sorted(input.pod_ips, input.node.node_ips.first()), &name, aliases)
     };
     let path = pod_dir.join("etc-hosts");
     let write = || -> io::Result<()> {
@@ -265,7 +265,7 @@ mod tests {
             let fixed = MountedVolume { read_only: true, ..plain.clone() };
             let node = NodeSettings {
                 root_dir: dir.path().to_owned(),
-                node_ips: vec!["192.168.0.1".parse().unwrap()],
+                node_ips: vec!["192.168.0.1".parse().unwrap()].into(),
                 ..NodeSettings::default()
             };
             Self { dir, node, volumes: [("v".to_owned(), plain), ("ro".to_owned(), fixed)].into() }

@@ -447,6 +447,12 @@ mod tests {
         let default = json!({"seccompProfile": {"type": "RuntimeDefault"}});
         assert_eq!(seccomp(json!({}), json!({})).unwrap(), (1, String::new()));
         assert_eq!(seccomp(default.clone(), json!({})).unwrap(), (0, String::new()));
+        let without = pod_of(json!({"containers": [{"name": "c"}]}));
+        let by_default = |seccomp_default: bool| {
+            let node = NodeSettings { seccomp_default, ..NodeSettings::default() };
+            super::seccomp(&without, &pod::spec(&without).containers[0], &node).unwrap().profile_type
+        };
+        assert_eq!((by_default(true), by_default(false)), (0, 1), "RuntimeDefault where the node says so");
         assert_eq!(seccomp(default, local).unwrap(), (2, "/r/seccomp/a/b.json".to_owned()));
         assert_eq!(
             seccomp(json!({}), json!({"seccompProfile": {"type": "Localhost"}})).unwrap_err(),

@@ -465,6 +465,17 @@ impl Runtime {
         }
     }
 
+    /// UpdateRuntimeConfig: the addresses of the pods, separated by commas.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn update_config(&self, pod_cidrs: &str) -> Result<(), CallError> {
+        let network_config = Some(cri::NetworkConfig { pod_cidr: pod_cidrs.to_owned() });
+        let runtime_config = Some(cri::RuntimeConfig { network_config });
+        let request = cri::UpdateRuntimeConfigRequest { runtime_config };
+        call!(self, runtime, update_runtime_config, "UpdateRuntimeConfig", self.call, request).map(|_| ())
+    }
+
     /// Version.
     ///
     /// # Errors

@@ -5,6 +5,7 @@
 //! groups that have not begun to end stay, and the inhibitor is taken again.
 
 pub mod logind;
+mod times;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use crate::decide::status::{KillCause, KillOverride};
 use crate::decide::worker::{Facts, Kill};
 
 use self::logind::{Login, LoginError, Session};
+use self::times::Times;
 
 /// What holds Ready back meanwhile.
 pub const NOT_READY: &str = "node is shutting down";
@@ -109,8 +111,9 @@ pub async fn run(
         return;
     }
     let mut told = false;
+    let mut times = Times::load(&ctx.node.root_dir, ctx.metrics.clone());
     loop {
-        let session = session(&ctx, &plan, login.as_ref(), &shutting_down);
+        let session = session(&ctx, &plan, login.as_ref(), &shutting_down, &mut times);
         // Dropping a session lets go of the inhibitor.
         let ended = tokio::select! {
             () = stop.cancelled() => return,
@@ -139,6 +142,7 @@ async fn session(
     plan: &Plan,
     login: &dyn Login,
     shutting_down: &watch::Sender<bool>,
+    times: &mut Times,
 ) -> Result<(), LoginError> {
     let mut session = login.connect().await?;
     // What began before this process did, or while nobody listened, is not told of again.
@@ -166,11 +170,13 @@ async fn session(
             next = session.prepare_for_shutdown().await;
             continue;
         }
+        times.begin(ctx.clock.wall());
         let real = RealPods(Arc::clone(ctx));
         let ending = end_all(&real, plan.groups(active(ctx)));
         // What is dropped in either arm: an order that is called off, or a wait that is begun again below.
         next = tokio::select! {
             () = ending => {
+                times.end(ctx.clock.wall());
                 drop(lock.take());
                 tracing::info!("pods have ended, the machine may shut down");
                 session.prepare_for_shutdown().await

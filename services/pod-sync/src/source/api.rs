@@ -10,6 +10,7 @@ use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::api::Api;
 use kube::runtime::watcher;
 use parking_lot::RwLock;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{Snapshot, SourceKind, SourceSender};
@@ -80,10 +81,13 @@ fn slim(mut pod: Pod) -> Arc<Pod> {
     Arc::new(pod)
 }
 
+/// The Node as it was read.
+pub type SharedNode = Arc<Node>;
+
 /// The Node, the Services and the RuntimeClasses, kept by watches of their own.
 #[derive(Debug, Default)]
 pub struct ClusterView {
-    node: RwLock<Option<Arc<Node>>>,
+    node: watch::Sender<Option<SharedNode>>,
     services: RwLock<Option<Arc<Vec<Arc<Service>>>>>,
     // Handlers by name.
     runtime_classes: RwLock<Option<BTreeMap<String, String>>>,
@@ -92,8 +96,14 @@ pub struct ClusterView {
 impl ClusterView {
     /// The Node of this agent; none before it was read or where it does not exist.
     #[must_use]
-    pub fn node(&self) -> Option<Arc<Node>> {
-        self.node.read().clone()
+    pub fn node(&self) -> Option<SharedNode> {
+        self.node.borrow().clone()
+    }
+
+    /// The same, to be waited for.
+    #[must_use]
+    pub fn nodes(&self) -> watch::Receiver<Option<SharedNode>> {
+        self.node.subscribe()
     }
 
     /// All services; none before they were read once.
@@ -138,7 +148,7 @@ impl ClusterView {
     /// The API server does not answer.
     pub async fn read_node(&self, client: kube::Client, name: &str) -> Result<(), kube::Error> {
         if let Some(node) = Api::<Node>::all(client).get_opt(name).await? {
-            *self.node.write() = Some(Arc::new(node));
+            self.node.send_replace(Some(Arc::new(node)));
         }
         Ok(())
     }
@@ -153,9 +163,9 @@ impl ClusterView {
             match event {
                 watcher::Event::Init => seen = None,
                 watcher::Event::InitApply(node) => seen = Some(Arc::new(node)),
-                watcher::Event::InitDone => *self.node.write() = seen.take(),
-                watcher::Event::Apply(node) => *self.node.write() = Some(Arc::new(node)),
-                watcher::Event::Delete(_) => *self.node.write() = None,
+                watcher::Event::InitDone => drop(self.node.send_replace(seen.take())),
+                watcher::Event::Apply(node) => drop(self.node.send_replace(Some(Arc::new(node)))),
+                watcher::Event::Delete(_) => drop(self.node.send_replace(None)),
             }
         }
     }

@@ -190,6 +190,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_change_behind_a_link_is_found_at_the_next_look() {
+        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let real = elsewhere.path().join("real.yaml");
+        std::fs::write(&real, pod("a")).unwrap();
+        std::os::unix::fs::symlink(&real, dir.path().join("a.yaml")).unwrap();
+        let (tx, mut rx) = mpsc::channel(4);
+        let stop = CancellationToken::new();
+        let task = run(dir.path().to_owned(), "n".into(), Duration::from_millis(50), tx, stop.clone());
+        let check = async {
+            assert_eq!(rx.recv().await.unwrap().1.pods[0].metadata.name.as_deref(), Some("a-n"));
+            // Of this the watched directory hears nothing.
+            std::fs::write(&real, pod("b")).unwrap();
+            let is_new = |s: &Snapshot| s.pods.iter().any(|p| p.metadata.name.as_deref() == Some("b-n"));
+            let found = async { while rx.recv().await.is_some_and(|(_, s)| !is_new(&s)) {} };
+            tokio::time::timeout(Duration::from_secs(10), found).await.expect("the change is found");
+            stop.cancel();
+            while rx.recv().await.is_some() {}
+        };
+        tokio::join!(task, check);
+    }
+
+    #[tokio::test]
     async fn a_new_a_changed_and_a_removed_manifest_each_bring_a_snapshot_long_before_the_period() {
         let dir = tempfile::tempdir().unwrap();
         let (tx, mut rx) = mpsc::channel(4);

@@ -20,6 +20,7 @@ use k8s_openapi::api::core::v1::{
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 use rand::RngExt as _;
+use tokio::time::Instant;
 
 pub mod atomic;
 pub mod empty_dir;
@@ -38,6 +39,7 @@ mod tests;
 use crate::build::objects::{ObjectError, ObjectSource};
 use crate::build::{NodeSettings, paths, subpath};
 use crate::decide::quantity::Quantity;
+use crate::metrics::PodMetrics;
 use atomic::Payload;
 use empty_dir::{EmptyDir, Medium};
 use error::{Step, TearDownError, VolumeError, VolumeFailure};
@@ -90,6 +92,7 @@ const DEFAULT_TOKEN_SECONDS: i64 = 3600;
 #[derive(Clone)]
 pub struct Volumes {
     root: PathBuf,
+    metrics: PodMetrics,
     table: Arc<dyn MountTable>,
     tokens: Arc<TokenCache>,
 }
@@ -110,6 +113,33 @@ enum Plan {
     },
 }
 
+/// Setting up one volume, for the metrics: objects are fetched at another time than files are written.
+struct Mount {
+    metrics: PodMetrics,
+    plugin: &'static str,
+    began: Instant,
+    took: Duration,
+}
+
+impl Mount {
+    fn begin(metrics: &PodMetrics, volume: &Volume) -> Self {
+        let plugin = crate::metrics::plugin(volume);
+        Self { metrics: metrics.clone(), plugin, began: Instant::now(), took: Duration::ZERO }
+    }
+
+    fn planned(self) -> Self {
+        Self { took: self.began.elapsed(), ..self }
+    }
+
+    fn and(self, more: Duration) -> Self {
+        Self { took: self.took + more, ..self }
+    }
+
+    fn done(self, ok: bool) {
+        self.metrics.volume("volume_mount", self.plugin, ok, self.took);
+    }
+}
+
 impl Volumes {
     /// Volumes below `root`, the kubelet's root directory.
     #[must_use]
@@ -120,7 +150,7 @@ impl Volumes {
     /// The same with another mount table.
     #[must_use]
     pub fn with_table(root: PathBuf, table: Arc<dyn MountTable>) -> Self {
-        Self { root, table, tokens: Arc::default() }
+        Self { root, metrics: PodMetrics::default(), table, tokens: Arc::default() }
     }
 
     /// Makes the pod's directories and every volume a container refers to. Doing it again brings files up to date and
@@ -133,9 +163,13 @@ impl Volumes {
         let mut plans = Vec::new();
         let mut failures = Vec::new();
         for volume in referenced(pod) {
+            let mount = Mount::begin(&self.metrics, volume);
             match self.plan(pod, uid, volume, ctx).await {
-                Ok(plan) => plans.push((volume.name.clone(), plan)),
-                Err(failure) => failures.push(failure),
+                Ok(plan) => plans.push((volume.name.clone(), plan, mount.planned())),
+                Err(failure) => {
+                    mount.planned().done(false);
+                    failures.push(failure);
+                }
             }
         }
         let (table, now) = (self.table.clone(), ctx.now);
@@ -144,8 +178,11 @@ impl Volumes {
         let apply = move || -> Result<(SetUp, Vec<VolumeFailure>), VolumeError> {
             make_pod_dirs(&pod_dir).map_err(VolumeError::PodDirs)?;
             let mut done = SetUp::default();
-            for (name, plan) in plans {
-                match apply(&name, plan, fs_group, now, &*table) {
+            for (name, plan, mount) in plans {
+                let began = Instant::now();
+                let applied = apply(&name, plan, fs_group, now, &*table);
+                mount.and(began.elapsed()).done(matches!(applied, Ok((_, None))));
+                match applied {
                     Ok((volume, stale)) => {
                         done.volumes.insert(name, volume);
                         done.stale.extend(stale);
@@ -188,15 +225,24 @@ impl Volumes {
     pub async fn tear_down(&self, uid: &PodUid) -> Result<(), TearDownError> {
         self.tokens.forget(uid.as_str());
         let (table, dir) = (self.table.clone(), paths::pod_dir(&self.root, uid));
-        tokio::task::spawn_blocking(move || teardown::tear_down_pod(&dir, &*table)).await.unwrap_or_else(
-            |_| {
-                Err(TearDownError {
-                    what: "the task was cut off for pod",
-                    path: uid.to_string(),
-                    source: io::ErrorKind::Interrupted.into(),
-                })
-            },
-        )
+        let metrics = self.metrics.clone();
+        let tear_down = move || {
+            let plugins = teardown::volumes_by_plugin(&dir);
+            let began = Instant::now();
+            let done = teardown::tear_down_pod(&dir, &*table);
+            // All of a pod's volumes go in one sweep.
+            for plugin in plugins {
+                metrics.volume("volume_unmount", &plugin, done.is_ok(), began.elapsed());
+            }
+            done
+        };
+        tokio::task::spawn_blocking(tear_down).await.unwrap_or_else(|_| {
+            Err(TearDownError {
+                what: "the task was cut off for pod",
+                path: uid.to_string(),
+                source: io::ErrorKind::Interrupted.into(),
+            })
+        })
     }
 
     /// Removes the directory of a pod that is gone, its own volumes torn down first. Blocks.

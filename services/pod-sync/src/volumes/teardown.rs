@@ -55,6 +55,14 @@ fn volumes_of(plugin: &str) -> PathBuf {
     Path::new("volumes").join(plugin)
 }
 
+/// The kinds of the volumes that lie in a pod's directory, one for each volume.
+#[must_use]
+pub fn volumes_by_plugin(pod_dir: &Path) -> Vec<String> {
+    let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().count();
+    let of = |plugin: &str| vec![plugin.replace('~', "/"); entries(pod_dir.join(volumes_of(plugin)))];
+    OWN_PLUGINS.into_iter().flat_map(of).collect()
+}
+
 /// Unmounts and removes the volumes of a pod, subpaths first. Doing it again is fine.
 ///
 /// # Errors

@@ -31,6 +31,7 @@ use quintlet_model::runtime::{ContainerState, Cursor, Known, PodRuntime, SharedP
 use quintlet_proto::status::v1 as status_wire;
 use rand::RngExt as _;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
@@ -46,6 +47,7 @@ use crate::decide::worker::{self, Input, Outcome, Work};
 use crate::decide::{status, waiting};
 use crate::fleet::Told;
 use crate::image;
+use crate::metrics;
 use crate::mirror::Keeper;
 use crate::source::SourceKind;
 use crate::state::{PodRecord, Termination};
@@ -54,6 +56,12 @@ use crate::volumes::MountedVolumes;
 
 /// After an error of this pod (pkg/kubelet/pod_workers.go), with jitter up to half of it.
 const ERROR_WAIT: Duration = Duration::from_secs(10);
+
+/// What metrics call the passes (pkg/kubelet/types: SyncPodType).
+const CREATE: &str = "create";
+const UPDATE: &str = "update";
+const SYNC: &str = "sync";
+const KILL: &str = "kill";
 
 /// What comes after a pass.
 #[derive(Debug)]
@@ -162,6 +170,8 @@ pub struct Worker {
     decision: Decision,
     waiting: Option<Waiting>,
     accepted_unix_ns: i64,
+    // What metrics call the next pass over a pod that is to run.
+    kind: &'static str,
     // From what began it until the pod is Ready or over: one trace.
     operation: Option<Span>,
 }
@@ -190,6 +200,7 @@ impl Worker {
         let operation = (!known).then(|| operation("create", &pod_ref));
         Self {
             operation,
+            kind: if known { SYNC } else { CREATE },
             accepted_unix_ns: unix_ns(accepted),
             pod_ref,
             desired,
@@ -278,7 +289,13 @@ impl Worker {
             tracing::info_span!(parent: operation, "pass", pod.uid = %self.pod_ref.uid, worker = self.phase())
         });
         // Boxed: what a pass needs is needed for the time of the pass only, and a worker rests nearly always.
+        let began = Instant::now();
         let next = Box::pin(self.pass(&work)).instrument(span).await;
+        let kind = match work {
+            Work::Sync => std::mem::replace(&mut self.kind, SYNC),
+            Work::Terminating | Work::Terminated | Work::Finished { .. } | Work::WaitName { .. } => KILL,
+        };
+        self.ctx.metrics.passed(kind, began.elapsed());
         if self.is_settled() {
             self.operation = None;
         }
@@ -393,6 +410,9 @@ impl Worker {
     // Takes over what the source says.
     fn accept(&mut self, desired: &Desired) {
         if self.pod.spec != desired.pod.spec {
+            if self.kind == SYNC {
+                self.kind = UPDATE;
+            }
             self.holds.clear();
             self.hold_all = Duration::ZERO;
             self.resize_hold = Duration::ZERO;
@@ -557,6 +577,7 @@ impl Worker {
         if self.reported.as_ref() == Some(&said) {
             return;
         }
+        self.count(&status);
         self.record.status = Some(status.clone());
         self.save();
         self.version += 1;
@@ -584,6 +605,15 @@ impl Worker {
         }
         drop(desired);
         self.reported = Some(said);
+    }
+
+    fn count(&self, status: &PodStatus) {
+        let old = self.record.status.as_ref().or(self.pod.status.as_ref());
+        self.ctx.metrics.changed(old, status);
+        if metrics::began_to_run(old, status) {
+            let since = self.ctx.clock.boot().saturating_sub(self.record.accepted);
+            self.ctx.metrics.pod_start.observe(since.as_secs_f64());
+        }
     }
 
     // What probe-service is to do for this pod now.

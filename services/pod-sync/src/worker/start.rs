@@ -123,9 +123,11 @@ impl Worker {
             return Err(self.no_sandbox(pod, "Failed to create log directory", &e.to_string()));
         }
         self.save();
+        self.ctx.metrics.started_pods.inc();
         let id = match self.ctx.runtime.run_sandbox(config, &self.handler).await {
             Ok(id) => id,
             Err(e) => {
+                self.ctx.metrics.started_pods_errors.inc();
                 if e.is_verdict() && !self.is_ending() {
                     let text = format!("Failed to create pod sandbox: {e}");
                     self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
@@ -139,7 +141,7 @@ impl Worker {
         };
         self.fresh.made_sandbox(&id);
         if pods::host_network(pod) {
-            return Ok((id, self.ctx.node.node_ips.clone()));
+            return Ok((id, self.ctx.node.node_ips.get()));
         }
         let status = self.ctx.runtime.sandbox_status(&id).await.map_err(|e| {
             if e.is_verdict() {

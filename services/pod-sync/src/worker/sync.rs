@@ -23,6 +23,7 @@ use crate::decide::status;
 use crate::decide::sync::{self as decide_sync, SyncGate};
 use crate::decide::waiting::{self, Hold, Holds, StartFailure};
 use crate::decide::worker::Input;
+use crate::metrics;
 use crate::mirror::Keeper;
 
 /// For how long the error of a pull is shown before ImagePullBackOff takes its place: the kubelet's next sync comes with its
@@ -43,6 +44,15 @@ impl Kind {
             Self::Init => format!("spec.initContainers{{{name}}}"),
             Self::Regular => format!("spec.containers{{{name}}}"),
             Self::Ephemeral => format!("spec.ephemeralContainers{{{name}}}"),
+        }
+    }
+
+    /// What metrics call it.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Init => metrics::INIT,
+            Self::Regular => metrics::REGULAR,
+            Self::Ephemeral => metrics::EPHEMERAL,
         }
     }
 }
@@ -389,11 +399,13 @@ impl Worker {
             if self.is_ending() {
                 return Ok(());
             }
+            self.ctx.metrics.starting(kind.label());
             match self.start_container(pass, kind, &container, sandbox, config, ips).await {
                 Ok(()) => {
                     self.record.waiting.remove(&container.name);
                 }
                 Err(super::start::NotStarted::Waits(reason)) => {
+                    self.ctx.metrics.not_started(kind.label(), &reason.reason);
                     self.note_waiting(&container.name, reason);
                     if kind == Kind::Init && !pods::is_sidecar(&container) {
                         break;

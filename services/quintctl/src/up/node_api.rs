@@ -32,6 +32,7 @@ pub(super) fn prepare(layout: &Layout, uid: Option<u32>) -> io::Result<()> {
     let own = layout.node_api_dir();
     std::fs::create_dir_all(&own)?;
     std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o700))?;
+    prepare_cert_dir(&layout.cert_dir, uid)?;
     let Some(uid) = uid else { return Ok(()) };
     chown(&own, Some(uid), Some(uid))?;
     // Whoever asks for its health is root, who is kept out of nothing.
@@ -43,6 +44,16 @@ pub(super) fn prepare(layout: &Layout, uid: Option<u32>) -> io::Result<()> {
         std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o2750))?;
     }
     Ok(())
+}
+
+/// One that is there stays whose it is: it may be the kubelet's.
+fn prepare_cert_dir(dir: &Path, uid: Option<u32>) -> io::Result<()> {
+    if dir.exists() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(dir)?;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))?;
+    uid.map_or(Ok(()), |uid| chown(dir, Some(uid), Some(uid)))
 }
 
 /// Copies the kubeconfig whenever it or a file that it names has changed, for ever.
@@ -109,6 +120,18 @@ fn whole(path: &Path) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_certificates_directory_is_made_once_and_for_the_node_api_alone() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("a/pki");
+        let mode = || std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777;
+        prepare_cert_dir(&dir, None).unwrap();
+        assert_eq!(mode(), 0o700);
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+        prepare_cert_dir(&dir, None).unwrap();
+        assert_eq!(mode(), 0o755, "what was there stays as it was");
+    }
 
     #[test]
     fn the_copy_holds_what_the_original_names() {

@@ -17,6 +17,8 @@ pub(super) struct Layout {
     /// Links to the containers' logs, for log collectors.
     pub(super) container_logs_dir: PathBuf,
     pub(super) manifests: PathBuf,
+    /// What the node API keeps from one boot to the next.
+    pub(super) cert_dir: PathBuf,
     /// Of the private containerd.
     pub(super) containerd: PathBuf,
     /// Configuration of the services, and the directory that changes it.
@@ -46,6 +48,7 @@ impl Layout {
             pod_logs_dir: place(&args.pod_logs_dir, "pod-logs", "/var/log/pods"),
             container_logs_dir: place(&None, "container-logs", "/var/log/containers"),
             manifests: place(&args.manifests, "manifests", "/etc/kubernetes/manifests"),
+            cert_dir: place(&args.cert_dir, "node-api-pki", "/var/lib/quintlet/pki"),
             containerd: place(&None, "containerd", "/run/quintlet-containerd"),
             config: args.config.as_ref().map(|path| cwd.join(path)),
             config_dir: args.config_dir.as_ref().map(|path| cwd.join(path)),
@@ -130,8 +133,9 @@ pub(super) fn services(
         line.flag("--healthz-port", args.healthz_port.to_string());
         line.option("--kubeconfig", args.kubeconfig.as_ref().map(|_| layout.node_api_kubeconfig()));
         line.option("--client-ca-file", args.client_ca_file.as_ref());
-        line.flag("--cert-dir", layout.node_api_dir().join("pki"));
+        line.flag("--cert-dir", &layout.cert_dir);
         line.flag("--root-dir", &layout.root_dir);
+        line.flag("--cgroup-root", &runtime.cgroup_root);
         line.flag("--pod-logs-dir", &layout.pod_logs_dir);
         plans.push(Plan { name: NODE_API, binary: "cri-proxy", args: line.0, uid: unprivileged });
     }
@@ -250,6 +254,13 @@ mod tests {
         let agent = Layout::resolve(&args(&["--runtime-endpoint", "unix:///r.sock"]), Path::new("/w"));
         assert_eq!(agent.root_dir, Path::new("/var/lib/kubelet"));
         assert_eq!(agent.control, Path::new("/run/quintlet"));
+        assert_eq!(agent.cert_dir, Path::new("/var/lib/quintlet/pki"), "not what a boot empties");
+        assert_eq!(private.cert_dir, Path::new("/w/.run/node-api-pki"));
+        let given = Layout::resolve(
+            &args(&["--runtime-endpoint", "unix:///r.sock", "--cert-dir", "/c"]),
+            Path::new("/w"),
+        );
+        assert_eq!(given.cert_dir, Path::new("/c"));
         assert_eq!(agent.manifests, Path::new("/etc/kubernetes/manifests"));
     }
 
@@ -326,7 +337,7 @@ mod tests {
             line(NODE_API),
             "node-api --run-dir /run/quintlet --log-level info --log-format text --node-name n1 --node-api-port 10250 \
              --healthz-port 10248 --kubeconfig /run/quintlet/node-api/kubeconfig \
-             --cert-dir /run/quintlet/node-api/pki --root-dir /var/lib/kubelet --pod-logs-dir /var/log/pods"
+             --cert-dir /var/lib/quintlet/pki --root-dir /var/lib/kubelet --cgroup-root /quintlet-3 --pod-logs-dir /var/log/pods"
         );
     }
 

@@ -11,6 +11,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, FromArgMatches, Parser};
 use quintlet_kit::args::EXIT_USAGE;
 
+use crate::foreign;
 use crate::load::{Config, Sources};
 use crate::mistakes::{Mistake, render};
 use crate::node::{Data, Node};
@@ -42,11 +43,15 @@ pub struct Loaded<T> {
     /// The configuration behind them.
     pub config: Config,
     service: Service,
+    foreign: Vec<(&'static str, &'static str)>,
 }
 
 impl<T> Loaded<T> {
     /// Logs what should be mended and what has no effect: once per process, after logging was set up.
     pub fn tell(&self) {
+        for (flag, until) in &self.foreign {
+            tracing::warn!("--{flag} is not supported yet: {until}");
+        }
         for warning in &self.config.warnings {
             tracing::warn!(origin = %warning.origin, "configuration: {}", warning.text());
         }
@@ -56,6 +61,12 @@ impl<T> Loaded<T> {
         for (field, why) in self.config.ignored(self.service) {
             tracing::warn!("configuration: {field} is ignored: {why}");
         }
+    }
+
+    /// Flags of the kubelet that were given and have no effect yet, with what happens until then.
+    #[must_use]
+    pub fn foreign(&self) -> &[(&'static str, &'static str)] {
+        &self.foreign
     }
 }
 
@@ -109,14 +120,18 @@ impl End {
 /// # Errors
 /// There is nothing to run.
 pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T>, End> {
-    let command = T::command();
+    let (command, foreign) = foreign::add(T::command());
     let given = command.clone().try_get_matches_from(line.clone()).map_err(End::Clap)?;
+    let refused = foreign.mistakes(&given);
+    if !refused.is_empty() {
+        return Err(End::Mistakes(refused));
+    }
     let own = ConfigArgs::from_arg_matches(&given).map_err(End::Clap)?;
     let rows = bound(&command, |services| services.contains(&service));
     let config = Config::load(&Sources {
         file: own.config.clone(),
         drop_ins: own.config_dir.clone(),
-        flags: flags(&rows, &given),
+        flags: flags(&rows, &given).into_iter().chain(flags(&foreign.rows, &given)).collect(),
         strict: own.strict,
     })
     .map_err(End::Mistakes)?;
@@ -131,7 +146,18 @@ pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T
         let _ = std::io::stderr().write_all(render(&config.warnings).as_bytes());
         return Err(End::Printed(print(&config)));
     }
-    Ok(Loaded { args, config, service })
+    Ok(Loaded { args, config, service, foreign: foreign.not_yet(&given) })
+}
+
+/// `key=value`, for the command lines.
+///
+/// # Errors
+/// There is no key.
+pub fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        Some(_) | None => Err("want key=value".to_owned()),
+    }
 }
 
 /// A field with the argument that carries it.

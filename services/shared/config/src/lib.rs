@@ -8,7 +8,9 @@
 
 pub mod cli;
 pub mod duration;
+mod foreign;
 pub mod kind;
+pub mod labels;
 pub mod load;
 pub mod migration;
 pub mod mistakes;
@@ -20,6 +22,6 @@ pub mod table;
 pub mod tls;
 pub mod yaml;
 
-pub use cli::{ConfigArgs, Loaded, parse};
+pub use cli::{ConfigArgs, Loaded, pair, parse};
 pub use load::{Config, Sources};
 pub use table::Service;

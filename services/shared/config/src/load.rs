@@ -84,7 +84,8 @@ impl Config {
         for row in Document::Kubelet.rows() {
             let Verdict::NotYet { by, now } = row.verdict else { continue };
             let Some(value) = self.value(Document::Kubelet, row.field) else { continue };
-            if by == service && value.origin.is_set() && !is_now(now, &row.kind, value) {
+            let ours = by == service || matches!(value.origin, Origin::Flag(_));
+            if ours && value.origin.is_set() && !is_now(now, &row.kind, value) {
                 named.push(named_value(row, value));
             }
         }
@@ -116,8 +117,10 @@ impl Config {
         let rows = Document::Kubelet.rows().iter();
         rows.filter_map(|row| {
             let Verdict::Ignored { by, why } = row.verdict else { return None };
-            let value =
-                self.value(Document::Kubelet, row.field).filter(|v| by == service && v.origin.is_set())?;
+            let value = self.value(Document::Kubelet, row.field)?;
+            if !value.origin.is_set() || by != service && !matches!(value.origin, Origin::Flag(_)) {
+                return None;
+            }
             let default = row.default_node().is_some_and(|d| d.equals(value));
             (!default).then(|| (named_value(row, value), why))
         })

@@ -254,31 +254,12 @@ fn other(view: &View<'_>, out: &mut Vec<Mistake>) {
     labels(view, out);
 }
 
-/// Labels a node may not give itself (pkg/kubelet/apis/well_known_labels.go).
+/// Labels that the API server would not take, or not from a node.
 fn labels(view: &View<'_>, out: &mut Vec<Mistake>) {
-    const KNOWN: [&str; 11] = [
-        "kubernetes.io/hostname",
-        "kubernetes.io/os",
-        "kubernetes.io/arch",
-        "beta.kubernetes.io/os",
-        "beta.kubernetes.io/arch",
-        "node.kubernetes.io/instance-type",
-        "beta.kubernetes.io/instance-type",
-        "topology.kubernetes.io/zone",
-        "topology.kubernetes.io/region",
-        "failure-domain.beta.kubernetes.io/zone",
-        "failure-domain.beta.kubernetes.io/region",
-    ];
     let labels = view.config.value(Document::Quintlet, "nodeLabels").map(Node::entries).unwrap_or_default();
     for entry in labels {
-        let domain = entry.key.split_once('/').map_or("", |(domain, _)| domain);
-        let is = |root: &str| domain == root || domain.ends_with(&format!(".{root}"));
-        let own = is("kubelet.kubernetes.io") || is("node.kubernetes.io");
-        if (is("kubernetes.io") || is("k8s.io")) && !own && !KNOWN.contains(&entry.key.as_str()) {
-            let path = format!("nodeLabels.{}", entry.key);
-            let message = "a node may not give itself a label of kubernetes.io or k8s.io but under \
-                           kubelet.kubernetes.io/ and node.kubernetes.io/";
-            out.push(Mistake::error(entry.origin.clone(), path, message));
+        if let Some(why) = crate::labels::problem(&entry.key, entry.value.text().unwrap_or_default()) {
+            out.push(Mistake::error(entry.origin.clone(), format!("nodeLabels.{}", entry.key), why));
         }
     }
 }

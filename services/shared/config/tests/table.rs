@@ -92,6 +92,9 @@ fn the_tests_that_show_an_effect_exist() {
     }
     for row in all_rows() {
         let Verdict::Honoured { shown_by, .. } = row.verdict else { continue };
+        // That a value arrives where it is used is one thing, what comes of it another.
+        let shows_effect = |test: &&&str| !test.ends_with("_arrive") && !test.ends_with("_arrives");
+        assert!(shown_by.iter().any(|test| shows_effect(&test)), "{}: nothing shows its effect", row.field);
         for test in shown_by {
             let defined = source.contains(&format!("fn {test}("));
             assert!(defined, "{}: no test {test}", row.field);

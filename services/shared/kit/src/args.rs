@@ -62,6 +62,22 @@ pub fn parse<T: Parser>() -> T {
     })
 }
 
+/// The name of a node as it was given: without blanks around it and in lower case, as the kubelet takes it.
+///
+/// # Errors
+/// Nothing is left of it.
+pub fn node_name(given: &str) -> Result<String, String> {
+    let name = given.trim().to_lowercase();
+    if name.is_empty() { Err("want a name".to_owned()) } else { Ok(name) }
+}
+
+/// The name of a node that was given none: the host's.
+#[must_use]
+pub fn host_name() -> String {
+    let name = nix::unistd::gethostname().unwrap_or_default();
+    node_name(&name.to_string_lossy()).unwrap_or_else(|_| "localhost".to_owned())
+}
+
 /// Where sockets and files are.
 pub mod paths {
     use std::path::{Path, PathBuf};

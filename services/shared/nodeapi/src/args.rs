@@ -26,7 +26,7 @@ pub enum Mode {
 #[command(name = "node-api", bin_name = "cri-proxy node-api", version)]
 pub struct NodeApiArgs {
     /// Name of the node. Default: the host's name in lower case
-    #[arg(long, alias = "hostname-override", value_name = "NAME")]
+    #[arg(long, alias = "hostname-override", value_parser = quintlet_kit::args::node_name, value_name = "NAME")]
     pub node_name: Option<String>,
     /// Serve HTTPS and, if it has a port, the read-only API; without it there is health alone
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = true)]
@@ -107,6 +107,9 @@ pub struct NodeApiArgs {
     /// The node's root directory, for the statistics of its file system
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     pub root_dir: PathBuf,
+    /// Cgroup under which `kubepods` stands, for the statistics of all pods together
+    #[arg(long, default_value = "/", value_name = "CGROUP")]
+    pub cgroup_root: String,
     /// Where containers' logs are, for the statistics of their size
     #[arg(long, value_name = "DIR", default_value = "/var/log/pods")]
     pub pod_logs_dir: PathBuf,
@@ -159,7 +162,7 @@ mod tests {
                     tlsCurvePreferences: [29, 23]\nauthentication:\n  x509: {clientCAFile: ca.crt}\n  \
                     webhook: {enabled: false, cacheTTL: 4s}\n  anonymous: {enabled: true}\n\
                     authorization: {mode: AlwaysAllow, webhook: {cacheAuthorizedTTL: 5s, cacheUnauthorizedTTL: 6s}}\n\
-                    enableDebuggingHandlers: false\nenableSystemLogHandler: false\nenableSystemLogQuery: false\npodLogsDir: /logs\n---\n\
+                    enableDebuggingHandlers: false\nenableSystemLogHandler: false\nenableSystemLogQuery: false\ncgroupRoot: /g\npodLogsDir: /logs\n---\n\
                     apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nkubeconfig: /k\nnodeName: n\n\
                     rootDir: /root\ncertDir: /pki\n";
         std::fs::write(&path, file).unwrap();
@@ -187,6 +190,7 @@ mod tests {
         assert_eq!(args.authorization_webhook_cache_unauthorized_ttl, Duration::from_secs(6));
         let [logs, kubeconfig, root, certs] = ["/logs", "/k", "/root", "/pki"].map(PathBuf::from);
         assert_eq!((args.pod_logs_dir, args.kubeconfig), (logs, Some(kubeconfig)));
+        assert_eq!(args.cgroup_root, "/g");
         assert_eq!((args.root_dir, args.cert_dir, args.node_name.as_deref()), (root, certs, Some("n")));
     }
 }

@@ -29,7 +29,7 @@ use crate::node::Node;
 use crate::reload::Files;
 use crate::routes::{Port, Routes, State};
 use crate::server::{GRACE, Listener};
-use crate::stats::Stats;
+use crate::stats::{Places, Stats};
 use crate::tls::{self, Serving, TlsError};
 use crate::zpages::Settings;
 
@@ -110,7 +110,7 @@ impl NodeApi {
         let ca = args.client_ca_file.as_deref().map(ClientCa::load).transpose()?.map(Arc::new);
         let authn = authenticator(args, limits, ca.clone(), reviewer.clone(), clock.clone())?;
         let authz = authorizer(args, reviewer.clone())?;
-        let node_name = args.node_name.clone().unwrap_or_else(host_name);
+        let node_name = args.node_name.clone().unwrap_or_else(quintlet_kit::args::host_name);
         let (cert, key) = match (&args.tls_cert_file, &args.tls_private_key_file) {
             (Some(cert), Some(key)) => (cert.clone(), key.clone()),
             // One without the other is a mistake of the configuration.
@@ -135,8 +135,12 @@ impl NodeApi {
         let path = paths.node_api();
         let socket = quintlet_kit::socket::bind_unix(&path, 0o660)
             .map_err(|source| StartError::Socket { path, source })?;
-        let stats =
-            Stats::new(node_name.clone(), args.root_dir.clone(), args.pod_logs_dir.clone(), clock.clone());
+        let places = Places {
+            root_dir: args.root_dir.clone(),
+            pod_logs_dir: args.pod_logs_dir.clone(),
+            cgroup_root: args.cgroup_root.clone(),
+        };
+        let stats = Stats::new(node_name.clone(), places, clock.clone());
         let state = State {
             settings: Settings::new(args, &loaded.config),
             stats,
@@ -301,9 +305,4 @@ async fn listen_again(listener: Listener<Routes>, address: SocketAddr, stop: Can
             () = tokio::time::sleep(RETRY) => {}
         }
     }
-}
-
-fn host_name() -> String {
-    let name = nix::unistd::gethostname().unwrap_or_default().to_string_lossy().to_lowercase();
-    if name.is_empty() { "localhost".to_owned() } else { name }
 }

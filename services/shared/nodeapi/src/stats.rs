@@ -16,8 +16,10 @@ use quintlet_kit::lists;
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, error, json as json_answer, with_type};
+use crate::host;
 use crate::metrics::CONTENT_TYPE;
 use crate::node::Node;
+use crate::pods_group;
 use crate::select;
 
 /// Ticks of /proc/stat in a second: USER_HZ, the same on every Linux this runs on.
@@ -28,14 +30,48 @@ const NANOS_PER_TICK: u64 = 10_000_000;
 pub struct Stats {
     /// The node's name.
     pub node_name: String,
+    /// Where what is measured lies.
+    pub places: Places,
+    /// Time.
+    pub clock: Clock,
+    /// The node's CPU time at the last look.
+    last: Rate,
+    /// The same of all pods together.
+    last_of_pods: Rate,
+}
+
+/// Where what is measured lies.
+#[derive(Debug, Clone)]
+pub struct Places {
     /// The root directory.
     pub root_dir: PathBuf,
     /// Where containers' logs are.
     pub pod_logs_dir: PathBuf,
-    /// Time.
-    pub clock: Clock,
-    /// The node's CPU time at the last look.
-    last: Mutex<Option<(Timestamp, u64)>>,
+    /// Cgroup under which `kubepods` stands.
+    pub cgroup_root: String,
+}
+
+/// CPU time at the last look.
+#[derive(Debug, Default)]
+struct Rate(Mutex<Option<(Timestamp, u64)>>);
+
+impl Rate {
+    /// Cores in use since the last look, in nanocores; none at the first one.
+    fn nano_cores(&self, time: Timestamp, cpu_nanos: u64) -> Option<u64> {
+        let mut last = self.0.lock();
+        let before = last.filter(|(at, _)| *at < time);
+        // Too short a time would make the figure jump.
+        let is_due = before.is_none_or(|(at, _)| time.duration_since(at).as_secs_f64() >= 1.0);
+        if is_due {
+            *last = Some((time, cpu_nanos));
+        }
+        before.and_then(|(at, nanos)| {
+            let seconds = time.duration_since(at).as_secs_f64();
+            let used = cpu_nanos.saturating_sub(nanos);
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+            (seconds > 0.0).then(|| (used as f64 / seconds) as u64)
+        })
+    }
 }
 
 /// A pod with its containers, as seen at once.
@@ -71,8 +107,30 @@ impl Machine {
 impl Stats {
     /// Statistics of a node.
     #[must_use]
-    pub fn new(node_name: String, root_dir: PathBuf, pod_logs_dir: PathBuf, clock: Clock) -> Self {
-        Self { node_name, root_dir, pod_logs_dir, clock, last: Mutex::new(None) }
+    pub fn new(node_name: String, places: Places, clock: Clock) -> Self {
+        Self { node_name, places, clock, last: Rate::default(), last_of_pods: Rate::default() }
+    }
+
+    /// All pods together, as one of the summary's system containers; null before there is a group of theirs.
+    fn pods_group(&self, time: Timestamp) -> Value {
+        let Some(u) = pods_group::read(Path::new("/sys/fs/cgroup"), &self.places.cgroup_root) else {
+            return Value::Null;
+        };
+        let at = time.to_string();
+        json!({
+            "name": "pods",
+            "cpu": object([("time", json!(at)), ("usageNanoCores", json!(self.last_of_pods.nano_cores(time, u.cpu_nanos))),
+                ("usageCoreNanoSeconds", json!(u.cpu_nanos))]),
+            "memory": object([
+                ("time", json!(at)),
+                ("availableBytes", json!(u.limit.map(|limit| limit.saturating_sub(u.working_set)))),
+                ("usageBytes", json!(u.usage)),
+                ("workingSetBytes", json!(u.working_set)),
+                ("rssBytes", json!(u.rss)),
+                ("pageFaults", json!(u.page_faults)),
+                ("majorPageFaults", json!(u.major_page_faults)),
+            ]),
+        })
     }
 
     fn machine(&self) -> Machine {
@@ -80,25 +138,7 @@ impl Stats {
         let time = self.clock.wall();
         let cpu_nanos = busy_ticks(&read("/proc/stat")).saturating_mul(NANOS_PER_TICK);
         let vmstat = numbers(&read("/proc/vmstat"), 1);
-        let nano_cores = {
-            let mut last = self.last.lock();
-            let before = last.filter(|(at, _)| *at < time);
-            // Too short a time would make the figure jump.
-            let is_due = before.is_none_or(|(at, _)| time.duration_since(at).as_secs_f64() >= 1.0);
-            if is_due {
-                *last = Some((time, cpu_nanos));
-            }
-            before.and_then(|(at, nanos)| {
-                let seconds = time.duration_since(at).as_secs_f64();
-                let used = cpu_nanos.saturating_sub(nanos);
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    clippy::cast_precision_loss
-                )]
-                (seconds > 0.0).then(|| (used as f64 / seconds) as u64)
-            })
-        };
+        let nano_cores = self.last.nano_cores(time, cpu_nanos);
         Machine {
             time,
             cpu_nanos,
@@ -155,6 +195,9 @@ impl Stats {
         let time = m.time.to_string();
         let boot = jiff::SignedDuration::try_from(self.clock.boot()).unwrap_or_default();
         let working_set = m.working_set();
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let pods = self.pods_group(m.time);
+        let psi = |of: &str| host::pressure(&read(&format!("/proc/pressure/{of}")));
         let mut out = json!({
             "nodeName": self.node_name,
             "startTime": m.time.checked_sub(boot).unwrap_or(m.time).to_string(),
@@ -169,16 +212,30 @@ impl Stats {
                 "pageFaults": m.page_faults,
                 "majorPageFaults": m.major_page_faults,
             },
+            "systemContainers": if pods.is_null() { json!([]) } else { json!([pods]) },
             "swap": {
                 "time": time,
                 "swapAvailableBytes": m.of("SwapFree"),
                 "swapUsageBytes": m.of("SwapTotal").saturating_sub(m.of("SwapFree")),
             },
         });
+        for (field, psi) in [("cpu", psi("cpu")), ("memory", psi("memory"))] {
+            if !psi.is_null() {
+                out[field]["psi"] = psi;
+            }
+        }
         if light {
             return out;
         }
-        out["fs"] = file_system(&self.root_dir, &time);
+        let network = host::network(&read("/proc/net/dev"), &read("/proc/net/route"), &time);
+        for (field, value) in
+            [("network", network), ("io", object([("time", json!(time)), ("psi", psi("io"))]))]
+        {
+            if !value.is_null() {
+                out[field] = value;
+            }
+        }
+        out["fs"] = file_system(&self.places.root_dir, &time);
         out["rlimit"] = rlimit(&time);
         let mut images = k8s_cri::v1::image_service_client::ImageServiceClient::new(node.cri());
         if let Ok(info) = images.image_fs_info(v1::ImageFsInfoRequest {}).await
@@ -219,6 +276,7 @@ impl Stats {
             ("containers", json!(containers)),
             ("cpu", cpu(pod.stats.cpu.as_ref())),
             ("memory", memory(pod.stats.memory.as_ref())),
+            ("swap", pod_swap(pod).map_or(Value::Null, |s| swap(Some(&s)))),
         ];
         if !light {
             out.push(("network", network(pod.stats.network.as_ref())));
@@ -230,15 +288,17 @@ impl Stats {
     }
 
     fn logs(&self, pod: &Pod, container: &str) -> Value {
-        let dir =
-            self.pod_logs_dir.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid)).join(container);
+        let dir = self
+            .places
+            .pod_logs_dir
+            .join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid))
+            .join(container);
         let Ok(entries) = std::fs::read_dir(dir) else { return Value::Null };
         let sizes: Vec<u64> = entries.flatten().filter_map(|e| Some(e.metadata().ok()?.len())).collect();
-        json!({
-            "time": self.clock.wall().to_string(),
-            "usedBytes": sizes.iter().sum::<u64>(),
-            "inodesUsed": sizes.len() + 1,
-        })
+        let mut out = file_system(&self.places.pod_logs_dir, &self.clock.wall().to_string());
+        out["usedBytes"] = json!(sizes.iter().sum::<u64>());
+        out["inodesUsed"] = json!(sizes.len() + 1);
+        out
     }
 
     /// `/metrics/resource`.
@@ -255,6 +315,11 @@ impl Stats {
             for pod in pods {
                 let labels = labels([("namespace", &pod.namespace), ("pod", &pod.name)]);
                 out.usage("pod", &labels, pod.stats.cpu.as_ref(), pod.stats.memory.as_ref());
+                if let Some(swap) = pod_swap(pod) {
+                    let at = Some(swap.timestamp / 1_000_000);
+                    let used = swap.swap_usage_bytes.map_or(0, |b| b.value);
+                    out.sample("pod_swap_usage_bytes", "gauge", &labels, whole(used), at);
+                }
                 for (name, c) in newest(&pod.stats.containers) {
                     let labels = self::labels([
                         ("container", name),
@@ -265,12 +330,7 @@ impl Stats {
                     if let Some(started) = started(&pod.object, name) {
                         out.sample("container_start_time_seconds", "gauge", &labels, started, None);
                     }
-                    if let Some((swap, at)) =
-                        c.swap.as_ref().and_then(|s| Some((s.swap_usage_bytes?.value, s.timestamp)))
-                    {
-                        let at = Some(at / 1_000_000);
-                        out.sample("container_swap_usage_bytes", "gauge", &labels, whole(swap), at);
-                    }
+                    out.swap(&labels, c.swap.as_ref());
                 }
             }
         }
@@ -389,6 +449,17 @@ impl Text {
         }
     }
 
+    fn swap(&mut self, labels: &str, swap: Option<&v1::SwapUsage>) {
+        let Some((used, swap)) = swap.and_then(|s| Some((s.swap_usage_bytes?.value, s))) else { return };
+        let at = Some(swap.timestamp / 1_000_000);
+        self.sample("container_swap_usage_bytes", "gauge", labels, whole(used), at);
+        // A runtime that does not tell what is left knows no limit.
+        if let Some(left) = swap.swap_available_bytes {
+            let limit = used.saturating_add(left.value);
+            self.sample("container_swap_limit_bytes", "gauge", labels, whole(limit), at);
+        }
+    }
+
     fn container(&mut self, labels: &str, cpu: Option<&v1::CpuUsage>, memory: Option<&v1::MemoryUsage>) {
         self.usage("container", labels, cpu, memory);
         let Some(memory) = memory else { return };
@@ -472,6 +543,18 @@ fn swap(swap: Option<&v1::SwapUsage>) -> Value {
             ("swapAvailableBytes", number(s.swap_available_bytes)),
             ("swapUsageBytes", number(s.swap_usage_bytes)),
         ])
+    })
+}
+
+/// Swap of a pod's containers together, as old as the oldest figure; none where the runtime does not tell of each.
+fn pod_swap(pod: &Pod) -> Option<v1::SwapUsage> {
+    let all: Vec<&v1::SwapUsage> =
+        newest(&pod.stats.containers).into_values().map(|c| c.swap.as_ref()).collect::<Option<_>>()?;
+    let used = all.iter().map(|s| Some(s.swap_usage_bytes?.value)).sum::<Option<u64>>()?;
+    Some(v1::SwapUsage {
+        timestamp: all.iter().map(|s| s.timestamp).min()?,
+        swap_usage_bytes: Some(v1::UInt64Value { value: used }),
+        ..v1::SwapUsage::default()
     })
 }
 
@@ -573,6 +656,42 @@ mod tests {
              # TYPE container_cpu_usage_seconds_total counter\n\
              container_cpu_usage_seconds_total{container=\"a\\\"b\",pod=\"p\"} 1.5 1700000000123\n"
         );
+    }
+
+    #[test]
+    fn swap_has_its_limit_and_a_pods_is_that_of_its_containers() {
+        let bytes = |value| Some(v1::UInt64Value { value });
+        let container = |name: &str, at: i64, used: u64| v1::ContainerStats {
+            attributes: Some(v1::ContainerAttributes {
+                metadata: Some(v1::ContainerMetadata { name: name.into(), attempt: 0 }),
+                ..Default::default()
+            }),
+            swap: Some(v1::SwapUsage {
+                timestamp: at * 1_000_000,
+                swap_usage_bytes: bytes(used),
+                swap_available_bytes: bytes(100),
+            }),
+            ..Default::default()
+        };
+        let mut pod = Pod {
+            name: "p".into(),
+            namespace: "n".into(),
+            uid: "u".into(),
+            object: Value::Null,
+            stats: v1::LinuxPodSandboxStats {
+                containers: vec![container("a", 5, 10), container("b", 4, 20)],
+                ..Default::default()
+            },
+        };
+        let swap = pod_swap(&pod).unwrap();
+        assert_eq!((swap.timestamp, swap.swap_usage_bytes), (4_000_000, bytes(30)));
+        let mut text = Text::default();
+        text.swap("", pod.stats.containers[0].swap.as_ref());
+        let text = text.finish();
+        assert!(text.contains("container_swap_usage_bytes 10 5\n"), "{text}");
+        assert!(text.contains("container_swap_limit_bytes 110 5\n"), "{text}");
+        pod.stats.containers[0].swap = None;
+        assert_eq!(pod_swap(&pod), None, "a part is not the whole");
     }
 
     #[test]

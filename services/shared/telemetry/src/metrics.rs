@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -74,6 +75,33 @@ where
     L: Clone + Hash + Eq + EncodeLabelSet + Debug + Send + Sync + 'static,
 {
     named(name, help, || Family::new_with_constructor(LatencyBuckets))
+}
+
+/// Histograms by labels, with these buckets.
+pub fn histogram_family_of<L>(
+    name: &'static str,
+    help: &'static str,
+    buckets: &'static [f64],
+) -> Family<L, Histogram, Buckets>
+where
+    L: Clone + Hash + Eq + EncodeLabelSet + Debug + Send + Sync + 'static,
+{
+    named(name, help, || Family::new_with_constructor(Buckets(buckets)))
+}
+
+/// A gauge of any number.
+pub fn float_gauge(name: &'static str, help: &'static str) -> Gauge<f64, AtomicU64> {
+    named(name, help, Gauge::default)
+}
+
+/// Makes histograms with the buckets it has.
+#[derive(Debug, Clone, Copy)]
+pub struct Buckets(&'static [f64]);
+
+impl MetricConstructor<Histogram> for Buckets {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(self.0.iter().copied())
+    }
 }
 
 /// Makes histograms with [`LATENCY_BUCKETS`].

@@ -33,9 +33,11 @@ pub struct NodeKeeper {
     pub register: bool,
     /// Taints of a node that is made here, as v1 Taints.
     pub taints: Vec<Value>,
+    /// Labels of a node that is made here.
+    pub labels: Vec<(String, String)>,
     /// Provider id of a node that is made here; may be empty.
     pub provider_id: String,
-    /// Shortest time between two writes that are not urgent.
+    /// Shortest time between two writes that are not urgent, and longest without a look at what the API server has.
     pub update_every: Duration,
     /// How often an unchanged node is written.
     pub report_every: Duration,
@@ -62,11 +64,18 @@ impl NodeKeeper {
     async fn keep(&self) {
         let started = self.clock.boot();
         let (mut live, made) = self.appear(started).await;
+        let mut last_read = Instant::now();
         let mut last_update = made.then(Instant::now);
         let mut last_report = last_update;
         let mut report_every = self.spread();
         let mut failures = 0_u32;
         loop {
+            // Others write the Node too: its controller calls it Unknown, people cordon and label it.
+            let is_old = last_read.elapsed() >= self.update_every;
+            let fresh = !is_old || self.read_again(&mut live, &mut failures).await;
+            if is_old && fresh {
+                last_read = Instant::now();
+            }
             let (desired, events) = self.desired(&live, started);
             let weight = setters::weigh(&live, &desired);
             let since = |at: Option<Instant>| at.map(|at| at.elapsed());
@@ -90,6 +99,7 @@ impl NodeKeeper {
                         last_report = last_update;
                         self.tell(&live, &written, events);
                         live = written;
+                        last_read = Instant::now();
                     }
                     Err(failure) => {
                         failures = failures.saturating_add(1);
@@ -97,7 +107,9 @@ impl NodeKeeper {
                             warn!(%failure, "the node's status cannot be written");
                         }
                         if let Ok(read) = self.api.get(&node_path(&self.name)).await {
+                            self.tell(&live, &read, Vec::new());
                             live = read;
+                            last_read = Instant::now();
                         }
                         let after = failure.retry_after().unwrap_or_else(|| pause(failures));
                         tokio::time::sleep(after).await;
@@ -105,10 +117,31 @@ impl NodeKeeper {
                     }
                 }
             }
+            let look =
+                if fresh { JUDGE_EVERY.min(self.update_every).min(self.report_every) } else { LONGEST_PAUSE };
             // Both arms only lead to another look.
             tokio::select! {
                 () = self.facts.changed() => {}
-                () = tokio::time::sleep(JUDGE_EVERY.min(self.report_every)) => {}
+                () = tokio::time::sleep(look) => {}
+            }
+        }
+    }
+
+    /// Puts what the API server has now in place of what it had; without an answer that stays. Whether there was one.
+    async fn read_again(&self, live: &mut Value, failures: &mut u32) -> bool {
+        match self.api.get(&node_path(&self.name)).await {
+            Ok(read) => {
+                *failures = 0;
+                self.tell(live, &read, Vec::new());
+                *live = read;
+                true
+            }
+            Err(failure) => {
+                *failures = failures.saturating_add(1);
+                if *failures == 1 {
+                    warn!(%failure, "the node cannot be read");
+                }
+                false
             }
         }
     }
@@ -136,6 +169,9 @@ impl NodeKeeper {
     /// The node as it is in the API server, made if need be; true if it was made now.
     async fn appear(&self, started: Duration) -> (Value, bool) {
         let mut initial = setters::initial(&self.name, setters::go_arch(std::env::consts::ARCH));
+        for (key, value) in &self.labels {
+            initial["metadata"]["labels"][key] = json!(value);
+        }
         if !self.taints.is_empty() {
             initial["spec"]["taints"] = json!(self.taints);
         }

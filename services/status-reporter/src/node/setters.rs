@@ -419,12 +419,33 @@ pub fn initial(name: &str, arch: &str) -> Value {
     })
 }
 
-/// What an existing node needs of the initial one (C1): the default labels and the annotation.
+/// Labels that an existing node takes over from the initial one, where that has them (C1).
+const ADOPTED_LABELS: [&str; 12] = [
+    "kubernetes.io/hostname",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type",
+    "kubernetes.io/os",
+    "kubernetes.io/arch",
+    "beta.kubernetes.io/os",
+    "beta.kubernetes.io/arch",
+    "node.kubernetes.io/windows-build",
+];
+
+/// What an existing node needs of the initial one (C1): the default labels and the annotation. Other labels are those of
+/// whoever manages the node by now.
 #[must_use]
 pub fn adopt(live: &Value, initial: &Value) -> Value {
     let mut node = live.clone();
+    let mut wanted = initial["metadata"].clone();
+    if let Some(labels) = wanted["labels"].as_object_mut() {
+        labels.retain(|key, _| ADOPTED_LABELS.contains(&key.as_str()));
+    }
     for field in ["labels", "annotations"] {
-        overlay_map(&mut node["metadata"], &initial["metadata"], field);
+        overlay_map(&mut node["metadata"], &wanted, field);
     }
     node
 }
@@ -666,11 +687,13 @@ mod tests {
     fn an_existing_node_keeps_its_labels_and_gets_the_default_ones() {
         let mut live = initial("n1", "amd64");
         live["metadata"]["labels"] = json!({"mine": "1", "kubernetes.io/arch": "old"});
-        let adopted = adopt(&live, &initial("n1", "arm64"));
-        assert_eq!(
-            (&adopted["metadata"]["labels"]["mine"], &adopted["metadata"]["labels"]["kubernetes.io/arch"]),
-            (&json!("1"), &json!("arm64"))
-        );
+        let mut initial = initial("n1", "arm64");
+        initial["metadata"]["labels"]["tier"] = json!("blue");
+        initial["metadata"]["labels"]["topology.kubernetes.io/zone"] = json!("z1");
+        let labels = &adopt(&live, &initial)["metadata"]["labels"];
+        assert_eq!((&labels["mine"], &labels["kubernetes.io/arch"]), (&json!("1"), &json!("arm64")));
+        assert_eq!(labels["topology.kubernetes.io/zone"], "z1");
+        assert_eq!(labels.get("tier"), None, "only a node that is made gets custom labels");
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod images;
 mod lifecycle;
 mod limits;
 mod mirrors;
+mod node;
 mod random;
 mod resize;
 mod restarts;

@@ -92,6 +92,10 @@ async fn a_shutdown_waits_until_pods_have_ended_by_their_priority() {
         assert!(timeout <= group && timeout > group - 5, "{name}: {timeout}");
     }
     wait_inhibited(&logind, 1, false).await;
+    let kept = std::fs::read(sim.root_dir().join("graceful_node_shutdown_state")).unwrap();
+    let kept: Value = serde_json::from_slice(&kept).unwrap();
+    let (start, end) = (kept["startTime"].as_str().unwrap(), kept["endTime"].as_str().unwrap());
+    assert!("2000" < start && start < end, "{kept}");
     let told = format!("{:?}", sim.api.list("events"));
     assert!(told.contains("Shutdown manager detected shutdown event"), "{told}");
 

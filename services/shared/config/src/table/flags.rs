@@ -7,6 +7,8 @@ pub struct FlagRow {
     pub name: &'static str,
     /// What comes of it.
     pub verdict: FlagVerdict,
+    /// It needs no value.
+    pub is_switch: bool,
 }
 
 /// What comes of a flag.
@@ -25,7 +27,11 @@ pub enum FlagVerdict {
 use FlagVerdict::{Instead, NotYet, Refused, Same};
 
 const fn flag(name: &'static str, verdict: FlagVerdict) -> FlagRow {
-    FlagRow { name, verdict }
+    FlagRow { name, verdict, is_switch: false }
+}
+
+const fn switch(name: &'static str, verdict: FlagVerdict) -> FlagRow {
+    FlagRow { name, verdict, is_switch: true }
 }
 
 /// The flags.
@@ -34,7 +40,7 @@ pub const FLAGS: &[FlagRow] = &[
     flag("cloud-provider", NotYet("nodes are registered without the taint of an external provider")),
     flag("config", Same),
     flag("config-dir", Same),
-    flag(
+    switch(
         "exit-on-lock-contention",
         Refused("pod-sync holds a lock on the root directory and does not start beside another"),
     ),

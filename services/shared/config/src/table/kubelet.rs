@@ -41,30 +41,30 @@ pub const KUBELET: &[Row] = &[
     Row::new("staticPodPath", Kind::Path, "")
         .kubelet_flag("pod-manifest-path")
         .own_flag("manifests")
-        .honoured(&[PodSync], "directory or file of pod manifests", &["fields_of_sources_arrive"]),
+        .honoured(&[PodSync], "directory or file of pod manifests", &["fields_of_sources_arrive", "manifests_become_pods_and_go_with_their_files"]),
     Row::new("staticPodURL", Kind::Text, "").kubelet_flag("manifest-url").honoured(
         &[PodSync],
         "URL of a pod or a list of pods",
-        &["fields_of_sources_arrive"],
+        &["fields_of_sources_arrive", "pods_of_a_url_run_change_survive_its_failures_and_go"],
     ),
     Row::new("staticPodURLHeader", Kind::Map(Keys::Any, &TEXTS), "")
         .kubelet_flag("manifest-url-header")
         .secret()
-        .honoured(&[PodSync], "headers for that URL", &["fields_of_sources_arrive"]),
+        .honoured(&[PodSync], "headers for that URL", &["fields_of_sources_arrive", "a_url_is_read_as_the_kubelet_reads_it"]),
     Row::new("syncFrequency", DURATION, "1m").kubelet_flag("sync-frequency").honoured(
         &[PodSync],
         "how often a pod is looked at when nothing happened to it",
-        &["fields_of_sources_arrive"],
+        &["fields_of_sources_arrive", "waits_are_the_kubelets_with_jitter_and_short_where_nothing_is_known"],
     ),
     Row::new("fileCheckFrequency", DURATION, "20s").kubelet_flag("file-check-frequency").honoured(
         &[PodSync],
         "how often manifests are read again when nothing seems to have changed",
-        &["fields_of_sources_arrive"],
+        &["fields_of_sources_arrive", "a_change_behind_a_link_is_found_at_the_next_look"],
     ),
     Row::new("httpCheckFrequency", DURATION, "20s").kubelet_flag("http-check-frequency").honoured(
         &[PodSync],
         "how often staticPodURL is fetched",
-        &["fields_of_sources_arrive"],
+        &["fields_of_sources_arrive", "a_url_is_read_as_the_kubelet_reads_it"],
     ),
     Row::new("address", Kind::Checked(kind::address_or_none), "0.0.0.0")
         .kubelet_flag("address")
@@ -160,12 +160,12 @@ pub const KUBELET: &[Row] = &[
     Row::new("clusterDomain", Kind::Text, "").kubelet_flag("cluster-domain").honoured(
         &[PodSync],
         "domain of the cluster, in DNS search lists",
-        &["fields_of_dns_arrive"],
+        &["fields_of_dns_arrive", "the_policy_selects_cluster_host_or_nothing"],
     ),
     Row::new("clusterDNS", Kind::List(&Kind::Checked(kind::address)), "").kubelet_flag("cluster-dns").honoured(
         &[PodSync],
         "DNS servers of pods with policy ClusterFirst",
-        &["fields_of_dns_arrive"],
+        &["fields_of_dns_arrive", "the_policy_selects_cluster_host_or_nothing"],
     ),
     Row::new("streamingConnectionIdleTimeout", DURATION, "4h")
         .kubelet_flag("streaming-connection-idle-timeout")
@@ -214,9 +214,9 @@ pub const KUBELET: &[Row] = &[
     Row::new("kubeletCgroups", Kind::Text, "").kubelet_flag("kubelet-cgroups").not_yet(PodSync, None),
     Row::new("systemCgroups", Kind::Text, "").kubelet_flag("system-cgroups").not_yet(PodSync, None),
     Row::new("cgroupRoot", Kind::Text, "/").kubelet_flag("cgroup-root").honoured(
-        &[PodSync],
+        &[NodeApi, PodSync],
         "cgroup under which kubepods stands",
-        &["fields_of_cgroups_arrive"],
+        &["fields_of_cgroups_arrive", "a_pods_group_is_named_as_the_driver_wants_it", "fields_of_the_node_api_arrive", "the_group_is_found_in_both_versions_and_by_both_drivers"],
     ),
     Row::new("cgroupsPerQOS", Kind::Bool, "true").kubelet_flag("cgroups-per-qos").honoured(
         &[PodSync],
@@ -275,29 +275,33 @@ pub const KUBELET: &[Row] = &[
         "pods the node takes",
         &["pods_are_as_many_as_the_node_and_its_cores_take"],
     ),
-    Row::new("podCIDR", Kind::Text, "").kubelet_flag("pod-cidr").not_yet(PodSync, None),
+    Row::new("podCIDR", Kind::Text, "").kubelet_flag("pod-cidr").honoured(
+        &[PodSync],
+        "addresses of the pods of a node without an API server, told to the runtime; with one the Node's podCIDRs are",
+        &["fields_of_the_node_arrive", "the_runtime_is_told_the_addresses_of_the_pods"],
+    ),
     Row::new("podPidsLimit", Kind::Int(-1, I64), "-1").kubelet_flag("pod-max-pids").zero_counts().honoured(
         &[PodSync],
         "processes in a pod; -1 and 0: no limit",
-        &["fields_of_cgroups_arrive"],
+        &["fields_of_cgroups_arrive", "a_pods_group_lives_from_first_use_to_the_last_process"],
     ),
     Row::new("resolvConf", Kind::Path, "/etc/resolv.conf").kubelet_flag("resolv-conf").zero_counts().honoured(
         &[PodSync],
         "resolv.conf of pods with DNS policy Default; empty: none",
-        &["fields_of_dns_arrive"],
+        &["fields_of_dns_arrive", "the_policy_selects_cluster_host_or_nothing"],
     ),
     Row::new("cpuCFSQuota", Kind::Bool, "true").kubelet_flag("cpu-cfs-quota").honoured(
         &[PodSync],
         "CPU limits are enforced",
-        &["fields_of_cgroups_arrive"],
+        &["fields_of_cgroups_arrive", "a_burstable_pod_is_limited_only_if_every_container_is"],
     ),
     Row::new("cpuCFSQuotaPeriod", Kind::Duration(1_000_000, SECOND), "100ms")
         .kubelet_flag("cpu-cfs-quota-period")
-        .honoured(&[PodSync], "period of CPU limits", &["fields_of_cgroups_arrive"]),
+        .honoured(&[PodSync], "period of CPU limits", &["fields_of_cgroups_arrive", "a_burstable_pod_is_limited_only_if_every_container_is"]),
     Row::new("nodeStatusMaxImages", Kind::Int(-1, i32::MAX as i64), "50")
         .kubelet_flag("node-status-max-images")
         .zero_counts()
-        .honoured(&[PodSync], "images that the Node names", &["images_of_the_node_arrive"]),
+        .honoured(&[PodSync], "images that the Node names", &["images_of_the_node_arrive", "the_largest_images_are_told_with_five_names"]),
     Row::new("maxOpenFiles", Kind::Int(0, I64), "1000000").kubelet_flag("max-open-files").not_yet(PodSync, None),
     Row::new("contentType", Kind::Text, "application/vnd.kubernetes.protobuf")
         .kubelet_flag("kube-api-content-type")
@@ -490,7 +494,7 @@ pub const KUBELET: &[Row] = &[
     Row::new("seccompDefault", Kind::Bool, "false").kubelet_flag("seccomp-default").honoured(
         &[PodSync],
         "containers without a seccomp profile get RuntimeDefault",
-        &["fields_of_security_arrive"],
+        &["fields_of_security_arrive", "profiles_come_from_container_then_annotation_then_pod"],
     ),
     Row::new("memoryThrottlingFactor", Kind::Number(0.0, 1.0), "0.9").not_yet(PodSync, None),
     Row::new("memoryReservationPolicy", Kind::Word(&["", "None", "TieredReservation"]), "None")
@@ -523,7 +527,7 @@ pub const KUBELET: &[Row] = &[
     Row::new("singleProcessOOMKill", Kind::Bool, "").own_flag("single-process-oom-kill").honoured(
         &[PodSync],
         "whether the kernel kills one process of a container or all; without it one with cgroup v1, all with v2",
-        &["fields_of_security_arrive"],
+        &["fields_of_security_arrive", "the_unified_hierarchy_gets_group_kill_and_swap"],
     ),
     Row::new("crashLoopBackOff.maxContainerRestartPeriod", Kind::Duration(SECOND, 300 * SECOND), "5m")
         .own_flag("max-container-restart-period")
@@ -535,7 +539,7 @@ pub const KUBELET: &[Row] = &[
     Row::new("podLogsDir", Kind::Checked(kind::clean_path), "/var/log/pods").own_flag("pod-logs-dir").honoured(
         &[NodeApi, PodSync],
         "directory of the pods' logs",
-        &["fields_of_the_node_arrive", "fields_of_the_node_api_arrive"],
+        &["fields_of_the_node_arrive", "fields_of_the_node_api_arrive", "names_follow_the_kubelets_layout"],
     ),
     Row::new(
         "imagePullCredentialsVerificationPolicy",
@@ -604,7 +608,7 @@ pub const KUBELET: &[Row] = &[
     Row::new("tracing.endpoint", Kind::Checked(kind::collector), "").own_flag("otlp-endpoint").honoured(
         ALL,
         "OTLP/gRPC endpoint of traces, host:port or a URL; without it spans stay in memory",
-        &["fields_of_telemetry_arrive"],
+        &["fields_of_telemetry_arrive", "a_pod_of_the_api_server_lives_and_goes_in_one_trace"],
     ),
     Row::new("tracing.samplingRatePerMillion", Kind::Int(0, 1_000_000), "")
         .not_yet(PodSync, Some("1000000")),

@@ -17,17 +17,27 @@ pub const QUINTLET: &[Row] = &[
     Row::new("rootDir", Kind::Path, "/var/lib/kubelet").kubelet_flag("root-dir").honoured(
         &[NodeApi, PodSync],
         "directory of pods, volumes and checkpoints",
-        &["fields_of_the_node_arrive", "fields_of_the_node_api_arrive"],
+        &["fields_of_the_node_arrive", "fields_of_the_node_api_arrive", "names_follow_the_kubelets_layout"],
     ),
     Row::new("kubeconfig", Kind::Path, "").kubelet_flag("kubeconfig").honoured(
         &[NodeApi, PodSync, StatusReporter],
         "credentials for the API server; without it the node is standalone",
-        &["fields_of_the_node_arrive", "fields_of_the_node_api_arrive", "what_the_file_says_arrives"],
+        &[
+            "fields_of_the_node_arrive",
+            "fields_of_the_node_api_arrive",
+            "what_the_file_says_arrives",
+            "a_kubeconfig_may_come_after_the_start",
+        ],
     ),
     Row::new("nodeName", Kind::Text, "").kubelet_flag("hostname-override").own_flag("node-name").honoured(
         &[NodeApi, PodSync, StatusReporter],
         "name of the node; without it the host's in lower case",
-        &["fields_of_the_node_arrive", "fields_of_the_node_api_arrive", "what_the_file_says_arrives"],
+        &[
+            "fields_of_the_node_arrive",
+            "fields_of_the_node_api_arrive",
+            "what_the_file_says_arrives",
+            "the_node_is_registered_and_ready_soon_after_its_facts",
+        ],
     ),
     Row::new("certDir", Kind::Path, "/var/lib/kubelet/pki").kubelet_flag("cert-dir").honoured(
         &[NodeApi],
@@ -37,19 +47,27 @@ pub const QUINTLET: &[Row] = &[
     Row::new("nodeIPs", Kind::List(&Kind::Checked(kind::address)), "").kubelet_flag("node-ip").honoured(
         &[PodSync],
         "addresses of the node",
-        &["fields_of_the_node_arrive"],
+        &["fields_of_the_node_arrive", "the_nodes_addresses_are_chosen_as_the_kubelet_chooses_them"],
     ),
     Row::new("nodeLabels", Kind::Map(Keys::Any, &Kind::Text), "")
         .kubelet_flag("node-labels")
         .own_flag("node-label")
-        .honoured(&[PodSync], "labels of the node", &["fields_of_the_node_arrive"]),
+        .honoured(
+            &[PodSync, StatusReporter],
+            "labels of a Node that is registered; one that is there keeps its own",
+            &[
+                "fields_of_the_node_arrive",
+                "a_node_is_registered_with_what_the_configuration_says",
+                "a_node_gives_itself_labels_that_the_api_server_takes_from_it",
+            ],
+        ),
     Row::new("containerLogsDir", Kind::Text, "/var/log/containers")
         .own_flag("container-logs-dir")
         .zero_counts()
         .honoured(
             &[PodSync],
             "directory of links to containers' logs, for log collectors; empty: no links",
-            &["fields_of_the_node_arrive"],
+            &["fields_of_the_node_arrive", "links_are_kept_and_broken_ones_that_are_ours_are_collected"],
         ),
     Row::new("containerdNamespace", Kind::Text, "k8s.io").own_flag("containerd-namespace").honoured(
         &[CriProxy],

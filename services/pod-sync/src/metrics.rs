@@ -1,0 +1,380 @@
+//! What is counted of pods, under the kubelet's names (pkg/kubelet/metrics, pkg/volume/util).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus, Volume};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use quintlet_model::ids::PodUid;
+use quintlet_telemetry::metrics::{
+    Buckets, counter, counter_family, float_gauge, gauge_family, histogram_family_of, histogram_of,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::build::paths;
+use crate::context::Context;
+use crate::volumes::referenced;
+
+/// Seconds from when a pod was first seen until it runs.
+const POD_START: [f64; 25] = [
+    0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0,
+    480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+];
+/// Prometheus' own default.
+const WORKER: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+/// Seconds of an operation on a volume.
+const STORAGE: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+/// How often volumes are counted.
+const COUNT_EVERY: Duration = Duration::from_secs(10);
+
+/// Which list of the spec a container stands in.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ContainerLabel {
+    container_type: &'static str,
+}
+
+/// A start that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct StartErrorLabel {
+    container_type: &'static str,
+    code: String,
+}
+
+/// How a container ended.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct TerminatedLabel {
+    container_type: &'static str,
+    exit_code: i32,
+    reason: String,
+}
+
+/// What a worker did.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OperationLabel {
+    operation_type: &'static str,
+}
+
+/// Volumes of a kind that are wanted, or there.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct VolumesLabel {
+    plugin_name: String,
+    state: &'static str,
+}
+
+/// An operation on a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct StorageLabel {
+    migrated: &'static str,
+    operation_name: &'static str,
+    status: &'static str,
+    volume_plugin: String,
+}
+
+/// Types of containers, as labels.
+pub const INIT: &str = "init_container";
+/// A regular one.
+pub const REGULAR: &str = "container";
+/// One that was added to a pod that runs.
+pub const EPHEMERAL: &str = "ephemeral_container";
+
+/// All of them; clones, and those of another `default`, count in the same series.
+#[derive(Debug, Clone)]
+pub struct PodMetrics {
+    /// Pods that were begun to be started.
+    pub started_pods: Counter,
+    /// Those whose sandbox the runtime refused.
+    pub started_pods_errors: Counter,
+    started_containers: Family<ContainerLabel, Counter>,
+    started_containers_errors: Family<StartErrorLabel, Counter>,
+    terminated: Family<TerminatedLabel, Counter>,
+    /// Seconds from when a pod was first seen until it runs.
+    pub pod_start: Histogram,
+    worker: Family<OperationLabel, Histogram, Buckets>,
+    storage: Family<StorageLabel, Histogram, Buckets>,
+    volumes: Family<VolumesLabel, Gauge>,
+    /// When the last shutdown of the machine began, seconds since 1970.
+    pub shutdown_start: Gauge<f64, AtomicU64>,
+    /// When its pods had ended.
+    pub shutdown_end: Gauge<f64, AtomicU64>,
+}
+
+impl Default for PodMetrics {
+    fn default() -> Self {
+        Self {
+            started_pods: counter("kubelet_started_pods", "Cumulative number of pods started"),
+            started_pods_errors: counter(
+                "kubelet_started_pods_errors",
+                "Cumulative number of errors when starting pods",
+            ),
+            started_containers: counter_family(
+                "kubelet_started_containers",
+                "Cumulative number of containers started",
+            ),
+            started_containers_errors: counter_family(
+                "kubelet_started_containers_errors",
+                "Cumulative number of errors when starting containers",
+            ),
+            terminated: counter_family(
+                "kubelet_terminated_containers",
+                "Cumulative number of containers that ended, by type, exit code and reason",
+            ),
+            pod_start: histogram_of(
+                "kubelet_pod_start_duration_seconds",
+                "Duration in seconds from seeing a pod for the first time to the pod running",
+                &POD_START,
+            ),
+            worker: histogram_family_of(
+                "kubelet_pod_worker_duration_seconds",
+                "Duration in seconds of a pass over a pod, by operation type: create, update, sync or kill",
+                WORKER,
+            ),
+            storage: histogram_family_of(
+                "storage_operation_duration_seconds",
+                "Storage operation duration",
+                STORAGE,
+            ),
+            volumes: gauge_family("volume_manager_total_volumes", "Number of volumes in Volume Manager"),
+            shutdown_start: float_gauge(
+                "kubelet_graceful_shutdown_start_time_seconds",
+                "Last graceful shutdown start time since unix epoch in seconds",
+            ),
+            shutdown_end: float_gauge(
+                "kubelet_graceful_shutdown_end_time_seconds",
+                "Last graceful shutdown end time since unix epoch in seconds",
+            ),
+        }
+    }
+}
+
+impl PodMetrics {
+    /// A container is started, as which its metrics say.
+    pub fn starting(&self, container_type: &'static str) {
+        self.started_containers.get_or_create(&ContainerLabel { container_type }).inc();
+    }
+
+    /// It did not start, for this reason.
+    pub fn not_started(&self, container_type: &'static str, reason: &str) {
+        let label = StartErrorLabel { container_type, code: reason.to_owned() };
+        self.started_containers_errors.get_or_create(&label).inc();
+    }
+
+    /// A pass of a worker is over.
+    pub fn passed(&self, operation_type: &'static str, took: Duration) {
+        self.worker.get_or_create(&OperationLabel { operation_type }).observe(took.as_secs_f64());
+    }
+
+    /// An operation on a volume is over.
+    pub fn volume(&self, operation_name: &'static str, plugin: &str, ok: bool, took: Duration) {
+        let label = StorageLabel {
+            migrated: "false",
+            operation_name,
+            status: if ok { "success" } else { "fail-unknown" },
+            volume_plugin: plugin.to_owned(),
+        };
+        self.storage.get_or_create(&label).observe(took.as_secs_f64());
+    }
+
+    /// A pod has another status now.
+    pub fn changed(&self, old: Option<&PodStatus>, new: &PodStatus) {
+        for ended in terminations(old, new) {
+            self.terminated.get_or_create(&ended).inc();
+        }
+    }
+
+    fn set_volumes(&self, state: &'static str, counts: &BTreeMap<String, i64>) {
+        for (plugin_name, count) in counts {
+            self.volumes.get_or_create(&VolumesLabel { plugin_name: plugin_name.clone(), state }).set(*count);
+        }
+    }
+}
+
+/// Containers that have ended by the new status and had not by the old one.
+fn terminations(old: Option<&PodStatus>, new: &PodStatus) -> Vec<TerminatedLabel> {
+    type List = fn(&PodStatus) -> Option<&Vec<ContainerStatus>>;
+    let lists: [(&'static str, List); 3] = [
+        (INIT, |s| s.init_container_statuses.as_ref()),
+        (REGULAR, |s| s.container_statuses.as_ref()),
+        (EPHEMERAL, |s| s.ephemeral_container_statuses.as_ref()),
+    ];
+    let ended = |c: &ContainerStatus| c.state.as_ref().and_then(|s| s.terminated.clone());
+    let mut out = Vec::new();
+    for (container_type, list) in lists {
+        let before = old.and_then(list);
+        for container in list(new).into_iter().flatten() {
+            let had_ended =
+                before.into_iter().flatten().any(|b| b.name == container.name && ended(b).is_some());
+            let Some(now) = ended(container).filter(|_| !had_ended) else { continue };
+            let reason = now.reason.unwrap_or_default();
+            out.push(TerminatedLabel { container_type, exit_code: now.exit_code, reason });
+        }
+    }
+    out
+}
+
+/// Whether a pod that did not run runs now.
+#[must_use]
+pub fn began_to_run(old: Option<&PodStatus>, new: &PodStatus) -> bool {
+    let phase = |s: &PodStatus| s.phase.clone().unwrap_or_default();
+    let waited = old.is_none_or(|s| matches!(phase(s).as_str(), "" | "Pending" | "Unknown"));
+    waited && phase(new) == "Running"
+}
+
+/// What the kubelet calls the kind of a volume.
+#[must_use]
+pub fn plugin(volume: &Volume) -> &'static str {
+    if volume.config_map.is_some() {
+        "kubernetes.io/configmap"
+    } else if volume.secret.is_some() {
+        "kubernetes.io/secret"
+    } else if volume.projected.is_some() {
+        "kubernetes.io/projected"
+    } else if volume.downward_api.is_some() {
+        "kubernetes.io/downward-api"
+    } else if volume.empty_dir.is_some() {
+        "kubernetes.io/empty-dir"
+    } else if volume.host_path.is_some() {
+        "kubernetes.io/host-path"
+    } else if volume.image.is_some() {
+        "kubernetes.io/image"
+    } else {
+        "unknown"
+    }
+}
+
+/// Counts the volumes that pods want and those that are there, now and then, until told to stop.
+pub async fn count_volumes(ctx: Arc<Context>, stop: CancellationToken) {
+    let (mut desired, mut actual) = (BTreeMap::new(), BTreeMap::new());
+    loop {
+        let pods: Vec<(PodUid, Arc<Pod>)> = ctx
+            .views
+            .all()
+            .into_iter()
+            .filter(|view| !ctx.is_over(&view.pod_ref.uid))
+            .map(|view| (view.pod_ref.uid.clone(), Arc::clone(&view.pod)))
+            .collect();
+        let root = ctx.node.root_dir.clone();
+        let counted = tokio::task::spawn_blocking(move || count(&root, &pods)).await;
+        if let Ok((wanted, there)) = counted {
+            for (state, counts, now) in [
+                ("desired_state_of_world", &mut desired, wanted),
+                ("actual_state_of_world", &mut actual, there),
+            ] {
+                // What is gone is none, not what it was.
+                counts.values_mut().for_each(|count| *count = 0);
+                counts.extend(now);
+                ctx.metrics.set_volumes(state, counts);
+            }
+        }
+        // Both only wait.
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(COUNT_EVERY) => {}
+        }
+    }
+}
+
+type Counts = BTreeMap<String, i64>;
+
+fn count(root: &Path, pods: &[(PodUid, Arc<Pod>)]) -> (Counts, Counts) {
+    let (mut desired, mut actual) = (Counts::new(), Counts::new());
+    for (uid, pod) in pods {
+        let dir = paths::pod_dir(root, uid);
+        for volume in referenced(pod) {
+            let plugin = plugin(volume);
+            *desired.entry(plugin.to_owned()).or_default() += 1;
+            // What the runtime or the host has is there as soon as the pod's directory is.
+            let place = match plugin {
+                "kubernetes.io/host-path" | "kubernetes.io/image" => dir.clone(),
+                _ => dir.join("volumes").join(plugin.replace('/', "~")).join(&volume.name),
+            };
+            if place.exists() {
+                *actual.entry(plugin.to_owned()).or_default() += 1;
+            }
+        }
+    }
+    (desired, actual)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn status(value: serde_json::Value) -> PodStatus {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn a_container_that_ended_is_counted_once() {
+        let of = |name: &str, state: serde_json::Value| json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+        let ended = |code: i32| json!({"terminated": {"exitCode": code, "reason": "Error"}});
+        let running = json!({"running": {}});
+        let before = status(json!({
+            "initContainerStatuses": [of("i", ended(0)), of("s", running.clone())],
+            "containerStatuses": [of("a", running.clone()), of("b", running)],
+        }));
+        let after = status(json!({
+            "initContainerStatuses": [of("i", ended(0)), of("s", ended(137))],
+            "containerStatuses": [of("a", ended(1)), of("b", json!({"waiting": {"reason": "x"}}))],
+            "ephemeralContainerStatuses": [of("e", ended(2))],
+        }));
+        let labels = |old: Option<&PodStatus>, new: &PodStatus| -> Vec<(&str, i32)> {
+            terminations(old, new).iter().map(|l| (l.container_type, l.exit_code)).collect()
+        };
+        assert_eq!(labels(Some(&before), &after), [(INIT, 137), (REGULAR, 1), (EPHEMERAL, 2)]);
+        assert_eq!(labels(Some(&after), &after), []);
+        assert_eq!(labels(None, &before), [(INIT, 0)]);
+        assert_eq!(terminations(Some(&before), &after)[0].reason, "Error");
+    }
+
+    #[test]
+    fn a_pod_begins_to_run_once() {
+        let phase = |phase: &str| status(json!({"phase": phase}));
+        for (old, new, want) in [
+            (None, "Running", true),
+            (Some("Pending"), "Running", true),
+            (Some("Pending"), "Pending", false),
+            (Some("Running"), "Running", false),
+            (Some("Running"), "Failed", false),
+        ] {
+            assert_eq!(began_to_run(old.map(phase).as_ref(), &phase(new)), want, "{old:?} {new}");
+        }
+    }
+
+    #[test]
+    fn volumes_are_counted_as_they_are_wanted_and_as_they_are_there() {
+        let root = tempfile::tempdir().unwrap();
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p"},
+            "spec": {
+                "containers": [{"name": "c", "volumeMounts": [
+                    {"name": "config", "mountPath": "/a"}, {"name": "late", "mountPath": "/b"},
+                    {"name": "host", "mountPath": "/c"},
+                ]}],
+                "volumes": [
+                    {"name": "config", "configMap": {"name": "m"}}, {"name": "late", "configMap": {"name": "n"}},
+                    {"name": "host", "hostPath": {"path": "/"}}, {"name": "unused", "emptyDir": {}},
+                ],
+            },
+        }))
+        .unwrap();
+        let uid = PodUid::parse("u1").unwrap();
+        let place = paths::pod_dir(root.path(), &uid).join("volumes/kubernetes.io~configmap/config");
+        std::fs::create_dir_all(place).unwrap();
+        let (desired, actual) = count(root.path(), &[(uid, Arc::new(pod))]);
+        let of = |counts: &Counts| counts.iter().map(|(k, v)| (k.clone(), *v)).collect::<Vec<_>>();
+        let named = |all: &[(&str, i64)]| {
+            all.iter().map(|(k, v)| (format!("kubernetes.io/{k}"), *v)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&desired), named(&[("configmap", 2), ("host-path", 1)]));
+        assert_eq!(of(&actual), named(&[("configmap", 1), ("host-path", 1)]));
+    }
+}

@@ -1,0 +1,101 @@
+//! When the last shutdown began and its pods had ended: kept in the kubelet's file, for the metrics after the next boot.
+
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::metrics::PodMetrics;
+
+const FILE: &str = "graceful_node_shutdown_state";
+
+/// Go's time that never was.
+const ZERO: &str = "0001-01-01T00:00:00Z";
+
+/// The file's content.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct State {
+    start_time: Timestamp,
+    end_time: Timestamp,
+}
+
+/// The times of the last shutdown, on disk and in the metrics.
+pub(super) struct Times {
+    path: PathBuf,
+    metrics: PodMetrics,
+    start: Option<Timestamp>,
+}
+
+fn zero() -> Timestamp {
+    ZERO.parse().unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+impl Times {
+    /// Those of an earlier process, where there was a shutdown.
+    pub(super) fn load(root: &Path, metrics: PodMetrics) -> Self {
+        let path = root.join(FILE);
+        let read = std::fs::read(&path).ok().and_then(|text| serde_json::from_slice::<State>(&text).ok());
+        let mut times = Self { path, metrics, start: None };
+        if let Some(state) = read {
+            times.start = Some(state.start_time).filter(|t| *t > Timestamp::UNIX_EPOCH);
+            times.show(Some(state.end_time).filter(|t| *t > Timestamp::UNIX_EPOCH));
+        }
+        times
+    }
+
+    /// A shutdown begins.
+    pub(super) fn begin(&mut self, now: Timestamp) {
+        self.start = Some(now);
+        self.keep(None);
+    }
+
+    /// Its pods have ended.
+    pub(super) fn end(&self, now: Timestamp) {
+        self.keep(Some(now));
+    }
+
+    fn show(&self, end: Option<Timestamp>) {
+        let seconds = |t: Option<Timestamp>| t.map_or(0.0, |t| t.as_duration().as_secs_f64().floor());
+        self.metrics.shutdown_start.set(seconds(self.start));
+        self.metrics.shutdown_end.set(seconds(end));
+    }
+
+    fn keep(&self, end: Option<Timestamp>) {
+        self.show(end);
+        let state = State { start_time: self.start.unwrap_or_else(zero), end_time: end.unwrap_or_else(zero) };
+        let bytes = serde_json::to_vec(&state).unwrap_or_default();
+        // The machine goes down: what is not on the disk by now is lost.
+        if let Err(error) = quintlet_kit::atomic_file::write_durable(&self.path, &bytes, 0o600) {
+            tracing::warn!(%error, file = %self.path.display(), "the time of the shutdown is not kept");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_times_of_a_shutdown_outlive_the_process() {
+        let root = tempfile::tempdir().unwrap();
+        let metrics = PodMetrics::default();
+        let shown = || (metrics.shutdown_start.get(), metrics.shutdown_end.get());
+        let at = |seconds: i64| Timestamp::new(seconds, 5_000_000).unwrap();
+        let mut times = Times::load(root.path(), metrics.clone());
+        times.begin(at(1000));
+        assert_eq!(shown(), (1000.0, 0.0));
+        let text = std::fs::read_to_string(root.path().join(FILE)).unwrap();
+        assert_eq!(text, format!("{{\"startTime\":\"1970-01-01T00:16:40.005Z\",\"endTime\":\"{ZERO}\"}}"));
+        times.end(at(1030));
+        metrics.shutdown_start.set(0.0);
+        metrics.shutdown_end.set(0.0);
+        let times = Times::load(root.path(), metrics.clone());
+        assert_eq!(shown(), (1000.0, 1030.0));
+        drop(times);
+        std::fs::write(root.path().join(FILE), "{").unwrap();
+        metrics.shutdown_start.set(7.0);
+        let _torn = Times::load(root.path(), metrics.clone());
+        assert_eq!(shown(), (7.0, 1030.0), "what cannot be read says nothing");
+    }
+}

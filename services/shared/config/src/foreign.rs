@@ -1,0 +1,164 @@
+//! Flags of the kubelet that a service has no use for: what a unit file written for a kubelet may have all the same.
+//!
+//! They are on every command line, hidden. One whose field has no effect yet, or never, says what it says to the
+//! configuration, which warns; one without a field is warned of by itself, and one that is refused is a mistake with a reason.
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+use crate::cli::Bound;
+use crate::kind::Kind;
+use crate::mistakes::Mistake;
+use crate::node::Origin;
+use crate::table::{Document, FLAGS, FlagVerdict, Verdict};
+
+/// A command line with them.
+#[derive(Debug)]
+pub(crate) struct Foreign {
+    /// Fields with a flag here and no effect.
+    pub(crate) rows: Vec<Bound>,
+    others: Vec<(&'static str, FlagVerdict)>,
+}
+
+/// Adds what the command does not have.
+pub(crate) fn add(mut command: Command) -> (Command, Foreign) {
+    let mut foreign = Foreign { rows: Vec::new(), others: Vec::new() };
+    for row in Document::Kubelet.rows() {
+        let Some(flag) = row.kubelet_flag.filter(|flag| !has(&command, flag)) else { continue };
+        match row.verdict {
+            Verdict::NotYet { .. } | Verdict::Ignored { .. } => {
+                command = command.arg(hidden(flag, matches!(row.kind, Kind::Bool)));
+                foreign.rows.push(Bound { document: Document::Kubelet, row, id: flag.to_owned() });
+            }
+            // A field of another service is none of this one's.
+            Verdict::Honoured { .. } | Verdict::Refused { .. } => {}
+        }
+    }
+    for row in FLAGS.iter().filter(|row| !matches!(row.verdict, FlagVerdict::Same)) {
+        if !has(&command, row.name) {
+            command = command.arg(hidden(row.name, row.is_switch));
+            foreign.others.push((row.name, row.verdict));
+        }
+    }
+    (command, foreign)
+}
+
+fn has(command: &Command, flag: &str) -> bool {
+    let is =
+        |arg: &Arg| arg.get_long() == Some(flag) || arg.get_all_aliases().unwrap_or_default().contains(&flag);
+    command.get_arguments().any(is)
+}
+
+fn hidden(flag: &'static str, is_switch: bool) -> Arg {
+    let arg = Arg::new(flag).long(flag).hide(true).action(ArgAction::Append);
+    if is_switch {
+        arg.num_args(0..=1).require_equals(true).default_missing_value("true")
+    } else {
+        arg.num_args(1).allow_hyphen_values(true)
+    }
+}
+
+impl Foreign {
+    /// What is given and cannot be: a mistake each.
+    pub(crate) fn mistakes(&self, given: &ArgMatches) -> Vec<Mistake> {
+        let refused = |(name, verdict): &(&'static str, FlagVerdict)| {
+            let why = match verdict {
+                FlagVerdict::Refused(why) => (*why).to_owned(),
+                FlagVerdict::Instead(what) => format!("write instead: {what}"),
+                FlagVerdict::NotYet(_) | FlagVerdict::Same => return None,
+            };
+            is_given(given, name)
+                .then(|| Mistake::error(Origin::Flag(format!("--{name}").into()), format!("--{name}"), why))
+        };
+        self.others.iter().filter_map(refused).collect()
+    }
+
+    /// What is given and has no effect yet, with what happens until then.
+    pub(crate) fn not_yet(&self, given: &ArgMatches) -> Vec<(&'static str, &'static str)> {
+        let told = |(name, verdict): &(&'static str, FlagVerdict)| match verdict {
+            FlagVerdict::NotYet(until) if is_given(given, name) => Some((*name, *until)),
+            FlagVerdict::NotYet(_)
+            | FlagVerdict::Refused(_)
+            | FlagVerdict::Instead(_)
+            | FlagVerdict::Same => None,
+        };
+        self.others.iter().filter_map(told).collect()
+    }
+}
+
+/// With a value: `--cloud-provider=` asks for nothing.
+fn is_given(given: &ArgMatches, name: &str) -> bool {
+    given.value_source(name) == Some(ValueSource::CommandLine)
+        && given.get_raw(name).into_iter().flatten().any(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::cli::{ConfigArgs, End, Loaded, read};
+    use crate::kind::Kind;
+    use crate::table::{Document, FLAGS, FlagVerdict, Service, Verdict};
+
+    #[derive(Debug, Parser)]
+    struct Bare {
+        #[command(flatten)]
+        config: ConfigArgs,
+    }
+
+    fn line(words: &[&str]) -> Result<Loaded<Bare>, End> {
+        read(Service::PodSync, [&["x"], words].concat().into_iter().map(Into::into).collect())
+    }
+
+    #[test]
+    fn no_flag_that_has_no_effect_yet_keeps_a_service_from_starting() {
+        for row in Document::Kubelet.rows() {
+            let Verdict::NotYet { .. } = row.verdict else { continue };
+            let Some(flag) = row.kubelet_flag else { continue };
+            let flag = format!("--{flag}");
+            let words = match row.kind {
+                Kind::Bool => vec![flag.as_str()],
+                _ => vec![flag.as_str(), row.default.trim_matches('"')],
+            };
+            assert!(!matches!(line(&words), Err(End::Clap(_))), "{words:?}");
+        }
+        for row in FLAGS.iter().filter(|row| matches!(row.verdict, FlagVerdict::NotYet(_))) {
+            let flag = format!("--{}", row.name);
+            let read = line(&[&flag, "-1"]).unwrap();
+            assert_eq!(read.foreign().iter().map(|(name, _)| *name).collect::<Vec<_>>(), [row.name]);
+        }
+    }
+
+    #[test]
+    fn what_a_flag_of_the_kubelet_says_is_checked_and_named_and_never_counts() {
+        let loaded = line(&[
+            "--fail-swap-on",
+            "--protect-kernel-defaults=true",
+            "--contention-profiling",
+            "--cloud-provider=external",
+            "--kube-reserved-cgroup",
+            "/k",
+        ])
+        .unwrap();
+        assert_eq!(
+            loaded.config.not_yet(Service::PodSync).unwrap(),
+            "protectKernelDefaults: true, failSwapOn: true, kubeReservedCgroup: /k"
+        );
+        // Whoever is given the flag tells of it, whoever will have it.
+        let ignored: Vec<String> =
+            loaded.config.ignored(Service::PodSync).into_iter().map(|(f, _)| f).collect();
+        assert_eq!(ignored, ["enableContentionProfiling: true"]);
+        assert_eq!(loaded.foreign().len(), 1);
+        assert_eq!(line(&["--cloud-provider="]).unwrap().foreign(), []);
+        let Err(End::Mistakes(mistakes)) = line(&["--fail-swap-on=perhaps", "--lock-file", "/l"]) else {
+            panic!("a wrong value and a refused flag")
+        };
+        let text = crate::mistakes::render(&mistakes);
+        assert!(text.contains("--lock-file: pod-sync holds a lock on the root directory"), "{text}");
+        let Err(End::Mistakes(mistakes)) = line(&["--fail-swap-on=perhaps"]) else { panic!("a wrong value") };
+        assert!(crate::mistakes::render(&mistakes).contains("want true or false"), "{mistakes:?}");
+        assert!(matches!(line(&["--no-flag-of-anybody"]), Err(End::Clap(_))));
+        let Err(End::Clap(help)) = line(&["--help"]) else { panic!("help") };
+        assert!(!help.to_string().contains("fail-swap-on"), "{help}");
+    }
+}

@@ -1,0 +1,116 @@
+//! What the node itself uses, from `/proc`, which anybody may read: network and pressure. Parsing is pure.
+
+use serde_json::{Map, Value, json};
+
+/// The interface whose figures stand for the whole node, where there is one of this name (pkg/kubelet/stats).
+const DEFAULT_INTERFACE: &str = "eth0";
+/// Interfaces that are the loopback or the outer ends of pods' own: what goes through them is counted elsewhere.
+const NOT_THE_NODES: [&str; 2] = ["lo", "veth"];
+
+/// Network figures of the node by `/proc/net/dev`; null where there is no interface. `route` is `/proc/net/route`.
+#[must_use]
+pub fn network(dev: &str, route: &str, time: &str) -> Value {
+    let interfaces: Vec<Map<String, Value>> = dev.lines().skip(2).filter_map(interface).collect();
+    if interfaces.is_empty() {
+        return Value::Null;
+    }
+    let named = |name: &str| interfaces.iter().find(|i| i["name"] == name);
+    let default = named(DEFAULT_INTERFACE).or_else(|| default_route(route).and_then(named));
+    let mut out = default.cloned().unwrap_or_default();
+    out.insert("time".to_owned(), json!(time));
+    out.insert("interfaces".to_owned(), json!(interfaces));
+    Value::Object(out)
+}
+
+/// `eth0: RXBYTES PACKETS ERRORS DROPPED … TXBYTES PACKETS ERRORS …`
+fn interface(line: &str) -> Option<Map<String, Value>> {
+    let (name, figures) = line.split_once(':')?;
+    let name = name.trim();
+    if NOT_THE_NODES.iter().any(|not| name.starts_with(not)) {
+        return None;
+    }
+    let figures: Vec<u64> = figures.split_whitespace().filter_map(|f| f.parse().ok()).collect();
+    let figure = |at: usize| figures.get(at).copied().map(Value::from);
+    let fields = [("rxBytes", 0), ("rxErrors", 2), ("txBytes", 8), ("txErrors", 10)];
+    let mut out = Map::from_iter([("name".to_owned(), json!(name))]);
+    for (field, at) in fields {
+        out.insert(field.to_owned(), figure(at)?);
+    }
+    Some(out)
+}
+
+fn default_route(route: &str) -> Option<&str> {
+    route.lines().skip(1).find_map(|line| {
+        let mut fields = line.split_whitespace();
+        let interface = fields.next()?;
+        (fields.next()? == "00000000").then_some(interface)
+    })
+}
+
+/// Pressure stall figures by a file of `/proc/pressure`; null where the kernel has none.
+#[must_use]
+pub fn pressure(text: &str) -> Value {
+    let line = |kind: &str| {
+        let figures = text.lines().find_map(|line| line.strip_prefix(kind))?;
+        let mut out = Map::new();
+        for (name, value) in figures.split_whitespace().filter_map(|figure| figure.split_once('=')) {
+            // Times are in microseconds; the summary has nanoseconds.
+            let value = match name {
+                "total" => json!(value.parse::<u64>().ok()?.saturating_mul(1000)),
+                _ => json!(value.parse::<f64>().ok()?),
+            };
+            out.insert(name.to_owned(), value);
+        }
+        Some(Value::Object(out))
+    };
+    // The CPU of a whole machine knows no `full` before Linux 5.13.
+    let none = || json!({"total": 0, "avg10": 0.0, "avg60": 0.0, "avg300": 0.0});
+    line("some ")
+        .map_or(Value::Null, |some| json!({"some": some, "full": line("full ").unwrap_or_else(none)}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEV: &str = "Inter-|   Receive                                                |  Transmit\n \
+        face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
+        lo:     100       1    0    0    0     0          0         0      100       1    0    0    0     0       0          0\n  \
+        ens3: 5000      50    1    2    0     0          0         0     7000      70    3    4    0     0       0          0\n\
+        veth12:     9       1    0    0    0     0          0         0        9       1    0    0    0     0       0          0\n  \
+        cni0:     20       2    0    0    0     0          0         0       30       3    0    0    0     0       0          0\n";
+    const ROUTE: &str = "Iface\tDestination\tGateway\ncni0\t0005000A\t0\nens3\t00000000\t010200C0\n";
+
+    #[test]
+    fn the_nodes_network_is_that_of_its_interfaces_and_the_default_one_stands_for_it() {
+        let network = network(DEV, ROUTE, "now");
+        assert_eq!(
+            network,
+            json!({
+                "time": "now", "name": "ens3", "rxBytes": 5000, "rxErrors": 1, "txBytes": 7000, "txErrors": 3,
+                "interfaces": [
+                    {"name": "ens3", "rxBytes": 5000, "rxErrors": 1, "txBytes": 7000, "txErrors": 3},
+                    {"name": "cni0", "rxBytes": 20, "rxErrors": 0, "txBytes": 30, "txErrors": 0},
+                ],
+            })
+        );
+        let eth0 = super::network(&DEV.replace("cni0", "eth0"), ROUTE, "now");
+        assert_eq!((&eth0["name"], &eth0["rxBytes"]), (&json!("eth0"), &json!(20)));
+        assert_eq!(super::network("", "", "now"), Value::Null);
+        assert_eq!(super::network(DEV, "", "now")["name"], Value::Null, "no default, no figures of one");
+    }
+
+    #[test]
+    fn pressure_is_told_in_nanoseconds() {
+        let both = "some avg10=1.50 avg60=0.20 avg300=0.00 total=12\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=3\n";
+        assert_eq!(
+            pressure(both),
+            json!({
+                "some": {"avg10": 1.5, "avg60": 0.2, "avg300": 0.0, "total": 12000},
+                "full": {"avg10": 0.0, "avg60": 0.0, "avg300": 0.0, "total": 3000},
+            })
+        );
+        assert_eq!(pressure("some avg10=0.00 avg60=0.00 avg300=0.00 total=1\n")["full"]["total"], 0);
+        assert_eq!((pressure(""), pressure("some avg10=x")), (Value::Null, Value::Null));
+    }
+}

@@ -1,0 +1,114 @@
+//! The Node object, and what the runtime is told of it.
+
+use k8s_cri::v1;
+use quintlet_simulation::service::NODE;
+use quintlet_simulation::sim::LONG;
+use quintlet_simulation::{Options, Service, Sim};
+use quintlet_testkit::fake_runtime::Method;
+use quintlet_testkit::wait::until;
+use serde_json::{Value, json};
+use tonic::Code;
+
+async fn wait_node(sim: &Sim, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    until(what, LONG, async || {
+        let node = sim.api.get("nodes", "", NODE).unwrap_or(Value::Null);
+        if wanted(&node) { Ok(node) } else { Err(node) }
+    })
+    .await
+}
+
+fn ready(node: &Value) -> (&str, &str) {
+    let conditions = node["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let ready = conditions.iter().find(|c| c["type"] == "Ready").unwrap_or(&Value::Null);
+    (ready["status"].as_str().unwrap_or_default(), ready["message"].as_str().unwrap_or_default())
+}
+
+/// What the runtime was told of the pods' addresses, in order.
+fn told(sim: &Sim) -> Vec<String> {
+    let calls = sim.runtime.calls_of(Method::UpdateRuntimeConfig);
+    let cidr = |r: v1::UpdateRuntimeConfigRequest| Some(r.runtime_config?.network_config?.pod_cidr);
+    calls.iter().filter_map(|c| cidr(c.request())).collect()
+}
+
+async fn wait_told(sim: &Sim, wanted: &[&str]) {
+    until("the runtime is told", LONG, async || {
+        let told = told(sim);
+        if told == wanted { Ok(()) } else { Err(told) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_network_comes_late_is_ready_as_soon_as_it_is_there() {
+    let sim = Sim::prepare(Options::default()).await;
+    sim.runtime.set_condition("NetworkReady", false, "NetworkPluginNotReady", "no plugin");
+    Service::ALL.into_iter().for_each(|service| sim.up(service));
+    let late = |n: &Value| ready(n).1.contains("NetworkReady=false");
+    wait_node(&sim, "not ready for want of a network", late).await;
+    // It is asked every 100 ms. With the period of a node that was Ready once, so many answers take four minutes.
+    sim.runtime.forget_calls();
+    until("the runtime is asked often", LONG, async || {
+        let asked = sim.runtime.count(Method::Status);
+        if asked >= 50 { Ok(()) } else { Err(asked) }
+    })
+    .await;
+    sim.runtime.set_condition("NetworkReady", true, "", "");
+    wait_node(&sim, "Ready", |n| ready(n).0 == "True").await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_runtime_is_told_the_addresses_of_the_pods() {
+    let sim = Sim::start(Options::default()).await;
+    wait_node(&sim, "Ready", |n| ready(n).0 == "True").await;
+    assert_eq!(told(&sim), [""; 0], "there is nothing to tell yet");
+    sim.runtime.fail(Method::UpdateRuntimeConfig, Code::Unavailable, "not now", 2);
+    let (v4, v6) = ("10.5.0.0/24", "fd00:5::/64");
+    let both = format!("{v4},{v6}");
+    sim.api.edit("nodes", "", NODE, |n| n["spec"]["podCIDRs"] = json!([v4, v6])).unwrap();
+    wait_told(&sim, &[&both, &both, &both]).await;
+    // Another change of the Node tells the runtime nothing; the next range comes after it.
+    sim.api.edit("nodes", "", NODE, |n| n["metadata"]["labels"]["a"] = json!("b")).unwrap();
+    sim.api.edit("nodes", "", NODE, |n| n["spec"]["podCIDRs"] = json!(["10.6.0.0/24"])).unwrap();
+    wait_told(&sim, &[&both, &both, &both, "10.6.0.0/24"]).await;
+    // A new process does not know what the one before told.
+    sim.restart(Service::PodSync).await;
+    wait_told(&sim, &[&both, &both, &both, "10.6.0.0/24", "10.6.0.0/24"]).await;
+    sim.finish().await;
+
+    let mut alone = Sim::prepare(Options::default()).await;
+    alone.set_standalone();
+    alone.set_pod_sync_args(&["--pod-cidr=10.7.0.0/24"]);
+    Service::ALL.into_iter().for_each(|service| alone.up(service));
+    wait_told(&alone, &["10.7.0.0/24"]).await;
+    alone.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn labels_of_the_configuration_are_for_a_node_that_is_made() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&["--node-label=tier=edge"]);
+    Service::ALL.into_iter().for_each(|service| sim.up(service));
+    wait_node(&sim, "Ready", |n| ready(n).0 == "True").await;
+    sim.api
+        .edit("nodes", "", NODE, |n| {
+            n["metadata"]["labels"]["tier"] = json!("core");
+            n["metadata"]["labels"]["kubernetes.io/os"] = json!("plan9");
+        })
+        .unwrap();
+    // Those of the system are put back, and nothing else with them.
+    let mended = |n: &Value| n["metadata"]["labels"]["kubernetes.io/os"] == "linux";
+    let node = wait_node(&sim, "its label of the system back", mended).await;
+    assert_eq!(node["metadata"]["labels"]["tier"], "core");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_that_the_machine_does_not_have_is_told_to_nobody() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&["--node-ip=192.0.2.77"]);
+    Service::ALL.into_iter().for_each(|service| sim.up(service));
+    let node = wait_node(&sim, "Ready", |n| ready(n).0 == "True").await;
+    assert_eq!(node["status"]["addresses"], Value::Null, "{node:#}");
+    sim.finish().await;
+}
