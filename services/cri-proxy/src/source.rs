@@ -8,6 +8,7 @@ use containerd_client::services::v1::{PublishRequest, SubscribeRequest};
 use futures::StreamExt as _;
 use k8s_cri::v1;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_kit::patience::{Patience, Say};
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -78,22 +79,24 @@ impl Reader {
 
     async fn run_forever(&self) {
         let mut pause = RECONNECT_EVERY;
+        let mut runtime = Patience::default();
         loop {
             match self.version().await {
                 Ok(info) => {
                     pause = RECONNECT_EVERY;
-                    self.set_info(info.clone());
+                    self.set_info(&mut runtime, info.clone());
                     let (source, why) = self.session(&info).await;
                     self.hub.set_state(state(source, false, &why));
                     if !self.upstream.is_connected().await {
                         let error =
                             format!("the runtime at {} went away: {why}", self.upstream.path().display());
-                        self.set_info(RuntimeInfo { error, ..RuntimeInfo::default() });
+                        self.set_info(&mut runtime, RuntimeInfo { error, ..RuntimeInfo::default() });
                     }
                     tokio::time::sleep(RECONNECT_EVERY).await;
                 }
                 Err(error) => {
-                    self.set_info(RuntimeInfo { error: error.clone(), ..RuntimeInfo::default() });
+                    let info = RuntimeInfo { error: error.clone(), ..RuntimeInfo::default() };
+                    self.set_info(&mut runtime, info);
                     self.hub.set_state(state(pb::HintSource::None, false, &error));
                     // Asking a socket that is not there costs nothing; a runtime that answers badly gets a rest.
                     if self.upstream.is_connected().await {
@@ -108,16 +111,24 @@ impl Reader {
         }
     }
 
-    fn set_info(&self, info: RuntimeInfo) {
+    fn set_info(&self, runtime: &mut Patience, info: RuntimeInfo) {
         self.metrics.connected.set(i64::from(info.connected));
+        let (path, error) = (self.upstream.path().display(), &info.error);
+        if info.connected {
+            runtime.reached();
+        } else {
+            match runtime.missed() {
+                Say::Waiting => tracing::info!(%path, error, "runtime not connected"),
+                Say::Fault => tracing::warn!(%path, error, "runtime not connected"),
+                Say::Again => tracing::debug!(%path, error, "runtime not connected"),
+            }
+        }
         self.info.send_if_modified(|known| {
             if *known == info {
                 return false;
             }
             if info.connected {
                 tracing::info!(runtime = info.name, version = info.version, "runtime connected");
-            } else if known.connected || known.error.is_empty() {
-                tracing::warn!(path = %self.upstream.path().display(), error = info.error, "runtime not connected");
             }
             *known = info;
             true

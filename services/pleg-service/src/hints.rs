@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use quintlet_kit::patience::{Patience, Say};
 use quintlet_model::ids::PodUid;
 use quintlet_proto::common::v1::Trace;
 use tokio::sync::mpsc;
@@ -37,11 +38,11 @@ pub(crate) struct Unknown {
 pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
     let (to, from) = mpsc::channel(UNKNOWN);
     quintlet_kit::task::spawn("hint-resolver", resolve(Arc::clone(&core), from));
-    let mut failing = false;
+    let mut peer = Patience::default();
     loop {
         match hints.open().await {
             Ok(mut stream) => {
-                failing = false;
+                peer.reached();
                 core.metrics.stream_opens.inc();
                 while let Some(event) = stream.next().await {
                     match event {
@@ -53,11 +54,11 @@ pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
                     }
                 }
             }
-            Err(error) if failing => tracing::debug!(error = error.message(), "no hint stream"),
-            Err(error) => {
-                tracing::warn!(error = error.message(), "no hint stream");
-                failing = true;
-            }
+            Err(error) => match peer.missed() {
+                Say::Waiting => tracing::info!(error = error.message(), "no hint stream"),
+                Say::Fault => tracing::warn!(error = error.message(), "no hint stream"),
+                Say::Again => tracing::debug!(error = error.message(), "no hint stream"),
+            },
         }
         core.metrics.stream_errors.inc();
         set_source(&core, HintState { source: "none", live: false });

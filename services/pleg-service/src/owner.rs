@@ -133,7 +133,9 @@ async fn once(
     if let Some(error) =
         failure.as_ref().filter(|e| entry.record().is_none_or(|r| r.error.as_ref() != Some(&e.to_string())))
     {
-        tracing::warn!(%error, "the pod could not be inspected");
+        let pod = entry.record().map(|r| &r.pod).or(work.pod.as_ref());
+        let pod = pod.map(|p| format!("{}/{}", p.namespace, p.name)).unwrap_or_default();
+        tracing::warn!(pod.name = pod, pod.uid = %uid, %error, "the pod could not be inspected");
     }
     let before = entry.record().map(|r| r.pod.clone());
     let verdict = entry.apply(ticket, observed, work.pod.as_ref(), found.map_err(|e| e.to_string()));

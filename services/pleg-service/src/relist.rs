@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use quintlet_kit::patience::{Patience, Say};
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::{ContainerState, SandboxState};
 use tokio::time::Instant;
@@ -33,7 +34,7 @@ struct Listed {
 /// Lists, waits for the period or to be asked, lists again. Never ends.
 pub(crate) async fn run(core: Arc<Core>) {
     let mut began: Option<Instant> = None;
-    let mut failing = false;
+    let mut runtime = Patience::default();
     loop {
         let now = Instant::now();
         if let Some(last) = began.replace(now) {
@@ -42,12 +43,18 @@ pub(crate) async fn run(core: Arc<Core>) {
         let result = list(&core, now).await;
         core.metrics.relist_duration.observe(now.elapsed().as_secs_f64());
         match &result {
-            Ok(()) if failing => tracing::info!("the runtime lists pods again"),
-            Ok(()) => {}
-            Err(error) if failing => tracing::debug!(%error, "list failed"),
-            Err(error) => tracing::warn!(%error, "list failed"),
+            Ok(()) => {
+                if runtime.reached() {
+                    tracing::info!("the runtime lists pods again");
+                }
+            }
+            Err(error) => match runtime.missed() {
+                Say::Waiting => tracing::info!(%error, "list failed"),
+                Say::Fault => tracing::warn!(%error, "list failed"),
+                Say::Again => tracing::debug!(%error, "list failed"),
+            },
         }
-        failing = result.is_err();
+        let failing = result.is_err();
         core.lists.lock().error = result.err().map(|e| e.to_string());
         let period = if failing { core.relist_period().min(RETRY) } else { core.relist_period() };
         tokio::select! {

@@ -301,6 +301,9 @@ pub struct ResourceArgs {
     /// Pods per core, up to --max-pods. 0: --max-pods alone.
     #[arg(long, default_value_t = 0, value_name = "COUNT")]
     pub pods_per_core: u32,
+    /// User ids of a pod with a user namespace of its own, a multiple of 65536.
+    #[arg(long, default_value_t = crate::userns::UNIT, value_parser = ids, value_name = "COUNT")]
+    pub ids_per_pod: u32,
     /// Processes in a pod. -1: no limit.
     #[arg(long, default_value_t = -1, allow_negative_numbers = true, value_name = "COUNT")]
     pub pod_max_pids: i64,
@@ -393,6 +396,15 @@ fn threshold(text: &str) -> Result<(String, String), String> {
 /// A number that the machine's words surely hold.
 fn index(n: u32) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+fn ids(text: &str) -> Result<u32, String> {
+    let ids: u32 = text.parse().map_err(|e| format!("{e}"))?;
+    if ids > 0 && ids.is_multiple_of(crate::userns::UNIT) {
+        Ok(ids)
+    } else {
+        Err(format!("no multiple of {}", crate::userns::UNIT))
+    }
 }
 
 fn size(text: &str) -> Result<i64, String> {

@@ -1,6 +1,6 @@
 //! Objects a pod refers to: from the manifests, else from the API server.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -225,6 +225,27 @@ impl ObjectSource for Objects {
         let kind = ObjectKind::RuntimeClass;
         let handler = self.view.runtime_handler(class).ok_or(ObjectError::NotReady { kind })?;
         handler.ok_or_else(|| ObjectError::NotFound { kind, name: class.to_owned() })
+    }
+
+    async fn service_account_annotations(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<BTreeMap<String, String>, ObjectError> {
+        let kind = ObjectKind::ServiceAccount;
+        let Some(client) = &self.client else {
+            return Err(ObjectError::NoClient {
+                kind,
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+            });
+        };
+        let api = Api::<ServiceAccount>::namespaced(client.clone(), namespace);
+        match past_lag(ANSWER, || api.get_opt(name)).await {
+            Ok(Some(account)) => Ok(account.metadata.annotations.unwrap_or_default()),
+            Ok(None) => Err(ObjectError::NotFound { kind, name: name.to_owned() }),
+            Err(e) => Err(ObjectError::Api(e.to_string())),
+        }
     }
 }
 

@@ -34,7 +34,7 @@ use crate::pulls::PullLanes;
 use crate::source::{Problem, SourceKind};
 use crate::state::StateDir;
 use crate::userns::UserNamespaces;
-use crate::view::View;
+use crate::view::{View, Waiting};
 use crate::volumes::Volumes;
 use crate::volumes::token::TokenSource;
 
@@ -221,6 +221,17 @@ impl Views {
             self.pods.write().insert(uid.clone(), Arc::new(view));
         });
         self.is_known(uid);
+    }
+
+    /// Shows that something else is waited for, while the worker is in a call that takes its time.
+    pub fn wait(&self, uid: &PodUid, waiting: Option<Waiting>) {
+        let Some(shown) = self.get(uid) else { return };
+        let told = |w: &Option<Waiting>| {
+            w.as_ref().map(|w| (w.reason.clone(), w.container.clone(), w.message.clone()))
+        };
+        if told(&shown.waiting) != told(&waiting) {
+            self.show(uid, View { waiting, ..(*shown).clone() });
+        }
     }
 
     /// Shows what the source says of the end of a pod at once: its worker may be in a call that takes minutes.

@@ -53,8 +53,10 @@ pub async fn remove_orphan(ctx: Arc<Context>, pod: SharedPodRuntime) {
                 if let Halt::Failed { error, .. } = &e {
                     let text = format!("error killing pod: {error}");
                     ctx.events.pod(&named(&pod), EventType::Warning, "FailedKillPod", &text, "");
+                } else {
+                    let name = format!("{}/{}", pod.pod.namespace, pod.pod.name);
+                    tracing::warn!(pod.name = name, pod.uid = %uid, error = ?e, "orphaned pod not removed yet");
                 }
-                tracing::info!(pod.uid = %uid, error = ?e, "orphaned pod not removed yet");
             }
         }
         tokio::time::sleep(RETRY).await;
@@ -207,7 +209,7 @@ pub async fn remove_dir(ctx: Arc<Context>, uid: PodUid) {
     match take_down(&ctx, &uid).await {
         Ok(()) => ctx.state.remove(&uid),
         Err(error) => {
-            tracing::info!(pod.uid = %uid, error, "directory of a pod that is gone not removed yet")
+            tracing::warn!(pod.uid = %uid, error, "directory of a pod that is gone not removed yet")
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::credentials::{BadSecret, Presented};
 use crate::decide::backoff::{Delays, PullBackoff, Turn};
 use crate::decide::container_status::WaitingReason;
 use crate::decide::image_access::Openers;
+pub use crate::decide::image_name::with_tag;
 use crate::decide::waiting::StartFailure;
 use crate::pull_records::{Access, Begun};
 
@@ -44,24 +45,6 @@ pub struct Ready {
     pub image_ref: String,
     /// What it says of it: the user above all.
     pub image: Option<cri::Image>,
-}
-
-/// The name with a tag, as the runtime is asked for it.
-///
-/// # Errors
-/// It cannot be an image's name.
-pub fn with_tag(image: &str) -> Result<String, String> {
-    let usable = !image.is_empty() && image.bytes().all(|b| b.is_ascii_graphic()) && !image.contains("://");
-    let last = image.rsplit('/').next().unwrap_or_default();
-    if !usable || last.is_empty() || last.starts_with([':', '@']) {
-        return Err(format!("couldn't parse image name {image:?}: invalid reference format"));
-    }
-    if image.bytes().any(|b| b.is_ascii_uppercase()) && !image.contains([':', '@']) {
-        return Err(format!(
-            "couldn't parse image name {image:?}: invalid reference format: repository name must be lowercase"
-        ));
-    }
-    Ok(if last.contains(':') || last.contains('@') { image.to_owned() } else { format!("{image}:latest") })
 }
 
 /// Image volumes of a pod by name: what to mount, or what the containers that mount it wait with.
@@ -234,8 +217,9 @@ async fn may_use(ctx: &Context, wanted: Wanted<'_>, image: &str, id: &str) -> bo
 }
 
 async fn credentials(ctx: &Context, wanted: Wanted<'_>, image: &str) -> Result<Vec<Presented>, BadSecret> {
-    let account = ctx.credentials.account(image, wanted.pod, ctx.tokens.as_deref(), ctx.clock.wall()).await;
-    ctx.credentials.of(image, wanted.secrets, account.as_ref(), ctx.clock.boot()).await
+    let (tokens, objects) = (ctx.tokens.as_deref(), ctx.objects.as_ref());
+    let accounts = ctx.credentials.accounts(image, wanted.pod, tokens, objects, ctx.clock.wall()).await;
+    ctx.credentials.of(image, wanted.secrets, &accounts, ctx.clock.boot()).await
 }
 
 enum NotPulled {
@@ -288,26 +272,4 @@ async fn try_all<'a>(
         [one] => std::mem::take(one),
         many => format!("[{}]", many.join(", ")),
     }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_gets_the_tag_latest_and_a_bad_one_is_refused() {
-        for (name, want) in [
-            ("busybox", Some("busybox:latest")),
-            ("busybox:1", Some("busybox:1")),
-            ("h:5000/a/b", Some("h:5000/a/b:latest")),
-            ("a@sha256:00", Some("a@sha256:00")),
-            ("", None),
-            ("a b", None),
-            ("Upper", None),
-            ("http://x/y", None),
-            ("x/", None),
-        ] {
-            assert_eq!(with_tag(name).ok().as_deref(), want, "{name}");
-        }
-    }
 }

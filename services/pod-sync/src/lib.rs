@@ -33,6 +33,7 @@ pub mod pod_cidrs;
 mod process;
 pub mod pull_records;
 pub mod pulls;
+mod redirect;
 mod resizes;
 pub mod serve;
 mod settings;
@@ -164,7 +165,10 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
             .context("records of image pulls")?,
         pulls: PullLanes::new(args.pulls.settings())?,
         credentials: credentials(&args, &clock)?,
-        user_namespaces: UserNamespaces::new(&args.root_dir, Pool::of_host(settings.max_pods)?),
+        user_namespaces: UserNamespaces::new(
+            &args.root_dir,
+            Pool::of_host(settings.max_pods, args.resources.ids_per_pod)?,
+        ),
         metrics: metrics::PodMetrics::default(),
         crash_loop: Delays { max: args.resources.max_container_restart_period, ..Delays::default() },
         container_logs_dir,
@@ -355,6 +359,7 @@ fn sources(
             headers,
             node.to_owned(),
             args.http_check_frequency,
+            source::http::system_tls(),
             tx.clone(),
             stop.clone(),
         );

@@ -17,19 +17,21 @@ use tokio_util::sync::CancellationToken;
 use crate::clients::events::EventType;
 use crate::context::{Context, Desired, Victim};
 use crate::decide::admission::{self, Rejection, Verdict};
-use crate::decide::merge::{Change, Op, SourceStore};
+use crate::decide::merge::{Change, Op, SourceStore, created};
 use crate::decide::qos::burstable_shares;
 use crate::decide::resize::allocation::PodResources;
 use crate::decide::resize::verdict::Rules;
 use crate::decide::status::{KillCause, KillOverride};
+use crate::decide::waiting::{Waiting, WaitingFor};
 use crate::decide::worker::{Effect, Facts, Input, Kill, Kind};
 use crate::decide::{grace, preempt};
 use crate::housekeeping::{Pace, Sweeper};
 use crate::resizes::Resizes;
 use crate::source::objects::ManifestObjects;
-use crate::source::{Snapshot, SourceKind, SourceUpdate};
+use crate::source::{SourceKind, SourceUpdate, Update};
 use crate::state::{PodRecord, Termination};
-use crate::worker::{Worker, unix_ns};
+use crate::view::{self, Decision, View, unix_ns};
+use crate::worker::Worker;
 
 /// Housekeeping period (pkg/kubelet/kubelet.go).
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
@@ -230,7 +232,7 @@ impl Table {
             tokio::select! {
                 () = stop.cancelled() => return,
                 update = updates.recv() => match update {
-                    Some((source, snapshot)) => self.update(source, snapshot),
+                    Some((source, update)) => self.update(source, update),
                     None => return,
                 },
                 _ = housekeeping.tick() => self.housekeeping(),
@@ -266,8 +268,14 @@ impl Table {
         self.ctx.views.wanted(uid, &entry.desired.borrow());
     }
 
-    fn update(&mut self, source: SourceKind, snapshot: Snapshot) {
+    fn update(&mut self, source: SourceKind, update: Update) {
         let now = self.ctx.clock.wall();
+        let snapshot = match update {
+            Update::Snapshot(snapshot) => snapshot,
+            Update::Problems(problems) => {
+                return self.ctx.views.set_problems(source, problems, unix_ns(now));
+            }
+        };
         self.ctx.views.set_problems(source, snapshot.problems, unix_ns(now));
         if source == SourceKind::File {
             self.objects.set(snapshot.config_maps, snapshot.secrets);
@@ -282,6 +290,15 @@ impl Table {
             let message = format!(
                 "Error validating pod {name} from {} due to duplicate pod name {name:?}, ignoring",
                 source.name()
+            );
+            self.ctx.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
+        }
+        for pod in &merged.unusable {
+            let message = format!(
+                "Error validating pod {} from {}: its UID {:?} is not usable, ignoring",
+                pod.metadata.name.as_deref().unwrap_or_default(),
+                source.name(),
+                pod.metadata.uid.as_deref().unwrap_or_default()
             );
             self.ctx.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
         }
@@ -308,8 +325,9 @@ impl Table {
                 self.resizes.drop(&pod_ref.uid);
                 self.resizes.moved();
                 // Only a source that has spoken before removes: what it no longer has, nobody has.
-                if let Some(entry) = self.pods.get(&pod_ref.uid) {
-                    self.remove(&pod_ref.uid, entry);
+                match self.pods.get(&pod_ref.uid) {
+                    Some(entry) => self.remove(&pod_ref.uid, entry),
+                    None => self.ctx.views.hide(&pod_ref.uid),
                 }
             }
             Op::Add | Op::Update | Op::Delete | Op::Reconcile => {
@@ -349,7 +367,7 @@ impl Table {
                 if !effects.contains(&Effect::Spawn(uid.clone())) {
                     // What the runtime has of an earlier life goes first; the pod is added then.
                     self.again.insert(uid);
-                    return;
+                    return self.show_waiting(&pod_ref, source, &pod, Waiting::EarlierLife);
                 }
                 self.again.remove(&uid);
                 let admitted = self.admit(&pod);
@@ -367,9 +385,41 @@ impl Table {
         admitted.as_ref().is_err_and(|rejection| self.admission.awaits_runtime(rejection))
     }
 
+    // A pod without a worker, which would show it.
+    fn show_waiting(&self, pod_ref: &PodRef, source: SourceKind, pod: &Arc<Pod>, what: Waiting) {
+        let old = self.ctx.views.get(&pod_ref.uid);
+        if old.as_ref().and_then(|v| v.waiting.as_ref()).is_some_and(|w| w.reason == what.reason()) {
+            return;
+        }
+        let now = self.ctx.clock.wall();
+        let wait = WaitingFor { what, since: None, until: None };
+        let view = View {
+            pod_ref: pod_ref.clone(),
+            source,
+            pod: Arc::clone(pod),
+            worker: "",
+            is_removed: false,
+            mirror_uid: String::new(),
+            waiting: Some(view::Waiting::of(&wait, now)),
+            decision: Decision::default(),
+            created_unix_ns: unix_ns(now),
+            resource_version: String::new(),
+            version: 0,
+        };
+        self.ctx.views.show(&pod_ref.uid, view);
+    }
+
     // The Node may have been labelled for this very pod, and the watch of it be behind that of pods.
     fn look_again(&mut self, uid: PodUid, unsure: Unsure, early: bool) {
         let is_first = self.unsure.is_empty();
+        let what = if early {
+            "the runtime has not said what it can do"
+        } else {
+            "the Node is read again, it does not match"
+        };
+        if let Ok(pod_ref) = pods::pod_ref(&unsure.pod) {
+            self.show_waiting(&pod_ref, unsure.source, &unsure.pod, Waiting::NotAdmitted { what });
+        }
         self.unsure.insert(uid, unsure);
         if !is_first {
             return;
@@ -386,11 +436,15 @@ impl Table {
     }
 
     fn admit_unsure(&mut self) {
-        for (_, Unsure { source, pod }) in std::mem::take(&mut self.unsure) {
+        // Who came first has the first choice of the room.
+        let mut unsure: Vec<Unsure> = std::mem::take(&mut self.unsure).into_values().collect();
+        unsure.sort_by_key(|unsure| created(&unsure.pod));
+        for Unsure { source, pod } in unsure {
+            let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
             if self.draining && source != SourceKind::Api {
+                self.ctx.views.hide(&pod_ref.uid);
                 continue;
             }
-            let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
             let admitted = self.admit(&pod);
             if self.is_early(&admitted) {
                 self.look_again(pod_ref.uid, Unsure { source, pod }, true);

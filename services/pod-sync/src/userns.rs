@@ -3,7 +3,6 @@
 //! A pod's range is in `pods/<uid>/userns`, written before anything of the pod is made: it outlives this process and is
 //! read again at start. No two pods share an id, and none has the host's first range.
 
-use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::build::paths;
 
-/// Ids of a pod, and what ranges are aligned to (`userNamespaces.idsPerPod`).
-pub const IDS_PER_POD: u32 = 65_536;
+/// Ids come in units of this many: what 16 bits of user ids need.
+pub const UNIT: u32 = 65_536;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -34,18 +33,38 @@ struct WireFile {
 }
 
 impl WireFile {
-    fn of(first: u32) -> Self {
-        let all = vec![WireMapping { host_id: first, container_id: 0, length: IDS_PER_POD }];
+    fn of(range: Range) -> Self {
+        let all = vec![WireMapping { host_id: range.first, container_id: 0, length: range.length }];
         Self { uid_mappings: all.clone(), gid_mappings: all }
     }
 
     // The one range of both, if it is such a file at all.
-    fn range(&self) -> Option<u32> {
-        let [WireMapping { host_id, container_id: 0, length: IDS_PER_POD }] = self.uid_mappings[..] else {
+    fn range(&self) -> Option<Range> {
+        let [WireMapping { host_id: first, container_id: 0, length }] = self.uid_mappings[..] else {
             return None;
         };
-        (self.uid_mappings == self.gid_mappings && host_id % IDS_PER_POD == 0 && host_id > 0)
-            .then_some(host_id)
+        let whole = |n: u32| n > 0 && n.is_multiple_of(UNIT);
+        let usable = whole(first) && whole(length) && first.checked_add(length - 1).is_some();
+        (self.uid_mappings == self.gid_mappings && usable).then_some(Range { first, length })
+    }
+}
+
+/// Ids of one pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Range {
+    first: u32,
+    length: u32,
+}
+
+impl Range {
+    fn overlaps(self, other: Self) -> bool {
+        let last = |r: Self| r.first + (r.length - 1);
+        self.first <= last(other) && other.first <= last(self)
+    }
+
+    fn namespace(self) -> cri::UserNamespace {
+        let all = vec![cri::IdMapping { host_id: self.first, container_id: 0, length: self.length }];
+        cri::UserNamespace { mode: cri::NamespaceMode::Pod as i32, uids: all.clone(), gids: all }
     }
 }
 
@@ -73,6 +92,8 @@ pub enum NoRange {
 pub struct Pool {
     first: u32,
     ranges: u32,
+    // Of one range.
+    ids: u32,
 }
 
 /// The ids of the host user `kubelet` cannot be used.
@@ -82,8 +103,21 @@ pub enum BadPool {
     #[error("mismatched subuids and subgids for user \"kubelet\"")]
     Mismatched,
     /// The range is not aligned.
-    #[error("first subordinate id {0} is not a multiple of {IDS_PER_POD}")]
-    Unaligned(u32),
+    #[error("first subordinate id {first} is not a multiple of {ids}")]
+    Unaligned {
+        /// First id.
+        first: u32,
+        /// Ids of a pod.
+        ids: u32,
+    },
+    /// There are ids left over.
+    #[error("{all} subordinate ids are not a multiple of {ids}")]
+    Uneven {
+        /// Ids there are.
+        all: u32,
+        /// Ids of a pod.
+        ids: u32,
+    },
     /// The range is too small.
     #[error("{ids} subordinate ids are not enough for {pods} pods")]
     Small {
@@ -95,10 +129,10 @@ pub enum BadPool {
 }
 
 impl Pool {
-    /// One range for each of `pods`, right after the host's own.
+    /// One range of `ids` for each of `pods`, right after the host's own, as far as ids go.
     #[must_use]
-    pub fn after_the_host(pods: u32) -> Self {
-        Self { first: IDS_PER_POD, ranges: pods }
+    pub fn after_the_host(pods: u32, ids: u32) -> Self {
+        Self { first: ids, ranges: pods.min(u32::MAX / ids - 1), ids }
     }
 
     /// What is set aside for the host user `kubelet`, where there is one and `getsubids` can tell; else
@@ -106,31 +140,38 @@ impl Pool {
     ///
     /// # Errors
     /// What is set aside cannot be used.
-    pub fn of_host(pods: u32) -> Result<Self, BadPool> {
+    pub fn of_host(pods: u32, ids: u32) -> Result<Self, BadPool> {
         let kubelet = nix::unistd::User::from_name("kubelet").ok().flatten();
         let ask = |arguments: &[&str]| {
             let output = Command::new("getsubids").args(arguments).output().ok()?;
             output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
         };
         match (kubelet, ask(&["kubelet"]), ask(&["-g", "kubelet"])) {
-            (Some(_), Some(users), Some(groups)) => Self::of_subids(&users, &groups, pods),
-            _ => Ok(Self::after_the_host(pods)),
+            (Some(_), Some(users), Some(groups)) => Self::of_subids(&users, &groups, pods, ids),
+            _ => Ok(Self::after_the_host(pods, ids)),
         }
     }
 
     // The output of getsubids: `0: kubelet 65536 7208960`.
-    fn of_subids(users: &str, groups: &str, pods: u32) -> Result<Self, BadPool> {
+    fn of_subids(users: &str, groups: &str, pods: u32, ids: u32) -> Result<Self, BadPool> {
         let mut lines = users.lines();
         let range = lines.next().filter(|_| users.trim() == groups.trim() && lines.next().is_none());
         let mut fields = range.ok_or(BadPool::Mismatched)?.split_whitespace().skip(2).map(str::parse::<u32>);
-        let (Some(Ok(first)), Some(Ok(ids))) = (fields.next(), fields.next()) else {
+        let (Some(Ok(first)), Some(Ok(all))) = (fields.next(), fields.next()) else {
             return Err(BadPool::Mismatched);
         };
-        if first % IDS_PER_POD != 0 || first == 0 {
-            return Err(BadPool::Unaligned(first));
+        if !first.is_multiple_of(ids) || first == 0 {
+            return Err(BadPool::Unaligned { first, ids });
         }
-        let ranges = ids / IDS_PER_POD;
-        if ranges < pods { Err(BadPool::Small { ids, pods }) } else { Ok(Self { first, ranges }) }
+        if !all.is_multiple_of(ids) {
+            return Err(BadPool::Uneven { all, ids });
+        }
+        let ranges = all / ids;
+        if ranges < pods { Err(BadPool::Small { ids: all, pods }) } else { Ok(Self { first, ranges, ids }) }
+    }
+
+    fn ranges(self) -> impl Iterator<Item = Range> {
+        (0..self.ranges).map(move |i| Range { first: self.first + i * self.ids, length: self.ids })
     }
 }
 
@@ -139,19 +180,21 @@ impl Pool {
 pub struct UserNamespaces {
     root: PathBuf,
     pool: Pool,
-    taken: Mutex<HashMap<u32, PodUid>>,
+    taken: Mutex<Vec<(Range, PodUid)>>,
 }
 
 impl UserNamespaces {
-    /// Ranges of `pool` for the pods below `root`; those on disk are taken.
+    /// Ranges of `pool` for the pods below `root`; those on disk are taken, whatever their length.
     #[must_use]
     pub fn new(root: &Path, pool: Pool) -> Self {
-        let mut taken = HashMap::new();
+        let mut taken = Vec::new();
         for entry in std::fs::read_dir(paths::pods_dir(root)).into_iter().flatten().flatten() {
             let Some(uid) = entry.file_name().to_str().and_then(|n| PodUid::parse(n).ok()) else { continue };
             match read(&entry.path().join("userns")) {
                 Ok(Some(range)) => {
-                    taken.entry(range).or_insert(uid);
+                    if is_free(&taken, range) {
+                        taken.push((range, uid));
+                    }
                 }
                 Ok(None) => {}
                 Err(e) => tracing::warn!(pod.uid = %uid, error = %e, "user namespace of a pod not read"),
@@ -168,19 +211,21 @@ impl UserNamespaces {
         let path = paths::pod_dir(&self.root, uid).join("userns");
         let mut taken = self.taken.lock();
         if let Some(range) = read(&path)? {
-            if taken.entry(range).or_insert_with(|| uid.clone()) != uid {
+            if taken.contains(&(range, uid.clone())) {
+                return Ok(range.namespace());
+            }
+            if !is_free(&taken, range) {
                 return Err(NoRange::Bad(path));
             }
-            return Ok(namespace(range));
+            taken.push((range, uid.clone()));
+            return Ok(range.namespace());
         }
-        let free =
-            (0..self.pool.ranges).map(|i| self.pool.first + i * IDS_PER_POD).find(|r| !taken.contains_key(r));
-        let range = free.ok_or(NoRange::Exhausted)?;
+        let range = self.pool.ranges().find(|r| is_free(&taken, *r)).ok_or(NoRange::Exhausted)?;
         let bytes = serde_json::to_vec(&WireFile::of(range)).unwrap_or_default();
         quintlet_kit::atomic_file::write_durable(&path, &bytes, 0o644)
             .map_err(|source| NoRange::Io { path, source })?;
-        taken.insert(range, uid.clone());
-        Ok(namespace(range))
+        taken.push((range, uid.clone()));
+        Ok(range.namespace())
     }
 
     /// Gives a pod's range back; its containers are gone.
@@ -193,11 +238,15 @@ impl UserNamespaces {
             tracing::warn!(path = %path.display(), error = %e, "user namespace not released");
             return;
         }
-        taken.retain(|_, owner| owner != uid);
+        taken.retain(|(_, owner)| owner != uid);
     }
 }
 
-fn read(path: &Path) -> Result<Option<u32>, NoRange> {
+fn is_free(taken: &[(Range, PodUid)], range: Range) -> bool {
+    !taken.iter().any(|(other, _)| other.overlaps(range))
+}
+
+fn read(path: &Path) -> Result<Option<Range>, NoRange> {
     match std::fs::read(path) {
         Ok(bytes) => {
             let file = serde_json::from_slice::<WireFile>(&bytes).ok();
@@ -207,11 +256,6 @@ fn read(path: &Path) -> Result<Option<u32>, NoRange> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(NoRange::Io { path: path.to_owned(), source }),
     }
-}
-
-fn namespace(first: u32) -> cri::UserNamespace {
-    let all = vec![cri::IdMapping { host_id: first, container_id: 0, length: IDS_PER_POD }];
-    cri::UserNamespace { mode: cri::NamespaceMode::Pod as i32, uids: all.clone(), gids: all }
 }
 
 #[cfg(test)]
@@ -237,7 +281,7 @@ mod tests {
     #[test]
     fn each_pod_has_the_lowest_free_range_and_keeps_it_over_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let make = || UserNamespaces::new(dir.path(), Pool::after_the_host(3));
+        let make = || UserNamespaces::new(dir.path(), Pool::after_the_host(3, UNIT));
         let all = make();
         let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| pod(dir.path(), n));
         assert_eq!([&a, &b, &c].map(|u| first(&all, u)), [65_536, 131_072, 196_608]);
@@ -254,14 +298,38 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_has_as_many_ids_as_are_set_and_one_of_another_setting_keeps_those_it_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let [old, a, b] = ["old", "a", "b"].map(|n| pod(dir.path(), n));
+        let all = UserNamespaces::new(dir.path(), Pool::after_the_host(2, UNIT));
+        assert_eq!(first(&all, &old), UNIT);
+        let all = UserNamespaces::new(dir.path(), Pool::after_the_host(3, 2 * UNIT));
+        assert_eq!(first(&all, &old), UNIT);
+        let ids = |uid: &PodUid| {
+            let n = all.mappings(uid).unwrap();
+            (n.uids[0].host_id, n.uids[0].length)
+        };
+        assert_eq!([&a, &b].map(ids), [(2 * UNIT, 2 * UNIT), (4 * UNIT, 2 * UNIT)]);
+        all.release(&old);
+        let all = UserNamespaces::new(dir.path(), Pool::after_the_host(9, UNIT));
+        let more = ["c", "d", "e"].map(|n| first(&all, &pod(dir.path(), n)));
+        assert_eq!(more, [UNIT, 6 * UNIT, 7 * UNIT], "what is taken with another length is not given again");
+        assert_eq!(Pool::after_the_host(110, 1 << 30).ranges, 2, "as far as ids go");
+    }
+
+    #[test]
     fn a_file_that_is_no_range_or_anothers_harms_only_its_pod() {
         let dir = tempfile::tempdir().unwrap();
         let [good, torn, host, copy] = ["good", "torn", "host", "copy"].map(|n| pod(dir.path(), n));
         let at = |u: &PodUid| paths::pod_dir(dir.path(), u).join("userns");
-        let all = UserNamespaces::new(dir.path(), Pool::after_the_host(5));
+        let all = UserNamespaces::new(dir.path(), Pool::after_the_host(5, UNIT));
         assert_eq!(first(&all, &good), 65_536);
         std::fs::write(at(&torn), "{").unwrap();
-        std::fs::write(at(&host), serde_json::to_vec(&WireFile::of(0)).unwrap()).unwrap();
+        std::fs::write(
+            at(&host),
+            serde_json::to_vec(&WireFile::of(Range { first: 0, length: UNIT })).unwrap(),
+        )
+        .unwrap();
         std::fs::copy(at(&good), at(&copy)).unwrap();
         for bad in [&torn, &host, &copy] {
             assert!(matches!(all.mappings(bad), Err(NoRange::Bad(_))), "{bad}");
@@ -274,14 +342,23 @@ mod tests {
         let line = |first: u32, ids: u32| format!("0: kubelet {first} {ids}\n");
         let ok = line(131_072, 131_072);
         for (users, groups, want) in [
-            (ok.clone(), ok.clone(), Ok(Pool { first: 131_072, ranges: 2 })),
+            (ok.clone(), ok.clone(), Ok(Pool { first: 131_072, ranges: 2, ids: UNIT })),
             (ok.clone(), line(65_536, 131_072), Err(BadPool::Mismatched)),
             (format!("{ok}{ok}"), format!("{ok}{ok}"), Err(BadPool::Mismatched)),
             (String::new(), String::new(), Err(BadPool::Mismatched)),
-            (line(100_000, 131_072), line(100_000, 131_072), Err(BadPool::Unaligned(100_000))),
+            (
+                line(100_000, 131_072),
+                line(100_000, 131_072),
+                Err(BadPool::Unaligned { first: 100_000, ids: UNIT }),
+            ),
+            (
+                line(131_072, 131_073),
+                line(131_072, 131_073),
+                Err(BadPool::Uneven { all: 131_073, ids: UNIT }),
+            ),
             (line(65_536, 65_536), line(65_536, 65_536), Err(BadPool::Small { ids: 65_536, pods: 2 })),
         ] {
-            assert_eq!(Pool::of_subids(&users, &groups, 2), want, "{users}");
+            assert_eq!(Pool::of_subids(&users, &groups, 2, UNIT), want, "{users}");
         }
     }
 }

@@ -7,6 +7,7 @@ use quintlet_model::ids::PodRef;
 use quintlet_model::pod;
 use quintlet_model::runtime::Cursor;
 
+use crate::decide::waiting::WaitingFor;
 use crate::source::SourceKind;
 
 /// What a pod waits for.
@@ -22,6 +23,24 @@ pub struct Waiting {
     pub since_unix_ns: i64,
     /// Until when; 0 where that is not known.
     pub until_unix_ns: i64,
+}
+
+impl Waiting {
+    /// As others see it.
+    #[must_use]
+    pub fn of(wait: &WaitingFor, now: jiff::Timestamp) -> Self {
+        Self {
+            reason: wait.what.reason().to_owned(),
+            message: wait.what.message(),
+            container: wait.what.container().unwrap_or_default().to_owned(),
+            since_unix_ns: unix_ns(wait.since.unwrap_or(now)),
+            until_unix_ns: wait.until.map_or(0, unix_ns),
+        }
+    }
+}
+
+pub(crate) fn unix_ns(t: jiff::Timestamp) -> i64 {
+    i64::try_from(t.as_nanosecond()).unwrap_or(i64::MAX)
 }
 
 /// What the last pass decided and saw.
@@ -50,7 +69,7 @@ pub struct View {
     pub source: SourceKind,
     /// Spec, with the newest status.
     pub pod: Arc<Pod>,
-    /// Phase of the worker: sync, terminating, terminated, finished.
+    /// Phase of the worker: sync, terminating, terminated, finished; empty before it has one.
     pub worker: &'static str,
     /// Its source no longer has it.
     pub is_removed: bool,

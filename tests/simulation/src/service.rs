@@ -11,9 +11,11 @@ use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::Paths;
 use quintlet_kit::server::Server;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
+use quintlet_telemetry::Lines;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tracing::Level;
 
 /// Name of the node.
 pub const NODE: &str = "sim-node";
@@ -36,6 +38,18 @@ pub enum Service {
 impl Service {
     /// All five, in the order they start in.
     pub const ALL: [Self; 5] = [Self::CriProxy, Self::Pleg, Self::Probe, Self::Status, Self::PodSync];
+
+    /// As its log lines have it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CriProxy => "cri-proxy",
+            Self::Pleg => "pleg-service",
+            Self::Probe => "probe-service",
+            Self::Status => "status-reporter",
+            Self::PodSync => "pod-sync",
+        }
+    }
 }
 
 /// What services are started with.
@@ -45,6 +59,7 @@ pub(crate) struct Places {
     pub(crate) cgroup_root: String,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) pod_sync_args: Vec<String>,
+    pub(crate) log: Lines,
 }
 
 impl Places {
@@ -71,8 +86,12 @@ impl Running {
         let thread = std::thread::Builder::new()
             .name(format!("{service:?}"))
             .spawn(move || {
+                let log = quintlet_telemetry::kept(service.name(), Level::WARN, &places.log);
+                let _of_this_thread = tracing::dispatcher::set_default(&log);
                 let runtime = tokio::runtime::Builder::new_current_thread()
                     .enable_all()
+                    // Those that may block are threads of their own, and log for as long as they live.
+                    .on_thread_start(move || std::mem::forget(tracing::dispatcher::set_default(&log)))
                     .build()
                     .expect("an executor can be made");
                 runtime.block_on(async {

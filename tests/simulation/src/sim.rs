@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use nix::mount::MntFlags;
+use nix::mount::{MntFlags, MsFlags};
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::Paths;
 use quintlet_kit::socket;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{GetPodRequest, PodView};
+use quintlet_telemetry::Lines;
 use quintlet_testapi::TestApi;
 use quintlet_testkit::fake_runtime::{self, FakeRuntime, Method, SandboxRecord};
 use quintlet_testkit::wait::until;
@@ -46,6 +47,8 @@ pub struct Sim {
     places: Places,
     watch: Watch,
     watching: JoinHandle<()>,
+    // A service was ended on the way, or something of the node was spoilt.
+    disturbed: AtomicBool,
     base: Option<TempDir>,
 }
 
@@ -62,10 +65,15 @@ impl Sim {
     /// This is not root, or a part cannot be made.
     pub async fn start(options: Options) -> Self {
         let sim = Self::prepare(options).await;
-        for service in Service::ALL {
-            sim.up(service);
-        }
+        sim.start_all();
         sim
+    }
+
+    /// Starts every service.
+    pub fn start_all(&self) {
+        for service in Service::ALL {
+            self.up(service);
+        }
     }
 
     /// Makes everything but starts no service.
@@ -81,18 +89,28 @@ impl Sim {
             cgroup_root: format!("/qsim-{}-{number}", std::process::id()),
             kubeconfig: Some(base.path().join("kubeconfig")),
             pod_sync_args: Vec::new(),
+            log: Lines::default(),
         };
         std::fs::create_dir_all(places.dir("manifests")).expect("a directory can be made");
         let api = TestApi::start().await;
         api.kubeconfig(&places.dir("kubeconfig")).expect("the kubeconfig can be written");
         let wall = Clock::system().wall().as_nanosecond();
         let wall_base_unix_ns = i64::try_from(wall).expect("the year is before 2262");
-        let options = fake_runtime::Options { wall_base_unix_ns, ..options.runtime };
+        let mut options = fake_runtime::Options { wall_base_unix_ns, ..options.runtime };
+        if options.image_mountpoint == fake_runtime::Options::default().image_mountpoint {
+            // How full the machine's disk is must say nothing here.
+            let images = places.dir("images");
+            std::fs::create_dir_all(&images).expect("a directory can be made");
+            let (tmpfs, size) = (Some("tmpfs"), Some("size=16m"));
+            nix::mount::mount(tmpfs, &images, tmpfs, MsFlags::empty(), size).expect("root can mount");
+            options.image_mountpoint = images.display().to_string();
+        }
         let runtime =
             FakeRuntime::start(&places.dir("runtime.sock"), options).expect("the fake runtime starts");
         let watch = Watch::default();
         let watching = quintlet_kit::task::spawn("watch", watch.clone().run(runtime.clone()));
-        Self { runtime, api, services: Mutex::default(), places, watch, watching, base: Some(base) }
+        let (services, disturbed) = (Mutex::default(), AtomicBool::new(false));
+        Self { runtime, api, services, places, watch, watching, disturbed, base: Some(base) }
     }
 
     /// Starts a service.
@@ -102,6 +120,7 @@ impl Sim {
 
     /// Ends a service as SIGKILL does.
     pub async fn kill(&self, service: Service) {
+        self.disturb();
         let running = self.services.lock().remove(&service);
         if let Some(running) = running {
             running.kill().await;
@@ -110,6 +129,7 @@ impl Sim {
 
     /// Ends a service as SIGTERM does.
     pub async fn stop(&self, service: Service) {
+        self.disturb();
         let running = self.services.lock().remove(&service);
         if let Some(running) = running {
             running.stop().await;
@@ -132,6 +152,12 @@ impl Sim {
     #[must_use]
     pub fn root_dir(&self) -> PathBuf {
         self.places.dir("root")
+    }
+
+    /// Where pod-sync reads manifests.
+    #[must_use]
+    pub fn manifests_dir(&self) -> PathBuf {
+        self.places.dir("manifests")
     }
 
     /// Where pods' logs are.
@@ -349,6 +375,43 @@ impl Sim {
         assert_eq!(self.warnings(name), [], "nothing was warned of: {all:#?}");
     }
 
+    /// Something of the node goes wrong in this test, by no doing of the runtime or the API server.
+    pub fn disturb(&self) {
+        self.disturbed.store(true, Ordering::Relaxed);
+    }
+
+    /// What the services have logged so far at WARN and above.
+    ///
+    /// # Panics
+    /// A line is no JSON.
+    #[must_use]
+    pub fn log(&self) -> Vec<Value> {
+        let lines = self.places.log.all();
+        lines.iter().map(|l| serde_json::from_str(l).expect("a line is a JSON object")).collect()
+    }
+
+    // Where nothing was made to go wrong, what is logged at WARN is about pods alone: what theirs asks for may be wrong. Where no
+    // service was ended, each fault of a pod is told once a minute.
+    fn assert_log(&self) {
+        let text = |line: &Value, field: &str| line[field].as_str().unwrap_or_default().to_owned();
+        let log = self.log();
+        let ended = self.disturbed.load(Ordering::Relaxed);
+        if !ended && !self.runtime.was_disturbed() && !self.api.was_disturbed() {
+            let of_pod = |l: &Value| l["pod.name"].is_string() || l["pod.uid"].is_string();
+            let odd: Vec<&Value> = log.iter().filter(|l| !of_pod(l)).collect();
+            assert!(odd.is_empty(), "logged at WARN and above in a clean run: {odd:#?}");
+        }
+        let mut last: BTreeMap<[String; 4], jiff::Timestamp> = BTreeMap::new();
+        for line in log.iter().filter(|l| !ended && l["pod.uid"].is_string()) {
+            let fault = ["service", "pod.uid", "msg", "reason"].map(|field| text(line, field));
+            let at: jiff::Timestamp = text(line, "ts").parse().expect("a line has its time");
+            if let Some(before) = last.insert(fault, at) {
+                let apart = at.duration_since(before).as_secs();
+                assert!(apart >= 59, "a fault was told again after {apart} s: {line:#?}");
+            }
+        }
+    }
+
     /// What must never be and was, so far.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
@@ -366,6 +429,7 @@ impl Sim {
             running.kill().await;
         }
         assert_eq!(self.violations(), Vec::<String>::new(), "what must never be");
+        self.assert_log();
     }
 }
 

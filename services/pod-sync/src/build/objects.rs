@@ -1,5 +1,6 @@
 //! The API objects a pod refers to, behind the one seam the rest of this crate asks.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -16,6 +17,8 @@ pub enum ObjectKind {
     Service,
     /// `runtimeclass.node.k8s.io`
     RuntimeClass,
+    /// `serviceaccount`
+    ServiceAccount,
 }
 
 impl ObjectKind {
@@ -25,6 +28,7 @@ impl ObjectKind {
             Self::Secret => "secret",
             Self::Service => "service",
             Self::RuntimeClass => "runtimeclass.node.k8s.io",
+            Self::ServiceAccount => "serviceaccount",
         }
     }
 
@@ -35,6 +39,7 @@ impl ObjectKind {
             Self::Secret => "secret",
             Self::Service => "service",
             Self::RuntimeClass => "runtimeClass",
+            Self::ServiceAccount => "serviceAccount",
         }
     }
 }
@@ -120,5 +125,18 @@ pub trait ObjectSource: Send + Sync {
     /// There is no such class, or the first list has not come.
     async fn runtime_handler(&self, class: &str) -> Result<String, ObjectError> {
         Ok(class.to_owned())
+    }
+
+    /// The annotations of a service account, as the API server has them now.
+    ///
+    /// # Errors
+    /// See [`ObjectError`]; there are none without an API server.
+    async fn service_account_annotations(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<BTreeMap<String, String>, ObjectError> {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        Err(ObjectError::NoClient { kind: ObjectKind::ServiceAccount, namespace, name })
     }
 }

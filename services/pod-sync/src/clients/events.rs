@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -41,9 +42,14 @@ impl EventType {
     }
 }
 
+/// Place of an event among all of this process.
+pub type Number = u64;
+
 /// One event, with how often it came in a row.
 #[derive(Debug, Clone)]
 pub struct KeptEvent {
+    /// Of the last time.
+    pub number: Number,
     /// Last time, nanoseconds since 1970.
     pub at_unix_ns: i64,
     /// UID of the pod.
@@ -68,6 +74,7 @@ pub struct Events {
     kept: Arc<Mutex<VecDeque<KeptEvent>>>,
     out: mpsc::Sender<wire::RecordEventRequest>,
     clock: Clock,
+    next: Arc<AtomicU64>,
     dropped: prometheus_client::metrics::counter::Counter,
 }
 
@@ -82,7 +89,7 @@ impl Events {
             "quintlet_events_dropped",
             "Events lost because the queue to status-reporter was full",
         );
-        Self { kept: Arc::default(), out, clock, dropped }
+        Self { kept: Arc::default(), out, clock, next: Arc::default(), dropped }
     }
 
     /// Records an event about a pod, or about one of its containers by field path.
@@ -92,8 +99,11 @@ impl Events {
         let name = meta.name.clone().unwrap_or_default();
         let uid = meta.uid.clone().unwrap_or_default();
         match kind {
-            EventType::Normal => tracing::debug!(pod.uid = uid, reason, message, "event"),
-            EventType::Warning => tracing::info!(pod.uid = uid, reason, message, "warning event"),
+            EventType::Normal => tracing::debug!(pod.uid = uid, reason, text = message, "event"),
+            EventType::Warning => {
+                let pod = format!("{namespace}/{name}");
+                tracing::warn!(pod.name = pod, pod.uid = uid, reason, text = message, "warning event");
+            }
         }
         self.keep(&uid, &format!("{namespace}/{name}"), kind, reason, message, field_path);
         // A static pod's events go to its mirror, which has the same name; its own UID is unknown to the API server.
@@ -116,8 +126,8 @@ impl Events {
     /// Records an event about the node.
     pub fn node(&self, name: &str, kind: EventType, reason: &str, message: &str) {
         match kind {
-            EventType::Normal => tracing::debug!(reason, message, "node event"),
-            EventType::Warning => tracing::info!(reason, message, "node warning event"),
+            EventType::Normal => tracing::debug!(reason, text = message, "node event"),
+            EventType::Warning => tracing::warn!(reason, text = message, "node warning event"),
         }
         let request = wire::RecordEventRequest {
             kind: "Node".to_owned(),
@@ -147,6 +157,7 @@ impl Events {
             kept.pop_front();
         }
         kept.push_back(KeptEvent {
+            number: self.next.fetch_add(1, Ordering::Relaxed),
             at_unix_ns,
             uid: uid.to_owned(),
             pod: pod.to_owned(),
@@ -156,6 +167,20 @@ impl Events {
             field_path: field_path.to_owned(),
             count,
         });
+    }
+
+    /// The number of the next event.
+    #[must_use]
+    pub fn next(&self) -> Number {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// Whether a pod was warned of, from an event of that number on.
+    #[must_use]
+    pub fn warned_since(&self, uid: &str, since: Number) -> bool {
+        let kept = self.kept.lock();
+        let mut new = kept.iter().rev().take_while(|e| e.number >= since);
+        new.any(|e| e.uid == uid && e.kind == EventType::Warning)
     }
 
     /// The newest events, oldest first; of one pod where `uid` is not empty.

@@ -75,15 +75,15 @@ pub struct Runtime {
 pub struct ExecOutput {
     /// Exit code.
     pub exit_code: i32,
-    /// stdout, then stderr.
-    pub output: Vec<u8>,
+    /// What it wrote to stdout.
+    pub stdout: Vec<u8>,
+    /// What it wrote to stderr.
+    pub stderr: Vec<u8>,
 }
 
 impl ExecOutput {
     fn of(reply: cri::ExecSyncResponse) -> Self {
-        let mut output = reply.stdout;
-        output.extend_from_slice(&reply.stderr);
-        Self { exit_code: reply.exit_code, output }
+        Self { exit_code: reply.exit_code, stdout: reply.stdout, stderr: reply.stderr }
     }
 }
 

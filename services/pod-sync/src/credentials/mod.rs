@@ -4,6 +4,7 @@ pub mod keyring;
 pub mod node_files;
 pub mod plugins;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use quintlet_model::pod as pods;
 
 use self::keyring::{Credential, Keyring, Malformed, parse_config_json, parse_dockercfg};
 use self::node_files::NodeFiles;
-use self::plugins::{Account, Plugins};
+use self::plugins::{Account, Accounts, Plugins, TokenAttributes};
+use crate::build::objects::ObjectSource;
 use crate::decide::image_access::{AccountUsed, Openers, SecretUsed};
 use crate::volumes::token::{TokenCache, TokenKey, TokenSource};
 
@@ -43,45 +45,80 @@ impl Credentials {
         Self { files: Arc::new(files), plugins, tokens: TokenCache::default() }
     }
 
-    /// The pod's service account with a token, where a plugin that is for the image wants one.
-    pub async fn account(
+    /// The pod's service account as each plugin for the image is to be told of it.
+    pub async fn accounts(
         &self,
         image: &str,
         pod: &Pod,
         source: Option<&dyn TokenSource>,
+        objects: &dyn ObjectSource,
         now: jiff::Timestamp,
-    ) -> Option<Account> {
-        let audience = self.plugins.as_ref()?.audience(&keyring::repository(image))?;
-        let name = pods::spec(pod).service_account_name.clone().filter(|n| !n.is_empty())?;
+    ) -> Accounts {
+        let mut all = Accounts::new();
+        let Some(plugins) = &self.plugins else { return all };
+        let Some(name) = pods::spec(pod).service_account_name.clone().filter(|n| !n.is_empty()) else {
+            return all;
+        };
+        self.tokens.purge(now);
+        for (place, wanted) in plugins.wanted(&keyring::repository(image)) {
+            let account = match self.account(wanted, &name, pod, source, objects, now).await {
+                Ok(account) => account,
+                Err(why) => {
+                    let meta = &pod.metadata;
+                    tracing::warn!(
+                        pod.name = format!(
+                            "{}/{}",
+                            meta.namespace.as_deref().unwrap_or_default(),
+                            meta.name.as_deref().unwrap_or_default()
+                        ),
+                        pod.uid = meta.uid.as_deref().unwrap_or_default(),
+                        why,
+                        "no service account for a credential provider"
+                    );
+                    None
+                }
+            };
+            all.insert(place, account);
+        }
+        all
+    }
+
+    // None where it has not what the plugin needs.
+    async fn account(
+        &self,
+        wanted: &TokenAttributes,
+        name: &str,
+        pod: &Pod,
+        source: Option<&dyn TokenSource>,
+        objects: &dyn ObjectSource,
+        now: jiff::Timestamp,
+    ) -> Result<Option<Account>, String> {
         let meta = &pod.metadata;
+        let namespace = meta.namespace.clone().unwrap_or_default();
+        let mut annotations = BTreeMap::new();
+        if wanted.wants_annotations() {
+            let all = objects.service_account_annotations(&namespace, name).await;
+            let Some(told) = wanted.select(&all.map_err(|e| e.to_string())?) else { return Ok(None) };
+            annotations = told;
+        }
         let key = TokenKey {
-            namespace: meta.namespace.clone().unwrap_or_default(),
-            service_account: name,
-            audiences: vec![audience.to_owned()],
+            namespace,
+            service_account: name.to_owned(),
+            audiences: vec![wanted.service_account_token_audience.clone()],
             expiration_seconds: TOKEN_SECONDS,
             pod_name: meta.name.clone().unwrap_or_default(),
             pod_uid: meta.uid.clone().unwrap_or_default(),
         };
-        self.tokens.purge(now);
-        match self.tokens.get(&key, source, now, Duration::ZERO).await {
-            Ok(token) => Some(Account {
-                key: format!("{}/{}", key.namespace, key.service_account),
-                token: token.token.clone(),
-                account: AccountUsed {
-                    uid: account_uid(&token.token).unwrap_or_default(),
-                    namespace: key.namespace,
-                    name: key.service_account,
-                },
-            }),
-            Err(why) => {
-                tracing::warn!(
-                    pod.uid = key.pod_uid,
-                    why,
-                    "no service account token for credential providers"
-                );
-                None
-            }
-        }
+        let token = self.tokens.get(&key, source, now, Duration::ZERO).await.map_err(|e| e.to_string())?;
+        Ok(Some(Account {
+            token: token.token.clone(),
+            account: AccountUsed {
+                uid: account_uid(&token.token).unwrap_or_default(),
+                namespace: key.namespace,
+                name: key.service_account,
+            },
+            annotations,
+        }))
     }
 
     /// What to present for an image, best first. `now` is boottime.
@@ -92,7 +129,7 @@ impl Credentials {
         &self,
         image: &str,
         secrets: &[Arc<Secret>],
-        account: Option<&Account>,
+        accounts: &Accounts,
         now: Duration,
     ) -> Result<Vec<Presented>, BadSecret> {
         let repository = keyring::repository(image);
@@ -104,11 +141,8 @@ impl Credentials {
             all.extend(node.lookup(&repository).into_iter().map(of_node));
         }
         if let Some(plugins) = &self.plugins {
-            for (credential, by_account) in plugins.lookup(image, &repository, account).await {
-                let owner = match account.filter(|_| by_account) {
-                    Some(account) => Owner::Account(account.account.clone()),
-                    None => Owner::Node,
-                };
+            for (credential, account) in plugins.lookup(image, &repository, accounts).await {
+                let owner = account.map_or(Owner::Node, Owner::Account);
                 all.push(Presented { credential, owner });
             }
         }
@@ -238,12 +272,15 @@ mod tests {
             (vec![secret("Opaque", ".dockerconfigjson", &auths("a"))], vec!["node"]),
             (vec![secret(json, "other", &auths("a"))], vec!["node"]),
         ] {
-            let got = credentials.of("r.test/app:1", &secrets, None, Duration::ZERO).await.unwrap();
+            let got =
+                credentials.of("r.test/app:1", &secrets, &Accounts::new(), Duration::ZERO).await.unwrap();
             assert_eq!(got.into_iter().map(|p| p.credential.username).collect::<Vec<_>>(), want);
         }
-        assert!(credentials.of("other.test/app", &[], None, Duration::ZERO).await.unwrap().is_empty());
+        assert!(
+            credentials.of("other.test/app", &[], &Accounts::new(), Duration::ZERO).await.unwrap().is_empty()
+        );
         let bad = [secret(json, ".dockerconfigjson", "{")];
-        let error = credentials.of("r.test/app", &bad, None, Duration::ZERO).await.unwrap_err();
+        let error = credentials.of("r.test/app", &bad, &Accounts::new(), Duration::ZERO).await.unwrap_err();
         assert_eq!(
             error.to_string(),
             "image pull secret \"s\": docker config is malformed at line 1 column 1"

@@ -1,7 +1,7 @@
 //! Exec credential providers: programs that are asked for the credentials of an image
 //! (staging/src/k8s.io/kubelet/pkg/apis/credentialprovider).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -62,6 +62,56 @@ pub struct TokenAttributes {
     pub cache_type: String,
     /// The plugin is not asked for pods without a service account.
     pub require_service_account: bool,
+    /// Annotations of the account without which the plugin is not asked.
+    #[serde(default)]
+    pub required_service_account_annotation_keys: Vec<String>,
+    /// Annotations that it is told if they are there.
+    #[serde(default)]
+    pub optional_service_account_annotation_keys: Vec<String>,
+}
+
+impl TokenAttributes {
+    /// Whether anything of the account but its token is asked for.
+    #[must_use]
+    pub fn wants_annotations(&self) -> bool {
+        !self.required_service_account_annotation_keys.is_empty()
+            || !self.optional_service_account_annotation_keys.is_empty()
+    }
+
+    /// Those annotations of an account that the plugin is told; none if one is missing that it needs.
+    #[must_use]
+    pub fn select(&self, all: &BTreeMap<String, String>) -> Option<BTreeMap<String, String>> {
+        let of = |keys: &[String]| {
+            let found = keys.iter().filter_map(|k| Some((k.clone(), all.get(k)?.clone())));
+            found.collect::<BTreeMap<_, _>>()
+        };
+        let mut told = of(&self.required_service_account_annotation_keys);
+        if told.len() < self.required_service_account_annotation_keys.len() {
+            return None;
+        }
+        told.extend(of(&self.optional_service_account_annotation_keys));
+        Some(told)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.service_account_token_audience.is_empty() {
+            return Err("serviceAccountTokenAudience is empty".to_owned());
+        }
+        if !["ServiceAccount", "Token"].contains(&self.cache_type.as_str()) {
+            return Err("cacheType is not ServiceAccount or Token".to_owned());
+        }
+        if !self.require_service_account && !self.required_service_account_annotation_keys.is_empty() {
+            let why =
+                "requiredServiceAccountAnnotationKeys cannot be set where requireServiceAccount is false";
+            return Err(why.to_owned());
+        }
+        let mut seen = BTreeSet::new();
+        let keys = self.required_service_account_annotation_keys.iter();
+        match keys.chain(&self.optional_service_account_annotation_keys).find(|k| !seen.insert(*k)) {
+            Some(twice) => Err(format!("the annotation key {twice:?} is there twice")),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The configuration of plugins cannot be used.
@@ -72,16 +122,29 @@ pub struct ConfigError {
     problem: String,
 }
 
-/// A pod's service account, for plugins that want it.
+/// A pod's service account, for one plugin that wants it.
 #[derive(Clone, Default)]
 pub struct Account {
-    /// `namespace/name`; what answers of cache type ServiceAccount are kept under.
-    pub key: String,
-    /// The token.
+    /// A token for the plugin's audience.
     pub token: String,
     /// Which account it is.
     pub account: AccountUsed,
+    /// Those of its annotations that the plugin asked for.
+    pub annotations: BTreeMap<String, String>,
 }
+
+impl Account {
+    // What an answer is good for: an account with other annotations is another.
+    fn key(&self) -> String {
+        let AccountUsed { uid, namespace, name } = &self.account;
+        let annotations = json!(self.annotations);
+        format!("{namespace}/{name}\0{uid}\0{annotations}")
+    }
+}
+
+/// What each plugin that wants a service account is told of it, by the plugin's place in the configuration. None: it is not to
+/// be asked for this pod.
+pub type Accounts = BTreeMap<usize, Option<Account>>;
 
 #[derive(Debug)]
 struct Plugin {
@@ -145,30 +208,37 @@ impl Plugins {
         Ok(Self { plugins: plugins.collect::<Result<_, _>>()?, clock })
     }
 
-    /// The audience that a token of the pod's service account is wanted for, where a plugin for this repository wants one.
-    #[must_use]
-    pub fn audience(&self, repository: &str) -> Option<&str> {
-        let mut matching = self.plugins.iter().filter(|p| p.is_for(repository));
-        let wanted = matching.find_map(|p| p.config.token_attributes.as_ref());
-        wanted.map(|t| t.service_account_token_audience.as_str())
+    /// What the plugins for this repository want of the pod's service account, by their places.
+    pub fn wanted<'a>(
+        &'a self,
+        repository: &'a str,
+    ) -> impl Iterator<Item = (usize, &'a TokenAttributes)> + 'a {
+        let all = self.plugins.iter().enumerate().filter(|(_, p)| p.is_for(repository));
+        all.filter_map(|(place, p)| Some((place, p.config.token_attributes.as_ref()?)))
     }
 
-    /// Credentials of all plugins for a repository, each with whether it was given for the account's token. A plugin that
+    /// Credentials of all plugins for a repository, each with the account for whose token it was given. A plugin that
     /// fails is logged and gives none.
     pub async fn lookup(
         &self,
         image: &str,
         repository: &str,
-        account: Option<&Account>,
-    ) -> Vec<(Credential, bool)> {
+        accounts: &Accounts,
+    ) -> Vec<(Credential, Option<AccountUsed>)> {
         let mut out = Vec::new();
-        for plugin in self.plugins.iter().filter(|p| p.is_for(repository)) {
-            let by_account = account.is_some() && plugin.config.token_attributes.is_some();
+        for (place, plugin) in self.plugins.iter().enumerate().filter(|(_, p)| p.is_for(repository)) {
+            let account = match (&plugin.config.token_attributes, accounts.get(&place)) {
+                (None, _) => None,
+                (Some(_), Some(None)) => continue,
+                (Some(t), None) if t.require_service_account => continue,
+                (Some(_), None) => None,
+                (Some(_), Some(Some(account))) => Some(account),
+            };
             match self.ask(plugin, image, repository, account).await {
-                Ok(Some(keyring)) => {
-                    out.extend(keyring.lookup(repository).into_iter().map(|c| (c, by_account)));
+                Ok(keyring) => {
+                    let used = account.map(|a| a.account.clone());
+                    out.extend(keyring.lookup(repository).into_iter().map(|c| (c, used.clone())));
                 }
-                Ok(None) => {}
                 Err(why) => {
                     tracing::warn!(
                         plugin = plugin.config.name,
@@ -188,18 +258,13 @@ impl Plugins {
         image: &str,
         repository: &str,
         account: Option<&Account>,
-    ) -> Result<Option<Arc<Keyring>>, String> {
-        let account = match &plugin.config.token_attributes {
-            None => None,
-            Some(t) if account.is_none() && t.require_service_account => return Ok(None),
-            Some(_) => account,
-        };
-        let of = |key: &str| {
-            let attributes = plugin.config.token_attributes.as_ref();
-            let by_token = attributes.is_some_and(|t| t.cache_type == "Token");
-            let who = account.map_or("", |a| if by_token { a.token.as_str() } else { a.key.as_str() });
-            format!("{who}\0{key}")
-        };
+    ) -> Result<Arc<Keyring>, String> {
+        let attributes = plugin.config.token_attributes.as_ref();
+        let by_token = attributes.is_some_and(|t| t.cache_type == "Token");
+        let who = account.map_or_else(String::new, |a| {
+            if by_token { format!("{}\0{}", a.token, a.key()) } else { a.key() }
+        });
+        let of = |key: &str| format!("{who}\0{key}");
         let keys = [
             of(&format!("image {image}")),
             of(&format!("registry {}", keyring::registry(repository))),
@@ -209,7 +274,7 @@ impl Plugins {
         let now = self.clock.boot();
         cache.retain(|_, a| a.until > now);
         if let Some(known) = keys.iter().find_map(|k| cache.get(k)) {
-            return Ok(Some(Arc::clone(&known.keyring)));
+            return Ok(Arc::clone(&known.keyring));
         }
         let response = plugin.run(image, account).await?;
         let key = match response.cache_key_type.as_str() {
@@ -230,7 +295,7 @@ impl Plugins {
         if !life.is_zero() && cache.len() < CACHED {
             cache.insert(key.clone(), Answer { keyring: Arc::clone(&keyring), until: now + life });
         }
-        Ok(Some(keyring))
+        Ok(keyring)
     }
 }
 
@@ -253,16 +318,7 @@ impl Plugin {
         let default_cache = go_duration(&config.default_cache_duration)
             .ok_or_else(|| format!("providers.defaultCacheDuration of {name} is not a duration"))?;
         if let Some(t) = &config.token_attributes {
-            if t.service_account_token_audience.is_empty() {
-                return Err(format!(
-                    "providers.tokenAttributes.serviceAccountTokenAudience of {name} is empty"
-                ));
-            }
-            if !["ServiceAccount", "Token"].contains(&t.cache_type.as_str()) {
-                return Err(format!(
-                    "providers.tokenAttributes.cacheType of {name} is not ServiceAccount or Token"
-                ));
-            }
+            t.check().map_err(|why| format!("providers.tokenAttributes of {name}: {why}"))?;
         }
         Ok(Self { config, program, default_cache, cache: Mutex::default() })
     }
@@ -277,6 +333,9 @@ impl Plugin {
         });
         if let Some(account) = account {
             request["serviceAccountToken"] = json!(account.token);
+            if !account.annotations.is_empty() {
+                request["serviceAccountAnnotations"] = json!(account.annotations);
+            }
         }
         let mut child = tokio::process::Command::new(&self.program)
             .args(&self.config.args)
@@ -376,7 +435,7 @@ END"#
     }
 
     async fn lookup(plugins: &Plugins, image: &str) -> Vec<(String, String)> {
-        let found = plugins.lookup(image, &keyring::repository(image), None).await;
+        let found = plugins.lookup(image, &keyring::repository(image), &Accounts::new()).await;
         found.into_iter().map(|(c, _)| (c.username, c.password)).collect()
     }
 
@@ -446,15 +505,13 @@ END"#
         wants["tokenAttributes"] = json!({"serviceAccountTokenAudience": "registry", "cacheType": "ServiceAccount",
             "requireServiceAccount": true});
         let plugins = scene.load(&json!([provider("plain"), wants])).unwrap();
-        assert_eq!(plugins.audience("a.test/x"), Some("registry"));
-        assert_eq!(plugins.audience("a.example/x"), None);
+        let wanted: Vec<_> =
+            plugins.wanted("a.test/x").map(|(i, t)| (i, t.service_account_token_audience.as_str())).collect();
+        assert_eq!(wanted, [(1, "registry")]);
+        assert_eq!(plugins.wanted("a.example/x").count(), 0);
         let ask = async |who: Option<&str>| {
-            let account = who.map(|w| Account {
-                key: w.to_owned(),
-                token: format!("token of {w}"),
-                account: AccountUsed::default(),
-            });
-            plugins.lookup("a.test/x", "a.test/x", account.as_ref()).await.len()
+            let accounts = who.map(|w| (1, Some(account(w, &[])))).into_iter().collect();
+            plugins.lookup("a.test/x", "a.test/x", &accounts).await.len()
         };
         assert_eq!(ask(None).await, 1, "without an account only the other answers");
         assert_eq!((ask(Some("a")).await, ask(Some("b")).await, ask(Some("a")).await), (2, 2, 2));
@@ -462,6 +519,63 @@ END"#
             scene.asked("wants").iter().map(|r| r["serviceAccountToken"].clone()).collect();
         assert_eq!(tokens, [json!("token of a"), json!("token of b")]);
         assert!(scene.asked("plain").iter().all(|r| r.get("serviceAccountToken").is_none()));
+    }
+
+    fn account(name: &str, annotations: &[(&str, &str)]) -> Account {
+        Account {
+            token: format!("token of {name}"),
+            account: AccountUsed { name: name.to_owned(), ..AccountUsed::default() },
+            annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        }
+    }
+
+    #[tokio::test]
+    async fn each_plugin_gets_the_token_that_is_for_it_and_one_that_may_not_know_the_pod_is_not_asked() {
+        let scene = Scene::new();
+        let mut all = Vec::new();
+        for (name, require) in [("first", true), ("second", true), ("third", false)] {
+            scene.plugin(name, &answer("Global", ""));
+            let mut p = provider(name);
+            p["tokenAttributes"] = json!({"serviceAccountTokenAudience": name, "cacheType": "Token",
+                "requireServiceAccount": require});
+            all.push(p);
+        }
+        let plugins = scene.load(&json!(all)).unwrap();
+        let accounts = |third: Option<Account>| {
+            [(0, Some(account("for first", &[]))), (1, Some(account("for second", &[]))), (2, third)].into()
+        };
+        assert_eq!(plugins.lookup("a.test/x", "a.test/x", &accounts(None)).await.len(), 2);
+        for name in ["first", "second"] {
+            let asked = scene.asked(name);
+            assert_eq!(asked.len(), 1);
+            assert_eq!(asked[0]["serviceAccountToken"], json!(format!("token of for {name}")));
+        }
+        assert_eq!(scene.asked("third").len(), 0);
+        assert_eq!(plugins.lookup("a.test/x", "a.test/x", &Accounts::new()).await.len(), 1);
+        assert_eq!(scene.asked("third")[0].get("serviceAccountToken"), None, "it does not need one");
+    }
+
+    #[tokio::test]
+    async fn annotations_of_the_account_that_are_asked_for_are_handed_over_and_make_another_answer() {
+        let scene = Scene::new();
+        scene.plugin("p", &answer("Global", ""));
+        let mut config = provider("p");
+        config["tokenAttributes"] = json!({"serviceAccountTokenAudience": "a", "cacheType": "ServiceAccount",
+            "requireServiceAccount": true, "requiredServiceAccountAnnotationKeys": ["x/must"],
+            "optionalServiceAccountAnnotationKeys": ["x/may"]});
+        let plugins = scene.load(&json!([config])).unwrap();
+        let (_, attributes) = plugins.wanted("a.test/x").next().unwrap();
+        let of = |all: &[(&str, &str)]| attributes.select(&account("", all).annotations);
+        assert_eq!(of(&[("x/may", "1"), ("x/other", "2")]), None, "one that it needs is missing");
+        let told = of(&[("x/must", "1"), ("x/other", "2")]).unwrap();
+        assert_eq!(told, account("", &[("x/must", "1")]).annotations);
+        assert_eq!(of(&[("x/must", "1"), ("x/may", "2")]).unwrap().len(), 2);
+        for (value, asked) in [("1", 1), ("1", 1), ("2", 2)] {
+            let accounts = [(0, Some(account("a", &[("x/must", value)])))].into();
+            plugins.lookup("a.test/x", "a.test/x", &accounts).await;
+            assert_eq!(scene.asked("p").len(), asked);
+        }
+        assert_eq!(scene.asked("p")[1]["serviceAccountAnnotations"], json!({"x/must": "2"}));
     }
 
     #[test]
@@ -484,9 +598,18 @@ END"#
                 with(
                     "tokenAttributes",
                     json!({"serviceAccountTokenAudience": "a", "cacheType": "ServiceAccount",
-                    "requireServiceAccount": true, "requiredServiceAccountAnnotationKeys": ["a/b"]}),
+                    "requireServiceAccount": false, "requiredServiceAccountAnnotationKeys": ["a/b"]}),
                 ),
                 "requiredServiceAccountAnnotationKeys",
+            ),
+            (
+                with(
+                    "tokenAttributes",
+                    json!({"serviceAccountTokenAudience": "a", "cacheType": "ServiceAccount",
+                    "requireServiceAccount": true, "requiredServiceAccountAnnotationKeys": ["a/b"],
+                    "optionalServiceAccountAnnotationKeys": ["a/b"]}),
+                ),
+                "twice",
             ),
         ] {
             let error = scene.load(&json!([config])).unwrap_err().to_string();

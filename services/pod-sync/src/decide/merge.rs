@@ -34,7 +34,7 @@ pub struct Change {
 /// What a snapshot brought.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Merged {
-    /// In the order in which they are to be handled: removed, added, updated, deleted, reconciled.
+    /// In the order in which they are to be handled: removed, added (the oldest first), updated, deleted, reconciled.
     pub changes: Vec<Change>,
     /// Dropped: an earlier entry has the same full name.
     pub duplicates: Vec<Arc<Pod>>,
@@ -74,6 +74,12 @@ fn same_meaning(a: &Pod, b: &Pod) -> bool {
         && a.metadata.deletion_grace_period_seconds == b.metadata.deletion_grace_period_seconds
         && labels(a) == labels(b)
         && annotations(a) == annotations(b)
+}
+
+/// When a pod was created; those of manifests have no such time and come first.
+#[must_use]
+pub fn created(pod: &Pod) -> Option<jiff::Timestamp> {
+    pod.metadata.creation_timestamp.as_ref().map(|t| t.0)
 }
 
 fn full_name(pod: &Pod) -> (&str, &str) {
@@ -169,6 +175,8 @@ impl SourceStore {
             next.insert(uid, Entry { given, pod: Arc::clone(&pod) });
             list.push(Change { op, pod });
         }
+        // The older one has the first choice of the room (pod-sync.md §3.1).
+        added.sort_by_key(|change| created(&change.pod));
         let gone = std::mem::replace(&mut self.pods, next);
         merged.changes = gone
             .into_values()
@@ -229,6 +237,20 @@ mod tests {
         let seen: Vec<_> = merged.changes.iter().map(|c| annotation(&c.pod, CONFIG_SEEN).unwrap()).collect();
         assert_eq!(seen[2], "2026-01-01T00:00:00.000000000Z");
         assert_eq!(seen[1], "2026-01-01T00:00:09.000000000Z");
+    }
+
+    #[test]
+    fn the_oldest_is_added_first_and_manifests_come_in_their_own_order() {
+        let mut store = SourceStore::new("api");
+        let of = |name: &str, age: Option<i64>| {
+            let mut p = pod(name, name);
+            p.metadata.creation_timestamp = age.map(time);
+            p
+        };
+        let all = [("a", Some(9)), ("b", Some(3)), ("z", None), ("c", Some(3)), ("d", Some(1)), ("y", None)];
+        let merged = store.set(arcs(all.map(|(name, age)| of(name, age)).into()), at(10));
+        let order: Vec<_> = ops(&merged).into_iter().map(|(_, uid)| uid).collect();
+        assert_eq!(order, ["z", "y", "d", "b", "c", "a"]);
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub mod gc;
 pub mod grace;
 pub mod image_access;
 pub mod image_gc;
+pub mod image_name;
 pub mod merge;
 pub mod phase;
 pub mod preempt;

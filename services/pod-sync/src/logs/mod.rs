@@ -109,6 +109,13 @@ fn is_within(path: &Path, dir: &Path) -> bool {
     path.starts_with(dir) && !path.components().any(|c| c == std::path::Component::ParentDir)
 }
 
+// Name and UID of the pod whose log it is: a log's second directory is `namespace_name_uid`.
+fn pod_of(log: &Path) -> (String, &str) {
+    let dir = log.ancestors().nth(2).and_then(|dir| dir.file_name()?.to_str()).unwrap_or_default();
+    let (pod, uid) = dir.rsplit_once('_').unwrap_or((dir, ""));
+    (pod.replacen('_', "/", 1), uid)
+}
+
 /// Why a log was not rotated.
 #[derive(Debug, thiserror::Error)]
 enum RotateError {
@@ -124,7 +131,10 @@ async fn look_at_all(runtime: &impl Reopen, clock: &Clock, settings: &Settings, 
     futures::stream::iter(logs)
         .for_each_concurrent(settings.container_log_max_workers, |log| async {
             if let Err(error) = look(runtime, clock, settings, log).await {
+                let (pod, uid) = pod_of(&log.path);
                 tracing::warn!(
+                    pod.name = pod,
+                    pod.uid = uid,
                     container.id = %log.id,
                     log = %log.path.display(),
                     error = quintlet_kit::error_chain(&error),

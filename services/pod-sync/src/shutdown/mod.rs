@@ -190,7 +190,9 @@ async fn session(
 // Pods that run or are to run, by priority.
 fn active(ctx: &Context) -> Vec<(Option<i32>, Running)> {
     let over = |pod: &Pod| pods::is_terminal_phase(pod.status.as_ref().and_then(|s| s.phase.as_deref()));
-    let all = ctx.views.all().into_iter().filter(|v| !over(&v.pod) && !ctx.is_over(&v.pod_ref.uid));
+    // One without a worker has nothing to stop.
+    let all = ctx.views.all().into_iter().filter(|v| !v.worker.is_empty());
+    let all = all.filter(|v| !over(&v.pod) && !ctx.is_over(&v.pod_ref.uid));
     all.map(|v| (pods::spec(&v.pod).priority, (v.pod_ref.uid.clone(), Arc::clone(&v.pod)))).collect()
 }
 

@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Snapshot, SourceKind, SourceSender};
+use super::{Snapshot, SourceKind, SourceSender, Update};
 
 /// While the API server refuses, it is asked again at most this often (DESIGN, invariant 9).
 const RETRY: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
         let snapshot = Snapshot { pods: pods.values().cloned().collect(), ..Snapshot::default() };
         tokio::select! {
             () = stop.cancelled() => return,
-            sent = out.send((SourceKind::Api, snapshot)) => if sent.is_err() { return },
+            sent = out.send((SourceKind::Api, Update::Snapshot(snapshot))) => if sent.is_err() { return },
         }
     }
 }

@@ -3,13 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, PodSecurityContext, Probe, Secret, Toleration};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Container, HTTPGetAction, Pod, PodSecurityContext, Probe, Secret, Toleration,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use quintlet_model::labels;
 
 use super::{Problem, Snapshot, SourceKind, validate};
+use crate::decide::qos;
 
 /// Where a manifest came from, as it enters the pod's UID.
 #[derive(Debug, Clone, Copy)]
@@ -215,6 +219,9 @@ pub fn set_defaults(pod: &mut Pod) {
         container_defaults(container, host_network);
     }
     for volume in spec.volumes.iter_mut().flatten() {
+        if let Some(v) = volume.image.as_mut() {
+            default_pull_policy(&mut v.pull_policy, v.reference.as_deref());
+        }
         if let Some(v) = volume.config_map.as_mut() {
             v.default_mode.get_or_insert(0o644);
         }
@@ -235,21 +242,24 @@ pub fn set_defaults(pod: &mut Pod) {
                 if let Some(token) = source.service_account_token.as_mut() {
                     token.expiration_seconds.get_or_insert(3600);
                 }
+                for item in source.downward_api.iter_mut().flat_map(|d| d.items.iter_mut().flatten()) {
+                    if let Some(field) = item.field_ref.as_mut() {
+                        field.api_version.get_or_insert_with(|| "v1".to_owned());
+                    }
+                }
             }
         }
         if let Some(v) = volume.host_path.as_mut() {
             v.type_.get_or_insert_with(String::new);
         }
     }
+    pod_resources(pod);
 }
 
 fn container_defaults(container: &mut Container, host_network: bool) {
     container.termination_message_path.get_or_insert_with(|| "/dev/termination-log".to_owned());
     container.termination_message_policy.get_or_insert_with(|| "File".to_owned());
-    if container.image_pull_policy.as_deref().unwrap_or_default().is_empty() {
-        let always = container.image.as_deref().is_some_and(wants_latest);
-        container.image_pull_policy = Some(if always { "Always" } else { "IfNotPresent" }.to_owned());
-    }
+    default_pull_policy(&mut container.image_pull_policy, container.image.as_deref());
     for port in container.ports.iter_mut().flatten() {
         port.protocol.get_or_insert_with(|| "TCP".to_owned());
         if host_network {
@@ -257,8 +267,12 @@ fn container_defaults(container: &mut Container, host_network: bool) {
         }
     }
     for env in container.env.iter_mut().flatten() {
-        if let Some(field) = env.value_from.as_mut().and_then(|f| f.field_ref.as_mut()) {
+        let Some(from) = env.value_from.as_mut() else { continue };
+        if let Some(field) = from.field_ref.as_mut() {
             field.api_version.get_or_insert_with(|| "v1".to_owned());
+        }
+        if let Some(key) = from.file_key_ref.as_mut() {
+            key.optional.get_or_insert(false);
         }
     }
     if let Some(resources) = container.resources.as_mut()
@@ -275,6 +289,58 @@ fn container_defaults(container: &mut Container, host_network: bool) {
     {
         probe_defaults(probe);
     }
+    if let Some(hooks) = container.lifecycle.as_mut() {
+        for hook in [&mut hooks.post_start, &mut hooks.pre_stop].into_iter().flatten() {
+            if let Some(http) = hook.http_get.as_mut() {
+                http_defaults(http);
+            }
+        }
+    }
+}
+
+fn default_pull_policy(policy: &mut Option<String>, image: Option<&str>) {
+    if policy.as_deref().unwrap_or_default().is_empty() {
+        let always = image.is_some_and(wants_latest);
+        *policy = Some(if always { "Always" } else { "IfNotPresent" }.to_owned());
+    }
+}
+
+fn http_defaults(http: &mut HTTPGetAction) {
+    if http.path.as_deref().unwrap_or_default().is_empty() {
+        http.path = Some("/".to_owned());
+    }
+    if http.scheme.as_deref().unwrap_or_default().is_empty() {
+        http.scheme = Some("HTTP".to_owned());
+    }
+}
+
+// A pod with resources of its own: huge pages are limited as its containers are together, and it asks for what they ask for
+// together of CPU and memory, else for its limits.
+fn pod_resources(pod: &mut Pod) {
+    let Some(own) = pod.spec.as_mut().and_then(|spec| spec.resources.take()) else { return };
+    let set = |list: &Option<BTreeMap<String, Quantity>>| list.as_ref().is_some_and(|l| !l.is_empty());
+    let mut own = own;
+    if set(&own.limits) || set(&own.requests) {
+        let together = qos::to_api(&qos::pod_limits_without_overhead(pod));
+        let mut limits = own.limits.take().unwrap_or_default();
+        for (name, limit) in together.into_iter().filter(|(name, _)| name.starts_with("hugepages-")) {
+            limits.entry(name).or_insert(limit);
+        }
+        let together = qos::to_api(&qos::pod_requests_without_overhead(pod));
+        let mut requests = own.requests.take().unwrap_or_default();
+        for (name, sum) in together.into_iter().filter(|(name, _)| ["cpu", "memory"].contains(&name.as_str()))
+        {
+            requests.entry(name).or_insert(sum);
+        }
+        for (name, limit) in &limits {
+            requests.entry(name.clone()).or_insert_with(|| limit.clone());
+        }
+        own.limits = Some(limits).filter(|l| !l.is_empty());
+        own.requests = Some(requests).filter(|r| !r.is_empty());
+    }
+    if let Some(spec) = pod.spec.as_mut() {
+        spec.resources = Some(own);
+    }
 }
 
 fn probe_defaults(probe: &mut Probe) {
@@ -288,12 +354,7 @@ fn probe_defaults(probe: &mut Probe) {
     or(&mut probe.success_threshold, 1);
     or(&mut probe.failure_threshold, 3);
     if let Some(http) = probe.http_get.as_mut() {
-        if http.path.as_deref().unwrap_or_default().is_empty() {
-            http.path = Some("/".to_owned());
-        }
-        if http.scheme.as_deref().unwrap_or_default().is_empty() {
-            http.scheme = Some("HTTP".to_owned());
-        }
+        http_defaults(http);
     }
     if let Some(grpc) = probe.grpc.as_mut() {
         grpc.service.get_or_insert_with(String::new);
@@ -312,6 +373,8 @@ pub fn wants_latest(image: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     const ORIGIN: Origin<'static> = Origin { kind: SourceKind::File, place: "/m/web.yaml", node: "Node1" };
@@ -339,6 +402,54 @@ mod tests {
         assert_eq!(spec.tolerations.as_ref().unwrap().len(), 1);
         assert_eq!(spec.termination_grace_period_seconds, Some(30));
         assert_eq!(spec.containers[0].image_pull_policy.as_deref(), Some("IfNotPresent"));
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_api_server() {
+        for (spec, path, want) in [
+            (
+                "volumes: [{name: v, image: {reference: r.test/a:latest}}]",
+                "/volumes/0/image/pullPolicy",
+                json!("Always"),
+            ),
+            (
+                "volumes: [{name: v, image: {reference: r.test/a:1}}]",
+                "/volumes/0/image/pullPolicy",
+                json!("IfNotPresent"),
+            ),
+            (
+                "volumes: [{name: v, projected: {sources: [{downwardAPI: {items: [{path: p, fieldRef: {fieldPath: metadata.name}}]}}]}}]",
+                "/volumes/0/projected/sources/0/downwardAPI/items/0/fieldRef/apiVersion",
+                json!("v1"),
+            ),
+            (
+                "resources: {limits: {cpu: 1, memory: 1Mi}}",
+                "/resources/requests",
+                json!({"cpu": "1", "memory": "1Mi"}),
+            ),
+            (
+                "resources: {limits: {cpu: 1}}\n  initContainers: [{name: i, image: i, resources: {limits: {memory: 2Mi}}}]",
+                "/resources/requests",
+                json!({"cpu": "1", "memory": "2Mi"}),
+            ),
+            ("resources: {requests: {cpu: 2}, limits: {cpu: 3}}", "/resources/requests", json!({"cpu": "2"})),
+            ("resources: {}", "/resources", json!({})),
+            (
+                "initContainers: [{name: i, image: i, lifecycle: {preStop: {httpGet: {port: 1}}}, restartPolicy: Always}]",
+                "/initContainers/0/lifecycle/preStop/httpGet",
+                json!({"path": "/", "port": 1, "scheme": "HTTP"}),
+            ),
+            (
+                "initContainers: [{name: i, image: i, env: [{name: A, valueFrom: {fileKeyRef: {key: a, path: p, volumeName: v}}}]}]\n  volumes: [{name: v, emptyDir: {}}]",
+                "/initContainers/0/env/0/valueFrom/fileKeyRef/optional",
+                json!(false),
+            ),
+        ] {
+            let out = decode(&format!("{WEB}  {spec}\n"));
+            assert_eq!(out.problems, [], "{spec}");
+            let got = serde_json::to_value(out.pods[0].spec.as_ref().unwrap()).unwrap();
+            assert_eq!(got.pointer(path), Some(&want), "{spec}: {got:#}");
+        }
     }
 
     #[test]

@@ -3,56 +3,104 @@
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use notify::Watcher as _;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::decode::{self, Origin};
-use super::{MAX_MANIFEST, Problem, Snapshot, SourceKind, SourceSender};
+use super::{MAX_MANIFEST, Problem, Snapshot, SourceKind, SourceSender, Update};
 
 /// Wait after the first event for others that belong to it: editors write in several steps.
 const SETTLE: Duration = Duration::from_millis(20);
 
-/// Reads the directory or file at `path`. What cannot be read is a problem of that file alone.
-#[must_use]
-pub fn read(path: &Path, node: &str) -> Snapshot {
-    let mut out = Snapshot::default();
-    let mut problem = |origin: &Path, message: String| {
-        out_problem(&mut out.problems, origin, message);
-    };
-    let files = match std::fs::metadata(path) {
-        Err(e) => {
-            problem(path, format!("cannot be read: {e}"));
-            return out;
-        }
-        Ok(meta) if meta.is_file() => vec![path.to_owned()],
-        Ok(_) => match list(path) {
-            Ok(files) => files,
-            Err(e) => {
-                problem(path, format!("cannot be listed: {e}"));
-                return out;
-            }
-        },
-    };
-    let mut origins = Vec::new();
-    for file in files {
-        match read_file(&file) {
-            Ok(bytes) => {
-                let place = file.display().to_string();
-                decode::manifest(&bytes, Origin { kind: SourceKind::File, place: &place, node }, &mut out);
-                origins.resize(out.pods.len(), place);
-            }
-            Err(e) => out_problem(&mut out.problems, &file, format!("cannot be read: {e}")),
-        }
-    }
-    drop_duplicates(&mut out, &origins);
-    out
+/// Why the manifests are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Occasion {
+    /// It is time: what is there counts.
+    Period,
+    /// Something changed: a file may be half written.
+    Event,
 }
 
-fn out_problem(problems: &mut Vec<Problem>, origin: &Path, message: String) {
-    problems.push(Problem { origin: origin.display().to_string(), field: String::new(), message });
+/// Reads a directory or a file of manifests, and knows what each file held when it was last good.
+#[derive(Debug)]
+pub struct Reader {
+    path: PathBuf,
+    node: String,
+    good: BTreeMap<PathBuf, Snapshot>,
+}
+
+impl Reader {
+    /// A reader of `path` for `node`.
+    #[must_use]
+    pub fn new(path: PathBuf, node: String) -> Self {
+        Self { path, node, good: BTreeMap::new() }
+    }
+
+    /// Reads everything. What cannot be used is a problem of its file alone; the pods of a file that fails stay until the
+    /// next read by period. A path that is there and cannot be read changes no pod at all.
+    pub fn read(&mut self, why: Occasion) -> Update {
+        let (files, is_directory) = match std::fs::metadata(&self.path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                self.good.clear();
+                let problems = vec![problem(&self.path, format!("cannot be read: {e}"))];
+                return Update::Snapshot(Snapshot { problems, ..Snapshot::default() });
+            }
+            Err(e) => return Update::Problems(vec![problem(&self.path, format!("cannot be read: {e}"))]),
+            Ok(meta) if meta.is_file() => (vec![self.path.clone()], false),
+            Ok(_) => match list(&self.path) {
+                Ok(files) => (files, true),
+                Err(e) => {
+                    return Update::Problems(vec![problem(&self.path, format!("cannot be listed: {e}"))]);
+                }
+            },
+        };
+        let mut out = Snapshot::default();
+        let mut origins = Vec::new();
+        let mut good = BTreeMap::new();
+        for file in files {
+            let mut found = self.decode(&file);
+            if found.problems.is_empty() {
+                good.insert(file.clone(), found.clone());
+            } else if !is_directory && found.pods.is_empty() {
+                return Update::Problems(found.problems);
+            } else if why == Occasion::Event
+                && let Some(last) = self.good.remove(&file)
+            {
+                found = Snapshot { problems: found.problems, ..last.clone() };
+                good.insert(file.clone(), last);
+            }
+            out.pods.append(&mut found.pods);
+            out.config_maps.append(&mut found.config_maps);
+            out.secrets.append(&mut found.secrets);
+            out.problems.append(&mut found.problems);
+            origins.resize(out.pods.len(), file.display().to_string());
+        }
+        self.good = good;
+        drop_duplicates(&mut out, &origins);
+        Update::Snapshot(out)
+    }
+
+    fn decode(&self, file: &Path) -> Snapshot {
+        let mut out = Snapshot::default();
+        match read_file(file) {
+            Ok(bytes) => {
+                let place = file.display().to_string();
+                let origin = Origin { kind: SourceKind::File, place: &place, node: &self.node };
+                decode::manifest(&bytes, origin, &mut out);
+            }
+            Err(e) => out.problems.push(problem(file, format!("cannot be read: {e}"))),
+        }
+        out
+    }
+}
+
+fn problem(origin: &Path, message: String) -> Problem {
+    Problem { origin: origin.display().to_string(), field: String::new(), message }
 }
 
 // The kubelet lets the last file of a name win in silence. Here the first keeps the name and the others are said.
@@ -106,11 +154,12 @@ fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Sends a snapshot at start, after every change and every `period`, until told to stop.
+/// Reads at start, after every change and every `period`, until told to stop.
 pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSender, stop: CancellationToken) {
     // One slot: an event only says "look again".
     let (wake, mut woken) = mpsc::channel::<()>(1);
     let mut watcher = None;
+    let reader = Arc::new(Mutex::new(Reader::new(path.clone(), node)));
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -118,26 +167,30 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
             watcher = watch(&path, wake.clone());
         }
         // Dropping either arm loses nothing: the directory is read as a whole after any of them.
-        tokio::select! {
+        let why = tokio::select! {
             () = stop.cancelled() => return,
-            _ = ticks.tick() => {}
+            _ = ticks.tick() => Occasion::Period,
             _ = woken.recv() => {
                 tokio::time::sleep(SETTLE).await;
                 while woken.try_recv().is_ok() {}
+                Occasion::Event
             }
-        }
+        };
         if !path.exists() {
             // A directory that comes back is another inode: watch it anew.
             watcher = None;
         }
-        let snapshot = {
-            let (path, node) = (path.clone(), node.clone());
-            tokio::task::spawn_blocking(move || read(&path, &node)).await.unwrap_or_default()
+        let read = {
+            let reader = Arc::clone(&reader);
+            tokio::task::spawn_blocking(move || reader.lock().read(why)).await
         };
-        // Dropping a snapshot on stop is harmless: nobody is left to act on it.
-        tokio::select! {
-            () = stop.cancelled() => return,
-            sent = out.send((SourceKind::File, snapshot)) => if sent.is_err() { return },
+        match read {
+            // Dropping an update on stop is harmless: nobody is left to act on it.
+            Ok(update) => tokio::select! {
+                () = stop.cancelled() => return,
+                sent = out.send((SourceKind::File, update)) => if sent.is_err() { return },
+            },
+            Err(e) => tracing::error!(path = %path.display(), error = %e, "manifests not read"),
         }
         if watcher.is_none() {
             // Without inotify the kubelet looks again every second.
@@ -168,6 +221,8 @@ fn is_close_write(event: &notify::Event) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::Pod;
+
     use super::*;
 
     fn pod(name: &str) -> String {
@@ -184,9 +239,72 @@ mod tests {
         std::fs::create_dir(dir.path().join("c")).unwrap();
         std::fs::write(dir.path().join("d.yaml"), "{{").unwrap();
         std::fs::write(dir.path().join("e.yaml"), pod("a")).unwrap();
-        let out = read(dir.path(), "n");
-        assert_eq!(out.pods.len(), 1);
-        assert_eq!(out.problems.len(), 2, "{:?}", out.problems);
+        let mut reader = Reader::new(dir.path().to_owned(), "n".to_owned());
+        let (pods, problems) = said(reader.read(Occasion::Period));
+        assert_eq!(pods, Some(vec!["a-n".to_owned()]));
+        assert_eq!(problems.len(), 2, "{problems:?}");
+    }
+
+    // Names of the pods, none where only problems were said.
+    fn said(update: Update) -> (Option<Vec<String>>, Vec<Problem>) {
+        let name = |p: Arc<Pod>| p.metadata.name.clone().unwrap_or_default();
+        match update {
+            Update::Snapshot(s) => (Some(s.pods.into_iter().map(name).collect()), s.problems),
+            Update::Problems(problems) => (None, problems),
+        }
+    }
+
+    #[test]
+    fn a_half_written_file_keeps_its_pods_until_a_read_by_period() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let mut reader = Reader::new(dir.path().to_owned(), "n".to_owned());
+        let all = Some(vec!["a-n".to_owned(), "b-n".to_owned()]);
+        std::fs::write(at("a.yaml"), pod("a")).unwrap();
+        std::fs::write(at("b.yaml"), pod("b")).unwrap();
+        assert_eq!(said(reader.read(Occasion::Period)), (all.clone(), vec![]));
+        for half in ["", "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n", "{{"] {
+            std::fs::write(at("a.yaml"), half).unwrap();
+            // As often as it is looked at.
+            for _ in 0..2 {
+                let (pods, problems) = said(reader.read(Occasion::Event));
+                assert_eq!((pods, problems.len()), (all.clone(), 1), "{half:?}");
+            }
+        }
+        std::fs::write(at("a.yaml"), pod("a")).unwrap();
+        assert_eq!(said(reader.read(Occasion::Event)), (all, vec![]));
+
+        std::fs::write(at("a.yaml"), "").unwrap();
+        assert_eq!(said(reader.read(Occasion::Period)).0, Some(vec!["b-n".to_owned()]));
+        assert_eq!(
+            said(reader.read(Occasion::Event)).0,
+            Some(vec!["b-n".to_owned()]),
+            "it does not come back"
+        );
+        std::fs::remove_file(at("b.yaml")).unwrap();
+        assert_eq!(said(reader.read(Occasion::Event)).0, Some(vec![]), "one that is gone is gone at once");
+    }
+
+    #[test]
+    fn what_is_there_and_cannot_be_read_removes_no_pod_and_what_is_missing_removes_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("one.yaml");
+        std::fs::write(&file, pod("a")).unwrap();
+        let mut single = Reader::new(file.clone(), "n".to_owned());
+        assert_eq!(said(single.read(Occasion::Period)).0, Some(vec!["a-n".to_owned()]));
+        std::fs::write(&file, "{{").unwrap();
+        for why in [Occasion::Event, Occasion::Period] {
+            let (pods, problems) = said(single.read(why));
+            assert_eq!((pods, problems.len()), (None, 1), "{why:?}");
+        }
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(said(single.read(Occasion::Event)).0, Some(vec![]), "it is missing");
+
+        // Root reads everything: a link to itself is what cannot be looked at.
+        let odd = dir.path().join("odd");
+        std::os::unix::fs::symlink(&odd, &odd).unwrap();
+        let (pods, problems) = said(Reader::new(odd, "n".to_owned()).read(Occasion::Period));
+        assert_eq!((pods, problems.len()), (None, 1));
     }
 
     #[tokio::test]
@@ -222,8 +340,8 @@ mod tests {
             let mut wait = async |want: &[&str]| {
                 let mut last = Vec::new();
                 let found = tokio::time::timeout(Duration::from_secs(10), async {
-                    while let Some((_, s)) = rx.recv().await {
-                        last = s.pods.iter().map(|p| p.metadata.name.clone().unwrap_or_default()).collect();
+                    while let Some((_, update)) = rx.recv().await {
+                        last = said(update).0.unwrap_or_default();
                         if last == want {
                             return;
                         }

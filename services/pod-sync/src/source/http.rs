@@ -1,32 +1,59 @@
 //! The manifest URL (pkg/kubelet/config/http.go): fetched every period, handed on when the body changed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_rustls::{ConfigBuilderExt as _, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use rustls::{ClientConfig, RootCertStore};
 use tokio_util::sync::CancellationToken;
 
 use super::decode::{self, Origin};
-use super::{MAX_MANIFEST, Problem, Snapshot, SourceKind, SourceSender};
+use super::{MAX_MANIFEST, Problem, Snapshot, SourceKind, SourceSender, Update};
+use crate::redirect;
 
 /// Limit of one fetch (pkg/kubelet/config/http.go).
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Fetches `url` every `period` until told to stop. A fetch that fails changes nothing but the problems shown.
+/// TLS that trusts what this machine trusts. Where its certificates cannot be read it trusts nobody.
+///
+/// # Panics
+/// Never: the provider has the default protocol versions.
+#[must_use]
+pub fn system_tls() -> ClientConfig {
+    let builder = || {
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("the provider has the default protocol versions")
+    };
+    let trusting = builder().with_native_roots().unwrap_or_else(|error| {
+        tracing::info!(%error, "no certificate authorities on this machine: https manifests are not read");
+        builder().with_root_certificates(RootCertStore::empty())
+    });
+    trusting.with_no_client_auth()
+}
+
+/// Fetches `url` every `period` until told to stop. A fetch that fails, or a body of which anything cannot be used,
+/// changes nothing but the problems shown: the source counts as seen with the first good body.
 pub async fn run(
     url: String,
     headers: Vec<(String, String)>,
     node: String,
     period: Duration,
+    tls: ClientConfig,
     out: SourceSender,
     stop: CancellationToken,
 ) {
-    let client: Client<HttpConnector, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+    let fetcher = Fetcher::new(tls);
     let mut last: Option<Bytes> = None;
-    let mut good = Snapshot::default();
+    // Of the last body, and of the fetch after it.
+    let mut of_body = Vec::new();
+    let mut of_fetch: Option<String> = None;
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -35,41 +62,53 @@ pub async fn run(
             () = stop.cancelled() => return,
             _ = ticks.tick() => {}
         }
-        let snapshot = match fetch(&client, &url, &headers).await {
-            Ok(body) if last.as_ref() == Some(&body) => continue,
-            Ok(body) => {
-                let mut snapshot = Snapshot::default();
-                let empty = body.is_empty();
-                if empty {
-                    snapshot.problems.push(problem(&url, "zero-length body: no pods".to_owned()));
-                } else {
-                    decode::manifest(
-                        &body,
-                        Origin { kind: SourceKind::Http, place: &url, node: &node },
-                        &mut snapshot,
-                    );
-                }
-                last = Some(body);
-                // Any bad item rejects the whole body: what ran goes on. Nothing at all is an answer, if an odd one.
-                if empty || snapshot.problems.is_empty() || snapshot.pods.is_empty() && good.pods.is_empty() {
-                    good = snapshot.clone();
-                } else {
-                    good.problems = snapshot.problems;
-                }
-                good.clone()
-            }
-            Err(message) => {
-                tracing::warn!(url, message, "manifest URL not read");
-                if last.is_none() {
+        let update = match fetcher.fetch(&url, &headers).await {
+            Ok(body) if last.as_ref() == Some(&body) => {
+                if of_fetch.take().is_none() {
                     continue;
                 }
-                Snapshot { problems: vec![problem(&url, message)], ..good.clone() }
+                // It is what it was before it could not be had.
+                Update::Problems(of_body.clone())
+            }
+            Ok(body) => {
+                let update = read(&body, Origin { kind: SourceKind::Http, place: &url, node: &node });
+                last = Some(body);
+                of_fetch = None;
+                of_body = match &update {
+                    Update::Snapshot(snapshot) => snapshot.problems.clone(),
+                    Update::Problems(problems) => problems.clone(),
+                };
+                update
+            }
+            Err(message) => {
+                if of_fetch.as_ref() == Some(&message) {
+                    continue;
+                }
+                tracing::warn!(url, error = message, "manifest URL not read");
+                let problems = vec![problem(&url, message.clone())];
+                of_fetch = Some(message);
+                Update::Problems(problems)
             }
         };
         tokio::select! {
             () = stop.cancelled() => return,
-            sent = out.send((SourceKind::Http, snapshot)) => if sent.is_err() { return },
+            sent = out.send((SourceKind::Http, update)) => if sent.is_err() { return },
         }
+    }
+}
+
+// Any bad item rejects the whole body. Nothing at all is an answer, if an odd one.
+fn read(body: &[u8], origin: Origin<'_>) -> Update {
+    let mut snapshot = Snapshot::default();
+    if body.is_empty() {
+        snapshot.problems.push(problem(origin.place, "zero-length body: no pods".to_owned()));
+        return Update::Snapshot(snapshot);
+    }
+    decode::manifest(body, origin, &mut snapshot);
+    if snapshot.problems.is_empty() {
+        Update::Snapshot(snapshot)
+    } else {
+        Update::Problems(snapshot.problems)
     }
 }
 
@@ -77,38 +116,63 @@ fn problem(url: &str, message: String) -> Problem {
     Problem { origin: url.to_owned(), field: String::new(), message }
 }
 
-async fn fetch(
-    client: &Client<HttpConnector, Empty<Bytes>>,
-    url: &str,
-    headers: &[(String, String)],
-) -> Result<Bytes, String> {
-    let mut request = http::Request::get(url);
-    for (name, value) in headers {
-        request = request.header(name, value);
+struct Fetcher {
+    client: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
+}
+
+impl Fetcher {
+    fn new(tls: ClientConfig) -> Self {
+        let connector =
+            HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
+        Self { client: Client::builder(TokioExecutor::new()).build(connector) }
     }
-    let request = request.body(Empty::new()).map_err(|e| e.to_string())?;
-    let work = async {
-        let response = client.request(request).await.map_err(|e| quintlet_kit::error_chain(&e))?;
-        if response.status() != http::StatusCode::OK {
-            return Err(format!("status {}", response.status()));
-        }
-        let body = Limited::new(response.into_body(), MAX_MANIFEST - 1)
-            .collect()
+
+    async fn fetch(&self, url: &str, headers: &[(String, String)]) -> Result<Bytes, String> {
+        tokio::time::timeout(FETCH_TIMEOUT, self.follow(url, headers))
             .await
-            .map_err(|e| e.to_string())?;
-        Ok(body.to_bytes())
-    };
-    tokio::time::timeout(FETCH_TIMEOUT, work)
-        .await
-        .map_err(|_| format!("no answer within {FETCH_TIMEOUT:?}"))?
+            .map_err(|_| format!("no answer within {FETCH_TIMEOUT:?}"))?
+    }
+
+    async fn follow(&self, url: &str, headers: &[(String, String)]) -> Result<Bytes, String> {
+        let first: Uri = url.parse().map_err(|e| format!("invalid URL: {e}"))?;
+        let mut headers = headers.iter().map(parsed).collect::<Result<HeaderMap, String>>()?;
+        let mut at = first.clone();
+        for _ in 0..redirect::MAX_REQUESTS {
+            let mut request = Request::get(&at).body(Empty::new()).map_err(|e| e.to_string())?;
+            *request.headers_mut() = headers.clone();
+            let response = self.client.request(request).await.map_err(|e| quintlet_kit::error_chain(&e))?;
+            let Some(next) = redirect::next(&at, &response) else {
+                if response.status() != StatusCode::OK {
+                    return Err(format!("status {}", response.status()));
+                }
+                let body = Limited::new(response.into_body(), MAX_MANIFEST - 1);
+                return Ok(body.collect().await.map_err(|e| e.to_string())?.to_bytes());
+            };
+            at = next?;
+            if at.host() != first.host() {
+                // Another host is not to read these (Go's net/http).
+                for secret in [header::AUTHORIZATION, header::COOKIE, header::WWW_AUTHENTICATE] {
+                    headers.remove(secret);
+                }
+            }
+        }
+        Err(format!("stopped after {} redirects", redirect::MAX_REQUESTS))
+    }
+}
+
+fn parsed((name, value): &(String, String)) -> Result<(HeaderName, HeaderValue), String> {
+    let key = HeaderName::from_bytes(name.as_bytes()).map_err(|e| format!("header {name:?}: {e}"))?;
+    // Its value may be a password.
+    let value =
+        HeaderValue::from_str(value).map_err(|_| format!("header {name:?}: its value is not valid"))?;
+    Ok((key, value))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use parking_lot::Mutex;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+    use tokio::sync::mpsc;
 
     use super::*;
 
@@ -123,73 +187,204 @@ mod tests {
         format!("{{\"apiVersion\": \"v1\", \"kind\": \"PodList\", \"items\": [{}]}}", items.join(","))
     }
 
-    /// Serves whatever `answer` holds; what was asked with goes to `asked`.
-    async fn serve(answer: Arc<Mutex<(u16, String)>>, asked: Arc<Mutex<String>>) -> String {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}/pods", listener.local_addr().unwrap());
-        quintlet_kit::task::spawn("manifests", async move {
-            while let Ok((mut peer, _)) = listener.accept().await {
-                let mut request = vec![0; 4096];
-                let n = peer.read(&mut request).await.unwrap_or(0);
-                *asked.lock() = String::from_utf8_lossy(&request[..n]).into_owned();
-                let (status, body) = answer.lock().clone();
-                let head = format!(
-                    "HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-                    body.len()
-                );
-                let _ = peer.write_all((head + &body).as_bytes()).await;
+    fn answer(status: u16, headers: &str, body: &str) -> String {
+        format!(
+            "HTTP/1.1 {status} X\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    }
+
+    type Answer = Arc<dyn Fn(&str) -> String + Send + Sync>;
+
+    struct Server {
+        url: String,
+        asked: Arc<Mutex<Vec<String>>>,
+        roots: RootCertStore,
+    }
+
+    impl Server {
+        /// Answers each request by its path.
+        async fn start(tls: bool, answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let url =
+                format!("{}://{}/pods", if tls { "https" } else { "http" }, listener.local_addr().unwrap());
+            let (asked, answer): (Arc<Mutex<Vec<String>>>, Answer) = (Arc::default(), Arc::new(answer));
+            let mut roots = RootCertStore::empty();
+            let acceptor = tls.then(|| acceptor(&mut roots));
+            let seen = Arc::clone(&asked);
+            quintlet_kit::task::spawn("manifests", async move {
+                while let Ok((peer, _)) = listener.accept().await {
+                    match &acceptor {
+                        Some(acceptor) => {
+                            if let Ok(peer) = acceptor.accept(peer).await {
+                                serve(peer, &seen, &answer).await;
+                            }
+                        }
+                        None => serve(peer, &seen, &answer).await,
+                    }
+                }
+            });
+            Self { url, asked, roots }
+        }
+
+        fn trusted(&self) -> ClientConfig {
+            trust(self.roots.clone())
+        }
+    }
+
+    fn trust(roots: RootCertStore) -> ClientConfig {
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth()
+    }
+
+    async fn serve(mut io: impl AsyncRead + AsyncWrite + Unpin, seen: &Mutex<Vec<String>>, answer: &Answer) {
+        let mut request = vec![0; 4096];
+        let n = io.read(&mut request).await.unwrap_or(0);
+        let request = String::from_utf8_lossy(&request[..n]).into_owned();
+        let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
+        seen.lock().push(request);
+        let _ = io.write_all(answer(&path).as_bytes()).await;
+        let _ = io.shutdown().await;
+    }
+
+    fn acceptor(roots: &mut RootCertStore) -> tokio_rustls::TlsAcceptor {
+        let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+        roots.add(made.cert.der().clone()).unwrap();
+        let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let config =
+            rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_no_client_auth()
+                .with_single_cert(vec![made.cert.der().clone()], key)
+                .unwrap();
+        tokio_rustls::TlsAcceptor::from(Arc::new(config))
+    }
+
+    /// A source that runs, and what it said.
+    struct Source {
+        said: mpsc::Receiver<super::super::SourceUpdate>,
+        stop: CancellationToken,
+        task: tokio::task::JoinHandle<()>,
+    }
+
+    impl Source {
+        fn start(url: &str, tls: ClientConfig) -> Self {
+            let (tx, said) = mpsc::channel(1);
+            let stop = CancellationToken::new();
+            let headers = vec![("x-node".to_owned(), "mine".to_owned())];
+            let run =
+                run(url.to_owned(), headers, "N1".into(), Duration::from_millis(5), tls, tx, stop.clone());
+            Self { said, stop, task: quintlet_kit::task::spawn("source", run) }
+        }
+
+        // Names of the pods, none where only problems were said.
+        async fn next(&mut self, what: &str) -> (Option<Vec<String>>, Vec<String>) {
+            let next = tokio::time::timeout(Duration::from_secs(10), self.said.recv()).await;
+            let (_, update) = next.unwrap_or_else(|_| panic!("{what}: nothing came")).expect("it runs");
+            let texts = |p: Vec<Problem>| p.into_iter().map(|p| p.message).collect();
+            match update {
+                Update::Problems(problems) => (None, texts(problems)),
+                Update::Snapshot(s) => {
+                    // No toleration of its own, as a pod of a file has.
+                    assert!(s.pods.iter().all(|p| p.spec.as_ref().unwrap().tolerations.is_none()), "{what}");
+                    let name = |p: &Arc<k8s_openapi::api::core::v1::Pod>| p.metadata.name.clone();
+                    (Some(s.pods.iter().filter_map(name).collect()), texts(s.problems))
+                }
             }
-        });
-        url
+        }
+
+        async fn end(mut self) {
+            // What is said again would come within a few periods.
+            let again = tokio::time::timeout(Duration::from_millis(100), self.said.recv()).await;
+            assert!(again.is_err(), "{again:?}");
+            self.stop.cancel();
+            self.task.await.unwrap();
+        }
     }
 
     #[tokio::test]
     async fn a_url_is_read_as_the_kubelet_reads_it() {
-        let answer = Arc::new(Mutex::new((200, String::new())));
-        let asked = Arc::new(Mutex::new(String::new()));
-        let url = serve(Arc::clone(&answer), Arc::clone(&asked)).await;
-        let (tx, mut rx) = tokio::sync::mpsc::channel(1);
-        let stop = CancellationToken::new();
-        let headers = vec![("x-node".to_owned(), "mine".to_owned())];
-        let run = run(url.clone(), headers, "N1".into(), Duration::from_millis(5), tx, stop.clone());
-        let task = quintlet_kit::task::spawn("source", run);
+        let now = Arc::new(Mutex::new((200, String::new())));
         let two = list(&[pod("a"), pod("b")]);
         let bad = list(&[pod("a"), pod("Not_Valid")]);
-        for (name, status, body, want, problems) in [
-            ("one pod", 200, pod("a"), vec!["a-n1"], 0),
-            ("a list", 200, two, vec!["a-n1", "b-n1"], 0),
-            ("one bad item rejects all", 200, bad, vec!["a-n1", "b-n1"], 1),
-            ("not found", 404, String::new(), vec!["a-n1", "b-n1"], 1),
-            ("no body", 200, String::new(), vec![], 1),
-            ("back", 200, pod("c"), vec!["c-n1"], 0),
+        let some = |names: &[&str]| Some(names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>());
+        *now.lock() = (200, bad.clone());
+        let answers = Arc::clone(&now);
+        let server = Server::start(false, move |_| {
+            let (status, body) = answers.lock().clone();
+            answer(status, "", &body)
+        })
+        .await;
+        let mut source = Source::start(&server.url, trust(RootCertStore::empty()));
+        for (name, status, body, want, problem) in [
+            ("the first is bad: the source is not seen", 200, bad.clone(), None, "DNS"),
+            ("nor is it by one that cannot be had", 500, String::new(), None, "status 500"),
+            ("one pod", 200, pod("a"), some(&["a-n1"]), ""),
+            ("a list", 200, two.clone(), some(&["a-n1", "b-n1"]), ""),
+            ("one bad item rejects all", 200, bad.clone(), None, "DNS"),
+            ("not found", 404, String::new(), None, "status 404"),
+            ("the same body again brings back what was wrong with it", 200, bad, None, "DNS"),
+            ("good again", 200, two.clone(), some(&["a-n1", "b-n1"]), ""),
+            ("not found again", 404, String::new(), None, "status 404"),
+            ("the same body again: nothing is wrong any more", 200, two, None, ""),
+            ("no body", 200, String::new(), some(&[]), "zero-length"),
+            ("back", 200, pod("c"), some(&["c-n1"]), ""),
         ] {
-            *answer.lock() = (status, body);
-            let mut last = (Vec::new(), usize::MAX);
-            let found = tokio::time::timeout(Duration::from_secs(10), async {
-                while let Some((_, s)) = rx.recv().await {
-                    let names = s
-                        .pods
-                        .iter()
-                        .map(|p| p.metadata.name.clone().unwrap_or_default())
-                        .collect::<Vec<_>>();
-                    last = (names, s.problems.len());
-                    if last.0 == want && (last.1 > 0) == (problems > 0) {
-                        return s;
-                    }
-                }
-                panic!("the source ended");
-            })
-            .await;
-            let snapshot = found.unwrap_or_else(|_| panic!("{name}: {last:?}"));
-            // No toleration of its own, and the UID comes from the URL alone.
-            assert!(snapshot.pods.iter().all(|p| p.spec.as_ref().unwrap().tolerations.is_none()), "{name}");
+            *now.lock() = (status, body);
+            let (names, problems) = source.next(name).await;
+            assert_eq!(names, want, "{name}");
+            assert_eq!(problems.is_empty(), problem.is_empty(), "{name}: {problems:?}");
+            assert!(problems.iter().all(|p| p.contains(problem)), "{name}: {problems:?}");
         }
-        // The same body again says nothing.
-        while rx.try_recv().is_ok() {}
-        let again = tokio::time::timeout(Duration::from_millis(100), rx.recv()).await;
-        assert!(again.is_err(), "{again:?}");
-        assert!(asked.lock().contains("x-node: mine"));
-        stop.cancel();
-        task.await.unwrap();
+        assert!(server.asked.lock().iter().all(|r| r.contains("x-node: mine")));
+        source.end().await;
+    }
+
+    #[tokio::test]
+    async fn redirects_are_followed_and_ten_are_too_many() {
+        let to = |path: &str| answer(301, &format!("location: {path}\r\n"), "");
+        let server = Server::start(false, move |path| match path {
+            "/pods" => to("/elsewhere"),
+            "/elsewhere" => answer(200, "", &pod("a")),
+            _ => to("/loop"),
+        })
+        .await;
+        let mut source = Source::start(&server.url, trust(RootCertStore::empty()));
+        assert_eq!(source.next("redirected").await.0, Some(vec!["a-n1".to_owned()]));
+        source.end().await;
+        let mut source = Source::start(&server.url.replace("pods", "loop"), trust(RootCertStore::empty()));
+        assert_eq!(source.next("for ever").await, (None, vec!["stopped after 10 redirects".to_owned()]));
+        source.end().await;
+    }
+
+    #[tokio::test]
+    async fn what_is_for_the_first_host_alone_is_not_sent_to_another() {
+        let other = Server::start(false, |_| answer(200, "", &pod("a"))).await;
+        let away = format!("location: {}\r\n", other.url.replace("127.0.0.1", "localhost"));
+        let first = Server::start(false, move |_| answer(302, &away, "")).await;
+        let fetcher = Fetcher::new(trust(RootCertStore::empty()));
+        let headers = [("authorization", "Bearer x"), ("x-node", "mine")];
+        let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        fetcher.fetch(&first.url, &headers).await.unwrap();
+        assert!(first.asked.lock()[0].contains("Bearer x"));
+        let asked = other.asked.lock()[0].clone();
+        assert!(asked.contains("x-node: mine") && !asked.contains("Bearer"), "{asked}");
+    }
+
+    #[tokio::test]
+    async fn an_https_url_is_read_from_a_server_that_is_trusted_and_from_no_other() {
+        let server = Server::start(true, |_| answer(200, "", &pod("a"))).await;
+        let mut source = Source::start(&server.url, server.trusted());
+        assert_eq!(source.next("trusted").await, (Some(vec!["a-n1".to_owned()]), vec![]));
+        source.end().await;
+        let mut source = Source::start(&server.url, system_tls());
+        let (names, problems) = source.next("a stranger").await;
+        assert_eq!(names, None);
+        assert!(problems[0].contains("certificate"), "{problems:?}");
+        source.end().await;
     }
 }

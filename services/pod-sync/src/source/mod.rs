@@ -62,8 +62,17 @@ pub struct Snapshot {
     pub problems: Vec<Problem>,
 }
 
-/// A snapshot and whose it is.
-pub type SourceUpdate = (SourceKind, Snapshot);
+/// What a source has to say.
+#[derive(Debug, Clone)]
+pub enum Update {
+    /// Its whole world. The source counts as seen, and what is not in it is gone.
+    Snapshot(Snapshot),
+    /// Only what is wrong with it now; nothing if it was mended. Its pods stay as they are.
+    Problems(Vec<Problem>),
+}
+
+/// An update and whose it is.
+pub type SourceUpdate = (SourceKind, Update);
 
 /// Snapshots in flight. A source that waits here is only late: the next snapshot holds everything.
 pub const SOURCE_QUEUE: usize = 4;

@@ -2,6 +2,7 @@
 //!
 //! Only fetching is cut. What is in hand is applied to the end, so that whoever takes volumes down meets nobody.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -46,6 +47,15 @@ impl ObjectSource for Cancellable<dyn ObjectSource> {
 
     async fn runtime_handler(&self, class: &str) -> Result<String, ObjectError> {
         self.unless(self.inner.runtime_handler(class), ObjectError::Api(CANCELLED.to_owned())).await
+    }
+
+    async fn service_account_annotations(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<BTreeMap<String, String>, ObjectError> {
+        let read = self.inner.service_account_annotations(namespace, name);
+        self.unless(read, ObjectError::Api(CANCELLED.to_owned())).await
     }
 }
 

@@ -10,8 +10,8 @@ use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction, HTTPHeader};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// Requests of one hook at most, redirects included.
-const MAX_REQUESTS: usize = 10;
+use crate::redirect;
+
 const USER_AGENT: &str = "kube-lifecycle/1.36";
 
 /// Sends the request; `ip` is the pod's address, for a handler that names no host.
@@ -29,7 +29,7 @@ pub(super) async fn get(
     let tls = get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https"));
     let (headers, host_header) = headers(get.http_headers.as_deref().unwrap_or_default())?;
     let bracketed = if host.contains(':') { format!("[{host}]") } else { host };
-    let path = encoded(get.path.as_deref().unwrap_or_default());
+    let path = redirect::encoded(get.path.as_deref().unwrap_or_default());
     let slash = if path.starts_with('/') { "" } else { "/" };
     let url = |scheme: &str| -> Result<Uri, String> {
         format!("{scheme}://{bracketed}:{port}{slash}{path}").parse().map_err(|e| format!("invalid URL: {e}"))
@@ -90,20 +90,6 @@ fn headers(given: &[HTTPHeader]) -> Result<(HeaderMap, Option<HeaderValue>), Str
     Ok((headers, host))
 }
 
-// What may not stand in a URL, as Go writes it: the rest is the handler's own.
-fn encoded(path: &str) -> String {
-    let mut out = String::with_capacity(path.len());
-    for byte in path.bytes() {
-        match byte {
-            0..=b' ' | 0x7f.. | b'"' | b'<' | b'>' | b'\\' | b'^' | b'`' | b'{' | b'|' | b'}' => {
-                out.push_str(&format!("%{byte:02X}"));
-            }
-            _ => out.push(char::from(byte)),
-        }
-    }
-    out
-}
-
 #[derive(Debug, thiserror::Error)]
 enum NoAnswer {
     #[error("{}", quintlet_kit::error_chain(.0))]
@@ -141,10 +127,10 @@ fn is_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
 // Follows redirects within the host; one that leads elsewhere is an answer like any other.
 async fn follow(first: Uri, headers: &HeaderMap, host: Option<&HeaderValue>) -> Result<(), NoAnswer> {
     let (mut url, mut host) = (first.clone(), host);
-    for _ in 0..MAX_REQUESTS {
+    for _ in 0..redirect::MAX_REQUESTS {
         let response = send(&url, headers, host).await?;
-        let Some(next) = redirect(&url, &response) else { return Ok(()) };
-        let next = next?;
+        let Some(next) = redirect::next(&url, &response) else { return Ok(()) };
+        let next = next.map_err(NoAnswer::Invalid)?;
         if next.host() != first.host() {
             return Ok(());
         }
@@ -173,27 +159,6 @@ async fn send(
     // A client of its own for each request: hooks are rare, and no connection is kept.
     let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
     client.request(request).await.map_err(NoAnswer::Transport)
-}
-
-fn redirect(from: &Uri, response: &Response<Incoming>) -> Option<Result<Uri, NoAnswer>> {
-    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
-        return None;
-    }
-    let location = response.headers().get(header::LOCATION)?;
-    let text = encoded(&String::from_utf8_lossy(location.as_bytes()));
-    let absolute = if text.contains("://") {
-        text
-    } else {
-        let authority = from.authority().map_or("", |a| a.as_str());
-        let base = format!("{}://{authority}", from.scheme_str().unwrap_or("http"));
-        if text.starts_with('/') {
-            format!("{base}{text}")
-        } else {
-            let directory = from.path().rsplit_once('/').map_or("", |(d, _)| d);
-            format!("{base}{directory}/{text}")
-        }
-    };
-    Some(absolute.parse().map_err(|e| NoAnswer::Invalid(format!("failed to parse Location header: {e}"))))
 }
 
 #[cfg(test)]
@@ -359,7 +324,7 @@ mod tests {
         }
         let before = server.asked().len();
         assert_eq!(ask("/loop").await.unwrap_err(), "stopped after 10 redirects");
-        assert_eq!(server.asked().len() - before, MAX_REQUESTS);
+        assert_eq!(server.asked().len() - before, redirect::MAX_REQUESTS);
     }
 
     #[tokio::test]

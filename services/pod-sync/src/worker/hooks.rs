@@ -19,13 +19,27 @@ use crate::decide::waiting::{Hook, StartFailure, Waiting};
 /// A postStart hook over HTTP has no timeout in the kubelet; one that hangs would hold the worker for good.
 const POST_START_LIMIT: Duration = Duration::from_secs(300);
 
+/// As much of what a command wrote goes into a status, bytes of either stream.
+const SAID: usize = 1024;
+
 /// How a hook did not succeed.
 #[derive(Debug)]
 pub(super) enum HookError {
-    /// It failed, in words.
-    Failed(String),
+    /// It failed.
+    Failed {
+        /// In words.
+        error: String,
+        /// What a command wrote, stdout first.
+        output: String,
+    },
     /// Its call was cut: whether it ran is not known, and says nothing about the pod.
     Cut(CallError),
+}
+
+impl HookError {
+    fn failed(error: impl Into<String>) -> Self {
+        Self::Failed { error: error.into(), output: String::new() }
+    }
 }
 
 /// Runs one hook to its end.
@@ -49,9 +63,9 @@ pub(super) async fn run(
     }
     if let Some(get) = &hook.http_get {
         let ip = ips.first().map(ToString::to_string);
-        return hook_http::get(get, container, ip).await.map_err(HookError::Failed);
+        return hook_http::get(get, container, ip).await.map_err(HookError::failed);
     }
-    Err(HookError::Failed("invalid handler".to_owned()))
+    Err(HookError::failed("invalid handler"))
 }
 
 /// Waits for a hook that began `ago`, under an earlier pod-sync or cri-proxy. It is not run again: a command is waited
@@ -88,16 +102,29 @@ fn command(exec: &ExecAction) -> Vec<String> {
 }
 
 fn failed(e: &CallError) -> HookError {
-    HookError::Failed(e.to_string())
+    HookError::failed(e.to_string())
 }
 
 fn judge(exec: &ExecAction, output: ExecOutput) -> Result<(), HookError> {
     if output.exit_code == 0 {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.output[..output.output.len().min(1024)]).into_owned();
-    let words = command(exec).join(" ");
-    Err(HookError::Failed(format!("command '{words}' exited with {}: {said}", output.exit_code)))
+    let text = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(SAID)]).into_owned();
+    let (words, stderr) = (command(exec).join(" "), text(&output.stderr));
+    let error = format!("command '{words}' exited with {}: {stderr}", output.exit_code);
+    Err(HookError::Failed { error, output: text(&[output.stdout, output.stderr].concat()) })
+}
+
+/// What a container waits with after its postStart hook, in the kubelet's words (pkg/kubelet/lifecycle/handlers.go).
+fn told(hook: &LifecycleHandler, container: &str, pod: &str, error: &str, output: &str) -> String {
+    let of = format!("for Container {container:?} in Pod {pod:?} failed - error: {error}");
+    if let Some(exec) = &hook.exec {
+        return format!("Exec lifecycle hook ([{}]) {of}, message: {output:?}", command(exec).join(" "));
+    }
+    if let Some(get) = &hook.http_get {
+        return format!("HTTP lifecycle hook ({}) {of}", get.path.as_deref().unwrap_or_default());
+    }
+    format!("Cannot run handler: {error}")
 }
 
 impl Worker {
@@ -113,9 +140,7 @@ impl Worker {
         let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
             return Ok(());
         };
-        let waits = Waiting::HookRunning { container: container.name.clone(), hook: Hook::PostStart };
-        self.wait_for(&waits, None);
-        self.show(false);
+        self.meanwhile(Waiting::HookRunning { container: container.name.clone(), hook: Hook::PostStart });
         self.sandbox_is_ready();
         let now = self.ctx.clock.boot();
         let began = self.record.post_starts.insert(id.to_string(), Some(now)).flatten();
@@ -132,7 +157,7 @@ impl Worker {
         let ran = match hook.http_get {
             Some(_) => tokio::time::timeout(POST_START_LIMIT, ran)
                 .await
-                .unwrap_or_else(|_| Err(HookError::Failed("no answer".to_owned()))),
+                .unwrap_or_else(|_| Err(HookError::failed("no answer"))),
             None => ran.await,
         };
         let why = match ran {
@@ -140,8 +165,10 @@ impl Worker {
                 self.record.post_starts.remove(id.as_str());
                 return Ok(());
             }
-            Err(HookError::Cut(e)) => return Err(Halt::of(&e, "PostStartHookError").into()),
-            Err(HookError::Failed(why)) => why,
+            Err(HookError::Cut(e)) => return Err(Halt::cut(&e).into()),
+            Err(HookError::Failed { error, output }) => {
+                told(hook, &container.name, &self.pod_ref.to_string(), &error, &output)
+            }
         };
         self.ctx.events.pod(
             pod,
@@ -189,5 +216,31 @@ impl Worker {
             }
         }
         Ok(!owed.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_failed_hook_reads_as_with_the_kubelet() {
+        let output = ExecOutput { exit_code: 7, stdout: b"out \"x\"\n".to_vec(), stderr: b"err".to_vec() };
+        let hook = |v: serde_json::Value| serde_json::from_value::<LifecycleHandler>(v).unwrap();
+        let exec = hook(json!({"exec": {"command": ["sh", "-c", "exit 7"]}}));
+        let Err(HookError::Failed { error, output }) = judge(exec.exec.as_ref().unwrap(), output) else {
+            panic!("it failed")
+        };
+        assert_eq!(
+            told(&exec, "main", "p_ns(uid)", &error, &output),
+            r#"Exec lifecycle hook ([sh -c exit 7]) for Container "main" in Pod "p_ns(uid)" failed - error: command 'sh -c exit 7' exited with 7: err, message: "out \"x\"\nerr""#
+        );
+        let get = hook(json!({"httpGet": {"path": "/x", "port": 1}}));
+        assert_eq!(
+            told(&get, "main", "p_ns(uid)", "no", ""),
+            r#"HTTP lifecycle hook (/x) for Container "main" in Pod "p_ns(uid)" failed - error: no"#
+        );
     }
 }

@@ -35,7 +35,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
-use crate::clients::events::EventType;
+use crate::clients::events::{self, EventType};
 use crate::clients::pleg::{ObserveError, Observed};
 use crate::clients::runtime::CallError;
 use crate::context::{Context, Desired};
@@ -51,7 +51,7 @@ use crate::metrics;
 use crate::mirror::Keeper;
 use crate::source::SourceKind;
 use crate::state::{PodRecord, Termination};
-use crate::view::{Decision, View, Waiting};
+use crate::view::{Decision, View, Waiting, unix_ns};
 use crate::volumes::MountedVolumes;
 
 /// After an error of this pod (pkg/kubelet/pod_workers.go), with jitter up to half of it.
@@ -83,6 +83,8 @@ pub(crate) enum Halt {
     Failed {
         /// Text, for `explain`.
         error: String,
+        /// What the pod waits for now.
+        waiting: waiting::Waiting,
         /// When to look again; none for the default.
         after: Option<Duration>,
     },
@@ -93,23 +95,60 @@ pub(crate) enum Halt {
 }
 
 impl Halt {
-    fn failed(error: impl std::fmt::Display) -> Self {
-        Self::Failed { error: error.to_string(), after: None }
+    fn failed(waiting: waiting::Waiting, error: impl std::fmt::Display) -> Self {
+        Self::Failed { error: error.to_string(), waiting, after: None }
     }
 
     fn after(self, wait: Duration) -> Self {
         match self {
-            Self::Failed { error, .. } => Self::Failed { error, after: Some(wait) },
+            Self::Failed { error, waiting, .. } => Self::Failed { error, waiting, after: Some(wait) },
             other @ (Self::Cut(_) | Self::NetworkNotReady(_) | Self::Cancelled) => other,
         }
     }
 
     /// A verdict of the runtime is an error of the pod, anything else says nothing.
-    fn of(error: &CallError, what: &str) -> Self {
+    fn of(error: &CallError, step: Step) -> Self {
         if error.is_verdict() {
-            Self::failed(format!("{what}: {error}"))
+            Self::failed(step.waiting(error.message.clone()), format!("{}: {error}", step.name()))
         } else {
-            Self::Cut(format!("{} {}: {error}", error.method, error.outcome))
+            Self::cut(error)
+        }
+    }
+
+    /// A call of which nothing is known.
+    fn cut(error: &CallError) -> Self {
+        Self::Cut(format!("{} {}: {error}", error.method, error.outcome))
+    }
+}
+
+/// What the runtime was asked for when it refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    StopContainer,
+    StopSandbox,
+    RemoveContainer,
+    RemoveSandbox,
+    MakeSandbox,
+    ReadSandbox,
+}
+
+impl Step {
+    fn name(self) -> &'static str {
+        match self {
+            Self::StopContainer => "KillContainerError",
+            Self::StopSandbox => "KillPodSandboxError",
+            Self::RemoveContainer => "RemoveContainerError",
+            Self::RemoveSandbox => "RemovePodSandboxError",
+            Self::MakeSandbox => "failed to \"CreatePodSandbox\"",
+            Self::ReadSandbox => "PodSandboxStatus",
+        }
+    }
+
+    fn waiting(self, message: String) -> waiting::Waiting {
+        match self {
+            Self::StopContainer | Self::StopSandbox => waiting::Waiting::StopFailing { message },
+            Self::RemoveContainer | Self::RemoveSandbox => waiting::Waiting::RemovalFailing { message },
+            Self::MakeSandbox | Self::ReadSandbox => waiting::Waiting::SandboxFailing { message },
         }
     }
 }
@@ -286,10 +325,12 @@ impl Worker {
     async fn work(&mut self, work: Work) -> Told {
         self.adopt();
         let span = self.operation.as_ref().map_or_else(Span::none, |operation| {
-            tracing::info_span!(parent: operation, "pass", pod.uid = %self.pod_ref.uid, worker = self.phase())
+            let name = self.name();
+            tracing::info_span!(parent: operation, "pass", pod.uid = %self.pod_ref.uid, pod.name = name, worker = self.phase())
         });
         // Boxed: what a pass needs is needed for the time of the pass only, and a worker rests nearly always.
         let began = Instant::now();
+        let first_event = self.ctx.events.next();
         let next = Box::pin(self.pass(&work)).instrument(span).await;
         let kind = match work {
             Work::Sync => std::mem::replace(&mut self.kind, SYNC),
@@ -300,7 +341,7 @@ impl Worker {
             self.operation = None;
         }
         self.save();
-        let outcome = self.outcome(next);
+        let outcome = self.outcome(next, first_event);
         let told = self.ctx.fleet.done(&self.pod_ref.uid, outcome);
         if outcome == Outcome::Advance {
             self.ctx.allocations.freed();
@@ -308,7 +349,8 @@ impl Worker {
         told
     }
 
-    fn outcome(&mut self, next: Result<Next, Halt>) -> Outcome {
+    // `first_event` is the first that the pass may have recorded: what was warned of is in the log.
+    fn outcome(&mut self, next: Result<Next, Halt>, first_event: events::Number) -> Outcome {
         match next {
             Ok(Next::Again) => Outcome::Again,
             Ok(Next::Idle(within)) => Outcome::Idle(within),
@@ -322,13 +364,21 @@ impl Worker {
                 }
                 Outcome::Cut
             }
-            Err(Halt::Failed { error, after }) => {
-                tracing::info!(pod.uid = %self.pod_ref.uid, error, "pass failed");
+            Err(Halt::Failed { error, waiting, after }) => {
+                let (uid, pod) = (self.pod_ref.uid.as_str(), self.name());
+                if self.ctx.events.warned_since(uid, first_event) {
+                    tracing::debug!(pod.name = pod, pod.uid = uid, error, "pass failed");
+                } else {
+                    let reason = waiting.reason();
+                    tracing::warn!(pod.name = pod, pod.uid = uid, reason, error, "pass failed");
+                }
                 self.decision.errors = vec![error];
+                self.wait_for(&waiting, None);
                 Outcome::Failed(after)
             }
-            Err(Halt::NetworkNotReady(error)) => {
-                self.decision.errors = vec![error];
+            Err(Halt::NetworkNotReady(message)) => {
+                self.decision.errors = vec![format!("network is not ready: {message}")];
+                self.wait_for(&waiting::Waiting::NetworkNotReady { message }, None);
                 Outcome::NetworkNotReady
             }
             Err(Halt::Cancelled) => Outcome::Cancelled,
@@ -363,6 +413,11 @@ impl Worker {
         if self.operation.is_none() {
             self.operation = Some(operation(name, &self.pod_ref));
         }
+    }
+
+    // As log lines have it.
+    fn name(&self) -> String {
+        format!("{}/{}", self.pod_ref.namespace, self.pod_ref.name)
     }
 
     fn phase(&self) -> &'static str {
@@ -460,8 +515,7 @@ impl Worker {
                     Err(ObserveError::Runtime(why)) => {
                         let message = format!("error determining status: {why}");
                         self.ctx.events.pod(&self.pod, EventType::Warning, "FailedSync", &message, "");
-                        self.wait_for(&waiting::Waiting::Runtime { error: Some(why) }, None);
-                        return Err(Halt::failed(message));
+                        return Err(Halt::failed(waiting::Waiting::Runtime { error: Some(why) }, message));
                     }
                 }
             }
@@ -643,7 +697,8 @@ impl Worker {
         match self.ctx.state.save(&self.pod_ref.uid, &self.record) {
             Ok(()) => self.saved = self.record.clone(),
             Err(e) => {
-                tracing::error!(pod.uid = %self.pod_ref.uid, error = quintlet_kit::error_chain(&e), "state not saved")
+                let (pod, error) = (self.name(), quintlet_kit::error_chain(&e));
+                tracing::error!(pod.name = pod, pod.uid = %self.pod_ref.uid, error, "state not saved");
             }
         }
     }
@@ -662,13 +717,13 @@ impl Worker {
     }
 
     pub(crate) fn wait_shown(&mut self, wait: &waiting::WaitingFor) {
-        self.waiting = Some(Waiting {
-            reason: wait.what.reason().to_owned(),
-            message: wait.what.message(),
-            container: wait.what.container().unwrap_or_default().to_owned(),
-            since_unix_ns: wait.since.map_or_else(|| unix_ns(self.ctx.clock.wall()), unix_ns),
-            until_unix_ns: wait.until.map_or(0, unix_ns),
-        });
+        self.waiting = Some(Waiting::of(wait, self.ctx.clock.wall()));
+    }
+
+    // Shows what a step waits for that may take long. It says nothing of what comes after the pass.
+    pub(super) fn meanwhile(&self, what: waiting::Waiting) {
+        let wait = waiting::WaitingFor { what, since: None, until: None };
+        self.ctx.views.wait(&self.pod_ref.uid, Some(Waiting::of(&wait, self.ctx.clock.wall())));
     }
 
     pub(super) fn show(&mut self, between: bool) {
@@ -758,7 +813,8 @@ fn same_wait(a: Option<&Waiting>, b: Option<&Waiting>) -> bool {
 
 fn operation(name: &'static str, pod: &PodRef) -> Span {
     let title = format!("{name} {}/{}", pod.namespace, pod.name);
-    tracing::info_span!(parent: None, "operation", otel.name = title, pod.uid = %pod.uid, pod.name = %pod.name)
+    let name = format!("{}/{}", pod.namespace, pod.name);
+    tracing::info_span!(parent: None, "operation", otel.name = title, pod.uid = %pod.uid, pod.name = name)
 }
 
 type Memories = [(String, ProbeType, ProbeMemory)];
@@ -769,10 +825,6 @@ fn same_but_for_counters(a: &Memories, b: &Memories) -> bool {
         && a.iter().zip(b).all(|((ac, at, am), (bc, bt, bm))| {
             (ac, at) == (bc, bt) && *am == ProbeMemory { counter: am.counter, ..bm.clone() }
         })
-}
-
-pub(crate) fn unix_ns(t: jiff::Timestamp) -> i64 {
-    i64::try_from(t.as_nanosecond()).unwrap_or(i64::MAX)
 }
 
 /// `d` and up to half of it more, by chance.

@@ -34,10 +34,14 @@ impl Worker {
             if let Ok(Err(e)) = made {
                 let text = format!("unable to ensure pod container exists: {e}");
                 self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodContainer", &text, "");
-                self.wait_for(&waiting::Waiting::Cgroup { message: e.to_string() }, None);
-                return Err(Halt::failed(text));
+                return Err(Halt::failed(waiting::Waiting::Cgroup { message: e.to_string() }, text));
             }
             self.ctx.allocations.actuate_pod(&uid, quintlet_model::pod::spec(pod).resources.clone());
+        }
+        let unmounted: Vec<String> =
+            quintlet_model::pod::spec(pod).volumes.iter().flatten().map(|v| v.name.clone()).collect();
+        if !unmounted.is_empty() {
+            self.meanwhile(waiting::Waiting::Volumes { unmounted, error: None });
         }
         match self.ctx.volumes.set_up(pod, &uid, &self.volume_context()).await {
             Ok(done) => {
@@ -61,7 +65,10 @@ impl Worker {
             "" => String::new(),
             class => match self.ctx.objects.runtime_handler(class).await {
                 Ok(handler) => handler,
-                Err(e @ ObjectError::NotReady { .. }) => return Err(Halt::Cut(e.to_string())),
+                Err(e @ ObjectError::NotReady { .. }) => {
+                    self.wait_for(&waiting::Waiting::Service { name: "API server" }, None);
+                    return Err(Halt::Cut(e.to_string()));
+                }
                 Err(e) => return Err(self.no_sandbox(pod, "Failed to create sandbox", &e.to_string())),
             },
         };
@@ -114,7 +121,7 @@ impl Worker {
         let exists = self.ctx.cgroups.exists(&pass.pod, &self.pod_ref.uid);
         let lost = sync::cgroup_plan(&pass.pod, exists, &pass.runtime).kill_first;
         if lost {
-            tracing::warn!(pod.uid = %self.pod_ref.uid, "containers run without the pod's cgroup: they are stopped");
+            tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, "containers run without the pod's cgroup: they are stopped");
             self.kill_pod(&pass.runtime, None).await?;
         }
         Ok(lost)
@@ -142,22 +149,22 @@ impl Worker {
         }
     }
 
-    fn volumes_failed(&mut self, pod: &Pod, e: &VolumeError) -> Halt {
-        match e {
+    fn volumes_failed(&self, pod: &Pod, e: &VolumeError) -> Halt {
+        let waiting = match e {
             VolumeError::PodDirs(_) => {
                 self.ctx.events.pod(pod, EventType::Warning, "Failed", &e.to_string(), "");
-                self.wait_for(&waiting::Waiting::DataDirs { message: e.to_string() }, None);
+                waiting::Waiting::DataDirs { message: e.to_string() }
             }
             VolumeError::Volumes(failures) => {
                 self.failed_mounts(pod, failures);
                 let unmounted = failures.iter().map(|f| f.volume.clone()).collect();
                 let error = failures.first().map(|f| f.problem.clone());
-                self.wait_for(&waiting::Waiting::Volumes { unmounted, error }, None);
+                waiting::Waiting::Volumes { unmounted, error }
             }
             VolumeError::Cancelled => return Halt::Cut(e.to_string()),
-        }
+        };
         // The kubelet's volume manager tries again within half a second to two minutes; what is missing is often just late.
-        Halt::Failed { error: e.to_string(), after: Some(super::jitter(std::time::Duration::from_secs(1))) }
+        Halt::failed(waiting, e).after(super::jitter(std::time::Duration::from_secs(1)))
     }
 
     /// Brings ConfigMaps, Secrets, tokens and downward API files up to date. What fails leaves the old content.

@@ -29,7 +29,7 @@ enum Stopped {
 
 impl From<CallError> for Stopped {
     fn from(e: CallError) -> Self {
-        if e.is_verdict() { Self::Refused(e.message) } else { Self::Cut(Halt::of(&e, "resize")) }
+        if e.is_verdict() { Self::Refused(e.message) } else { Self::Cut(Halt::cut(&e)) }
     }
 }
 

@@ -11,7 +11,7 @@ use quintlet_model::pod as pods;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 
 use super::sync::Kind;
-use super::{Halt, Pass, Worker};
+use super::{Halt, Pass, Step, Worker};
 use crate::build::container::{ContainerInput, container_config};
 use crate::build::env::{EnvInput, EnvObjects, make_env};
 use crate::build::error::ConfigError;
@@ -106,7 +106,10 @@ impl Worker {
     pub(super) fn no_sandbox(&self, pod: &Pod, what: &str, why: &str) -> Halt {
         let text = format!("Failed to create pod sandbox: {why}");
         self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
-        Halt::failed(format!("{what} for pod {:?}: {why}", self.pod_ref.to_string()))
+        Halt::failed(
+            Waiting::SandboxFailing { message: why.to_owned() },
+            format!("{what} for pod {:?}: {why}", self.pod_ref.to_string()),
+        )
     }
 
     pub(super) fn features(&self, handler: &str) -> crate::build::HandlerFeatures {
@@ -131,12 +134,8 @@ impl Worker {
                 if e.is_verdict() && !self.is_ending() {
                     let text = format!("Failed to create pod sandbox: {e}");
                     self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
-                    self.wait_for(
-                        &crate::decide::waiting::Waiting::SandboxFailing { message: e.message.clone() },
-                        None,
-                    );
                 }
-                return Err(Halt::of(&e, "failed to \"CreatePodSandbox\""));
+                return Err(Halt::of(&e, Step::MakeSandbox));
             }
         };
         self.fresh.made_sandbox(&id);
@@ -148,7 +147,7 @@ impl Worker {
                 let text = format!("Unable to get pod sandbox status: {e}");
                 self.ctx.events.pod(pod, EventType::Warning, "FailedPodSandBoxStatus", &text, "");
             }
-            Halt::of(&e, "PodSandboxStatus")
+            Halt::of(&e, Step::ReadSandbox)
         })?;
         let network = status.network.unwrap_or_default();
         let all = std::iter::once(network.ip)
@@ -222,7 +221,7 @@ impl Worker {
                 // containerd 1.6 may keep a task of such a start, and the container with it. Then it is made beside it, with
                 // the next attempt.
                 Err(Halt::Failed { error, .. }) => {
-                    tracing::warn!(pod.uid = %self.pod_ref.uid, container.id = %instance.id, error, "it cannot be removed");
+                    tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, container.id = %instance.id, error, "a container whose start was cut cannot be removed");
                 }
                 Err(other @ (Halt::Cut(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) => {
                     return Err(other);
@@ -265,8 +264,7 @@ impl Worker {
                 return Err(NotStarted::Waits(reason));
             }
         };
-        self.wait_for(&Waiting::ContainerCreating { container: container.name.clone() }, None);
-        self.show(false);
+        self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
         let mut pulls = self.record.pulls.clone();
         let (ctx, secrets) = (Arc::clone(&self.ctx), self.pull_secrets.clone());
         let wanted = image::Wanted {
@@ -279,8 +277,7 @@ impl Worker {
         };
         let begins = || {
             let (container, image) = (container.name.clone(), wanted.image.to_owned());
-            self.wait_for(&Waiting::ImagePulling { container, image }, None);
-            self.show(false);
+            self.meanwhile(Waiting::ImagePulling { container, image });
             self.sandbox_is_ready();
         };
         let ready = image::ensure(&ctx, wanted, &mut pulls, begins).await;
@@ -297,10 +294,11 @@ impl Worker {
                 );
                 return Err(NotStarted::Waits(reason));
             }
-            Err(NoImage::Interrupted(e)) => return Err(Halt::of(&e, "image").into()),
+            Err(NoImage::Interrupted(e)) => return Err(Halt::cut(&e).into()),
         };
         // A pull takes its time.
         self.unless_ending()?;
+        self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
         let restarts = self.next_attempt(pass, &container.name);
         let config = match self.container_config(pass, container, restarts, &ready, ips).await {
             Ok(config) => config,
@@ -386,7 +384,7 @@ impl Worker {
                     annotations: pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect(),
                 }),
                 Err(NoImage::Waits(reason, _)) => Err(reason),
-                Err(NoImage::Interrupted(e)) => return Err(Halt::of(&e, "image volume")),
+                Err(NoImage::Interrupted(e)) => return Err(Halt::cut(&e)),
             };
             self.image_volumes.insert(name.clone(), ready);
         }
@@ -395,7 +393,7 @@ impl Worker {
 
     fn not_started(&self, pod: &Pod, field_path: &str, e: &CallError, reason: StartFailure) -> NotStarted {
         if !e.is_verdict() {
-            return Halt::of(e, reason.as_str()).into();
+            return Halt::cut(e).into();
         }
         self.ctx.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {e}"), field_path);
         waits(reason, e.message.clone())

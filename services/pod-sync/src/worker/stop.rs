@@ -1,25 +1,28 @@
 //! Stopping containers and pods (pod-sync.md §6.9, §6.10).
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
-use quintlet_model::ids::ContainerId;
+use parking_lot::Mutex;
+use quintlet_model::ids::{ContainerId, PodUid};
 use quintlet_model::runtime::{Container as RuntimeContainer, PodRuntime};
 use quintlet_model::{labels, pod as pods};
 use tokio::sync::watch;
 
 use super::hooks::{self, HookError};
 use super::sync::{Kind, described};
-use super::{Halt, Worker};
+use super::{Halt, Step, Worker};
 use crate::build::paths;
 use crate::clients::events::EventType;
 use crate::context::Context;
 use crate::decide::actions::KillReason;
 use crate::decide::grace::{self, PodGrace};
+use crate::decide::waiting::{Hook, Waiting, WaitingFor};
+use crate::view;
 
 /// One container to stop.
 struct Stop<'a> {
@@ -34,6 +37,41 @@ struct Stop<'a> {
     ips: &'a [IpAddr],
     // Boottime at which an earlier try began, whose hook is not run again.
     began: Option<Duration>,
+    hooks: &'a RunningHooks<'a>,
+}
+
+/// The preStop hooks of a pod that run now: while there are any, they are what is waited for.
+struct RunningHooks<'a> {
+    ctx: &'a Context,
+    uid: &'a PodUid,
+    // What was waited for before the first.
+    otherwise: Option<view::Waiting>,
+    containers: Mutex<BTreeSet<String>>,
+}
+
+impl<'a> RunningHooks<'a> {
+    fn new(ctx: &'a Context, uid: &'a PodUid) -> Self {
+        let otherwise = ctx.views.get(uid).and_then(|v| v.waiting.clone());
+        Self { ctx, uid, otherwise, containers: Mutex::default() }
+    }
+
+    fn begin(&self, container: &str) {
+        self.containers.lock().insert(container.to_owned());
+        self.show();
+    }
+
+    fn end(&self, container: &str) {
+        self.containers.lock().remove(container);
+        self.show();
+    }
+
+    fn show(&self) {
+        let first = self.containers.lock().first().cloned();
+        let Some(container) = first else { return self.ctx.views.wait(self.uid, self.otherwise.clone()) };
+        let what = Waiting::HookRunning { container, hook: Hook::PreStop };
+        let wait = WaitingFor { what, since: None, until: None };
+        self.ctx.views.wait(self.uid, Some(view::Waiting::of(&wait, self.ctx.clock.wall())));
+    }
 }
 
 impl Stop<'_> {
@@ -60,14 +98,19 @@ impl Stop<'_> {
                     Some(first) => hooks::resume(ctx, &hook, id, began.saturating_sub(first)).await,
                 }
             };
-            let failed = match tokio::time::timeout(limit, run).await {
+            self.hooks.begin(&self.instance.name);
+            let ran = tokio::time::timeout(limit, run).await;
+            self.hooks.end(&self.instance.name);
+            let failed = match ran {
                 Ok(Ok(())) => None,
-                Ok(Err(HookError::Failed(why))) => Some(why),
+                Ok(Err(HookError::Failed { error, .. })) => Some(error),
                 Ok(Err(HookError::Cut(e))) => {
                     tracing::info!(container.id = %id, error = %e, "how the preStop hook ended is not known");
                     None
                 }
-                Err(_) => Some(format!("it did not end within {}s", self.grace)),
+                // A command dies with its container, which is a failure; of the others nobody hears again.
+                Err(_) if hook.exec.is_some() => Some(format!("it did not end within {}s", self.grace)),
+                Err(_) => None,
             };
             if let Some(why) = failed {
                 tracing::info!(container.id = %id, why, "preStop hook failed");
@@ -82,7 +125,7 @@ impl Stop<'_> {
         ctx.runtime
             .stop_container(&self.instance.id, timeout)
             .await
-            .map_err(|e| Halt::of(&e, "KillContainerError"))
+            .map_err(|e| Halt::of(&e, Step::StopContainer))
     }
 
     fn pre_stop(&self) -> Option<LifecycleHandler> {
@@ -128,6 +171,7 @@ impl Worker {
             grace: grace::of_container(PodGrace::of_pod(pod), container, reason, override_seconds),
             ips: runtime.ips(),
             began,
+            hooks: &RunningHooks::new(&self.ctx, &self.pod_ref.uid),
         };
         let stopped = stop.run(std::future::ready(())).await;
         self.acted();
@@ -195,7 +239,7 @@ impl Worker {
             let _ = std::fs::remove_file(link);
         }
         tracing::debug!(pod = described(pod), container.id = %id, "container removed");
-        self.ctx.runtime.remove_container(id).await.map_err(|e| Halt::of(&e, "RemoveContainerError"))
+        self.ctx.runtime.remove_container(id).await.map_err(|e| Halt::of(&e, Step::RemoveContainer))
     }
 }
 
@@ -220,6 +264,7 @@ pub(crate) async fn stop_all(
     begun: &BTreeMap<String, Duration>,
 ) -> Result<(), Halt> {
     let (stopped, _) = watch::channel(HashSet::<ContainerId>::new());
+    let hooks = &RunningHooks::new(ctx, &runtime.pod.uid);
     let stops = plan.iter().filter_map(|step| {
         let instance = runtime.containers.iter().find(|c| c.id == step.id)?;
         let (container, kind) = pod.map_or((None, Kind::Regular), |p| find(p, &instance.name));
@@ -234,6 +279,7 @@ pub(crate) async fn stop_all(
             grace: grace::of_container(of, container, None, override_seconds),
             ips: runtime.ips(),
             began: begun.get(step.id.as_str()).copied(),
+            hooks,
         };
         let waits_for: Vec<ContainerId> =
             plan.iter().filter(|s| step.after.contains(&s.name)).map(|s| s.id.clone()).collect();
@@ -259,7 +305,7 @@ pub(crate) async fn stop_all(
         return containers.into_iter().nth(i).unwrap_or(Ok(()));
     }
     let sandboxes = join_all(runtime.sandboxes.iter().map(|s| async {
-        ctx.runtime.stop_sandbox(&s.id).await.map_err(|e| Halt::of(&e, "KillPodSandboxError"))
+        ctx.runtime.stop_sandbox(&s.id).await.map_err(|e| Halt::of(&e, Step::StopSandbox))
     }))
     .await;
     containers.into_iter().chain(sandboxes).collect()

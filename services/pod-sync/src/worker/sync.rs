@@ -11,7 +11,7 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 
 use tracing::{Instrument as _, Span};
 
-use super::{ERROR_WAIT, Halt, Next, Pass, Worker, jitter};
+use super::{ERROR_WAIT, Halt, Next, Pass, Step, Worker, jitter};
 use crate::clients::events::EventType;
 use crate::context::Desired;
 use crate::decide::actions::{ActionInput, PodActions, compute_actions, sandbox_decision};
@@ -131,8 +131,11 @@ impl Worker {
             let message = network.unwrap_or_default();
             let text = format!("network is not ready: {message}");
             self.ctx.events.pod(&pass.pod, EventType::Warning, "NetworkNotReady", &text, "");
-            self.wait_for(&waiting::Waiting::NetworkNotReady { message }, None);
-            return Err(Halt::NetworkNotReady(text));
+            return Err(Halt::NetworkNotReady(message));
+        }
+        // What it is about to do may hang.
+        if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.holds, self.ctx.clock.wall()) {
+            self.meanwhile(wait.what);
         }
         // Boxed: most passes do nothing, and a worker must not carry room for the rest.
         self.begin_operation("sync");
@@ -320,7 +323,7 @@ impl Worker {
                     .runtime
                     .remove_container(&reset.id)
                     .await
-                    .map_err(|e| Halt::of(&e, "RemoveContainerError"))?;
+                    .map_err(|e| Halt::of(&e, Step::RemoveContainer))?;
             }
             if !actions.reset.is_empty() {
                 return Ok(());
@@ -346,7 +349,8 @@ impl Worker {
         {
             match halt {
                 Halt::Failed { error, .. } => {
-                    tracing::info!(pod.uid = %self.pod_ref.uid, error, "dead instances not removed");
+                    let (pod, uid) = (self.name(), self.pod_ref.uid.as_str());
+                    tracing::warn!(pod.name = pod, pod.uid = uid, error, "dead instances not removed");
                 }
                 Halt::Cut(_) | Halt::NetworkNotReady(_) | Halt::Cancelled => return Err(halt),
             }
@@ -356,14 +360,13 @@ impl Worker {
         self.enter_runtime()?;
         let config = self.sandbox_config(pod, actions.attempt, actions.create_sandbox)?;
         let (sandbox, ips) = if actions.create_sandbox {
-            self.wait_for(&waiting::Waiting::SandboxCreating { attempt: actions.attempt }, None);
-            self.show(false);
+            self.meanwhile(waiting::Waiting::SandboxCreating { attempt: actions.attempt });
             self.create_sandbox(pod, config.clone()).await?
         } else {
-            let id = actions
-                .sandbox_id
-                .clone()
-                .ok_or_else(|| Halt::failed("no sandbox to start containers in"))?;
+            let id = actions.sandbox_id.clone().ok_or_else(|| {
+                let message = "no sandbox to start containers in".to_owned();
+                Halt::failed(waiting::Waiting::SandboxFailing { message: message.clone() }, message)
+            })?;
             (id, runtime.ips().to_vec())
         };
         self.start_all(pass, actions, due, &sandbox, &config, &ips).await

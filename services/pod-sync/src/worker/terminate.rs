@@ -6,7 +6,7 @@ use futures::future::join_all;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::ContainerState;
 
-use super::{Halt, Next, Worker};
+use super::{Halt, Next, Step, Worker};
 use crate::build::paths;
 use crate::clients::status::Ack;
 use crate::decide::admission::Rejection;
@@ -64,10 +64,9 @@ impl Worker {
         }
         let after = self.look(true).await?;
         if after.runtime.containers.iter().any(|c| c.state == ContainerState::Running) {
-            return Err(Halt::Failed {
-                error: "detected running containers after a successful KillPod, CRI violation".to_owned(),
-                after: Some(Duration::from_secs(1)),
-            });
+            let message = "detected running containers after a successful KillPod, CRI violation".to_owned();
+            let waiting = waiting::Waiting::StopFailing { message: message.clone() };
+            return Err(Halt::failed(waiting, message).after(Duration::from_secs(1)));
         }
         self.ctx.probes.remove(&self.pod_ref.uid);
         if let Some(t) = self.record.termination.as_mut() {
@@ -82,13 +81,10 @@ impl Worker {
         self.report(pass.status.clone(), false);
         self.decided(vec!["remove volumes and cgroup".to_owned()], &pass.runtime);
         if let Err(e) = self.ctx.volumes.tear_down(&self.pod_ref.uid).await {
-            let mounted = vec![e.to_string()];
-            self.wait_for(&waiting::Waiting::VolumesUnmounting { mounted }, None);
-            return Err(Halt::failed(e));
+            return Err(Halt::failed(waiting::Waiting::VolumesUnmounting { error: e.to_string() }, e));
         }
         if let Err(e) = self.ctx.cgroups.remove_by_uid(&self.pod_ref.uid).await {
-            self.wait_for(&waiting::Waiting::CgroupRemoval { error: Some(e.to_string()) }, None);
-            return Err(Halt::failed(e));
+            return Err(Halt::failed(waiting::Waiting::CgroupRemoval { error: e.to_string() }, e));
         }
         self.ctx.user_namespaces.release(&self.pod_ref.uid);
         let last = status::terminate(&self.pod, self.record.status.as_ref(), self.ctx.clock.wall());
@@ -126,19 +122,15 @@ impl Worker {
         let removed =
             join_all(runtime.containers.iter().map(|c| self.ctx.runtime.remove_container(&c.id))).await;
         for result in removed {
-            result.map_err(|e| Halt::of(&e, "RemoveContainerError"))?;
+            result.map_err(|e| Halt::of(&e, Step::RemoveContainer))?;
         }
         for sandbox in &runtime.sandboxes {
-            self.ctx
-                .runtime
-                .stop_sandbox(&sandbox.id)
-                .await
-                .map_err(|e| Halt::of(&e, "KillPodSandboxError"))?;
+            self.ctx.runtime.stop_sandbox(&sandbox.id).await.map_err(|e| Halt::of(&e, Step::StopSandbox))?;
             self.ctx
                 .runtime
                 .remove_sandbox(&sandbox.id)
                 .await
-                .map_err(|e| Halt::of(&e, "RemovePodSandboxError"))?;
+                .map_err(|e| Halt::of(&e, Step::RemoveSandbox))?;
         }
         if !runtime.sandboxes.is_empty() || !runtime.containers.is_empty() {
             self.acted();
@@ -162,13 +154,13 @@ impl Worker {
         let cleaned =
             tokio::task::spawn_blocking(move || volumes.clean_orphan(&uid).map_err(|e| e.to_string())).await;
         if let Err(e) = cleaned.unwrap_or_else(|e| Err(e.to_string())) {
-            return Err(Halt::failed(e));
+            return Err(Halt::failed(waiting::Waiting::DirectoriesRemoval { error: e.clone() }, e));
         }
         let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
         if let Err(e) = std::fs::remove_dir_all(&logs)
             && e.kind() != std::io::ErrorKind::NotFound
         {
-            tracing::warn!(pod.uid = %self.pod_ref.uid, dir = %logs.display(), error = %e, "logs not removed");
+            tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, dir = %logs.display(), error = %e, "logs not removed");
         }
         Ok(Next::Advance)
     }
@@ -196,8 +188,8 @@ impl Worker {
             self.remove_container(&self.pod, &runtime, id, true).await?;
         }
         for id in &sandboxes {
-            self.ctx.runtime.stop_sandbox(id).await.map_err(|e| Halt::of(&e, "KillPodSandboxError"))?;
-            self.ctx.runtime.remove_sandbox(id).await.map_err(|e| Halt::of(&e, "RemovePodSandboxError"))?;
+            self.ctx.runtime.stop_sandbox(id).await.map_err(|e| Halt::of(&e, Step::StopSandbox))?;
+            self.ctx.runtime.remove_sandbox(id).await.map_err(|e| Halt::of(&e, Step::RemoveSandbox))?;
         }
         tracing::debug!(pod.uid = %self.pod_ref.uid, ?containers, ?sandboxes, "dead instances removed");
         self.acted();

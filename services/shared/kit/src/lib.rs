@@ -9,6 +9,7 @@ pub mod boot;
 pub mod clock;
 pub mod grant;
 pub mod lists;
+pub mod patience;
 pub mod server;
 pub mod signals;
 pub mod socket;

@@ -3,6 +3,7 @@
 //! [`init`] installs the process's subscriber once: logs go to stderr, spans go to the in-memory [`SpanRing`]
 //! that `debug.v1` serves and, with an endpoint, to an OTLP collector from a thread of the exporter's own.
 //! Nothing here waits for a collector: what it cannot take is dropped.
+mod gate;
 mod logs;
 pub mod metrics;
 pub mod propagate;
@@ -18,7 +19,8 @@ use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 use tracing_subscriber::filter::{EnvFilter, FilterFn};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 
-pub use logs::LogFormat;
+pub use gate::EVERY as FAULT_EVERY;
+pub use logs::{Lines, LogFormat};
 pub use propagate::PropagatingInterceptor;
 pub use ring::{RING_CAPACITY, RingProcessor, SpanRecord, SpanRing, ring};
 
@@ -117,13 +119,24 @@ pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<Telemet
         .with_filter(FilterFn::new(is_our_span));
     let subscriber = tracing_subscriber::registry()
         .with(spans)
-        .with(logs::LogLayer::new(service, options.log_format).with_filter(filter));
+        .with(logs::LogLayer::new(service, options.log_format, logs::Out::Stderr).with_filter(filter));
     let installed = tracing::subscriber::set_global_default(subscriber).is_ok();
     Ok(TelemetryGuard { provider: (installed && endpoint.is_some()).then_some(provider) })
 }
 
 /// What is logged whatever the filter says: who acted on containers. The last word on a target counts.
 const ALWAYS: &str = "audit=info";
+
+/// A subscriber of one thread, whose lines of `level` and above a test reads.
+#[must_use]
+pub fn kept(service: &'static str, level: tracing::Level, lines: &Lines) -> tracing::Dispatch {
+    let wanted = FilterFn::new(move |m| {
+        let quiet = QUIET.split_once('=').map_or(QUIET, |(target, _)| target);
+        is_our_span(m) || m.is_event() && *m.level() <= level && m.target() != quiet
+    });
+    let layer = logs::LogLayer::new(service, LogFormat::Json, logs::Out::Kept(lines.clone()));
+    tracing_subscriber::registry().with(layer.with_filter(wanted)).into()
+}
 
 /// Which events are logged.
 fn filter(level: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {

@@ -3,16 +3,26 @@ use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::str::FromStr;
 
+use std::sync::Arc;
+
 use opentelemetry::Context as OtelContext;
 use opentelemetry::trace::TraceContextExt as _;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
+use tracing::Level;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::gate::{Fault, Gate};
 use crate::ring::POD_UID;
+
+/// Name of a pod on spans and lines.
+const POD_NAME: &str = "pod.name";
+/// Why something failed, of a fixed list: what tells apart the faults that one place logs.
+const REASON: &str = "reason";
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -45,34 +55,69 @@ impl fmt::Display for LogFormat {
     }
 }
 
-/// Writes events to stderr.
+/// Where lines go.
+#[derive(Debug, Clone)]
+pub(crate) enum Out {
+    Stderr,
+    Kept(Lines),
+}
+
+/// Lines of a log that a test reads.
+#[derive(Debug, Clone, Default)]
+pub struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl Lines {
+    /// Those written so far, oldest first, each a JSON object as `--log-format json` has it.
+    #[must_use]
+    pub fn all(&self) -> Vec<String> {
+        self.0.lock().clone()
+    }
+}
+
+/// Writes events. What goes wrong with one pod again and again, at WARN and above, is written once a minute.
 pub(crate) struct LogLayer {
     service: &'static str,
     format: LogFormat,
+    out: Out,
+    gate: Gate,
 }
 
 impl LogLayer {
-    pub(crate) fn new(service: &'static str, format: LogFormat) -> Self {
-        Self { service, format }
+    pub(crate) fn new(service: &'static str, format: LogFormat, out: Out) -> Self {
+        Self { service, format, out, gate: Gate::default() }
     }
 }
 
 /// The pod a span is about, kept with the span.
-struct PodUid(String);
+#[derive(Debug, Clone, Default)]
+struct Pod {
+    uid: Option<String>,
+    name: Option<String>,
+}
 
-#[derive(Default)]
-struct PodUidVisitor(Option<String>);
+impl Pod {
+    fn is_named(&self) -> bool {
+        self.uid.is_some() || self.name.is_some()
+    }
 
-impl Visit for PodUidVisitor {
+    // What is nearer stands before what is further out.
+    fn or(self, outer: &Self) -> Self {
+        Self { uid: self.uid.or_else(|| outer.uid.clone()), name: self.name.or_else(|| outer.name.clone()) }
+    }
+}
+
+impl Visit for Pod {
     fn record_str(&mut self, field: &Field, value: &str) {
-        if field.name() == POD_UID {
-            self.0 = Some(value.to_owned());
+        match field.name() {
+            POD_UID => self.uid = Some(value.to_owned()),
+            POD_NAME => self.name = Some(value.to_owned()),
+            _ => {}
         }
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if field.name() == POD_UID {
-            self.0 = Some(format!("{value:?}"));
+        if [POD_UID, POD_NAME].contains(&field.name()) {
+            self.record_str(field, &format!("{value:?}"));
         }
     }
 }
@@ -90,6 +135,15 @@ impl Fields {
             ("message", Value::String(text)) => self.message = text,
             (name, value) => self.fields.push((name, value)),
         }
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|(n, _)| *n == name).and_then(|(_, v)| v.as_str())
+    }
+
+    fn take(&mut self, name: &str) -> Option<String> {
+        let place = self.fields.iter().position(|(n, v)| *n == name && v.is_string())?;
+        self.fields.remove(place).1.as_str().map(str::to_owned)
     }
 }
 
@@ -120,7 +174,7 @@ struct Line<'a> {
     level: &'a tracing::Level,
     service: &'static str,
     target: &'a str,
-    pod_uid: Option<String>,
+    pod: Pod,
     trace_id: Option<String>,
 }
 
@@ -143,7 +197,7 @@ impl Line<'_> {
                 other => write!(out, " {name}={other}"),
             };
         }
-        for (name, value) in [(POD_UID, self.pod_uid), ("trace", self.trace_id)] {
+        for (name, value) in [(POD_NAME, self.pod.name), (POD_UID, self.pod.uid), ("trace", self.trace_id)] {
             if let Some(value) = value {
                 let _ = write!(out, " {name}={value}");
             }
@@ -159,7 +213,8 @@ impl Line<'_> {
         object.insert("service".to_owned(), self.service.into());
         object.insert("target".to_owned(), self.target.into());
         object.insert("msg".to_owned(), fields.message.into());
-        for (name, value) in [(POD_UID, self.pod_uid), ("trace_id", self.trace_id)] {
+        for (name, value) in [(POD_NAME, self.pod.name), (POD_UID, self.pod.uid), ("trace_id", self.trace_id)]
+        {
             if let Some(value) = value {
                 object.insert(name.to_owned(), value.into());
             }
@@ -187,31 +242,44 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
     fn on_new_span(&self, attrs: &Attributes<'_>, id: &Id, ctx: Context<'_, S>) {
-        let mut visitor = PodUidVisitor::default();
-        attrs.record(&mut visitor);
-        if let (Some(uid), Some(span)) = (visitor.0, ctx.span(id)) {
-            span.extensions_mut().replace(PodUid(uid));
+        let mut pod = Pod::default();
+        attrs.record(&mut pod);
+        if let Some(span) = ctx.span(id).filter(|_| pod.is_named()) {
+            span.extensions_mut().replace(pod);
         }
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, ctx: Context<'_, S>) {
-        let mut visitor = PodUidVisitor::default();
-        values.record(&mut visitor);
-        if let (Some(uid), Some(span)) = (visitor.0, ctx.span(id)) {
-            span.extensions_mut().replace(PodUid(uid));
+        let mut pod = Pod::default();
+        values.record(&mut pod);
+        if let Some(span) = ctx.span(id).filter(|_| pod.is_named()) {
+            let mut extensions = span.extensions_mut();
+            let pod = extensions.get_mut::<Pod>().map_or(pod.clone(), |known| pod.or(known));
+            extensions.replace(pod);
         }
     }
 
     fn on_event(&self, event: &Event<'_>, ctx: Context<'_, S>) {
         let mut fields = Fields::default();
         event.record(&mut fields);
-        let named = fields.fields.iter().any(|(name, _)| *name == POD_UID);
-        let pod_uid = (!named)
-            .then(|| {
-                ctx.event_scope(event)?
-                    .find_map(|span| span.extensions().get::<PodUid>().map(|uid| uid.0.clone()))
-            })
-            .flatten();
+        let mut pod = Pod { uid: fields.take(POD_UID), name: fields.take(POD_NAME) };
+        for span in ctx.event_scope(event).into_iter().flatten() {
+            if let Some(outer) = span.extensions().get::<Pod>() {
+                pod = pod.or(outer);
+            }
+        }
+        let level = *event.metadata().level();
+        if level <= Level::WARN
+            && let Some(of) = pod.uid.clone().or_else(|| pod.name.clone())
+        {
+            let reason = fields.text(REASON).unwrap_or_default().to_owned();
+            let site = event.metadata().callsite();
+            match self.gate.pass(Fault { pod: of, site, reason }) {
+                None => return,
+                Some(0) => {}
+                Some(held_back) => fields.fields.push(("held_back", held_back.into())),
+            }
+        }
         // Entering a span makes its trace current.
         let current = OtelContext::current();
         let span = current.span();
@@ -221,12 +289,17 @@ where
             level: event.metadata().level(),
             service: self.service,
             target: event.metadata().target(),
-            pod_uid,
+            pod,
             trace_id: trace.is_valid().then(|| trace.trace_id().to_string()),
         };
         let text = line.render(self.format, fields);
-        // There is nowhere left to report that stderr is closed.
-        let _ = std::io::stderr().lock().write_all(text.as_bytes());
+        match &self.out {
+            Out::Stderr => {
+                // There is nowhere left to report that stderr is closed.
+                let _ = std::io::stderr().lock().write_all(text.as_bytes());
+            }
+            Out::Kept(lines) => lines.0.lock().push(text),
+        }
     }
 }
 
@@ -240,7 +313,7 @@ mod tests {
             level: &tracing::Level::INFO,
             service: "pod-sync",
             target: "pod_sync::worker",
-            pod_uid: pod.map(str::to_owned),
+            pod: Pod { uid: pod.map(str::to_owned), name: pod.map(|_| "default/web".to_owned()) },
             trace_id: None,
         };
         let fields = Fields {
@@ -255,7 +328,7 @@ mod tests {
         let (line, fields) = line(Some("u1"));
         assert_eq!(
             line.render(LogFormat::Text, fields),
-            "2026-11-21T02:31:07.112Z  INFO pod-sync two\\nlines exit=3 why=\"a b\" container=main pod.uid=u1\n"
+            "2026-11-21T02:31:07.112Z  INFO pod-sync two\\nlines exit=3 why=\"a b\" container=main pod.name=default/web pod.uid=u1\n"
         );
     }
 
@@ -267,5 +340,51 @@ mod tests {
         assert_eq!(value["msg"], "two\nlines");
         assert_eq!(value["level"], "info");
         assert_eq!(value.get("pod.uid"), None);
+    }
+
+    fn logged(work: impl FnOnce()) -> Vec<Value> {
+        let lines = Lines::default();
+        tracing::subscriber::with_default(crate::kept("test", Level::INFO, &lines), work);
+        lines.all().iter().map(|l| serde_json::from_str(l).unwrap()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fault_of_a_pod_is_one_line_a_minute_and_the_next_tells_how_many_there_were() {
+        let lines = Lines::default();
+        let _guard = tracing::subscriber::set_default(crate::kept("test", Level::INFO, &lines));
+        let fault = |uid: &str, reason: &str| tracing::warn!(pod.uid = uid, reason, "it failed");
+        for _ in 0..59 {
+            fault("u1", "Image");
+            fault("u1", "Volume");
+            fault("u2", "Image");
+            tracing::error!(pod.uid = "u1", "another place");
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        }
+        let count = || lines.all().len();
+        assert_eq!(count(), 4, "{:?}", lines.all());
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        fault("u1", "Image");
+        assert_eq!(count(), 5);
+        let last: Value = serde_json::from_str(lines.all().last().unwrap()).unwrap();
+        assert_eq!((&last["held_back"], &last["reason"]), (&58.into(), &"Image".into()), "{last}");
+        // What is about no pod, or no fault, is always said.
+        for _ in 0..3 {
+            tracing::warn!("of the node");
+            tracing::info!(pod.uid = "u1", "no fault");
+        }
+        assert_eq!(count(), 11, "{:?}", lines.all());
+    }
+
+    #[test]
+    fn a_line_names_the_pod_of_its_span_and_its_own_before_that() {
+        let got = logged(|| {
+            let pod = tracing::info_span!("pod", pod.uid = "u1", pod.name = "default/web");
+            let _pod = pod.enter();
+            let _pass = tracing::info_span!("pass", pod.uid = "u1").entered();
+            tracing::warn!("inner");
+            tracing::warn!(pod.name = "default/other", "its own");
+        });
+        let names: Vec<_> = got.iter().map(|l| (l["pod.uid"].as_str(), l["pod.name"].as_str())).collect();
+        assert_eq!(names, [(Some("u1"), Some("default/web")), (Some("u1"), Some("default/other"))]);
     }
 }

@@ -72,6 +72,7 @@ struct Inner {
     server: Arc<Server>,
     address: SocketAddr,
     tls: bool,
+    disturbed: std::sync::atomic::AtomicBool,
     /// Ends the server with the last handle.
     _stop: DropGuard,
 }
@@ -111,8 +112,15 @@ impl TestApi {
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
         tasks.spawn(accept(listener, server.clone(), options.tls, stop.clone(), tasks.clone()));
-        let api =
-            Self { inner: Arc::new(Inner { server, address, tls: options.tls, _stop: stop.drop_guard() }) };
+        let api = Self {
+            inner: Arc::new(Inner {
+                server,
+                address,
+                tls: options.tls,
+                disturbed: std::sync::atomic::AtomicBool::new(false),
+                _stop: stop.drop_guard(),
+            }),
+        };
         for namespace in ["default", "kube-system", "kube-public", "kube-node-lease"] {
             api.create_namespace(namespace);
         }
@@ -193,7 +201,14 @@ impl TestApi {
     /// What goes wrong, and when.
     #[must_use]
     pub fn faults(&self) -> &Faults {
+        self.inner.disturbed.store(true, std::sync::atomic::Ordering::Relaxed);
         &self.inner.server.faults
+    }
+
+    /// Whether anything was ever made to go wrong.
+    #[must_use]
+    pub fn was_disturbed(&self) -> bool {
+        self.inner.disturbed.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// Requests so far.

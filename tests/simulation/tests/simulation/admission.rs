@@ -1,6 +1,7 @@
 //! What the node takes, refuses, and makes room for.
 
 use k8s_cri::v1;
+use quintlet_proto::podsync::v1::PodView;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::Method;
 use serde_json::{Value, json};
@@ -36,7 +37,9 @@ async fn a_pod_that_needs_a_feature_is_not_refused_before_the_runtime_told_what_
         let _uid = sim.create(strict("strict"));
         let _uid = sim.create(pods::single("plain"));
         sim.wait_view("plain", "known", |_| true).await;
-        assert!(sim.view("strict").await.is_err(), "nothing is decided yet");
+        let waits = |p: &PodView| p.waiting.as_ref().is_some_and(|w| w.reason == "NotAdmitted");
+        sim.wait_view("strict", "not decided on", waits).await;
+        assert_eq!(sim.pod("strict").phase(), "Pending", "nothing is decided yet");
         sim.runtime.up().unwrap();
         if able {
             sim.wait_ready("strict").await;

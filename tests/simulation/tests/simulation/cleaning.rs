@@ -138,6 +138,7 @@ async fn logs_of_pods_that_are_gone_are_swept_and_those_of_strangers_stay() {
 async fn images_that_nobody_uses_go_where_the_disk_is_fuller_than_wanted() {
     let runtime = fake_runtime::Options { image_mountpoint: "/".to_owned(), ..Default::default() };
     let mut sim = Sim::prepare(Options { runtime }).await;
+    sim.disturb();
     // Any disk is fuller than nothing, and no image is too young.
     sim.set_pod_sync_args(&[
         "--image-gc-high-threshold=1",

@@ -224,6 +224,7 @@ async fn a_wall_clock_that_is_an_hour_off_changes_no_back_off() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_cluster_dns_is_told_of_the_pod_and_of_the_node() {
     let mut sim = Sim::prepare(Options::default()).await;
+    sim.disturb();
     sim.set_pod_sync_args(&["--cluster-dns="]);
     for service in Service::ALL {
         sim.up(service);

@@ -1,15 +1,135 @@
 //! A pod in each state of waiting, and what pod-sync says of it.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use quintlet_proto::podsync::v1::ExplainRequest;
+use k8s_cri::v1;
+use nix::mount::{MntFlags, MsFlags};
+use parking_lot::Mutex;
+use pod_sync::decide::waiting::Waiting;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_proto::podsync::v1::watch_pods_event::Event;
+use quintlet_proto::podsync::v1::{ExplainRequest, WatchPodsRequest};
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule, StopReply};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 use tonic::Code;
+
+// The rows of each test. Together they are every word that there is.
+const BEFORE: [&str; 3] = ["EarlierLifeEnding", "NotAdmitted", "RuntimeNotRead"];
+const START: [&str; 28] = [
+    "CgroupFailing",
+    "ContainerCreating",
+    "CrashLoopBackOff",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "CreatePodSandboxError",
+    "DirectoriesFailing",
+    "ErrImageNeverPull",
+    "ErrImagePull",
+    "ImageInspectError",
+    "ImagePullBackOff",
+    "ImagePulling",
+    "InvalidImageName",
+    "PodInitializing",
+    "PostStartHook",
+    "PostStartHookError",
+    "ReadinessGates",
+    "ReadinessProbe",
+    "Refused",
+    "RegistryUnavailable",
+    "ResizeDeferred",
+    "ResizeInfeasible",
+    "RestartingAllContainers",
+    "RunContainerError",
+    "SandboxCreating",
+    "SignatureValidationFailed",
+    "StartupProbe",
+    "VolumesNotMounted",
+];
+const END: [&str; 14] = [
+    "CgroupRemoval",
+    "DirectoriesRemoval",
+    "FinalDelete",
+    "MakingRoom",
+    "NetworkNotReady",
+    "PreStopHook",
+    "RemovalFailing",
+    "SandboxStopping",
+    "ServiceNotReachable",
+    "StaticPodNameTaken",
+    "StatusNotWritten",
+    "StopFailing",
+    "Terminating",
+    "VolumesUnmounting",
+];
+
+#[test]
+fn every_reason_has_a_row() {
+    let rows: BTreeSet<&str> = BEFORE.into_iter().chain(START).chain(END).collect();
+    assert_eq!(rows, Waiting::reasons());
+    assert_eq!(rows.len(), BEFORE.len() + START.len() + END.len(), "each has one");
+}
+
+/// A node, and all that was ever said of what its pods wait for.
+struct Table {
+    sim: Sim,
+    said: Arc<Mutex<BTreeSet<(String, String)>>>,
+    watching: tokio::task::JoinHandle<()>,
+    rows: BTreeSet<&'static str>,
+}
+
+impl Table {
+    fn of(sim: Sim) -> Self {
+        let said: Arc<Mutex<BTreeSet<(String, String)>>> = Arc::default();
+        let (all, socket) = (Arc::clone(&said), sim.paths().podsync());
+        let watching = quintlet_kit::task::spawn("said", async move {
+            let mut client = PodSyncClient::new(quintlet_kit::socket::channel(socket));
+            loop {
+                let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), brief: false };
+                if let Ok(stream) = client.watch_pods(request).await {
+                    let mut stream = stream.into_inner();
+                    while let Ok(Some(event)) = stream.message().await {
+                        if let Some(Event::Pod(pod)) = event.event
+                            && let Some(waiting) = pod.waiting
+                        {
+                            all.lock().insert((pod.name, waiting.reason));
+                        }
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        Self { sim, said, watching, rows: BTreeSet::new() }
+    }
+
+    /// Waits until the pod was said to wait with this.
+    async fn row(&mut self, pod: &str, want: &'static str) {
+        until(&format!("{pod} waits with {want}"), LONG, async || {
+            let said = self.said.lock().clone();
+            let of_pod: Vec<String> = said.into_iter().filter(|(p, _)| p == pod).map(|(_, r)| r).collect();
+            if of_pod.iter().any(|r| r == want) { Ok(()) } else { Err(of_pod) }
+        })
+        .await;
+        self.rows.insert(want);
+    }
+
+    async fn end(self, rows: &[&str]) {
+        assert_eq!(self.rows.iter().copied().collect::<Vec<_>>(), sorted(rows));
+        self.watching.abort();
+        self.sim.finish().await;
+    }
+}
+
+fn sorted<'a>(rows: &[&'a str]) -> Vec<&'a str> {
+    let mut rows = rows.to_vec();
+    rows.sort_unstable();
+    rows
+}
 
 /// Reason of what a pod waits for, as `quintctl explain` shows it.
 async fn reason(sim: &Sim, pod: &str) -> String {
@@ -20,12 +140,13 @@ async fn reason(sim: &Sim, pod: &str) -> String {
     }
 }
 
-async fn explains(sim: &Sim, pod: &str, want: &str) {
-    until(&format!("{pod} waits with {want}"), LONG, async || {
-        let got = reason(sim, pod).await;
-        if got == want { Ok(()) } else { Err(got) }
-    })
-    .await;
+/// Thousandths of a CPU that the node has.
+fn cpu_milli() -> usize {
+    std::thread::available_parallelism().unwrap().get() * 1000
+}
+
+fn asking(name: &str, milli: usize) -> Value {
+    main_with(name, "resources", json!({"requests": {"cpu": format!("{milli}m")}}))
 }
 
 fn with(name: &str, edit: impl FnOnce(&mut Value)) -> Value {
@@ -39,8 +160,56 @@ fn main_with(name: &str, field: &str, value: Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_wait_before_a_worker_may_act_is_named() {
+    let mut options = Options::default();
+    options.runtime.features = Some(v1::RuntimeFeatures { supplemental_groups_policy: true });
+    options.runtime.handlers = vec![v1::RuntimeHandler::default()];
+    let sim = Sim::prepare(options).await;
+    let unread = sim.runtime.hang(Method::Status);
+    sim.start_all();
+    let mut table = Table::of(sim);
+    let _uid = table.sim.create(with("w-features", |spec| {
+        spec["securityContext"] = json!({"supplementalGroupsPolicy": "Strict"});
+    }));
+    let _uid = table.sim.create(pods::single("w-runtime"));
+    table.row("w-features", "NotAdmitted").await;
+    table.row("w-runtime", "RuntimeNotRead").await;
+    table.sim.runtime.unscript(unread);
+    for name in ["w-features", "w-runtime"] {
+        table.sim.wait_ready(name).await;
+    }
+
+    // A manifest that comes back while what it left is removed.
+    let mut fixed = pods::manifest("w-again");
+    fixed["metadata"]["uid"] = json!("w-again-uid");
+    table.sim.manifest("w-again", &fixed);
+    let name = "w-again-sim-node";
+    table.sim.wait_ready(name).await;
+    table.sim.kill(Service::PodSync).await;
+    table.sim.remove_manifest("w-again");
+    std::fs::remove_dir_all(table.sim.paths().state_dir()).unwrap();
+    let hang = table.sim.runtime.script(Rule::on(Method::StopPodSandbox).hang());
+    table.sim.up(Service::PodSync);
+    table.sim.wait_runtime("the orphan is stopped", |r| r.in_flight(Method::StopPodSandbox) > 0).await;
+    table.sim.manifest("w-again", &fixed);
+    table.row(name, "EarlierLifeEnding").await;
+    table.sim.runtime.unscript(hang);
+    table.sim.wait_ready(name).await;
+    table.end(&BEFORE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_wait_of_a_start_is_named() {
-    let sim = Sim::start(Options::default()).await;
+    let mut table = Table::of(Sim::start(Options::default()).await);
+    // Nothing can be made where this pod's group is to be.
+    let tier = group(&table.sim, "besteffort", "").with_file_name("");
+    std::fs::create_dir_all(&tier).unwrap();
+    mount(Path::new("closed"), &tier, Some("tmpfs"), MsFlags::MS_RDONLY);
+    let _uid = table.sim.create(pods::single("w-cgroup"));
+    table.row("w-cgroup", "CgroupFailing").await;
+    unmount(&tier);
+
+    let sim = &table.sim;
     // Commands: `no` fails, `long` takes an hour.
     sim.runtime.on_exec(|_, command| match command.first().map(String::as_str) {
         Some("long") => ExecReply { after: Duration::from_secs(3600), ..ExecReply::default() },
@@ -52,16 +221,37 @@ async fn every_wait_of_a_start_is_named() {
     let script = |rule: Rule| {
         let _until_the_end = sim.runtime.script(rule);
     };
+    // A start is about an id that nobody knows yet: this one is alone.
+    script(Rule::on(Method::StartContainer).fail(Code::Unknown, "no").times(1));
+    let _uid = sim.create(pods::single("w-run"));
+    table.row("w-run", "RunContainerError").await;
+
+    let sim = &table.sim;
+    let script = |rule: Rule| {
+        let _until_the_end = sim.runtime.script(rule);
+    };
     script(Rule::on(Method::RunPodSandbox).about("w-sandbox").hang());
     script(Rule::on(Method::RunPodSandbox).about("w-no-sandbox").fail(Code::Unknown, "no"));
     script(Rule::on(Method::PullImage).about("example.test/slow:1").hang());
     script(Rule::on(Method::PullImage).about("example.test/none:1").fail(Code::Unknown, "no"));
+    script(Rule::on(Method::ImageStatus).about("example.test/odd:1").fail(Code::Unknown, "no"));
+    for (image, why) in [
+        ("example.test/away:1", "RegistryUnavailable"),
+        ("example.test/forged:1", "SignatureValidationFailed"),
+    ] {
+        script(Rule::on(Method::PullImage).about(image).fail(Code::Unknown, why));
+    }
     script(Rule::on(Method::CreateContainer).about("c-w-create").fail(Code::Unknown, "no"));
+    script(Rule::on(Method::CreateContainer).about("c-w-slow-create").hang());
     sim.runtime.behave(
         "c-w-crash",
         Behaviour { exit: Some((Duration::from_millis(10), 1)), ..Behaviour::default() },
     );
-    let rows: Vec<(&str, Value)> = vec![
+    sim.runtime.behave(
+        "c-w-all",
+        Behaviour { exit: Some((Duration::from_millis(300), 42)), ..Behaviour::default() },
+    );
+    let rows: Vec<(&'static str, Value)> = vec![
         ("SandboxCreating", pods::single("w-sandbox")),
         ("CreatePodSandboxError", pods::single("w-no-sandbox")),
         ("ImagePulling", main_with("w-pull", "image", json!("example.test/slow:1"))),
@@ -79,7 +269,25 @@ async fn every_wait_of_a_start_is_named() {
             main_with("w-config", "envFrom", json!([{"secretRef": {"name": "none"}}])),
         ),
         ("CreateContainerError", pods::single("w-create")),
+        ("ContainerCreating", pods::single("w-slow-create")),
+        ("ErrImagePull", main_with("w-no-image-once", "image", json!("example.test/none:1"))),
+        ("ImageInspectError", main_with("w-odd-image", "image", json!("example.test/odd:1"))),
+        ("RegistryUnavailable", main_with("w-away", "image", json!("example.test/away:1"))),
+        ("SignatureValidationFailed", main_with("w-forged", "image", json!("example.test/forged:1"))),
+        (
+            "PostStartHookError",
+            main_with("w-bad-hook", "lifecycle", json!({"postStart": {"exec": {"command": ["no"]}}})),
+        ),
         ("CrashLoopBackOff", pods::single("w-crash")),
+        (
+            "RestartingAllContainers",
+            with("w-all", |spec| {
+                let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+                spec["containers"] = json!([pods::container("c-w-stays"), pods::container("c-w-all")]);
+                spec["containers"][1]["restartPolicy"] = json!("Never");
+                spec["containers"][1]["restartPolicyRules"] = json!([rule]);
+            }),
+        ),
         (
             "PostStartHook",
             main_with("w-hook", "lifecycle", json!({"postStart": {"exec": {"command": ["long"]}}})),
@@ -106,59 +314,165 @@ async fn every_wait_of_a_start_is_named() {
     for (_, pod) in &rows {
         let _uid = sim.create(pod.clone());
     }
-    for (want, pod) in &rows {
-        explains(&sim, pod["metadata"]["name"].as_str().unwrap(), want).await;
+    // A file where the pod's directory was.
+    script(Rule::on(Method::RunPodSandbox).about("w-dirs").fail(Code::Unknown, "no"));
+    let no_dirs = sim.create(pods::single("w-dirs"));
+    sim.wait_event("w-dirs", "no sandbox", |e| e.reason == "FailedCreatePodSandBox").await;
+    let dir = sim.root_dir().join("pods").join(&no_dirs);
+    std::fs::remove_dir_all(&dir).unwrap();
+    std::fs::write(&dir, "").unwrap();
+    // No room for one resize now, and a static pod is never resized.
+    for (name, milli) in [("w-large", cpu_milli() - 500), ("w-deferred", 100)] {
+        let _uid = sim.create(asking(name, milli));
+        sim.wait_ready(name).await;
     }
-    sim.finish().await;
+    let more = json!({"requests": {"cpu": format!("{}m", cpu_milli() - 200)}});
+    let edit = |pod: &mut Value| pod["spec"]["containers"][0]["resources"] = more;
+    sim.api.edit("pods/resize", "default", "w-deferred", edit).unwrap();
+    let mut fixed = asking("w-infeasible", 100);
+    fixed["spec"].as_object_mut().unwrap().remove("nodeName");
+    fixed["metadata"]["uid"] = json!("w-infeasible-uid");
+    sim.manifest("w-infeasible", &fixed);
+    sim.wait_ready("w-infeasible-sim-node").await;
+    fixed["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "200m"}});
+    sim.manifest("w-infeasible", &fixed);
+    let more = [
+        ("DirectoriesFailing", "w-dirs"),
+        ("ResizeDeferred", "w-deferred"),
+        ("ResizeInfeasible", "w-infeasible-sim-node"),
+    ];
+    let rows = rows.iter().map(|(want, pod)| (*want, pod["metadata"]["name"].as_str().unwrap()));
+    for (want, pod) in rows.chain(more) {
+        table.row(pod, want).await;
+    }
+    table.end(&START).await;
+}
+
+/// The directory of a pod's group, of one controller where each has its own.
+fn group(sim: &Sim, class: &str, uid: &str) -> PathBuf {
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let root = if root.join("cgroup.controllers").exists() { root } else { root.join("memory") };
+    let kubepods = root.join(sim.cgroup_root().trim_start_matches('/')).join("kubepods");
+    kubepods.join(class).join(format!("pod{uid}"))
+}
+
+fn mount(source: &Path, at: &Path, kind: Option<&str>, flags: MsFlags) {
+    nix::mount::mount(Some(source), at, kind, flags, None::<&str>).unwrap();
+}
+
+fn unmount(at: &Path) {
+    nix::mount::umount2(at, MntFlags::MNT_DETACH).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_wait_of_an_end_and_for_others_is_named() {
-    let sim = Sim::start(Options::default()).await;
-    let slow = StopReply::Exits { after: Duration::from_secs(20), code: 0 };
-    sim.runtime.behave("c-w-stop", Behaviour { exit: None, stop: slow });
-    let slow = StopReply::Exits { after: Duration::from_secs(20), code: 0 };
-    sim.runtime.behave("c-w-static", Behaviour { exit: None, stop: slow });
-    sim.runtime.behave(
+    let mut table = Table::of(Sim::start(Options::default()).await);
+    table.sim.runtime.on_exec(|_, _| ExecReply { after: Duration::from_secs(3600), ..ExecReply::default() });
+    for name in ["c-w-stop", "c-w-static", "c-w-victim"] {
+        let stop = StopReply::Exits { after: Duration::from_secs(20), code: 0 };
+        table.sim.runtime.behave(name, Behaviour { exit: None, stop });
+    }
+    table.sim.runtime.behave(
         "c-w-done",
         Behaviour { exit: Some((Duration::from_millis(300), 0)), ..Behaviour::default() },
     );
-    for name in ["w-stop", "w-delete"] {
-        let _uid = sim.create(pods::single(name));
-        sim.wait_ready(name).await;
+    let hook = json!({"preStop": {"exec": {"command": ["long"]}}});
+    let memory = with("w-unmount", |spec| {
+        spec["volumes"] = json!([{"name": "v", "emptyDir": {"medium": "Memory"}}]);
+        spec["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    });
+    let mut uids = BTreeMap::new();
+    for (name, pod) in [
+        ("w-stop", pods::single("w-stop")),
+        ("w-delete", pods::single("w-delete")),
+        ("w-pre-stop", main_with("w-pre-stop", "lifecycle", hook)),
+        ("w-no-stop", pods::single("w-no-stop")),
+        ("w-no-removal", pods::single("w-no-removal")),
+        ("w-unmount", memory),
+        ("w-group", pods::single("w-group")),
+        ("w-rest", pods::single("w-rest")),
+        ("w-victim", asking("w-victim", cpu_milli() - 500)),
+    ] {
+        uids.insert(name, table.sim.create(pod));
     }
-    sim.manifest("w-static", &pods::manifest("w-static"));
-    sim.wait_ready("w-static-sim-node").await;
+    table.sim.manifest("w-static", &pods::manifest("w-static"));
+    for name in uids.keys().copied().chain(["w-static-sim-node"]) {
+        table.sim.wait_ready(name).await;
+    }
 
-    sim.delete("w-stop", None);
-    explains(&sim, "w-stop", "Terminating").await;
-    sim.api.faults().block("delete pods");
-    sim.delete("w-delete", None);
-    explains(&sim, "w-delete", "FinalDelete").await;
-    sim.api.faults().clear();
+    table.sim.delete("w-stop", None);
+    table.row("w-stop", "Terminating").await;
+    table.sim.api.faults().block("delete pods");
+    table.sim.delete("w-delete", None);
+    table.row("w-delete", "FinalDelete").await;
+    table.sim.api.faults().clear();
+    table.sim.delete("w-pre-stop", None);
+    table.row("w-pre-stop", "PreStopHook").await;
+
+    // What each refuses once, and what ends when it does not any more.
+    let id = |name: &str| {
+        table.sim.runtime.newest(&uids[name], &format!("c-{name}")).expect("it runs").id().to_owned()
+    };
+    let refuse = |method: Method, id: &str| Rule::on(method).about(id).fail(Code::Unknown, "no");
+    let no_stop = table.sim.runtime.script(refuse(Method::StopContainer, &id("w-no-stop")));
+    let no_removal = table.sim.runtime.script(refuse(Method::RemoveContainer, &id("w-no-removal")));
+    let dir = |name: &str| table.sim.root_dir().join("pods").join(&uids[name]);
+    let volume = dir("w-unmount").join("volumes/kubernetes.io~empty-dir/v/open");
+    let open = std::fs::File::create(&volume).unwrap();
+    let rest = dir("w-rest").join("rest");
+    std::fs::create_dir(&rest).unwrap();
+    mount(Path::new("rest"), &rest, Some("tmpfs"), MsFlags::empty());
+    let group = group(&table.sim, "besteffort", &uids["w-group"]);
+    mount(&group, &group, None, MsFlags::MS_BIND);
+    let rows = [
+        ("w-no-stop", "StopFailing"),
+        ("w-no-removal", "RemovalFailing"),
+        ("w-unmount", "VolumesUnmounting"),
+        ("w-group", "CgroupRemoval"),
+        ("w-rest", "DirectoriesRemoval"),
+    ];
+    for (name, _) in rows {
+        table.sim.delete(name, Some(1));
+    }
+    for (name, want) in rows {
+        table.row(name, want).await;
+    }
+    table.sim.runtime.unscript(no_stop);
+    table.sim.runtime.unscript(no_removal);
+    drop(open);
+    unmount(&rest);
+    unmount(&group);
+    for (name, _) in rows {
+        table.sim.wait_nothing_left(&uids[name]).await;
+    }
+
+    let mut critical = asking("w-critical", 1000);
+    critical["spec"]["priority"] = json!(2_000_000_000);
+    let _uid = table.sim.create(critical);
+    table.row("w-critical", "MakingRoom").await;
 
     let mut next = pods::manifest("w-static");
     next["metadata"]["labels"] = json!({"second": "one"});
-    sim.manifest("w-static", &next);
-    explains(&sim, "w-static", "StaticPodNameTaken").await;
+    table.sim.manifest("w-static", &next);
+    table.row("w-static-sim-node", "StaticPodNameTaken").await;
 
-    let hang = sim.runtime.script(Rule::on(Method::StopPodSandbox).hang());
+    let hang = table.sim.runtime.script(Rule::on(Method::StopPodSandbox).hang());
     let mut done = pods::single("w-done");
     done["spec"]["restartPolicy"] = json!("Never");
-    let _uid = sim.create(done);
-    explains(&sim, "w-done", "SandboxStopping").await;
-    sim.api.faults().block("patch pods/status");
-    sim.runtime.unscript(hang);
-    explains(&sim, "w-done", "StatusNotWritten").await;
-    sim.api.faults().clear();
+    let _uid = table.sim.create(done);
+    table.row("w-done", "SandboxStopping").await;
+    table.sim.api.faults().block("patch pods/status");
+    table.sim.runtime.unscript(hang);
+    table.row("w-done", "StatusNotWritten").await;
+    table.sim.api.faults().clear();
 
-    sim.runtime.set_condition("NetworkReady", false, "NoNetwork", "no network");
+    table.sim.runtime.set_condition("NetworkReady", false, "NoNetwork", "no network");
     until("pod-sync knows", LONG, async || {
-        let name = "w-network";
+        let (sim, name) = (&table.sim, "w-network");
         if sim.pod(name).is_gone() {
             let _uid = sim.create(pods::single(name));
         }
-        let got = reason(&sim, name).await;
+        let got = reason(sim, name).await;
         match got.as_str() {
             "NetworkNotReady" => Ok(()),
             // It was quicker than the runtime's state.
@@ -172,12 +486,13 @@ async fn every_wait_of_an_end_and_for_others_is_named() {
         }
     })
     .await;
-    sim.runtime.set_condition("NetworkReady", true, "", "");
+    table.row("w-network", "NetworkNotReady").await;
+    table.sim.runtime.set_condition("NetworkReady", true, "", "");
 
-    sim.kill(Service::Pleg).await;
-    let _uid = sim.create(pods::single("w-service"));
-    explains(&sim, "w-service", "ServiceNotReachable").await;
-    sim.up(Service::Pleg);
-    sim.wait_ready("w-service").await;
-    sim.finish().await;
+    table.sim.kill(Service::Pleg).await;
+    let _uid = table.sim.create(pods::single("w-service"));
+    table.row("w-service", "ServiceNotReachable").await;
+    table.sim.up(Service::Pleg);
+    table.sim.wait_ready("w-service").await;
+    table.end(&END).await;
 }

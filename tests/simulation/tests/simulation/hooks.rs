@@ -31,9 +31,12 @@ async fn a_hook_that_fails_is_told_and_a_failed_post_start_stops_its_container()
         ..ExecReply::default()
     });
     let uid = sim.create(with_hook("post", "postStart", exec("bad-post")));
+    let want = format!(
+        r#"Exec lifecycle hook ([bad-post]) for Container "c-post" in Pod "post_default({uid})" failed - error: command 'bad-post' exited with 1: , message: "out of order""#
+    );
     sim.wait_pod("post", "PostStartHookError", |p| {
         let c = p.container("c-post");
-        c.reason == "PostStartHookError" && c.message == "command 'bad-post' exited with 1: out of order"
+        c.reason == "PostStartHookError" && c.message == want
     })
     .await;
     sim.wait_event("post", "FailedPostStartHook", |e| {

@@ -23,25 +23,17 @@ pub enum StartFailure {
     SignatureValidationFailed,
     /// The config could not be made: a missing ConfigMap or Secret, a bad user…
     CreateContainerConfigError,
-    /// Refused before it was created.
-    PreCreateHookError,
     /// The runtime did not create it.
     CreateContainerError,
-    /// Refused before it was started.
-    PreStartHookError,
     /// The runtime did not start it.
     RunContainerError,
     /// Its postStart hook failed.
     PostStartHookError,
-    /// Its image volume could not be mounted.
-    ImageVolumeMountFailed,
-    /// A recursive read-only mount is not supported.
-    RroUnsupported,
 }
 
 impl StartFailure {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 12] = [
         Self::CrashLoopBackOff,
         Self::ImagePullBackOff,
         Self::ErrImagePull,
@@ -51,13 +43,9 @@ impl StartFailure {
         Self::RegistryUnavailable,
         Self::SignatureValidationFailed,
         Self::CreateContainerConfigError,
-        Self::PreCreateHookError,
         Self::CreateContainerError,
-        Self::PreStartHookError,
         Self::RunContainerError,
         Self::PostStartHookError,
-        Self::ImageVolumeMountFailed,
-        Self::RroUnsupported,
     ];
 
     /// The reason in the API.
@@ -73,13 +61,9 @@ impl StartFailure {
             Self::RegistryUnavailable => "RegistryUnavailable",
             Self::SignatureValidationFailed => "SignatureValidationFailed",
             Self::CreateContainerConfigError => "CreateContainerConfigError",
-            Self::PreCreateHookError => "PreCreateHookError",
             Self::CreateContainerError => "CreateContainerError",
-            Self::PreStartHookError => "PreStartHookError",
             Self::RunContainerError => "RunContainerError",
             Self::PostStartHookError => "PostStartHookError",
-            Self::ImageVolumeMountFailed => "ImageVolumeMountFailed",
-            Self::RroUnsupported => "RROUnsupported",
         }
     }
 

@@ -4,6 +4,7 @@ mod explain;
 mod failure;
 mod status;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::backoff::go_duration;
@@ -36,6 +37,13 @@ pub enum Waiting {
         /// Its name.
         name: &'static str,
     },
+    /// Nobody decided yet whether this node takes it.
+    NotAdmitted {
+        /// Who is to tell what first.
+        what: &'static str,
+    },
+    /// What is left of an earlier pod of the same UID has to be gone first.
+    EarlierLife,
     /// Another static pod of the same full name has to be gone first.
     StaticName {
         /// UID of the other.
@@ -146,15 +154,30 @@ pub enum Waiting {
     },
     /// Sandboxes are to stop.
     SandboxStopping,
-    /// Volumes are unmounted.
-    VolumesUnmounting {
-        /// Names.
-        mounted: Vec<String>,
+    /// The runtime refused to stop a container or a sandbox.
+    StopFailing {
+        /// Its text.
+        message: String,
     },
-    /// The cgroup is removed.
+    /// The runtime refused to remove a container or a sandbox.
+    RemovalFailing {
+        /// Its text.
+        message: String,
+    },
+    /// Volumes could not be unmounted.
+    VolumesUnmounting {
+        /// Error.
+        error: String,
+    },
+    /// The cgroup could not be removed.
     CgroupRemoval {
-        /// Error, if any.
-        error: Option<String>,
+        /// Error.
+        error: String,
+    },
+    /// The pod's directory could not be removed.
+    DirectoriesRemoval {
+        /// Error.
+        error: String,
     },
     /// The API server has not got the last status yet.
     StatusWrite,
@@ -179,42 +202,62 @@ pub enum Waiting {
     },
 }
 
-impl Waiting {
-    /// One word, stable.
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Runtime { .. } => "RuntimeNotRead",
-            Self::Service { .. } => "ServiceNotReachable",
-            Self::StaticName { .. } => "StaticPodNameTaken",
-            Self::MakingRoom { .. } => "MakingRoom",
-            Self::NetworkNotReady { .. } => "NetworkNotReady",
-            Self::Cgroup { .. } => "CgroupFailing",
-            Self::DataDirs { .. } => "DirectoriesFailing",
-            Self::Volumes { .. } => "VolumesNotMounted",
-            Self::SandboxCreating { .. } => "SandboxCreating",
-            Self::SandboxFailing { .. } => "CreatePodSandboxError",
-            Self::ImagePulling { .. } => "ImagePulling",
-            Self::CrashLoop { .. } => "CrashLoopBackOff",
-            Self::StartFailed { failure, .. } => failure.as_str(),
-            Self::PodInitializing { .. } => POD_INITIALIZING,
-            Self::ContainerCreating { .. } => CONTAINER_CREATING,
-            Self::HookRunning { hook: Hook::PostStart, .. } => "PostStartHook",
-            Self::HookRunning { hook: Hook::PreStop, .. } => "PreStopHook",
-            Self::StartupProbe { .. } => "StartupProbe",
-            Self::ReadinessProbe { .. } => "ReadinessProbe",
-            Self::ReadinessGates { .. } => "ReadinessGates",
-            Self::RestartingAll => RESTARTING_ALL,
-            Self::Terminating { .. } => "Terminating",
-            Self::SandboxStopping => "SandboxStopping",
-            Self::VolumesUnmounting { .. } => "VolumesUnmounting",
-            Self::CgroupRemoval { .. } => "CgroupRemoval",
-            Self::StatusWrite => "StatusNotWritten",
-            Self::FinalDelete => "FinalDelete",
-            Self::ResizeDeferred { .. } => "ResizeDeferred",
-            Self::ResizeInfeasible { .. } => "ResizeInfeasible",
-            Self::Refused { .. } => "Refused",
+/// The word of each wait, in one list that the compiler holds against the enum.
+macro_rules! reasons {
+    ($($pattern:pat => $word:expr,)*) => {
+        /// One word, stable.
+        #[must_use]
+        pub fn reason(&self) -> &'static str {
+            match self {
+                Self::StartFailed { failure, .. } => failure.as_str(),
+                $($pattern => $word,)*
+            }
         }
+
+        /// Every word that [`Self::reason`] has.
+        #[must_use]
+        pub fn reasons() -> BTreeSet<&'static str> {
+            [$($word,)*].into_iter().chain(StartFailure::ALL.map(StartFailure::as_str)).collect()
+        }
+    };
+}
+
+impl Waiting {
+    reasons! {
+        Self::Runtime { .. } => "RuntimeNotRead",
+        Self::Service { .. } => "ServiceNotReachable",
+        Self::NotAdmitted { .. } => "NotAdmitted",
+        Self::EarlierLife => "EarlierLifeEnding",
+        Self::StaticName { .. } => "StaticPodNameTaken",
+        Self::MakingRoom { .. } => "MakingRoom",
+        Self::NetworkNotReady { .. } => "NetworkNotReady",
+        Self::Cgroup { .. } => "CgroupFailing",
+        Self::DataDirs { .. } => "DirectoriesFailing",
+        Self::Volumes { .. } => "VolumesNotMounted",
+        Self::SandboxCreating { .. } => "SandboxCreating",
+        Self::SandboxFailing { .. } => "CreatePodSandboxError",
+        Self::ImagePulling { .. } => "ImagePulling",
+        Self::CrashLoop { .. } => "CrashLoopBackOff",
+        Self::PodInitializing { .. } => POD_INITIALIZING,
+        Self::ContainerCreating { .. } => CONTAINER_CREATING,
+        Self::HookRunning { hook: Hook::PostStart, .. } => "PostStartHook",
+        Self::HookRunning { hook: Hook::PreStop, .. } => "PreStopHook",
+        Self::StartupProbe { .. } => "StartupProbe",
+        Self::ReadinessProbe { .. } => "ReadinessProbe",
+        Self::ReadinessGates { .. } => "ReadinessGates",
+        Self::RestartingAll => RESTARTING_ALL,
+        Self::Terminating { .. } => "Terminating",
+        Self::SandboxStopping => "SandboxStopping",
+        Self::StopFailing { .. } => "StopFailing",
+        Self::RemovalFailing { .. } => "RemovalFailing",
+        Self::VolumesUnmounting { .. } => "VolumesUnmounting",
+        Self::CgroupRemoval { .. } => "CgroupRemoval",
+        Self::DirectoriesRemoval { .. } => "DirectoriesRemoval",
+        Self::StatusWrite => "StatusNotWritten",
+        Self::FinalDelete => "FinalDelete",
+        Self::ResizeDeferred { .. } => "ResizeDeferred",
+        Self::ResizeInfeasible { .. } => "ResizeInfeasible",
+        Self::Refused { .. } => "Refused",
     }
 
     /// A sentence without the times.
@@ -227,6 +270,8 @@ impl Waiting {
         match self {
             Self::Runtime { error } => with("the runtime has not been read", error),
             Self::Service { name } => format!("{name} does not answer"),
+            Self::NotAdmitted { what } => format!("not admitted yet: {what}"),
+            Self::EarlierLife => "an earlier pod of the same UID is not gone yet".to_owned(),
             Self::StaticName { other } => format!("static pod {other} of the same name is not gone yet"),
             Self::MakingRoom { victims } => {
                 format!("pods that make room are not gone: {}", victims.join(", "))
@@ -263,8 +308,11 @@ impl Waiting {
                 format!("stopping {}, grace {grace}s", containers.join(", "))
             }
             Self::SandboxStopping => "sandbox is being stopped".to_owned(),
-            Self::VolumesUnmounting { mounted } => format!("volumes still mounted: {}", mounted.join(", ")),
-            Self::CgroupRemoval { error } => with("cgroup is being removed", error),
+            Self::StopFailing { message } => format!("cannot be stopped: {message}"),
+            Self::RemovalFailing { message } => format!("cannot be removed: {message}"),
+            Self::VolumesUnmounting { error } => format!("volumes still mounted: {error}"),
+            Self::CgroupRemoval { error } => format!("cgroup not removed: {error}"),
+            Self::DirectoriesRemoval { error } => format!("directory not removed: {error}"),
             Self::StatusWrite => "the API server has not got the last status".to_owned(),
             Self::FinalDelete => "the API server is to delete the object".to_owned(),
         }
@@ -284,6 +332,8 @@ impl Waiting {
             | Self::ReadinessProbe { container } => Some(container),
             Self::Runtime { .. }
             | Self::Service { .. }
+            | Self::NotAdmitted { .. }
+            | Self::EarlierLife
             | Self::StaticName { .. }
             | Self::MakingRoom { .. }
             | Self::NetworkNotReady { .. }
@@ -296,8 +346,11 @@ impl Waiting {
             | Self::RestartingAll
             | Self::Terminating { .. }
             | Self::SandboxStopping
+            | Self::StopFailing { .. }
+            | Self::RemovalFailing { .. }
             | Self::VolumesUnmounting { .. }
             | Self::CgroupRemoval { .. }
+            | Self::DirectoriesRemoval { .. }
             | Self::StatusWrite
             | Self::FinalDelete
             | Self::ResizeDeferred { .. }

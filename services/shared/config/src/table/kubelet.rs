@@ -565,7 +565,13 @@ pub const KUBELET: &[Row] = &[
             "images that NeverVerifyAllowlistedImages lets every pod use",
             &["fields_of_images_arrive", "an_image_is_for_those_whose_credentials_opened_it"],
         ),
-    Row::new("userNamespaces.idsPerPod", Kind::Int(65536, u32::MAX as i64), "65536").not_yet(PodSync, None),
+    Row::new("userNamespaces.idsPerPod", Kind::Int(65536, u32::MAX as i64), "65536")
+        .own_flag("ids-per-pod")
+        .honoured(
+            &[PodSync],
+            "ids of a pod with a user namespace of its own, a multiple of 65536",
+            &["a_pod_has_as_many_ids_as_are_set_and_one_of_another_setting_keeps_those_it_has"],
+        ),
     Row::new("podsPerCore", COUNT, "0").kubelet_flag("pods-per-core").honoured(
         &[PodSync],
         "pods per core, up to maxPods; 0: maxPods alone",

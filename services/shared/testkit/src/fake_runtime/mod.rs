@@ -131,6 +131,7 @@ pub(crate) struct Shared {
     pub(crate) finish_abandoned: AtomicBool,
     /// Whether the list streams are there.
     pub(crate) list_streams: AtomicBool,
+    pub(crate) disturbed: AtomicBool,
 }
 
 impl Shared {
@@ -229,6 +230,7 @@ impl FakeRuntime {
             changed: watch::Sender::new(0),
             finish_abandoned: AtomicBool::new(false),
             list_streams: AtomicBool::new(false),
+            disturbed: AtomicBool::new(false),
             options,
         });
         Self { shared, path: path.to_owned(), server: Arc::default() }
@@ -254,6 +256,7 @@ impl FakeRuntime {
 
     /// As a crash: calls in flight end, connections break, the socket is gone. State stays, running containers run on.
     pub fn down(&self) {
+        self.disturb();
         if let Some(token) = self.server.lock().take() {
             token.cancel();
             let _ = std::fs::remove_file(&self.path);
@@ -262,8 +265,19 @@ impl FakeRuntime {
 
     // What the runtime does wrong.
 
+    fn disturb(&self) {
+        self.shared.disturbed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was ever told to do anything wrong.
+    #[must_use]
+    pub fn was_disturbed(&self) -> bool {
+        self.shared.disturbed.load(Ordering::Relaxed)
+    }
+
     /// Adds a rule to the script.
     pub fn script(&self, rule: Rule) -> RuleId {
+        self.disturb();
         self.shared.script.add(rule)
     }
 
@@ -305,6 +319,7 @@ impl FakeRuntime {
 
     /// The next `count` events are lost.
     pub fn drop_events(&self, count: u64) {
+        self.disturb();
         self.shared.bus.drop_next(count);
     }
 
@@ -315,6 +330,7 @@ impl FakeRuntime {
 
     /// Ends every open event stream with UNAVAILABLE.
     pub fn cut_event_streams(&self) {
+        self.disturb();
         self.shared.bus.cut();
     }
 
@@ -326,6 +342,7 @@ impl FakeRuntime {
 
     /// Moves the runtime's wall clock.
     pub fn step_wall_clock(&self, by_ns: i64) {
+        self.disturb();
         self.shared.world.lock().step_clock(by_ns);
     }
 
@@ -361,6 +378,7 @@ impl FakeRuntime {
 
     /// Sets a condition of Status, `RuntimeReady` or `NetworkReady`.
     pub fn set_condition(&self, kind: &str, status: bool, reason: &str, message: &str) {
+        self.disturb();
         self.shared.world.lock().set_condition(v1::RuntimeCondition {
             r#type: kind.to_owned(),
             status,

@@ -1,0 +1,204 @@
+//! Names of images as users write them (github.com/distribution/reference).
+
+/// Longest repository with its registry, bytes.
+const LONGEST: usize = 255;
+const DEFAULT_DOMAIN: &str = "docker.io";
+const INVALID: &str = "invalid reference format";
+
+/// The name with a tag, as the runtime is asked for it.
+///
+/// # Errors
+/// It cannot be an image's name.
+pub fn with_tag(image: &str) -> Result<String, String> {
+    match parse(image) {
+        Ok(true) => Ok(image.to_owned()),
+        Ok(false) => Ok(format!("{image}:latest")),
+        Err(why) => Err(format!("couldn't parse image name {image:?}: {why}")),
+    }
+}
+
+// Whether it has a tag or a digest.
+fn parse(image: &str) -> Result<bool, String> {
+    if image.len() == 64 && image.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        return Err(format!("invalid repository name ({image}), cannot specify 64-byte hexadecimal strings"));
+    }
+    let (domain, rest) = split_domain(image);
+    let name = rest.split_once(':').map_or(rest.as_str(), |(name, _)| name);
+    if name.chars().any(char::is_uppercase) {
+        return Err(format!("{INVALID}: repository name ({name}) must be lowercase"));
+    }
+    let (rest, digest) = match rest.split_once('@') {
+        Some((rest, digest)) => (rest, Some(digest)),
+        None => (rest.as_str(), None),
+    };
+    let (path, tag) = match rest.split_once(':') {
+        Some((path, tag)) => (path, Some(tag)),
+        None => (rest, None),
+    };
+    let well_formed = is_domain(&domain)
+        && path.split('/').all(is_component)
+        && tag.is_none_or(is_tag)
+        && digest.is_none_or(is_digest);
+    if !well_formed {
+        return Err(INVALID.to_owned());
+    }
+    if domain.len() + 1 + path.len() > LONGEST {
+        return Err(format!("repository name must not be more than {LONGEST} characters"));
+    }
+    if let Some(digest) = digest {
+        check_digest(digest)?;
+    }
+    Ok(tag.is_some() || digest.is_some())
+}
+
+// The registry's name is only told from a part of the path by what it looks like.
+fn split_domain(image: &str) -> (String, String) {
+    let official = |rest: &str| {
+        let library = if rest.contains('/') { "" } else { "library/" };
+        (DEFAULT_DOMAIN.to_owned(), format!("{library}{rest}"))
+    };
+    match image.split_once('/') {
+        Some(("docker.io" | "index.docker.io", rest)) => official(rest),
+        Some((domain, rest))
+            if domain == "localhost"
+                || domain.contains(['.', ':'])
+                || domain.chars().any(char::is_uppercase) =>
+        {
+            (domain.to_owned(), rest.to_owned())
+        }
+        Some(_) | None => official(image),
+    }
+}
+
+fn is_domain(domain: &str) -> bool {
+    let (host, port) = match domain.strip_prefix('[') {
+        Some(rest) => match rest.split_once(']') {
+            Some((address, port)) => {
+                let ok = !address.is_empty() && address.bytes().all(|b| b.is_ascii_hexdigit() || b == b':');
+                (ok, port.strip_prefix(':').or((!port.is_empty()).then_some("")))
+            }
+            None => (false, None),
+        },
+        None => {
+            let (host, port) = domain.split_once(':').map_or((domain, None), |(h, p)| (h, Some(p)));
+            (host.split('.').all(is_label), port)
+        }
+    };
+    host && port.is_none_or(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()))
+}
+
+fn is_label(label: &str) -> bool {
+    !label.is_empty()
+        && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+        && !label.starts_with('-')
+        && !label.ends_with('-')
+}
+
+// Lowercase letters and digits, with a dot, one or two underscores or any number of dashes between them.
+fn is_component(component: &str) -> bool {
+    let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let mut between = component.split(is_word).collect::<Vec<_>>();
+    let ends_well = component.starts_with(is_word) && component.ends_with(is_word);
+    between.retain(|s| !s.is_empty());
+    ends_well && between.iter().all(|s| matches!(*s, "." | "_" | "__") || s.bytes().all(|b| b == b'-'))
+}
+
+fn is_tag(tag: &str) -> bool {
+    let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    tag.len() <= 128
+        && tag.bytes().next().is_some_and(is_word)
+        && tag.bytes().all(|b| is_word(b) || b == b'.' || b == b'-')
+}
+
+fn is_digest(digest: &str) -> bool {
+    let Some((algorithm, hex)) = digest.split_once(':') else { return false };
+    let is_part = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphabetic()) && part.bytes().all(|b| b.is_ascii_alphanumeric())
+    };
+    algorithm.split(['-', '_', '+', '.']).all(is_part)
+        && hex.len() >= 32
+        && hex.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+// Of those algorithms that there are.
+fn check_digest(digest: &str) -> Result<(), String> {
+    let (algorithm, hex) = digest.split_once(':').unwrap_or_default();
+    let length = match algorithm {
+        "sha256" => 64,
+        "sha384" => 96,
+        "sha512" => 128,
+        _ => return Err("unsupported digest algorithm".to_owned()),
+    };
+    if hex.len() != length {
+        return Err("invalid checksum digest length".to_owned());
+    }
+    if hex.bytes().any(|b| b.is_ascii_uppercase()) {
+        return Err("invalid checksum digest format".to_owned());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_gets_the_tag_latest_where_it_has_neither_tag_nor_digest() {
+        let digest = format!("sha256:{}", "0a".repeat(32));
+        for (name, tagged) in [
+            ("busybox", false),
+            ("busybox:1", true),
+            ("library/busybox", false),
+            ("localhost/a", false),
+            ("Registry/a/b", false),
+            ("h:5000/a/b", false),
+            ("h:5000/a/b:v1.0_x-Y", true),
+            ("[fe80::1]:5000/a", false),
+            ("[::1]/a", false),
+            ("a.b/c_d/e__f/g---h/i.j", false),
+            (&format!("a@{digest}"), true),
+            (&format!("r.test/a:1@{digest}"), true),
+            (&format!("r.test/{}", "a".repeat(248)), false),
+        ] {
+            let want = if tagged { name.to_owned() } else { format!("{name}:latest") };
+            assert_eq!(with_tag(name), Ok(want));
+        }
+    }
+
+    #[test]
+    fn what_is_no_name_is_refused_in_the_words_of_the_kubelet() {
+        let hex = "0".repeat(64);
+        for (name, why) in [
+            ("", INVALID),
+            ("a b", INVALID),
+            ("http://x/y", INVALID),
+            ("x/", INVALID),
+            ("/x", INVALID),
+            ("a//b", INVALID),
+            ("-x", INVALID),
+            ("x-", INVALID),
+            ("a___b", INVALID),
+            ("a..b", INVALID),
+            ("a:b:c", INVALID),
+            ("busybox:", INVALID),
+            ("busybox:-1", INVALID),
+            ("h:port/a", INVALID),
+            ("-h.test/a", INVALID),
+            ("[::1/a", INVALID),
+            ("a@sha256:00", INVALID),
+            ("a@", INVALID),
+            ("a@b@c", INVALID),
+            ("ü", INVALID),
+            (&format!("busybox:{}", "1".repeat(129)), INVALID),
+            (&format!("a@md5:{}", "0".repeat(32)), "unsupported digest algorithm"),
+            (&format!("a@sha256:{}", "0".repeat(63)), "invalid checksum digest length"),
+            (&format!("a@sha256:{}", "A".repeat(64)), "invalid checksum digest format"),
+            ("Upper:1", "invalid reference format: repository name (library/Upper) must be lowercase"),
+            ("r.test/Upper", "invalid reference format: repository name (Upper) must be lowercase"),
+            (&hex, &format!("invalid repository name ({hex}), cannot specify 64-byte hexadecimal strings")),
+            (&format!("r.test/{}", "a".repeat(249)), "repository name must not be more than 255 characters"),
+        ] {
+            assert_eq!(with_tag(name), Err(format!("couldn't parse image name {name:?}: {why}")));
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Where an HTTP answer sends its client, as Go's reads it.
+
+use http::{Response, Uri, header};
+
+/// Requests until an answer at most, redirects included (Go's net/http).
+pub(crate) const MAX_REQUESTS: usize = 10;
+
+/// What may not stand in a URL, as Go writes it: the rest is the caller's own.
+pub(crate) fn encoded(path: &str) -> String {
+    let mut out = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        match byte {
+            0..=b' ' | 0x7f.. | b'"' | b'<' | b'>' | b'\\' | b'^' | b'`' | b'{' | b'|' | b'}' => {
+                out.push_str(&format!("%{byte:02X}"));
+            }
+            _ => out.push(char::from(byte)),
+        }
+    }
+    out
+}
+
+/// Where to ask next; none if this is the answer.
+pub(crate) fn next<B>(from: &Uri, response: &Response<B>) -> Option<Result<Uri, String>> {
+    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return None;
+    }
+    let location = response.headers().get(header::LOCATION)?;
+    let text = encoded(&String::from_utf8_lossy(location.as_bytes()));
+    let absolute = if text.contains("://") {
+        text
+    } else {
+        let authority = from.authority().map_or("", |a| a.as_str());
+        let base = format!("{}://{authority}", from.scheme_str().unwrap_or("http"));
+        if text.starts_with("//") {
+            format!("{}:{text}", from.scheme_str().unwrap_or("http"))
+        } else if text.starts_with('/') {
+            format!("{base}{text}")
+        } else {
+            let directory = from.path().rsplit_once('/').map_or("", |(d, _)| d);
+            format!("{base}{directory}/{text}")
+        }
+    };
+    Some(absolute.parse().map_err(|e| format!("failed to parse Location header: {e}")))
+}

@@ -1,0 +1,40 @@
+//! Manifests that cannot be read as they are.
+
+use quintlet_proto::podsync::v1::ListPodsRequest;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_simulation::sim::LONG;
+use quintlet_simulation::{Options, Sim, pods};
+use quintlet_testkit::wait::until;
+
+async fn problems(sim: &Sim, want: usize) {
+    let mut client = PodSyncClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
+    until(&format!("{want} problems of manifests"), LONG, async || {
+        let request = ListPodsRequest { brief: true, ..ListPodsRequest::default() };
+        let reply = client.list_pods(request).await.map_err(|e| format!("{e:?}"))?.into_inner();
+        if reply.problems.len() == want { Ok(()) } else { Err(format!("{:?}", reply.problems)) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_manifest_that_is_written_in_steps_leaves_its_pod_alone() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    // No read by period comes in between.
+    sim.set_pod_sync_args(&["--file-check-frequency=1h"]);
+    sim.start_all();
+    let path = sim.manifests_dir().join("web.yaml");
+    let text = pods::manifest("web").to_string();
+    std::fs::write(&path, &text).unwrap();
+    let before = sim.wait_ready("web-sim-node").await;
+    let half = &text[..text.len() / 2];
+    for step in ["", half] {
+        std::fs::write(&path, step).unwrap();
+        problems(&sim, 1).await;
+        std::fs::write(&path, &text).unwrap();
+        problems(&sim, 0).await;
+    }
+    let after = sim.wait_ready("web-sim-node").await;
+    assert_eq!(after.uid(), before.uid());
+    assert_eq!(sim.runtime.containers().len(), 1, "{:?}", sim.instances(""));
+    sim.finish().await;
+}
