@@ -25,6 +25,11 @@ has_static_busybox() {
     busybox=$(command -v busybox) && ! ldd "$busybox"
 }
 
+# For tests that step the wall clock of the services.
+has_faketime() {
+    [ -e "/usr/lib/$(uname -m)-linux-gnu/faketime/libfaketimeMT.so.1" ]
+}
+
 # A C compiler that links statically, for rustc and the pause program.
 has_cc() {
     [ -n "$(cc -print-file-name=libc.a 2>/dev/null | grep /)" ]
@@ -46,6 +51,7 @@ if [ "${1:-}" = test ]; then
     need docker.io has dockerd
     need docker-compose has docker-compose
     need dbus-daemon has dbus-daemon
+    need libfaketime has_faketime
 fi
 
 if [ -n "$missing" ]; then

@@ -49,7 +49,12 @@ pub struct Options {
     pub extra: Vec<(&'static str, String)>,
     /// With the node API, as a user without rights.
     pub node_api: bool,
+    /// The services have a wall clock of their own, for [`Node::step_clock`].
+    pub own_clock: bool,
 }
+
+/// What the wall clock of the services adds to the machine's, for libfaketime.
+const CLOCK: &str = "clock";
 
 /// The user of the node API.
 pub const NODE_API_UID: u32 = 65_533;
@@ -65,6 +70,7 @@ impl Options {
             sync_frequency: "1m",
             extra: Vec::new(),
             node_api: false,
+            own_clock: false,
         }
     }
 
@@ -134,7 +140,8 @@ impl Node {
                     args.extend([OsString::from("--node-api-port"), node_api_port.to_string().into()]);
                 }
                 let log = logs.dir.join(format!("{name}.log"));
-                (name, Service::start(Plan { name, binary: bin_dir.join(name), args, log, uid: None }))
+                let env = if options.own_clock { own_clock(base.path()) } else { Vec::new() };
+                (name, Service::start(Plan { name, binary: bin_dir.join(name), args, env, log, uid: None }))
             })
             .collect();
         let mut node = Self { services, containerd, api, paths, node_api_port, logs, base };
@@ -171,6 +178,7 @@ impl Node {
             name: "node-api",
             binary: bin_dir.join("cri-proxy"),
             args,
+            env: Vec::new(),
             log: self.logs.dir.join("node-api.log"),
             uid: Some(NODE_API_UID),
         };
@@ -390,6 +398,18 @@ impl Node {
         std::fs::read_to_string(volumes.join(volume).join(file)).unwrap_or_default()
     }
 
+    /// Steps the wall clock of all services at once, to what the machine's says and so many seconds more. The monotonic clocks go on.
+    ///
+    /// # Panics
+    /// It cannot be written, or the services have the machine's clock.
+    pub fn step_clock(&self, seconds: i64) {
+        let file = self.base.path().join(CLOCK);
+        assert!(file.exists(), "these services have the machine's clock");
+        let new = file.with_extension("new");
+        std::fs::write(&new, format!("{seconds:+}")).expect("a file can be written");
+        std::fs::rename(&new, &file).expect("a file can be renamed");
+    }
+
     /// Kills a service without warning. Returns how often it had been started, for [`Node::wait_back`].
     #[must_use]
     pub fn kill9(&self, name: &str) -> u32 {
@@ -566,6 +586,21 @@ fn arguments(
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free loopback port can be bound");
     listener.local_addr().expect("a bound port has an address").port()
+}
+
+/// The environment of a process whose wall clock is stepped by a file. Debian's libfaketime has it.
+fn own_clock(base: &Path) -> Vec<(&'static str, OsString)> {
+    let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
+    assert!(Path::new(&library).exists(), "{library} is missing: scripts/install.sh test");
+    let file = base.join(CLOCK);
+    std::fs::write(&file, "+0").expect("a file can be written");
+    vec![
+        ("LD_PRELOAD", library.into()),
+        ("FAKETIME_TIMESTAMP_FILE", file.into()),
+        ("FAKETIME_NO_CACHE", "1".into()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
+        ("NO_FAKE_STAT", "1".into()),
+    ]
 }
 
 /// What the host's tmpfiles do: sockets that the node API may open, and a directory of its own.

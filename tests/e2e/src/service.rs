@@ -28,6 +28,8 @@ pub struct Plan {
     pub binary: PathBuf,
     /// Its arguments.
     pub args: Vec<OsString>,
+    /// What its environment has beside that of this process.
+    pub env: Vec<(&'static str, OsString)>,
     /// Where its output goes.
     pub log: PathBuf,
     /// As which user and group; as this process when there is none.
@@ -130,6 +132,7 @@ fn spawn(plan: &Plan) -> Child {
     }
     command
         .args(&plan.args)
+        .envs(plan.env.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("a descriptor can be copied"))
         .stderr(log)

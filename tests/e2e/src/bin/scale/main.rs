@@ -117,6 +117,7 @@ fn service(dir: &Path, name: &'static str, args: &[&str]) -> Service {
         name,
         binary: bins::dir().join(name),
         args: run.into_iter().chain(args.iter().map(Into::into)).collect(),
+        env: Vec::new(),
         log: dir.join(format!("{name}.log")),
         uid: None,
     })

@@ -1,0 +1,99 @@
+//! The wall clock is stepped under all five services at once.
+#![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use quintlet_e2e::node::NODE;
+use quintlet_e2e::wait::LONG;
+use quintlet_e2e::{Node, Options, pods, until};
+use serde_json::{Value, json};
+
+const HOUR: i64 = 3_600;
+
+fn renewed(lease: &Value) -> Option<Timestamp> {
+    lease["spec"]["renewTime"].as_str()?.parse().ok()
+}
+
+/// Waits until the lease was renewed by a clock that is `off` seconds from the machine's.
+async fn wait_lease(node: &Node, off: i64) {
+    node.api()
+        .wait_for("leases", "kube-node-lease", NODE, LONG, |lease| {
+            renewed(lease).is_some_and(|at| (at.as_second() - Timestamp::now().as_second() - off).abs() < 300)
+        })
+        .await;
+}
+
+/// From the creation of an instance to that of the next, by the runtime's clock, once there is the next.
+async fn pause(node: &Node, uid: &str, after: u32) -> Duration {
+    let times = until("the next instance", LONG, async || {
+        let instances = node.listed().await.attempts(uid, "main");
+        match (instances.get(&after), instances.get(&(after + 1))) {
+            (Some(first), Some(next)) => Ok((*first, *next)),
+            _ => Err(instances),
+        }
+    })
+    .await;
+    Duration::from_nanos(u64::try_from(times.1 - times.0).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_of_the_wall_clock_by_an_hour_starts_ends_and_forgets_nothing() {
+    let node = Node::start(Options { own_clock: true, ..Options::with_api("clock") }).await;
+    let api = node.api();
+    // Stopped by force when its grace is over, and until then it says how far the machine's uptime is.
+    let dir = node.scratch();
+    let mut stubborn = pods::script(
+        "stubborn",
+        "trap 'touch /v/asked' TERM
+         while :; do [ -e /v/asked ] && cut -d ' ' -f 1 /proc/uptime >> /v/alive; sleep 0.1; done",
+    );
+    stubborn["spec"]["terminationGracePeriodSeconds"] = json!(12);
+    stubborn["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": dir}}]);
+    stubborn["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    for pod in [pods::probed("web"), pods::script("crasher", "sleep 1; exit 3"), stubborn] {
+        api.create_pod(pods::bound(pod));
+    }
+    node.wait_ready("web").await;
+    let stubborn = node.wait_ready("stubborn").await;
+    wait_lease(&node, 0).await;
+    let waits = |restarts: i64| {
+        move |p: &Value| {
+            let status = &p["status"]["containerStatuses"][0];
+            status["restartCount"] == restarts && status["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+        }
+    };
+    let crasher = api.wait_for("pods", "default", "crasher", LONG, waits(1)).await;
+    let crasher = crasher["metadata"]["uid"].as_str().unwrap().to_owned();
+    let before = node.steady(&["web"]).await;
+    let recorder = node.record().await;
+
+    // In its first back-off (the first restart has none), and into the grace of the other.
+    api.delete("pods", "default", "stubborn", None).unwrap();
+    until("it was asked to end", LONG, async || if dir.join("alive").exists() { Ok(()) } else { Err(()) })
+        .await;
+    node.step_clock(HOUR);
+    wait_lease(&node, HOUR).await;
+    let waited = pause(&node, &crasher, 1).await;
+    assert!(waited >= Duration::from_secs(10), "a clock that went forward ended a back-off after {waited:?}");
+    node.wait_gone(stubborn.uid()).await;
+    let alive = std::fs::read_to_string(dir.join("alive")).unwrap();
+    let at = |line: Option<&str>| line.unwrap().parse::<f64>().unwrap();
+    let lived = at(alive.lines().last()) - at(alive.lines().next());
+    assert!((10.0..LONG.as_secs_f64()).contains(&lived), "a grace of 12 s took {lived} s");
+
+    // In its second, which is twice as long; a clock that goes back must not make it last an hour.
+    api.wait_for("pods", "default", "crasher", LONG, waits(2)).await;
+    node.step_clock(-HOUR);
+    wait_lease(&node, -HOUR).await;
+    let waited = pause(&node, &crasher, 2).await;
+    assert!(waited >= Duration::from_secs(20), "a back-off of 20 s took {waited:?}");
+
+    assert_eq!(node.steady(&["web"]).await, before);
+    recorder.assert_steady("the clock was stepped", &before);
+    // New work goes on as well.
+    api.create_pod(pods::bound(pods::sleeper("new")));
+    node.wait_ready("new").await;
+    node.step_clock(0);
+    node.down().await;
+}
