@@ -342,6 +342,10 @@ impl Table {
                 let effects = self.ctx.fleet.step(Input::Update { uid: uid.clone(), facts, kind, quiet });
                 if self.ctx.fleet.read(|w| w.is_to_restart(&uid)) {
                     // Its earlier life ends as it was, and knows nothing of what comes after it.
+                    // One without a worker has nobody else to show it.
+                    if !self.pods.contains_key(&uid) {
+                        self.show_waiting(&pod_ref, source, &pod, Waiting::EarlierLife);
+                    }
                     self.again.insert(uid);
                     return;
                 }

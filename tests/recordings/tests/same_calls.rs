@@ -40,7 +40,7 @@ async fn the_runtime_is_asked_for_what_a_kubelet_asks_it_for() {
         (sim.root_dir().display().to_string(), "<root>".to_owned()),
         (sim.pod_logs_dir().display().to_string(), "<logs>".to_owned()),
         (sim.cgroup_root().to_owned(), "<cgroup>".to_owned()),
-        ("127.0.0.1".to_owned(), "<node-ip>".to_owned()),
+        (node_ip(&sim).await, "<node-ip>".to_owned()),
     ];
     // All have started before the first ends: on a busy machine a grace would be shorter by the time until its stop.
     let mut started = Vec::new();
@@ -65,6 +65,17 @@ async fn the_runtime_is_asked_for_what_a_kubelet_asks_it_for() {
     let unused: Vec<_> =
         KNOWN.iter().enumerate().filter(|(n, _)| !used.contains(n)).map(|(_, k)| k.path).collect();
     assert_eq!(unused, [""; 0], "no such difference any more");
+}
+
+/// The address that the Node tells.
+async fn node_ip(sim: &Sim) -> String {
+    let of = |node: &Value| {
+        let all = node["status"]["addresses"].as_array()?;
+        let internal = all.iter().find(|a| a["type"] == "InternalIP")?;
+        Some(internal["address"].as_str()?.to_owned())
+    };
+    let node = sim.api.wait_for("nodes", "", NODE, LONG, |node| of(node).is_some()).await;
+    of(&node).unwrap()
 }
 
 /// A node that is set as that of the recording.

@@ -317,11 +317,11 @@ mod tests {
         let stop = CancellationToken::new();
         let task = run(dir.path().to_owned(), "n".into(), Duration::from_millis(50), tx, stop.clone());
         let check = async {
-            assert_eq!(rx.recv().await.unwrap().1.pods[0].metadata.name.as_deref(), Some("a-n"));
+            assert_eq!(said(rx.recv().await.unwrap().1).0, Some(vec!["a-n".to_owned()]));
             // Of this the watched directory hears nothing.
             std::fs::write(&real, pod("b")).unwrap();
-            let is_new = |s: &Snapshot| s.pods.iter().any(|p| p.metadata.name.as_deref() == Some("b-n"));
-            let found = async { while rx.recv().await.is_some_and(|(_, s)| !is_new(&s)) {} };
+            let new = Some(vec!["b-n".to_owned()]);
+            let found = async { while rx.recv().await.is_some_and(|(_, update)| said(update).0 != new) {} };
             tokio::time::timeout(Duration::from_secs(10), found).await.expect("the change is found");
             stop.cancel();
             while rx.recv().await.is_some() {}

@@ -46,6 +46,7 @@ impl Settings {
                 seconds(args.authorization_webhook_cache_unauthorized_ttl),
             ),
             ("cert-dir", args.cert_dir.display().to_string()),
+            ("cgroup-root", args.cgroup_root.clone()),
             ("client-ca-file", path(&args.client_ca_file)),
             ("config", path(&args.config.config)),
             ("config-dir", path(&args.config.config_dir)),

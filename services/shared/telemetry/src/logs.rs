@@ -344,14 +344,14 @@ mod tests {
 
     fn logged(work: impl FnOnce()) -> Vec<Value> {
         let lines = Lines::default();
-        tracing::subscriber::with_default(crate::kept("test", Level::INFO, &lines), work);
+        tracing::dispatcher::with_default(&crate::kept("test", Level::INFO, &lines), work);
         lines.all().iter().map(|l| serde_json::from_str(l).unwrap()).collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_fault_of_a_pod_is_one_line_a_minute_and_the_next_tells_how_many_there_were() {
         let lines = Lines::default();
-        let _guard = tracing::subscriber::set_default(crate::kept("test", Level::INFO, &lines));
+        let _guard = tracing::dispatcher::set_default(&crate::kept("test", Level::INFO, &lines));
         let fault = |uid: &str, reason: &str| tracing::warn!(pod.uid = uid, reason, "it failed");
         for _ in 0..59 {
             fault("u1", "Image");

@@ -184,6 +184,8 @@ async fn the_pre_stop_hook_of_a_container_that_is_made_anew_runs_once_whoever_di
     let image = |p: &mut Value| p["spec"]["containers"][0]["image"] = json!("example.test/app:2");
     sim.api.edit("pods", "default", "changed", image).unwrap();
     sim.runtime.wait_count(Method::ExecSync, 1).await;
+    // Events are told of, not kept: one on its way would be lost with the process.
+    sim.wait_event("changed", "told of", |e| e.reason == "Killing").await;
     sim.kill(Service::PodSync).await;
     // Over before anybody could join it.
     sim.runtime.unscript(hung);

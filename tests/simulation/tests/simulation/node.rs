@@ -107,6 +107,8 @@ async fn labels_of_the_configuration_are_for_a_node_that_is_made() {
 async fn an_address_that_the_machine_does_not_have_is_told_to_nobody() {
     let mut sim = Sim::prepare(Options::default()).await;
     sim.set_pod_sync_args(&["--node-ip=192.0.2.77"]);
+    // It is said that the address cannot be had.
+    sim.disturb();
     Service::ALL.into_iter().for_each(|service| sim.up(service));
     let node = wait_node(&sim, "Ready", |n| ready(n).0 == "True").await;
     assert_eq!(node["status"]["addresses"], Value::Null, "{node:#}");

@@ -9,7 +9,7 @@ use quintlet_testkit::wait::until;
 async fn problems(sim: &Sim, want: usize) {
     let mut client = PodSyncClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
     until(&format!("{want} problems of manifests"), LONG, async || {
-        let request = ListPodsRequest { brief: true, ..ListPodsRequest::default() };
+        let request = ListPodsRequest { brief: true };
         let reply = client.list_pods(request).await.map_err(|e| format!("{e:?}"))?.into_inner();
         if reply.problems.len() == want { Ok(()) } else { Err(format!("{:?}", reply.problems)) }
     })
