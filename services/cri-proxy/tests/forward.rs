@@ -328,7 +328,7 @@ async fn a_deadline_that_passes_in_the_queue_ends_the_wait_and_one_found_passed_
     let got = stopped.await.unwrap();
     assert_eq!((got.code(), got.outcome()), ("4", "not-dispatched"), "{got:?}");
     assert!(got.meta("quintlet-queued-ms").parse::<u64>().unwrap() >= 50, "{got:?}");
-    gate.add_permits(10);
+    gate.add_permits(LANE);
     for call in first {
         assert_eq!(call.await.unwrap().outcome(), "ok");
     }
