@@ -49,7 +49,6 @@ use crate::fleet::Told;
 use crate::image;
 use crate::metrics;
 use crate::mirror::Keeper;
-use crate::source::SourceKind;
 use crate::state::{PodRecord, Termination};
 use crate::view::{Decision, View, Waiting, unix_ns};
 use crate::volumes::MountedVolumes;
@@ -618,15 +617,13 @@ impl Worker {
 
     // Hands a status over where it says something new; the record of it comes first.
     pub(crate) fn report(&mut self, status: PodStatus, finished: bool) {
-        let said = {
-            let desired = self.desired.borrow();
-            let object = desired.mirror.as_ref().unwrap_or(&self.pod);
-            Reported {
-                status: status.clone(),
-                finished,
-                api_uid: object.metadata.uid.clone().unwrap_or_default(),
-                deleting: object.metadata.deletion_timestamp.is_some(),
-            }
+        let mirror = self.desired().mirror;
+        let object = Arc::clone(mirror.as_ref().unwrap_or(&self.pod));
+        let said = Reported {
+            status: status.clone(),
+            finished,
+            api_uid: object.metadata.uid.clone().unwrap_or_default(),
+            deleting: object.metadata.deletion_timestamp.is_some(),
         };
         if self.reported.as_ref() == Some(&said) {
             return;
@@ -635,10 +632,8 @@ impl Worker {
         self.record.status = Some(status.clone());
         self.save();
         self.version += 1;
-        let desired = self.desired.borrow();
-        let object = desired.mirror.as_ref().unwrap_or(&self.pod);
         let is_static = pods::is_static(&self.pod);
-        if self.ctx.has_api && (!is_static || desired.mirror.is_some()) {
+        if self.ctx.has_api && (!is_static || mirror.is_some()) {
             let json = |s: Option<&PodStatus>| s.and_then(|s| serde_json::to_vec(s).ok()).unwrap_or_default();
             let update = status_wire::PodStatusUpdate {
                 uid: self.pod_ref.uid.to_string(),
@@ -657,7 +652,6 @@ impl Worker {
             };
             self.ctx.statuses.report(&self.pod_ref.uid, update);
         }
-        drop(desired);
         self.reported = Some(said);
     }
 
@@ -726,13 +720,18 @@ impl Worker {
         self.ctx.views.wait(&self.pod_ref.uid, Some(Waiting::of(&wait, self.ctx.clock.wall())));
     }
 
+    // A copy: with one guard held, a second one would never be given behind a table that waits to write.
+    pub(super) fn desired(&self) -> Desired {
+        self.desired.borrow().clone()
+    }
+
     pub(super) fn show(&mut self, between: bool) {
         let mut pod = (*self.pod).clone();
         if let Some(status) = &self.record.status {
             pod.status = Some(status.clone());
         }
-        let end = self.desired.borrow().pod.metadata.deletion_timestamp.clone();
-        pod.metadata.deletion_timestamp = end;
+        let desired = self.desired();
+        pod.metadata.deletion_timestamp.clone_from(&desired.pod.metadata.deletion_timestamp);
         let old = self.ctx.views.get(&self.pod_ref.uid);
         // The same wait goes on: it began when it was first seen.
         if let (Some(new), Some(old)) = (self.waiting.as_mut(), old.as_ref().and_then(|v| v.waiting.as_ref()))
@@ -748,21 +747,15 @@ impl Worker {
         };
         let view = View {
             pod_ref: self.pod_ref.clone(),
-            source: self.source(),
+            source: desired.source,
             pod: Arc::new(pod),
             worker: self.phase(),
-            is_removed: self.desired.borrow().removed,
+            is_removed: desired.removed,
             waiting,
             decision: self.decision.clone(),
             created_unix_ns: self.accepted_unix_ns,
             resource_version: self.ctx.statuses.written(&self.pod_ref.uid),
-            mirror_uid: self
-                .desired
-                .borrow()
-                .mirror
-                .as_ref()
-                .and_then(|m| m.metadata.uid.clone())
-                .unwrap_or_default(),
+            mirror_uid: desired.mirror.and_then(|m| m.metadata.uid.clone()).unwrap_or_default(),
             version: 0,
         };
         let same = old.is_some_and(|o| {
@@ -776,10 +769,6 @@ impl Worker {
         if !same {
             self.ctx.views.show(&self.pod_ref.uid, view);
         }
-    }
-
-    fn source(&self) -> SourceKind {
-        self.desired.borrow().source
     }
 
     // Takes note of what a decision saw and said.

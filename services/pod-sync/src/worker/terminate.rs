@@ -101,7 +101,7 @@ impl Worker {
             self.report(status, true);
         }
         let ack = self.ctx.statuses.ack(&self.pod_ref.uid, self.version);
-        let refused = self.desired.borrow().rejected.clone();
+        let refused = self.desired().rejected;
         // A mirror that is gone says nothing about its static pod.
         let is_static = pods::is_static(&self.pod);
         let gone = clean || !is_static && matches!(ack, Some(Ack::Deleted | Ack::Gone | Ack::UidMismatch));
