@@ -6,9 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Path as UrlPath, State};
+use axum::extract::{Path as UrlPath, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
 use parking_lot::Mutex;
 use quintlet_localnode::host;
 use quintlet_localnode::oci::{self, Entry, Image};
@@ -32,6 +34,8 @@ pub struct Registry {
 struct Shared {
     content: Mutex<Content>,
     open: watch::Sender<bool>,
+    /// The header that is wanted of everybody.
+    wanted: Mutex<Option<String>>,
 }
 
 #[derive(Debug, Default)]
@@ -53,11 +57,16 @@ impl Registry {
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a loopback port is free");
         let address = listener.local_addr().expect("a bound socket has an address");
-        let shared = Arc::new(Shared { content: Mutex::default(), open: watch::Sender::new(true) });
+        let shared = Arc::new(Shared {
+            content: Mutex::default(),
+            open: watch::Sender::new(true),
+            wanted: Mutex::default(),
+        });
         let router = Router::new()
             .route("/v2/", axum::routing::get(async || ()))
             .route("/v2/{name}/manifests/{reference}", axum::routing::get(manifest))
             .route("/v2/{name}/blobs/{digest}", axum::routing::get(blob))
+            .layer(middleware::from_fn_with_state(Arc::clone(&shared), admit))
             .with_state(Arc::clone(&shared));
         let task = quintlet_kit::task::spawn("registry", async move {
             // It serves until the task is aborted.
@@ -104,6 +113,12 @@ impl Registry {
         content.blobs.extend(blobs);
     }
 
+    /// From now on everybody has to say this.
+    pub fn require(&self, user: &str, password: &str) {
+        let pair = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
+        *self.shared.wanted.lock() = Some(format!("Basic {pair}"));
+    }
+
     /// How often it was asked what a tag is.
     #[must_use]
     pub fn resolved(&self, image: &str) -> usize {
@@ -148,6 +163,16 @@ fn files(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
             (path.expect("a tar just made"), bytes)
         })
         .collect()
+}
+
+async fn admit(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    let said = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let is_refused = shared.wanted.lock().as_deref().is_some_and(|wanted| said != Some(wanted));
+    if is_refused {
+        let how = [(header::WWW_AUTHENTICATE, "Basic realm=\"tests\"")];
+        return (StatusCode::UNAUTHORIZED, how).into_response();
+    }
+    next.run(request).await
 }
 
 async fn manifest(

@@ -1,7 +1,10 @@
-//! What pods ask for beside containers, on a real runtime: order, sysctls, runtime classes, user namespaces, image volumes.
+//! What pods ask for beside containers, on a real runtime: order, sysctls, user namespaces, image volumes, pull secrets, a place on
+//! the node, an end in time.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
+use base64::Engine as _;
 use quintlet_e2e::node::NODE;
+use quintlet_e2e::registry::Registry;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
 use quintlet_localnode::images;
@@ -176,5 +179,87 @@ async fn what_a_pod_wants_of_its_sandbox_is_had_or_refused_as_the_runtime_can() 
         let text = "can't set `spec.hostUsers: false`, runtime does not support user namespaces";
         until("the refusal", LONG, async || event("mapped", text)).await;
     }
+    node.down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn images_with_a_password_run_for_who_has_it_alone() {
+    let registry = Registry::start().await;
+    registry.push("secret:1");
+    registry.require("somebody", "right");
+    let node = Node::start(Options::with_api("features-secrets")).await;
+    let api = node.api();
+    let image = registry.reference("secret:1");
+    let pod = |name: &str, secret: Option<&str>| {
+        let mut pod = pods::sleeper(name);
+        pod["spec"]["containers"][0]["image"] = json!(image);
+        if let Some(secret) = secret {
+            pod["spec"]["imagePullSecrets"] = json!([{"name": secret}]);
+        }
+        pods::bound(pod)
+    };
+    for (name, password) in [("good", "right"), ("bad", "wrong")] {
+        let auth = base64::engine::general_purpose::STANDARD.encode(format!("somebody:{password}"));
+        let host = image.split('/').next().unwrap();
+        let config = json!({"auths": {host: {"auth": auth}}}).to_string();
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "default"},
+            "type": "kubernetes.io/dockerconfigjson",
+            "data": {".dockerconfigjson": base64::engine::general_purpose::STANDARD.encode(config)},
+        });
+        api.create("secrets", "default", secret).unwrap();
+    }
+    api.create_pod(pod("without", None));
+    api.create_pod(pod("wrong", Some("bad")));
+    let fails = |p: &Value| ["ErrImagePull", "ImagePullBackOff"].contains(&waiting(p).0);
+    wait_api(&node, "without", fails).await;
+    wait_api(&node, "wrong", fails).await;
+    api.create_pod(pod("right", Some("good")));
+    wait_api(&node, "right", is_ready).await;
+    // The image is on the node now, and still not for everybody.
+    api.create_pod(pod("late", None));
+    wait_api(&node, "late", fails).await;
+    node.down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_gets_its_place_and_a_critical_one_that_of_another_and_time_ends_one() {
+    let node = Node::start(Options::with_api("features-place")).await;
+    let api = node.api();
+    let object =
+        api.wait_for("nodes", "", NODE, LONG, |n| n["status"]["allocatable"]["cpu"].is_string()).await;
+    let cpu: u32 = object["status"]["allocatable"]["cpu"].as_str().unwrap().parse().unwrap();
+    let wants = |name: &str, cpu: u32| {
+        // One that ends well when it is asked to has succeeded, whoever asked.
+        let mut pod = pods::script(name, "trap 'exit 143' TERM; sleep 100000 & wait");
+        pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": cpu.to_string()}});
+        pods::bound(pod)
+    };
+    api.create_pod(wants("fits", cpu));
+    wait_api(&node, "fits", is_ready).await;
+    api.create_pod(wants("late", 1));
+    let refused = wait_api(&node, "late", |p| p["status"]["phase"] == "Failed").await;
+    assert_eq!(refused["status"]["reason"], "OutOfcpu", "{refused:#}");
+
+    let mut critical = wants("critical", 1);
+    critical["metadata"]["namespace"] = json!("kube-system");
+    critical["spec"]["priorityClassName"] = json!("system-node-critical");
+    critical["spec"]["priority"] = json!(2_000_001_000);
+    api.create_pod(critical);
+    let evicted = wait_api(&node, "fits", |p| p["status"]["phase"] == "Failed").await;
+    assert_eq!(evicted["status"]["reason"], "Preempting", "{evicted:#}");
+    api.wait_for("pods", "kube-system", "critical", LONG, is_ready).await;
+
+    let mut timed = pods::script("timed", "trap 'exit 143' TERM; sleep 100000 & wait");
+    timed["spec"]["activeDeadlineSeconds"] = json!(2);
+    api.create_pod(pods::bound(timed));
+    let ended = wait_api(&node, "timed", |p| p["status"]["phase"] == "Failed").await;
+    assert_eq!(ended["status"]["reason"], "DeadlineExceeded", "{ended:#}");
+
+    // Left by nobody knows whom: no pod has this UID.
+    let orphan = node.root_dir().join("pods/0d1f7cbe-7a55-4a3e-9d77-6a27cf6a3c11");
+    std::fs::create_dir_all(orphan.join("plugins/kubernetes.io~empty-dir/wrapped")).unwrap();
+    until("the orphaned directory is removed", LONG, async || if orphan.exists() { Err(()) } else { Ok(()) })
+        .await;
     node.down().await;
 }
