@@ -21,6 +21,7 @@ pub mod host;
 pub mod life;
 pub mod limits;
 pub mod log_query;
+pub mod measured;
 pub mod metrics;
 pub mod node;
 pub mod pods;

@@ -12,11 +12,11 @@ use jiff::Timestamp;
 use k8s_cri::v1;
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::lists;
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, error, json as json_answer, with_type};
 use crate::host;
+use crate::measured;
 use crate::metrics::CONTENT_TYPE;
 use crate::node::Node;
 use crate::pods_group;
@@ -150,18 +150,7 @@ impl Stats {
     }
 
     async fn pods(&self, node: &Node) -> Result<Vec<Pod>, tonic::Status> {
-        let (stats, views) = tokio::join!(
-            async {
-                let mut pods = Vec::new();
-                let kept = |s: v1::PodSandboxStats| Some((s.attributes?.metadata?, s.linux?));
-                let take = |message: v1::ListPodSandboxStatsResponse| {
-                    pods.extend(message.stats.into_iter().filter_map(kept));
-                };
-                let request = tonic::Request::new(v1::ListPodSandboxStatsRequest::default());
-                lists::SANDBOX_STATS.each(node.cri(), request, take).await.map(|_| pods)
-            },
-            node.pods()
-        );
+        let (stats, views) = tokio::join!(measured::all(node), node.pods());
         let objects: BTreeMap<String, Value> =
             views?.into_iter().map(|v| (v.uid, serde_json::from_slice(&v.pod).unwrap_or_default())).collect();
         let pods = stats?.into_iter().map(|(metadata, stats)| Pod {

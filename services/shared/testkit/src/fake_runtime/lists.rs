@@ -139,6 +139,7 @@ pub(super) fn sandbox_stats(s: &SandboxRecord) -> v1::PodSandboxStats {
             labels: s.status.labels.clone(),
             annotations: s.status.annotations.clone(),
         }),
+        linux: Some(v1::LinuxPodSandboxStats::default()),
         ..Default::default()
     }
 }

@@ -1,0 +1,108 @@
+//! What the runtime measured of its pods.
+
+use futures::stream::{self, StreamExt as _};
+use k8s_cri::v1;
+use quintlet_kit::lists;
+use tonic::{Code, Request, Status};
+
+use crate::node::Node;
+
+/// Pods asked for at once, where the list does not come.
+const AT_ONCE: usize = 8;
+
+/// A pod as the runtime knows it, and what it measured.
+pub type Measured = (v1::PodSandboxMetadata, v1::LinuxPodSandboxStats);
+
+/// All pods of which the runtime has figures.
+///
+/// containerd 1.6 gives no list at all while it keeps one sandbox that has ended and whose cgroup is gone, as of every pod
+/// that has finished: then those that are ready are asked for one by one.
+///
+/// # Errors
+/// The runtime does not answer, or has no figures of any pod.
+pub async fn all(node: &Node) -> Result<Vec<Measured>, Status> {
+    let mut listed = Vec::new();
+    let take = |message: v1::ListPodSandboxStatsResponse| {
+        listed.extend(message.stats.into_iter().filter_map(kept));
+    };
+    let request = Request::new(v1::ListPodSandboxStatsRequest::default());
+    match lists::SANDBOX_STATS.each(node.cri(), request, take).await {
+        Ok(_) => Ok(listed),
+        // Nobody to ask, or too slow as it is.
+        Err(status) if matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded) => Err(status),
+        Err(status) => {
+            tracing::debug!(%status, "no list of statistics, pods are asked for one by one");
+            one_by_one(node, status).await
+        }
+    }
+}
+
+fn kept(stats: v1::PodSandboxStats) -> Option<Measured> {
+    Some((stats.attributes?.metadata?, stats.linux?))
+}
+
+async fn one_by_one(node: &Node, why: Status) -> Result<Vec<Measured>, Status> {
+    let mut ready = Vec::new();
+    let state = v1::PodSandboxStateValue { state: v1::PodSandboxState::SandboxReady.into() };
+    let filter = v1::PodSandboxFilter { state: Some(state), ..Default::default() };
+    let take = |message: v1::ListPodSandboxResponse| {
+        ready.extend(message.items.into_iter().map(|sandbox| sandbox.id));
+    };
+    let request = Request::new(v1::ListPodSandboxRequest { filter: Some(filter) });
+    lists::SANDBOXES.each(node.cri(), request, take).await?;
+    let ask = |pod_sandbox_id| {
+        let mut runtime = node.runtime();
+        async move { runtime.pod_sandbox_stats(v1::PodSandboxStatsRequest { pod_sandbox_id }).await }
+    };
+    let answers: Vec<_> = stream::iter(ready).map(ask).buffer_unordered(AT_ONCE).collect().await;
+    // One that ended meanwhile has none; all of them have not ended.
+    if !answers.is_empty() && answers.iter().all(Result::is_err) {
+        return Err(why);
+    }
+    Ok(answers.into_iter().filter_map(|answer| kept(answer.ok()?.into_inner().stats?)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use quintlet_kit::paths::{CriSocket, Paths};
+    use quintlet_testkit::fake_runtime::{FakeRuntime, Method, Options};
+
+    use super::*;
+
+    const GONE: &str = "failed to load sandbox cgroup /kubepods/pod1: cgroups: cgroup deleted";
+
+    fn with_two_pods(dir: &std::path::Path) -> (FakeRuntime, Node) {
+        let paths = Paths::new(dir);
+        let runtime = FakeRuntime::start(&paths.cri(CriSocket::NodeApi), Options::silent()).unwrap();
+        runtime.add_sandbox("u1", "runs", "default", 0);
+        let done = runtime.add_sandbox("u2", "done", "default", 0);
+        runtime.edit_sandbox(&done, |s| s.state = v1::PodSandboxState::SandboxNotready.into());
+        (runtime, Node::new(paths))
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_has_finished_does_not_take_the_figures_of_the_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let (runtime, node) = with_two_pods(dir.path());
+        assert_eq!(all(&node).await.unwrap().len(), 2, "the list");
+        assert_eq!(runtime.count(Method::PodSandboxStats), 0);
+        runtime.fail(Method::ListPodSandboxStats, Code::Unknown, GONE, 1);
+        let found = all(&node).await.unwrap();
+        let names: Vec<&str> = found.iter().map(|(metadata, _)| metadata.name.as_str()).collect();
+        assert_eq!(names, ["runs"]);
+        assert_eq!(runtime.count(Method::PodSandboxStats), 1, "one that has ended has no figures");
+    }
+
+    #[tokio::test]
+    async fn a_runtime_without_figures_of_any_pod_is_told_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let (runtime, node) = with_two_pods(dir.path());
+        runtime.fail(Method::ListPodSandboxStats, Code::Unknown, GONE, 1);
+        runtime.fail(Method::PodSandboxStats, Code::Unknown, "other", 1);
+        assert_eq!(all(&node).await.unwrap_err().message(), GONE);
+        runtime.fail(Method::ListPodSandboxStats, Code::Unavailable, "away", 1);
+        runtime.forget_calls();
+        assert_eq!(all(&node).await.unwrap_err().message(), "away");
+        assert_eq!(runtime.count(Method::PodSandboxStats), 0);
+    }
+}
