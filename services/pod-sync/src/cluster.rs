@@ -67,7 +67,9 @@ where
 }
 
 fn may_be_lag(status: &kube::core::Status) -> bool {
-    let of_pod = || status.details.as_ref().is_some_and(|details| details.kind == "pods");
+    // Its storage says pods, its NodeRestriction pod.
+    let of_pod =
+        || status.details.as_ref().is_some_and(|details| matches!(details.kind.as_str(), "pods" | "pod"));
     status.code == 403 || status.code == 404 && of_pod()
 }
 
@@ -323,6 +325,16 @@ mod tests {
         objects.config_map("default", "c").await.unwrap();
         objects.secret("default", "s").await.unwrap();
         Tokens(api.client()).request(&key).await.unwrap();
+    }
+
+    #[test]
+    fn a_pod_that_is_not_found_may_be_one_that_the_server_does_not_know_yet() {
+        let not_found = |kind: &str| -> kube::core::Status {
+            serde_json::from_value(json!({"status": "Failure", "code": 404, "details": {"kind": kind}}))
+                .unwrap()
+        };
+        assert!(may_be_lag(&not_found("pods")) && may_be_lag(&not_found("pod")));
+        assert!(!may_be_lag(&not_found("configmaps")));
     }
 
     #[tokio::test]

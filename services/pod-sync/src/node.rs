@@ -312,7 +312,7 @@ pub fn node_object(
     let container_runtime = if runtime.name.is_empty() {
         "Unknown".to_owned()
     } else {
-        format!("{}://{}", runtime.name, runtime.version)
+        format!("{}://{}", runtime.name, node_status::plain_version(&runtime.version))
     };
     let capacity = capacity(settings);
     Node {

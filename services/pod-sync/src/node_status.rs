@@ -98,6 +98,19 @@ pub fn of_runtime(
     status.declared_features = Some(declared.map(str::to_owned).collect());
 }
 
+/// A runtime's version as the kubelet tells it (component-base/version ParseGeneric): `1.6.20~ds1` of a distribution is 1.6.20,
+/// `v2.1.0-rc.1` is 2.1.0-rc.1.
+#[must_use]
+pub fn plain_version(version: &str) -> &str {
+    let text = version.trim().trim_start_matches('v');
+    let numbers = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let is_semantic = text[numbers..].starts_with(['-', '+'])
+        && text[numbers..].chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '+' | '.'));
+    let plain = if is_semantic { text } else { text[..numbers].trim_end_matches('.') };
+    // One that is no version is told as it is.
+    if plain.starts_with(|c: char| c.is_ascii_digit()) { plain } else { version }
+}
+
 /// Features that the node tells of, in the order of the alphabet.
 #[must_use]
 pub fn declared(has_node_api: bool) -> Vec<&'static str> {
@@ -153,6 +166,22 @@ mod tests {
         for feature in REGISTRY.iter().chain(&DECLARED) {
             let gate = quintlet_config::table::GATES.iter().find(|g| g.name == *feature);
             assert_eq!(gate.map(|g| g.fixed), Some(DECLARED.contains(feature)), "{feature}");
+        }
+    }
+
+    #[test]
+    fn a_version_is_told_without_what_a_distribution_adds() {
+        let cases = [
+            ("1.6.20~ds1", "1.6.20"),
+            ("v2.1.0-rc.1", "2.1.0-rc.1"),
+            ("1.7.24+unknown", "1.7.24+unknown"),
+            ("2.1", "2.1"),
+            ("1.6.20 (Debian)", "1.6.20"),
+            ("unknown", "unknown"),
+            ("", ""),
+        ];
+        for (told, want) in cases {
+            assert_eq!(plain_version(told), want, "{told}");
         }
     }
 

@@ -59,6 +59,13 @@ pub fn pod_status(uid: &str, base: &Value, merged: &Value, trust: Base) -> Optio
     if status.is_empty() {
         return None;
     }
+    // Nothing equals an empty object and makes no patch; but `resources: {}` is what the kubelet shows.
+    for (field, new) in merged.as_object().into_iter().flatten() {
+        let is_empty_object = new.as_object().is_some_and(Map::is_empty);
+        if is_empty_object && present(base, field).is_none() && !FOREIGN_FIELDS.contains(&field.as_str()) {
+            status.insert(field.clone(), new.clone());
+        }
+    }
     let status = match trust {
         Base::Known => status,
         Base::Claimed => complete(status.remove("conditions"), merged),
@@ -203,7 +210,7 @@ mod tests {
     fn nothing_changed_is_no_patch() {
         let base = json!({"phase": "Running", "message": "", "podIPs": [], "conditions": [{"type": "Ready", "status": "True", "lastProbeTime": null}],
             "containerStatuses": [{"name": "a", "lastState": {}, "imageID": ""}], "resourceClaimStatuses": [{"name": "c"}]});
-        let merged = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [{"name": "a"}]});
+        let merged = json!({"phase": "Running", "resources": {}, "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [{"name": "a"}]});
         for trust in [Base::Known, Base::Claimed] {
             assert_eq!(pod_status("u", &base, &merged, trust), None);
         }
@@ -259,6 +266,12 @@ mod tests {
                 json!({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}),
                 json!({"resources": {"limits": {"cpu": "2"}}}),
                 json!({"resources": {"limits": {"cpu": "2", "memory": null}}}),
+            ),
+            (
+                "an empty object comes along",
+                json!({"phase": "Pending"}),
+                json!({"phase": "Running", "resources": {}}),
+                json!({"phase": "Running", "resources": {}}),
             ),
         ];
         for (name, base, merged, want) in cases {
