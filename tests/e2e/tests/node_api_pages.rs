@@ -130,7 +130,7 @@ async fn pages_tell_of_the_pods_and_of_all_services() {
     );
     assert_eq!(config["authorization"]["mode"], "Webhook", "{config}");
     for (path, word) in
-        [("/statusz", "Binary version"), ("/flagz", "anonymous-auth=false"), ("/logs/", "<pre>")]
+        [("/statusz", "Binary version"), ("/flagz", "anonymous-auth: false"), ("/logs/", "<pre>")]
     {
         let text = page(&node, path).await.unwrap();
         assert!(text.contains(word), "{path}: {text}");

@@ -127,7 +127,10 @@ fn proxy_fault(why: impl std::fmt::Display) -> Answer {
 /// There is none, or pod-sync does not answer.
 async fn pod(state: &State, target: &Target, unlike: &str) -> Result<(Value, String), Answer> {
     let view = state.node.pod(&target.namespace, &target.pod).await;
-    let view = view.map_err(|status| fault(format!("pod-sync: {}", status.message())))?;
+    // In the runtime's form: kubectl reads `pod-sync: why` as YAML of an empty Status and tells nothing.
+    let view = view.map_err(|status| {
+        fault(format!("rpc error: code = {:?} desc = pod-sync: {}", status.code(), status.message()))
+    })?;
     let view = view.ok_or_else(|| text(StatusCode::NOT_FOUND, "pod does not exist"))?;
     let pod: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
     // The API server knows a static pod by the UID of its copy.

@@ -90,8 +90,9 @@ impl Settings {
                 self.flags.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
             return json_answer(versioned("Flagz", version, json!({"flags": flags})).to_string());
         }
-        let lines: Vec<String> = self.flags.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        text(StatusCode::OK, format!("\nkubelet flagz\n{WARNING}\n\n{}\n", lines.join("\n")))
+        let lines: Vec<String> =
+            self.flags.iter().map(|(name, value)| format!("{name}: {value}\n")).collect();
+        text(StatusCode::OK, format!("\nkubelet flagz\n{WARNING}\n{}", lines.concat()))
     }
 
     /// `/statusz`: as text, or as JSON where that is what is asked for.
@@ -107,10 +108,14 @@ impl Settings {
             });
             return json_answer(versioned("Statusz", version, status).to_string());
         }
+        let minutes = up.as_secs() / 60;
         let body = format!(
-            "\nkubelet statusz\n{WARNING}\n\nStarted: {started}\nUp: {}\nBinary version: {}\n\
-             Paths: {}\n",
-            humantime::format_duration(Duration::from_secs(up.as_secs())),
+            "\nkubelet statusz\n{WARNING}\n\nStarted  {}\nUp  {} hr {:02} min {:02} sec\nBinary version  {}\n\
+             Paths  {}\n",
+            started.strftime("%a %b %e %H:%M:%S UTC %Y"),
+            minutes / 60,
+            minutes % 60,
+            up.as_secs() % 60,
             env!("CARGO_PKG_VERSION"),
             PATHS.join(" ")
         );
@@ -206,15 +211,23 @@ mod tests {
             String::from_utf8(body.to_vec()).unwrap()
         };
         let text = body(None).await;
-        let mut shown: Vec<&str> = text.lines().skip(4).filter_map(|l| Some(l.split_once('=')?.0)).collect();
+        let mut shown: Vec<&str> = text.lines().skip(3).filter_map(|l| Some(l.split_once(": ")?.0)).collect();
         shown.sort_unstable();
         assert_eq!(shown, wanted);
-        assert!(text.contains("\ntls-cipher-suites=A,B\n"), "{text}");
+        assert!(text.contains("\ntls-cipher-suites: A,B\n"), "{text}");
         let json: Value =
             serde_json::from_str(&body(Some("application/json;v=v1alpha1;g=config.k8s.io;as=Flagz")).await)
                 .unwrap();
         assert_eq!((&json["kind"], &json["flags"]["hostname-override"]), (&json!("Flagz"), &json!("n1")));
         assert_eq!(json["apiVersion"], "config.k8s.io/v1alpha1");
+        // As a kubelet 1.36.2 wrote it.
+        let at = "2026-11-21T21:22:38Z".parse().unwrap();
+        let page = settings.statusz(at, Duration::from_secs(242), None).into_body().collect().await.unwrap();
+        let page = String::from_utf8(page.to_bytes().to_vec()).unwrap();
+        assert!(
+            page.contains("\n\nStarted  Sat Nov 21 21:18:36 UTC 2026\nUp  0 hr 04 min 02 sec\n"),
+            "{page}"
+        );
         let up =
             settings.statusz(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(3), Some("application/json"));
         let body = up.into_body().collect().await.unwrap().to_bytes();
