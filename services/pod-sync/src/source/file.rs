@@ -42,13 +42,13 @@ impl Reader {
     }
 
     /// Reads everything. What cannot be used is a problem of its file alone; the pods of a file that fails stay until the
-    /// next read by period. A path that is there and cannot be read changes no pod at all.
+    /// next read by period. A path that is there and cannot be read changes no pod at all; a missing one has none.
     pub fn read(&mut self, why: Occasion) -> Update {
         let (files, is_directory) = match std::fs::metadata(&self.path) {
+            // Most nodes of a cluster have no manifests: that is no fault.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 self.good.clear();
-                let problems = vec![problem(&self.path, format!("cannot be read: {e}"))];
-                return Update::Snapshot(Snapshot { problems, ..Snapshot::default() });
+                return Update::Snapshot(Snapshot::default());
             }
             Err(e) => return Update::Problems(vec![problem(&self.path, format!("cannot be read: {e}"))]),
             Ok(meta) if meta.is_file() => (vec![self.path.clone()], false),
@@ -159,6 +159,7 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
     // One slot: an event only says "look again".
     let (wake, mut woken) = mpsc::channel::<()>(1);
     let mut watcher = None;
+    let mut is_missing = false;
     let reader = Arc::new(Mutex::new(Reader::new(path.clone(), node)));
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -176,9 +177,13 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
                 Occasion::Event
             }
         };
-        if !path.exists() {
+        let was_missing = std::mem::replace(&mut is_missing, !path.exists());
+        if is_missing {
             // A directory that comes back is another inode: watch it anew.
             watcher = None;
+            if !was_missing {
+                tracing::info!(path = %path.display(), "no manifests: the path does not exist, it is looked for");
+            }
         }
         let read = {
             let reader = Arc::clone(&reader);
@@ -298,7 +303,7 @@ mod tests {
             assert_eq!((pods, problems.len()), (None, 1), "{why:?}");
         }
         std::fs::remove_file(&file).unwrap();
-        assert_eq!(said(single.read(Occasion::Event)).0, Some(vec![]), "it is missing");
+        assert_eq!(said(single.read(Occasion::Event)), (Some(vec![]), vec![]), "it is missing");
 
         // Root reads everything: a link to itself is what cannot be looked at.
         let odd = dir.path().join("odd");

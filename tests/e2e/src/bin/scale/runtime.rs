@@ -6,9 +6,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::{ContainerState, ContainerStatusRequest};
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Options};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tonic::transport::Channel;
 
 use crate::{Args, Exit, now};
 
@@ -108,6 +111,23 @@ pub(crate) async fn serve(socket: &Path, args: &FakeArgs) -> anyhow::Result<()> 
         out.write_all(format!("{id} {at}\n").as_bytes()).await?;
     }
     Ok(())
+}
+
+/// Asks until the runtime says that the container has exited; how long after its exit that was, in nanoseconds.
+pub(crate) async fn says_exited(
+    mut client: RuntimeServiceClient<Channel>,
+    (id, at): Exit,
+) -> anyhow::Result<u64> {
+    let deadline = at + u64::try_from(crate::LIMIT.as_nanos())?;
+    while now() < deadline {
+        let request = ContainerStatusRequest { container_id: id.clone(), verbose: false };
+        let status = client.container_status(request).await?.into_inner().status.context("a status")?;
+        if status.state() == ContainerState::ContainerExited {
+            return Ok(now().saturating_sub(at));
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    anyhow::bail!("the runtime never says that {id} has exited")
 }
 
 /// That process, seen from the other end.
