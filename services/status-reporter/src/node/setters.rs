@@ -340,7 +340,9 @@ pub fn weigh(live: &Value, desired: &Value) -> Weight {
         all.sort();
         all
     };
-    if statuses(live) != statuses(desired) {
+    // Nobody finds a node without an address: its first is not waited for.
+    let has_address = |node: &Value| !list(&node["status"], "addresses").is_empty();
+    if statuses(live) != statuses(desired) || has_address(desired) && !has_address(live) {
         return Weight::Turned;
     }
     if patch(live, desired, false).is_some() { Weight::Changed } else { Weight::Nothing }
@@ -653,6 +655,9 @@ mod tests {
         moved.node["status"]["capacity"]["memory"] = json!("2Gi");
         let (moved, _) = desired(&node, &[moved], &Readiness::Ready, NOW);
         assert_eq!(weigh(&node, &moved), Weight::Changed);
+        let mut nowhere = node.clone();
+        nowhere["status"]["addresses"] = json!([]);
+        assert_eq!(weigh(&nowhere, &node), Weight::Turned, "the first address");
         let mut same = facts(3, &[]);
         same.node["status"]["capacity"]["memory"] = json!("1024Mi");
         let (same, _) = desired(&node, &[same], &Readiness::Ready, NOW);
