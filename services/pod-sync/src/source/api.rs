@@ -11,12 +11,15 @@ use kube::api::Api;
 use kube::runtime::watcher;
 use parking_lot::RwLock;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Snapshot, SourceKind, SourceSender, Update};
 
 /// While the API server refuses, it is asked again at most this often (DESIGN, invariant 9).
 const RETRY: Duration = Duration::from_secs(1);
+/// How often a watch that does not work is told of.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
 
 /// Watches the pods bound to `node` and sends the whole set after every change. Nothing is sent before the first
 /// complete list.
@@ -27,6 +30,7 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
     let mut pods: BTreeMap<(String, String), Arc<Pod>> = BTreeMap::new();
     let mut fresh = BTreeMap::new();
     let mut complete = false;
+    let mut broken = Broken::watch_of("pods");
     loop {
         // The watcher keeps its place when the arm is dropped: stop is the only other one.
         let event = tokio::select! {
@@ -51,10 +55,7 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
                 pods.remove(&key(&pod));
             }
             Err(e) => {
-                tracing::warn!(
-                    error = quintlet_kit::error_chain(&e),
-                    "watch of pods broke, it goes on by itself"
-                );
+                broken.tell(&e);
                 tokio::select! {
                     () = stop.cancelled() => return,
                     () = tokio::time::sleep(RETRY) => continue,
@@ -124,7 +125,8 @@ impl ClusterView {
         futures::pin_mut!(stream);
         let mut fresh = BTreeMap::new();
         let named = |class: RuntimeClass| (class.metadata.name.unwrap_or_default(), class.handler);
-        while let Some(event) = next(&mut stream, &stop).await {
+        let mut broken = Broken::watch_of("runtime classes");
+        while let Some(event) = next(&mut stream, &mut broken, &stop).await {
             match event {
                 watcher::Event::Init => fresh.clear(),
                 watcher::Event::InitApply(class) => fresh.extend([named(class)]),
@@ -159,7 +161,8 @@ impl ClusterView {
         let stream = watcher(Api::<Node>::all(client), config);
         futures::pin_mut!(stream);
         let mut seen = None;
-        while let Some(event) = next(&mut stream, &stop).await {
+        let mut broken = Broken::watch_of("the node");
+        while let Some(event) = next(&mut stream, &mut broken, &stop).await {
             match event {
                 watcher::Event::Init => seen = None,
                 watcher::Event::InitApply(node) => seen = Some(Arc::new(node)),
@@ -179,7 +182,8 @@ impl ClusterView {
         let key = |s: &Service| {
             (s.metadata.namespace.clone().unwrap_or_default(), s.metadata.name.clone().unwrap_or_default())
         };
-        while let Some(event) = next(&mut stream, &stop).await {
+        let mut broken = Broken::watch_of("services");
+        while let Some(event) = next(&mut stream, &mut broken, &stop).await {
             match event {
                 watcher::Event::Init => fresh.clear(),
                 watcher::Event::InitApply(mut s) => {
@@ -201,7 +205,36 @@ impl ClusterView {
     }
 }
 
-async fn next<K, S>(stream: &mut S, stop: &CancellationToken) -> Option<watcher::Event<K>>
+/// Tells of a watch that does not work: an API server may be away for hours.
+#[derive(Debug)]
+struct Broken {
+    of: &'static str,
+    said: Option<Instant>,
+    held_back: u32,
+}
+
+impl Broken {
+    fn watch_of(of: &'static str) -> Self {
+        Self { of, said: None, held_back: 0 }
+    }
+
+    fn tell(&mut self, error: &watcher::Error) {
+        if self.said.is_some_and(|at| at.elapsed() < TELL_AGAIN) {
+            self.held_back += 1;
+            return;
+        }
+        self.said = Some(Instant::now());
+        let held_back = std::mem::take(&mut self.held_back);
+        let error = quintlet_kit::error_chain(error);
+        tracing::warn!(error, held_back, "watch of {} broke, it goes on by itself", self.of);
+    }
+}
+
+async fn next<K, S>(
+    stream: &mut S,
+    broken: &mut Broken,
+    stop: &CancellationToken,
+) -> Option<watcher::Event<K>>
 where
     S: futures::Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Unpin,
 {
@@ -213,7 +246,7 @@ where
         match item {
             Ok(event) => return Some(event),
             Err(e) => {
-                tracing::warn!(error = quintlet_kit::error_chain(&e), "watch broke, it goes on by itself");
+                broken.tell(&e);
                 tokio::select! {
                     () = stop.cancelled() => return None,
                     () = tokio::time::sleep(RETRY) => {}

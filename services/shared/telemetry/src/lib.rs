@@ -30,8 +30,8 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What libraries tell of failures that their callers handle and tell of themselves: the client of the API server logs
-/// each refused connection as an error. Whoever names a target gets it nevertheless.
-const QUIET: &str = "kube_client::client::builder=off";
+/// each refused connection as an error, its watcher each refusal. Whoever names a target gets it nevertheless.
+const QUIET: [&str; 2] = ["kube_client::client::builder", "kube_runtime::watcher"];
 
 /// What [`init`] needs to know.
 #[derive(Debug, Clone, Default)]
@@ -131,8 +131,7 @@ const ALWAYS: &str = "audit=info";
 #[must_use]
 pub fn kept(service: &'static str, level: tracing::Level, lines: &Lines) -> tracing::Dispatch {
     let wanted = FilterFn::new(move |m| {
-        let quiet = QUIET.split_once('=').map_or(QUIET, |(target, _)| target);
-        is_our_span(m) || m.is_event() && *m.level() <= level && m.target() != quiet
+        is_our_span(m) || m.is_event() && *m.level() <= level && !QUIET.contains(&m.target())
     });
     let layer = logs::LogLayer::new(service, LogFormat::Json, logs::Out::Kept(lines.clone()));
     tracing_subscriber::registry().with(layer.with_filter(wanted)).into()
@@ -140,7 +139,8 @@ pub fn kept(service: &'static str, level: tracing::Level, lines: &Lines) -> trac
 
 /// Which events are logged.
 fn filter(level: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
-    EnvFilter::from_str(&format!("{QUIET},{level},{ALWAYS}"))
+    let quiet: String = QUIET.iter().map(|target| format!("{target}=off,")).collect();
+    EnvFilter::from_str(&format!("{quiet}{level},{ALWAYS}"))
 }
 
 /// Spans of the transport say nothing of pods and would push out those that do.
@@ -174,6 +174,7 @@ mod tests {
             let layer = Count(logged.clone()).with_filter(filter(level).unwrap());
             tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
                 tracing::error!(target: "kube_client::client::builder", "failed with error client error (Connect)");
+                tracing::warn!(target: "kube_runtime::watcher", "watch list error with 403");
                 tracing::warn!("the pods cannot be read");
             });
             assert_eq!(logged.load(Ordering::Relaxed), want, "{level}");
