@@ -144,6 +144,10 @@ impl Worker {
     }
 
     fn failed_mounts(&self, pod: &Pod, failures: &[VolumeFailure]) {
+        if self.cancel.is_cancelled() {
+            // What was cut failed nobody.
+            return;
+        }
         for failure in failures {
             self.ctx.events.pod(pod, EventType::Warning, "FailedMount", &failure.to_string(), "");
         }
