@@ -6,14 +6,16 @@ use std::time::Duration;
 use k8s_cri::v1::VersionRequest;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::paths::Paths;
+use quintlet_kit::server::NODE;
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
 use quintlet_proto::pleg::v1::{HealthReply, HealthRequest};
 use quintlet_proto::runtime::v1::proxy_info_client::ProxyInfoClient;
 use quintlet_proto::runtime::v1::{HintSource, ProxyInfoReply, ProxyInfoRequest};
 use serde::Serialize;
+use tonic::{Code, Response};
 use tonic_health::ServingStatus;
-use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use crate::client::Peer;
 use crate::error::Error;
@@ -105,7 +107,7 @@ async fn ask_runtime(peer: &Peer) -> Result<(), String> {
 }
 
 async fn row(peer: &Peer, paths: &Paths) -> Row {
-    let status = match check(peer).await {
+    let status = match check(peer, "").await {
         Ok(status) => status,
         Err(error) => {
             return Row {
@@ -120,6 +122,8 @@ async fn row(peer: &Peer, paths: &Paths) -> Row {
         pleg(peer).await.map(|r| judge_pleg(&r))
     } else if *peer == Peer::cri_proxy(paths) {
         proxy(peer).await.map(|r| judge_proxy(&r))
+    } else if *peer == Peer::status_reporter(paths) {
+        check(peer, NODE).await.map(judge_node)
     } else {
         Ok((true, String::new()))
     };
@@ -134,9 +138,18 @@ async fn row(peer: &Peer, paths: &Paths) -> Row {
     Row { service: peer.service.clone(), serving: serving && well, health: health.to_owned(), detail }
 }
 
-async fn check(peer: &Peer) -> Result<ServingStatus, Error> {
+/// Of a service as a whole, or of what its health calls `name`; one that it does not know is unknown.
+async fn check(peer: &Peer, name: &str) -> Result<ServingStatus, Error> {
     let mut client = HealthClient::new(peer.channel().await?);
-    let reply = peer.answer(client.check(HealthCheckRequest { service: String::new() })).await?;
+    let asked = async {
+        match client.check(HealthCheckRequest { service: name.to_owned() }).await {
+            Err(status) if status.code() == Code::NotFound => {
+                Ok(Response::new(HealthCheckResponse::default()))
+            }
+            answer => answer,
+        }
+    };
+    let reply = peer.answer(asked).await?;
     use tonic_health::pb::health_check_response::ServingStatus as Wire;
     Ok(match reply.status() {
         Wire::Serving => ServingStatus::Serving,
@@ -153,6 +166,18 @@ async fn pleg(peer: &Peer) -> Result<HealthReply, Error> {
 async fn proxy(peer: &Peer) -> Result<ProxyInfoReply, Error> {
     let mut client = ProxyInfoClient::new(peer.channel().await?);
     peer.answer(client.get(ProxyInfoRequest {})).await
+}
+
+/// Whether status-reporter can do with the Node what it is there for; without an API server there is none.
+#[must_use]
+fn judge_node(status: ServingStatus) -> (bool, String) {
+    match status {
+        ServingStatus::NotServing => {
+            (false, "the API server does not take the Node: status-reporter's log says why".to_owned())
+        }
+        ServingStatus::Serving => (true, "the API server takes the Node".to_owned()),
+        ServingStatus::Unknown => (true, String::new()),
+    }
 }
 
 /// Whether PLEG is well, and what it says.

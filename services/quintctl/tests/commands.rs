@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use quintlet_kit::paths::{CriSocket, Paths};
-use quintlet_kit::server::Server;
+use quintlet_kit::server::{HealthHandle, NODE, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
 use quintlet_proto::debug::v1::{self as debug};
@@ -255,13 +255,15 @@ impl ProxyInfo for FakeProxy {
 struct Node {
     dir: tempfile::TempDir,
     stop: CancellationToken,
+    /// What status-reporter says of itself.
+    reported: Option<HealthHandle>,
 }
 
 impl Node {
     fn start(pleg_is_healthy: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths::new(dir.path());
-        let node = Self { dir, stop: CancellationToken::new() };
+        let mut node = Self { dir, stop: CancellationToken::new(), reported: None };
         let pleg = FakePleg {
             healthy: pleg_is_healthy,
             epoch: 7,
@@ -277,7 +279,9 @@ impl Node {
             &paths.probe("probe-0"),
             Server::new("probe-service").add_service(ProbeServer::new(FakeProbe)),
         );
-        node.serve(&paths.status(), Server::new("status-reporter"));
+        let reporter = Server::new("status-reporter");
+        node.reported = Some(reporter.health());
+        node.serve(&paths.status(), reporter);
         node.serve(
             &paths.podsync(),
             Server::new("pod-sync").add_service(PodSyncServer::new(FakePodSync::default())),
@@ -365,6 +369,14 @@ async fn health_is_exit_1_unless_all_are_well() {
     let (code, out, _) = ill.run(&["health"]).await;
     assert_eq!(code, 1);
     assert!(out.contains("unhealthy  pleg was last seen active 3m5s ago"), "{out}");
+    let reported = node.reported.as_ref().unwrap();
+    reported.set_serving(NODE).await;
+    let (code, out, _) = node.run(&["health"]).await;
+    assert_eq!((code, out.contains("serving  the API server takes the Node")), (0, true), "{out}");
+    reported.set_not_serving(NODE).await;
+    let (code, out, _) = node.run(&["health"]).await;
+    assert_eq!(code, 1);
+    assert!(out.contains("unhealthy  the API server does not take the Node"), "{out}");
     std::fs::remove_file(Paths::new(node.dir.path()).status()).unwrap();
     let (code, out, _) = node.run(&["health"]).await;
     assert_eq!(code, 1);
@@ -377,7 +389,7 @@ async fn health_is_exit_1_unless_all_are_well() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_away_is_exit_69_and_a_wrong_command_line_64() {
     let dir = tempfile::tempdir().unwrap();
-    let node = Node { dir, stop: CancellationToken::new() };
+    let node = Node { dir, stop: CancellationToken::new(), reported: None };
     let socket = Paths::new(node.dir.path()).podsync();
     for args in [["pods"].as_slice(), &["explain", "web"], &["logs", "web"], &["events"], &["watch"]] {
         let (code, out, error) = node.run(args).await;
@@ -426,7 +438,7 @@ async fn watch_merges_all_streams() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_of_pleg_service_is_told_with_what_it_cost() {
-    let node = Node { dir: tempfile::tempdir().unwrap(), stop: CancellationToken::new() };
+    let node = Node { dir: tempfile::tempdir().unwrap(), stop: CancellationToken::new(), reported: None };
     let socket = Paths::new(node.dir.path()).pleg();
     let watched = std::sync::Arc::new(tokio::sync::Notify::new());
     let pleg = |epoch, stop: &CancellationToken| {
@@ -521,7 +533,7 @@ impl Debug for FakeDebug {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trace_shows_what_was_done_for_the_pod_even_when_services_are_away() {
-    let node = Node { dir: tempfile::tempdir().unwrap(), stop: CancellationToken::new() };
+    let node = Node { dir: tempfile::tempdir().unwrap(), stop: CancellationToken::new(), reported: None };
     let paths = Paths::new(node.dir.path());
     node.serve(
         &paths.podsync(),

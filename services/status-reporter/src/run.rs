@@ -125,7 +125,7 @@ pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::R
     let server = Server::new("status-reporter").add_service(StatusReporterServer::new(service));
     if let Some(clients) = followed {
         quintlet_kit::task::spawn("readiness", serve_once_loaded(server.health(), clients.clone()));
-        keep_node(&config, &clients, clock, facts, events, &stop);
+        keep_node(&config, &clients, clock, facts, events, server.health(), &stop);
     }
     info!(socket = %path.display(), node = %config.node_name, "serving");
     let server = server.observers(&config.observers);
@@ -158,6 +158,7 @@ fn keep_node(
     clock: Clock,
     facts: FactBoard,
     events: Recorder,
+    reached: HealthHandle,
     stop: &CancellationToken,
 ) {
     let watched = |name, socket, limit| Watched { name, socket, limit };
@@ -178,6 +179,7 @@ fn keep_node(
         facts,
         health: HealthBoard::start(peers, clock.clone(), stop),
         events,
+        reached,
     };
     quintlet_kit::task::spawn("node", once_loaded(clients.clone(), keeper.run(stop.clone())));
     let api = ApiClient::following(clients.clone(), Purpose::Lease);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use quintlet_kit::clock::Clock;
+use quintlet_kit::server::{HealthHandle, NODE};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -49,6 +50,8 @@ pub struct NodeKeeper {
     pub health: HealthBoard,
     /// Where events go.
     pub events: Recorder,
+    /// Where it is told whether the API server gives and takes the Node.
+    pub reached: HealthHandle,
 }
 
 impl NodeKeeper {
@@ -91,6 +94,7 @@ impl NodeKeeper {
             if due != Due::Nothing {
                 match self.write(&live, &desired, due == Due::Report).await {
                     Ok(written) => {
+                        self.reached.set_serving(NODE).await;
                         failures = 0;
                         last_update = Some(Instant::now());
                         // A periodic report keeps the pace, a change starts a new one.
@@ -105,6 +109,7 @@ impl NodeKeeper {
                         failures = failures.saturating_add(1);
                         if failures == 1 {
                             warn!(%failure, "the node's status cannot be written");
+                            self.reached.set_not_serving(NODE).await;
                         }
                         if let Ok(read) = self.api.get(&node_path(&self.name)).await {
                             self.tell(&live, &read, Vec::new());
@@ -131,6 +136,7 @@ impl NodeKeeper {
     async fn read_again(&self, live: &mut Value, failures: &mut u32) -> bool {
         match self.api.get(&node_path(&self.name)).await {
             Ok(read) => {
+                self.reached.set_serving(NODE).await;
                 *failures = 0;
                 self.tell(live, &read, Vec::new());
                 *live = read;
@@ -140,6 +146,7 @@ impl NodeKeeper {
                 *failures = failures.saturating_add(1);
                 if *failures == 1 {
                     warn!(%failure, "the node cannot be read");
+                    self.reached.set_not_serving(NODE).await;
                 }
                 false
             }
@@ -190,11 +197,15 @@ impl NodeKeeper {
                 self.api.get(&node_path(&self.name)).await.map(|node| (node, false))
             };
             match attempt {
-                Ok(found) => return found,
+                Ok(found) => {
+                    self.reached.set_serving(NODE).await;
+                    return found;
+                }
                 Err(failure) => {
                     failures += 1;
                     if failures == 1 {
                         warn!(%failure, node = %self.name, "the node cannot be registered yet");
+                        self.reached.set_not_serving(NODE).await;
                     }
                     tokio::time::sleep(failure.retry_after().unwrap_or_else(|| pause(failures))).await;
                 }

@@ -89,6 +89,10 @@ impl Running {
         self.client.update_node(request).await.unwrap();
     }
 
+    pub fn socket(&self) -> std::path::PathBuf {
+        Paths::new(self.dir.path()).status()
+    }
+
     pub async fn stop(self) {
         self.stop.cancel();
         tokio::time::timeout(PATIENCE, self.task).await.expect("it stops").unwrap().unwrap();
