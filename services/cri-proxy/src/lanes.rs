@@ -133,6 +133,8 @@ impl Default for Lanes {
             Lane::Pull => PULLS,
             Lane::ExecHook | Lane::ExecProbe | Lane::ExecUser => 16,
             Lane::Stats => 4,
+            // Users ask for them; the disk is the pods'.
+            Lane::Checkpoint => 2,
         };
         Self {
             lanes: Lane::ALL.into_iter().map(|lane| (lane, Limiter::new(limit(lane)))).collect(),

@@ -37,11 +37,13 @@ pub enum Lane {
     ExecUser,
     /// Statistics.
     Stats,
+    /// CheckpointContainer: all memory of a container goes to a disk.
+    Checkpoint,
 }
 
 impl Lane {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Start,
         Self::Stop,
         Self::Remove,
@@ -52,6 +54,7 @@ impl Lane {
         Self::ExecProbe,
         Self::ExecUser,
         Self::Stats,
+        Self::Checkpoint,
     ];
 
     /// The label in metrics.
@@ -68,6 +71,7 @@ impl Lane {
             Self::ExecProbe => "exec-probe",
             Self::ExecUser => "exec-user",
             Self::Stats => "stats",
+            Self::Checkpoint => "checkpoint",
         }
     }
 
@@ -83,7 +87,8 @@ impl Lane {
             | Self::List
             | Self::Pull
             | Self::ExecUser
-            | Self::Stats => Hold::UntilDone,
+            | Self::Stats
+            | Self::Checkpoint => Hold::UntilDone,
         }
     }
 }
@@ -215,7 +220,7 @@ pub const TABLE: &[Policy] = &[
     change(RUNTIME, "ReopenContainerLog", Lane::Remove),
     Policy {
         deadline: Deadline::WithRequest { zero_is_none: false },
-        ..change(RUNTIME, "CheckpointContainer", Lane::Remove)
+        ..change(RUNTIME, "CheckpointContainer", Lane::Checkpoint)
     },
     // Hooks have no timeout of their own: the grace period ends them.
     Policy {

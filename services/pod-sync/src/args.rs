@@ -354,6 +354,9 @@ pub struct ResourceArgs {
     /// How long a call to the runtime may take; RunPodSandbox twice as long, pulls and hooks have no such limit.
     #[arg(long, default_value = "2m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub runtime_request_timeout: Duration,
+    /// How often it is measured what a pod's volumes take on the disk. Zero or negative: never.
+    #[arg(long, default_value = "1m", value_parser = period, allow_hyphen_values = true, value_name = "DURATION")]
+    pub volume_stats_agg_period: Duration,
     /// A feature gate, `Name=true`; may be given more than once. All but KubeletCrashLoopBackOffMax are fixed.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
@@ -417,6 +420,13 @@ const LEAST_MONITOR_INTERVAL: Duration = Duration::from_secs(3);
 fn monitor_interval(text: &str) -> Result<Duration, String> {
     let interval = humantime::parse_duration(text).map_err(|e| e.to_string())?;
     if interval < LEAST_MONITOR_INTERVAL { Err("want at least 3s".to_owned()) } else { Ok(interval) }
+}
+
+/// What is negative is none.
+fn period(text: &str) -> Result<Duration, String> {
+    let (is_negative, text) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
+    let period = humantime::parse_duration(text).map_err(|e| e.to_string())?;
+    Ok(if is_negative { Duration::ZERO } else { period })
 }
 
 fn header(text: &str) -> Result<(String, String), String> {

@@ -33,6 +33,7 @@ use crate::pull_records::PullRecords;
 use crate::pulls::PullLanes;
 use crate::source::{Problem, SourceKind};
 use crate::state::StateDir;
+use crate::storage::Measured;
 use crate::userns::UserNamespaces;
 use crate::view::{View, Waiting};
 use crate::volumes::Volumes;
@@ -125,6 +126,8 @@ pub struct Context {
     pub credentials: Credentials,
     /// What is counted.
     pub metrics: PodMetrics,
+    /// What volumes take on the disk.
+    pub measured: Measured,
     /// Delays before a container that keeps ending is started again.
     pub crash_loop: Delays,
 }

@@ -13,6 +13,7 @@ pub mod allocations;
 pub mod args;
 pub mod build;
 pub mod cgroup;
+pub mod checkpoint;
 pub mod clients;
 pub mod cluster;
 pub mod context;
@@ -40,6 +41,7 @@ mod settings;
 pub mod shutdown;
 pub mod source;
 pub mod state;
+pub mod storage;
 pub mod table;
 pub mod userns;
 pub mod view;
@@ -57,7 +59,9 @@ use quintlet_kit::paths::CriSocket;
 use quintlet_kit::server::Server;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::task::{TaskGroup, spawn};
+use quintlet_proto::podsync::v1::checkpoints_server::CheckpointsServer;
 use quintlet_proto::podsync::v1::pod_sync_server::PodSyncServer;
+use quintlet_proto::podsync::v1::storage_server::StorageServer;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -170,6 +174,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
             Pool::of_host(settings.max_pods, args.resources.ids_per_pod)?,
         ),
         metrics: metrics::PodMetrics::default(),
+        measured: storage::Measured::default(),
         crash_loop: Delays { max: args.resources.max_container_restart_period, ..Delays::default() },
         container_logs_dir,
     });
@@ -196,6 +201,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     tasks.spawn("pull-intents", image_gc::recover_pulls(Arc::clone(&ctx), stop.clone()));
     tasks.spawn("image-gc", image_gc::run(Arc::clone(&ctx), args.images.policy(), stop.clone()));
     tasks.spawn("volume-counts", metrics::count_volumes(Arc::clone(&ctx), stop.clone()));
+    let period = args.resources.volume_stats_agg_period;
+    tasks.spawn("storage", storage::run(Arc::clone(&ctx), period, stop.clone()));
     tasks.spawn("unhealthy", unhealthy_events(Arc::clone(&ctx), unhealthy, stop.clone()));
     if let Some(client) = &client {
         let (images_tx, images) = watch::channel(None);
@@ -241,8 +248,10 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     ctx.views.expect(known.iter().filter(|(_, record)| table::is_kept(record)).map(|(uid, _)| uid.clone()));
     let listener =
         bind_unix(&paths.podsync(), 0o660).with_context(|| format!("{}", paths.podsync().display()))?;
-    let server =
-        Server::new("pod-sync").add_service(PodSyncServer::new(serve::Service::new(Arc::clone(&ctx))));
+    let server = Server::new("pod-sync")
+        .add_service(PodSyncServer::new(serve::Service::new(Arc::clone(&ctx))))
+        .add_service(CheckpointsServer::new(checkpoint::Service::new(Arc::clone(&ctx))))
+        .add_service(StorageServer::new(storage::Service::new(Arc::clone(&ctx))));
     let health = server.health();
     health.set_serving(SYNC_LOOP).await;
     let serving = spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));

@@ -68,6 +68,12 @@ pub struct VolumesLabel {
     state: &'static str,
 }
 
+/// How a volume was measured.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct SourceLabel {
+    metric_source: &'static str,
+}
+
 /// An operation on a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct StorageLabel {
@@ -99,6 +105,7 @@ pub struct PodMetrics {
     worker: Family<OperationLabel, Histogram, Buckets>,
     storage: Family<StorageLabel, Histogram, Buckets>,
     volumes: Family<VolumesLabel, Gauge>,
+    measured: Family<SourceLabel, Histogram, Buckets>,
     /// When the last shutdown of the machine began, seconds since 1970.
     pub shutdown_start: Gauge<f64, AtomicU64>,
     /// When its pods had ended.
@@ -129,6 +136,11 @@ impl Default for PodMetrics {
                 "kubelet_pod_start_duration_seconds",
                 "Duration in seconds from seeing a pod for the first time to the pod running",
                 &POD_START,
+            ),
+            measured: histogram_family_of(
+                "kubelet_volume_metric_collection_duration_seconds",
+                "Duration in seconds to calculate volume stats",
+                WORKER,
             ),
             worker: histogram_family_of(
                 "kubelet_pod_worker_duration_seconds",
@@ -179,6 +191,11 @@ impl PodMetrics {
             volume_plugin: plugin.to_owned(),
         };
         self.storage.get_or_create(&label).observe(took.as_secs_f64());
+    }
+
+    /// What a volume takes was counted, file by file.
+    pub fn volume_measured(&self, took: Duration) {
+        self.measured.get_or_create(&SourceLabel { metric_source: "du" }).observe(took.as_secs_f64());
     }
 
     /// A pod has another status now.

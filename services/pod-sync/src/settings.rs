@@ -211,6 +211,21 @@ mod tests {
     }
 
     #[test]
+    fn fields_of_statistics_arrive() {
+        let period =
+            |file: &str, flags: &[&str]| args(file, flags).resources.volume_stats_agg_period.as_secs();
+        assert_eq!(period("", &[]), 60);
+        assert_eq!(period("volumeStatsAggPeriod: 0s\n", &[]), 60, "as if it was not there");
+        assert_eq!(period("volumeStatsAggPeriod: 5m\n", &[]), 300);
+        assert_eq!(period("volumeStatsAggPeriod: -1s\n", &[]), 0);
+        assert_eq!(
+            period("volumeStatsAggPeriod: 5m\n", &["--volume-stats-agg-period=-1m"]),
+            0,
+            "a flag wins"
+        );
+    }
+
+    #[test]
     fn fields_of_images_arrive() {
         let file = "imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60\nimageMinimumGCAge: 3m\nimageMaximumGCAge: 4h\n\
                     serializeImagePulls: false\nmaxParallelImagePulls: 3\nregistryPullQPS: 7\nregistryBurst: 9\n";

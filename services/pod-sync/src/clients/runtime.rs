@@ -1,6 +1,6 @@
 //! CRI calls through cri-proxy's `sync` socket, each with the owner's epoch, a deadline and an outcome.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
@@ -315,6 +315,26 @@ impl Runtime {
         // Older ones tell the working set alone.
         let bytes = memory.and_then(|m| m.usage_bytes.or(m.working_set_bytes)).map(|v| v.value);
         Ok(bytes.map(|b| i64::try_from(b).unwrap_or(i64::MAX)))
+    }
+
+    /// CheckpointContainer: the state of a running container goes to a file at `location`. The runtime gets `timeout`, but no
+    /// less than for any call.
+    ///
+    /// # Errors
+    /// See [`CallError`]; `Unimplemented` from a runtime that cannot.
+    pub async fn checkpoint_container(
+        &self,
+        id: &ContainerId,
+        location: &Path,
+        timeout: Duration,
+    ) -> Result<(), CallError> {
+        let limit = self.call.max(timeout);
+        let request = cri::CheckpointContainerRequest {
+            container_id: id.to_string(),
+            location: location.display().to_string(),
+            timeout: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        };
+        call!(self, runtime, checkpoint_container, "CheckpointContainer", limit, request).map(|_| ())
     }
 
     /// RemoveContainer. A container that is not there is removed.

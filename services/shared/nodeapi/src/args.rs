@@ -101,7 +101,7 @@ pub struct NodeApiArgs {
     #[arg(long, value_name = "DIR", default_value = "/var/log")]
     pub system_log_dir: PathBuf,
     /// A feature gate, `Name=true`; may be given more than once. PodLogsQuerySplitStreams can be set: readers of container logs
-    /// may then choose stdout or stderr
+    /// may then choose stdout or stderr. ContainerCheckpoint=false: /checkpoint is not there
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
     /// The node's root directory, for the statistics of its file system
@@ -122,12 +122,12 @@ pub struct NodeApiArgs {
 }
 
 impl NodeApiArgs {
-    /// Whether a feature gate that is off by default was turned on; the last word counts.
+    /// Whether a feature gate is on; the last word counts, and without any `default`.
     #[must_use]
-    pub fn has_gate(&self, name: &str) -> bool {
+    pub fn has_gate(&self, name: &str, default: bool) -> bool {
         let mut of_gate =
             self.feature_gates.iter().filter_map(|g| g.split_once('=')).filter(|(k, _)| *k == name);
-        of_gate.next_back().is_some_and(|(_, value)| value.eq_ignore_ascii_case("true"))
+        of_gate.next_back().map_or(default, |(_, value)| value.eq_ignore_ascii_case("true"))
     }
 }
 
@@ -147,9 +147,12 @@ mod tests {
     #[test]
     fn a_gate_counts_as_it_was_said_last() {
         let args = |flags: &[&str]| NodeApiArgs::parse_from([&["node-api"], flags].concat());
-        assert!(!args(&[]).has_gate("A"));
-        assert!(args(&["--feature-gates=B=false,A=true"]).has_gate("A"));
-        assert!(!args(&["--feature-gates=A=true", "--feature-gates=A=false"]).has_gate("A"));
+        assert!(!args(&[]).has_gate("A", false));
+        assert!(args(&[]).has_gate("A", true));
+        assert!(args(&["--feature-gates=B=false,A=true"]).has_gate("A", false));
+        for default in [false, true] {
+            assert!(!args(&["--feature-gates=A=true", "--feature-gates=A=false"]).has_gate("A", default));
+        }
     }
 
     #[test]

@@ -34,6 +34,7 @@ impl Act {
             "attach" => "attach",
             "portForward" => "portforward",
             "run" => "run",
+            "checkpoint" => "checkpoint",
             _ => return None,
         };
         let mut parts = segments(path).into_iter();
@@ -82,6 +83,7 @@ mod tests {
             ("/attach/ns/p/c", act("attach", "c")),
             ("/run/ns/p/c", act("run", "c")),
             ("/run/ns/p", act("run", "")),
+            ("/checkpoint/ns/p/c", act("checkpoint", "c")),
             ("/portForward/ns/p", act("portforward", "")),
             ("/portForward/ns/p/uid", act("portforward", "")),
             ("/containerLogs/ns/p/c", None),

@@ -4,10 +4,12 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
+use quintlet_kit::task;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
@@ -27,6 +29,8 @@ struct State {
     in_flight: usize,
     /// Since when there has been none.
     idle: Instant,
+    /// An answer was given up, since the client made no room for it.
+    stalled: bool,
 }
 
 /// What is to be done with a connection.
@@ -57,6 +61,9 @@ impl State {
         }
         let idle = self.idle + limits.idle;
         match self.in_flight {
+            // What was not sent of the answer that was given up goes with the connection.
+            0 if self.stalled => ends(self.idle),
+            _ if self.stalled => Verdict::Ends(now + limits.idle),
             0 if now >= idle => ends(idle),
             0 => Verdict::Goes(idle),
             // Looked at again when the last answer has ended.
@@ -79,8 +86,15 @@ impl Life {
     #[must_use]
     pub fn new(pass: Pass, limits: Limits) -> Self {
         let now = Instant::now();
-        let state =
-            State { accepted: now, heard: false, trusted: false, refused: None, in_flight: 0, idle: now };
+        let state = State {
+            accepted: now,
+            heard: false,
+            trusted: false,
+            refused: None,
+            in_flight: 0,
+            idle: now,
+            stalled: false,
+        };
         Self { pass, limits, state: Mutex::new(state), changed: Notify::new() }
     }
 
@@ -96,6 +110,12 @@ impl Life {
     /// Somebody was sent away. A connection on which nobody was let in before ends with the answer.
     pub fn refuse(&self) {
         self.state.lock().refused.get_or_insert_with(Instant::now);
+        self.changed.notify_one();
+    }
+
+    /// The client made no room for an answer, which was given up.
+    fn stall(&self) {
+        self.state.lock().stalled = true;
         self.changed.notify_one();
     }
 
@@ -138,11 +158,74 @@ impl Drop for InFlight {
     }
 }
 
+tokio::task_local! {
+    static STREAM: Arc<Progress>;
+}
+
+/// Whether the peer takes the answer on a stream of HTTP/2, which has a window of its own: since when a piece of it waits.
+#[derive(Debug, Default)]
+struct Progress(Mutex<Option<Instant>>);
+
+impl Progress {
+    /// Ends when a piece has waited for so long, or a little longer.
+    async fn stalled(&self, patience: Duration) {
+        loop {
+            let since = *self.0.lock();
+            let look = since.unwrap_or_else(Instant::now) + patience;
+            if look <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(look).await;
+        }
+    }
+}
+
+/// Runs the streams of an HTTP/2 connection, each in a task. One whose peer makes no room for its answer for too long is given up:
+/// its connection takes no further request, the others on it go on, and it ends with them.
+#[derive(Debug, Clone)]
+pub(crate) struct Streams(pub(crate) Arc<Life>);
+
+impl<F> hyper::rt::Executor<F> for Streams
+where
+    F: Future + Send + 'static,
+    F::Output: Send,
+{
+    fn execute(&self, stream: F) {
+        let progress = Arc::new(Progress::default());
+        let (watched, life) = (progress.clone(), self.0.clone());
+        drop(task::spawn("node-api-stream", async move {
+            // Dropping the stream frees all that it has but its last piece, before which h2 does not say that it is reset.
+            tokio::select! {
+                _ = STREAM.scope(progress, stream) => {}
+                () = watched.stalled(life.limits.write) => {
+                    tracing::debug!("an answer that nobody takes was given up");
+                    life.stall();
+                }
+            }
+        }));
+    }
+}
+
+/// What is sent of an answer over HTTP/2 at a time. Once begun, a piece is h2's, and nobody is told whether the peer took it.
+const PIECE: usize = 16 << 10;
+
 /// The body of an answer, in flight until it has been sent.
 #[derive(Debug)]
 pub(crate) struct Answering {
-    pub(crate) body: axum::body::Body,
-    pub(crate) _in_flight: InFlight,
+    body: axum::body::Body,
+    _in_flight: InFlight,
+    /// Of its stream; none over HTTP/1, where [`Impatient`] watches.
+    progress: Option<Arc<Progress>>,
+    /// What the body gave and was not sent yet.
+    rest: Bytes,
+}
+
+impl Answering {
+    /// The body of the answer to a request in whose task this is called.
+    pub(crate) fn new(body: axum::body::Body, in_flight: InFlight) -> Self {
+        let progress = STREAM.try_with(Arc::clone).ok();
+        Self { body, _in_flight: in_flight, progress, rest: Bytes::new() }
+    }
 }
 
 impl Body for Answering {
@@ -153,15 +236,35 @@ impl Body for Answering {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let Some(progress) = self.progress.clone() else { return Pin::new(&mut self.body).poll_frame(cx) };
+        // The piece before this one has begun to go.
+        *progress.0.lock() = None;
+        if self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.rest = data,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                ended => return Poll::Ready(ended),
+            }
+        }
+        let length = self.rest.len().min(PIECE);
+        let piece = self.rest.split_to(length);
+        *progress.0.lock() = Some(Instant::now());
+        Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (mut hint, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper.saturating_add(rest));
+        }
+        hint.set_lower(hint.lower().saturating_add(rest));
+        hint
     }
 }
 
@@ -231,8 +334,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -240,13 +341,21 @@ mod tests {
         let limits = Limits::default();
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
-        let new =
-            State { accepted: start, heard: false, trusted: false, refused: None, in_flight: 0, idle: start };
+        let new = State {
+            accepted: start,
+            heard: false,
+            trusted: false,
+            refused: None,
+            in_flight: 0,
+            idle: start,
+            stalled: false,
+        };
         let heard = State { heard: true, in_flight: 1, ..new };
         let refused = State { refused: Some(at(20)), in_flight: 0, ..heard };
         let trusted = State { trusted: true, ..heard };
         let idle = State { in_flight: 0, idle: at(100), ..trusted };
         let once_refused = State { refused: Some(at(20)), ..idle };
+        let stalled = State { stalled: true, ..trusted };
         use Verdict::{Ends, Goes, Over};
         for (name, state, now, want) in [
             ("has to ask for something in time", new, 29, Goes(at(30))),
@@ -259,6 +368,9 @@ mod tests {
             ("pauses", idle, 189, Goes(at(190))),
             ("paused for too long", idle, 190, Ends(at(195))),
             ("does not see that it is over", idle, 195, Over),
+            ("left an answer waiting and has others", stalled, 100_000, Ends(at(100_090))),
+            ("and those have ended", State { in_flight: 0, ..stalled }, 0, Ends(at(5))),
+            ("and it holds on", State { in_flight: 0, ..stalled }, 5, Over),
             ("was let in and sent away once", once_refused, 189, Goes(at(190))),
         ] {
             assert_eq!(state.judge(at(now), &limits), want, "{name}");

@@ -1,8 +1,11 @@
 //! What the runtime measured of its pods.
 
+use std::collections::BTreeMap;
+
 use futures::stream::{self, StreamExt as _};
 use k8s_cri::v1;
 use quintlet_kit::lists;
+use quintlet_model::labels::{POD_NAME, POD_NAMESPACE, POD_UID};
 use tonic::{Code, Request, Status};
 
 use crate::node::Node;
@@ -28,6 +31,7 @@ pub async fn all(node: &Node) -> Result<Vec<Measured>, Status> {
     let request = Request::new(v1::ListPodSandboxStatsRequest::default());
     match lists::SANDBOX_STATS.each(node.cri(), request, take).await {
         Ok(_) => Ok(listed),
+        Err(status) if status.code() == Code::Unimplemented => by_containers(node).await,
         // Nobody to ask, or too slow as it is.
         Err(status) if matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded) => Err(status),
         Err(status) => {
@@ -39,6 +43,24 @@ pub async fn all(node: &Node) -> Result<Vec<Measured>, Status> {
 
 fn kept(stats: v1::PodSandboxStats) -> Option<Measured> {
     Some((stats.attributes?.metadata?, stats.linux?))
+}
+
+/// From a runtime that has figures of containers only, whose labels say whose they are.
+async fn by_containers(node: &Node) -> Result<Vec<Measured>, Status> {
+    let mut all = Vec::new();
+    let take = |message: v1::ListContainerStatsResponse| all.extend(message.stats);
+    let request = Request::new(v1::ListContainerStatsRequest::default());
+    lists::CONTAINER_STATS.each(node.cri(), request, take).await?;
+    let mut pods: BTreeMap<String, Measured> = BTreeMap::new();
+    for container in all {
+        let Some(labels) = container.attributes.as_ref().map(|a| &a.labels) else { continue };
+        let of = |label: &str| labels.get(label).cloned().unwrap_or_default();
+        let (uid, name, namespace) = (of(POD_UID), of(POD_NAME), of(POD_NAMESPACE));
+        let metadata = v1::PodSandboxMetadata { name, namespace, uid: uid.clone(), attempt: 0 };
+        let (_, stats) = pods.entry(uid).or_insert_with(|| (metadata, v1::LinuxPodSandboxStats::default()));
+        stats.containers.push(container);
+    }
+    Ok(pods.into_values().collect())
 }
 
 async fn one_by_one(node: &Node, why: Status) -> Result<Vec<Measured>, Status> {

@@ -8,8 +8,12 @@ use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::socket;
 use quintlet_proto::debug::v1::MetricsRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
+use quintlet_proto::podsync::v1::checkpoints_client::CheckpointsClient;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
-use quintlet_proto::podsync::v1::{GetPodRequest, ListPodsRequest, PodView};
+use quintlet_proto::podsync::v1::storage_client::StorageClient;
+use quintlet_proto::podsync::v1::{
+    CheckpointRequest, GetPodRequest, ListPodsRequest, ListStorageRequest, PodStorage, PodView,
+};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
@@ -85,6 +89,29 @@ impl Node {
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
         }
+    }
+
+    /// What pods' volumes take on the disk, as last measured.
+    ///
+    /// # Errors
+    /// pod-sync does not answer, or is too old to measure.
+    pub async fn storage(&self) -> Result<Vec<PodStorage>, Status> {
+        let mut client = StorageClient::new(self.podsync.clone()).max_decoding_message_size(MAX_ANSWER);
+        Ok(within(ANSWER, client.list(ListStorageRequest {})).await?.pods)
+    }
+
+    /// Has a running container checkpointed; where the file is. Takes as long as the runtime does, which pod-sync bounds.
+    ///
+    /// # Errors
+    /// It cannot be done; the message is for the user.
+    pub async fn checkpoint(&self, uid: &str, container: &str, seconds: i64) -> Result<String, Status> {
+        let request = CheckpointRequest {
+            pod_uid: uid.to_owned(),
+            container: container.to_owned(),
+            timeout_seconds: seconds,
+        };
+        let mut client = CheckpointsClient::new(self.podsync.clone());
+        Ok(client.checkpoint(request).await?.into_inner().location)
     }
 
     /// Whether a service of pod-sync says that it serves.

@@ -27,7 +27,7 @@ use crate::server::{Handler, Peer};
 use crate::stats::Stats;
 use crate::streaming::{self, Action};
 use crate::zpages::Settings;
-use crate::{container_logs, files, health, pods};
+use crate::{checkpoint, container_logs, files, health, pods};
 
 /// What pages need.
 #[derive(Debug)]
@@ -56,6 +56,8 @@ pub struct State {
     pub debugging: bool,
     /// Readers of logs may choose a stream.
     pub split_streams: bool,
+    /// Users may have containers checkpointed.
+    pub checkpoints: bool,
     /// What `/logs/` shows; none: it is off.
     pub system_logs: Option<PathBuf>,
     /// Answers its queries; none: they are off.
@@ -99,6 +101,7 @@ enum Page {
     Logs,
     Stream(Action),
     Run,
+    Checkpoint,
     Stats,
     Metrics,
     Configz,
@@ -118,6 +121,7 @@ const PAGES: &[(&str, Page, bool, bool)] = &[
     ("attach", Page::Stream(Action::Attach), true, true),
     ("portForward", Page::Stream(Action::PortForward), true, true),
     ("run", Page::Run, true, true),
+    ("checkpoint", Page::Checkpoint, true, false),
     ("stats", Page::Stats, false, false),
     ("metrics", Page::Metrics, false, false),
     ("configz", Page::Configz, true, false),
@@ -215,7 +219,7 @@ impl Routes {
         let Some((_, page, needs_debugging, _)) = found else { return not_found() };
         if *needs_debugging && !debugging {
             return match page {
-                Page::Configz | Page::Statusz | Page::Flagz => not_found(),
+                Page::Configz | Page::Statusz | Page::Flagz | Page::Checkpoint => not_found(),
                 _ => disabled(DISABLED),
             };
         }
@@ -254,12 +258,9 @@ impl Routes {
             }
             Page::Statusz if is_exact(&path) => {
                 let up = state.clock.boot().saturating_sub(state.started);
-                let answer = || std::future::ready(state.settings.statusz(state.clock.wall(), up, accept));
-                only(Method::GET, &request, answer).await
+                state.settings.statusz(state.clock.wall(), up, accept)
             }
-            Page::Flagz if is_exact(&path) => {
-                only(Method::GET, &request, || std::future::ready(state.settings.flagz(accept))).await
-            }
+            Page::Flagz if is_exact(&path) => state.settings.flagz(accept),
             Page::SystemLogs => match &state.system_logs {
                 Some(root) => {
                     let asked = query(&request);
@@ -270,7 +271,16 @@ impl Routes {
             // Profiles of Go and its log flags: there is neither here.
             Page::Debug if path.starts_with("/debug/pprof") => disabled("profiling endpoint is disabled."),
             Page::Debug if path.starts_with("/debug/flags") => disabled("flags endpoint is disabled."),
-            Page::Stats | Page::Configz | Page::Statusz | Page::Flagz | Page::Debug => not_found(),
+            Page::Checkpoint if state.checkpoints => {
+                only(Method::POST, &request, || {
+                    let asked = (segments(&path), query(&request));
+                    async move { checkpoint::checkpoint(node, &asked.0, &asked.1).await }
+                })
+                .await
+            }
+            Page::Stats | Page::Configz | Page::Statusz | Page::Flagz | Page::Debug | Page::Checkpoint => {
+                not_found()
+            }
             Page::Run => only(Method::POST, &request, || streaming::run(state, &request)).await,
         }
     }

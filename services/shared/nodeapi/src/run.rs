@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_config::Loaded;
-use quintlet_config::table::SPLIT_STREAMS;
+use quintlet_config::table::{CHECKPOINTS, SPLIT_STREAMS};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::{server as kit_server, task};
 use tokio::net::TcpListener;
@@ -138,6 +138,7 @@ impl NodeApi {
         let places = Places {
             root_dir: args.root_dir.clone(),
             pod_logs_dir: args.pod_logs_dir.clone(),
+            cgroups: PathBuf::from("/sys/fs/cgroup"),
             cgroup_root: args.cgroup_root.clone(),
         };
         let stats = Stats::new(node_name.clone(), places, clock.clone());
@@ -159,7 +160,8 @@ impl NodeApi {
             clock,
             debugging: args.enable_debugging_handlers,
             log_query: args.enable_system_log_query.then(LogQuery::default),
-            split_streams: args.has_gate(SPLIT_STREAMS),
+            split_streams: args.has_gate(SPLIT_STREAMS, false),
+            checkpoints: args.has_gate(CHECKPOINTS, true),
         };
         Ok(Self {
             state: Arc::new(state),

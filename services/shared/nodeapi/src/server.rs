@@ -1,6 +1,6 @@
 //! The listeners: TCP and TLS in, requests out to [`crate::routes`], upgrades included.
 //!
-//! Tasks: one per listener, one per connection, one per upgraded connection. Stopping: nobody new is let in, idle
+//! Tasks: one per listener, one per connection, one per request of HTTP/2, one per upgraded connection. Stopping: nobody new is let in, idle
 //! connections end, requests in flight and upgraded connections get the grace, then everything is cut.
 
 use std::convert::Infallible;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{Request, Response};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use quintlet_kit::task;
 use rustls::pki_types::CertificateDer;
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::counters::Counters;
-use crate::life::{Answering, Impatient, Life, Verdict};
+use crate::life::{Answering, Impatient, Life, Streams, Verdict};
 use crate::limits::{Gate, Limits};
 
 /// How long requests in flight may go on after the stop.
@@ -136,10 +136,10 @@ impl<H: Handler> Listener<H> {
             request.extensions_mut().insert(peer.clone());
             async move {
                 let answer = handler.handle(request).await;
-                Ok::<_, Infallible>(answer.map(|body| Answering { body, _in_flight: in_flight }))
+                Ok::<_, Infallible>(answer.map(|body| Answering::new(body, in_flight)))
             }
         });
-        let mut builder = auto::Builder::new(TokioExecutor::new());
+        let mut builder = auto::Builder::new(Streams(life.clone()));
         builder
             .http1()
             .timer(TokioTimer::new())

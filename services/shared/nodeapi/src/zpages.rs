@@ -1,4 +1,7 @@
 //! `/configz`, `/statusz`, `/flagz`: how this process is set up.
+//!
+//! The last two are as in Kubernetes 1.36 (staging/src/k8s.io/apiserver/pkg/server/statusz and flagz: `api/v1beta1`, `v1alpha1`,
+//! `textserializer.go`): text for people, and for programs objects of `config.k8s.io`, whose version and kind have to be named.
 
 use std::time::Duration;
 
@@ -11,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{Answer, json as json_answer, text};
 use crate::args::NodeApiArgs;
+use crate::negotiate::Form;
 
 /// What the process was told, for those who ask.
 #[derive(Debug)]
@@ -82,67 +86,62 @@ impl Settings {
         json_answer(json!({"kubeletconfig": self.config}).to_string())
     }
 
-    /// `/flagz`: as text, or as JSON where that is what is asked for.
+    /// `/flagz`, in the form that is asked for.
     #[must_use]
     pub fn flagz(&self, accept: Option<&str>) -> Answer {
-        if let Some(version) = json_version(accept) {
-            let flags: serde_json::Map<String, Value> =
-                self.flags.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
-            return json_answer(versioned("Flagz", version, json!({"flags": flags})).to_string());
+        match Form::asked(accept, "Flagz") {
+            Form::Text => {
+                let lines: String =
+                    self.flags.iter().map(|(name, value)| format!("{name}: {value}\n")).collect();
+                text(StatusCode::OK, format!("\nkubelet flagz\n{WARNING}\n{lines}"))
+            }
+            form => {
+                let flags: serde_json::Map<String, Value> =
+                    self.flags.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+                form.answer("Flagz", json!({"flags": flags}))
+            }
         }
-        let lines: Vec<String> =
-            self.flags.iter().map(|(name, value)| format!("{name}: {value}\n")).collect();
-        text(StatusCode::OK, format!("\nkubelet flagz\n{WARNING}\n{}", lines.concat()))
     }
 
-    /// `/statusz`: as text, or as JSON where that is what is asked for.
+    /// `/statusz`, in the form that is asked for.
     #[must_use]
     pub fn statusz(&self, now: jiff::Timestamp, up: Duration, accept: Option<&str>) -> Answer {
         let started = now.checked_sub(jiff::SignedDuration::try_from(up).unwrap_or_default()).unwrap_or(now);
-        if let Some(version) = json_version(accept) {
-            let status = json!({
-                "startTime": started.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-                "uptimeSeconds": up.as_secs(),
-                "binaryVersion": env!("CARGO_PKG_VERSION"),
-                "paths": PATHS,
-            });
-            return json_answer(versioned("Statusz", version, status).to_string());
+        let (version, seconds) = (env!("CARGO_PKG_VERSION"), up.as_secs());
+        match Form::asked(accept, "Statusz") {
+            Form::Text => {
+                let body = format!(
+                    "\nkubelet statusz\n{WARNING}\n\nStarted  {}\nUp  {} hr {:02} min {:02} sec\nGo version  {GO}\n\
+                     Binary version  {version}\nEmulation version  {EMULATED}\nPaths  {}\n",
+                    started.strftime("%a %b %e %H:%M:%S UTC %Y"),
+                    seconds / 3600,
+                    seconds / 60 % 60,
+                    seconds % 60,
+                    PATHS.join(" ")
+                );
+                text(StatusCode::OK, body)
+            }
+            form => {
+                let status = json!({
+                    "startTime": started.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+                    "uptimeSeconds": seconds,
+                    "goVersion": GO,
+                    "binaryVersion": version,
+                    "emulationVersion": EMULATED,
+                    "paths": PATHS,
+                });
+                form.answer("Statusz", status)
+            }
         }
-        let minutes = up.as_secs() / 60;
-        let body = format!(
-            "\nkubelet statusz\n{WARNING}\n\nStarted  {}\nUp  {} hr {:02} min {:02} sec\nBinary version  {}\n\
-             Paths  {}\n",
-            started.strftime("%a %b %e %H:%M:%S UTC %Y"),
-            minutes / 60,
-            minutes % 60,
-            up.as_secs() % 60,
-            env!("CARGO_PKG_VERSION"),
-            PATHS.join(" ")
-        );
-        text(StatusCode::OK, body)
     }
 }
 
-const PATHS: [&str; 6] = ["/configz", "/flagz", "/healthz", "/metrics", "/pods", "/stats/summary"];
-
-/// The version of the form that a client names, as in `application/json;v=v1beta1;g=config.k8s.io;as=Flagz`; JSON alone means
-/// the newest.
-fn json_version(accept: Option<&str>) -> Option<&'static str> {
-    accept.unwrap_or_default().split(',').find_map(|kind| {
-        let mut parts = kind.split(';').map(str::trim);
-        if !parts.next()?.eq_ignore_ascii_case("application/json") {
-            return None;
-        }
-        Some(if parts.any(|p| p == "v=v1alpha1") { "v1alpha1" } else { "v1beta1" })
-    })
-}
-
-fn versioned(kind: &str, version: &str, mut fields: Value) -> Value {
-    fields["kind"] = kind.into();
-    fields["apiVersion"] = format!("config.k8s.io/{version}").into();
-    fields["metadata"] = json!({"name": "kubelet"});
-    fields
-}
+/// Whose API this is.
+const EMULATED: &str = "1.36";
+/// The field is always there; nothing here is built with Go.
+const GO: &str = "";
+/// What there is beside `/statusz` for whoever looks into a node, of the paths that the kubelet lists; it has `/debug`, too.
+const PATHS: [&str; 4] = ["/configz", "/flagz", "/healthz", "/metrics"];
 
 /// One document as JSON; what is not shown is masked.
 fn document_json(config: &Config, document: Document) -> Value {
@@ -216,22 +215,40 @@ mod tests {
         assert_eq!(shown, wanted);
         assert!(text.contains("\ntls-cipher-suites: A,B\n"), "{text}");
         let json: Value =
-            serde_json::from_str(&body(Some("application/json;v=v1alpha1;g=config.k8s.io;as=Flagz")).await)
+            serde_json::from_str(&body(Some("application/json;v=v1beta1;g=config.k8s.io;as=Flagz")).await)
                 .unwrap();
-        assert_eq!((&json["kind"], &json["flags"]["hostname-override"]), (&json!("Flagz"), &json!("n1")));
-        assert_eq!(json["apiVersion"], "config.k8s.io/v1alpha1");
-        // As a kubelet 1.36.2 wrote it.
-        let at = "2026-11-21T21:22:38Z".parse().unwrap();
-        let page = settings.statusz(at, Duration::from_secs(242), None).into_body().collect().await.unwrap();
-        let page = String::from_utf8(page.to_bytes().to_vec()).unwrap();
-        assert!(
-            page.contains("\n\nStarted  Sat Nov 21 21:18:36 UTC 2026\nUp  0 hr 04 min 02 sec\n"),
-            "{page}"
+        assert_eq!(json["flags"]["hostname-override"], "n1");
+        assert_eq!(json["flags"].as_object().unwrap().len(), shown.len());
+    }
+
+    #[tokio::test]
+    async fn statusz_says_what_the_kubelet_says_and_as_it_says_it() {
+        let args = NodeApiArgs::parse_from(["node-api"]);
+        let file = b"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let config = Config::from_bytes(file, std::path::Path::new("c.yaml"), false).unwrap();
+        let settings = Settings::new(&args, &config);
+        let now = "2026-11-21T20:15:16.5Z".parse().unwrap();
+        let body = async |accept| {
+            let answer = settings.statusz(now, Duration::from_secs(3 * 3600 + 62), accept);
+            let body = answer.into_body().collect().await.unwrap().to_bytes();
+            String::from_utf8(body.to_vec()).unwrap()
+        };
+        let version = env!("CARGO_PKG_VERSION");
+        let want = format!(
+            "\nkubelet statusz\nWarning: This endpoint is not meant to be machine parseable, has no formatting compatibility \
+             guarantees and is for debugging purposes only.\n\nStarted  Sat Nov 21 17:14:14 UTC 2026\n\
+             Up  3 hr 01 min 02 sec\nGo version  \nBinary version  {version}\nEmulation version  1.36\n\
+             Paths  /configz /flagz /healthz /metrics\n"
         );
-        let up =
-            settings.statusz(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(3), Some("application/json"));
-        let body = up.into_body().collect().await.unwrap().to_bytes();
-        let json: Value = serde_json::from_slice(&body).unwrap();
-        assert_eq!((&json["kind"], &json["uptimeSeconds"]), (&json!("Statusz"), &json!(3)));
+        assert_eq!(body(None).await, want);
+        let json: Value =
+            serde_json::from_str(&body(Some("application/json;as=Statusz;v=v1beta1;g=config.k8s.io")).await)
+                .unwrap();
+        let want = json!({
+            "kind": "Statusz", "apiVersion": "config.k8s.io/v1beta1", "metadata": {"name": "kubelet"},
+            "startTime": "2026-11-21T17:14:14Z", "uptimeSeconds": 10862, "goVersion": "", "binaryVersion": version,
+            "emulationVersion": "1.36", "paths": ["/configz", "/flagz", "/healthz", "/metrics"],
+        });
+        assert_eq!(json, want);
     }
 }

@@ -45,7 +45,9 @@ async fn each_act_on_a_container_is_told_of_with_user_pod_and_verdict() {
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(lines.clone())).unwrap();
     let (api, _runtime) = Api::with_runtime(Limits::default(), &[]).await;
     api.test_api.set_token("right", "alice", &["ops"]);
-    api.test_api.allow("alice", "*", "nodes/proxy");
+    for right in ["proxy", "checkpoint"] {
+        api.test_api.allow("alice", "*", &format!("nodes/{right}"));
+    }
     api.test_api.set_token("wrong", "mallory", &[]);
     let right = Some("right");
     let acts = [
@@ -53,17 +55,19 @@ async fn each_act_on_a_container_is_told_of_with_user_pod_and_verdict() {
         ("attach", "/attach/default/web/u1/main?output=1", "/attach/default/none/main?output=1", "main"),
         ("portforward", "/portForward/default/web", "/portForward/default/none", ""),
         ("run", "/run/default/web/main?cmd=true", "/run/default/none/main?cmd=true", "main"),
+        ("checkpoint", "/checkpoint/default/web/main", "/checkpoint/default/none/main", "main"),
     ];
     for (action, there, missing, container) in acts {
+        let is_plain = matches!(action, "run" | "checkpoint");
         let tries = [
             (None, there, "", "401", "refused", "web"),
             (Some("bad"), there, "", "401", "refused", "web"),
             (Some("wrong"), there, "mallory", "403", "refused", "web"),
             (right, missing, "alice", "404", "failed", "none"),
-            (right, there, "alice", if action == "run" { "200" } else { "101" }, "allowed", "web"),
+            (right, there, "alice", if is_plain { "200" } else { "101" }, "allowed", "web"),
         ];
         for (token, path, user, code, verdict, pod) in tries {
-            let got = if action == "run" {
+            let got = if is_plain {
                 api.request(Method::POST, path, token, None).await.0.as_u16().to_string()
             } else {
                 let header = token.map(|t| format!("authorization: Bearer {t}\r\n")).unwrap_or_default();

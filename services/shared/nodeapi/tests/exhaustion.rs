@@ -211,6 +211,46 @@ async fn an_idle_connection_of_http_2_ends_though_its_client_answers_pings() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_a_client_of_http_2_makes_no_room_for_is_given_up_and_its_others_are_not() {
+    // Nothing else may end it.
+    let hour = Duration::from_secs(3600);
+    let (write, linger) = (Duration::from_millis(300), Duration::from_millis(300));
+    let limits = Limits { write, linger, idle: hour, body: hour, ..Limits::default() };
+    let api = Api::start_with(limits, |dir| {
+        std::fs::create_dir(dir.join("logs")).unwrap();
+        std::fs::write(dir.join("logs/large"), vec![b'x'; 1 << 20]).unwrap();
+        let dir = format!("--system-log-dir={}", dir.join("logs").display());
+        OPEN.iter().map(|flag| (*flag).to_owned()).chain([dir]).collect()
+    })
+    .await;
+    let mut builder = h2::client::Builder::new();
+    let io = api.tls(None).await;
+    let (mut client, connection) = builder.initial_window_size(100).handshake::<_, Bytes>(io).await.unwrap();
+    let ended = quintlet_kit::task::spawn("client", connection);
+    let ask = |method: Method, path: &str| {
+        Request::builder().method(method).uri(format!("https://n{path}")).body(()).unwrap()
+    };
+    // One whose question is not complete yet.
+    let (other, mut question) = client.send_request(ask(Method::POST, "/stats/summary"), false).unwrap();
+    // One of which the first hundred bytes are taken, and no more.
+    let (answer, _) = client.send_request(ask(Method::GET, "/logs/large"), true).unwrap();
+    let mut waiting = timeout(PATIENCE, answer).await.expect("an answer").unwrap().into_body();
+    let first = timeout(PATIENCE, waiting.data()).await.expect("its beginning").unwrap().unwrap();
+    assert_eq!(first.len(), 100);
+    let deadline = Instant::now() + PATIENCE;
+    while client.clone().ready().await.is_ok() {
+        assert!(Instant::now() < deadline, "it is held for ever");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    question.send_data(Bytes::new(), true).unwrap();
+    let other = timeout(PATIENCE, other).await.expect("the other answer").unwrap();
+    // It is refused for want of a runtime alone.
+    assert_eq!(other.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    timeout(PATIENCE, ended).await.expect("the connection is kept").unwrap().unwrap_or_default();
+    wait_open(&api, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_does_not_read_the_answers_is_hung_up_on() {
     let limits = Limits { write: Duration::from_millis(300), ..Limits::default() };
     let api = Api::start(limits, OPEN).await;

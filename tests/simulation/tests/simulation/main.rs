@@ -4,6 +4,7 @@
 mod admission;
 mod api;
 mod begins;
+mod checkpoints;
 mod cleaning;
 mod comebacks;
 mod edges;

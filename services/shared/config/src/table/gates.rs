@@ -26,8 +26,11 @@ pub const CRASH_LOOP_MAX: &str = "KubeletCrashLoopBackOffMax";
 /// On, readers of a container's log may choose a stream.
 pub const SPLIT_STREAMS: &str = "PodLogsQuerySplitStreams";
 
+/// Off, no user can have a container checkpointed.
+pub const CHECKPOINTS: &str = "ContainerCheckpoint";
+
 /// The gates that can be set either way.
-pub const SETTABLE: [&str; 2] = [CRASH_LOOP_MAX, SPLIT_STREAMS];
+pub const SETTABLE: [&str; 3] = [CRASH_LOOP_MAX, SPLIT_STREAMS, CHECKPOINTS];
 
 /// All that are known but [`SETTABLE`], by name.
 pub const GATES: &[Gate] = &[
@@ -38,7 +41,8 @@ pub const GATES: &[Gate] = &[
     off("CSIVolumeHealth"),
     off("ChangeContainerStatusOnKubeletRestart"),
     off("ClusterTrustBundleProjection"),
-    off("ContainerCheckpoint"),
+    on("ComponentFlagz"),
+    on("ComponentStatusz"),
     on("ContainerRestartRules"),
     on("ContainerStopSignals"),
     on("CustomCPUCFSQuotaPeriod"),
@@ -58,7 +62,7 @@ pub const GATES: &[Gate] = &[
     on("KubeletEnsureSecretPulledImages"),
     on("KubeletFineGrainedAuthz"),
     off("KubeletInUserNamespace"),
-    off("KubeletPSI"),
+    on("KubeletPSI"),
     off("KubeletSeparateDiskGC"),
     off("KubeletServiceAccountTokenForCredentialProviders"),
     on("KubeletTracing"),

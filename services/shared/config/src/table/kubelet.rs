@@ -210,7 +210,11 @@ pub const KUBELET: &[Row] = &[
     ),
     Row::new("volumeStatsAggPeriod", Kind::Duration(i64::MIN, I64), "1m")
         .kubelet_flag("volume-stats-agg-period")
-        .not_yet(PodSync, Some("-1s")),
+        .honoured(
+            &[PodSync],
+            "how often it is measured what a pod's volumes take on the disk; negative: never",
+            &["fields_of_statistics_arrive", "each_pod_is_measured_once_in_a_period_and_one_that_is_gone_is_forgotten"],
+        ),
     Row::new("kubeletCgroups", Kind::Text, "").kubelet_flag("kubelet-cgroups").not_yet(PodSync, None),
     Row::new("systemCgroups", Kind::Text, "").kubelet_flag("system-cgroups").not_yet(PodSync, None),
     Row::new("cgroupRoot", Kind::Text, "/").kubelet_flag("cgroup-root").honoured(
@@ -373,8 +377,8 @@ pub const KUBELET: &[Row] = &[
         .ignored(PodSync, "the kubelet no longer marks packets either"),
     Row::new("featureGates", Kind::Map(Keys::Any, &Kind::Bool), "").kubelet_flag("feature-gates").honoured(
         &[PodSync, NodeApi],
-        "KubeletCrashLoopBackOffMax, PodLogsQuerySplitStreams; every other gate is fixed, and a value that differs is warned of",
-        &["a_gate_turns_the_maximum_of_the_back_off_off", "with_its_gate_a_log_is_read_stream_by_stream"],
+        "ContainerCheckpoint, KubeletCrashLoopBackOffMax, PodLogsQuerySplitStreams; every other gate is fixed, and a value that differs is warned of",
+        &["a_gate_turns_the_maximum_of_the_back_off_off", "with_its_gate_a_log_is_read_stream_by_stream", "without_its_gate_there_is_no_checkpoint"],
     ),
     Row::new("failSwapOn", Kind::Bool, "true").kubelet_flag("fail-swap-on").not_yet(PodSync, Some("false")),
     Row::new("memorySwap.swapBehavior", Kind::Word(&["", "NoSwap", "LimitedSwap"]), "NoSwap")

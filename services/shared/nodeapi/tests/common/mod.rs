@@ -19,7 +19,9 @@ use quintlet_nodeapi::limits::{Gate, Limits};
 use quintlet_nodeapi::routes::State;
 use quintlet_nodeapi::{NodeApi, NodeApiArgs};
 use quintlet_proto::podsync::v1 as wire;
+use quintlet_proto::podsync::v1::checkpoints_server::{Checkpoints, CheckpointsServer};
 use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
+use quintlet_proto::podsync::v1::storage_server::{Storage, StorageServer};
 use quintlet_testapi::TestApi;
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Options};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -42,6 +44,7 @@ pub(crate) struct Api {
     pub(crate) gate: Gate,
     pub(crate) dir: tempfile::TempDir,
     pub(crate) podsync: HealthHandle,
+    pub(crate) checkpoints: Checkpointed,
     pub(crate) stop: CancellationToken,
     pub(crate) ended: tokio::task::JoinHandle<()>,
     _guard: DropGuard,
@@ -76,7 +79,9 @@ impl Api {
         let stop = CancellationToken::new();
         let container = Arc::new(Mutex::new("abc".to_owned()));
         let pods = OnePod(container.clone());
-        let podsync = serve_podsync(pods, &Paths::new(&dir.path().join("run")), stop.clone()).await;
+        let checkpoints = Checkpointed::default();
+        let paths = Paths::new(&dir.path().join("run"));
+        let podsync = serve_podsync(pods, checkpoints.clone(), &paths, stop.clone()).await;
         let mut line = more(dir.path());
         line.push(format!("--kubeconfig={}", kubeconfig.display()));
         let line: Vec<&str> = line.iter().map(String::as_str).collect();
@@ -84,7 +89,19 @@ impl Api {
         let (address, state, gate) = (api.address().unwrap(), api.state(), api.gate());
         let ended = quintlet_kit::task::spawn("node-api", api.serve(stop.clone()));
         let guard = stop.clone().drop_guard();
-        Self { container, address, test_api, state, gate, dir, podsync, stop, ended, _guard: guard }
+        Self {
+            container,
+            address,
+            test_api,
+            state,
+            gate,
+            dir,
+            podsync,
+            checkpoints,
+            stop,
+            ended,
+            _guard: guard,
+        }
     }
 
     /// With a runtime behind it, which has the pod's sandbox and container, and a streaming server that says everything back.
@@ -337,10 +354,59 @@ impl PodSync for OnePod {
     }
 }
 
-async fn serve_podsync(pods: OnePod, paths: &Paths, stop: CancellationToken) -> HealthHandle {
+/// What pod-sync was asked to checkpoint; one that may take no time fails.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Checkpointed(pub(crate) Arc<Mutex<Vec<wire::CheckpointRequest>>>);
+
+#[tonic::async_trait]
+impl Checkpoints for Checkpointed {
+    async fn checkpoint(
+        &self,
+        request: tonic::Request<wire::CheckpointRequest>,
+    ) -> Result<Response<wire::CheckpointReply>, Status> {
+        let request = request.into_inner();
+        let seconds = request.timeout_seconds;
+        self.0.lock().push(request);
+        if seconds < 0 {
+            Err(Status::unimplemented("the reason"))
+        } else {
+            Ok(Response::new(wire::CheckpointReply { location: "/a \"file\".tar".to_owned() }))
+        }
+    }
+}
+
+/// One volume of the one pod.
+struct OneVolume;
+
+#[tonic::async_trait]
+impl Storage for OneVolume {
+    async fn list(
+        &self,
+        _: tonic::Request<wire::ListStorageRequest>,
+    ) -> Result<Response<wire::ListStorageReply>, Status> {
+        let usage = |used_bytes| Some(wire::DiskUsage { used_bytes, ..wire::DiskUsage::default() });
+        let volume = wire::VolumeStorage {
+            name: "scratch".into(),
+            is_ephemeral: true,
+            measured_unix_ns: 1_000_000_000,
+            usage: usage(4096),
+        };
+        let pod = wire::PodStorage { uid: "u1".into(), volumes: vec![volume], hosts: usage(512) };
+        Ok(Response::new(wire::ListStorageReply { pods: vec![pod] }))
+    }
+}
+
+async fn serve_podsync(
+    pods: OnePod,
+    checkpoints: Checkpointed,
+    paths: &Paths,
+    stop: CancellationToken,
+) -> HealthHandle {
     let path: PathBuf = paths.podsync();
     let listener = bind_unix(&path, 0o600).unwrap();
     let server = Server::new("pod-sync").add_service(PodSyncServer::new(pods));
+    let server = server.add_service(CheckpointsServer::new(checkpoints));
+    let server = server.add_service(StorageServer::new(OneVolume));
     let health = server.health();
     health.set_serving("").await;
     health.set_serving("syncloop").await;

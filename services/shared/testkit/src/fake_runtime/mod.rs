@@ -55,6 +55,8 @@ pub struct Options {
     pub streaming_base: Option<String>,
     /// Answer of RuntimeConfig; Unimplemented without.
     pub cgroup_driver: Option<v1::CgroupDriver>,
+    /// CheckpointContainer writes a file with the container's id; it is Unimplemented without.
+    pub checkpoints: bool,
     /// An image that is not there is found in the registry.
     pub registry_has_everything: bool,
     /// `features` of Status.
@@ -77,6 +79,7 @@ impl Default for Options {
             wall_base_unix_ns: WALL_BASE_UNIX_NS,
             streaming_base: None,
             cgroup_driver: None,
+            checkpoints: false,
             registry_has_everything: true,
             features: None,
             handlers: Vec::new(),

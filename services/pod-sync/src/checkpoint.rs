@@ -1,0 +1,131 @@
+//! podsync.v1.Checkpoints: a running container's state in a file (pkg/kubelet/kubelet.go:CheckpointContainer).
+//!
+//! Here and not in node-api, which is asked for it: the runtime writes, as root, wherever it is told to. So the one that talks to
+//! the network names a pod and a container, and the one that owns the root directory says where the file goes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use quintlet_model::ids::{ContainerId, PodRef, PodUid};
+use quintlet_model::runtime::{ContainerState, PodRuntime};
+use quintlet_proto::podsync::v1 as wire;
+use quintlet_proto::podsync::v1::checkpoints_server::Checkpoints;
+use tonic::{Code, Request, Response, Status};
+
+use crate::clients::runtime::CallError;
+use crate::context::Context;
+
+/// No checkpoint takes longer, whatever is asked for.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+/// The service.
+#[derive(Debug, Clone)]
+pub struct Service {
+    ctx: Arc<Context>,
+}
+
+impl Service {
+    /// Of the pods that `ctx` has.
+    #[must_use]
+    pub fn new(ctx: Arc<Context>) -> Self {
+        Self { ctx }
+    }
+}
+
+#[tonic::async_trait]
+impl Checkpoints for Service {
+    async fn checkpoint(
+        &self,
+        request: Request<wire::CheckpointRequest>,
+    ) -> Result<Response<wire::CheckpointReply>, Status> {
+        let request = request.into_inner();
+        let uid = PodUid::parse(&request.pod_uid).map_err(|e| Status::invalid_argument(e.to_string()))?;
+        let view = self.ctx.views.get(&uid).ok_or_else(|| Status::not_found("pod does not exist"))?;
+        let seen = self.ctx.pleg.get(&uid);
+        let id = seen.as_deref().and_then(|pod| running(pod, &request.container)).ok_or_else(|| {
+            Status::failed_precondition(format!("container {} not found", request.container))
+        })?;
+        let timeout = timeout(request.timeout_seconds)?;
+        let location =
+            location(&self.ctx.node.root_dir, &view.pod_ref, &request.container, self.ctx.clock.wall());
+        let made = self.ctx.runtime.checkpoint_container(&id, &location, timeout).await;
+        made.map_err(|e| Status::new(e.code, told(&e)))?;
+        tracing::info!(pod.uid = %uid, container.name = request.container, file = %location.display(), "checkpoint");
+        Ok(Response::new(wire::CheckpointReply { location: location.display().to_string() }))
+    }
+}
+
+fn running(pod: &PodRuntime, container: &str) -> Option<ContainerId> {
+    let mut instances = pod.instances(container);
+    instances.find(|c| c.state == ContainerState::Running).map(|c| c.id.clone())
+}
+
+fn timeout(seconds: i64) -> Result<Duration, Status> {
+    let seconds = u64::try_from(seconds)
+        .map_err(|_| Status::invalid_argument("CheckpointContainer requires the timeout value to be > 0"))?;
+    Ok(Duration::from_secs(seconds).min(LONGEST))
+}
+
+/// `<root>/checkpoints/checkpoint-<pod>_<namespace>-<container>-<time in the machine's zone>.tar`
+fn location(root: &Path, pod: &PodRef, container: &str, now: Timestamp) -> PathBuf {
+    let time = now.to_zoned(TimeZone::system()).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string();
+    // As RFC 3339 has it.
+    let time = time.strip_suffix("+00:00").map_or_else(|| time.clone(), |utc| format!("{utc}Z"));
+    root.join("checkpoints").join(format!("checkpoint-{}_{}-{container}-{time}.tar", pod.name, pod.namespace))
+}
+
+/// What became of the call, as the kubelet says it: what the runtime answered is told with its gRPC code.
+fn told(error: &CallError) -> String {
+    if !error.is_verdict() {
+        return error.to_string();
+    }
+    let code = match error.code {
+        // Go's spelling.
+        Code::Cancelled => "Canceled".to_owned(),
+        code => format!("{code:?}"),
+    };
+    format!("rpc error: code = {code} desc = {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use quintlet_model::outcome::Outcome;
+
+    use super::*;
+
+    #[test]
+    fn the_file_is_named_by_pod_container_and_second() {
+        let uid = PodUid::parse("u1").unwrap();
+        let pod = PodRef { uid, namespace: "ns".into(), name: "web".into() };
+        let now: Timestamp = "2026-11-21T20:15:16.789Z".parse().unwrap();
+        let file = location(Path::new("/r"), &pod, "main", now).display().to_string();
+        let time = file.strip_prefix("/r/checkpoints/checkpoint-web_ns-main-").unwrap();
+        let time = time.strip_suffix(".tar").unwrap();
+        assert_eq!(time.parse::<Timestamp>().unwrap(), "2026-11-21T20:15:16Z".parse().unwrap(), "{file}");
+        assert!(!time.ends_with("+00:00"), "{time}");
+    }
+
+    #[test]
+    fn an_answer_of_the_runtime_is_told_with_its_code_and_what_never_reached_it_is_not() {
+        let error = |outcome, code| CallError { method: "m", outcome, code, message: "no".into() };
+        for (outcome, code, want) in [
+            (Outcome::RuntimeError, Code::Unimplemented, "rpc error: code = Unimplemented desc = no"),
+            (Outcome::RuntimeError, Code::Cancelled, "rpc error: code = Canceled desc = no"),
+            (Outcome::NotDispatched, Code::Unavailable, "no"),
+            (Outcome::Unknown, Code::DeadlineExceeded, "no"),
+        ] {
+            assert_eq!(told(&error(outcome, code)), want);
+        }
+    }
+
+    #[test]
+    fn a_timeout_is_bounded_and_never_negative() {
+        assert_eq!(timeout(0).unwrap(), Duration::ZERO);
+        assert_eq!(timeout(90).unwrap(), Duration::from_secs(90));
+        assert_eq!(timeout(i64::MAX).unwrap(), LONGEST);
+        assert!(timeout(-1).unwrap_err().message().contains("to be > 0"));
+    }
+}

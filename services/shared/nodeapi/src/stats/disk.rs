@@ -1,0 +1,155 @@
+//! What lies on disks: containers' layers and logs, volumes, and all of a pod's together.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use k8s_cri::v1;
+use quintlet_proto::podsync::v1 as wire;
+use serde_json::{Value, json};
+
+use super::figures::{number, object, time};
+
+/// `st_blocks` counts these, whatever the file system has.
+const BLOCK: u64 = 512;
+
+/// A file system by a path in it.
+pub(super) fn file_system(path: &Path, time: &str) -> Value {
+    let Ok(fs) = nix::sys::statvfs::statvfs(path) else { return json!({"time": time}) };
+    let unit = fs.fragment_size();
+    json!({
+        "time": time,
+        "availableBytes": fs.blocks_available() * unit,
+        "capacityBytes": fs.blocks() * unit,
+        "usedBytes": (fs.blocks() - fs.blocks_free()) * unit,
+        "inodesFree": fs.files_free(),
+        "inodes": fs.files(),
+        "inodesUsed": fs.files().saturating_sub(fs.files_free()),
+    })
+}
+
+/// Something in a file system: the file system's figures, with what it takes itself; none where that is not known.
+fn within(fs: &Value, time: Value, used_bytes: Option<u64>, inodes_used: Option<u64>) -> Value {
+    object([
+        ("time", time),
+        ("availableBytes", fs["availableBytes"].clone()),
+        ("capacityBytes", fs["capacityBytes"].clone()),
+        ("usedBytes", json!(used_bytes)),
+        ("inodesFree", fs["inodesFree"].clone()),
+        ("inodes", fs["inodes"].clone()),
+        ("inodesUsed", json!(inodes_used)),
+    ])
+}
+
+/// The layer that a container writes to.
+pub(super) fn writable(layer: Option<&v1::FilesystemUsage>) -> Value {
+    let Some(layer) = layer else { return Value::Null };
+    let place = layer.fs_id.as_ref().map(|id| id.mountpoint.as_str()).unwrap_or_default();
+    let value = |n: Option<v1::UInt64Value>| number(n).as_u64();
+    let fs = file_system(Path::new(place), "");
+    within(&fs, time(layer.timestamp), value(layer.used_bytes), value(layer.inodes_used))
+}
+
+/// The files in a directory of logs, which lies in `fs`; those in directories below it are not its own.
+pub(super) fn logs(dir: &Path, fs: &Value, time: &str) -> Value {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Value::Null };
+    let files: Vec<u64> = entries
+        .flatten()
+        .filter_map(|e| e.metadata().ok())
+        .filter(|file| !file.is_dir())
+        .map(|file| file.blocks() * BLOCK)
+        .collect();
+    // Of no file nothing is told, not even zero.
+    let (bytes, inodes) = (files.iter().copied().reduce(|a, b| a + b), files.len() as u64);
+    within(fs, json!(time), bytes, bytes.map(|_| inodes))
+}
+
+/// A volume.
+pub(super) fn volume(volume: &wire::VolumeStorage) -> Value {
+    let usage = volume.usage.unwrap_or_default();
+    json!({
+        "name": volume.name,
+        "time": time(volume.measured_unix_ns),
+        "availableBytes": usage.available_bytes,
+        "capacityBytes": usage.capacity_bytes,
+        "usedBytes": usage.used_bytes,
+        "inodesFree": usage.inodes_free,
+        "inodes": usage.inodes,
+        "inodesUsed": usage.inodes_used,
+    })
+}
+
+/// All that a pod has on the node's disk `fs` (pkg/kubelet/stats/helper.go:calcEphemeralStorage): its containers' layers and logs, its
+/// own logs, the volumes that go with it, its file of hosts.
+pub(super) fn ephemeral(
+    fs: &Value,
+    now: &str,
+    containers: &[Value],
+    pod_logs: &Value,
+    storage: Option<&wire::PodStorage>,
+) -> Value {
+    // Logs of a container count from when its layer is known.
+    let layered = containers.iter().filter(|c| !c["rootfs"].is_null());
+    let files: Vec<&Value> = layered.flat_map(|c| [&c["rootfs"], &c["logs"]]).chain([pod_logs]).collect();
+    let volumes = storage.into_iter().flat_map(|s| &s.volumes).filter(|v| v.is_ephemeral);
+    let measured: Vec<&wire::DiskUsage> =
+        volumes.filter_map(|v| v.usage.as_ref()).chain(storage.and_then(|s| s.hosts.as_ref())).collect();
+    let sum = |field: &str, of: fn(&wire::DiskUsage) -> u64| {
+        let told = files.iter().filter_map(|f| f[field].as_u64());
+        told.chain(measured.iter().map(|u| of(u))).reduce(u64::saturating_add)
+    };
+    let (bytes, inodes) = (sum("usedBytes", |u| u.used_bytes), sum("inodesUsed", |u| u.inodes_used));
+    within(fs, json!(now), bytes, inodes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_are_the_files_of_their_directory_in_blocks() {
+        let dir = tempfile::tempdir().unwrap();
+        let fs =
+            json!({"availableBytes": 1, "capacityBytes": 2, "inodes": 3, "inodesFree": 4, "usedBytes": 5});
+        assert_eq!(logs(&dir.path().join("none"), &fs, "now"), Value::Null);
+        let empty = logs(dir.path(), &fs, "now");
+        assert_eq!((&empty["usedBytes"], &empty["capacityBytes"]), (&Value::Null, &json!(2)));
+        std::fs::write(dir.path().join("0.log"), vec![1; 10_000]).unwrap();
+        std::fs::write(dir.path().join("0.log.1"), vec![1; 10_000]).unwrap();
+        std::fs::create_dir(dir.path().join("main")).unwrap();
+        let found = logs(dir.path(), &fs, "now");
+        assert_eq!((&found["inodesUsed"], &found["time"]), (&json!(2), &json!("now")));
+        assert!((20_000..200_000).contains(&found["usedBytes"].as_u64().unwrap()), "{found}");
+    }
+
+    #[test]
+    fn a_pods_storage_is_that_of_its_containers_logs_and_volumes_on_disk() {
+        let used = |bytes, inodes| {
+            Some(wire::DiskUsage { used_bytes: bytes, inodes_used: inodes, ..Default::default() })
+        };
+        let volume = |name: &str, is_ephemeral, bytes| wire::VolumeStorage {
+            name: name.into(),
+            is_ephemeral,
+            usage: used(bytes, 1),
+            ..Default::default()
+        };
+        let storage = wire::PodStorage {
+            volumes: vec![volume("disk", true, 100), volume("memory", false, 1 << 40)],
+            hosts: used(8, 1),
+            ..Default::default()
+        };
+        let fs = json!({"capacityBytes": 7, "usedBytes": 6});
+        let containers = [
+            json!({"rootfs": {"usedBytes": 1000, "inodesUsed": 10}, "logs": {"usedBytes": 10_000, "inodesUsed": 2}}),
+            json!({"logs": {"usedBytes": 1_u64 << 40}}),
+        ];
+        let pod_logs = json!({"usedBytes": 100_000, "inodesUsed": 1});
+        let out = ephemeral(&fs, "now", &containers, &pod_logs, Some(&storage));
+        assert_eq!(
+            out,
+            json!({"time": "now", "capacityBytes": 7, "usedBytes": 111_108, "inodesUsed": 15}),
+            "neither memory nor what has no layer yet"
+        );
+        let nothing = ephemeral(&fs, "now", &[], &Value::Null, None);
+        assert_eq!(nothing["usedBytes"], Value::Null, "nothing is known");
+    }
+}

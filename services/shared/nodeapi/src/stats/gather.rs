@@ -1,0 +1,345 @@
+//! Pods with their statistics: the runtime's, and from cgroups what those leave out (shared/spec/resources.md, section 10).
+//!
+//! A pod that the runtime's list of pods lacks comes from its list of containers where there is no list of pods, and from its own
+//! group where it runs all the same.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_cri::v1;
+use parking_lot::Mutex;
+use serde_json::Value;
+use tonic::Status;
+
+use super::{Places, Rate, Stats};
+use crate::cgroups::{Group, Pressure, Usage};
+use crate::measured;
+use crate::node::Node;
+use crate::select;
+
+/// A pod with its containers, as seen at once.
+#[derive(Debug, Default)]
+pub(super) struct Pod {
+    pub(super) name: String,
+    pub(super) namespace: String,
+    pub(super) uid: String,
+    /// As pod-sync has it; null for one of somebody else.
+    pub(super) object: Value,
+    pub(super) stats: v1::LinuxPodSandboxStats,
+    /// Of the pod's group, which the CRI does not tell.
+    pub(super) swap: Option<v1::SwapUsage>,
+    pub(super) pressure: Pressure,
+    /// Of its containers, by id.
+    pub(super) pressures: BTreeMap<String, Pressure>,
+}
+
+/// CPU time at the last look, of whatever the runtime gives no momentary figure of.
+#[derive(Debug, Default)]
+pub(super) struct Rates(Mutex<HashMap<String, Rate>>);
+
+impl Rates {
+    fn complete(&self, key: &str, cpu: &mut v1::CpuUsage) {
+        let Some(total) = cpu.usage_core_nano_seconds else { return };
+        if cpu.usage_nano_cores.is_some() {
+            return;
+        }
+        let time = Timestamp::from_nanosecond(i128::from(cpu.timestamp)).unwrap_or_default();
+        let mut all = self.0.lock();
+        let rate = all.entry(key.to_owned()).or_default().nano_cores(time, total.value);
+        cpu.usage_nano_cores = rate.map(|value| v1::UInt64Value { value });
+    }
+
+    /// Forgets what is gone.
+    fn keep(&self, there: &HashSet<String>) {
+        self.0.lock().retain(|key, _| there.contains(key));
+    }
+}
+
+impl Stats {
+    /// Pods by namespace and name. `pressure`: those figures are wanted, too.
+    pub(super) async fn pods(&self, node: &Node, pressure: bool) -> Result<Vec<Pod>, Status> {
+        let (stats, views) = tokio::join!(measured::all(node), node.pods());
+        let objects: BTreeMap<String, Value> =
+            views?.into_iter().map(|v| (v.uid, serde_json::from_slice(&v.pod).unwrap_or_default())).collect();
+        let mut pods: Vec<Pod> = stats?
+            .into_iter()
+            .map(|(metadata, stats)| Pod {
+                object: objects.get(&metadata.uid).cloned().unwrap_or_default(),
+                name: metadata.name,
+                namespace: metadata.namespace,
+                uid: metadata.uid,
+                stats,
+                ..Pod::default()
+            })
+            .collect();
+        let (places, rates, now) = (self.places.clone(), Arc::clone(&self.rates), self.clock.wall());
+        // Files of the kernel: a node's thousands take their time.
+        let completed = tokio::task::spawn_blocking(move || {
+            add_left_out(&mut pods, objects, &places);
+            complete(&mut pods, &places, &rates, now, pressure);
+            pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+            pods
+        });
+        completed.await.map_err(|e| Status::internal(e.to_string()))
+    }
+}
+
+fn group_of(places: &Places, object: &Value, uid: &str) -> Option<Group> {
+    let class = object["status"]["qosClass"].as_str()?;
+    Group::of_pod(&places.cgroups, &places.cgroup_root, class, uid)
+}
+
+/// Adds pods that run, by pod-sync and by their groups, and that the runtime does not tell of.
+fn add_left_out(pods: &mut Vec<Pod>, objects: BTreeMap<String, Value>, places: &Places) {
+    let told: HashSet<String> = pods.iter().map(|p| p.uid.clone()).collect();
+    for (uid, object) in objects {
+        if told.contains(&uid) || object["status"]["phase"] != "Running" {
+            continue;
+        }
+        let Some(group) = group_of(places, &object, &uid) else { continue };
+        let containers = ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"]
+            .iter()
+            .filter_map(|list| object["status"][list].as_array())
+            .flatten()
+            .filter_map(|status| {
+                let name = status["name"].as_str()?.to_owned();
+                let id = select::running(&object, &name)?;
+                group.container(&id)?;
+                let attempt =
+                    status["restartCount"].as_u64().and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+                let metadata = Some(v1::ContainerMetadata { name, attempt });
+                let attributes = Some(v1::ContainerAttributes { id, metadata, ..Default::default() });
+                Some(v1::ContainerStats { attributes, ..Default::default() })
+            })
+            .collect();
+        let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+        pods.push(Pod {
+            name: text("name"),
+            namespace: text("namespace"),
+            uid,
+            stats: v1::LinuxPodSandboxStats { containers, ..Default::default() },
+            object,
+            ..Pod::default()
+        });
+    }
+}
+
+/// Fills in from cgroups what the runtime did not tell.
+fn complete(pods: &mut [Pod], places: &Places, rates: &Rates, now: Timestamp, pressure: bool) {
+    let mut there = HashSet::new();
+    for pod in pods {
+        let group = group_of(places, &pod.object, &pod.uid);
+        let figures =
+            |group: &Group, has_all: bool| (group.is_v2() || !has_all).then(|| group.usage()).flatten();
+        if let Some(group) = &group {
+            let (cpu, memory) = (&mut pod.stats.cpu, &mut pod.stats.memory);
+            if let Some(usage) = figures(group, cpu.is_some() && memory.is_some()) {
+                fill(&usage, now, cpu, memory, &mut pod.swap);
+            }
+            if pressure {
+                pod.pressure = group.pressure();
+            }
+        }
+        if let Some(cpu) = &mut pod.stats.cpu {
+            rates.complete(&pod.uid, cpu);
+            there.insert(pod.uid.clone());
+        }
+        for container in &mut pod.stats.containers {
+            let Some(id) = container.attributes.as_ref().map(|a| a.id.clone()) else { continue };
+            if let Some(group) = group.as_ref().and_then(|group| group.container(&id)) {
+                let (cpu, memory) = (&mut container.cpu, &mut container.memory);
+                if let Some(usage) = figures(&group, cpu.is_some() && memory.is_some()) {
+                    fill(&usage, now, cpu, memory, &mut container.swap);
+                }
+                if pressure {
+                    pod.pressures.insert(id.clone(), group.pressure());
+                }
+            }
+            if let Some(cpu) = &mut container.cpu {
+                rates.complete(&id, cpu);
+                there.insert(id);
+            }
+        }
+    }
+    rates.keep(&there);
+}
+
+/// A group's figures where there are none yet.
+fn fill(
+    usage: &Usage,
+    now: Timestamp,
+    cpu: &mut Option<v1::CpuUsage>,
+    memory: &mut Option<v1::MemoryUsage>,
+    swap: &mut Option<v1::SwapUsage>,
+) {
+    let timestamp = i64::try_from(now.as_nanosecond()).unwrap_or(i64::MAX);
+    let number = |value| Some(v1::UInt64Value { value });
+    cpu.get_or_insert_with(|| v1::CpuUsage {
+        timestamp,
+        usage_core_nano_seconds: number(usage.cpu_nanos),
+        usage_nano_cores: None,
+    });
+    memory.get_or_insert_with(|| v1::MemoryUsage {
+        timestamp,
+        working_set_bytes: number(usage.working_set),
+        available_bytes: usage.limit.and_then(|limit| number(limit.saturating_sub(usage.working_set))),
+        usage_bytes: number(usage.usage),
+        rss_bytes: number(usage.rss),
+        page_faults: number(usage.page_faults),
+        major_page_faults: number(usage.major_page_faults),
+    });
+    if let (None, Some(used)) = (&swap, usage.swap) {
+        *swap = Some(v1::SwapUsage {
+            timestamp,
+            swap_available_bytes: usage.swap_limit.and_then(|limit| number(limit.saturating_sub(used))),
+            swap_usage_bytes: number(used),
+        });
+    }
+}
+
+/// Swap of a pod: its group's, else that of its containers together, as old as the oldest figure; none where the runtime does not
+/// tell of each.
+pub(super) fn pod_swap(pod: &Pod) -> Option<v1::SwapUsage> {
+    if let Some(swap) = pod.swap {
+        return Some(swap);
+    }
+    let all: Vec<&v1::SwapUsage> =
+        newest(&pod.stats.containers).into_values().map(|c| c.swap.as_ref()).collect::<Option<_>>()?;
+    let used = all.iter().map(|s| Some(s.swap_usage_bytes?.value)).sum::<Option<u64>>()?;
+    Some(v1::SwapUsage {
+        timestamp: all.iter().map(|s| s.timestamp).min()?,
+        swap_usage_bytes: Some(v1::UInt64Value { value: used }),
+        ..v1::SwapUsage::default()
+    })
+}
+
+/// The newest instance of each container.
+pub(super) fn newest(all: &[v1::ContainerStats]) -> BTreeMap<&str, &v1::ContainerStats> {
+    let mut out: BTreeMap<&str, &v1::ContainerStats> = BTreeMap::new();
+    let attempt =
+        |c: &v1::ContainerStats| c.attributes.as_ref().and_then(|a| a.metadata.as_ref()).map(|m| m.attempt);
+    for c in all {
+        let Some(name) = c.attributes.as_ref().and_then(|a| a.metadata.as_ref()).map(|m| m.name.as_str())
+        else {
+            continue;
+        };
+        if out.get(name).is_none_or(|known| attempt(known) < attempt(c)) {
+            out.insert(name, c);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_a_container_only_the_newest_instance_counts() {
+        let stats = |attempt| v1::ContainerStats {
+            attributes: Some(v1::ContainerAttributes {
+                metadata: Some(v1::ContainerMetadata { name: "c".into(), attempt }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let all = [stats(1), stats(3), stats(2)];
+        let found = newest(&all)["c"].attributes.as_ref().unwrap().metadata.as_ref().unwrap().attempt;
+        assert_eq!(found, 3);
+    }
+
+    fn make_group(mount: &Path, group: &str, usec: u64) {
+        let dir = mount.join(group);
+        std::fs::create_dir_all(&dir).unwrap();
+        let pressure = "some avg10=2.00 avg60=0.00 avg300=0.00 total=1\n".to_owned();
+        for (file, text) in [
+            ("cpu.stat", format!("usage_usec {usec}\n")),
+            ("memory.current", "500\n".to_owned()),
+            ("memory.stat", "inactive_file 100\n".to_owned()),
+            ("memory.max", "1000\n".to_owned()),
+            ("memory.swap.current", "7\n".to_owned()),
+            ("memory.swap.max", "10\n".to_owned()),
+            ("memory.pressure", pressure.clone()),
+        ] {
+            std::fs::write(dir.join(file), text).unwrap();
+        }
+    }
+
+    fn places(mount: &Path) -> Places {
+        std::fs::write(mount.join("cgroup.controllers"), "cpu memory").unwrap();
+        let none = std::path::PathBuf::new();
+        let (root_dir, pod_logs_dir) = (none.clone(), none);
+        Places { root_dir, pod_logs_dir, cgroups: mount.to_owned(), cgroup_root: "/".into() }
+    }
+
+    fn object(phase: &str) -> Value {
+        json!({
+            "metadata": {"name": "web", "namespace": "default"},
+            "status": {"phase": phase, "qosClass": "Burstable", "containerStatuses": [
+                {"name": "main", "containerID": "containerd://abc", "restartCount": 3, "state": {"running": {}}},
+                {"name": "ended", "containerID": "containerd://old", "state": {"terminated": {}}},
+            ]},
+        })
+    }
+
+    #[test]
+    fn a_pod_that_the_runtime_leaves_out_is_told_of_from_its_groups() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = places(dir.path());
+        let at = |secs: i64| Timestamp::from_second(1_000_000 + secs).unwrap();
+        let (mut pods, rates) = (Vec::new(), Rates::default());
+        let running = || [("u1".to_owned(), object("Running"))].into();
+        add_left_out(&mut pods, running(), &places);
+        assert!(pods.is_empty(), "nothing of it runs here");
+        for (usec, secs) in [(1_000_000, 0), (3_000_000, 4)] {
+            make_group(dir.path(), "kubepods/burstable/podu1", usec);
+            make_group(dir.path(), "kubepods/burstable/podu1/abc", usec / 2);
+            pods.clear();
+            add_left_out(&mut pods, running(), &places);
+            complete(&mut pods, &places, &rates, at(secs), true);
+        }
+        let [pod] = pods.as_slice() else { panic!("{pods:?}") };
+        assert_eq!((pod.name.as_str(), pod.uid.as_str()), ("web", "u1"));
+        let value = |n: Option<v1::UInt64Value>| n.map(|n| n.value);
+        let cpu = pod.stats.cpu.unwrap();
+        assert_eq!(value(cpu.usage_core_nano_seconds), Some(3_000_000_000));
+        assert_eq!(value(cpu.usage_nano_cores), Some(500_000_000), "two seconds in four");
+        let memory = pod.stats.memory.unwrap();
+        assert_eq!((value(memory.working_set_bytes), value(memory.available_bytes)), (Some(400), Some(600)));
+        let swap = pod_swap(pod).unwrap();
+        assert_eq!((value(swap.swap_usage_bytes), value(swap.swap_available_bytes)), (Some(7), Some(3)));
+        assert_eq!(pod.pressure.memory["some"]["avg10"], 2.0);
+        let [container] = pod.stats.containers.as_slice() else { panic!("{pod:?}") };
+        assert_eq!(container.attributes.as_ref().unwrap().metadata.as_ref().unwrap().attempt, 3);
+        assert_eq!(value(container.cpu.unwrap().usage_core_nano_seconds), Some(1_500_000_000));
+        assert_eq!(pod.pressures["abc"].memory["some"]["avg10"], 2.0);
+        pods.clear();
+        add_left_out(&mut pods, [("u1".to_owned(), object("Succeeded"))].into(), &places);
+        assert!(pods.is_empty(), "it has ended");
+        complete(&mut pods, &places, &rates, at(9), true);
+        assert!(rates.0.lock().is_empty(), "what is gone is forgotten");
+    }
+
+    #[test]
+    fn what_the_runtime_tells_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = places(dir.path());
+        make_group(dir.path(), "kubepods/burstable/podu1", 9);
+        let number = |value| Some(v1::UInt64Value { value });
+        let cpu =
+            v1::CpuUsage { timestamp: 1, usage_core_nano_seconds: number(5), usage_nano_cores: number(6) };
+        let stats = v1::LinuxPodSandboxStats { cpu: Some(cpu), ..Default::default() };
+        let mut pods = vec![Pod { uid: "u1".into(), object: object("Running"), stats, ..Pod::default() }];
+        add_left_out(&mut pods, [("u1".to_owned(), object("Running"))].into(), &places);
+        complete(&mut pods, &places, &Rates::default(), Timestamp::UNIX_EPOCH, false);
+        assert_eq!(pods.len(), 1);
+        assert_eq!(pods[0].stats.cpu, Some(cpu));
+        assert!(pods[0].stats.memory.is_some(), "what it does not tell is the group's");
+        assert_eq!(pods[0].pressure, Pressure::default(), "not asked for");
+    }
+}

@@ -1,0 +1,257 @@
+//! `/metrics/resource` and `/metrics/cadvisor`: Prometheus text.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use http::StatusCode;
+use jiff::Timestamp;
+use k8s_cri::v1;
+use serde_json::Value;
+
+use super::Stats;
+use super::gather::{newest, pod_swap};
+use crate::answer::{Answer, error, with_type};
+use crate::metrics::CONTENT_TYPE;
+use crate::node::Node;
+use crate::select;
+
+impl Stats {
+    /// `/metrics/resource`.
+    pub async fn resource(&self, node: &Node) -> Answer {
+        let pods = self.pods(node, false).await;
+        let mut out = Text::default();
+        if let Ok(pods) = &pods {
+            let m = self.machine();
+            let ms = Some(m.time.as_millisecond());
+            out.sample("node_cpu_usage_seconds_total", "counter", "", seconds(m.cpu_nanos), ms);
+            out.sample("node_memory_working_set_bytes", "gauge", "", whole(m.working_set()), ms);
+            let swap = m.of("SwapTotal").saturating_sub(m.of("SwapFree"));
+            out.sample("node_swap_usage_bytes", "gauge", "", whole(swap), ms);
+            for pod in pods {
+                let labels = labels([("namespace", &pod.namespace), ("pod", &pod.name)]);
+                out.usage("pod", &labels, pod.stats.cpu.as_ref(), pod.stats.memory.as_ref());
+                if let Some(swap) = pod_swap(pod) {
+                    let at = Some(swap.timestamp / 1_000_000);
+                    let used = swap.swap_usage_bytes.map_or(0, |b| b.value);
+                    out.sample("pod_swap_usage_bytes", "gauge", &labels, whole(used), at);
+                }
+                for (name, c) in newest(&pod.stats.containers) {
+                    let labels = self::labels([
+                        ("container", name),
+                        ("namespace", &pod.namespace),
+                        ("pod", &pod.name),
+                    ]);
+                    out.usage("container", &labels, c.cpu.as_ref(), c.memory.as_ref());
+                    if let Some(started) = started(&pod.object, name) {
+                        out.sample("container_start_time_seconds", "gauge", &labels, started, None);
+                    }
+                    out.swap(&labels, c.swap.as_ref());
+                }
+            }
+        }
+        out.sample("resource_scrape_error", "gauge", "", if pods.is_err() { 1.0 } else { 0.0 }, None);
+        with_type(StatusCode::OK, CONTENT_TYPE, out.finish())
+    }
+
+    /// `/metrics/cadvisor`: CPU, memory, network and file system of containers, and what the machine has.
+    pub async fn cadvisor(&self, node: &Node) -> Answer {
+        let pods = match self.pods(node, false).await {
+            Ok(pods) => pods,
+            Err(status) => return error(StatusCode::INTERNAL_SERVER_ERROR, status.message()),
+        };
+        let mut out = Text::default();
+        let m = self.machine();
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        out.sample("machine_cpu_cores", "gauge", "", whole(cpus as u64), None);
+        out.sample("machine_memory_bytes", "gauge", "", whole(m.of("MemTotal")), None);
+        for pod in &pods {
+            let row = |container: &str, id: &str, image: &str| {
+                labels([
+                    ("container", container),
+                    ("id", id),
+                    ("image", image),
+                    ("name", id.trim_start_matches('/')),
+                    ("namespace", &pod.namespace),
+                    ("pod", &pod.name),
+                ])
+            };
+            let of_pod = row("", "", "");
+            out.container(&of_pod, pod.stats.cpu.as_ref(), pod.stats.memory.as_ref());
+            for i in pod.stats.network.iter().flat_map(|n| n.default_interface.iter().chain(&n.interfaces)) {
+                let of_interface = format!("{of_pod},interface=\"{}\"", escape(&i.name));
+                for (name, value) in [
+                    ("container_network_receive_bytes_total", i.rx_bytes),
+                    ("container_network_receive_errors_total", i.rx_errors),
+                    ("container_network_transmit_bytes_total", i.tx_bytes),
+                    ("container_network_transmit_errors_total", i.tx_errors),
+                ] {
+                    if let Some(value) = value {
+                        out.sample(name, "counter", &of_interface, whole(value.value), None);
+                    }
+                }
+            }
+            for (name, c) in newest(&pod.stats.containers) {
+                let id = c.attributes.as_ref().map(|a| format!("/{}", a.id)).unwrap_or_default();
+                let image = select::status(&pod.object, name).and_then(|s| s["image"].as_str());
+                let labels = row(name, &id, image.unwrap_or_default());
+                out.container(&labels, c.cpu.as_ref(), c.memory.as_ref());
+                if let Some(used) = c.writable_layer.as_ref().and_then(|w| w.used_bytes) {
+                    out.sample("container_fs_usage_bytes", "gauge", &labels, whole(used.value), None);
+                }
+                if let Some(started) = started(&pod.object, name) {
+                    out.sample("container_start_time_seconds", "gauge", &labels, started, None);
+                }
+            }
+        }
+        with_type(StatusCode::OK, CONTENT_TYPE, out.finish())
+    }
+}
+
+fn started(pod: &Value, container: &str) -> Option<f64> {
+    let text = select::status(pod, container)?["state"]["running"]["startedAt"].as_str()?;
+    let at = text.parse::<Timestamp>().ok()?.as_second();
+    #[expect(clippy::cast_precision_loss, reason = "seconds since 1970 fit")]
+    (at > 0).then_some(at as f64)
+}
+
+/// Metrics by family, as their samples come.
+#[derive(Debug, Default)]
+struct Text(BTreeMap<&'static str, (&'static str, String)>);
+
+impl Text {
+    fn sample(&mut self, name: &'static str, kind: &'static str, labels: &str, value: f64, ms: Option<i64>) {
+        let (_, lines) = self.0.entry(name).or_insert_with(|| (kind, String::new()));
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+        let at = ms.map(|ms| format!(" {ms}")).unwrap_or_default();
+        // Writing to a String does not fail.
+        let _ = writeln!(lines, "{name}{labels} {value}{at}");
+    }
+
+    fn usage(
+        &mut self,
+        of: &str,
+        labels: &str,
+        cpu: Option<&v1::CpuUsage>,
+        memory: Option<&v1::MemoryUsage>,
+    ) {
+        let (cpu_name, memory_name) = if of == "pod" {
+            ("pod_cpu_usage_seconds_total", "pod_memory_working_set_bytes")
+        } else {
+            ("container_cpu_usage_seconds_total", "container_memory_working_set_bytes")
+        };
+        if let Some((value, at)) = cpu.and_then(|c| Some((c.usage_core_nano_seconds?.value, c.timestamp))) {
+            self.sample(cpu_name, "counter", labels, seconds(value), Some(at / 1_000_000));
+        }
+        if let Some((value, at)) = memory.and_then(|m| Some((m.working_set_bytes?.value, m.timestamp))) {
+            self.sample(memory_name, "gauge", labels, whole(value), Some(at / 1_000_000));
+        }
+    }
+
+    fn swap(&mut self, labels: &str, swap: Option<&v1::SwapUsage>) {
+        let Some((used, swap)) = swap.and_then(|s| Some((s.swap_usage_bytes?.value, s))) else { return };
+        let at = Some(swap.timestamp / 1_000_000);
+        self.sample("container_swap_usage_bytes", "gauge", labels, whole(used), at);
+        // A runtime that does not tell what is left knows no limit.
+        if let Some(left) = swap.swap_available_bytes {
+            let limit = used.saturating_add(left.value);
+            self.sample("container_swap_limit_bytes", "gauge", labels, whole(limit), at);
+        }
+    }
+
+    fn container(&mut self, labels: &str, cpu: Option<&v1::CpuUsage>, memory: Option<&v1::MemoryUsage>) {
+        self.usage("container", labels, cpu, memory);
+        let Some(memory) = memory else { return };
+        for (name, value) in
+            [("container_memory_usage_bytes", memory.usage_bytes), ("container_memory_rss", memory.rss_bytes)]
+        {
+            if let Some(value) = value {
+                self.sample(name, "gauge", labels, whole(value.value), Some(memory.timestamp / 1_000_000));
+            }
+        }
+    }
+
+    fn finish(self) -> String {
+        let family = |(name, (kind, lines)): (&str, (&str, String))| {
+            let help = name.replace('_', " ");
+            format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}")
+        };
+        self.0.into_iter().map(family).collect()
+    }
+}
+
+fn labels<const N: usize>(pairs: [(&str, &str); N]) -> String {
+    pairs.map(|(name, value)| format!("{name}=\"{}\"", escape(value))).join(",")
+}
+
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
+fn whole(value: u64) -> f64 {
+    value as f64
+}
+
+fn seconds(nanos: u64) -> f64 {
+    whole(nanos) / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::gather::Pod;
+    use super::*;
+
+    #[test]
+    fn resource_samples_bear_the_time_of_their_measurement() {
+        let cpu = v1::CpuUsage {
+            timestamp: 1_700_000_000_123_456_789,
+            usage_core_nano_seconds: Some(v1::UInt64Value { value: 1_500_000_000 }),
+            ..Default::default()
+        };
+        let mut text = Text::default();
+        text.usage("container", &labels([("container", "a\"b"), ("pod", "p")]), Some(&cpu), None);
+        assert_eq!(
+            text.finish(),
+            "# HELP container_cpu_usage_seconds_total container cpu usage seconds total\n\
+             # TYPE container_cpu_usage_seconds_total counter\n\
+             container_cpu_usage_seconds_total{container=\"a\\\"b\",pod=\"p\"} 1.5 1700000000123\n"
+        );
+    }
+
+    #[test]
+    fn swap_has_its_limit_and_a_pods_is_that_of_its_containers() {
+        let bytes = |value| Some(v1::UInt64Value { value });
+        let container = |name: &str, at: i64, used: u64| v1::ContainerStats {
+            attributes: Some(v1::ContainerAttributes {
+                metadata: Some(v1::ContainerMetadata { name: name.into(), attempt: 0 }),
+                ..Default::default()
+            }),
+            swap: Some(v1::SwapUsage {
+                timestamp: at * 1_000_000,
+                swap_usage_bytes: bytes(used),
+                swap_available_bytes: bytes(100),
+            }),
+            ..Default::default()
+        };
+        let mut pod = Pod {
+            name: "p".into(),
+            namespace: "n".into(),
+            uid: "u".into(),
+            object: Value::Null,
+            stats: v1::LinuxPodSandboxStats {
+                containers: vec![container("a", 5, 10), container("b", 4, 20)],
+                ..Default::default()
+            },
+            ..Pod::default()
+        };
+        let swap = pod_swap(&pod).unwrap();
+        assert_eq!((swap.timestamp, swap.swap_usage_bytes), (4_000_000, bytes(30)));
+        let mut text = Text::default();
+        text.swap("", pod.stats.containers[0].swap.as_ref());
+        let text = text.finish();
+        assert!(text.contains("container_swap_usage_bytes 10 5\n"), "{text}");
+        assert!(text.contains("container_swap_limit_bytes 110 5\n"), "{text}");
+        pod.stats.containers[0].swap = None;
+        assert_eq!(pod_swap(&pod), None, "a part is not the whole");
+    }
+}

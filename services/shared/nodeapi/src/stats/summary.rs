@@ -1,0 +1,228 @@
+//! `/stats/summary`: the node and its pods as JSON (staging/src/k8s.io/kubelet/pkg/apis/stats/v1alpha1).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use http::StatusCode;
+use jiff::Timestamp;
+use k8s_cri::v1;
+use quintlet_proto::podsync::v1::PodStorage;
+use serde_json::{Value, json};
+
+use super::Stats;
+use super::disk::{ephemeral, file_system, logs, volume, writable};
+use super::figures::{cpu, io, memory, network, object, swap};
+use super::gather::{Pod, newest, pod_swap};
+use crate::answer::{Answer, error, json as json_answer};
+use crate::cgroups::{Group, Pressure};
+use crate::host;
+use crate::node::Node;
+use crate::select;
+
+impl Stats {
+    /// All pods together, as one of the summary's system containers; null before there is a group of theirs.
+    fn pods_group(&self, time: Timestamp, light: bool) -> Value {
+        let group = Group::of_pods(&self.places.cgroups, &self.places.cgroup_root);
+        let Some((group, u)) = group.and_then(|group| group.usage().map(|u| (group, u))) else {
+            return Value::Null;
+        };
+        let (at, pressure) = (time.to_string(), group.pressure());
+        object([
+            ("name", json!("pods")),
+            (
+                "cpu",
+                object([
+                    ("time", json!(at)),
+                    ("usageNanoCores", json!(self.last_of_pods.nano_cores(time, u.cpu_nanos))),
+                    ("usageCoreNanoSeconds", json!(u.cpu_nanos)),
+                    ("psi", pressure.cpu),
+                ]),
+            ),
+            (
+                "memory",
+                object([
+                    ("time", json!(at)),
+                    ("availableBytes", json!(u.limit.map(|limit| limit.saturating_sub(u.working_set)))),
+                    ("usageBytes", json!(u.usage)),
+                    ("workingSetBytes", json!(u.working_set)),
+                    ("rssBytes", json!(u.rss)),
+                    ("pageFaults", json!(u.page_faults)),
+                    ("majorPageFaults", json!(u.major_page_faults)),
+                    ("psi", pressure.memory),
+                ]),
+            ),
+            ("io", if light { Value::Null } else { io(&at, &pressure.io) }),
+            (
+                "swap",
+                u.swap.map_or(Value::Null, |used| {
+                    object([
+                        ("time", json!(at)),
+                        ("swapAvailableBytes", json!(u.swap_limit.map(|limit| limit.saturating_sub(used)))),
+                        ("swapUsageBytes", json!(used)),
+                    ])
+                }),
+            ),
+        ])
+    }
+
+    /// `/stats/summary`.
+    pub async fn summary(&self, node: &Node, only_cpu_and_memory: bool) -> Answer {
+        let storage = async { if only_cpu_and_memory { BTreeMap::new() } else { storage(node).await } };
+        let (pods, storage) = tokio::join!(self.pods(node, true), storage);
+        match pods {
+            Ok(pods) => {
+                let time = self.clock.wall().to_string();
+                let disk = Disk { fs: file_system(&self.places.root_dir, &time), time, storage };
+                let disk = (!only_cpu_and_memory).then_some(&disk);
+                let pods: Vec<Value> = pods.iter().map(|p| self.pod(p, disk)).collect();
+                let node = self.node(node, only_cpu_and_memory).await;
+                json_answer(json!({"node": node, "pods": pods}).to_string())
+            }
+            Err(status) => {
+                error(StatusCode::INTERNAL_SERVER_ERROR, format!("Internal Error: {}", status.message()))
+            }
+        }
+    }
+
+    async fn node(&self, node: &Node, light: bool) -> Value {
+        let m = self.machine();
+        let time = m.time.to_string();
+        let boot = jiff::SignedDuration::try_from(self.clock.boot()).unwrap_or_default();
+        let working_set = m.working_set();
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let pods = self.pods_group(m.time, light);
+        let psi = |of: &str| host::pressure(&read(&format!("/proc/pressure/{of}")));
+        let mut out = json!({
+            "nodeName": self.node_name,
+            "startTime": m.time.checked_sub(boot).unwrap_or(m.time).to_string(),
+            "cpu": object([("time", json!(time)), ("usageNanoCores", json!(m.nano_cores)),
+                ("usageCoreNanoSeconds", json!(m.cpu_nanos))]),
+            "memory": {
+                "time": time,
+                "availableBytes": m.of("MemTotal").saturating_sub(working_set),
+                "usageBytes": m.of("MemTotal").saturating_sub(m.of("MemFree")),
+                "workingSetBytes": working_set,
+                "rssBytes": m.of("AnonPages"),
+                "pageFaults": m.page_faults,
+                "majorPageFaults": m.major_page_faults,
+            },
+            "systemContainers": if pods.is_null() { json!([]) } else { json!([pods]) },
+            "swap": {
+                "time": time,
+                "swapAvailableBytes": m.of("SwapFree"),
+                "swapUsageBytes": m.of("SwapTotal").saturating_sub(m.of("SwapFree")),
+            },
+        });
+        for (field, psi) in [("cpu", psi("cpu")), ("memory", psi("memory"))] {
+            if !psi.is_null() {
+                out[field]["psi"] = psi;
+            }
+        }
+        if light {
+            return out;
+        }
+        let network = host::network(&read("/proc/net/dev"), &read("/proc/net/route"), &time);
+        for (field, value) in
+            [("network", network), ("io", object([("time", json!(time)), ("psi", psi("io"))]))]
+        {
+            if !value.is_null() {
+                out[field] = value;
+            }
+        }
+        out["fs"] = file_system(&self.places.root_dir, &time);
+        out["rlimit"] = rlimit(&time);
+        let mut images = k8s_cri::v1::image_service_client::ImageServiceClient::new(node.cri());
+        if let Ok(info) = images.image_fs_info(v1::ImageFsInfoRequest {}).await
+            && let Some(fs) = info.into_inner().image_filesystems.into_iter().next()
+        {
+            let place = fs.fs_id.map(|i| i.mountpoint).unwrap_or_default();
+            let mut image = file_system(Path::new(&place), &time);
+            image["usedBytes"] = json!(fs.used_bytes.map_or(0, |b| b.value));
+            out["runtime"] = json!({"imageFs": image, "containerFs": image});
+        }
+        out
+    }
+
+    /// A pod; without `disk` in the light form.
+    fn pod(&self, pod: &Pod, disk: Option<&Disk>) -> Value {
+        let own = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
+        let logs_dir = self.places.pod_logs_dir.join(own);
+        let containers: Vec<Value> = newest(&pod.stats.containers)
+            .into_iter()
+            .map(|(name, c)| {
+                let started = select::status(&pod.object, name)
+                    .and_then(|s| s["state"]["running"]["startedAt"].as_str())
+                    .map(str::to_owned);
+                let id = c.attributes.as_ref().map(|a| a.id.as_str()).unwrap_or_default();
+                let none = Pressure::default();
+                let pressure = pod.pressures.get(id).unwrap_or(&none);
+                let mut out = vec![
+                    ("name", json!(name)),
+                    ("startTime", json!(started)),
+                    ("cpu", cpu(c.cpu.as_ref(), &pressure.cpu)),
+                    ("memory", memory(c.memory.as_ref(), &pressure.memory)),
+                    ("swap", swap(c.swap.as_ref())),
+                ];
+                if let Some(disk) = disk {
+                    out.push(("io", io(&disk.time, &pressure.io)));
+                    out.push(("rootfs", writable(c.writable_layer.as_ref())));
+                    out.push(("logs", logs(&logs_dir.join(name), &disk.fs, &disk.time)));
+                }
+                object(out)
+            })
+            .collect();
+        let mut out = vec![
+            ("podRef", json!({"name": pod.name, "namespace": pod.namespace, "uid": pod.uid})),
+            ("startTime", pod.object["status"]["startTime"].clone()),
+            ("cpu", cpu(pod.stats.cpu.as_ref(), &pod.pressure.cpu)),
+            ("memory", memory(pod.stats.memory.as_ref(), &pod.pressure.memory)),
+            ("swap", pod_swap(pod).map_or(Value::Null, |s| swap(Some(&s)))),
+        ];
+        if let Some(disk) = disk {
+            out.push(("io", io(&disk.time, &pod.pressure.io)));
+            out.push(("network", network(pod.stats.network.as_ref())));
+            if let Some(count) = pod.stats.process.as_ref().and_then(|p| p.process_count.as_ref()) {
+                out.push(("process_stats", json!({"process_count": count.value})));
+            }
+            let storage = disk.storage.get(&pod.uid);
+            if let Some(storage) = storage.filter(|s| !s.volumes.is_empty()) {
+                let (own, others): (Vec<_>, Vec<_>) = storage.volumes.iter().partition(|v| v.is_ephemeral);
+                let volumes: Vec<Value> = own.into_iter().chain(others).map(volume).collect();
+                out.push(("volume", json!(volumes)));
+            }
+            let pod_logs = logs(&logs_dir, &disk.fs, &disk.time);
+            let whole = ephemeral(&disk.fs, &disk.time, &containers, &pod_logs, storage);
+            out.push(("ephemeral-storage", whole));
+        }
+        out.push(("containers", json!(containers)));
+        object(out)
+    }
+}
+
+/// What lies on disks, as far as that is known once for all pods.
+struct Disk {
+    time: String,
+    /// The root directory's.
+    fs: Value,
+    /// What pod-sync measured, by pod.
+    storage: BTreeMap<String, PodStorage>,
+}
+
+async fn storage(node: &Node) -> BTreeMap<String, PodStorage> {
+    match node.storage().await {
+        Ok(pods) => pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect(),
+        // An older pod-sync does not measure.
+        Err(status) => {
+            tracing::debug!(error = status.message(), "no figures of volumes");
+            BTreeMap::new()
+        }
+    }
+}
+
+fn rlimit(time: &str) -> Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let max: Option<i64> = read("/proc/sys/kernel/pid_max").trim().parse().ok();
+    // `1.00 0.50 0.25 2/345 6789`: tasks that run and that there are.
+    let now: Option<i64> = read("/proc/loadavg").split([' ', '/']).nth(4).and_then(|n| n.parse().ok());
+    object([("time", json!(time)), ("maxpid", json!(max)), ("curproc", json!(now))])
+}
