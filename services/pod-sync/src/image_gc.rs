@@ -12,9 +12,7 @@ use crate::clients::runtime::{CallError, Runtime};
 use crate::context::Context;
 use crate::decide::image_gc::{Disk, Image, Images, Policy, to_free, usage};
 
-/// How often images are looked at and, where needed, removed (pkg/kubelet/kubelet.go).
-const PERIOD: Duration = Duration::from_secs(5 * 60);
-/// Until the runtime has answered for the first time.
+/// Until the runtime has answered for the first time, and the least between two looks.
 const FIRST: Duration = Duration::from_secs(5);
 
 /// Runs until told to stop.
@@ -31,7 +29,7 @@ pub async fn run(ctx: Arc<Context>, policy: Policy, stop: CancellationToken) {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(wait) => {}
         }
-        wait = PERIOD;
+        wait = policy.period(FIRST);
         match pass(&ctx, &mut images, policy).await {
             Ok(()) => failures = 0,
             Err(Failure::Unavailable(why)) => {

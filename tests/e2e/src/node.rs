@@ -22,6 +22,7 @@ use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
 
 use crate::bins::{self, SERVICES};
+use crate::cluster::{Cluster, Real};
 use crate::recorder::{API, Before, PODSYNC, Recorder};
 use crate::runtime::{self, Listed};
 use crate::seen::Seen;
@@ -39,8 +40,10 @@ const LOG_END: u64 = 6_000;
 pub struct Options {
     /// Name of the test.
     pub name: &'static str,
-    /// With an API server.
+    /// With an API server in memory.
     pub api: bool,
+    /// With a real one.
+    pub real: Option<Real>,
     /// Where traces go.
     pub otlp_endpoint: Option<String>,
     /// Between two looks of pod-sync at a pod to which nothing happened.
@@ -66,6 +69,7 @@ impl Options {
         Self {
             name,
             api: false,
+            real: None,
             otlp_endpoint: None,
             sync_frequency: "1m",
             extra: Vec::new(),
@@ -79,19 +83,34 @@ impl Options {
     pub fn with_api(name: &'static str) -> Self {
         Self { api: true, ..Self::standalone(name) }
     }
+
+    /// With the real one that the environment leads to.
+    ///
+    /// # Panics
+    /// It leads to none.
+    #[must_use]
+    pub fn with_real_api(name: &'static str) -> Self {
+        Self { real: Some(Real::of_env()), ..Self::standalone(name) }
+    }
+
+    fn node_name(&self) -> &str {
+        self.real.as_ref().map_or(NODE, |real| &real.node)
+    }
 }
 
 /// A running node. [`Node::down`] ends it and fails when anything is left; a dropped one is removed too, in haste.
 pub struct Node {
-    services: BTreeMap<&'static str, Service>,
+    pub(crate) services: BTreeMap<&'static str, Service>,
     /// The runtime.
     pub containerd: Containerd,
-    /// The API server.
+    /// The API server in memory.
     pub api: Option<TestApi>,
-    paths: Paths,
+    /// The API server of either kind.
+    cluster: Option<Cluster>,
+    pub(crate) paths: Paths,
     node_api_port: u16,
     logs: Logs,
-    base: TempDir,
+    pub(crate) base: TempDir,
 }
 
 impl std::fmt::Debug for Node {
@@ -127,7 +146,11 @@ impl Node {
             api.kubeconfig(&kubeconfig).expect("the kubeconfig can be written");
         }
         let paths = Paths::new(&dir("run"));
-        let kubeconfig = api.is_some().then_some(kubeconfig);
+        let (kubeconfig, cluster) = match (&api, &options.real) {
+            (Some(api), _) => (Some(kubeconfig), Some(Cluster::new(api.client(), NODE))),
+            (None, Some(real)) => (Some(real.kubeconfig.clone()), Some(Cluster::real(real).await)),
+            (None, None) => (None, None),
+        };
         let node_api_port = if options.node_api { free_port() } else { 0 };
         if options.node_api {
             prepare_node_api(base.path(), &paths);
@@ -141,10 +164,11 @@ impl Node {
                 }
                 let log = logs.dir.join(format!("{name}.log"));
                 let env = if options.own_clock { own_clock(base.path()) } else { Vec::new() };
-                (name, Service::start(Plan { name, binary: bin_dir.join(name), args, env, log, uid: None }))
+                let plan = Plan { name, binary: bin_dir.join(name), args, env, log, uid: None, boot: None };
+                (name, Service::start(plan))
             })
             .collect();
-        let mut node = Self { services, containerd, api, paths, node_api_port, logs, base };
+        let mut node = Self { services, containerd, api, cluster, paths, node_api_port, logs, base };
         if options.node_api {
             node.start_node_api(&bin_dir, kubeconfig.as_deref(), &options.extra);
         }
@@ -181,6 +205,7 @@ impl Node {
             env: Vec::new(),
             log: self.logs.dir.join("node-api.log"),
             uid: Some(NODE_API_UID),
+            boot: None,
         };
         self.services.insert("node-api", Service::start(plan));
     }
@@ -192,6 +217,18 @@ impl Node {
     #[must_use]
     pub fn log(&self, service: &str) -> String {
         std::fs::read_to_string(self.logs.dir.join(format!("{service}.log"))).expect("a log that can be read")
+    }
+
+    /// Waits until a service has logged something.
+    ///
+    /// # Panics
+    /// It does not in [`LONG`].
+    pub async fn wait_log(&self, service: &str, text: &str) {
+        until(&format!("{text:?} in the log of {service}"), LONG, async || {
+            let log = self.log(service);
+            if log.contains(text) { Ok(()) } else { Err(log) }
+        })
+        .await;
     }
 
     /// Where the node API serves HTTPS.
@@ -252,6 +289,15 @@ impl Node {
         self.api.as_ref().expect("this node was started with an API server")
     }
 
+    /// The API server of either kind.
+    ///
+    /// # Panics
+    /// The node was started without.
+    #[must_use]
+    pub fn cluster(&self) -> &Cluster {
+        self.cluster.as_ref().expect("this node was started with an API server")
+    }
+
     /// A service.
     #[must_use]
     pub fn service(&self, name: &str) -> &Service {
@@ -278,6 +324,14 @@ impl Node {
         let channel = self.cri();
         until("a list of the runtime through cri-proxy", LONG, async || runtime::list(channel.clone()).await)
             .await
+    }
+
+    /// Major and minor version of the runtime.
+    ///
+    /// # Panics
+    /// It does not answer for long.
+    pub async fn runtime_version(&self) -> (u32, u32) {
+        until("the runtime's version", LONG, async || runtime::version(self.cri()).await).await
     }
 
     /// Asserts that nothing is there twice.
@@ -505,8 +559,8 @@ impl Node {
         let take = |services: &mut BTreeMap<&'static str, Service>, name: &str| {
             services.remove(name).expect("every service is ended once")
         };
-        if let Some(api) = &self.api {
-            delete_all(api).await;
+        if let Some(cluster) = &self.cluster {
+            delete_all(cluster).await;
             // The API server forgets a pod a little before the last of it is cleared away.
             until("pod-sync without pods of the API server", LONG, async || {
                 let (pods, _) = self.list().await.map_err(|e| vec![e.to_string()])?;
@@ -528,6 +582,9 @@ impl Node {
         assert!(left.sandboxes.is_empty() && left.containers.is_empty(), "pods are left: {left:#?}");
         for name in ["status-reporter", "probe-service", "pleg-service", "cri-proxy"] {
             assert!(take(&mut self.services, name).terminate().await, "{name} does not end after SIGTERM");
+        }
+        if let Some(cluster) = self.cluster.filter(|_| self.api.is_none()) {
+            cluster.delete("nodes", "", &cluster.node).await;
         }
         let Self { containerd, base, logs, .. } = self;
         let traces = containerd.traces();
@@ -561,9 +618,9 @@ fn arguments(
             flag("--allow-uid", &NODE_API_UID.to_string());
         }
         "probe-service" => flag("--id", &"probe-0"),
-        "status-reporter" => flag("--node-name", &NODE),
+        "status-reporter" => flag("--node-name", &options.node_name()),
         "pod-sync" => {
-            flag("--node-name", &NODE);
+            flag("--node-name", &options.node_name());
             flag("--root-dir", &base.join("root"));
             flag("--manifests", &base.join("manifests"));
             flag("--cgroup-root", &containerd.cgroup_root());
@@ -625,17 +682,17 @@ fn prepare_node_api(base: &Path, paths: &Paths) {
     }
 }
 
-async fn delete_all(api: &TestApi) {
+async fn delete_all(cluster: &Cluster) {
     let is_mirror = |p: &Value| !p["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null();
+    let is_ours = |p: &Value| p["spec"]["nodeName"] == cluster.node.as_str() && !is_mirror(p);
     let pods: Vec<Seen> =
-        api.list("pods").into_iter().filter(|p| !is_mirror(p)).map(Seen::from_api).collect();
+        cluster.list("pods").await.into_iter().filter(is_ours).map(Seen::from_api).collect();
     for pod in &pods {
-        // It may go by itself at this moment.
-        let _gone = api.delete("pods", pod.text("/metadata/namespace"), pod.name(), None);
+        cluster.delete("pods", pod.text("/metadata/namespace"), pod.name()).await;
     }
     for pod in &pods {
         let is_gone = |o: &Value| o["metadata"]["uid"] != pod.uid();
-        api.wait_for("pods", pod.text("/metadata/namespace"), pod.name(), LONG, is_gone).await;
+        cluster.wait_for("pods", pod.text("/metadata/namespace"), pod.name(), LONG, is_gone).await;
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
     Container, ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxState,
+    VersionRequest,
 };
 use tonic::Status;
 use tonic::transport::Channel;
@@ -32,6 +33,18 @@ pub async fn list(channel: Channel) -> Result<Listed, Status> {
     let sandboxes = client.list_pod_sandbox(ListPodSandboxRequest::default()).await?.into_inner().items;
     let containers = client.list_containers(ListContainersRequest::default()).await?.into_inner().containers;
     Ok(Listed { sandboxes, containers })
+}
+
+/// Major and minor version.
+///
+/// # Errors
+/// As the endpoint answers.
+pub async fn version(channel: Channel) -> Result<(u32, u32), Status> {
+    let request = VersionRequest { version: "v1".to_owned() };
+    let reply = RuntimeServiceClient::new(channel).version(request).await?.into_inner();
+    let mut numbers =
+        reply.runtime_version.trim_start_matches('v').split('.').map_while(|n| n.parse::<u32>().ok());
+    Ok((numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default()))
 }
 
 impl Listed {

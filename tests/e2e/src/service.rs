@@ -34,7 +34,23 @@ pub struct Plan {
     pub log: PathBuf,
     /// As which user and group; as this process when there is none.
     pub uid: Option<u32>,
+    /// Of which boot of the machine; of that of this process when there is none.
+    pub boot: Option<Boot>,
 }
+
+/// Another boot of the machine, for those who are of it.
+#[derive(Debug, Clone)]
+pub struct Boot {
+    /// A file that has its id.
+    pub id: PathBuf,
+    /// When it began, seconds of the machine's own CLOCK_BOOTTIME.
+    pub began: u64,
+}
+
+/// Run in namespaces of its own for mounts and time. Nothing but the boot id is hidden by it: what is mounted below shared mounts is
+/// seen within and without.
+const OF_ANOTHER_BOOT: &str =
+    r#"mount --make-private /proc && mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
 
 /// The process as it is now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -126,7 +142,16 @@ async fn supervise(plan: Plan, process: watch::Sender<Process>, once: Cancellati
 
 fn spawn(plan: &Plan) -> Child {
     let log = OpenOptions::new().create(true).append(true).open(&plan.log).expect("the log can be written");
-    let mut command = Command::new(&plan.binary);
+    let mut command = match &plan.boot {
+        None => Command::new(&plan.binary),
+        Some(boot) => {
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--propagation", "unchanged", "--time", "--boottime"]);
+            command.arg(format!("-{}", boot.began)).args(["sh", "-c", OF_ANOTHER_BOOT]);
+            command.arg(&boot.id).arg(&plan.binary);
+            command
+        }
+    };
     if let Some(uid) = plan.uid {
         command.uid(uid).gid(uid);
     }

@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 
 use quintlet_e2e::bins::SERVICES;
-use quintlet_e2e::node::{NODE, page};
+use quintlet_e2e::node::page;
 use quintlet_e2e::otlp::Receiver;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
@@ -45,7 +45,7 @@ fn full_pod(node: &Node) -> Value {
     main["resources"] = json!({"requests": {"cpu": "10m"}});
     main["readinessProbe"] = json!({"tcpSocket": {"port": 8080}, "periodSeconds": 1});
     main["lifecycle"] = json!({"preStop": {"exec": {"command": ["sh", "-c", "echo ran > /out/pre-stop"]}}});
-    pods::bound(pod)
+    pod
 }
 
 async fn wait_file(pod: &Seen, path: &str, want: &str) {
@@ -57,15 +57,15 @@ async fn wait_file(pod: &Seen, path: &str, want: &str) {
     .await;
 }
 
-fn reasons(node: &Node, uid: &str) -> BTreeSet<String> {
-    let events = node.api().list("events");
+async fn reasons(node: &Node, uid: &str) -> BTreeSet<String> {
+    let events = node.cluster().list("events").await;
     let of_pod = events.iter().filter(|e| e["involvedObject"]["uid"] == uid);
     of_pod.filter_map(|e| e["reason"].as_str().map(str::to_owned)).collect()
 }
 
 async fn wait_reasons(node: &Node, uid: &str, want: &[&str]) {
     until(&format!("events {want:?}"), LONG, async || {
-        let got = reasons(node, uid);
+        let got = reasons(node, uid).await;
         if want.iter().all(|r| got.contains(*r)) { Ok(()) } else { Err(got) }
     })
     .await;
@@ -94,43 +94,53 @@ fn assert_running_status(pod: &Seen) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_of_the_api_server_lives_and_goes_in_one_trace() {
+    lives_and_goes(Options::with_api("api")).await;
+}
+
+/// `QUINTLET_KUBECONFIG=admin.kubeconfig QUINTLET_NODE=NAME QUINTLET_NODE_KUBECONFIG=node.kubeconfig cargo nextest run -p quintlet-e2e
+/// --run-ignored only real`, where no node NAME runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a real cluster in QUINTLET_KUBECONFIG, QUINTLET_NODE_KUBECONFIG and QUINTLET_NODE"]
+async fn a_pod_of_a_real_api_server_lives_and_goes_in_one_trace() {
+    lives_and_goes(Options::with_real_api("api-real")).await;
+}
+
+async fn lives_and_goes(options: Options) {
     let receiver = Receiver::start().await;
-    let options = Options {
-        otlp_endpoint: Some(receiver.endpoint().to_owned()),
-        sync_frequency: "5s",
-        ..Options::with_api("api")
-    };
+    let options =
+        Options { otlp_endpoint: Some(receiver.endpoint().to_owned()), sync_frequency: "5s", ..options };
     let node = Node::start(options).await;
-    let api = node.api();
+    let api = node.cluster();
+    let name = api.node.as_str();
 
     let object = api
-        .wait_for("nodes", "", NODE, LONG, |n| {
+        .wait_for("nodes", "", name, LONG, |n| {
             let conditions = n["status"]["conditions"].as_array();
             conditions.is_some_and(|c| c.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
         })
         .await;
     assert!(object["status"]["nodeInfo"]["kubeletVersion"].as_str().is_some_and(|v| v.starts_with("v1.36")));
-    wait_reasons(&node, NODE, &["Starting", "NodeAllocatableEnforced"]).await;
+    wait_reasons(&node, name, &["Starting", "NodeAllocatableEnforced"]).await;
     let named = |n: &Value| {
         let images = n["status"]["images"].as_array().cloned().unwrap_or_default();
         let names = images.iter().flat_map(|i| i["names"].as_array().cloned().unwrap_or_default());
         names.filter_map(|n| n.as_str().map(str::to_owned)).any(|n| n == images::BUSYBOX)
     };
-    let object = api.wait_for("nodes", "", NODE, LONG, named).await;
+    let object = api.wait_for("nodes", "", name, LONG, named).await;
     let declared = object["status"]["declaredFeatures"].as_array().cloned().unwrap_or_default();
     assert!(declared.contains(&json!("InPlacePodLevelResourcesVerticalScaling")), "{declared:?}");
     let lease =
-        api.wait_for("leases", "kube-node-lease", NODE, LONG, |l| !l["spec"]["renewTime"].is_null()).await;
+        api.wait_for("leases", "kube-node-lease", name, LONG, |l| !l["spec"]["renewTime"].is_null()).await;
 
     api.create(
         "configmaps",
         "default",
         json!({"metadata": {"name": "settings"}, "data": {"colour": "green"}}),
     )
-    .unwrap();
+    .await;
     let secret = json!({"metadata": {"name": "keys"}, "data": {"token": "c2VjcmV0LXZhbHVl"}});
-    api.create("secrets", "default", secret).unwrap();
-    let created = api.create_pod(full_pod(&node));
+    api.create("secrets", "default", secret).await;
+    let created = api.create_pod(full_pod(&node)).await;
     let uid = created["metadata"]["uid"].as_str().unwrap().to_owned();
     let is_ready = |p: &Value| Seen::from_api(p.clone()).is_ready();
     let pod = Seen::from_api(api.wait_for("pods", "default", "full", LONG, is_ready).await);
@@ -163,28 +173,28 @@ async fn a_pod_of_the_api_server_lives_and_goes_in_one_trace() {
 
     // A label changes no container.
     let container = pod.container("main");
-    api.edit("pods", "default", "full", |p| p["metadata"]["labels"]["tier"] = json!("second")).unwrap();
+    api.edit("pods", "default", "full", |p| p["metadata"]["labels"]["tier"] = json!("second")).await;
     wait_file(&pod, "/etc/info/labels", "tier=\"second\"").await;
     assert_eq!(node.pod("full").await.unwrap().container("main"), container);
 
     // A pod of a manifest has a mirror, which goes with it.
     node.pod_manifest(&pods::sleeper("static"));
-    let mirror = format!("static-{NODE}");
+    let mirror = format!("static-{name}");
     let object = api.wait_for("pods", "default", &mirror, LONG, is_ready).await;
     assert!(object["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string(), "{object:#}");
     node.remove_manifest("static.yaml");
     api.wait_for("pods", "default", &mirror, LONG, Value::is_null).await;
 
     // A job.
-    let mut job = pods::bound(pods::script("job", "exit 7"));
+    let mut job = pods::script("job", "exit 7");
     job["spec"]["restartPolicy"] = json!("Never");
-    api.create_pod(job);
+    api.create_pod(job).await;
     let job = api.wait_for("pods", "default", "job", LONG, |p| p["status"]["phase"] == "Failed").await;
     let ended = &job["status"]["containerStatuses"][0]["state"]["terminated"];
     assert_eq!((&ended["exitCode"], &ended["reason"]), (&json!(7), &json!("Error")), "{job:#}");
-    api.delete("pods", "default", "job", None).unwrap();
+    api.delete("pods", "default", "job").await;
 
-    api.delete("pods", "default", "full", None).unwrap();
+    api.delete("pods", "default", "full").await;
     api.wait_for("pods", "default", "full", LONG, Value::is_null).await;
     assert_eq!(std::fs::read_to_string(node.scratch().join("pre-stop")).unwrap().trim(), "ran");
     wait_reasons(&node, &uid, &["Killing"]).await;
@@ -192,6 +202,9 @@ async fn a_pod_of_the_api_server_lives_and_goes_in_one_trace() {
     api.wait_for("pods", "default", "job", LONG, Value::is_null).await;
 
     let renewed = |l: &Value| l["spec"]["renewTime"] != lease["spec"]["renewTime"];
-    api.wait_for("leases", "kube-node-lease", NODE, LONG, renewed).await;
+    api.wait_for("leases", "kube-node-lease", name, LONG, renewed).await;
+    for (resource, name) in [("configmaps", "settings"), ("secrets", "keys")] {
+        api.delete(resource, "default", name).await;
+    }
     node.down().await;
 }

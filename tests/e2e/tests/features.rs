@@ -148,11 +148,8 @@ async fn what_a_pod_wants_of_its_sandbox_is_had_or_refused_as_the_runtime_can() 
     until("a handler that the runtime lacks", LONG, async || event("strange", "nobody-has-this")).await;
 
     let object = api.get("nodes", "", NODE).unwrap();
-    let version = object["status"]["nodeInfo"]["containerRuntimeVersion"].as_str().unwrap_or_default();
-    let mut numbers =
-        version.trim_start_matches("containerd://").split('.').map_while(|n| n.parse::<u32>().ok());
     // Image volumes came with containerd 2.1.
-    if (numbers.next(), numbers.next()) >= (Some(2), Some(1)) {
+    if node.runtime_version().await >= (2, 1) {
         wait_api(&node, "image", is_ready).await;
         until("what the image has", LONG, async || {
             let text = std::fs::read_to_string(dir.join("passwd")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A container of a real runtime gets other resources while it runs.
+//! A container of a real runtime, and a pod as a whole, get other resources while they run.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -119,6 +119,91 @@ async fn a_container_gets_other_limits_without_a_restart() {
     api.wait_for("pods", "default", "web", LONG, shows(wanted)).await;
 
     let after = node.pod("web").await.unwrap();
+    assert_eq!(after.container("main"), before.container("main"), "the same container, never restarted");
+    node.down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_gets_other_limits_as_a_whole_and_is_told_what_it_cannot_get() {
+    const MIB: u64 = 1 << 20;
+    let node = Node::start(Options::with_api("resize-pod")).await;
+    let api = node.api();
+    let mut pod = pods::script(
+        "whole",
+        "dd if=/dev/zero of=/held/bytes bs=1M count=24 2>/dev/null
+         cut -d ' ' -f 4 /proc/self/stat > /held/pid
+         trap 'exit 0' TERM; sleep 100000 & wait",
+    );
+    pod["spec"]["hostPID"] = json!(true);
+    pod["spec"]["volumes"] = json!([{"name": "held", "emptyDir": {"medium": "Memory"}}]);
+    let whole = |cpu: &str, memory: &str| json!({"requests": {"cpu": "50m", "memory": "8Mi"}, "limits": {"cpu": cpu, "memory": memory}});
+    pod["spec"]["resources"] = whole("300m", "96Mi");
+    // It has no limits of its own: those of the pod are its too.
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "held", "mountPath": "/held"}]);
+    pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "50m", "memory": "8Mi"}});
+    let created = api.create_pod(pods::bound(pod));
+    let uid = created["metadata"]["uid"].as_str().unwrap().to_owned();
+    let is_ready = |p: &Value| Seen::from_api(p.clone()).is_ready();
+    let before = Seen::from_api(api.wait_for("pods", "default", "whole", LONG, is_ready).await);
+    let pid: u32 = until("its pid", LONG, async || {
+        let text = node.empty_dir_file(&uid, "held", "pid");
+        text.trim().parse().map_err(|_| text.clone())
+    })
+    .await;
+    let of = |memory: u64, quota: u64| [(); 2].map(|()| ((memory * MIB).to_string(), quota.to_string()));
+    assert_eq!(limits(pid), of(96, 30_000));
+
+    let resize = |cpu: &str, memory: &str| {
+        let wanted = whole(cpu, memory);
+        api.edit("pods/resize", "default", "whole", |pod| pod["spec"]["resources"] = wanted.clone()).unwrap();
+        wanted
+    };
+    let shows = |wanted: Value| {
+        move |p: &Value| {
+            p["status"]["resources"] == wanted
+                && p["status"]["allocatedResources"] == wanted["requests"]
+                && condition(p, "PodResizeInProgress").is_null()
+                && condition(p, "PodResizePending").is_null()
+        }
+    };
+    for (cpu, memory, mib, quota) in [("600m", "128Mi", 128, 60_000), ("200m", "80Mi", 80, 20_000)] {
+        let wanted = resize(cpu, memory);
+        let seen = api.wait_for("pods", "default", "whole", LONG, shows(wanted)).await;
+        assert_eq!(limits(pid), of(mib, quota), "{seen:#}");
+    }
+
+    // Less than it uses: refused, and everything stays.
+    resize("200m", "8Mi");
+    let refused = |p: &Value| {
+        let shown = condition(p, "PodResizeInProgress");
+        let text = shown["message"].as_str().unwrap_or_default();
+        let why = "cannot decrease memory limits: [attempting to set pod memory limit (8388608) below";
+        shown["reason"] == "Error" && text.starts_with(why)
+    };
+    let seen = api.wait_for("pods", "default", "whole", LONG, refused).await;
+    assert_eq!(limits(pid), of(80, 20_000));
+    assert_eq!(seen["status"]["resources"]["limits"]["memory"], "80Mi", "what it has, not what was allowed");
+    resize("200m", "80Mi");
+
+    // More than the node has: it waits, is told so, and keeps what it has.
+    let edit = |pod: &mut Value| {
+        pod["spec"]["resources"]["requests"]["cpu"] = json!("1000");
+        pod["spec"]["resources"]["limits"]["cpu"] = json!("1000");
+    };
+    api.edit("pods/resize", "default", "whole", edit).unwrap();
+    let deferred = |p: &Value| {
+        let shown = condition(p, "PodResizePending");
+        let text = shown["message"].as_str().unwrap_or_default();
+        shown["reason"] == "Deferred"
+            && text.starts_with("Node didn't have enough resource: cpu, requested: 1000000")
+    };
+    let seen = api.wait_for("pods", "default", "whole", LONG, deferred).await;
+    assert_eq!(seen["status"]["allocatedResources"]["cpu"], "50m", "{seen:#}");
+    assert_eq!(limits(pid), of(80, 20_000));
+    let wanted = resize("200m", "80Mi");
+    api.wait_for("pods", "default", "whole", LONG, shows(wanted)).await;
+
+    let after = node.pod("whole").await.unwrap();
     assert_eq!(after.container("main"), before.container("main"), "the same container, never restarted");
     node.down().await;
 }

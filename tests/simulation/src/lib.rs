@@ -6,7 +6,6 @@
 //!
 //! Needs root: pod-sync makes cgroups.
 
-pub mod logind;
 pub mod pods;
 pub mod seen;
 pub mod service;

@@ -328,7 +328,7 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
                 restarts_after_kill(container, pod),
             )
         } else {
-            match plan::of_container(container, running, actuated, &mut actions.resize) {
+            match plan::of_container(pod, container, running, actuated, &mut actions.resize) {
                 Change::InPlace => kept += 1,
                 Change::Restart => {
                     actions.to_kill.push(resize_kill(container, running));
@@ -439,7 +439,9 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
         match status.state {
             ContainerState::Created => actions.init_to_start.push(index),
             ContainerState::Running if !sidecar => {
-                if plan::of_container(container, status, actuated, &mut actions.resize) == Change::Restart {
+                if plan::of_container(pod, container, status, actuated, &mut actions.resize)
+                    == Change::Restart
+                {
                     actions.to_kill.push(resize_kill(container, status));
                     actions.init_to_start.push(index);
                 }
@@ -478,7 +480,7 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
                                 KillReason::LivenessProbe,
                             ));
                             actions.init_to_start.push(index);
-                        } else if plan::of_container(container, status, actuated, &mut actions.resize)
+                        } else if plan::of_container(pod, container, status, actuated, &mut actions.resize)
                             == Change::Restart
                         {
                             actions.to_kill.push(resize_kill(container, status));

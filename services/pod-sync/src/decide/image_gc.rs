@@ -16,7 +16,16 @@ pub struct Policy {
     pub max_age: Duration,
 }
 
+/// How often images are looked at and, where needed, removed (pkg/kubelet/kubelet.go).
+const PERIOD: Duration = Duration::from_secs(5 * 60);
+
 impl Policy {
+    /// Until the next look, no less than `least`. An age below the kubelet's period is not kept waiting for it.
+    #[must_use]
+    pub fn period(&self, least: Duration) -> Duration {
+        if self.max_age.is_zero() { PERIOD } else { self.max_age.clamp(least, PERIOD.max(least)) }
+    }
+
     /// There is nothing to do.
     #[must_use]
     pub fn is_off(&self) -> bool {
@@ -165,6 +174,13 @@ mod tests {
 
     fn ids(images: Vec<&Image>) -> Vec<&str> {
         images.into_iter().map(|i| i.id.as_str()).collect()
+    }
+
+    #[test]
+    fn a_short_age_is_looked_at_as_often() {
+        for (max_age, want) in [(0, 300), (1, 5), (60, 60), (300, 300), (86_400, 300)] {
+            assert_eq!(Policy { max_age: s(max_age), ..POLICY }.period(s(5)), s(want), "{max_age}");
+        }
     }
 
     #[test]

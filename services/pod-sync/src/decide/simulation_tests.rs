@@ -166,6 +166,7 @@ impl Sim {
             waiting: &BTreeMap::new(),
             termination_messages: &HashMap::new(),
             resize: &[],
+            actuated: None,
             node: &NodeFacts { runtime_name: "containerd".into(), ..NodeFacts::default() },
             is_terminal: false,
             now,

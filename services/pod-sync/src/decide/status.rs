@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStateTerminated, ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
     ResourceRequirements,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::pod;
@@ -24,6 +25,7 @@ use super::container_status::{
 use super::phase::{Phase, phase};
 use super::probes::ProbeView;
 use super::qos;
+use super::resize::allocation::{self, PodResources};
 use super::restart::{container_should_restart, has_restart_all_rule, restart_all_triggered};
 
 /// Reason of a pod past its activeDeadlineSeconds.
@@ -62,6 +64,8 @@ pub struct StatusInput<'a> {
     pub termination_messages: &'a HashMap<ContainerId, String>,
     /// Resize conditions to show.
     pub resize: &'a [PodCondition],
+    /// What its containers and its group were last given; `None` where nothing is known of it.
+    pub actuated: Option<&'a PodResources>,
     /// The node.
     pub node: &'a NodeFacts,
     /// All containers were stopped for good: the second half of terminating, and terminated.
@@ -154,11 +158,7 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
     let list = conditions_of(input, old, &init, &regular, now_phase, triggered);
     let (pod_ip, pod_ips) = addresses(input, old);
     let requests = qos::pod_requests(pod);
-    let limits = qos::pod_limits(pod);
-    let shown = |l: &qos::ResourceList| Some(qos::to_api(l)).filter(|l| !l.is_empty());
-    // Also without any, as an empty object.
-    let resources =
-        Some(ResourceRequirements { claims: None, limits: shown(&limits), requests: shown(&requests) });
+    let resources = pod_resources(input, now_phase, &requests);
     let filled = |l: Vec<ContainerStatus>| Some(l).filter(|l| !l.is_empty());
     PodStatus {
         phase: Some(now_phase.as_str().to_owned()),
@@ -177,11 +177,35 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         pod_ips,
         qos_class: Some(qos::qos_class(pod).as_str().to_owned()),
         allocated_resources: shown(&requests),
-        resources,
+        resources: Some(resources),
         resource_claim_statuses: old.resource_claim_statuses.clone(),
         extended_resource_claim_status: old.extended_resource_claim_status.clone(),
         ..PodStatus::default()
     }
+}
+
+fn shown(list: &qos::ResourceList) -> Option<BTreeMap<String, Quantity>> {
+    Some(qos::to_api(list)).filter(|l| !l.is_empty())
+}
+
+// While it runs, what its group has: a resize that is not made yet shows what is (status.md B2). Only a cgroup knows no request for
+// memory. Also without any, as an empty object.
+fn pod_resources(
+    input: &StatusInput<'_>,
+    phase: Phase,
+    allocated: &qos::ResourceList,
+) -> ResourceRequirements {
+    let has = input.actuated.filter(|_| phase == Phase::Running).map(|given| {
+        let pod_level = given.pod_level.clone().or_else(|| pod::spec(input.pod).resources.clone());
+        allocation::apply(input.pod, &PodResources { pod_level, containers: given.containers.clone() })
+    });
+    let pod = has.as_deref().unwrap_or(input.pod);
+    let mut requests = allocated.clone();
+    if let (Some(own), Some(cpu)) = (requests.get_mut("cpu"), qos::pod_requests(pod).get("cpu")) {
+        *own = *cpu;
+    }
+    let limits = shown(&qos::pod_limits(pod));
+    ResourceRequirements { claims: None, limits, requests: shown(&requests) }
 }
 
 fn conditions_of(

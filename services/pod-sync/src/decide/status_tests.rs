@@ -12,6 +12,7 @@ struct World {
     messages: HashMap<ContainerId, String>,
     node: NodeFacts,
     is_terminal: bool,
+    actuated: Option<PodResources>,
 }
 
 impl World {
@@ -28,6 +29,7 @@ impl World {
                 recursive_read_only: false,
             },
             is_terminal: false,
+            actuated: None,
         }
     }
 
@@ -40,6 +42,7 @@ impl World {
             waiting: &self.waiting,
             termination_messages: &self.messages,
             resize: &[],
+            actuated: self.actuated.as_ref(),
             node: &self.node,
             is_terminal: self.is_terminal,
             now: at(now),
@@ -54,6 +57,56 @@ fn one(policy: &str) -> Value {
 
 fn cond<'a>(s: &'a PodStatus, type_: &str) -> &'a PodCondition {
     s.conditions.iter().flatten().find(|c| c.type_ == type_).unwrap()
+}
+
+#[test]
+fn a_running_pod_shows_what_its_group_has_and_what_it_was_allocated() {
+    let resources = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}});
+    let parsed = |cpu: &str, memory: &str| serde_json::from_value(resources(cpu, memory)).unwrap();
+    let shown = |own: Value, actuated: Option<PodResources>, runtime: RuntimeBuilder| {
+        let container = json!({"name": "c", "image": "i", "resources": resources("100m", "64Mi")});
+        let mut w = World::new(json!({"resources": own, "containers": [container]}), runtime);
+        w.actuated = actuated;
+        let s = w.at(None, 5);
+        assert_eq!(s.allocated_resources, Some(qos::to_api(&qos::pod_requests(&w.pod))));
+        serde_json::to_value(s.resources).unwrap()
+    };
+    let given = |pod_level, c| PodResources { pod_level, containers: [("c".to_owned(), c)].into() };
+    let running = || RuntimeBuilder::ready().running("c");
+    let has = |requests: [&str; 2], limits: [&str; 2]| {
+        let list = |l: [&str; 2]| json!({"cpu": l[0], "memory": l[1]});
+        json!({"requests": list(requests), "limits": list(limits)})
+    };
+    let none = || given(None, parsed("100m", "64Mi"));
+    let whole = || resources("300m", "8Mi");
+    for (what, own, actuated, runtime, want) in [
+        ("nothing known", Value::Null, None, running(), has(["100m", "64Mi"], ["100m", "64Mi"])),
+        ("as allocated", Value::Null, Some(none()), running(), has(["100m", "64Mi"], ["100m", "64Mi"])),
+        (
+            "a container on its way",
+            Value::Null,
+            Some(given(None, parsed("200m", "96Mi"))),
+            running(),
+            has(["200m", "64Mi"], ["200m", "96Mi"]),
+        ),
+        (
+            "the pod on its way",
+            whole(),
+            Some(given(Some(parsed("400m", "96Mi")), parsed("100m", "64Mi"))),
+            running(),
+            has(["400m", "8Mi"], ["400m", "96Mi"]),
+        ),
+        ("no group yet", whole(), Some(none()), running(), has(["300m", "8Mi"], ["300m", "8Mi"])),
+        (
+            "not running",
+            whole(),
+            Some(given(Some(parsed("400m", "96Mi")), parsed("100m", "64Mi"))),
+            RuntimeBuilder::none(),
+            has(["300m", "8Mi"], ["300m", "8Mi"]),
+        ),
+    ] {
+        assert_eq!(shown(own, actuated, runtime), want, "{what}");
+    }
 }
 
 #[test]

@@ -603,6 +603,7 @@ impl Worker {
             waiting: &self.record.waiting,
             termination_messages: &self.messages,
             resize: &self.ctx.allocations.shown(&self.pod_ref.uid),
+            actuated: self.ctx.allocations.actuated(&self.pod_ref.uid).as_ref(),
             node: &facts,
             is_terminal,
             now: self.ctx.clock.wall(),

@@ -109,6 +109,11 @@ impl Worker {
                     }
                 }
             }
+            if actions.pod {
+                let had = self.ctx.allocations.actuated(&self.pod_ref.uid).and_then(|a| a.pod_level);
+                let has = plan::level_given(had, pods::spec(pod).resources.as_ref(), resource);
+                self.ctx.allocations.actuate_pod(&self.pod_ref.uid, Some(has));
+            }
         }
         if actions.pod {
             self.ctx.allocations.actuate_pod(&self.pod_ref.uid, pods::spec(pod).resources.clone());
@@ -177,15 +182,13 @@ impl Worker {
         let all = pods::spec(pod).containers.iter().chain(pods::init_containers(pod));
         let Some(spec) = all.into_iter().find(|c| c.name == update.name) else { return Ok(()) };
         let (ctx, uid) = (&self.ctx, &self.pod_ref.uid);
-        // Of the other resource it keeps what it has: that one has an order of its own.
-        let record = ctx.allocations.actuated(uid).and_then(|a| a.containers.get(&update.name).cloned());
+        // The other resource has an order of its own.
+        let (told, kept) = plan::given(spec, update, of, ctx.allocations.actuated(uid).as_ref());
         let mut container = spec.clone();
-        let mut now = record.or_else(|| spec.resources.clone()).unwrap_or_default();
-        update.to.write(&mut now, of);
-        container.resources = Some(now.clone());
+        container.resources = Some(told);
         let resources = resources::container_resources(pod, &container, &ctx.node);
         ctx.runtime.update_container(&update.id, resources).await?;
-        ctx.allocations.actuate(uid, &update.name, now);
+        ctx.allocations.actuate(uid, &update.name, kept);
         Ok(())
     }
 }

@@ -51,6 +51,21 @@ impl Traces {
         self.remove_dirs();
     }
 
+    /// Takes what a reboot of the machine takes: processes, mounts, interfaces and rules, cgroups, and what is kept in memory. What is
+    /// on disk stays, with what CNI plugins know of addresses. Blocks as [`Traces::remove`] does.
+    pub(crate) fn power_off(&self) {
+        let shim_sockets = self.shim_sockets();
+        self.kill_processes();
+        self.unmount();
+        self.remove_links();
+        self.remove_cgroups();
+        for socket in shim_sockets {
+            let _ = std::fs::remove_file(socket);
+        }
+        // With runc's own state and the names of network namespaces.
+        let _ = std::fs::remove_dir_all(self.dir.join("state"));
+    }
+
     /// What is still there, one line each; empty when nothing is.
     pub fn leftovers(&self) -> Vec<String> {
         let processes = self.processes().into_iter().map(|(pid, what)| format!("process {pid} {what}"));
@@ -166,6 +181,15 @@ impl Traces {
     }
 
     fn remove_network(&self) {
+        self.remove_links();
+        for result in self.cni_results() {
+            let _ = std::fs::remove_file(result);
+        }
+        // Only when empty.
+        let _ = std::fs::remove_dir(CNI_RESULTS);
+    }
+
+    fn remove_links(&self) {
         let saved = saved_nat_rules();
         let rules = NatRules::find(&saved, self.names);
         if !rules.is_empty() {
@@ -179,11 +203,6 @@ impl Traces {
         if Path::new("/sys/class/net").join(self.names.bridge()).exists() {
             run(Command::new("ip").args(["link", "delete", &self.names.bridge()]));
         }
-        for result in self.cni_results() {
-            let _ = std::fs::remove_file(result);
-        }
-        // Only when empty.
-        let _ = std::fs::remove_dir(CNI_RESULTS);
     }
 
     fn cni_results(&self) -> Vec<PathBuf> {

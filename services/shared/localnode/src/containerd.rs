@@ -291,6 +291,17 @@ impl Containerd {
         }
     }
 
+    /// Takes everything that a reboot of the machine takes: containerd, its shims, all pods, mounts, interfaces, cgroups, and its state
+    /// directory. Images, records and addresses that are given out stay on disk. [`Containerd::start_again`] is the next boot.
+    pub async fn power_off(&mut self) {
+        let traces = self.traces.clone();
+        blocking(move || traces.power_off()).await;
+        if let Some(mut child) = self.child.take() {
+            // It was killed with the others.
+            let _ended = child.wait().await;
+        }
+    }
+
     /// Stops the process from running (SIGSTOP): connections are accepted by the kernel, nothing is answered. Returns when
     /// all its threads stand still, as the signal only asks them to: one that runs on another core may still answer.
     pub async fn pause(&self) {

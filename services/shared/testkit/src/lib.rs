@@ -1,9 +1,10 @@
 //! Test doubles and waiting, for the tests of every crate.
 //!
-//! [`fake_runtime`] is a container runtime in memory behind a real CRI socket; [`wait`] waits for a predicate with a
-//! deadline. Nothing here runs outside tests.
+//! [`fake_runtime`] is a container runtime in memory behind a real CRI socket; [`logind`] a bus with somebody who tells of
+//! shutdowns; [`wait`] waits for a predicate with a deadline. Nothing here runs outside tests.
 
 pub mod fake_runtime;
+pub mod logind;
 pub mod wait;
 
 /// Starts a task of a test double. These have no names: a test names its own scene.

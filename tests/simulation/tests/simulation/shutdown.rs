@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use k8s_cri::v1::StopContainerRequest;
-use quintlet_simulation::logind::FakeLogind;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};
+use quintlet_testkit::logind::FakeLogind;
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 

@@ -73,6 +73,16 @@ impl Amounts {
         }
     }
 
+    // As [`Amounts::of`]; what has no limit of its own takes that of the pod level.
+    fn with_level(
+        own: Option<&ResourceRequirements>,
+        level: Option<&ResourceRequirements>,
+        of: Resource,
+    ) -> Self {
+        let own = Self::of(own, of);
+        Self { limit: own.limit.or(Self::of(level, of).limit), ..own }
+    }
+
     // Zero and not set are the same to the runtime.
     fn differs(self, other: Self) -> bool {
         self.limit.unwrap_or(0) != other.limit.unwrap_or(0)
@@ -172,15 +182,18 @@ pub(crate) enum Change {
 }
 
 fn changed(
+    pod: &Pod,
     container: &SpecContainer,
     running: &Container,
     actuated: Option<&PodResources>,
 ) -> impl Iterator<Item = (Resource, Amounts, Amounts)> {
     let record = actuated.and_then(|a| a.containers.get(&container.name));
+    let had = actuated.and_then(|a| a.pod_level.as_ref());
+    let level = pod::spec(pod).resources.as_ref();
     [Resource::Memory, Resource::Cpu].into_iter().filter_map(move |resource| {
-        let to = Amounts::of(container.resources.as_ref(), resource);
+        let to = Amounts::with_level(container.resources.as_ref(), level, resource);
         let from = match record {
-            Some(record) => Amounts::of(Some(record), resource),
+            Some(record) => Amounts::with_level(Some(record), had, resource),
             None => reported(running, resource, to),
         };
         to.differs(from).then_some((resource, from, to))
@@ -213,12 +226,13 @@ fn reported(running: &Container, of: Resource, wanted: Amounts) -> Amounts {
 
 /// Adds what is to change of a running container.
 pub(crate) fn of_container(
+    pod: &Pod,
     container: &SpecContainer,
     running: &Container,
     actuated: Option<&PodResources>,
     actions: &mut ResizeActions,
 ) -> Change {
-    let all: Vec<_> = changed(container, running, actuated).collect();
+    let all: Vec<_> = changed(pod, container, running, actuated).collect();
     if all.iter().any(|(resource, ..)| policy(container, *resource) == Policy::RestartContainer) {
         actions.pod = true;
         return Change::Restart;
@@ -228,6 +242,43 @@ pub(crate) fn of_container(
         actions.add(resource, update);
     }
     Change::InPlace
+}
+
+/// What the runtime is told of a container, and what is kept on record of it: the first has limits of the pod level where it has none of
+/// its own. Of the other resource it keeps what it was given.
+#[must_use]
+pub fn given(
+    own: &SpecContainer,
+    update: &ContainerUpdate,
+    of: Resource,
+    actuated: Option<&PodResources>,
+) -> (ResourceRequirements, ResourceRequirements) {
+    let record = actuated.and_then(|a| a.containers.get(&own.name)).or(own.resources.as_ref());
+    let mut kept = record.cloned().unwrap_or_default();
+    Amounts::of(own.resources.as_ref(), of).write(&mut kept, of);
+    let mut told = kept.clone();
+    let other = match of {
+        Resource::Memory => Resource::Cpu,
+        Resource::Cpu => Resource::Memory,
+    };
+    if let Some(had) = actuated.and_then(|a| a.pod_level.as_ref()) {
+        Amounts::with_level(Some(&kept), Some(had), other).write(&mut told, other);
+    }
+    update.to.write(&mut told, of);
+    (told, kept)
+}
+
+/// The record of the pod level, once its group and its containers have one of the resources. Containers that are told of the other
+/// one next keep this.
+#[must_use]
+pub fn level_given(
+    had: Option<ResourceRequirements>,
+    own: Option<&ResourceRequirements>,
+    of: Resource,
+) -> ResourceRequirements {
+    let mut has = had.unwrap_or_default();
+    Amounts::of(own, of).write(&mut has, of);
+    has
 }
 
 /// The pod level asks for other CPU or memory than its group was last given. Unknown where there is no record.
@@ -249,7 +300,7 @@ pub fn in_progress(pod: &Pod, runtime: &PodRuntime, actuated: Option<&PodResourc
         || containers
             .filter_map(|c| Some((c, runtime.newest(&c.name)?)))
             .filter(|(_, running)| running.state == ContainerState::Running)
-            .any(|(c, running)| changed(c, running, actuated).next().is_some())
+            .any(|(c, running)| changed(pod, c, running, actuated).next().is_some())
 }
 
 /// Values of the pod's group as they are.

@@ -121,6 +121,7 @@ fn service(dir: &Path, name: &'static str, args: &[&str]) -> Service {
         env: Vec::new(),
         log: dir.join(format!("{name}.log")),
         uid: None,
+        boot: None,
     })
 }
 

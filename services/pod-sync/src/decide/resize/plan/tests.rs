@@ -19,7 +19,7 @@ fn actions(now: &Pod, before: Option<&Pod>, runtime: &PodRuntime) -> (ResizeActi
     let changes = pod::spec(now)
         .containers
         .iter()
-        .map(|c| of_container(c, runtime.newest(&c.name).unwrap(), record.as_ref(), &mut actions))
+        .map(|c| of_container(now, c, runtime.newest(&c.name).unwrap(), record.as_ref(), &mut actions))
         .collect();
     (actions, changes)
 }
@@ -92,6 +92,51 @@ fn without_a_record_the_runtimes_word_counts_and_without_both_nothing_is_done() 
         assert_eq!((got.memory.len(), got.cpu.len()), (memory.into(), cpu.into()), "{name}");
         assert_eq!(in_progress(&wants, &runtime, None), memory || cpu, "{name}");
     }
+}
+
+#[test]
+fn without_a_limit_of_its_own_a_container_follows_the_pod_level() {
+    let with = |cpu: &str, memory: &str, own: Value| {
+        let level = json!({"requests": {"cpu": "50m"}, "limits": {"cpu": cpu, "memory": memory}});
+        let container = json!({"name": "a", "image": "i", "resources": own});
+        pod_json(json!({"resources": level, "containers": [container]}))
+    };
+    let requests = || json!({"requests": {"cpu": "50m"}});
+    let runtime = RuntimeBuilder::ready().running("a").build();
+    let (before, after) = (with("1", "64Mi", requests()), with("2", "64Mi", requests()));
+    let (got, changes) = actions(&after, Some(&before), &runtime);
+    assert_eq!((changes, got.memory.len(), got.pod), (vec![Change::InPlace], 0, false));
+    let [update] = &got.cpu[..] else { panic!("{got:?}") };
+    assert_eq!((update.from.limit, update.to.limit), (Some(1000), Some(2000)));
+    // The other resource stays as it is, and the record as the pod has it.
+    let both = with("2", "96Mi", requests());
+    let (got, _) = actions(&both, Some(&before), &runtime);
+    let container = &pod::spec(&both).containers[0];
+    for (of, update, cpu, memory) in
+        [(Resource::Cpu, &got.cpu[0], "2", "64Mi"), (Resource::Memory, &got.memory[0], "1", "96Mi")]
+    {
+        let (told, kept) = given(container, update, of, Some(&of_pod(&before)));
+        let want = json!({"requests": {"cpu": "50m"}, "limits": {"cpu": cpu, "memory": memory}});
+        let told = serde_json::to_value(told).unwrap();
+        assert_eq!(told, want, "{of:?}");
+        assert_eq!(serde_json::to_value(kept).unwrap(), requests(), "{of:?}");
+    }
+    // Of the resource that came first the second step knows.
+    let mut record = of_pod(&before);
+    let level = pod::spec(&both).resources.as_ref();
+    record.pod_level = Some(level_given(record.pod_level, level, Resource::Memory));
+    let (told, _) = given(container, &got.cpu[0], Resource::Cpu, Some(&record));
+    let limits = json!({"cpu": "2", "memory": "96Mi"});
+    assert_eq!(serde_json::to_value(told.limits).unwrap(), limits);
+    let own = || json!({"limits": {"cpu": "500m", "memory": "32Mi"}});
+    let (got, _) = actions(&with("2", "96Mi", own()), Some(&with("1", "64Mi", own())), &runtime);
+    assert!(got.cpu.is_empty() && got.memory.is_empty(), "{got:?}");
+    // What the runtime reports is what it was given of the pod level.
+    let actual =
+        Resources { cpu_shares: 51, cpu_quota: 100_000, cpu_period: 100_000, memory_limit_bytes: 64 << 20 };
+    let runtime = RuntimeBuilder::ready().running("a").edit(|c| c.resources = Some(actual)).build();
+    assert!(!in_progress(&before, &runtime, None));
+    assert!(in_progress(&after, &runtime, None));
 }
 
 #[test]

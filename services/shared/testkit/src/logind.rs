@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
-use quintlet_testkit::wait::until;
 use zbus::Connection;
 
-use crate::sim::LONG;
+use crate::wait::until;
 
+/// For a bus to come up: it only bounds a failure.
+const UP: Duration = Duration::from_secs(60);
 const PATH: &str = "/org/freedesktop/login1";
 const INTERFACE: &str = "org.freedesktop.login1.Manager";
 const CONFIG: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
@@ -177,7 +178,7 @@ async fn bus(dir: &Path, state: &Arc<State>) -> (Child, Connection) {
         .stdin(Stdio::null())
         .spawn()
         .expect("dbus-daemon starts: scripts/install.sh test");
-    let connection = until("a bus", LONG, async || {
+    let connection = until("a bus", UP, async || {
         let builder = zbus::connection::Builder::address(address(dir).as_str())
             .serve_at(PATH, Manager(Arc::clone(state)))
             .serve_at("/org/freedesktop/systemd1", Systemd(Arc::clone(state)))

@@ -1,0 +1,124 @@
+//! The node is rebooted under its pods: nothing of them is left but what is on disk.
+#![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
+
+use quintlet_e2e::node::NODE;
+use quintlet_e2e::wait::LONG;
+use quintlet_e2e::{Node, Options, Seen, pods, until};
+use serde_json::{Value, json};
+
+/// Leaves a line in both its directories at each start, and what its configuration says then; the first instances may fail.
+fn marks(name: &str, failing: u32) -> Value {
+    let script = format!(
+        "echo x >> /disk/starts; echo x >> /memory/starts; cat /config/colour >> /disk/colours
+         [ $(wc -l < /disk/starts) -gt {failing} ] || exit 3
+         trap 'exit 0' TERM; sleep 100000 & wait"
+    );
+    let mut pod = pods::script(name, &script);
+    pod["spec"]["volumes"] = json!([
+        {"name": "disk", "emptyDir": {}},
+        {"name": "memory", "emptyDir": {"medium": "Memory"}},
+        {"name": "config", "configMap": {"name": "settings"}},
+    ]);
+    let at = |name: &str| json!({"name": name, "mountPath": format!("/{name}")});
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([at("disk"), at("memory"), at("config")]);
+    pod
+}
+
+fn restarts(pod: &Seen) -> i64 {
+    pod.container("main").restarts
+}
+
+/// Whether there is a file system in memory at the pod's volume `memory`.
+fn is_mounted(uid: &str) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let volume = format!("{uid}/volumes/kubernetes.io~empty-dir/memory tmpfs ");
+    mounts.contains(&volume)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reboot_static_pods_come_first_and_each_goes_on_as_itself() {
+    let mut node = Node::start(Options::with_api("reboot")).await;
+    let api = node.api().clone();
+    let settings = json!({"metadata": {"name": "settings"}, "data": {"colour": "green\n"}});
+    api.create("configmaps", "default", settings).unwrap();
+    node.pod_manifest(&pods::sleeper("static"));
+    for pod in [marks("web", 0), marks("stumbled", 1)] {
+        api.create_pod(pods::bound(pod));
+    }
+    let fixed = node.wait_ready("static").await;
+    let mut before = Vec::new();
+    for (name, count) in [("web", 0), ("stumbled", 1)] {
+        let runs = |p: &Seen| p.is_ready() && restarts(p) == count;
+        let seen = node.wait_pod(name, "runs", LONG, runs).await;
+        assert!(is_mounted(seen.uid()) && !seen.ip().is_empty(), "{seen}");
+        before.push((seen, count));
+    }
+    let booted = |n: &Value| n["status"]["nodeInfo"]["bootID"].as_str().unwrap_or_default().to_owned();
+    let first_boot = booted(&api.get("nodes", "", NODE).unwrap());
+
+    node.power_off().await;
+    let left = node.containerd.leftovers();
+    let on_disk = |line: &String| line.starts_with("directory ") || line.starts_with("CNI result ");
+    assert!(left.iter().all(on_disk), "a reboot would have taken it: {left:#?}");
+    assert!(!is_mounted(before[0].0.uid()) && !node.paths().run().exists());
+    api.faults().set_down(true);
+    api.reset_counts();
+    api.edit("configmaps", "default", "settings", |m| m["data"]["colour"] = json!("blue\n")).unwrap();
+    node.boot().await;
+
+    // Without a word of the API server the static pod is up, and what is on disk of the others is kept for them.
+    let up = node.wait_pod("static", "Ready again", LONG, |p| p.is_ready() && restarts(p) == 1).await;
+    assert_eq!(up.uid(), fixed.uid());
+    assert!(up.ip() != fixed.ip() && !up.ip().is_empty(), "{up}");
+    for (pod, _) in &before {
+        assert_eq!(node.empty_dir_file(pod.uid(), "disk", "colours").lines().last(), Some("green"), "{pod}");
+        assert!(node.listed().await.has_pod(pod.uid()), "{pod}");
+    }
+
+    api.faults().set_down(false);
+    for (old, count) in &before {
+        let again = |p: &Value| {
+            let p = Seen::from_api(p.clone());
+            p.is_ready() && restarts(&p) == count + 1
+        };
+        let new = Seen::from_api(api.wait_for("pods", "default", old.name(), LONG, again).await);
+        assert_eq!(new.uid(), old.uid());
+        assert!(new.ip() != old.ip() && !new.ip().is_empty(), "{new}");
+        let file = |volume: &str, file: &str| node.empty_dir_file(old.uid(), volume, file);
+        let starts = usize::try_from(count + 2).unwrap();
+        assert_eq!(file("disk", "starts").lines().count(), starts, "the disk has kept it");
+        assert_eq!(file("memory", "starts"), "x\n", "the memory has not");
+        assert!(
+            file("disk", "colours").ends_with("green\nblue\n"),
+            "mounted anew: {}",
+            file("disk", "colours")
+        );
+        assert!(is_mounted(old.uid()));
+        // Nobody was told an address that is not the pod's any more.
+        let told = api.requests(format!("patch pods/status default/{}", old.name()).as_str());
+        let address = format!("\"{}\"", old.ip());
+        assert!(!told.is_empty());
+        assert!(told.iter().all(|r| !r.body.to_string().contains(&address)), "{address}: {told:#?}");
+    }
+    let mirror = format!("static-{NODE}");
+    let again = |p: &Value| {
+        let p = Seen::from_api(p.clone());
+        p.is_ready() && restarts(&p) == 1
+    };
+    api.wait_for("pods", "default", &mirror, LONG, again).await;
+    let new_boot = |n: &Value| ![String::new(), first_boot.clone()].contains(&booted(n));
+    let object = api.wait_for("nodes", "", NODE, LONG, new_boot).await;
+    until("the reboot is told", LONG, async || {
+        let text = format!("Node {NODE} has been rebooted, boot id: {}", booted(&object));
+        let events = api.list("events");
+        let told = events.iter().any(|e| e["reason"] == "Rebooted" && e["message"] == text.as_str());
+        if told { Ok(()) } else { Err(events) }
+    })
+    .await;
+    node.assert_no_duplicates().await;
+    // The containers of the boot before are collected as any dead ones are.
+    let uid = before[0].0.uid().to_owned();
+    api.delete("pods", "default", "web", None).unwrap();
+    node.wait_gone(&uid).await;
+    node.down().await;
+}
