@@ -297,3 +297,83 @@ async fn a_follower_loses_and_doubles_no_line_over_rotations() {
     assert!(all == want, "{} lines, the first wrong is {first_wrong:?}", all.lines().count());
     node.down().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_gets_every_line_once_while_quintlet_rotates_compresses_and_deletes() {
+    const KEPT: usize = 5;
+    let flags = [
+        "--container-log-max-size=20Ki".to_owned(),
+        format!("--container-log-max-files={KEPT}"),
+        "--container-log-monitor-interval=3s".to_owned(),
+    ];
+    let extra = flags.map(|flag| ("pod-sync", flag)).to_vec();
+    let node = Node::start(Options { extra, ..options("node-api-rotation") }).await;
+    // It counts until it is told, and ends when it is told, with all lines on disk: see above for what containerd 1.6 does to others.
+    // It begins when its follower is there: a reader who comes late gets the newest file alone, as with the kubelet.
+    let script = "echo begin; until [ -e /tmp/go ]; do sleep 0.1; done; \
+                  i=0; while [ ! -e /tmp/enough ]; do \
+                    echo a line of some length, number $i; i=$((i+1)); [ $((i%100)) -gt 0 ] || sleep 0.05; \
+                  done; \
+                  echo $i > /tmp/counted; until [ -e /tmp/end ]; do sleep 0.1; done; exit 0";
+    let mut pod = pods::bound(pods::script("counter", script));
+    pod["spec"]["restartPolicy"] = json!("Never");
+    node.api().create_pod(pod);
+    let seen = node.wait_ready("counter").await;
+    let mut follow = kubectl(&node, &["logs", "-f", "counter"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(follow.stdout.take().unwrap());
+    let mut begin = String::new();
+    let read = tokio::time::timeout(LONG, out.read_line(&mut begin)).await.expect("nothing is followed");
+    assert_eq!((read.unwrap(), begin.as_str()), (6, "begin\n"));
+    let reading = quintlet_kit::task::spawn("follower", async move {
+        let mut all = String::new();
+        out.read_to_string(&mut all).await.unwrap();
+        all
+    });
+    let exec = async |script: &str| {
+        let done = run(&node, &["exec", "counter", "--", "sh", "-c", script]).await;
+        if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
+    };
+
+    until("the container begins", LONG, async || exec("touch /tmp/go").await).await;
+    let dir = node.pod_logs_dir().join(format!("default_counter_{}", seen.uid())).join("main");
+    let names = || -> Vec<String> {
+        let entries = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name());
+        entries.map(|name| name.into_string().unwrap()).collect()
+    };
+    let mut rotated = std::collections::BTreeSet::new();
+    until("files that were compressed, and more of them than are kept", LONG, async || {
+        let there = names();
+        let compressed = |name: &&String| name.ends_with(".gz");
+        rotated.extend(there.iter().filter(compressed).cloned());
+        let is_gone = rotated.iter().any(|name| !there.contains(name));
+        if rotated.len() > KEPT && is_gone { Ok(()) } else { Err((rotated.clone(), there)) }
+    })
+    .await;
+    assert!(names().len() <= KEPT + 1, "one may just be compressed: {:?}", names());
+
+    until("the container is told", LONG, async || exec("touch /tmp/enough").await).await;
+    let counted: usize = until("the number of lines", LONG, async || {
+        let said = exec("cat /tmp/counted").await?;
+        said.trim().parse().map_err(|e| format!("{e}: {said:?}"))
+    })
+    .await;
+    let last = format!("number {}\n", counted - 1);
+    until("the last line on disk", LONG, async || {
+        let live = std::fs::read_to_string(dir.join("0.log")).unwrap_or_default();
+        let plain = names().into_iter().filter(|n| !n.ends_with(".gz") && n != "0.log");
+        let before =
+            plain.map(|n| std::fs::read_to_string(dir.join(n)).unwrap_or_default()).collect::<String>();
+        if live.ends_with(&last) || before.contains(&last) { Ok(()) } else { Err(names()) }
+    })
+    .await;
+    until("the container is let go", LONG, async || exec("touch /tmp/end").await).await;
+    let all = tokio::time::timeout(LONG, reading).await.expect("the follower does not end").unwrap();
+    let number = |line: &str| line.rsplit(' ').next().and_then(|n| n.parse::<usize>().ok());
+    let wrong = all.lines().enumerate().find(|(want, line)| number(line) != Some(*want));
+    assert_eq!((all.lines().count(), wrong), (counted, None), "lines are lost, doubled or out of order");
+    node.down().await;
+}

@@ -30,7 +30,9 @@ async fn start(name: &'static str, extra: &[&str]) -> Node {
     let node = Node::start(Options { node_api: true, extra, ..Options::with_api(name) }).await;
     node.api().set_token(TOKEN, "operator", &[]);
     node.api().allow("operator", "*", "nodes/proxy");
-    node.api().allow("operator", "*", "nodes/metrics");
+    for right in ["metrics", "checkpoint"] {
+        node.api().allow("operator", "*", &format!("nodes/{right}"));
+    }
     node
 }
 
@@ -452,5 +454,21 @@ async fn a_killed_node_api_comes_back_and_no_container_notices() {
     })
     .await;
     assert_eq!(node.steady(&["ticker"]).await, before);
+    node.down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_that_cannot_checkpoint_is_quoted() {
+    let node = start("node-api-checkpoint", &[]).await;
+    ready(&node, pods::script("talker", TALKER)).await;
+    let path = "/checkpoint/default/talker/main";
+    let (code, said) = ask(&node, Method::POST, path).await;
+    // No containerd of these tests can without CRIU, which is not on this machine; they say so in different words.
+    assert_eq!(code, StatusCode::INTERNAL_SERVER_ERROR, "{said}");
+    let quoted = "checkpointing of default/talker/main failed (rpc error: code = ";
+    assert!(said.starts_with(quoted) && said.ends_with(')'), "{said}");
+    assert_eq!(get(&node, path).await.0, StatusCode::METHOD_NOT_ALLOWED);
+    let (code, said) = ask(&node, Method::POST, "/checkpoint/default/talker/other").await;
+    assert_eq!((code.as_u16(), said.as_str()), (404, "container other does not exist"));
     node.down().await;
 }

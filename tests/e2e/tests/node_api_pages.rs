@@ -137,3 +137,79 @@ async fn pages_tell_of_the_pods_and_of_all_services() {
     }
     node.down().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_summary_tells_of_volumes_and_of_all_that_a_pod_has_on_the_disk() {
+    const WRITTEN: u64 = 3 << 20;
+    let extra = vec![("pod-sync", "--volume-stats-agg-period=1s".to_owned())];
+    let node = Node::start(Options { node_api: true, extra, ..Options::with_api("node-api-volumes") }).await;
+    let script = "echo some words; head -c 3145728 /dev/zero > /scratch/f; head -c 1048576 /dev/zero > /memory/f; \
+                  head -c 2097152 /dev/zero > /layer; trap 'exit 0' TERM; sleep 100000 & wait";
+    let mut pod = pods::bound(pods::script("writer", script));
+    let mounts =
+        ["scratch", "memory", "facts", "host"].map(|n| json!({"name": n, "mountPath": format!("/{n}")}));
+    pod["spec"]["containers"][0]["volumeMounts"] = json!(mounts);
+    pod["spec"]["automountServiceAccountToken"] = json!(false);
+    pod["spec"]["volumes"] = json!([
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
+        {"name": "facts", "downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+        {"name": "host", "hostPath": {"path": "/tmp"}},
+    ]);
+    node.api().create_pod(pod);
+    let seen = node.wait_ready("writer").await;
+    let volume = |pod: &Value, name: &str| -> Value {
+        let all = pod["volume"].as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|v| v["name"] == name).unwrap_or_default()
+    };
+    let used = |of: &Value| of["usedBytes"].as_u64().unwrap_or(0);
+    let summary = wait_json(&node, "/stats/summary", |s| {
+        let pod = &s["pods"][0];
+        // The runtime measures layers at its own pace.
+        used(&volume(pod, "scratch")) >= WRITTEN
+            && used(&volume(pod, "memory")) >= 1 << 20
+            && used(&pod["containers"][0]["rootfs"]) >= 2 << 20
+    })
+    .await;
+    let pod = &summary["pods"][0];
+    assert_eq!(pod["podRef"]["uid"], seen.uid());
+    let names: Vec<&str> =
+        pod["volume"].as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap()).collect();
+    assert_eq!(
+        names,
+        ["scratch", "memory", "facts"],
+        "what lies on the disk first; the host's is not measured"
+    );
+    let (scratch, memory) = (volume(pod, "scratch"), volume(pod, "memory"));
+    assert!(used(&scratch) < 2 * WRITTEN && scratch["inodesUsed"] == 2, "{scratch}");
+    assert_eq!((&memory["capacityBytes"], &memory["inodesUsed"]), (&json!(8 << 20), &json!(2)));
+    for volume in pod["volume"].as_array().unwrap() {
+        for field in ["time", "availableBytes", "inodes", "inodesFree"] {
+            assert!(!volume[field].is_null(), "{field} of {volume}");
+        }
+    }
+    let main = &pod["containers"][0];
+    assert!(main["logs"]["usedBytes"].as_u64() > Some(0) && main["logs"]["inodesUsed"] == 1, "{main}");
+    assert!(main["rootfs"]["capacityBytes"].as_u64() > Some(0), "{main}");
+    let whole = &pod["ephemeral-storage"];
+    let least = used(&scratch) + used(&main["rootfs"]) + used(&main["logs"]);
+    assert!((least..least + (1 << 20)).contains(&used(whole)), "memory does not count: {whole} for {least}");
+    assert_eq!(whole["capacityBytes"], summary["node"]["fs"]["capacityBytes"]);
+    let light =
+        wait_json(&node, "/stats/summary?only_cpu_and_memory=true", |s| s["pods"][0].is_object()).await;
+    assert!(
+        light["pods"][0]["volume"].is_null() && light["pods"][0]["ephemeral-storage"].is_null(),
+        "{light}"
+    );
+    let merged = wait_page(&node, "/metrics", |text| {
+        let measured = "kubelet_volume_metric_collection_duration_seconds_count";
+        sample(text, measured, "metric_source=\"du\"").is_some_and(|(count, _)| count > 0.0)
+    })
+    .await;
+    assert!(!merged.contains("kubelet_volume_stats_"), "those are of claims, which there are none of");
+    // Measured every second, its volumes still go at once.
+    node.api().delete("pods", "default", "writer", None).unwrap();
+    node.wait_gone(seen.uid()).await;
+    wait_json(&node, "/stats/summary", |s| s["pods"] == json!([])).await;
+    node.down().await;
+}
