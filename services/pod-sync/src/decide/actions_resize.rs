@@ -77,6 +77,9 @@ fn every_branch_of_a_resize_has_a_row() {
     };
     let level =
         |cpu: &str| pod_json(json!({"resources": {"limits": {"cpu": cpu}}, "containers": [container("a")]}));
+    let level_and_own = |cpu: &str| {
+        pod_json(json!({"resources": {"limits": {"cpu": cpu}}, "containers": [sized("a", "500m")]}))
+    };
     type Case = (&'static str, Pod, Pod, RuntimeBuilder, Probes, &'static [&'static str]);
     let rows: Vec<Case> = vec![
         (
@@ -187,7 +190,22 @@ fn every_branch_of_a_resize_has_a_row() {
             ],
             &["kill s-0 LivenessProbe", "init 0"],
         ),
-        ("10.4 the pod level: its group", level("1"), level("2"), ready().running("a"), &[], &["pod"]),
+        (
+            "10.4 the pod level: its group, and the container without a limit of its own",
+            level("1"),
+            level("2"),
+            ready().running("a"),
+            &[],
+            &["cpu a-0", "pod"],
+        ),
+        (
+            "10.4 the pod level: a container with a limit of its own keeps it",
+            level_and_own("1"),
+            level_and_own("2"),
+            ready().running("a"),
+            &[],
+            &["pod"],
+        ),
         (
             "5.3 a new sandbox: everything starts with what it is to have",
             one("1"),
