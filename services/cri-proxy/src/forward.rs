@@ -23,6 +23,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Code;
 use tracing::{Instrument as _, Span, field};
 
+use crate::ended::{Ended, Known};
 use crate::facts::{self, Facts};
 use crate::fence::{Fence, Refusal, Terms};
 use crate::inflight::{Admission, Answer, InFlight};
@@ -46,6 +47,8 @@ const MAX_ANSWER: usize = (16 << 20) + 5;
 
 /// The one method whose failure the proxy can do something about.
 const REMOVE_CONTAINER: &str = "RemoveContainer";
+/// On the socket `sync` these are hooks, which must not run twice.
+const EXEC_SYNC: &str = "ExecSync";
 
 /// Everything calls share.
 pub struct Forwarder {
@@ -57,6 +60,7 @@ pub struct Forwarder {
     lanes: Lanes,
     fence: Fence,
     in_flight: InFlight,
+    ended: Ended,
     clock: Clock,
     metrics: Metrics,
     repair: Repair,
@@ -130,6 +134,7 @@ impl Forwarder {
             lanes: Lanes::default(),
             fence: Fence::default(),
             in_flight: InFlight::default(),
+            ended: Ended::since(clock.boot()),
             clock,
             metrics,
             lacking: Lacking::default(),
@@ -259,22 +264,36 @@ impl Forwarder {
         let mut call = Call { policy: row, headers, body, facts };
         // Operators at `admin` may do the same thing in two ways at once; only pod-sync's calls are keyed.
         let key = call.facts.key.take().filter(|_| socket == Socket::Sync);
-        if given.contains_key(JOIN_ONLY_HEADER) {
-            let Some(answer) = key.and_then(|key| self.in_flight.join(&key, &call.body, terms)) else {
-                return refuse(Code::NotFound, format!("no such {} is in flight", row.method));
-            };
-            self.metrics.joined.inc();
-            Span::current().record("joined", true);
-            return answer_of(answer).await;
+        if let Some(began) = given.get(JOIN_ONLY_HEADER) {
+            let began =
+                began.to_str().ok().and_then(|v| v.parse().ok()).map_or(Duration::ZERO, Duration::from_nanos);
+            let joined = key.as_ref().and_then(|key| self.in_flight.join(key, &call.body, terms));
+            if let Some(answer) = joined {
+                self.metrics.joined.inc();
+                Span::current().record("joined", true);
+                return answer_of(answer).await;
+            }
+            match key.as_ref().map_or(Known::Nothing, |key| self.ended.find(key, began)) {
+                Known::NeverCame => {}
+                Known::Ended(reply) => return *reply,
+                Known::Nothing => {
+                    return refuse(Code::NotFound, format!("no such {} is in flight", row.method));
+                }
+            }
         }
         let answer = match key {
-            Some(key) => match self.in_flight.enter(key, &call.body, terms) {
+            Some(key) => match self.in_flight.enter(key.clone(), &call.body, terms) {
                 Admission::Lead(lead) => {
                     let answer = lead.subscribe();
                     let this = self.clone();
+                    let (entered, kept) = (self.clock.boot(), (row.method == EXEC_SYNC).then_some(key));
                     let work = async move {
                         let terms = lead.terms();
                         let reply = this.run(&call, Some(&terms)).await;
+                        // Who looks in between finds it in flight.
+                        if let Some(key) = kept {
+                            this.ended.note(key, entered, &reply);
+                        }
                         lead.finish(reply);
                     };
                     drop(task::spawn("mutation", work.instrument(Span::current())));

@@ -1,7 +1,7 @@
 //! cri-proxy: the only process that opens the runtime's socket.
 //!
 //! A call comes in at a [`serve`] socket for its kind of caller; [`policy`] says whether it may and how; [`forward`] takes
-//! it through [`fence`], [`inflight`] and [`lanes`] to the runtime ([`upstream`]) and puts its outcome behind the answer.
+//! it through [`fence`], [`inflight`], [`ended`] and [`lanes`] to the runtime ([`upstream`]) and puts its outcome behind the answer.
 //! [`lists`] makes streams of lists and lists of streams. [`repair`] ends what keeps a container from being removed. [`source`] is the one reader of the runtime's events,
 //! [`hints`] fans them out. [`logs`] reads containers' log files for the node API. [`adaptive`], [`facts`], [`fence`],
 //! [`lists`], [`outcome`] and [`policy`] decide and do no I/O.
@@ -11,6 +11,7 @@
 //! nobody new is let in, unary calls in flight get 5 s, then every connection ends.
 pub mod adaptive;
 pub mod args;
+pub mod ended;
 pub mod facts;
 pub mod fence;
 pub mod forward;

@@ -305,6 +305,36 @@ async fn a_mutation_runs_on_when_its_caller_goes_away_and_the_next_identical_one
 }
 
 #[tokio::test]
+async fn an_exec_that_may_have_come_before_is_answered_or_made_and_never_made_twice() {
+    let boot = |seconds| Duration::from_secs(seconds);
+    let clock = Clock::fixed(Clock::system().wall(), boot(1000));
+    let bench = Bench::with("fake", "1", 64, clock.clone()).await;
+    let answer = |exit_code| good(&v1::ExecSyncResponse { exit_code, ..Default::default() });
+    bench.script.on(EXEC, [answer(7), answer(8)]);
+    let hook = v1::ExecSyncRequest { container_id: "c".into(), cmd: vec!["hook".into()], timeout: 0 };
+    let call = async |began: u64| {
+        let began = boot(began).as_nanos().to_string();
+        let meta = [EPOCH, ("quintlet-join-only", &*began)];
+        bench.call(Socket::Sync, EXEC, &meta, reply::framed(&hook)).await
+    };
+    let early = call(999).await;
+    assert_eq!(
+        (early.code(), early.outcome()),
+        ("5", "not-dispatched"),
+        "it may have come to an earlier proxy"
+    );
+    clock.advance(boot(2));
+    let first = call(1001).await;
+    assert_eq!((first.outcome(), bench.script.seen(EXEC).len()), ("ok", 1), "it never came");
+    let again = call(1001).await;
+    assert_eq!((&again.body, bench.script.seen(EXEC).len()), (&first.body, 1), "it ended");
+    clock.advance(boot(2));
+    let another = call(1003).await;
+    assert_ne!(another.body, first.body);
+    assert_eq!(bench.script.seen(EXEC).len(), 2, "one that begins later is another");
+}
+
+#[tokio::test]
 async fn a_deadline_that_passes_in_the_queue_ends_the_wait_and_one_found_passed_at_its_turn_is_not_run() {
     let clock = Clock::fixed(Clock::system().wall(), Duration::from_secs(1000));
     let bench = Arc::new(Bench::with("fake", "1", 64, clock.clone()).await);

@@ -351,6 +351,13 @@ pub struct ResourceArgs {
     /// Longest delay before a container that keeps ending is started again, 1s to 5m.
     #[arg(long, default_value = "5m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub max_container_restart_period: Duration,
+    /// Dead instances kept of each container, beside one that runs; at least the newest. -1: all. Default: two instances, dead
+    /// or not.
+    #[arg(long, allow_negative_numbers = true, value_name = "COUNT")]
+    pub maximum_dead_containers_per_container: Option<i32>,
+    /// How old a dead instance has to be before it may be removed.
+    #[arg(long, default_value = "0s", value_parser = humantime::parse_duration, value_name = "DURATION")]
+    pub minimum_container_ttl_duration: Duration,
     /// How long a call to the runtime may take; RunPodSandbox twice as long, pulls and hooks have no such limit.
     #[arg(long, default_value = "2m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub runtime_request_timeout: Duration,
@@ -360,6 +367,17 @@ pub struct ResourceArgs {
     /// A feature gate, `Name=true`; may be given more than once. All but KubeletCrashLoopBackOffMax are fixed.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
+}
+
+impl ResourceArgs {
+    /// Which dead containers are kept.
+    #[must_use]
+    pub fn dead_containers(&self) -> crate::decide::gc::Limits {
+        crate::decide::gc::Limits {
+            per_container: self.maximum_dead_containers_per_container,
+            min_age: self.minimum_container_ttl_duration,
+        }
+    }
 }
 
 impl Args {

@@ -128,6 +128,8 @@ pub struct Context {
     pub metrics: PodMetrics,
     /// What volumes take on the disk.
     pub measured: Measured,
+    /// Which dead containers are kept.
+    pub dead: crate::decide::gc::Limits,
     /// Delays before a container that keeps ending is started again.
     pub crash_loop: Delays,
 }
@@ -226,30 +228,35 @@ impl Views {
         self.is_known(uid);
     }
 
+    // Of a pod that is shown: what is hidden meanwhile stays hidden.
+    fn change(&self, uid: &PodUid, change: impl FnOnce(&View) -> Option<View>) {
+        self.version.send_if_modified(|v| {
+            let mut pods = self.pods.write();
+            let Some(shown) = pods.get_mut(uid) else { return false };
+            let Some(mut view) = change(shown) else { return false };
+            *v += 1;
+            view.version = *v;
+            *shown = Arc::new(view);
+            true
+        });
+    }
+
     /// Shows that something else is waited for, while the worker is in a call that takes its time.
     pub fn wait(&self, uid: &PodUid, waiting: Option<Waiting>) {
-        let Some(shown) = self.get(uid) else { return };
-        let told = |w: &Option<Waiting>| {
-            w.as_ref().map(|w| (w.reason.clone(), w.container.clone(), w.message.clone()))
-        };
-        if told(&shown.waiting) != told(&waiting) {
-            self.show(uid, View { waiting, ..(*shown).clone() });
-        }
+        self.change(uid, |shown| {
+            let told = |w: &Waiting| (w.reason.clone(), w.container.clone(), w.message.clone());
+            let is_new = shown.waiting.as_ref().map(told) != waiting.as_ref().map(told);
+            is_new.then(|| View { waiting, ..shown.clone() })
+        });
     }
 
     /// Shows what the source says of the end of a pod at once: its worker may be in a call that takes minutes.
     pub fn wanted(&self, uid: &PodUid, desired: &Desired) {
-        let Some(shown) = self.get(uid) else { return };
-        let deletion = &desired.pod.metadata.deletion_timestamp;
-        if shown.is_removed == desired.removed && shown.pod.metadata.deletion_timestamp == *deletion {
-            return;
-        }
-        let mut view = (*shown).clone();
-        view.is_removed = desired.removed;
-        let mut pod = (*view.pod).clone();
-        pod.metadata.deletion_timestamp.clone_from(deletion);
-        view.pod = Arc::new(pod);
-        self.show(uid, view);
+        let (is_removed, deletion) = (desired.removed, &desired.pod.metadata.deletion_timestamp);
+        self.change(uid, |shown| {
+            let is_new = shown.is_removed != is_removed || shown.deletion != *deletion;
+            is_new.then(|| View { is_removed, deletion: deletion.clone(), ..shown.clone() })
+        });
     }
 
     /// Shows a pod no more.
@@ -340,6 +347,47 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn a_pod_that_is_hidden_while_its_worker_tells_what_it_waits_for_stays_hidden() {
+        let uid = PodUid::parse("u1").expect("a UID");
+        let shown = |views: &Views| {
+            let pod: Pod = serde_json::from_value(serde_json::json!({
+                "metadata": {"name": "p", "namespace": "default", "uid": "u1"},
+            }))
+            .expect("a pod");
+            let view = View {
+                pod_ref: quintlet_model::pod::pod_ref(&pod).expect("names"),
+                source: SourceKind::Api,
+                pod: Arc::new(pod),
+                status: None,
+                deletion: None,
+                worker: "sync",
+                is_removed: false,
+                waiting: None,
+                decision: Arc::default(),
+                created_unix_ns: 0,
+                resource_version: String::new(),
+                mirror_uid: String::new(),
+                version: 0,
+            };
+            views.show(&uid, view);
+        };
+        let views = Views::default();
+        for round in 0..2000 {
+            shown(&views);
+            let together = std::sync::Barrier::new(2);
+            std::thread::scope(|threads| {
+                threads.spawn(|| {
+                    together.wait();
+                    views.wait(&uid, Some(Waiting { reason: round.to_string(), ..Waiting::default() }));
+                });
+                together.wait();
+                views.hide(&uid);
+            });
+            assert!(views.get(&uid).is_none(), "round {round}");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn after_a_start_nothing_is_complete_before_every_known_pod_is_shown_or_gone() {

@@ -1,6 +1,6 @@
 //! What is left of pods that nobody wants any more, where it is ours (pod-sync.md §9.1, §9.2).
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -186,11 +186,12 @@ fn dangling_links(dir: &Path, running: &HashSet<String>) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Pod directories under our root that belong to no known pod. Cgroups are not gone by: under a shared root they may be
-/// those of another agent.
+/// Pods that nobody knows and of which there is a directory under our root, or a cgroup that bears our mark. Others' cgroups
+/// are not gone by: under a shared root they may be those of another agent.
 #[must_use]
-pub fn orphaned_dirs(ctx: &Context, known: &HashSet<PodUid>) -> Vec<PodUid> {
-    list(&paths::pods_dir(&ctx.node.root_dir), known)
+pub fn orphaned(ctx: &Context, known: &HashSet<PodUid>) -> BTreeSet<PodUid> {
+    let marked = ctx.cgroups.marked(known);
+    list(&paths::pods_dir(&ctx.node.root_dir), known).into_iter().chain(marked).collect()
 }
 
 fn list(dir: &Path, known: &HashSet<PodUid>) -> Vec<PodUid> {

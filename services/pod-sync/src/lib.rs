@@ -43,6 +43,8 @@ pub mod source;
 pub mod state;
 pub mod storage;
 pub mod table;
+#[cfg(test)]
+mod test_server;
 pub mod userns;
 pub mod view;
 pub mod volumes;
@@ -132,7 +134,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let objects = Arc::new(cluster::Objects::new(Arc::clone(&manifests), client.clone(), Arc::clone(&view)));
     let cgroups =
         cgroup::Cgroups::new(std::path::Path::new("/sys/fs/cgroup"), &args.cgroup_root, settings.cgroup)
-            .per_qos(args.resources.cgroups_per_qos);
+            .per_qos(args.resources.cgroups_per_qos)
+            .owned_by(&format!("{} {}", settings.node_name, args.root_dir.display()));
     let limits = node::pod_limits(&settings);
     if args.cgroup_driver == args::CgroupDriver::Systemd {
         cgroups.set_driver(cgroup::Driver::Systemd);
@@ -175,6 +178,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         ),
         metrics: metrics::PodMetrics::default(),
         measured: storage::Measured::default(),
+        dead: args.resources.dead_containers(),
         crash_loop: Delays { max: args.resources.max_container_restart_period, ..Delays::default() },
         container_logs_dir,
     });

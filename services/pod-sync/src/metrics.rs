@@ -97,6 +97,8 @@ pub struct PodMetrics {
     pub started_pods: Counter,
     /// Those whose sandbox the runtime refused.
     pub started_pods_errors: Counter,
+    /// HTTPS hooks that were made in plain HTTP, since they were answered so.
+    pub http_fallbacks: Counter,
     started_containers: Family<ContainerLabel, Counter>,
     started_containers_errors: Family<StartErrorLabel, Counter>,
     terminated: Family<TerminatedLabel, Counter>,
@@ -116,6 +118,10 @@ impl Default for PodMetrics {
     fn default() -> Self {
         Self {
             started_pods: counter("kubelet_started_pods", "Cumulative number of pods started"),
+            http_fallbacks: counter(
+                "kubelet_lifecycle_handler_http_fallbacks",
+                "The number of times lifecycle handlers successfully fell back to http from https",
+            ),
             started_pods_errors: counter(
                 "kubelet_started_pods_errors",
                 "Cumulative number of errors when starting pods",

@@ -72,14 +72,14 @@ fn meant<'a>(
 }
 
 fn wire_view(view: &View, brief: bool) -> wire::PodView {
-    let status = view.pod.status.clone().unwrap_or_default();
-    let c = columns(&view.pod, &status);
+    let status = view.status();
+    let c = columns(&view.pod, &status, view.deletion.is_some());
     wire::PodView {
         uid: view.pod_ref.uid.to_string(),
         name: view.pod_ref.name.to_string(),
         namespace: view.pod_ref.namespace.to_string(),
         source: view.source.name().to_owned(),
-        pod: if brief { Vec::new() } else { serde_json::to_vec(&*view.pod).unwrap_or_default() },
+        pod: if brief { Vec::new() } else { serde_json::to_vec(&view.object()).unwrap_or_default() },
         worker: view.worker.to_owned(),
         waiting: view.waiting.as_ref().map(|w| wire::Waiting {
             reason: w.reason.clone(),
@@ -211,7 +211,7 @@ impl PodSync for Service {
     ) -> Result<Response<wire::ExplainReply>, Status> {
         self.ctx.views.settled().await;
         let view = self.find(&request.into_inner().pod)?;
-        let status = view.pod.status.clone().unwrap_or_default();
+        let status = view.status();
         let containers = status
             .init_container_statuses
             .iter()

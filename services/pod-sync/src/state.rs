@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use quintlet_kit::seam;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
 use serde::{Deserialize, Serialize};
@@ -86,7 +87,7 @@ pub struct PodRecord {
     /// Last accepted pod.
     pub pod: Option<Arc<Pod>>,
     /// Last status made.
-    pub status: Option<PodStatus>,
+    pub status: Option<Arc<PodStatus>>,
     /// CLOCK_BOOTTIME at which the pod was accepted.
     #[serde(default)]
     pub accepted: Duration,
@@ -111,6 +112,9 @@ pub struct PodRecord {
     /// It began to run: a static pod has its name from then on.
     #[serde(default)]
     pub started: bool,
+    /// Its cgroup is being made: one that is there may not have its limits yet.
+    #[serde(default)]
+    pub limiting: bool,
     /// Containers whose start was asked for and not answered, by name: the instance's id.
     #[serde(default)]
     pub starting: BTreeMap<String, String>,
@@ -170,7 +174,7 @@ impl StateDir {
     /// Forgets a pod.
     pub fn remove(&self, uid: &PodUid) {
         let path = self.path(uid);
-        if let Err(e) = std::fs::remove_file(&path)
+        if let Err(e) = seam::file("record removed", || std::fs::remove_file(&path))
             && e.kind() != std::io::ErrorKind::NotFound
         {
             tracing::warn!(path = %path.display(), error = %e, "state record not removed");

@@ -1,6 +1,7 @@
 //! The sync loop: merges what the sources say, and keeps one worker per pod.
 
 mod resize;
+mod upkeep;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -18,7 +19,6 @@ use crate::clients::events::EventType;
 use crate::context::{Context, Desired, Victim};
 use crate::decide::admission::{self, Rejection, Verdict};
 use crate::decide::merge::{Change, Op, SourceStore, created};
-use crate::decide::qos::burstable_shares;
 use crate::decide::resize::allocation::PodResources;
 use crate::decide::resize::verdict::Rules;
 use crate::decide::status::{KillCause, KillOverride};
@@ -30,7 +30,7 @@ use crate::resizes::Resizes;
 use crate::source::objects::ManifestObjects;
 use crate::source::{SourceKind, SourceUpdate, Update};
 use crate::state::{PodRecord, Termination};
-use crate::view::{self, Decision, View, unix_ns};
+use crate::view::{self, View, unix_ns};
 use crate::worker::Worker;
 
 /// Housekeeping period (pkg/kubelet/kubelet.go).
@@ -190,7 +190,7 @@ impl Table {
                 // It was recorded as it was allocated.
                 allocations.allocate(&uid, &pod);
             }
-            allocations.recover(&uid, &pod, record.status.as_ref());
+            allocations.recover(&uid, &pod, record.status.as_deref());
             let desired = Desired {
                 pod: allocations.apply(&uid, &pod),
                 source,
@@ -401,11 +401,13 @@ impl Table {
             pod_ref: pod_ref.clone(),
             source,
             pod: Arc::clone(pod),
+            status: None,
+            deletion: pod.metadata.deletion_timestamp.clone(),
             worker: "",
             is_removed: false,
             mirror_uid: String::new(),
             waiting: Some(view::Waiting::of(&wait, now)),
-            decision: Decision::default(),
+            decision: Arc::default(),
             created_unix_ns: unix_ns(now),
             resource_version: String::new(),
             version: 0,
@@ -633,100 +635,6 @@ impl Table {
             .collect();
         for (source, pod) in unknown {
             self.change(source, Op::Add, pod);
-        }
-    }
-
-    fn housekeeping(&mut self) {
-        let began = self.ctx.clock.boot();
-        self.clean_up();
-        let took = self.ctx.clock.boot().saturating_sub(began);
-        if self.pace.is_slow_anew(took) {
-            tracing::warn!(?took, pods = self.pods.len(), "housekeeping takes long");
-        }
-    }
-
-    // As HandlePodCleanups: what nobody wants any more, each kind after those it follows from.
-    fn clean_up(&mut self) {
-        // Nothing is an orphan before every source has spoken and the runtime was read as a whole.
-        if !self.sources_ready() {
-            return;
-        }
-        self.delete_orphaned_mirrors();
-        self.update_tiers();
-        self.ctx.volumes.purge_tokens(self.ctx.clock.wall());
-        let wanted = self.stores.values().flat_map(SourceStore::pods).filter_map(|p| {
-            let named = !pods::is_mirror(p);
-            named.then(|| PodUid::parse(p.metadata.uid.as_deref().unwrap_or_default()).ok()).flatten()
-        });
-        self.ctx.fleet.step(Input::Known(wanted.collect()));
-        let Some(runtime) = self.ctx.pleg.all() else { return };
-        let mut present = HashSet::new();
-        for pod in runtime {
-            let uid = pod.pod.uid.clone();
-            present.insert(uid.clone());
-            let wanted = self.pods.contains_key(&uid) || self.unsure.contains_key(&uid);
-            if wanted || self.orphans.contains_key(&uid) || !self.ctx.is_ours(&pod) {
-                continue;
-            }
-            tracing::info!(pod.uid = %uid, pod = %pod.pod, "a pod of ours that no source wants is removed");
-            let full_name = pod.pod.full_name();
-            self.ctx.fleet.step(Input::Orphan { uid: uid.clone(), full_name });
-            let ctx = Arc::clone(&self.ctx);
-            let task = quintlet_kit::task::spawn("orphan", crate::housekeeping::remove_orphan(ctx, pod));
-            self.orphans.insert(uid, task);
-        }
-        let wanted = self.pods.keys().chain(self.unsure.keys());
-        let known: HashSet<PodUid> = wanted.chain(self.orphans.keys()).cloned().chain(present).collect();
-        for uid in crate::housekeeping::orphaned_dirs(&self.ctx, &known) {
-            let ctx = Arc::clone(&self.ctx);
-            let task =
-                quintlet_kit::task::spawn("orphan-dir", crate::housekeeping::remove_dir(ctx, uid.clone()));
-            self.orphans.insert(uid, task);
-        }
-        self.ctx.allocations.retain(&known.iter().map(PodUid::as_str).collect());
-        self.sweeper.tick(&self.ctx, &known);
-    }
-
-    // The burstable tier gets what its pods ask for together.
-    fn update_tiers(&mut self) {
-        let active: Vec<Arc<Pod>> = self
-            .pods
-            .iter()
-            .filter(|(uid, _)| !self.is_over(uid))
-            .map(|(_, e)| Arc::clone(&e.desired.borrow().pod))
-            .collect();
-        let shares = burstable_shares(active.iter().map(AsRef::as_ref));
-        if self.burstable == Some(shares) {
-            return;
-        }
-        match self.ctx.cgroups.update_tiers(shares) {
-            Ok(()) => self.burstable = Some(shares),
-            Err(e) => tracing::warn!(
-                error = quintlet_kit::error_chain(&e),
-                "shares of the burstable tier not written"
-            ),
-        }
-    }
-
-    fn delete_orphaned_mirrors(&self) {
-        for ((namespace, name), mirror) in &self.mirrors {
-            let wanted = self.pods.values().any(|e| {
-                let d = e.desired.borrow();
-                pods::is_static(&d.pod)
-                    && d.pod.metadata.namespace.as_ref() == Some(namespace)
-                    && d.pod.metadata.name.as_ref() == Some(name)
-            });
-            // It tells of the end of its pod until that is over.
-            let ending = self.ctx.fleet.read(|w| w.is_static_terminating(&format!("{name}_{namespace}")));
-            if !wanted && !ending {
-                let ctx = Arc::clone(&self.ctx);
-                let mirror = Arc::clone(mirror);
-                quintlet_kit::task::spawn("orphan-mirror", async move {
-                    if let Err(error) = crate::mirror::delete(&ctx, &mirror).await {
-                        tracing::info!(mirror.uid = mirror.metadata.uid, error, "tried again");
-                    }
-                });
-            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use quintlet_model::ids::PodRef;
 use quintlet_model::pod;
 use quintlet_model::runtime::Cursor;
@@ -67,8 +68,12 @@ pub struct View {
     pub pod_ref: PodRef,
     /// Source.
     pub source: SourceKind,
-    /// Spec, with the newest status.
+    /// As its worker has it: what it asks for, or was allocated.
     pub pod: Arc<Pod>,
+    /// The newest status; none for the pod's own.
+    pub status: Option<Arc<PodStatus>>,
+    /// Its source wants its end since then.
+    pub deletion: Option<Time>,
     /// Phase of the worker: sync, terminating, terminated, finished; empty before it has one.
     pub worker: &'static str,
     /// Its source no longer has it.
@@ -76,7 +81,7 @@ pub struct View {
     /// What it waits for.
     pub waiting: Option<Waiting>,
     /// Last decision.
-    pub decision: Decision,
+    pub decision: Arc<Decision>,
     /// Wall time the pod was accepted, nanoseconds since 1970.
     pub created_unix_ns: i64,
     /// resourceVersion of the status that was last written to the API server; empty where none was.
@@ -85,6 +90,25 @@ pub struct View {
     pub mirror_uid: String,
     /// Number of the change.
     pub version: u64,
+}
+
+impl View {
+    /// The newest status, empty where there is none.
+    #[must_use]
+    pub fn status(&self) -> PodStatus {
+        self.status.as_deref().or(self.pod.status.as_ref()).cloned().unwrap_or_default()
+    }
+
+    /// The pod as others are to see it.
+    #[must_use]
+    pub fn object(&self) -> Pod {
+        let mut pod = (*self.pod).clone();
+        if let Some(status) = &self.status {
+            pod.status = Some((**status).clone());
+        }
+        pod.metadata.deletion_timestamp.clone_from(&self.deletion);
+        pod
+    }
 }
 
 /// Columns of a pod as kubectl prints them (pkg/printers/internalversion/printers.go: printPod).
@@ -100,9 +124,9 @@ pub struct Columns {
     pub last_restart_unix_ns: i64,
 }
 
-/// Makes the columns.
+/// Makes the columns of a pod with this status, that its source wants to end or not.
 #[must_use]
-pub fn columns(pod: &Pod, status: &PodStatus) -> Columns {
+pub fn columns(pod: &Pod, status: &PodStatus, ends: bool) -> Columns {
     let spec = pod::spec(pod);
     let mut out = Columns {
         ready: String::new(),
@@ -181,7 +205,7 @@ pub fn columns(pod: &Pod, status: &PodStatus) -> Columns {
             out.status = if word == "Completed" && running { "Running".to_owned() } else { word };
         }
     }
-    if pod.metadata.deletion_timestamp.is_some() && !phase_done {
+    if ends && !phase_done {
         out.status = "Terminating".to_owned();
     }
     out.ready = format!("{ready}/{total}");
@@ -212,7 +236,7 @@ mod tests {
         let run = |spec: serde_json::Value, status: serde_json::Value| {
             let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap();
             let status: PodStatus = serde_json::from_value(status).unwrap();
-            let c = columns(&pod, &status);
+            let c = columns(&pod, &status, false);
             format!("{} {} {}", c.ready, c.status, c.restarts)
         };
         let one = json!({"containers": [{"name": "a"}]});

@@ -80,7 +80,7 @@ async fn node_ip(sim: &Sim) -> String {
 
 /// A node that is set as that of the recording.
 async fn start(fixtures: &[(String, Fixture)]) -> Sim {
-    let mut sim = Sim::prepare(Options { runtime: runtime::options() }).await;
+    let mut sim = Sim::prepare(Options { runtime: runtime::options(), ..Options::default() }).await;
     runtime::prepare(&sim.runtime);
     let resolv_conf = sim.root_dir().with_file_name("resolv.conf");
     std::fs::write(&resolv_conf, RESOLV_CONF).unwrap();

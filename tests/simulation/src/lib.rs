@@ -6,6 +6,7 @@
 //!
 //! Needs root: pod-sync makes cgroups.
 
+pub mod cuts;
 pub mod pods;
 pub mod seen;
 pub mod service;

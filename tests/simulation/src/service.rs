@@ -1,6 +1,8 @@
 //! A service in a thread with its own executor.
 
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use clap::Parser as _;
@@ -9,13 +11,15 @@ use futures::future::LocalBoxFuture;
 use quintlet_kit::args::paths::CriSocket;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::Paths;
+use quintlet_kit::seam;
 use quintlet_kit::server::Server;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_telemetry::Lines;
-use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
+
+use crate::cuts::{Cuts, Life};
 
 /// Name of the node.
 pub const NODE: &str = "sim-node";
@@ -60,6 +64,9 @@ pub(crate) struct Places {
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) pod_sync_args: Vec<String>,
     pub(crate) log: Lines,
+    pub(crate) cuts: Arc<Cuts>,
+    // Nothing else is done between a cut and the end.
+    pub(crate) exact: bool,
 }
 
 impl Places {
@@ -88,21 +95,47 @@ impl Running {
             .spawn(move || {
                 let log = quintlet_telemetry::kept(service.name(), Level::WARN, &places.log);
                 let _of_this_thread = tracing::dispatcher::set_default(&log);
-                let runtime = tokio::runtime::Builder::new_current_thread()
+                let life = Arc::new(Life::new(Arc::clone(&places.cuts), killed.clone()));
+                let (of_main, of_others) = (Arc::clone(&life), Arc::clone(&life));
+                let is_watched = service == Service::PodSync;
+                if is_watched {
+                    seam::watch(of_main);
+                }
+                let mut builder = tokio::runtime::Builder::new_current_thread();
+                if is_watched && places.exact {
+                    // The end is looked for after each step of a task.
+                    builder.event_interval(1);
+                }
+                let runtime = builder
                     .enable_all()
                     // Those that may block are threads of their own, and log for as long as they live.
-                    .on_thread_start(move || std::mem::forget(tracing::dispatcher::set_default(&log)))
+                    .on_thread_start(move || {
+                        std::mem::forget(tracing::dispatcher::set_default(&log));
+                        if is_watched {
+                            seam::watch(Arc::clone(&of_others) as Arc<dyn seam::Watcher>);
+                        }
+                    })
                     .build()
                     .expect("an executor can be made");
-                runtime.block_on(async {
+                let work = async {
                     // A cut run is what a kill is.
                     tokio::select! {
-                        () = run(service, places, stopped) => {}
+                        biased;
                         () = killed.cancelled() => {}
+                        () = run(service, places, stopped) => {}
                     }
-                });
+                };
+                let ran = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(work)));
+                let was_cut = life.is_over();
+                life.end();
                 // Dropping an executor of one thread drops all its tasks; blocking ones are not waited for.
                 runtime.shutdown_background();
+                life.is_gone();
+                if let Err(panic) = ran
+                    && !was_cut
+                {
+                    std::panic::resume_unwind(panic);
+                }
             })
             .expect("a thread can be made");
         Self { stop, kill, thread }

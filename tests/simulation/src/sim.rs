@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
+use crate::cuts::Cuts;
 use crate::seen::{EventSeen, Seen};
 use crate::service::{Places, Running, Service};
 use crate::watch::Watch;
@@ -35,6 +37,8 @@ static NODES: AtomicU32 = AtomicU32::new(0);
 pub struct Options {
     /// The runtime. Its wall clock is the machine's.
     pub runtime: fake_runtime::Options,
+    /// pod-sync is ended at passings of a seam ([`Sim::cuts`]). It runs slower then.
+    pub cuts: bool,
 }
 
 /// A running node. [`Sim::finish`] ends it and fails when what must never be was seen.
@@ -90,6 +94,8 @@ impl Sim {
             kubeconfig: Some(base.path().join("kubeconfig")),
             pod_sync_args: Vec::new(),
             log: Lines::default(),
+            cuts: Arc::default(),
+            exact: options.cuts,
         };
         std::fs::create_dir_all(places.dir("manifests")).expect("a directory can be made");
         let api = TestApi::start().await;
@@ -140,6 +146,12 @@ impl Sim {
     pub async fn restart(&self, service: Service) {
         self.kill(service).await;
         self.up(service);
+    }
+
+    /// Where pod-sync ends by itself.
+    #[must_use]
+    pub fn cuts(&self) -> &Cuts {
+        &self.places.cuts
     }
 
     /// Places of the sockets.

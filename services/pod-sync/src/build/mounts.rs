@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_cri::v1::{IdMapping, Mount, MountPropagation};
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
+use quintlet_kit::seam;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 use rand::RngExt as _;
@@ -224,7 +225,7 @@ fn write_hosts(input: MountsInput<'_>, pod_dir: &Path) -> Result<PathBuf, Config
         file.write_all(text.as_bytes())?;
         file.set_permissions(fs::Permissions::from_mode(0o644))
     };
-    write().map_err(|e| ConfigError::io("cannot write the hosts file", e))?;
+    seam::file("hosts file written", write).map_err(|e| ConfigError::io("cannot write the hosts file", e))?;
     Ok(path)
 }
 
@@ -236,7 +237,9 @@ pub fn new_termination_log(pod_dir: &Path, container: &str) -> io::Result<PathBu
     let dir = pod_dir.join("containers").join(container);
     fs::DirBuilder::new().recursive(true).mode(0o750).create(&dir)?;
     let path = dir.join(format!("{:08x}", rand::rng().random::<u32>()));
-    let file = fs::OpenOptions::new().create_new(true).write(true).open(&path)?;
+    let file = seam::file("termination log made", || {
+        fs::OpenOptions::new().create_new(true).write(true).open(&path)
+    })?;
     file.set_permissions(fs::Permissions::from_mode(0o666))?;
     Ok(path)
 }

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use quintlet_kit::seam;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::UnmountFlags;
 
@@ -130,7 +131,7 @@ pub fn bind(volume: &Path, sub: &Path, target: &Path) -> io::Result<()> {
         }
         fs::OpenOptions::new().create(true).append(true).mode(0o640).open(target)?;
     }
-    rustix::mount::mount_bind(&link, target)?;
+    seam::file("sub path bound", || rustix::mount::mount_bind(&link, target))?;
     Ok(())
 }
 

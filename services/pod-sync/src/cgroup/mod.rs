@@ -10,10 +10,11 @@
 
 mod clear;
 mod files;
+mod mark;
 mod names;
 mod systemd;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1::Pod;
+use quintlet_kit::seam;
 use quintlet_model::ids::PodUid;
 
 use self::clear::{kill_all, remove_dirs};
@@ -142,6 +144,8 @@ pub struct Cgroups {
     systemd: Systemd,
     /// Pods have groups (`cgroupsPerQOS`); if not, no group is made or named.
     per_qos: bool,
+    // What pods' groups are marked with.
+    owner: String,
 }
 
 impl Cgroups {
@@ -160,7 +164,21 @@ impl Cgroups {
             )
         };
         let systemd = Systemd::new(Path::new("systemctl"), matches!(layout, Layout::V2(_)));
-        Self { layout, root: root.to_owned(), settings, is_systemd: Arc::default(), systemd, per_qos: true }
+        Self {
+            layout,
+            root: root.to_owned(),
+            settings,
+            is_systemd: Arc::default(),
+            systemd,
+            per_qos: true,
+            owner: String::new(),
+        }
+    }
+
+    /// Marks pods' groups as made by `owner`: under a shared root they are told from those of another agent.
+    #[must_use]
+    pub fn owned_by(self, owner: &str) -> Self {
+        Self { owner: owner.to_owned(), ..self }
     }
 
     /// There are tiers, and a group of all pods that can be limited.
@@ -243,13 +261,21 @@ impl Cgroups {
     /// # Errors
     /// The caller prefixes `unable to ensure pod container exists: `.
     pub fn ensure(&self, pod: &Pod, uid: &PodUid) -> Result<(), CgroupError> {
-        let group = self.group(pod, uid);
-        if !self.per_qos || self.missing(&group).is_empty() {
+        if self.exists(pod, uid) { Ok(()) } else { self.complete(pod, uid) }
+    }
+
+    /// The same with one that is there, but may have been made without its values.
+    ///
+    /// # Errors
+    /// As with [`Cgroups::ensure`].
+    pub fn complete(&self, pod: &Pod, uid: &PodUid) -> Result<(), CgroupError> {
+        if !self.per_qos {
             return Ok(());
         }
+        let group = self.group(pod, uid);
         self.make_tier(qos::qos_class(pod))?;
-        self.make(&group)?;
-        self.write(&group, &self.values(pod), Some(0))
+        seam::file("cgroup made", || self.make_own(&group))?;
+        seam::file("cgroup limited", || self.write(&group, &self.values(pod), Some(0)))
     }
 
     /// What the pod's group is to have; nothing where pods have no groups.
@@ -307,6 +333,26 @@ impl Cgroups {
         Ok(out)
     }
 
+    /// UIDs of pods that have a group which bears our mark, but for these.
+    #[must_use]
+    pub fn marked(&self, but: &HashSet<PodUid>) -> BTreeSet<PodUid> {
+        let driver = self.driver();
+        let parents = self.pod_parents().into_iter().flat_map(|parent| self.dirs(&parent));
+        let entries = parents.flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten());
+        entries
+            .filter_map(|e| {
+                let uid = names::uid_of(driver, e.file_name().to_str()?).filter(|uid| !but.contains(uid))?;
+                mark::is(&e.path(), &self.owner).then_some(uid)
+            })
+            .collect()
+    }
+
+    // Where a group is there.
+    fn dirs(&self, group: &[String]) -> Vec<PathBuf> {
+        let place = self.place(group);
+        self.mounts().into_iter().map(|m| m.join(&place)).filter(|d| d.is_dir()).collect()
+    }
+
     /// Leaves a pod that is gone, but whose volumes are not, the least CPU there is.
     ///
     /// # Errors
@@ -315,8 +361,7 @@ impl Cgroups {
         let values = PodCgroup { cpu_shares: Some(MIN_SHARES), ..PodCgroup::default() };
         for parent in self.pod_parents() {
             let group = [parent, vec![format!("pod{uid}")]].concat();
-            let place = self.place(&group);
-            if self.mounts().iter().any(|m| m.join(&place).is_dir()) {
+            if !self.dirs(&group).is_empty() {
                 self.write(&group, &values, None)?;
             }
         }
@@ -337,19 +382,18 @@ impl Cgroups {
     fn remove(&self, uid: &PodUid) -> Result<(), CgroupError> {
         for parent in self.pod_parents() {
             let group = [parent, vec![format!("pod{uid}")]].concat();
-            let place = self.place(&group);
-            let dirs: Vec<PathBuf> =
-                self.mounts().into_iter().map(|m| m.join(&place)).filter(|d| d.is_dir()).collect();
+            let dirs = self.dirs(&group);
             if dirs.is_empty() {
                 continue;
             }
-            let name = format!("/{}", place.display());
+            let name = format!("/{}", self.place(&group).display());
             kill_all(&name, &dirs)?;
             if self.driver() == Driver::Systemd {
                 self.systemd.stop(&names::slice(&group))?;
             }
             for dir in &dirs {
-                remove_dirs(dir).map_err(|source| CgroupError::Delete { group: name.clone(), source })?;
+                seam::file("cgroup removed", || remove_dirs(dir))
+                    .map_err(|source| CgroupError::Delete { group: name.clone(), source })?;
             }
         }
         Ok(())
@@ -410,6 +454,13 @@ impl Cgroups {
                 V2_CONTROLLERS.iter().filter(lacks).map(|c| (*c).to_owned()).collect()
             }
         }
+    }
+
+    // With our mark.
+    fn make_own(&self, group: &[String]) -> Result<(), CgroupError> {
+        self.make(group)?;
+        self.dirs(group).iter().for_each(|dir| mark::set(dir, &self.owner));
+        Ok(())
     }
 
     fn make_tier(&self, class: QosClass) -> Result<(), CgroupError> {

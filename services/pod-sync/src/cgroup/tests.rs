@@ -140,7 +140,10 @@ struct Real {
 
 impl Real {
     fn new(name: &str) -> Option<Self> {
-        let mount = Path::new("/sys/fs/cgroup");
+        Self::at(Path::new("/sys/fs/cgroup"), name)
+    }
+
+    fn at(mount: &Path, name: &str) -> Option<Self> {
         let root = format!("/quintlet-test-{name}-{}", std::process::id());
         let cgroups =
             Cgroups::new(mount, &root, CgroupSettings { pids_limit: 50, ..CgroupSettings::default() });
@@ -191,6 +194,9 @@ async fn a_pods_group_lives_from_first_use_to_the_last_process() {
     cgroups.reduce_cpu(&id).unwrap();
     cgroups.ensure(&limited, &id).unwrap();
     assert_eq!(real.cpu("kubepods/burstable/podu-1"), 2, "a group that is there is not written again");
+    cgroups.complete(&limited, &id).unwrap();
+    assert_eq!(real.cpu("kubepods/burstable/podu-1"), 512, "but where it may lack its values");
+    cgroups.reduce_cpu(&id).unwrap();
     cgroups.update_tiers(3000).unwrap();
     assert!(real.cpu("kubepods/burstable").abs_diff(3000) < 60);
     assert_eq!(cgroups.list().unwrap(), [id.clone()].into());
@@ -257,6 +263,31 @@ fn version_two_is_read_in_its_own_words() {
     assert_eq!((now.cpu_quota_us, now.memory_limit, now.memory_usage), (Some(50_000), Some(1 << 20), 4096));
     let free_of_limits = read("1\n", "max 100000\n", "max\n");
     assert_eq!((free_of_limits.cpu_quota_us, free_of_limits.memory_limit), (None, None));
+}
+
+#[test]
+fn groups_are_told_from_those_of_another_agent_by_their_mark() {
+    // Where version one is in use, the unified hierarchy is there beside it.
+    for mount in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
+        let mount = Path::new(mount);
+        if !is_v2(mount) && mount.ends_with("unified") {
+            continue;
+        }
+        let Some(real) = Real::at(mount, "mark") else { return };
+        let (mine, others) =
+            (real.cgroups.clone().owned_by("me /root"), real.cgroups.clone().owned_by("you /root"));
+        let free = pod(json!({}));
+        // Where the controllers are version one's, the unified hierarchy has no values to be written.
+        let make = |cgroups: &Cgroups, id: &str| cgroups.make_own(&cgroups.group(&free, &uid(id))).unwrap();
+        make(&mine, "u-mine");
+        make(&others, "u-theirs");
+        make(&real.cgroups, "u-nobodys");
+        assert_eq!(mine.marked(&HashSet::new()), [uid("u-mine")].into(), "{}", mount.display());
+        assert_eq!(others.marked(&HashSet::new()), [uid("u-theirs")].into());
+        assert_eq!(real.cgroups.marked(&HashSet::new()), BTreeSet::new(), "who has no name has no groups");
+        assert_eq!(mine.marked(&[uid("u-mine")].into()), BTreeSet::new());
+        assert_eq!(mine.list().unwrap().len(), 3);
+    }
 }
 
 #[test]

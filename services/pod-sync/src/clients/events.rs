@@ -94,18 +94,31 @@ impl Events {
 
     /// Records an event about a pod, or about one of its containers by field path.
     pub fn pod(&self, pod: &Pod, kind: EventType, reason: &str, message: &str, field_path: &str) {
+        let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), full_name(pod));
+        match kind {
+            EventType::Normal => tracing::debug!(pod.uid = uid, reason, text = message, "event"),
+            EventType::Warning => {
+                tracing::warn!(pod.name = name, pod.uid = uid, reason, text = message, "warning event");
+            }
+        }
+        self.record_of_pod(pod, kind, reason, message, field_path);
+    }
+
+    /// Records a Warning about a pod and the node, of what the node's configuration makes of every pod like it: nobody has to
+    /// look at the log for that.
+    pub fn as_configured(&self, pod: &Pod, node: &str, reason: &str, message: &str, of_node: &str) {
+        let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), full_name(pod));
+        tracing::info!(pod.name = name, pod.uid = uid, reason, text = message, "warning event");
+        self.record_of_pod(pod, EventType::Warning, reason, message, "");
+        self.node_too(node, EventType::Warning, reason, of_node);
+    }
+
+    fn record_of_pod(&self, pod: &Pod, kind: EventType, reason: &str, message: &str, field_path: &str) {
         let meta = &pod.metadata;
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
         let uid = meta.uid.clone().unwrap_or_default();
-        match kind {
-            EventType::Normal => tracing::debug!(pod.uid = uid, reason, text = message, "event"),
-            EventType::Warning => {
-                let pod = format!("{namespace}/{name}");
-                tracing::warn!(pod.name = pod, pod.uid = uid, reason, text = message, "warning event");
-            }
-        }
-        self.keep(&uid, &format!("{namespace}/{name}"), kind, reason, message, field_path);
+        self.keep(&uid, &full_name(pod), kind, reason, message, field_path);
         // A static pod's events go to its mirror, which has the same name; its own UID is unknown to the API server.
         let request = wire::RecordEventRequest {
             kind: "Pod".to_owned(),
@@ -129,6 +142,11 @@ impl Events {
             EventType::Normal => tracing::debug!(reason, text = message, "node event"),
             EventType::Warning => tracing::warn!(reason, text = message, "node warning event"),
         }
+        self.node_too(name, kind, reason, message);
+    }
+
+    /// Records an event about the node, of what is logged of a pod.
+    pub fn node_too(&self, name: &str, kind: EventType, reason: &str, message: &str) {
         let request = wire::RecordEventRequest {
             kind: "Node".to_owned(),
             name: name.to_owned(),
@@ -192,6 +210,12 @@ impl Events {
         out.reverse();
         out
     }
+}
+
+// As log lines have it.
+fn full_name(pod: &Pod) -> String {
+    let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
+    format!("{}/{}", namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default())
 }
 
 async fn send(

@@ -1,5 +1,6 @@
 //! CRI calls through cri-proxy's `sync` socket, each with the owner's epoch, a deadline and an outcome.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -97,6 +98,18 @@ macro_rules! call {
     }};
 }
 
+// Nobody listens at cri-proxy's socket: both kinds come from connect(2) alone.
+fn is_unconnected(status: &Status) -> bool {
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return matches!(io.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
+        }
+        source = error.source();
+    }
+    false
+}
+
 impl Runtime {
     /// Uses the socket at `path`, which need not be there yet; a call may take as long as `call`.
     #[must_use]
@@ -144,7 +157,11 @@ impl Runtime {
             },
             Ok(Err(status)) => Err(CallError {
                 method,
-                outcome: outcome(status.metadata()).unwrap_or(Outcome::Unknown),
+                outcome: outcome(status.metadata()).unwrap_or(if is_unconnected(&status) {
+                    Outcome::NotDispatched
+                } else {
+                    Outcome::Unknown
+                }),
                 code: status.code(),
                 message: status.message().to_owned(),
             }),
@@ -374,19 +391,22 @@ impl Runtime {
         call!(self, runtime, exec_sync, "ExecSync", wait, request).map(ExecOutput::of)
     }
 
-    /// Waits for an exec without a limit that cri-proxy still runs; none where it does not.
+    /// An exec without a limit that may have been asked for before, at `began` (boottime) or later: waits for the one that
+    /// cri-proxy runs, takes the answer of one that ended, makes one that never came. None where cri-proxy cannot tell.
     ///
     /// # Errors
     /// See [`CallError`].
-    pub async fn join_exec(
+    pub async fn exec_once(
         &self,
         id: &ContainerId,
         command: &[String],
+        began: Duration,
     ) -> Result<Option<ExecOutput>, CallError> {
         let message =
             cri::ExecSyncRequest { container_id: id.to_string(), cmd: command.to_vec(), timeout: 0 };
         let mut request = self.request(message, PULL);
-        request.metadata_mut().insert(JOIN_ONLY_HEADER, MetadataValue::from_static("1"));
+        let began = u64::try_from(began.as_nanos()).unwrap_or(u64::MAX);
+        request.metadata_mut().insert(JOIN_ONLY_HEADER, MetadataValue::from(began));
         let mut client = self.runtime.clone();
         let sent = Box::pin(client.exec_sync(request));
         match self.finish("ExecSync", PULL, sent).await {

@@ -1,11 +1,22 @@
 //! What of a pod the runtime no longer has to keep (pod-sync.md §9.3).
 
+use std::time::Duration;
+
 use quintlet_model::ids::{ContainerId, SandboxId};
-use quintlet_model::runtime::{ContainerState, PodRuntime, SandboxState};
+use quintlet_model::runtime::{Container, ContainerState, PodRuntime, SandboxState};
 
 /// Instances of a container that stay: the one that runs or ran last, and the one before it, for its status and logs
 /// (DESIGN §4).
 const KEPT_INSTANCES: usize = 2;
+
+/// Which dead containers of a pod that stays are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Dead instances of each container, beside one that runs; below 0 all. None: two instances, dead or not.
+    pub per_container: Option<i32>,
+    /// Younger ones are kept, however many there are.
+    pub min_age: Duration,
+}
 
 /// What becomes of a pod whose dead are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,21 +27,34 @@ pub enum Fate {
     Goes,
 }
 
-/// Containers to remove, oldest first. Nothing that runs is among them.
+/// Containers to remove, oldest first; `now` is wall time. Nothing that runs is among them, and of a pod that stays never the
+/// newest instance: without it the container would look as if it had never run.
 #[must_use]
-pub fn dead_containers(runtime: &PodRuntime, fate: Fate) -> Vec<ContainerId> {
+pub fn dead_containers(
+    runtime: &PodRuntime,
+    fate: Fate,
+    limits: Limits,
+    now: jiff::Timestamp,
+) -> Vec<ContainerId> {
     let mut names: Vec<&str> = runtime.containers.iter().map(|c| c.name.as_str()).collect();
     names.sort_unstable();
     names.dedup();
-    let kept = match fate {
-        Fate::Stays => KEPT_INSTANCES,
-        Fate::Goes => 0,
+    let is_dead = |c: &&Container| c.state != ContainerState::Running;
+    let of = |name| -> Vec<&Container> {
+        let all = runtime.instances(name);
+        match (fate, limits.per_container) {
+            (Fate::Goes, _) => all.filter(is_dead).collect(),
+            (Fate::Stays, None) => all.skip(KEPT_INSTANCES).filter(is_dead).collect(),
+            (Fate::Stays, Some(kept)) => {
+                let kept = usize::try_from(kept).map_or(usize::MAX, |kept| kept.max(1));
+                all.filter(is_dead).skip(kept).collect()
+            }
+        }
     };
-    let mut dead: Vec<_> = names
-        .into_iter()
-        .flat_map(|name| runtime.instances(name).skip(kept))
-        .filter(|c| c.state != ContainerState::Running)
-        .collect();
+    let born =
+        i64::try_from(now.as_nanosecond() - i128::try_from(limits.min_age.as_nanos()).unwrap_or(i128::MAX));
+    let is_old = |c: &Container| fate == Fate::Goes || born.is_ok_and(|born| c.created_unix_ns <= born);
+    let mut dead: Vec<_> = names.into_iter().flat_map(of).filter(|c| is_old(c)).collect();
     dead.sort_by_key(|c| c.created_unix_ns);
     dead.into_iter().map(|c| c.id.clone()).collect()
 }
@@ -69,7 +93,41 @@ mod tests {
             let c = runtime.containers.iter().find(|c| c.id == *id).unwrap();
             format!("{}-{}", c.name, c.attempt)
         };
-        dead_containers(runtime, fate).iter().map(name).collect()
+        dead_containers(runtime, fate, Limits::default(), now(0)).iter().map(name).collect()
+    }
+
+    // So long after the builder's containers were made.
+    fn now(seconds: i64) -> jiff::Timestamp {
+        let at = RuntimeBuilder::ready().running("c").build().containers[0].created_unix_ns;
+        jiff::Timestamp::from_nanosecond(at.into()).unwrap() + jiff::SignedDuration::from_secs(3600 + seconds)
+    }
+
+    #[test]
+    fn as_many_dead_instances_stay_as_are_asked_for_and_young_ones_beside_them() {
+        let crashed = RuntimeBuilder::ready().exited("c", 1).exited("c", 1).exited("c", 1);
+        let (down, up) = (crashed.clone().build(), crashed.running("c").build());
+        let count = |runtime: &PodRuntime, per_container, min_age| {
+            let limits = Limits { per_container, min_age: Duration::from_secs(min_age) };
+            dead_containers(runtime, Fate::Stays, limits, now(0)).len()
+        };
+        for (per_container, of_down, of_up) in [
+            (None, 1, 2),
+            (Some(-1), 0, 0),
+            (Some(0), 2, 2),
+            (Some(1), 2, 2),
+            (Some(2), 1, 1),
+            (Some(9), 0, 0),
+        ] {
+            assert_eq!(count(&down, per_container, 0), of_down, "down, {per_container:?}");
+            assert_eq!(count(&up, per_container, 0), of_up, "up, {per_container:?}");
+        }
+        assert_eq!(count(&down, Some(1), 86_400), 0, "too young");
+        let limits = Limits { min_age: Duration::MAX, ..Limits::default() };
+        assert_eq!(
+            dead_containers(&down, Fate::Goes, limits, now(0)).len(),
+            3,
+            "a pod that goes has no young ones"
+        );
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub(crate) fn status_json(status: Value) -> PodStatus {
 }
 
 /// Builds what the runtime says; each container call adds a newer instance.
+#[derive(Clone)]
 pub(crate) struct RuntimeBuilder {
     runtime: PodRuntime,
     clock: i64,

@@ -22,6 +22,7 @@ use crate::context::Context;
 use crate::decide::shutdown::{Group, Plan, grace};
 use crate::decide::status::{KillCause, KillOverride};
 use crate::decide::worker::{Facts, Kill};
+use crate::view::View;
 
 use self::logind::{Login, LoginError, Session};
 use self::times::Times;
@@ -189,10 +190,13 @@ async fn session(
 
 // Pods that run or are to run, by priority.
 fn active(ctx: &Context) -> Vec<(Option<i32>, Running)> {
-    let over = |pod: &Pod| pods::is_terminal_phase(pod.status.as_ref().and_then(|s| s.phase.as_deref()));
+    let over = |view: &View| {
+        let status = view.status.as_deref().or(view.pod.status.as_ref());
+        pods::is_terminal_phase(status.and_then(|s| s.phase.as_deref()))
+    };
     // One without a worker has nothing to stop.
     let all = ctx.views.all().into_iter().filter(|v| !v.worker.is_empty());
-    let all = all.filter(|v| !over(&v.pod) && !ctx.is_over(&v.pod_ref.uid));
+    let all = all.filter(|v| !over(v) && !ctx.is_over(&v.pod_ref.uid));
     all.map(|v| (pods::spec(&v.pod).priority, (v.pod_ref.uid.clone(), Arc::clone(&v.pod)))).collect()
 }
 

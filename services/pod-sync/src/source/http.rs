@@ -171,10 +171,10 @@ fn parsed((name, value): &(String, String)) -> Result<(HeaderName, HeaderValue),
 #[cfg(test)]
 mod tests {
     use parking_lot::Mutex;
-    use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::test_server::TestServer;
 
     const POD: &str = "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": \"NAME\"}, \
         \"spec\": {\"containers\": [{\"name\": \"c\", \"image\": \"i\"}]}}";
@@ -194,42 +194,8 @@ mod tests {
         )
     }
 
-    type Answer = Arc<dyn Fn(&str) -> String + Send + Sync>;
-
-    struct Server {
-        url: String,
-        asked: Arc<Mutex<Vec<String>>>,
-        roots: RootCertStore,
-    }
-
-    impl Server {
-        /// Answers each request by its path.
-        async fn start(tls: bool, answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let url =
-                format!("{}://{}/pods", if tls { "https" } else { "http" }, listener.local_addr().unwrap());
-            let (asked, answer): (Arc<Mutex<Vec<String>>>, Answer) = (Arc::default(), Arc::new(answer));
-            let mut roots = RootCertStore::empty();
-            let acceptor = tls.then(|| acceptor(&mut roots));
-            let seen = Arc::clone(&asked);
-            quintlet_kit::task::spawn("manifests", async move {
-                while let Ok((peer, _)) = listener.accept().await {
-                    match &acceptor {
-                        Some(acceptor) => {
-                            if let Ok(peer) = acceptor.accept(peer).await {
-                                serve(peer, &seen, &answer).await;
-                            }
-                        }
-                        None => serve(peer, &seen, &answer).await,
-                    }
-                }
-            });
-            Self { url, asked, roots }
-        }
-
-        fn trusted(&self) -> ClientConfig {
-            trust(self.roots.clone())
-        }
+    fn url(server: &TestServer) -> String {
+        format!("{}://127.0.0.1:{}/pods", server.scheme, server.port)
     }
 
     fn trust(roots: RootCertStore) -> ClientConfig {
@@ -238,30 +204,6 @@ mod tests {
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth()
-    }
-
-    async fn serve(mut io: impl AsyncRead + AsyncWrite + Unpin, seen: &Mutex<Vec<String>>, answer: &Answer) {
-        let mut request = vec![0; 4096];
-        let n = io.read(&mut request).await.unwrap_or(0);
-        let request = String::from_utf8_lossy(&request[..n]).into_owned();
-        let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
-        seen.lock().push(request);
-        let _ = io.write_all(answer(&path).as_bytes()).await;
-        let _ = io.shutdown().await;
-    }
-
-    fn acceptor(roots: &mut RootCertStore) -> tokio_rustls::TlsAcceptor {
-        let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
-        roots.add(made.cert.der().clone()).unwrap();
-        let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
-        let config =
-            rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_no_client_auth()
-                .with_single_cert(vec![made.cert.der().clone()], key)
-                .unwrap();
-        tokio_rustls::TlsAcceptor::from(Arc::new(config))
     }
 
     /// A source that runs, and what it said.
@@ -314,12 +256,12 @@ mod tests {
         let some = |names: &[&str]| Some(names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>());
         *now.lock() = (200, bad.clone());
         let answers = Arc::clone(&now);
-        let server = Server::start(false, move |_| {
+        let server = TestServer::start(false, move |_| {
             let (status, body) = answers.lock().clone();
             answer(status, "", &body)
         })
         .await;
-        let mut source = Source::start(&server.url, trust(RootCertStore::empty()));
+        let mut source = Source::start(&url(&server), trust(RootCertStore::empty()));
         for (name, status, body, want, problem) in [
             ("the first is bad: the source is not seen", 200, bad.clone(), None, "DNS"),
             ("nor is it by one that cannot be had", 500, String::new(), None, "status 500"),
@@ -340,48 +282,48 @@ mod tests {
             assert_eq!(problems.is_empty(), problem.is_empty(), "{name}: {problems:?}");
             assert!(problems.iter().all(|p| p.contains(problem)), "{name}: {problems:?}");
         }
-        assert!(server.asked.lock().iter().all(|r| r.contains("x-node: mine")));
+        assert!(server.asked().iter().all(|r| r.contains("x-node: mine")));
         source.end().await;
     }
 
     #[tokio::test]
     async fn redirects_are_followed_and_ten_are_too_many() {
         let to = |path: &str| answer(301, &format!("location: {path}\r\n"), "");
-        let server = Server::start(false, move |path| match path {
+        let server = TestServer::start(false, move |path| match path {
             "/pods" => to("/elsewhere"),
             "/elsewhere" => answer(200, "", &pod("a")),
             _ => to("/loop"),
         })
         .await;
-        let mut source = Source::start(&server.url, trust(RootCertStore::empty()));
+        let mut source = Source::start(&url(&server), trust(RootCertStore::empty()));
         assert_eq!(source.next("redirected").await.0, Some(vec!["a-n1".to_owned()]));
         source.end().await;
-        let mut source = Source::start(&server.url.replace("pods", "loop"), trust(RootCertStore::empty()));
+        let mut source = Source::start(&url(&server).replace("pods", "loop"), trust(RootCertStore::empty()));
         assert_eq!(source.next("for ever").await, (None, vec!["stopped after 10 redirects".to_owned()]));
         source.end().await;
     }
 
     #[tokio::test]
     async fn what_is_for_the_first_host_alone_is_not_sent_to_another() {
-        let other = Server::start(false, |_| answer(200, "", &pod("a"))).await;
-        let away = format!("location: {}\r\n", other.url.replace("127.0.0.1", "localhost"));
-        let first = Server::start(false, move |_| answer(302, &away, "")).await;
+        let other = TestServer::start(false, |_| answer(200, "", &pod("a"))).await;
+        let away = format!("location: {}\r\n", url(&other).replace("127.0.0.1", "localhost"));
+        let first = TestServer::start(false, move |_| answer(302, &away, "")).await;
         let fetcher = Fetcher::new(trust(RootCertStore::empty()));
         let headers = [("authorization", "Bearer x"), ("x-node", "mine")];
         let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        fetcher.fetch(&first.url, &headers).await.unwrap();
-        assert!(first.asked.lock()[0].contains("Bearer x"));
-        let asked = other.asked.lock()[0].clone();
+        fetcher.fetch(&url(&first), &headers).await.unwrap();
+        assert!(first.asked()[0].contains("Bearer x"));
+        let asked = other.asked()[0].clone();
         assert!(asked.contains("x-node: mine") && !asked.contains("Bearer"), "{asked}");
     }
 
     #[tokio::test]
     async fn an_https_url_is_read_from_a_server_that_is_trusted_and_from_no_other() {
-        let server = Server::start(true, |_| answer(200, "", &pod("a"))).await;
-        let mut source = Source::start(&server.url, server.trusted());
+        let server = TestServer::start(true, |_| answer(200, "", &pod("a"))).await;
+        let mut source = Source::start(&url(&server), trust(server.roots.clone()));
         assert_eq!(source.next("trusted").await, (Some(vec!["a-n1".to_owned()]), vec![]));
         source.end().await;
-        let mut source = Source::start(&server.url, system_tls());
+        let mut source = Source::start(&url(&server), system_tls());
         let (names, problems) = source.next("a stranger").await;
         assert_eq!(names, None);
         assert!(problems[0].contains("certificate"), "{problems:?}");

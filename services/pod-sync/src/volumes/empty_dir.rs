@@ -8,6 +8,7 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Pod;
+use quintlet_kit::seam;
 use quintlet_model::pod;
 use rustix::mount::MountFlags;
 
@@ -147,7 +148,9 @@ impl EmptyDir {
         if self.is_ready(table)? {
             return Ok(false);
         }
-        fs::DirBuilder::new().recursive(true).mode(0o777).create(&self.path)?;
+        seam::file("volume directory made", || {
+            fs::DirBuilder::new().recursive(true).mode(0o777).create(&self.path)
+        })?;
         let mounted = mount_table::at(table, &self.path)?;
         if mounted.is_none() {
             // The umask must not matter.
@@ -155,7 +158,9 @@ impl EmptyDir {
         }
         match (&self.medium, &mounted) {
             (Medium::Disk, _) => {}
-            (Medium::Memory(size), None) => mount_tmpfs(&self.path, *size)?,
+            (Medium::Memory(size), None) => {
+                seam::file("volume mounted", || mount_tmpfs(&self.path, *size))?;
+            }
             (Medium::HugePages(size), None) => {
                 let data = CString::new(format!("pagesize={size}"))?;
                 rustix::mount::mount(
@@ -181,7 +186,7 @@ impl EmptyDir {
             tracing::warn!(path = %self.path.display(), gid, error = %e, "cannot give an emptyDir to its group");
         }
         fs::DirBuilder::new().recursive(true).mode(0o750).create(&self.marker_dir)?;
-        fs::File::create(self.marker())?;
+        seam::file("volume marked ready", || fs::File::create(self.marker()))?;
         Ok(true)
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use quintlet_kit::seam;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -91,7 +92,7 @@ fn unmount(mounts: &Mounts<'_>, dir: &Path) -> Result<bool, TearDownError> {
     let mut any = false;
     for path in mounts.within(dir) {
         any = true;
-        match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW) {
+        match seam::file("volume unmounted", || rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW)) {
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(e) => return Err(failed("cannot unmount", &path)(e.into())),
         }
@@ -112,7 +113,8 @@ fn remove_tree(mounts: &Mounts<'_>, dir: &Path) -> Result<(), TearDownError> {
         Err(Errno::NOENT) => return Ok(()),
         Err(e) => return Err(failed("cannot open", parent)(e.into())),
     };
-    remove_at(&parent_fd, Path::new(name)).map_err(failed("cannot remove", &dir))
+    seam::file("tree removed", || remove_at(&parent_fd, Path::new(name)))
+        .map_err(failed("cannot remove", &dir))
 }
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
@@ -175,7 +177,7 @@ fn remove_skeleton(dir: &Path) -> Result<(), TearDownError> {
             return Err(failed("cannot remove", &path)(io::ErrorKind::DirectoryNotEmpty.into()));
         }
     }
-    fs::remove_dir(dir).map_err(failed("cannot remove", dir))
+    seam::file("mount point removed", || fs::remove_dir(dir)).map_err(failed("cannot remove", dir))
 }
 
 /// Why the directory of a pod nobody knows stays. The texts begin as the kubelet's log lines do.

@@ -14,6 +14,15 @@ use crate::redirect;
 
 const USER_AGENT: &str = "kube-lifecycle/1.36";
 
+/// How the request was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// As asked for.
+    AsAsked,
+    /// In plain HTTP, since this host and port answered HTTPS so.
+    Plain(String),
+}
+
 /// Sends the request; `ip` is the pod's address, for a handler that names no host.
 ///
 /// # Errors
@@ -22,7 +31,7 @@ pub(super) async fn get(
     get: &HTTPGetAction,
     container: Option<&Container>,
     ip: Option<String>,
-) -> Result<(), String> {
+) -> Result<Sent, String> {
     let host =
         get.host.clone().filter(|h| !h.is_empty()).or(ip).ok_or("failed to find networking container")?;
     let port = port(&get.port, container)?;
@@ -35,7 +44,8 @@ pub(super) async fn get(
         format!("{scheme}://{bracketed}:{port}{slash}{path}").parse().map_err(|e| format!("invalid URL: {e}"))
     };
     if !tls {
-        return follow(url("http")?, &headers, host_header.as_ref()).await.map_err(|e| e.to_string());
+        let sent = follow(url("http")?, &headers, host_header.as_ref()).await;
+        return sent.map(|()| Sent::AsAsked).map_err(|e| e.to_string());
     }
     match follow(url("https")?, &headers, host_header.as_ref()).await {
         Err(e) if e.is_plain_answer() => {
@@ -43,9 +53,10 @@ pub(super) async fn get(
             let mut headers = headers;
             // Nobody was to read these on the way.
             headers.remove(header::AUTHORIZATION);
-            follow(url("http")?, &headers, host_header.as_ref()).await.map_err(|e| e.to_string())
+            let sent = follow(url("http")?, &headers, host_header.as_ref()).await;
+            sent.map(|()| Sent::Plain(format!("{bracketed}:{port}"))).map_err(|e| e.to_string())
         }
-        other => other.map_err(|e| e.to_string()),
+        other => other.map(|()| Sent::AsAsked).map_err(|e| e.to_string()),
     }
 }
 
@@ -164,70 +175,10 @@ async fn send(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
-
-    use parking_lot::Mutex;
     use serde_json::{Value, json};
-    use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
-    type Answer = Arc<dyn Fn(&str) -> String + Send + Sync>;
-
-    struct Server {
-        port: u16,
-        asked: Arc<Mutex<Vec<String>>>,
-    }
-
-    impl Server {
-        // Answers each request by its path; with TLS where asked for.
-        async fn start(tls: bool, answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let port = listener.local_addr().unwrap().port();
-            let asked: Arc<Mutex<Vec<String>>> = Arc::default();
-            let (seen, answer): (_, Answer) = (Arc::clone(&asked), Arc::new(answer));
-            let acceptor = tls.then(acceptor);
-            quintlet_kit::task::spawn("test-server", async move {
-                while let Ok((tcp, _)) = listener.accept().await {
-                    match &acceptor {
-                        Some(acceptor) => {
-                            if let Ok(tls) = acceptor.accept(tcp).await {
-                                serve(tls, &seen, &answer).await;
-                            }
-                        }
-                        None => serve(tcp, &seen, &answer).await,
-                    }
-                }
-            });
-            Self { port, asked }
-        }
-
-        fn asked(&self) -> Vec<String> {
-            self.asked.lock().clone()
-        }
-    }
-
-    async fn serve(mut io: impl AsyncRead + AsyncWrite + Unpin, seen: &Mutex<Vec<String>>, answer: &Answer) {
-        let mut buffer = vec![0; 4096];
-        let n = io.read(&mut buffer).await.unwrap_or(0);
-        let request = String::from_utf8_lossy(&buffer[..n]).into_owned();
-        let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
-        seen.lock().push(request);
-        let _ = io.write_all(answer(&path).as_bytes()).await;
-        let _ = io.shutdown().await;
-    }
-
-    fn acceptor() -> tokio_rustls::TlsAcceptor {
-        let made = rcgen::generate_simple_self_signed(vec!["somebody-else.test".to_owned()]).unwrap();
-        let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
-        let config =
-            rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_no_client_auth()
-                .with_single_cert(vec![made.cert.der().clone()], key)
-                .unwrap();
-        tokio_rustls::TlsAcceptor::from(Arc::new(config))
-    }
+    use crate::test_server::TestServer as Server;
 
     fn status(code: u16) -> String {
         format!("HTTP/1.1 {code} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
@@ -237,7 +188,7 @@ mod tests {
         format!("HTTP/1.1 302 X\r\nlocation: {location}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
     }
 
-    async fn hook(handler: Value) -> Result<(), String> {
+    async fn hook(handler: Value) -> Result<Sent, String> {
         let handler: HTTPGetAction = serde_json::from_value(handler).unwrap();
         let container: Container =
             serde_json::from_value(json!({"name": "c", "ports": [{"name": "web", "containerPort": 1}]}))
@@ -252,7 +203,8 @@ mod tests {
                 let server = Server::start(tls, move |_| status(code)).await;
                 let scheme = if tls { "HTTPS" } else { "HTTP" };
                 let path = "/a b?x=1";
-                hook(json!({"port": server.port, "scheme": scheme, "path": path})).await.unwrap();
+                let sent = hook(json!({"port": server.port, "scheme": scheme, "path": path})).await;
+                assert_eq!(sent, Ok(Sent::AsAsked));
                 assert!(server.asked()[0].starts_with("GET /a%20b?x=1 HTTP/1.1\r\n"), "{:?}", server.asked());
             }
         }
@@ -296,9 +248,10 @@ mod tests {
         })
         .await;
         let headers = json!([{"name": "Authorization", "value": "Bearer x"}, {"name": "X-A", "value": "1"}]);
-        hook(json!({"port": server.port, "scheme": "HTTPS", "path": "/done", "httpHeaders": headers}))
-            .await
-            .unwrap();
+        let sent =
+            hook(json!({"port": server.port, "scheme": "HTTPS", "path": "/done", "httpHeaders": headers}))
+                .await;
+        assert_eq!(sent, Ok(Sent::Plain(format!("127.0.0.1:{}", server.port))));
         let asked = server.asked();
         assert_eq!(asked.len(), 2, "{asked:?}");
         let plain = asked[1].to_lowercase();

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ExecAction, LifecycleHandler, Pod};
 use quintlet_model::ids::ContainerId;
+use quintlet_model::outcome::Outcome;
 use quintlet_model::runtime::ContainerState;
 
+use super::hook_http::{self, Sent};
 use super::start::NotStarted;
 use super::stop::find;
-use super::{Halt, Pass, Worker, hook_http};
+use super::{Halt, Pass, Worker};
 use crate::clients::events::EventType;
 use crate::clients::runtime::{CallError, ExecOutput};
 use crate::context::Context;
@@ -42,45 +44,31 @@ impl HookError {
     }
 }
 
-/// Runs one hook to its end.
+/// Runs one hook to its end. With `began` (boottime) an earlier pod-sync had it on record as begun, and not as ended: it
+/// may have run, may run now, and may never have been asked for.
+///
+/// A command runs once: cri-proxy tells which of the three it is. Where that died too nobody can, and the command is taken
+/// to have begun, since it goes on without its callers. Of a request nobody can ever tell, and it is made again: Kubernetes
+/// promises hooks at least once, and says that an agent that comes back may send one anew. A sleep lasts for the rest of
+/// its time.
 ///
 /// # Errors
 /// It failed, or nothing is known.
 pub(super) async fn run(
     ctx: &Context,
+    pod: Option<&Pod>,
     container: Option<&Container>,
     hook: &LifecycleHandler,
     id: &ContainerId,
     ips: &[IpAddr],
+    began: Option<Duration>,
 ) -> Result<(), HookError> {
     if let Some(exec) = &hook.exec {
-        let output = ctx.runtime.exec(id, &command(exec), None).await;
-        return judge(exec, output.map_err(|e| if e.is_verdict() { failed(&e) } else { HookError::Cut(e) })?);
-    }
-    if let Some(sleep) = &hook.sleep {
-        tokio::time::sleep(seconds(sleep.seconds)).await;
-        return Ok(());
-    }
-    if let Some(get) = &hook.http_get {
-        let ip = ips.first().map(ToString::to_string);
-        return hook_http::get(get, container, ip).await.map_err(HookError::failed);
-    }
-    Err(HookError::failed("invalid handler"))
-}
-
-/// Waits for a hook that began `ago`, under an earlier pod-sync or cri-proxy. It is not run again: a command is waited
-/// for where cri-proxy still runs it, a sleep for the rest of its time, a request for nothing.
-///
-/// # Errors
-/// It failed.
-pub(super) async fn resume(
-    ctx: &Context,
-    hook: &LifecycleHandler,
-    id: &ContainerId,
-    ago: Duration,
-) -> Result<(), HookError> {
-    if let Some(exec) = &hook.exec {
-        return match ctx.runtime.join_exec(id, &command(exec)).await {
+        let output = match began {
+            None => ctx.runtime.exec(id, &command(exec), None).await.map(Some),
+            Some(began) => ctx.runtime.exec_once(id, &command(exec), began).await,
+        };
+        return match output {
             Ok(Some(output)) => judge(exec, output),
             Ok(None) => Ok(()),
             Err(e) if e.is_verdict() => Err(failed(&e)),
@@ -88,9 +76,25 @@ pub(super) async fn resume(
         };
     }
     if let Some(sleep) = &hook.sleep {
-        tokio::time::sleep(seconds(sleep.seconds).saturating_sub(ago)).await;
+        let slept = began.map_or(Duration::ZERO, |began| ctx.clock.boot().saturating_sub(began));
+        tokio::time::sleep(seconds(sleep.seconds).saturating_sub(slept)).await;
+        return Ok(());
     }
-    Ok(())
+    if let Some(get) = &hook.http_get {
+        let ip = ips.first().map(ToString::to_string);
+        let sent = hook_http::get(get, container, ip).await.map_err(HookError::failed)?;
+        if let Sent::Plain(host) = sent {
+            ctx.metrics.http_fallbacks.inc();
+            if let Some(pod) = pod {
+                let text = format!(
+                    "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
+                );
+                ctx.events.pod(pod, EventType::Warning, "LifecycleHTTPFallback", &text, "");
+            }
+        }
+        return Ok(());
+    }
+    Err(HookError::failed("invalid handler"))
 }
 
 fn seconds(seconds: i64) -> Duration {
@@ -143,17 +147,10 @@ impl Worker {
         self.meanwhile(Waiting::HookRunning { container: container.name.clone(), hook: Hook::PostStart });
         self.sandbox_is_ready();
         let now = self.ctx.clock.boot();
-        let began = self.record.post_starts.insert(id.to_string(), Some(now)).flatten();
-        if let Some(first) = began {
-            self.record.post_starts.insert(id.to_string(), Some(first));
-        }
+        let began = self.record.post_starts.get(id.as_str()).copied().flatten();
+        self.record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
         self.save();
-        let ran = async {
-            match began {
-                None => run(&self.ctx, Some(container), hook, id, ips).await,
-                Some(first) => resume(&self.ctx, hook, id, now.saturating_sub(first)).await,
-            }
-        };
+        let ran = run(&self.ctx, Some(pod), Some(container), hook, id, ips, began);
         let ran = match hook.http_get {
             Some(_) => tokio::time::timeout(POST_START_LIMIT, ran)
                 .await
@@ -165,7 +162,14 @@ impl Worker {
                 self.record.post_starts.remove(id.as_str());
                 return Ok(());
             }
-            Err(HookError::Cut(e)) => return Err(Halt::cut(&e).into()),
+            Err(HookError::Cut(e)) => {
+                // It was not asked for: it is still owed.
+                if e.outcome == Outcome::NotDispatched && began.is_none() {
+                    self.record.post_starts.insert(id.to_string(), None);
+                    self.save();
+                }
+                return Err(Halt::cut(&e).into());
+            }
             Err(HookError::Failed { error, output }) => {
                 told(hook, &container.name, &self.pod_ref.to_string(), &error, &output)
             }

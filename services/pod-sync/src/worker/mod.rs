@@ -5,17 +5,20 @@
 //! by the functions of [`crate::decide`], acts, and says when it wants to look again.
 
 mod cancel;
+mod halt;
 mod hook_http;
 mod hooks;
 mod messages;
 mod prepare;
 mod resize;
+mod shown;
 mod start;
 mod stop;
 mod sync;
 pub mod targets;
 mod terminate;
 
+pub(crate) use halt::{Halt, Next, Step};
 pub(crate) use stop::stop_all;
 
 use std::collections::{BTreeMap, HashMap};
@@ -37,7 +40,6 @@ use tracing::{Instrument as _, Span};
 
 use crate::clients::events::{self, EventType};
 use crate::clients::pleg::{ObserveError, Observed};
-use crate::clients::runtime::CallError;
 use crate::context::{Context, Desired};
 use crate::decide::active::Started;
 use crate::decide::conditions::READY;
@@ -50,7 +52,7 @@ use crate::image;
 use crate::metrics;
 use crate::mirror::Keeper;
 use crate::state::{PodRecord, Termination};
-use crate::view::{Decision, View, Waiting, unix_ns};
+use crate::view::{Decision, Waiting, unix_ns};
 use crate::volumes::MountedVolumes;
 
 /// After an error of this pod (pkg/kubelet/pod_workers.go), with jitter up to half of it.
@@ -62,100 +64,10 @@ const UPDATE: &str = "update";
 const SYNC: &str = "sync";
 const KILL: &str = "kill";
 
-/// What comes after a pass.
-#[derive(Debug)]
-pub(crate) enum Next {
-    /// Another pass at once.
-    Again,
-    /// Nothing to do: look again after so long, or after the resync period, or when the bell rings.
-    Idle(Option<Duration>),
-    /// This phase of the pod's life is over.
-    Advance,
-}
-
-/// Why a pass ended early.
-#[derive(Debug)]
-pub(crate) enum Halt {
-    /// A call was cut or could not be made; nothing is known. No event, no back-off.
-    Cut(String),
-    /// Something about this pod failed; tried again later.
-    Failed {
-        /// Text, for `explain`.
-        error: String,
-        /// What the pod waits for now.
-        waiting: waiting::Waiting,
-        /// When to look again; none for the default.
-        after: Option<Duration>,
-    },
-    /// The runtime's network is away.
-    NetworkNotReady(String),
-    /// Something came that this pass must not go on for.
-    Cancelled,
-}
-
-impl Halt {
-    fn failed(waiting: waiting::Waiting, error: impl std::fmt::Display) -> Self {
-        Self::Failed { error: error.to_string(), waiting, after: None }
-    }
-
-    fn after(self, wait: Duration) -> Self {
-        match self {
-            Self::Failed { error, waiting, .. } => Self::Failed { error, waiting, after: Some(wait) },
-            other @ (Self::Cut(_) | Self::NetworkNotReady(_) | Self::Cancelled) => other,
-        }
-    }
-
-    /// A verdict of the runtime is an error of the pod, anything else says nothing.
-    fn of(error: &CallError, step: Step) -> Self {
-        if error.is_verdict() {
-            Self::failed(step.waiting(error.message.clone()), format!("{}: {error}", step.name()))
-        } else {
-            Self::cut(error)
-        }
-    }
-
-    /// A call of which nothing is known.
-    fn cut(error: &CallError) -> Self {
-        Self::Cut(format!("{} {}: {error}", error.method, error.outcome))
-    }
-}
-
-/// What the runtime was asked for when it refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
-    StopContainer,
-    StopSandbox,
-    RemoveContainer,
-    RemoveSandbox,
-    MakeSandbox,
-    ReadSandbox,
-}
-
-impl Step {
-    fn name(self) -> &'static str {
-        match self {
-            Self::StopContainer => "KillContainerError",
-            Self::StopSandbox => "KillPodSandboxError",
-            Self::RemoveContainer => "RemoveContainerError",
-            Self::RemoveSandbox => "RemovePodSandboxError",
-            Self::MakeSandbox => "failed to \"CreatePodSandbox\"",
-            Self::ReadSandbox => "PodSandboxStatus",
-        }
-    }
-
-    fn waiting(self, message: String) -> waiting::Waiting {
-        match self {
-            Self::StopContainer | Self::StopSandbox => waiting::Waiting::StopFailing { message },
-            Self::RemoveContainer | Self::RemoveSandbox => waiting::Waiting::RemovalFailing { message },
-            Self::MakeSandbox | Self::ReadSandbox => waiting::Waiting::SandboxFailing { message },
-        }
-    }
-}
-
 /// What was last handed to status-reporter.
 #[derive(Debug, PartialEq)]
 struct Reported {
-    status: PodStatus,
+    status: Arc<PodStatus>,
     finished: bool,
     api_uid: String,
     deleting: bool,
@@ -205,7 +117,7 @@ pub struct Worker {
     hold_all: Duration,
     // The same of a resize that was refused.
     resize_hold: Duration,
-    decision: Decision,
+    decision: Arc<Decision>,
     waiting: Option<Waiting>,
     accepted_unix_ns: i64,
     // What metrics call the next pass over a pod that is to run.
@@ -265,7 +177,7 @@ impl Worker {
             holds: BTreeMap::new(),
             hold_all: Duration::ZERO,
             resize_hold: Duration::ZERO,
-            decision: Decision::default(),
+            decision: Arc::default(),
             waiting: None,
             ctx,
         }
@@ -314,7 +226,7 @@ impl Worker {
     fn held_up(&mut self, work: &Work) {
         let desired = self.desired.borrow_and_update().clone();
         self.accept(&desired);
-        self.decision.errors.clear();
+        self.no_errors();
         if let Work::WaitName { other } = work {
             let other = other.as_ref().map(ToString::to_string).unwrap_or_default();
             self.wait_for(&waiting::Waiting::StaticName { other }, None);
@@ -357,7 +269,7 @@ impl Worker {
             Err(Halt::Cut(why)) => {
                 tracing::debug!(pod.uid = %self.pod_ref.uid, why, "pass was cut");
                 self.fresh.unknown();
-                self.decision.errors = vec![why];
+                Arc::make_mut(&mut self.decision).errors = vec![why];
                 if self.waiting.is_none() {
                     self.wait_for(&waiting::Waiting::Service { name: "cri-proxy" }, None);
                 }
@@ -371,16 +283,29 @@ impl Worker {
                     let reason = waiting.reason();
                     tracing::warn!(pod.name = pod, pod.uid = uid, reason, error, "pass failed");
                 }
-                self.decision.errors = vec![error];
+                Arc::make_mut(&mut self.decision).errors = vec![error];
                 self.wait_for(&waiting, None);
                 Outcome::Failed(after)
             }
             Err(Halt::NetworkNotReady(message)) => {
-                self.decision.errors = vec![format!("network is not ready: {message}")];
+                Arc::make_mut(&mut self.decision).errors = vec![format!("network is not ready: {message}")];
                 self.wait_for(&waiting::Waiting::NetworkNotReady { message }, None);
                 Outcome::NetworkNotReady
             }
             Err(Halt::Cancelled) => Outcome::Cancelled,
+        }
+    }
+
+    // Of a removal that the pass can do without: whether it was done. The refusal of one is told, and no more.
+    fn unless_cut(&self, removed: Result<(), Halt>) -> Result<bool, Halt> {
+        match removed {
+            Ok(()) => Ok(true),
+            Err(Halt::Failed { error, .. }) => {
+                let (pod, uid) = (self.name(), self.pod_ref.uid.as_str());
+                tracing::warn!(pod.name = pod, pod.uid = uid, error, "dead instances not removed");
+                Ok(false)
+            }
+            Err(cut @ (Halt::Cut(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) => Err(cut),
         }
     }
 
@@ -403,7 +328,7 @@ impl Worker {
         let ready =
             |s: &PodStatus| s.conditions.iter().flatten().any(|c| c.type_ == READY && c.status == "True");
         match &self.record.termination {
-            None => self.record.status.as_ref().is_some_and(ready),
+            None => self.record.status.as_deref().is_some_and(ready),
             Some(t) => t.finished,
         }
     }
@@ -412,6 +337,11 @@ impl Worker {
         if self.operation.is_none() {
             self.operation = Some(operation(name, &self.pod_ref));
         }
+    }
+
+    // A copy: with one guard held, a second one would never be given behind a table that waits to write.
+    pub(super) fn desired(&self) -> Desired {
+        self.desired.borrow().clone()
     }
 
     // As log lines have it.
@@ -432,7 +362,7 @@ impl Worker {
         let desired = self.desired.borrow_and_update().clone();
         self.accept(&desired);
         self.waiting = None;
-        self.decision.errors.clear();
+        self.no_errors();
         if *work != Work::Sync {
             self.mirror = None;
         }
@@ -540,7 +470,7 @@ impl Worker {
     pub(crate) async fn look(&mut self, is_terminal: bool) -> Result<Pass, Halt> {
         let runtime = self.observe().await?;
         let named = !self.ctx.runtime_state.borrow().name.is_empty()
-            || self.record.status.as_ref().and_then(status::runtime_name).is_some();
+            || self.record.status.as_deref().and_then(status::runtime_name).is_some();
         if !named && !runtime.containers.is_empty() {
             return Err(Halt::Cut(
                 "the runtime's name, a part of container ids, is not known yet".to_owned(),
@@ -548,7 +478,7 @@ impl Worker {
         }
         if !self.seeded {
             self.seeded = true;
-            let api = self.record.status.as_ref().or(self.pod.status.as_ref());
+            let api = self.record.status.as_deref().or(self.pod.status.as_ref());
             for (container, probe, memory) in
                 api.map(|s| targets::seeds(&self.pod, s, &runtime)).unwrap_or_default()
             {
@@ -573,7 +503,7 @@ impl Worker {
         if self.record.termination.is_none() {
             self.note_resize(&runtime);
         }
-        let known = self.record.status.as_ref().or(self.pod.status.as_ref());
+        let known = self.record.status.as_deref().or(self.pod.status.as_ref());
         if let Some(start) = known.and_then(|s| s.start_time.as_ref()) {
             let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
             self.record.active = Some(Started::at(start.0, self.record.active, wall, boot));
@@ -593,11 +523,11 @@ impl Worker {
         if facts.runtime_name.is_empty() {
             // Not asked yet since this process began: container ids are as they were.
             facts.runtime_name =
-                self.record.status.as_ref().and_then(status::runtime_name).unwrap_or_default();
+                self.record.status.as_deref().and_then(status::runtime_name).unwrap_or_default();
         }
         status::generate(&status::StatusInput {
             pod: &self.pod,
-            old: self.record.status.as_ref(),
+            old: self.record.status.as_deref(),
             runtime,
             probes,
             waiting: &self.record.waiting,
@@ -620,8 +550,13 @@ impl Worker {
     pub(crate) fn report(&mut self, status: PodStatus, finished: bool) {
         let mirror = self.desired().mirror;
         let object = Arc::clone(mirror.as_ref().unwrap_or(&self.pod));
+        // One that says the same is kept once.
+        let status = match &self.record.status {
+            Some(last) if **last == status => Arc::clone(last),
+            Some(_) | None => Arc::new(status),
+        };
         let said = Reported {
-            status: status.clone(),
+            status: Arc::clone(&status),
             finished,
             api_uid: object.metadata.uid.clone().unwrap_or_default(),
             deleting: object.metadata.deletion_timestamp.is_some(),
@@ -630,7 +565,7 @@ impl Worker {
             return;
         }
         self.count(&status);
-        self.record.status = Some(status.clone());
+        self.record.status = Some(Arc::clone(&status));
         self.save();
         self.version += 1;
         let is_static = pods::is_static(&self.pod);
@@ -645,7 +580,7 @@ impl Worker {
                 version: self.version,
                 base_status: json(object.status.as_ref()),
                 base_resource_version: object.metadata.resource_version.clone().unwrap_or_default(),
-                desired_status: json(Some(&status)),
+                desired_status: json(Some(&*status)),
                 could_run: self.record.termination.as_ref().is_none_or(|t| !t.stopped),
                 finished,
                 deleting: object.metadata.deletion_timestamp.is_some(),
@@ -657,7 +592,7 @@ impl Worker {
     }
 
     fn count(&self, status: &PodStatus) {
-        let old = self.record.status.as_ref().or(self.pod.status.as_ref());
+        let old = self.record.status.as_deref().or(self.pod.status.as_ref());
         self.ctx.metrics.changed(old, status);
         if metrics::began_to_run(old, status) {
             let since = self.ctx.clock.boot().saturating_sub(self.record.accepted);
@@ -696,108 +631,6 @@ impl Worker {
                 tracing::error!(pod.name = pod, pod.uid = %self.pod_ref.uid, error, "state not saved");
             }
         }
-    }
-
-    // `until` is boottime.
-    pub(crate) fn wait_for(&mut self, what: &waiting::Waiting, until: Option<Duration>) {
-        let now = self.ctx.clock.wall();
-        let left = until.map(|t| t.saturating_sub(self.ctx.clock.boot()));
-        let until = left.and_then(|d| now.checked_add(d).ok());
-        self.wait_shown(&waiting::WaitingFor { what: what.clone(), since: Some(now), until });
-    }
-
-    // What it waited for before is what it still waits for.
-    pub(crate) fn keep_waiting(&mut self) {
-        self.waiting = self.ctx.views.get(&self.pod_ref.uid).and_then(|v| v.waiting.clone());
-    }
-
-    pub(crate) fn wait_shown(&mut self, wait: &waiting::WaitingFor) {
-        self.waiting = Some(Waiting::of(wait, self.ctx.clock.wall()));
-    }
-
-    // Shows what a step waits for that may take long. It says nothing of what comes after the pass.
-    pub(super) fn meanwhile(&self, what: waiting::Waiting) {
-        let wait = waiting::WaitingFor { what, since: None, until: None };
-        self.ctx.views.wait(&self.pod_ref.uid, Some(Waiting::of(&wait, self.ctx.clock.wall())));
-    }
-
-    // A copy: with one guard held, a second one would never be given behind a table that waits to write.
-    pub(super) fn desired(&self) -> Desired {
-        self.desired.borrow().clone()
-    }
-
-    pub(super) fn show(&mut self, between: bool) {
-        let mut pod = (*self.pod).clone();
-        if let Some(status) = &self.record.status {
-            pod.status = Some(status.clone());
-        }
-        let desired = self.desired();
-        pod.metadata.deletion_timestamp.clone_from(&desired.pod.metadata.deletion_timestamp);
-        let old = self.ctx.views.get(&self.pod_ref.uid);
-        // The same wait goes on: it began when it was first seen.
-        if let (Some(new), Some(old)) = (self.waiting.as_mut(), old.as_ref().and_then(|v| v.waiting.as_ref()))
-            && new.reason == old.reason
-            && new.container == old.container
-        {
-            new.since_unix_ns = old.since_unix_ns;
-        }
-        // Between two passes that follow each other at once the wait of the first is still what is known.
-        let waiting = match (&self.waiting, between) {
-            (None, true) => old.as_ref().and_then(|v| v.waiting.clone()),
-            (waiting, _) => waiting.clone(),
-        };
-        let view = View {
-            pod_ref: self.pod_ref.clone(),
-            source: desired.source,
-            pod: Arc::new(pod),
-            worker: self.phase(),
-            is_removed: desired.removed,
-            waiting,
-            decision: self.decision.clone(),
-            created_unix_ns: self.accepted_unix_ns,
-            resource_version: self.ctx.statuses.written(&self.pod_ref.uid),
-            mirror_uid: desired.mirror.and_then(|m| m.metadata.uid.clone()).unwrap_or_default(),
-            version: 0,
-        };
-        let same = old.is_some_and(|o| {
-            o.pod == view.pod
-                && o.worker == view.worker
-                && same_wait(o.waiting.as_ref(), view.waiting.as_ref())
-                && o.decision == view.decision
-                && o.resource_version == view.resource_version
-                && o.mirror_uid == view.mirror_uid
-        });
-        if !same {
-            self.ctx.views.show(&self.pod_ref.uid, view);
-        }
-    }
-
-    // Takes note of what a decision saw and said.
-    pub(crate) fn decided(&mut self, lines: Vec<String>, runtime: &PodRuntime) {
-        let same = self.decision.lines == lines;
-        if same && self.decision.saw == runtime.cursor {
-            return;
-        }
-        let now = self.ctx.clock.boot();
-        self.decision.lines = lines;
-        self.decision.at_unix_ns = unix_ns(self.ctx.clock.wall());
-        self.decision.saw = runtime.cursor;
-        self.decision.age_ms = now.saturating_sub(runtime.observed).as_secs_f64() * 1000.0;
-        self.decision.trace_id = quintlet_telemetry::propagate::current_trace_id().unwrap_or_default();
-    }
-}
-
-// Two waits that a reader cannot tell apart: the end of one is made anew from two clocks each time.
-fn same_wait(a: Option<&Waiting>, b: Option<&Waiting>) -> bool {
-    match (a, b) {
-        (Some(a), Some(b)) => {
-            a.reason == b.reason
-                && a.message == b.message
-                && a.container == b.container
-                && (a.until_unix_ns - b.until_unix_ns).abs() < 100_000_000
-        }
-        (None, None) => true,
-        (Some(_), None) | (None, Some(_)) => false,
     }
 }
 

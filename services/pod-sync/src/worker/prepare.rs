@@ -27,16 +27,20 @@ impl Worker {
     pub(super) async fn prepare(&mut self, pass: &Pass) -> Result<(), Halt> {
         let pod = &pass.pod;
         let uid = self.pod_ref.uid.clone();
-        let exists = self.ctx.cgroups.exists(pod, &uid);
+        // One that is there is as it was made, or as a resize left it.
+        let exists = self.ctx.cgroups.exists(pod, &uid) && !self.record.limiting;
         if sync::cgroup_plan(pod, exists, &pass.runtime).ensure {
+            self.record.limiting = true;
+            self.save();
             let (cgroups, wanted, of) = (self.ctx.cgroups.clone(), Arc::clone(pod), uid.clone());
-            let made = tokio::task::spawn_blocking(move || cgroups.ensure(&wanted, &of)).await;
+            let made = tokio::task::spawn_blocking(move || cgroups.complete(&wanted, &of)).await;
             if let Ok(Err(e)) = made {
                 let text = format!("unable to ensure pod container exists: {e}");
                 self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodContainer", &text, "");
                 return Err(Halt::failed(waiting::Waiting::Cgroup { message: e.to_string() }, text));
             }
             self.ctx.allocations.actuate_pod(&uid, quintlet_model::pod::spec(pod).resources.clone());
+            self.record.limiting = false;
         }
         let unmounted: Vec<String> =
             quintlet_model::pod::spec(pod).volumes.iter().flatten().map(|v| v.name.clone()).collect();
@@ -50,7 +54,6 @@ impl Worker {
                 self.refreshed_for = Some(shown(pod));
                 self.failed_mounts(pod, &done.stale);
             }
-            // What was cut short says nothing about the volumes.
             Err(_) if self.cancel.is_cancelled() => return Err(Halt::Cancelled),
             Err(e) => return Err(self.volumes_failed(pod, &e)),
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
+use quintlet_kit::seam;
 use quintlet_model::hash::container_hash;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::pod as pods;
@@ -80,10 +81,18 @@ impl Worker {
             let (dns, warnings) = dns::pod_dns(pod, node, &host?);
             // Each warning is said once for a sandbox.
             for warning in warnings.iter().filter(|_| is_new) {
-                let message = warning.message(&self.pod_ref);
-                self.ctx.events.pod(pod, EventType::Warning, warning.reason(), &message, "");
-                if let Some(text) = warning.on_node() {
-                    self.ctx.events.node(&node.node_name, EventType::Warning, warning.reason(), text);
+                let (message, reason) = (warning.message(&self.pod_ref), warning.reason());
+                match warning.on_node() {
+                    // Without a cluster there is none to be configured.
+                    Some(text) if !self.ctx.has_api => {
+                        self.ctx.events.as_configured(pod, &node.node_name, reason, &message, text);
+                    }
+                    of_node => {
+                        self.ctx.events.pod(pod, EventType::Warning, reason, &message, "");
+                        if let Some(text) = of_node {
+                            self.ctx.events.node(&node.node_name, EventType::Warning, reason, text);
+                        }
+                    }
                 }
             }
             sandbox_config(SandboxInput {
@@ -122,7 +131,7 @@ impl Worker {
         config: cri::PodSandboxConfig,
     ) -> Result<(SandboxId, Vec<IpAddr>), Halt> {
         let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
-        if let Err(e) = std::fs::create_dir_all(&logs) {
+        if let Err(e) = seam::file("log directory made", || std::fs::create_dir_all(&logs)) {
             return Err(self.no_sandbox(pod, "Failed to create log directory", &e.to_string()));
         }
         self.save();
@@ -216,17 +225,10 @@ impl Worker {
         let mut forgotten = false;
         for instance in &never_ran {
             tracing::info!(pod.uid = %self.pod_ref.uid, container.id = %instance.id, "a start was cut before the container ran: it is made again");
-            match self.remove_container(&pass.pod, &pass.runtime, &instance.id, true).await {
-                Ok(()) => forgotten = true,
-                // containerd 1.6 may keep a task of such a start, and the container with it. Then it is made beside it, with
-                // the next attempt.
-                Err(Halt::Failed { error, .. }) => {
-                    tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, container.id = %instance.id, error, "a container whose start was cut cannot be removed");
-                }
-                Err(other @ (Halt::Cut(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) => {
-                    return Err(other);
-                }
-            }
+            // containerd 1.6 may keep a task of such a start, and the container with it. Then it is made beside it, with the
+            // next attempt.
+            let removed = self.remove_container(&pass.pod, &pass.runtime, &instance.id, true).await;
+            forgotten |= self.unless_cut(removed)?;
             self.record.starting.remove(&instance.name);
         }
         // What runs or is to be started again needs no note any more.
@@ -421,7 +423,7 @@ impl Worker {
         })?;
         let mounts = self.mounts(pod, container, &env, ips).await?;
         let log_dir = paths::pod_log_dir(&node.pod_logs_dir, &self.pod_ref).join(&container.name);
-        std::fs::create_dir_all(&log_dir).map_err(|e| {
+        seam::file("container's log directory made", || std::fs::create_dir_all(&log_dir)).map_err(|e| {
             ConfigError::invalid(format!("create container log directory {}: {e}", log_dir.display()))
         })?;
         let user = ready
@@ -463,7 +465,7 @@ impl Worker {
         let log = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref)
             .join(paths::container_log_path(&container.name, restarts));
         let link = dir.join(paths::legacy_log_name(&self.pod_ref, &container.name, id.as_str()));
-        if let Err(e) = std::os::unix::fs::symlink(&log, &link)
+        if let Err(e) = seam::file("log linked", || std::os::unix::fs::symlink(&log, &link))
             && e.kind() != std::io::ErrorKind::AlreadyExists
         {
             tracing::debug!(pod.uid = %self.pod_ref.uid, link = %link.display(), error = %e, "log not linked");

@@ -8,7 +8,9 @@ use std::time::Duration;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
 use parking_lot::Mutex;
+use quintlet_kit::seam;
 use quintlet_model::ids::{ContainerId, PodUid};
+use quintlet_model::outcome::Outcome;
 use quintlet_model::runtime::{Container as RuntimeContainer, PodRuntime};
 use quintlet_model::{labels, pod as pods};
 use tokio::sync::watch;
@@ -24,6 +26,9 @@ use crate::decide::grace::{self, PodGrace};
 use crate::decide::waiting::{Hook, Waiting, WaitingFor};
 use crate::view;
 
+/// Local sockets are tried again this often.
+const RETRY: Duration = Duration::from_millis(100);
+
 /// One container to stop.
 struct Stop<'a> {
     ctx: &'a Context,
@@ -35,7 +40,7 @@ struct Stop<'a> {
     message: String,
     grace: i64,
     ips: &'a [IpAddr],
-    // Boottime at which an earlier try began, whose hook is not run again.
+    // Boottime at which an earlier try began, whose hook may have run.
     began: Option<Duration>,
     hooks: &'a RunningHooks<'a>,
 }
@@ -87,15 +92,20 @@ impl Stop<'_> {
             event(EventType::Normal, "Killing", &self.message);
         }
         let began = ctx.clock.boot();
-        if self.grace > 0
-            && let Some(hook) = self.pre_stop()
-        {
+        // A request is nearly always made by now, and most of the time since went by in the stop itself: it is not made again.
+        let hook = self.pre_stop().filter(|hook| hook.http_get.is_none() || self.began.is_none());
+        if let Some(hook) = hook.filter(|_| self.grace > 0) {
             let limit = Duration::from_secs(u64::try_from(self.grace).unwrap_or(0));
             let id = &self.instance.id;
+            // One that could not be asked for is as soon as cri-proxy is back: the container stops after it.
             let run = async {
-                match self.began {
-                    None => hooks::run(ctx, self.container, &hook, id, self.ips).await,
-                    Some(first) => hooks::resume(ctx, &hook, id, began.saturating_sub(first)).await,
+                loop {
+                    match hooks::run(ctx, self.pod, self.container, &hook, id, self.ips, self.began).await {
+                        Err(HookError::Cut(e)) if e.outcome == Outcome::NotDispatched => {
+                            tokio::time::sleep(RETRY).await;
+                        }
+                        ran => return ran,
+                    }
                 }
             };
             self.hooks.begin(&self.instance.name);
@@ -236,7 +246,7 @@ impl Worker {
         }
         if let Some(dir) = &self.ctx.container_logs_dir {
             let link = dir.join(paths::legacy_log_name(&self.pod_ref, &instance.name, id.as_str()));
-            let _ = std::fs::remove_file(link);
+            let _ = seam::file("log link removed", || std::fs::remove_file(link));
         }
         tracing::debug!(pod = described(pod), container.id = %id, "container removed");
         self.ctx.runtime.remove_container(id).await.map_err(|e| Halt::of(&e, Step::RemoveContainer))
@@ -249,7 +259,7 @@ pub(super) fn remove_logs(instance: &RuntimeContainer) {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else { return };
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(|n| n == name || n.starts_with(&format!("{name}."))) {
-            let _ = std::fs::remove_file(entry.path());
+            let _ = seam::file("log removed", || std::fs::remove_file(entry.path()));
         }
     }
 }

@@ -156,7 +156,7 @@ impl Worker {
     }
 
     fn is_past_deadline(&self, pass: &Pass) -> bool {
-        let old = self.record.status.as_ref();
+        let old = self.record.status.as_deref();
         old.is_some_and(|old| status::past_active_deadline(&pass.pod, old, self.unstepped()))
             && old.is_some_and(|old| old.reason.as_deref() != Some(status::DEADLINE_EXCEEDED))
     }
@@ -344,16 +344,9 @@ impl Worker {
             return Ok(());
         }
         // A pod whose sandboxes do not last never comes to rest.
-        if actions.create_sandbox
-            && let Err(halt) = self.collect_dead().await
-        {
-            match halt {
-                Halt::Failed { error, .. } => {
-                    let (pod, uid) = (self.name(), self.pod_ref.uid.as_str());
-                    tracing::warn!(pod.name = pod, pod.uid = uid, error, "dead instances not removed");
-                }
-                Halt::Cut(_) | Halt::NetworkNotReady(_) | Halt::Cancelled => return Err(halt),
-            }
+        if actions.create_sandbox {
+            let collected = self.collect_dead().await;
+            self.unless_cut(collected)?;
         }
         self.prepare(pass).await?;
         self.resolve(pod).await?;
@@ -431,7 +424,7 @@ impl Worker {
 
     /// Tells of the sandbox before something that may take minutes. Where nothing does, the next pass tells of all.
     pub(super) fn sandbox_is_ready(&mut self) {
-        let Some(mut status) = self.record.status.clone() else { return };
+        let Some(mut status) = self.record.status.as_deref().cloned() else { return };
         if conditions::set_true(&mut status, READY_TO_START, self.ctx.clock.wall()) {
             self.report(status, false);
         }

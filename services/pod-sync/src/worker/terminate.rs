@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use quintlet_kit::seam;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::ContainerState;
 
 use super::{Halt, Next, Step, Worker};
 use crate::build::paths;
+use crate::clients::events::EventType;
 use crate::clients::status::Ack;
 use crate::decide::admission::Rejection;
 use crate::decide::gc::{self, Fate};
@@ -87,7 +89,7 @@ impl Worker {
             return Err(Halt::failed(waiting::Waiting::CgroupRemoval { error: e.to_string() }, e));
         }
         self.ctx.user_namespaces.release(&self.pod_ref.uid);
-        let last = status::terminate(&self.pod, self.record.status.as_ref(), self.ctx.clock.wall());
+        let last = status::terminate(&self.pod, self.record.status.as_deref(), self.ctx.clock.wall());
         if let Some(t) = self.record.termination.as_mut() {
             t.finished = true;
         }
@@ -97,7 +99,7 @@ impl Worker {
 
     // Nothing runs any more. What is left on the node goes once the source and the API server are done with it.
     pub(super) async fn finished(&mut self, clean: bool) -> Result<Next, Halt> {
-        if let Some(status) = self.record.status.clone() {
+        if let Some(status) = self.record.status.as_deref().cloned() {
             self.report(status, true);
         }
         let ack = self.ctx.statuses.ack(&self.pod_ref.uid, self.version);
@@ -143,11 +145,8 @@ impl Worker {
         }
         for container in &runtime.containers {
             if let Some(dir) = &self.ctx.container_logs_dir {
-                let _ = std::fs::remove_file(dir.join(paths::legacy_log_name(
-                    &self.pod_ref,
-                    &container.name,
-                    container.id.as_str(),
-                )));
+                let name = paths::legacy_log_name(&self.pod_ref, &container.name, container.id.as_str());
+                let _ = seam::file("log link removed", || std::fs::remove_file(dir.join(name)));
             }
         }
         let (volumes, uid) = (self.ctx.volumes.clone(), self.pod_ref.uid.clone());
@@ -157,7 +156,7 @@ impl Worker {
             return Err(Halt::failed(waiting::Waiting::DirectoriesRemoval { error: e.clone() }, e));
         }
         let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
-        if let Err(e) = std::fs::remove_dir_all(&logs)
+        if let Err(e) = seam::file("logs removed", || std::fs::remove_dir_all(&logs))
             && e.kind() != std::io::ErrorKind::NotFound
         {
             tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, dir = %logs.display(), error = %e, "logs not removed");
@@ -168,6 +167,19 @@ impl Worker {
     // What nobody looks at any more: instances older than those the status tells of, and sandboxes without any. What it
     // does tell of stays until the API server has that.
     pub(super) async fn collect_dead(&mut self) -> Result<(), Halt> {
+        let collected = self.remove_dead().await;
+        if let Err(Halt::Failed { error, .. }) = &collected {
+            self.ctx.events.node_too(
+                &self.ctx.node.node_name,
+                EventType::Warning,
+                "ContainerGCFailed",
+                error,
+            );
+        }
+        collected
+    }
+
+    async fn remove_dead(&mut self) -> Result<(), Halt> {
         let acked = self.ctx.statuses.ack(&self.pod_ref.uid, self.version).is_some();
         let told = acked || !self.ctx.has_api || pods::is_static(&self.pod);
         let evicted = self
@@ -177,7 +189,7 @@ impl Worker {
             .is_some_and(|t| t.stopped && t.cause == TerminationCause::Evicted);
         let fate = if evicted && told { Fate::Goes } else { Fate::Stays };
         let Some(runtime) = self.seen.clone() else { return Ok(()) };
-        let containers = gc::dead_containers(&runtime, fate);
+        let containers = gc::dead_containers(&runtime, fate, self.ctx.dead, self.ctx.clock.wall());
         let sandboxes = gc::dead_sandboxes(&runtime, &containers, fate);
         if containers.is_empty() && sandboxes.is_empty() {
             return Ok(());

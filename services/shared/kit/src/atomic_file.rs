@@ -4,12 +4,14 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
+use crate::seam;
+
 /// Replaces `path` by a file with these bytes and mode. Not synced: for tmpfs, where there is nothing to sync to.
 ///
 /// # Errors
 /// The directory cannot be written.
 pub fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    replace(path, bytes, mode, false)
+    seam::file("file replaced", || replace(path, bytes, mode, false))
 }
 
 /// As [`write()`], and on the disk when it returns.
@@ -17,7 +19,7 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 /// # Errors
 /// The directory cannot be written.
 pub fn write_durable(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    replace(path, bytes, mode, true)
+    seam::file("file replaced", || replace(path, bytes, mode, true))
 }
 
 fn replace(path: &Path, bytes: &[u8], mode: u32, sync: bool) -> io::Result<()> {

@@ -10,6 +10,7 @@ pub mod clock;
 pub mod grant;
 pub mod lists;
 pub mod patience;
+pub mod seam;
 pub mod server;
 pub mod signals;
 pub mod socket;

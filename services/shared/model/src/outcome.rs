@@ -7,7 +7,9 @@ pub const OWNER_EPOCH_HEADER: &str = "quintlet-owner-epoch";
 /// Metadata of a mutating call: CLOCK_BOOTTIME nanoseconds after which it must not run, decimal.
 pub const DEADLINE_HEADER: &str = "quintlet-deadline-boottime-ns";
 
-/// Present: the call only joins an identical one in flight. Where there is none it is NOT_FOUND and not dispatched.
+/// The call may have been made before, not before this: CLOCK_BOOTTIME nanoseconds, decimal. It joins an identical one in
+/// flight and gets the answer of one that ended. One that never came is made now. Where nobody can tell, since cri-proxy
+/// is younger or the answer is forgotten, it is NOT_FOUND and not dispatched.
 pub const JOIN_ONLY_HEADER: &str = "quintlet-join-only";
 /// Trailer of every forwarded call: an [`Outcome`] by name.
 pub const OUTCOME_TRAILER: &str = "quintlet-outcome";

@@ -1,15 +1,17 @@
 //! What is left behind, and who takes it away.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use k8s_cri::v1;
 use quintlet_simulation::{Options, Service, Sim, pods};
-use quintlet_testkit::fake_runtime;
+use quintlet_testkit::fake_runtime::{self, Behaviour, Method, Rule};
 use quintlet_testkit::wait::until;
 use serde_json::json;
+use tonic::Code;
 
 /// Every place of a group in the hierarchies that are mounted, and the file with its share of CPU.
-fn groups(sim: &Sim, below: &str) -> Vec<PathBuf> {
+pub(crate) fn groups(sim: &Sim, below: &str) -> Vec<PathBuf> {
     let mount = PathBuf::from("/sys/fs/cgroup");
     let hierarchies = if mount.join("cgroup.controllers").exists() {
         vec![mount]
@@ -21,7 +23,7 @@ fn groups(sim: &Sim, below: &str) -> Vec<PathBuf> {
     hierarchies.into_iter().map(|h| h.join(&group)).collect()
 }
 
-fn cpu(sim: &Sim, below: &str) -> Option<u64> {
+pub(crate) fn cpu(sim: &Sim, below: &str) -> Option<u64> {
     let files = groups(sim, below).into_iter().flat_map(|g| [g.join("cpu.shares"), g.join("cpu.weight")]);
     files.filter_map(|f| std::fs::read_to_string(f).ok()).find_map(|text| text.trim().parse().ok())
 }
@@ -29,7 +31,7 @@ fn cpu(sim: &Sim, below: &str) -> Option<u64> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_instances_of_a_container_are_kept_and_older_ones_go_with_logs_and_sandbox() {
     // Without events a lost sandbox is seen by the list, once a second.
-    let sim = Sim::start(Options { runtime: fake_runtime::Options::silent() }).await;
+    let sim = Sim::start(Options { runtime: fake_runtime::Options::silent(), ..Options::default() }).await;
     let uid = sim.create(pods::single("remade"));
     sim.wait_ready("remade").await;
     let first = sim.runtime.newest(&uid, "c-remade").unwrap();
@@ -54,6 +56,30 @@ async fn two_instances_of_a_container_are_kept_and_older_ones_go_with_logs_and_s
     assert!(!std::path::Path::new(&format!("{logs}.20260101-000000")).exists(), "and what was rotated");
     assert_eq!(sim.runtime.containers().iter().filter(|c| c.pod_uid() == uid).count(), 2);
     assert_eq!(sim.sandboxes(&uid).len(), 2, "an instance is left in the old sandbox");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fewer_dead_instances_are_kept_where_asked_for_and_one_that_cannot_be_removed_is_told_of_the_node() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&["--maximum-dead-containers-per-container=1"]);
+    let stuck = sim.runtime.script(Rule::on(Method::RemoveContainer).fail(Code::Unknown, "device busy"));
+    sim.start_all();
+    let exits = Behaviour { exit: Some((Duration::from_millis(100), 1)), ..Behaviour::default() };
+    sim.runtime.behave("c-crasher", exits);
+    let uid = sim.create(pods::single("crasher"));
+    let node = quintlet_simulation::service::NODE;
+    sim.wait_event(node, "ContainerGCFailed", |e| {
+        e.kind == "Warning" && e.reason == "ContainerGCFailed" && e.message.contains("device busy")
+    })
+    .await;
+    assert_eq!(sim.runtime.containers().len(), 2);
+    sim.runtime.unscript(stuck);
+    sim.wait_runtime("the older one is removed", |r| {
+        let left: Vec<_> = r.containers().into_iter().filter(|c| c.pod_uid() == uid).collect();
+        left.len() == 1 && !left[0].running()
+    })
+    .await;
     sim.finish().await;
 }
 
@@ -112,6 +138,37 @@ async fn the_cgroup_of_a_pod_that_is_gone_but_for_its_volumes_has_the_least_cpu(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cgroup_of_ours_without_its_pods_directory_goes_and_that_of_another_agent_stays() {
+    let sim = Sim::start(Options::default()).await;
+    let uid = sim.create(pods::single("left"));
+    sim.wait_ready("left").await;
+    sim.kill(Service::PodSync).await;
+    // All but its cgroup goes by other hands.
+    sim.delete("left", Some(0));
+    for container in sim.runtime.containers() {
+        sim.runtime.remove(container.id());
+    }
+    for sandbox in sim.runtime.sandboxes() {
+        sim.runtime.remove(sandbox.id());
+    }
+    std::fs::remove_dir_all(sim.root_dir().join("pods").join(&uid)).unwrap();
+    std::fs::remove_file(sim.paths().state_dir().join(&uid)).unwrap();
+    let ours = groups(&sim, &format!("besteffort/pod{uid}"));
+    assert!(ours.iter().any(|g| g.exists()));
+    let theirs = groups(&sim, "besteffort/podforeign");
+    let made = theirs.iter().filter(|g| std::fs::create_dir(g).is_ok()).count();
+    assert!(made > 0);
+    sim.up(Service::PodSync);
+    until("nothing left of ours", quintlet_simulation::sim::LONG, async || {
+        let left: Vec<_> = ours.iter().filter(|g| g.exists()).collect();
+        if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+    })
+    .await;
+    assert_eq!(theirs.iter().filter(|g| g.exists()).count(), made);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn logs_of_pods_that_are_gone_are_swept_and_those_of_strangers_stay() {
     let sim = Sim::prepare(Options::default()).await;
     sim.runtime.add_sandbox("stranger", "theirs", "default", 0);
@@ -137,7 +194,7 @@ async fn logs_of_pods_that_are_gone_are_swept_and_those_of_strangers_stay() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn images_that_nobody_uses_go_where_the_disk_is_fuller_than_wanted() {
     let runtime = fake_runtime::Options { image_mountpoint: "/".to_owned(), ..Default::default() };
-    let mut sim = Sim::prepare(Options { runtime }).await;
+    let mut sim = Sim::prepare(Options { runtime, ..Options::default() }).await;
     sim.disturb();
     // Any disk is fuller than nothing, and no image is too young.
     sim.set_pod_sync_args(&[

@@ -161,6 +161,46 @@ async fn a_manifest_replaced_while_its_pod_ends_waits_for_the_name() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_is_ended_as_it_was_whatever_comes_after_it_under_its_uid() {
+    let sim = Sim::start(Options::default()).await;
+    let manifest = |image: &str, grace: i64| {
+        let mut pod = pods::manifest("static");
+        pod["metadata"]["uid"] = json!("fixed");
+        pod["spec"]["terminationGracePeriodSeconds"] = json!(grace);
+        pod["spec"]["containers"][0]["image"] = json!(image);
+        pod
+    };
+    sim.manifest("static", &manifest("example.test/app:1", 7));
+    sim.wait_ready("static-sim-node").await;
+    let old = sim.runtime.containers().remove(0).id().to_owned();
+    // Its end begins, and cannot go on.
+    sim.kill(Service::CriProxy).await;
+    sim.remove_manifest("static");
+    sim.wait_view("static", "ends", |v| v.status == "Terminating").await;
+    let mut next = manifest("example.test/app:2", 20);
+    next["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"exec": {"command": ["of the next"]}}});
+    sim.manifest("static", &next);
+    // What comes after it in the directory is read with it.
+    sim.manifest("zz-last", &pods::manifest("zz-last"));
+    sim.wait_view("zz-last", "read", |_| true).await;
+    sim.up(Service::CriProxy);
+    sim.wait_runtime("the next one runs", |r| {
+        r.containers().iter().any(|c| c.running() && image(c) == "example.test/app:2")
+    })
+    .await;
+    assert_eq!(
+        sim.runtime.count(Method::ExecSync),
+        0,
+        "a hook of the next one's has no place in the old one"
+    );
+    let stops = sim.runtime.calls_of(Method::StopContainer);
+    let of_old = stops.iter().filter(|c| c.subjects.contains(&old));
+    let graces: Vec<i64> = of_old.map(|c| c.request::<v1::StopContainerRequest>().timeout).collect();
+    assert!(!graces.is_empty() && graces.iter().all(|grace| *grace <= 7), "{graces:?}");
+    sim.finish().await;
+}
+
 fn image(c: &quintlet_testkit::fake_runtime::ContainerRecord) -> String {
     c.config.image.as_ref().map(|i| i.user_specified_image.clone()).unwrap_or_default()
 }

@@ -79,7 +79,7 @@ async fn refused_sandboxes_and_containers_are_told_and_tried_again_without_hamme
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_that_was_just_made_is_seen_where_no_hint_tells_of_it() {
-    let sim = Sim::start(Options { runtime: fake_runtime::Options::silent() }).await;
+    let sim = Sim::start(Options { runtime: fake_runtime::Options::silent(), ..Options::default() }).await;
     sim.runtime.script(Rule::on(Method::StartContainer).fail(Code::Unknown, "no such command").times(1));
     let uid = sim.create(pods::single("start"));
     sim.wait_pod("start", "RunContainerError", |p| p.container("c-start").reason == "RunContainerError")

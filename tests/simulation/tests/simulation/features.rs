@@ -54,7 +54,11 @@ async fn a_runtime_class_names_its_handler_and_brings_overhead() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_namespace_is_mapped_where_the_handler_has_them_and_refused_where_not() {
     let handlers = vec![handler("", false), handler("mapped", true)];
-    let sim = Sim::start(Options { runtime: fake_runtime::Options { handlers, ..Default::default() } }).await;
+    let sim = Sim::start(Options {
+        runtime: fake_runtime::Options { handlers, ..Default::default() },
+        ..Options::default()
+    })
+    .await;
     for (name, handler) in [("mapped", "mapped"), ("plain", "plain")] {
         let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name},
             "handler": handler});

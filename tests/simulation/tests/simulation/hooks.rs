@@ -202,3 +202,49 @@ async fn the_pre_stop_hook_of_a_container_that_is_made_anew_runs_once_whoever_di
     assert_eq!(killing.map(|e| e.count).sum::<i64>(), 1);
     sim.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_https_hook_that_is_answered_in_plain_http_is_made_so_and_told_of() {
+    let sim = Sim::start(Options::default()).await;
+    let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = server.local_addr().unwrap().port();
+    let answers = quintlet_kit::task::spawn("plain", async move {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        while let Ok((mut peer, _)) = server.accept().await {
+            let _ = peer.read(&mut [0; 4096]).await;
+            let _ = peer.write_all(b"HTTP/1.1 200 X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await;
+        }
+    });
+    let get = json!({"httpGet": {"host": "127.0.0.1", "port": port, "scheme": "HTTPS", "path": "/up"}});
+    let _uid = sim.create(with_hook("plain", "postStart", get));
+    sim.wait_ready("plain").await;
+    let text = format!(
+        "request to HTTPS lifecycle hook 127.0.0.1:{port} got HTTP response, retry with HTTP succeeded"
+    );
+    sim.wait_event("plain", "LifecycleHTTPFallback", |e| {
+        e.kind == "Warning" && e.reason == "LifecycleHTTPFallback" && e.message == text
+    })
+    .await;
+    answers.abort();
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pre_stop_hook_that_cannot_be_asked_for_runs_when_cri_proxy_is_back() {
+    let sim = Sim::start(Options::default()).await;
+    let uid = sim.create(with_hook("away", "preStop", exec("drain")));
+    sim.wait_ready("away").await;
+    let id = sim.runtime.newest(&uid, "c-away").unwrap().id().to_owned();
+    sim.kill(Service::CriProxy).await;
+    sim.delete("away", None);
+    sim.wait_view("away", "the hook is waited for", |v| {
+        v.waiting.as_ref().is_some_and(|w| w.reason == "PreStopHook")
+    })
+    .await;
+    sim.up(Service::CriProxy);
+    sim.wait_gone("away").await;
+    assert_eq!(execs(&sim, "drain"), 1);
+    assert_eq!(sim.calls_about(Method::StopContainer, &id), 1);
+    assert_eq!(sim.warnings("away"), []);
+    sim.finish().await;
+}

@@ -38,7 +38,7 @@ async fn dead_instances_do_not_pile_up_while_no_status_can_be_written() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sandboxes_that_do_not_last_do_not_pile_up_in_a_pod_that_never_rests() {
     const TIMES: u64 = 7;
-    let sim = Sim::start(Options { runtime: fake_runtime::Options::silent() }).await;
+    let sim = Sim::start(Options { runtime: fake_runtime::Options::silent(), ..Options::default() }).await;
     // Each sandbox is lost before anything runs in it, so that nothing backs off.
     sim.runtime.script(Rule::on(Method::PodSandboxStatus).latency(Duration::from_millis(300)));
     sim.runtime.script(Rule::on(Method::CreateContainer).fail(Code::Unknown, "no sandbox"));

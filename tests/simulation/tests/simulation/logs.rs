@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use quintlet_kit::socket;
+use quintlet_proto::podsync::v1::ListEventsRequest;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_simulation::{Options, Sim, pods};
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule};
 use serde_json::{Value, json};
@@ -38,6 +41,22 @@ async fn a_clean_run_logs_nothing_at_warn_or_above() {
     sim.remove_manifest("l-static");
     sim.wait_nothing_left(&uid).await;
     sim.wait_gone("l-static-sim-node").await;
+    assert_eq!(sim.log(), Vec::<Value>::new());
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_alone_without_a_cluster_dns_tells_its_pods_and_logs_nothing_at_warn() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_standalone();
+    sim.set_pod_sync_args(&["--cluster-dns="]);
+    sim.start_all();
+    sim.manifest("alone", &pods::manifest("alone"));
+    sim.wait_view("alone", "runs", |v| v.status == "Running").await;
+    let mut client = PodSyncClient::new(socket::channel(sim.paths().podsync()));
+    let events = client.list_events(ListEventsRequest::default()).await.unwrap().into_inner().events;
+    let told = events.iter().any(|e| e.r#type == "Warning" && e.reason == "MissingClusterDNS");
+    assert!(told, "{events:?}");
     assert_eq!(sim.log(), Vec::<Value>::new());
     sim.finish().await;
 }

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use k8s_cri::v1;
+use nix::mount::MsFlags;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Seen, Service, Sim, pods};
-use quintlet_testkit::fake_runtime::{Method, Rule};
+use quintlet_testkit::fake_runtime::{Method, Rule, UpdatePodSandboxResourcesRequest};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 use tonic::Code;
@@ -58,17 +59,21 @@ fn has(seen: &Seen, resources: &Value) -> bool {
 
 /// A value of the pod's own group.
 fn group(sim: &Sim, uid: &str, class: &str, v1: (&str, &str), v2: &str) -> String {
+    let file = group_file(sim, uid, class, v1, v2);
+    std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display())).trim().to_owned()
+}
+
+fn group_file(sim: &Sim, uid: &str, class: &str, v1: (&str, &str), v2: &str) -> PathBuf {
     let below = |dir: PathBuf| {
         let kubepods = dir.join(sim.cgroup_root().trim_start_matches('/')).join("kubepods");
         kubepods.join(class).join(format!("pod{uid}"))
     };
     let root = PathBuf::from("/sys/fs/cgroup");
-    let file = if root.join("cgroup.controllers").exists() {
+    if root.join("cgroup.controllers").exists() {
         below(root).join(v2)
     } else {
         below(root.join(v1.0)).join(v1.1)
-    };
-    std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display())).trim().to_owned()
+    }
 }
 
 fn group_memory(sim: &Sim, uid: &str) -> String {
@@ -201,6 +206,70 @@ async fn a_critical_pods_resize_makes_room_for_itself() {
     assert_eq!(seen.text("/status/reason"), "Preempting");
     let preempted = sim.events("victim").into_iter().filter(|e| e.reason == "Preempting");
     assert_eq!(preempted.map(|e| e.count).sum::<i64>(), 1, "nobody is ended twice");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_critical_pods_resize_waits_for_a_victim_that_hangs_and_harms_nobody_else_meanwhile() {
+    let sim = Sim::start(Options::default()).await;
+    let victim = cpu_milli() - 500;
+    let uid = sim.create(sized("victim", milli(victim)));
+    let mut pod = sized("critical", milli(100));
+    pod["spec"]["priority"] = json!(2_000_000_000);
+    let _uid = sim.create(pod);
+    let _uid = sim.create(sized("small", milli(50)));
+    for name in ["victim", "critical", "small"] {
+        sim.wait_ready(name).await;
+    }
+    let id = sim.runtime.newest(&uid, "c-victim").unwrap().id().to_owned();
+    let hung = sim.runtime.script(Rule::on(Method::StopContainer).about(&id).hang());
+    resize(&sim, "critical", milli(1000));
+    sim.wait_runtime("the victim's stop", |r| r.in_flight(Method::StopContainer) == 1).await;
+    let waits = sim.wait_pod("critical", "deferred", |p| !condition(p, "PodResizePending").is_null()).await;
+    assert_eq!(condition(&waits, "PodResizePending")["reason"], "Deferred");
+    // Time enough for the resize to be looked at again: the smaller one has its own after it.
+    resize(&sim, "small", milli(60));
+    sim.wait_pod("small", "resized", |p| has(p, &milli(60))).await;
+    assert_eq!(updates(&sim).len(), 1, "nothing is given to the critical one that is not free");
+    assert_eq!(sim.pod("small").phase(), "Running", "no other makes room in its place");
+    assert!(sim.pod("critical").is_ready());
+    sim.runtime.unscript(hung);
+    sim.wait_pod("critical", "resized", |p| has(p, &milli(1000))).await;
+    let preempted = sim.events("victim").into_iter().filter(|e| e.reason == "Preempting");
+    assert_eq!(preempted.map(|e| e.count).sum::<i64>(), 1, "nobody is ended twice");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_sandbox_is_told_back_what_it_has_where_its_cgroup_cannot_be_changed() {
+    const MIB: i64 = 1 << 20;
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.update_sandboxes(true);
+    let uid = sim.create(sized("web", both("500m", "64Mi")));
+    sim.wait_ready("web").await;
+    let file = group_file(&sim, &uid, "", ("memory", "memory.limit_in_bytes"), "memory.max");
+    // The kernel takes no value for it any more.
+    let (none, bind) = (None::<&str>, MsFlags::MS_BIND);
+    nix::mount::mount(Some(&file), &file, none, bind, none).unwrap();
+    nix::mount::mount(none, &file, none, bind | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY, none).unwrap();
+    let large = both("500m", "96Mi");
+    resize(&sim, "web", large.clone());
+    sim.wait_pod("web", "refused", |p| condition(p, "PodResizeInProgress")["reason"] == "Error").await;
+    sim.wait_event("web", "ResizeError", |e| e.kind == "Warning" && e.reason == "ResizeError").await;
+    let told = || {
+        let calls = sim.runtime.calls_of(Method::UpdatePodSandboxResources);
+        let resources = calls.iter().map(|c| c.request::<UpdatePodSandboxResourcesRequest>().resources);
+        resources.map(|r| r.unwrap_or_default()).collect::<Vec<_>>()
+    };
+    let memory: Vec<i64> = told().iter().map(|r| r.memory_limit_in_bytes).collect();
+    assert_eq!(memory[..2], [96 * MIB, 64 * MIB], "{memory:?}");
+    let back = &told()[1];
+    assert_eq!((back.cpu_quota, back.cpu_period), (50_000, 100_000), "all of it as it was: {back:?}");
+    assert_eq!((updates(&sim), group_memory(&sim, &uid)), (vec![], (64 * MIB).to_string()));
+    nix::mount::umount(&file).unwrap();
+    sim.wait_pod("web", "larger", |p| has(p, &large)).await;
+    assert_eq!(told().last().unwrap().memory_limit_in_bytes, 96 * MIB);
+    assert_eq!(group_memory(&sim, &uid), (96 * MIB).to_string());
     sim.finish().await;
 }
 

@@ -48,12 +48,15 @@ pub const FLAGS: &[FlagRow] = &[
     flag("image-credential-provider-bin-dir", Instead("the same flag, on pod-sync")),
     flag("image-credential-provider-config", Instead("the same flag, on pod-sync")),
     flag("lock-file", Refused("pod-sync holds a lock on the root directory")),
-    flag("maximum-dead-containers", NotYet("the newest two instances per container are kept")),
-    flag("maximum-dead-containers-per-container", NotYet("the newest two instances per container are kept")),
     flag(
-        "minimum-container-ttl-duration",
-        NotYet("the newest two instances per container are kept, however old"),
+        "maximum-dead-containers",
+        Refused(
+            "the last instance of a container stays for its status, however many containers there are: limit the others by \
+             --maximum-dead-containers-per-container",
+        ),
     ),
+    flag("maximum-dead-containers-per-container", Instead("the same flag, on pod-sync")),
+    flag("minimum-container-ttl-duration", Instead("the same flag, on pod-sync")),
     flag(
         "pod-infra-container-image",
         Refused("the runtime's configuration names the sandbox image; the kubelet has removed the flag"),

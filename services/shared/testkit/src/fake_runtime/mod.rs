@@ -11,6 +11,7 @@ mod cri;
 mod events;
 mod images;
 mod lists;
+mod newer;
 mod script;
 mod serve;
 mod world;
@@ -28,6 +29,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
+pub use newer::UpdatePodSandboxResourcesRequest;
 pub use script::{Call, Method, Rule, RuleId};
 pub use world::{Behaviour, ContainerRecord, ContainerSeed, SandboxRecord, StopReply};
 
@@ -134,6 +136,8 @@ pub(crate) struct Shared {
     pub(crate) finish_abandoned: AtomicBool,
     /// Whether the list streams are there.
     pub(crate) list_streams: AtomicBool,
+    /// Whether it has UpdatePodSandboxResources.
+    pub(crate) sandbox_updates: AtomicBool,
     pub(crate) disturbed: AtomicBool,
 }
 
@@ -233,6 +237,7 @@ impl FakeRuntime {
             changed: watch::Sender::new(0),
             finish_abandoned: AtomicBool::new(false),
             list_streams: AtomicBool::new(false),
+            sandbox_updates: AtomicBool::new(false),
             disturbed: AtomicBool::new(false),
             options,
         });
@@ -318,6 +323,11 @@ impl FakeRuntime {
     /// between [`Self::down`] and [`Self::up`].
     pub fn stream_lists(&self, yes: bool) {
         self.shared.list_streams.store(yes, Ordering::Relaxed);
+    }
+
+    /// Whether it has UpdatePodSandboxResources; without, it is unimplemented.
+    pub fn update_sandboxes(&self, yes: bool) {
+        self.shared.sandbox_updates.store(yes, Ordering::Relaxed);
     }
 
     /// The next `count` events are lost.

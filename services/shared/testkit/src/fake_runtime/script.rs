@@ -40,6 +40,7 @@ methods!(
     ListContainers,
     ContainerStatus,
     UpdateContainerResources,
+    UpdatePodSandboxResources,
     ReopenContainerLog,
     ExecSync,
     Exec,

@@ -24,7 +24,7 @@ use super::Shared;
 use super::cri::Cri;
 use super::events::EventsServer;
 use super::images::Images;
-use super::lists;
+use super::{lists, newer};
 
 /// Before each message of gRPC: whether it is compressed (nobody here does that), and its length.
 const FRAME_HEAD: usize = 5;
@@ -59,6 +59,11 @@ impl Service<http::Request<Incoming>> for Keep {
             let request = http::Request::from_parts(parts, Full::new(bytes));
             if shared.list_streams.load(Ordering::Relaxed)
                 && let Some(answer) = lists::stream(&shared, &request)
+            {
+                return answer.await;
+            }
+            if shared.sandbox_updates.load(Ordering::Relaxed)
+                && let Some(answer) = newer::answer(&shared, &request)
             {
                 return answer.await;
             }

@@ -1,0 +1,75 @@
+//! A server of HTTP for tests: one request per connection, answered by its path.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustls::RootCertStore;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+type Answer = Arc<dyn Fn(&str) -> String + Send + Sync>;
+
+/// A server on loopback, for as long as the test's executor runs.
+pub(crate) struct TestServer {
+    /// Its port.
+    pub(crate) port: u16,
+    /// `http` or `https`.
+    pub(crate) scheme: &'static str,
+    /// Trusts its certificate for 127.0.0.1; empty without TLS.
+    pub(crate) roots: RootCertStore,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl TestServer {
+    /// Answers with what `answer` makes of a path.
+    pub(crate) async fn start(tls: bool, answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (asked, answer): (Arc<Mutex<Vec<String>>>, Answer) = (Arc::default(), Arc::new(answer));
+        let mut roots = RootCertStore::empty();
+        let acceptor = tls.then(|| acceptor(&mut roots));
+        let seen = Arc::clone(&asked);
+        quintlet_kit::task::spawn("test-server", async move {
+            while let Ok((peer, _)) = listener.accept().await {
+                match &acceptor {
+                    Some(acceptor) => {
+                        if let Ok(peer) = acceptor.accept(peer).await {
+                            serve(peer, &seen, &answer).await;
+                        }
+                    }
+                    None => serve(peer, &seen, &answer).await,
+                }
+            }
+        });
+        Self { port, scheme: if tls { "https" } else { "http" }, roots, asked }
+    }
+
+    /// The requests so far.
+    pub(crate) fn asked(&self) -> Vec<String> {
+        self.asked.lock().clone()
+    }
+}
+
+async fn serve(mut io: impl AsyncRead + AsyncWrite + Unpin, seen: &Mutex<Vec<String>>, answer: &Answer) {
+    let mut request = vec![0; 4096];
+    let n = io.read(&mut request).await.unwrap_or(0);
+    let request = String::from_utf8_lossy(&request[..n]).into_owned();
+    let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
+    seen.lock().push(request);
+    let _ = io.write_all(answer(&path).as_bytes()).await;
+    let _ = io.shutdown().await;
+}
+
+fn acceptor(roots: &mut RootCertStore) -> tokio_rustls::TlsAcceptor {
+    let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+    roots.add(made.cert.der().clone()).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+    let config =
+        rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .unwrap();
+    tokio_rustls::TlsAcceptor::from(Arc::new(config))
+}

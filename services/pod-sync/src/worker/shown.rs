@@ -1,0 +1,115 @@
+//! What others see of a pod and its worker.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use quintlet_model::runtime::PodRuntime;
+
+use super::Worker;
+use crate::decide::waiting;
+use crate::view::{View, Waiting, unix_ns};
+
+impl Worker {
+    // `until` is boottime.
+    pub(crate) fn wait_for(&mut self, what: &waiting::Waiting, until: Option<Duration>) {
+        let now = self.ctx.clock.wall();
+        let left = until.map(|t| t.saturating_sub(self.ctx.clock.boot()));
+        let until = left.and_then(|d| now.checked_add(d).ok());
+        self.wait_shown(&waiting::WaitingFor { what: what.clone(), since: Some(now), until });
+    }
+
+    // What it waited for before is what it still waits for.
+    pub(crate) fn keep_waiting(&mut self) {
+        self.waiting = self.ctx.views.get(&self.pod_ref.uid).and_then(|v| v.waiting.clone());
+    }
+
+    pub(crate) fn wait_shown(&mut self, wait: &waiting::WaitingFor) {
+        self.waiting = Some(Waiting::of(wait, self.ctx.clock.wall()));
+    }
+
+    // Shows what a step waits for that may take long. It says nothing of what comes after the pass.
+    pub(super) fn meanwhile(&self, what: waiting::Waiting) {
+        let wait = waiting::WaitingFor { what, since: None, until: None };
+        self.ctx.views.wait(&self.pod_ref.uid, Some(Waiting::of(&wait, self.ctx.clock.wall())));
+    }
+
+    pub(super) fn show(&mut self, between: bool) {
+        let desired = self.desired();
+        let old = self.ctx.views.get(&self.pod_ref.uid);
+        // The same wait goes on: it began when it was first seen.
+        if let (Some(new), Some(old)) = (self.waiting.as_mut(), old.as_ref().and_then(|v| v.waiting.as_ref()))
+            && new.reason == old.reason
+            && new.container == old.container
+        {
+            new.since_unix_ns = old.since_unix_ns;
+        }
+        // Between two passes that follow each other at once the wait of the first is still what is known.
+        let waiting = match (&self.waiting, between) {
+            (None, true) => old.as_ref().and_then(|v| v.waiting.clone()),
+            (waiting, _) => waiting.clone(),
+        };
+        let view = View {
+            pod_ref: self.pod_ref.clone(),
+            source: desired.source,
+            pod: Arc::clone(&self.pod),
+            status: self.record.status.clone(),
+            deletion: desired.pod.metadata.deletion_timestamp.clone(),
+            worker: self.phase(),
+            is_removed: desired.removed,
+            waiting,
+            decision: Arc::clone(&self.decision),
+            created_unix_ns: self.accepted_unix_ns,
+            resource_version: self.ctx.statuses.written(&self.pod_ref.uid),
+            mirror_uid: desired.mirror.and_then(|m| m.metadata.uid.clone()).unwrap_or_default(),
+            version: 0,
+        };
+        let same = old.is_some_and(|o| {
+            (Arc::ptr_eq(&o.pod, &view.pod) || o.pod == view.pod)
+                && o.status == view.status
+                && o.deletion == view.deletion
+                && o.worker == view.worker
+                && same_wait(o.waiting.as_ref(), view.waiting.as_ref())
+                && o.decision == view.decision
+                && o.resource_version == view.resource_version
+                && o.mirror_uid == view.mirror_uid
+        });
+        if !same {
+            self.ctx.views.show(&self.pod_ref.uid, view);
+        }
+    }
+
+    pub(super) fn no_errors(&mut self) {
+        if !self.decision.errors.is_empty() {
+            Arc::make_mut(&mut self.decision).errors.clear();
+        }
+    }
+
+    // Takes note of what a decision saw and said.
+    pub(crate) fn decided(&mut self, lines: Vec<String>, runtime: &PodRuntime) {
+        let same = self.decision.lines == lines;
+        if same && self.decision.saw == runtime.cursor {
+            return;
+        }
+        let now = self.ctx.clock.boot();
+        let decision = Arc::make_mut(&mut self.decision);
+        decision.lines = lines;
+        decision.at_unix_ns = unix_ns(self.ctx.clock.wall());
+        decision.saw = runtime.cursor;
+        decision.age_ms = now.saturating_sub(runtime.observed).as_secs_f64() * 1000.0;
+        decision.trace_id = quintlet_telemetry::propagate::current_trace_id().unwrap_or_default();
+    }
+}
+
+// Two waits that a reader cannot tell apart: the end of one is made anew from two clocks each time.
+fn same_wait(a: Option<&Waiting>, b: Option<&Waiting>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => {
+            a.reason == b.reason
+                && a.message == b.message
+                && a.container == b.container
+                && (a.until_unix_ns - b.until_unix_ns).abs() < 100_000_000
+        }
+        (None, None) => true,
+        (Some(_), None) | (None, Some(_)) => false,
+    }
+}

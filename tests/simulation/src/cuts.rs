@@ -1,0 +1,125 @@
+//! Ends pod-sync at one exact passing of a seam, where nothing after it is done any more.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ThreadId;
+
+use parking_lot::{Condvar, Mutex};
+use quintlet_kit::seam::{Passing, Seam, Watcher, When};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+#[derive(Debug, Clone, Copy)]
+struct Armed {
+    seam: Seam,
+    when: When,
+    left: u64,
+}
+
+/// Where pod-sync is to end.
+#[derive(Debug)]
+pub struct Cuts {
+    armed: Mutex<Option<Armed>>,
+    reached: watch::Sender<Option<Passing>>,
+}
+
+impl Default for Cuts {
+    fn default() -> Self {
+        Self { armed: Mutex::default(), reached: watch::Sender::new(None) }
+    }
+}
+
+impl Cuts {
+    /// pod-sync ends at its `times`-th passing of `seam` on this side from now on.
+    pub fn arm(&self, seam: Seam, when: When, times: u64) {
+        self.reached.send_replace(None);
+        *self.armed.lock() = Some(Armed { seam, when, left: times });
+    }
+
+    /// It ends nowhere.
+    pub fn disarm(&self) {
+        *self.armed.lock() = None;
+    }
+
+    /// Waits until pod-sync ended there.
+    pub async fn reached(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.reached.subscribe().wait_for(Option::is_some).await;
+    }
+
+    /// Where pod-sync ended last.
+    #[must_use]
+    pub fn last(&self) -> Option<Passing> {
+        *self.reached.borrow()
+    }
+
+    fn is_here(&self, passing: Passing) -> bool {
+        let mut armed = self.armed.lock();
+        let Some(at) = armed.as_mut().filter(|a| a.seam == passing.seam && a.when == passing.when) else {
+            return false;
+        };
+        at.left -= 1;
+        let here = at.left == 0;
+        if here {
+            *armed = None;
+        }
+        here
+    }
+}
+
+/// One run of pod-sync. Its threads end at their next passing once it is over, as the threads of a process that was killed.
+#[derive(Debug)]
+pub(crate) struct Life {
+    cuts: Arc<Cuts>,
+    kill: CancellationToken,
+    main: ThreadId,
+    over: AtomicBool,
+    // Everything of its executor is dropped.
+    gone: Mutex<bool>,
+    went: Condvar,
+}
+
+/// What a thread unwinds with.
+struct Over;
+
+impl Life {
+    /// One of the thread that calls.
+    pub(crate) fn new(cuts: Arc<Cuts>, kill: CancellationToken) -> Self {
+        let main = std::thread::current().id();
+        Self { cuts, kill, main, over: AtomicBool::new(false), gone: Mutex::new(false), went: Condvar::new() }
+    }
+
+    /// Nothing of it is to be done any more.
+    pub(crate) fn end(&self) {
+        self.over.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    /// Nobody is left who could take the end of a thread for an error.
+    pub(crate) fn is_gone(&self) {
+        *self.gone.lock() = true;
+        self.went.notify_all();
+    }
+}
+
+impl Watcher for Life {
+    fn passes(&self, passing: Passing) {
+        if !self.is_over() {
+            if !self.cuts.is_here(passing) {
+                return;
+            }
+            self.end();
+            self.kill.cancel();
+            self.cuts.reached.send_replace(Some(passing));
+        }
+        // Who waits for another thread's work must not go on for want of it.
+        if std::thread::current().id() != self.main {
+            let mut gone = self.gone.lock();
+            self.went.wait_while(&mut gone, |gone| !*gone);
+        }
+        std::panic::resume_unwind(Box::new(Over));
+    }
+}
