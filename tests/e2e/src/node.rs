@@ -192,6 +192,7 @@ impl Node {
             ("--root-dir", base.join("root").into_os_string()),
             ("--cgroup-root", self.containerd.cgroup_root().into()),
             ("--system-log-dir", base.join("pod-logs").into_os_string()),
+            ("--pod-logs-dir", base.join("pod-logs").into_os_string()),
             ("--kubeconfig", kubeconfig.expect("the node API reviews with an API server").into()),
         ];
         for (flag, value) in more {

@@ -1,12 +1,16 @@
 //! What cgroups use: that of all pods together (`kubepods`), of a pod, of a container; of either version and by either driver.
 //! Anybody may read them.
 
+mod detail;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use crate::host;
+
+pub use detail::{Detail, Device, Memory, Throttling};
 
 const KUBEPODS: &str = "kubepods";
 /// A limit above this is none.

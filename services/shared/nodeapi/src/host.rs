@@ -10,7 +10,7 @@ const NOT_THE_NODES: [&str; 2] = ["lo", "veth"];
 /// Network figures of the node by `/proc/net/dev`; null where there is no interface. `route` is `/proc/net/route`.
 #[must_use]
 pub fn network(dev: &str, route: &str, time: &str) -> Value {
-    let interfaces: Vec<Map<String, Value>> = dev.lines().skip(2).filter_map(interface).collect();
+    let interfaces: Vec<Map<String, Value>> = interfaces(dev).map(fields).collect();
     if interfaces.is_empty() {
         return Value::Null;
     }
@@ -22,21 +22,62 @@ pub fn network(dev: &str, route: &str, time: &str) -> Value {
     Value::Object(out)
 }
 
+/// What went one way through an interface.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes.
+    pub bytes: u64,
+    /// Packets.
+    pub packets: u64,
+    /// Packets that were bad.
+    pub errors: u64,
+    /// Packets there was no room for.
+    pub dropped: u64,
+}
+
+/// A line of `/proc/net/dev`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// What came.
+    pub received: Traffic,
+    /// What went.
+    pub sent: Traffic,
+}
+
+/// The interfaces of `/proc/net/dev`, but for the loopback and the outer ends of pods' own.
+pub fn interfaces(dev: &str) -> impl Iterator<Item = Interface> {
+    dev.lines().skip(2).filter_map(interface)
+}
+
 /// `eth0: RXBYTES PACKETS ERRORS DROPPED … TXBYTES PACKETS ERRORS …`
-fn interface(line: &str) -> Option<Map<String, Value>> {
+fn interface(line: &str) -> Option<Interface> {
     let (name, figures) = line.split_once(':')?;
     let name = name.trim();
     if NOT_THE_NODES.iter().any(|not| name.starts_with(not)) {
         return None;
     }
     let figures: Vec<u64> = figures.split_whitespace().filter_map(|f| f.parse().ok()).collect();
-    let figure = |at: usize| figures.get(at).copied().map(Value::from);
-    let fields = [("rxBytes", 0), ("rxErrors", 2), ("txBytes", 8), ("txErrors", 10)];
-    let mut out = Map::from_iter([("name".to_owned(), json!(name))]);
-    for (field, at) in fields {
-        out.insert(field.to_owned(), figure(at)?);
-    }
-    Some(out)
+    let traffic = |at: usize| match figures.get(at..at + 4)? {
+        [bytes, packets, errors, dropped] => {
+            Some(Traffic { bytes: *bytes, packets: *packets, errors: *errors, dropped: *dropped })
+        }
+        _ => None,
+    };
+    Some(Interface { name: name.to_owned(), received: traffic(0)?, sent: traffic(8)? })
+}
+
+fn fields(interface: Interface) -> Map<String, Value> {
+    let Interface { name, received, sent } = interface;
+    let figures = [
+        ("rxBytes", received.bytes),
+        ("rxErrors", received.errors),
+        ("txBytes", sent.bytes),
+        ("txErrors", sent.errors),
+    ];
+    let figures = figures.map(|(field, n)| (field.to_owned(), json!(n)));
+    [("name".to_owned(), json!(name))].into_iter().chain(figures).collect()
 }
 
 fn default_route(route: &str) -> Option<&str> {

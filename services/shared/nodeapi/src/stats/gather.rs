@@ -85,7 +85,7 @@ impl Stats {
     }
 }
 
-fn group_of(places: &Places, object: &Value, uid: &str) -> Option<Group> {
+pub(super) fn group_of(places: &Places, object: &Value, uid: &str) -> Option<Group> {
     let class = object["status"]["qosClass"].as_str()?;
     Group::of_pod(&places.cgroups, &places.cgroup_root, class, uid)
 }

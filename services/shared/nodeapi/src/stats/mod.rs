@@ -3,6 +3,7 @@
 //! Pods and containers as the runtime's CRI statistics have them, what those leave out from cgroups (`gather`); the node from
 //! `/proc`. Anybody may read both. Volumes belong to root: pod-sync measures them and tells the figures.
 
+mod cadvisor;
 mod disk;
 mod figures;
 mod gather;

@@ -1,4 +1,4 @@
-//! `/metrics/resource` and `/metrics/cadvisor`: Prometheus text.
+//! `/metrics/resource`, and Prometheus text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::Stats;
 use super::gather::{newest, pod_swap};
-use crate::answer::{Answer, error, with_type};
+use crate::answer::{Answer, with_type};
 use crate::metrics::CONTENT_TYPE;
 use crate::node::Node;
 use crate::select;
@@ -52,62 +52,9 @@ impl Stats {
         out.sample("resource_scrape_error", "gauge", "", if pods.is_err() { 1.0 } else { 0.0 }, None);
         with_type(StatusCode::OK, CONTENT_TYPE, out.finish())
     }
-
-    /// `/metrics/cadvisor`: CPU, memory, network and file system of containers, and what the machine has.
-    pub async fn cadvisor(&self, node: &Node) -> Answer {
-        let pods = match self.pods(node, false).await {
-            Ok(pods) => pods,
-            Err(status) => return error(StatusCode::INTERNAL_SERVER_ERROR, status.message()),
-        };
-        let mut out = Text::default();
-        let m = self.machine();
-        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        out.sample("machine_cpu_cores", "gauge", "", whole(cpus as u64), None);
-        out.sample("machine_memory_bytes", "gauge", "", whole(m.of("MemTotal")), None);
-        for pod in &pods {
-            let row = |container: &str, id: &str, image: &str| {
-                labels([
-                    ("container", container),
-                    ("id", id),
-                    ("image", image),
-                    ("name", id.trim_start_matches('/')),
-                    ("namespace", &pod.namespace),
-                    ("pod", &pod.name),
-                ])
-            };
-            let of_pod = row("", "", "");
-            out.container(&of_pod, pod.stats.cpu.as_ref(), pod.stats.memory.as_ref());
-            for i in pod.stats.network.iter().flat_map(|n| n.default_interface.iter().chain(&n.interfaces)) {
-                let of_interface = format!("{of_pod},interface=\"{}\"", escape(&i.name));
-                for (name, value) in [
-                    ("container_network_receive_bytes_total", i.rx_bytes),
-                    ("container_network_receive_errors_total", i.rx_errors),
-                    ("container_network_transmit_bytes_total", i.tx_bytes),
-                    ("container_network_transmit_errors_total", i.tx_errors),
-                ] {
-                    if let Some(value) = value {
-                        out.sample(name, "counter", &of_interface, whole(value.value), None);
-                    }
-                }
-            }
-            for (name, c) in newest(&pod.stats.containers) {
-                let id = c.attributes.as_ref().map(|a| format!("/{}", a.id)).unwrap_or_default();
-                let image = select::status(&pod.object, name).and_then(|s| s["image"].as_str());
-                let labels = row(name, &id, image.unwrap_or_default());
-                out.container(&labels, c.cpu.as_ref(), c.memory.as_ref());
-                if let Some(used) = c.writable_layer.as_ref().and_then(|w| w.used_bytes) {
-                    out.sample("container_fs_usage_bytes", "gauge", &labels, whole(used.value), None);
-                }
-                if let Some(started) = started(&pod.object, name) {
-                    out.sample("container_start_time_seconds", "gauge", &labels, started, None);
-                }
-            }
-        }
-        with_type(StatusCode::OK, CONTENT_TYPE, out.finish())
-    }
 }
 
-fn started(pod: &Value, container: &str) -> Option<f64> {
+pub(super) fn started(pod: &Value, container: &str) -> Option<f64> {
     let text = select::status(pod, container)?["state"]["running"]["startedAt"].as_str()?;
     let at = text.parse::<Timestamp>().ok()?.as_second();
     #[expect(clippy::cast_precision_loss, reason = "seconds since 1970 fit")]
@@ -116,10 +63,17 @@ fn started(pod: &Value, container: &str) -> Option<f64> {
 
 /// Metrics by family, as their samples come.
 #[derive(Debug, Default)]
-struct Text(BTreeMap<&'static str, (&'static str, String)>);
+pub(super) struct Text(BTreeMap<&'static str, (&'static str, String)>);
 
 impl Text {
-    fn sample(&mut self, name: &'static str, kind: &'static str, labels: &str, value: f64, ms: Option<i64>) {
+    pub(super) fn sample(
+        &mut self,
+        name: &'static str,
+        kind: &'static str,
+        labels: &str,
+        value: f64,
+        ms: Option<i64>,
+    ) {
         let (_, lines) = self.0.entry(name).or_insert_with(|| (kind, String::new()));
         let labels = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
         let at = ms.map(|ms| format!(" {ms}")).unwrap_or_default();
@@ -127,7 +81,7 @@ impl Text {
         let _ = writeln!(lines, "{name}{labels} {value}{at}");
     }
 
-    fn usage(
+    pub(super) fn usage(
         &mut self,
         of: &str,
         labels: &str,
@@ -158,19 +112,7 @@ impl Text {
         }
     }
 
-    fn container(&mut self, labels: &str, cpu: Option<&v1::CpuUsage>, memory: Option<&v1::MemoryUsage>) {
-        self.usage("container", labels, cpu, memory);
-        let Some(memory) = memory else { return };
-        for (name, value) in
-            [("container_memory_usage_bytes", memory.usage_bytes), ("container_memory_rss", memory.rss_bytes)]
-        {
-            if let Some(value) = value {
-                self.sample(name, "gauge", labels, whole(value.value), Some(memory.timestamp / 1_000_000));
-            }
-        }
-    }
-
-    fn finish(self) -> String {
+    pub(super) fn finish(self) -> String {
         let family = |(name, (kind, lines)): (&str, (&str, String))| {
             let help = name.replace('_', " ");
             format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}")
@@ -179,20 +121,20 @@ impl Text {
     }
 }
 
-fn labels<const N: usize>(pairs: [(&str, &str); N]) -> String {
+pub(super) fn labels<const N: usize>(pairs: [(&str, &str); N]) -> String {
     pairs.map(|(name, value)| format!("{name}=\"{}\"", escape(value))).join(",")
 }
 
-fn escape(value: &str) -> String {
+pub(super) fn escape(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[expect(clippy::cast_precision_loss, reason = "metrics are floats")]
-fn whole(value: u64) -> f64 {
+pub(super) fn whole(value: u64) -> f64 {
     value as f64
 }
 
-fn seconds(nanos: u64) -> f64 {
+pub(super) fn seconds(nanos: u64) -> f64 {
     whole(nanos) / 1e9
 }
 
