@@ -1,6 +1,7 @@
 //! Mirror pods, and an API server or a Node that is not there for them.
 
 use quintlet_simulation::service::NODE;
+use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::Method;
 use serde_json::json;
@@ -15,6 +16,7 @@ async fn a_static_pod_does_not_wait_for_an_api_server_that_hangs_over_its_mirror
     let running =
         |r: &quintlet_testkit::fake_runtime::FakeRuntime| r.containers().into_iter().find(|c| c.running());
     sim.wait_runtime("it runs", |r| running(r).is_some()).await;
+    sim.api.wait_for_requests("create pods", 1, LONG).await;
     let first = running(&sim.runtime).unwrap().id().to_owned();
     assert!(sim.runtime.exit(&first, 1));
     sim.wait_runtime("it runs again", |r| running(r).is_some_and(|c| c.id() != first)).await;
