@@ -227,3 +227,31 @@ async fn the_summary_tells_of_volumes_and_of_all_that_a_pod_has_on_the_disk() {
     wait_json(&node, "/stats/summary", |s| s["pods"] == json!([])).await;
     node.down().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_has_finished_takes_nobodys_statistics() {
+    let node = Node::start(Options { node_api: true, ..Options::with_api("node-api-finished") }).await;
+    node.api().create_pod(pods::bound(pods::probed("web")));
+    node.wait_ready("web").await;
+    let mut done = pods::bound(pods::script("done", "true"));
+    done["spec"]["restartPolicy"] = json!("Never");
+    node.api().create_pod(done);
+    let is_over = |p: &Value| p["status"]["phase"] == "Succeeded";
+    let over = node.api().wait_for("pods", "default", "done", LONG, is_over).await;
+    // containerd 1.6 fails for all once the group of one is gone.
+    let uid = over["metadata"]["uid"].as_str().unwrap().to_owned();
+    until("its group is gone", LONG, async || {
+        let mut left = node.pod_traces(&uid);
+        left.retain(|trace| trace.starts_with("/sys/fs/cgroup/"));
+        if left.is_empty() { Ok(()) } else { Err(left) }
+    })
+    .await;
+    let summary = wait_json(&node, "/stats/summary", |s| s["pods"].is_array()).await;
+    let names: Vec<&Value> =
+        summary["pods"].as_array().unwrap().iter().map(|p| &p["podRef"]["name"]).collect();
+    assert!(names.contains(&&json!("web")), "{summary}");
+    let resource = page(&node, "/metrics/resource").await.unwrap();
+    assert_eq!(sample(&resource, "resource_scrape_error", "").map(|(v, _)| v), Some(0.0), "{resource}");
+    assert!(page(&node, "/metrics/cadvisor").await.unwrap().contains("pod=\"web\""));
+    node.down().await;
+}
