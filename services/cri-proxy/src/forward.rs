@@ -2,14 +2,12 @@
 //!
 //! Unary calls and lists are taken in whole and answered whole; other streams are passed on frame by frame. A mutation runs in a task
 //! of its own, so that a caller that goes away cannot cut it in half.
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Request, Response};
-use http_body::Frame;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
@@ -18,8 +16,8 @@ use quintlet_kit::task;
 use quintlet_model::outcome::{JOIN_ONLY_HEADER, Outcome};
 use quintlet_telemetry::propagate;
 use tokio::sync::watch;
-use tokio::time::{Instant, Sleep};
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tracing::{Instrument as _, Span, field};
 
@@ -33,10 +31,13 @@ use crate::metrics::{Metrics, OTHER};
 use crate::outcome;
 use crate::policy::{self, Class, Deadline, Hold, Lane, Policy, Socket, Verdict};
 use crate::repair::Repair;
-use crate::reply::{self, Body, BoxError, Frames, Reply};
+use crate::reply::{self, Body, Frames, Reply};
 use crate::upstream::{SendError, Upstream};
 
 mod listing;
+mod passing;
+
+use passing::Passing;
 
 pub use listing::{HELD, PACE};
 
@@ -680,81 +681,5 @@ fn note(span: &Span, reply: &Reply) {
         let status = reply.status();
         span.record("otel.status_code", "ERROR");
         span.record("error", format!("{:?}: {}", status.code(), status.message()));
-    }
-}
-
-/// The body of a stream on its way to the caller; our trailers go behind the runtime's.
-struct Passing {
-    inner: Option<Incoming>,
-    method: &'static str,
-    queued: Duration,
-    deadline: Option<Pin<Box<Sleep>>>,
-    closing: Pin<Box<WaitForCancellationFutureOwned>>,
-    metrics: Metrics,
-    span: Span,
-}
-
-impl Passing {
-    fn end(&mut self, mut trailers: HeaderMap, outcome: Outcome) -> Frame<Bytes> {
-        self.inner = None;
-        reply::mark(&mut trailers, outcome, self.queued);
-        self.span.record("outcome", outcome.name());
-        self.metrics.done(self.method, outcome, None);
-        Frame::trailers(trailers)
-    }
-
-    fn fail(&mut self, code: Code, message: String) -> Frame<Bytes> {
-        let mut trailers = HeaderMap::new();
-        if tonic::Status::new(code, message).add_header(&mut trailers).is_err() {
-            trailers.insert("grpc-status", http::HeaderValue::from(code as i32));
-        }
-        self.end(trailers, Outcome::Unknown)
-    }
-}
-
-impl Drop for Passing {
-    fn drop(&mut self) {
-        self.metrics.streams.dec();
-    }
-}
-
-impl http_body::Body for Passing {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let this = &mut *self;
-        let Some(inner) = this.inner.as_mut() else { return Poll::Ready(None) };
-        if let Some(deadline) = this.deadline.as_mut()
-            && deadline.as_mut().poll(cx).is_ready()
-        {
-            let frame = this.fail(Code::DeadlineExceeded, "the stream ran into its deadline".to_owned());
-            return Poll::Ready(Some(Ok(frame)));
-        }
-        if this.closing.as_mut().poll(cx).is_ready() {
-            this.metrics.closed_streams.inc();
-            let frame = this.fail(Code::Unavailable, "cri-proxy is stopping".to_owned());
-            return Poll::Ready(Some(Ok(frame)));
-        }
-        let frame = match ready!(Pin::new(inner).poll_frame(cx)) {
-            Some(Ok(frame)) => match frame.into_trailers() {
-                Ok(trailers) => {
-                    let outcome = reply::status_in(&trailers).map_or(Outcome::Unknown, |status| {
-                        outcome::of_status(this.method, status.code(), status.message())
-                    });
-                    this.end(trailers, outcome)
-                }
-                Err(data) => data,
-            },
-            Some(Err(error)) => {
-                this.metrics.cut_streams.inc();
-                this.fail(Code::Unavailable, format!("the runtime went away: {error}"))
-            }
-            None => this.fail(Code::Internal, "the runtime ended the stream without a status".to_owned()),
-        };
-        Poll::Ready(Some(Ok(frame)))
     }
 }

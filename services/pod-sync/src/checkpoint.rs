@@ -4,7 +4,6 @@
 //! the network names a pod and a container, and the one that owns the root directory says where the file goes.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -16,24 +15,10 @@ use quintlet_proto::podsync::v1::checkpoints_server::Checkpoints;
 use tonic::{Code, Request, Response, Status};
 
 use crate::clients::runtime::CallError;
-use crate::context::Context;
+use crate::serve::Service;
 
 /// No checkpoint takes longer, whatever is asked for.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
-
-/// The service.
-#[derive(Debug, Clone)]
-pub struct Service {
-    ctx: Arc<Context>,
-}
-
-impl Service {
-    /// Of the pods that `ctx` has.
-    #[must_use]
-    pub fn new(ctx: Arc<Context>) -> Self {
-        Self { ctx }
-    }
-}
 
 #[tonic::async_trait]
 impl Checkpoints for Service {

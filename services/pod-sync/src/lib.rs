@@ -252,10 +252,11 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     ctx.views.expect(known.iter().filter(|(_, record)| table::is_kept(record)).map(|(uid, _)| uid.clone()));
     let listener =
         bind_unix(&paths.podsync(), 0o660).with_context(|| format!("{}", paths.podsync().display()))?;
+    let service = serve::Service::new(Arc::clone(&ctx));
     let server = Server::new("pod-sync")
-        .add_service(PodSyncServer::new(serve::Service::new(Arc::clone(&ctx))))
-        .add_service(CheckpointsServer::new(checkpoint::Service::new(Arc::clone(&ctx))))
-        .add_service(StorageServer::new(storage::Service::new(Arc::clone(&ctx))));
+        .add_service(PodSyncServer::new(service.clone()))
+        .add_service(CheckpointsServer::new(service.clone()))
+        .add_service(StorageServer::new(service));
     let health = server.health();
     health.set_serving(SYNC_LOOP).await;
     let serving = spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));

@@ -20,10 +20,10 @@ const STREAM: usize = 64;
 /// Events in one explanation.
 const EXPLAIN_EVENTS: usize = 20;
 
-/// The service.
+/// All of the package's services: PodSync here, Checkpoints in `checkpoint`, Storage in `storage`.
 #[derive(Debug, Clone)]
 pub struct Service {
-    ctx: Arc<Context>,
+    pub(crate) ctx: Arc<Context>,
 }
 
 impl Service {

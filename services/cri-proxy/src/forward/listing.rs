@@ -5,13 +5,17 @@
 //! stream of the CRI; until the first message is on its way a list that is cut is asked for again. A task of its own reads it: a
 //! caller that is slow holds up its own list, and for [`STALL`] at most.
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
 
+use http_body::Frame;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
 use crate::lists::{BadList, CHUNK, Cutter, MAX_MESSAGE, Twins};
+use crate::reply::BoxError;
 
 /// A caller that takes nothing for so long is not given the rest.
 const STALL: Duration = Duration::from_secs(10);

@@ -11,15 +11,12 @@ use kube::api::Api;
 use kube::runtime::watcher;
 use parking_lot::RwLock;
 use tokio::sync::watch;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Snapshot, SourceKind, SourceSender, Update};
 
 /// While the API server refuses, it is asked again at most this often (DESIGN, invariant 9).
 const RETRY: Duration = Duration::from_secs(1);
-/// How often a watch that does not work is told of.
-const TELL_AGAIN: Duration = Duration::from_secs(60);
 
 /// Watches the pods bound to `node` and sends the whole set after every change. Nothing is sent before the first
 /// complete list.
@@ -30,7 +27,6 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
     let mut pods: BTreeMap<(String, String), Arc<Pod>> = BTreeMap::new();
     let mut fresh = BTreeMap::new();
     let mut complete = false;
-    let mut broken = Broken::watch_of("pods");
     loop {
         // The watcher keeps its place when the arm is dropped: stop is the only other one.
         let event = tokio::select! {
@@ -55,7 +51,7 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
                 pods.remove(&key(&pod));
             }
             Err(e) => {
-                broken.tell(&e);
+                tell("pods", &e);
                 tokio::select! {
                     () = stop.cancelled() => return,
                     () = tokio::time::sleep(RETRY) => continue,
@@ -125,8 +121,7 @@ impl ClusterView {
         futures::pin_mut!(stream);
         let mut fresh = BTreeMap::new();
         let named = |class: RuntimeClass| (class.metadata.name.unwrap_or_default(), class.handler);
-        let mut broken = Broken::watch_of("runtime classes");
-        while let Some(event) = next(&mut stream, &mut broken, &stop).await {
+        while let Some(event) = next(&mut stream, "runtime classes", &stop).await {
             match event {
                 watcher::Event::Init => fresh.clear(),
                 watcher::Event::InitApply(class) => fresh.extend([named(class)]),
@@ -161,8 +156,7 @@ impl ClusterView {
         let stream = watcher(Api::<Node>::all(client), config);
         futures::pin_mut!(stream);
         let mut seen = None;
-        let mut broken = Broken::watch_of("the node");
-        while let Some(event) = next(&mut stream, &mut broken, &stop).await {
+        while let Some(event) = next(&mut stream, "the node", &stop).await {
             match event {
                 watcher::Event::Init => seen = None,
                 watcher::Event::InitApply(node) => seen = Some(Arc::new(node)),
@@ -182,8 +176,7 @@ impl ClusterView {
         let key = |s: &Service| {
             (s.metadata.namespace.clone().unwrap_or_default(), s.metadata.name.clone().unwrap_or_default())
         };
-        let mut broken = Broken::watch_of("services");
-        while let Some(event) = next(&mut stream, &mut broken, &stop).await {
+        while let Some(event) = next(&mut stream, "services", &stop).await {
             match event {
                 watcher::Event::Init => fresh.clear(),
                 watcher::Event::InitApply(mut s) => {
@@ -205,36 +198,16 @@ impl ClusterView {
     }
 }
 
-/// Tells of a watch that does not work: an API server may be away for hours.
-#[derive(Debug)]
-struct Broken {
-    of: &'static str,
-    said: Option<Instant>,
-    held_back: u32,
+// An API server may be away for hours: lines of one watch are written once a minute.
+fn tell(of: &'static str, error: &watcher::Error) {
+    tracing::warn!(
+        watch = of,
+        error = quintlet_kit::error_chain(error),
+        "a watch broke, it goes on by itself"
+    );
 }
 
-impl Broken {
-    fn watch_of(of: &'static str) -> Self {
-        Self { of, said: None, held_back: 0 }
-    }
-
-    fn tell(&mut self, error: &watcher::Error) {
-        if self.said.is_some_and(|at| at.elapsed() < TELL_AGAIN) {
-            self.held_back += 1;
-            return;
-        }
-        self.said = Some(Instant::now());
-        let held_back = std::mem::take(&mut self.held_back);
-        let error = quintlet_kit::error_chain(error);
-        tracing::warn!(error, held_back, "watch of {} broke, it goes on by itself", self.of);
-    }
-}
-
-async fn next<K, S>(
-    stream: &mut S,
-    broken: &mut Broken,
-    stop: &CancellationToken,
-) -> Option<watcher::Event<K>>
+async fn next<K, S>(stream: &mut S, of: &'static str, stop: &CancellationToken) -> Option<watcher::Event<K>>
 where
     S: futures::Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Unpin,
 {
@@ -246,7 +219,7 @@ where
         match item {
             Ok(event) => return Some(event),
             Err(e) => {
-                broken.tell(&e);
+                tell(of, &e);
                 tokio::select! {
                     () = stop.cancelled() => return None,
                     () = tokio::time::sleep(RETRY) => {}

@@ -23,6 +23,7 @@ use tonic::{Request, Response, Status};
 
 use crate::context::Context;
 use crate::metrics::plugin;
+use crate::serve::Service;
 use crate::view::unix_ns;
 use crate::volumes::referenced;
 
@@ -211,20 +212,6 @@ fn is_mount(place: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt as _;
     let parent = place.parent().unwrap_or(place);
     Ok(std::fs::symlink_metadata(place)?.dev() != std::fs::symlink_metadata(parent)?.dev())
-}
-
-/// podsync.v1.Storage.
-#[derive(Debug, Clone)]
-pub struct Service {
-    ctx: Arc<Context>,
-}
-
-impl Service {
-    /// Tells what `ctx` has.
-    #[must_use]
-    pub fn new(ctx: Arc<Context>) -> Self {
-        Self { ctx }
-    }
 }
 
 #[tonic::async_trait]

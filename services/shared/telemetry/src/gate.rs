@@ -1,4 +1,4 @@
-//! What goes wrong with a pod again and again is logged once a minute.
+//! What goes wrong with a pod, or with a watch of the API server, again and again is logged once a minute.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,10 +12,10 @@ pub const EVERY: Duration = Duration::from_secs(60);
 /// Faults known at once: 500 pods with a few each. Beyond it those of which a minute ago was told are forgotten, and then all.
 const KEPT: usize = 4096;
 
-/// A fault of a pod: where it is logged, and the `reason` that the line gives.
+/// A fault of something that has a name: where it is logged, and the `reason` that the line gives.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Fault {
-    pub(crate) pod: String,
+    pub(crate) of: String,
     pub(crate) site: Identifier,
     pub(crate) reason: String,
 }

@@ -23,6 +23,8 @@ use crate::ring::POD_UID;
 const POD_NAME: &str = "pod.name";
 /// Why something failed, of a fixed list: what tells apart the faults that one place logs.
 const REASON: &str = "reason";
+// What is watched at the API server: such faults go on for as long as that is away.
+const WATCH: &str = "watch";
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -74,7 +76,8 @@ impl Lines {
     }
 }
 
-/// Writes events. What goes wrong with one pod again and again, at WARN and above, is written once a minute.
+/// Writes events. What goes wrong with one pod, or one watch of the API server, again and again, at WARN and above, is written once
+/// a minute.
 pub(crate) struct LogLayer {
     service: &'static str,
     format: LogFormat,
@@ -270,11 +273,12 @@ where
         }
         let level = *event.metadata().level();
         if level <= Level::WARN
-            && let Some(of) = pod.uid.clone().or_else(|| pod.name.clone())
+            && let Some(of) =
+                pod.uid.clone().or_else(|| pod.name.clone()).or_else(|| fields.text(WATCH).map(str::to_owned))
         {
             let reason = fields.text(REASON).unwrap_or_default().to_owned();
             let site = event.metadata().callsite();
-            match self.gate.pass(Fault { pod: of, site, reason }) {
+            match self.gate.pass(Fault { of, site, reason }) {
                 None => return,
                 Some(0) => {}
                 Some(held_back) => fields.fields.push(("held_back", held_back.into())),
@@ -367,12 +371,16 @@ mod tests {
         assert_eq!(count(), 5);
         let last: Value = serde_json::from_str(lines.all().last().unwrap()).unwrap();
         assert_eq!((&last["held_back"], &last["reason"]), (&58.into(), &"Image".into()), "{last}");
-        // What is about no pod, or no fault, is always said.
+        for of in ["pods", "nodes", "pods"] {
+            tracing::warn!(watch = of, "it broke");
+        }
+        assert_eq!(count(), 7, "one of each watch: {:?}", lines.all());
+        // What is about none of them, or no fault, is always said.
         for _ in 0..3 {
             tracing::warn!("of the node");
             tracing::info!(pod.uid = "u1", "no fault");
         }
-        assert_eq!(count(), 11, "{:?}", lines.all());
+        assert_eq!(count(), 13, "{:?}", lines.all());
     }
 
     #[test]

@@ -1,7 +1,9 @@
-//! pod-sync killed at every step of a start, of a container made anew, and of a stop, before it and after it.
+//! pod-sync ended at the exact step, on either side of it: around calls of the runtime and statuses of a start, of a container made
+//! anew, and of a stop, and before each change of a file in the removal of an orphan. Those of its files in the other parts are cut
+//! one-sidedly in `failpoints`.
 //!
-//! The steps are not listed: each seam counts what passes it (calls that change the runtime, changes of pod-sync's files,
-//! statuses it hands over), the n-th passing kills pod-sync, and n grows until a whole life passes without reaching it.
+//! The steps are not listed: each seam counts what passes it, the n-th passing ends pod-sync, and n grows until a whole life passes
+//! without reaching it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
