@@ -28,6 +28,7 @@ mod expect;
 mod head;
 mod kills;
 mod lines;
+mod logs;
 mod node_api;
 mod plan;
 mod processes;
@@ -43,6 +44,9 @@ const RUNTIME_ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
 
 /// On top of the pods' grace period until pod-sync has to have ended.
 const DRAIN_MARGIN: Duration = Duration::from_secs(10);
+
+/// The log of the private runtime is called so.
+const CONTAINERD: &str = "containerd";
 
 /// For tasks whose service has ended: they only have to notice.
 const TASK_GRACE: Duration = Duration::from_secs(1);
@@ -80,6 +84,12 @@ pub struct UpArgs {
     /// Directory of the services' logs [default: BASE/logs, or /var/log/quintlet]
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
+    /// Size at which a service's log is cut, in MiB: what is in it goes to a file .log.1 beside it
+    #[arg(long, value_name = "MIB", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub log_max_size: u64,
+    /// Files that are kept of each service's log, the one that is written among them
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub log_max_files: u32,
     /// Directory of the containers' logs [default: BASE/pod-logs, or /var/log/pods]
     #[arg(long, value_name = "DIR")]
     pub pod_logs_dir: Option<PathBuf>,
@@ -207,7 +217,8 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     if !left.is_empty() {
         print(&[format!("ended what an earlier run left: {}", left.join(", "))]);
     }
-    make_log_dir(&layout.log_dir)?;
+    std::fs::create_dir_all(&layout.log_dir)
+        .map_err(|source| UpError::Directory { path: layout.log_dir.clone(), source })?;
     // Dropping the start when a signal comes takes down what it had started.
     let containerd = tokio::select! {
         started = start_containerd(&args, &layout) => started?,
@@ -244,7 +255,16 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
         }
         None => None,
     };
-    let services: Vec<Service> = plan::services(&args, &layout, &runtime, &node, unprivileged)
+    let plans = plan::services(&args, &layout, &runtime, &node, unprivileged);
+    let now = quintlet_kit::clock::Clock::system().wall();
+    for plan in &plans {
+        logs::begin(&logs::path(&layout.log_dir, plan.name), &args.log_format, now)
+            .map_err(|source| UpError::Directory { path: layout.log_dir.clone(), source })?;
+    }
+    let written = plans.iter().map(|plan| plan.name).chain(containerd.as_ref().map(|_| CONTAINERD)).collect();
+    let limits = logs::Limits { size: args.log_max_size << 20, files: args.log_max_files };
+    let cutter = task::spawn("keep logs short", logs::keep_short(layout.log_dir.clone(), written, limits));
+    let services: Vec<Service> = plans
         .into_iter()
         .map(|plan| Service::start(plan, &bin_dir, &layout.log_dir, processes.clone(), &tasks))
         .collect();
@@ -289,6 +309,7 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
 
     stop(&args, &services, &view, containerd, &mut signals).await?;
     follower.abort();
+    cutter.abort();
     copying.iter().for_each(tokio::task::JoinHandle::abort);
     for name in tasks.shutdown(TASK_GRACE).await {
         tracing::warn!(task = name, "did not end");
@@ -410,7 +431,7 @@ async fn start_containerd(args: &UpArgs, layout: &Layout) -> Result<Option<Conta
     let mut options = Options::new(&layout.containerd);
     options.masquerade = true;
     options.keep_pods = !args.down;
-    options.log_file = Some(layout.log_dir.join("containerd.log"));
+    options.log_file = Some(logs::path(&layout.log_dir, CONTAINERD));
     if args.down {
         let owned = [&layout.root_dir, &layout.run_dir, &layout.pod_logs_dir, &layout.container_logs_dir];
         options.owned = owned.map(PathBuf::clone).to_vec();
@@ -465,16 +486,6 @@ fn check(layout: &Layout, bin_dir: &Path) -> Result<(), UpError> {
     let socket = layout.longest_socket();
     if socket.as_os_str().len() > SOCKET_PATH_MAX {
         return Err(UpError::SocketPath(socket));
-    }
-    Ok(())
-}
-
-/// Logs are of this run alone: they are kept at its end, for a look.
-fn make_log_dir(dir: &Path) -> Result<(), UpError> {
-    let io = |source| UpError::Directory { path: dir.to_path_buf(), source };
-    std::fs::create_dir_all(dir).map_err(io)?;
-    for name in SERVICES.into_iter().chain(["node-api", "containerd"]) {
-        std::fs::File::create(dir.join(format!("{name}.log"))).map_err(io)?;
     }
     Ok(())
 }

@@ -173,6 +173,36 @@ fn what_a_killed_supervisor_left_is_ended_by_the_next() {
 }
 
 #[test]
+fn logs_go_on_over_starts_and_one_that_is_too_long_is_cut_while_its_service_writes() {
+    let mut node = Node::start(&[], "");
+    node.signal(Signal::SIGTERM);
+    assert_eq!(node.end().0, Some(0));
+    let logs = node.path("logs");
+    let log = |name: &str| std::fs::read_to_string(logs.join(name)).unwrap_or_default();
+    let begins = |text: &str| text.lines().filter(|l| l.contains("quintctl up begins")).count();
+    let first = log("pod-sync.log");
+    assert_eq!(begins(&first), 1, "{first}");
+    assert!(!logs.join("containerd.log").exists(), "nobody writes it");
+
+    // Writes until its log is cut, and goes on.
+    let script = "#!/bin/sh\ntrap 'exit 0' TERM\nwhile [ ! -e LOG.1 ]; do seq -f 'line %.0f' 20000 >&2; sleep 0.02; done\n\
+        echo 'after the cut' >&2\necho \"pod-sync is cut $$\" >> NOTES\nwhile :; do sleep 0.05; done\n"
+        .replace("NOTES", &node.path("notes").display().to_string())
+        .replace("LOG", &logs.join("pod-sync.log").display().to_string());
+    std::fs::write(node.path("bin/pod-sync"), script).unwrap();
+    node.up = Node::up(node.dir.path(), &["--log-max-size", "1", "--log-max-files", "2"]);
+    node.wait_for("line after the cut", |notes| notes.iter().any(|n| n.starts_with("pod-sync is cut")));
+    node.signal(Signal::SIGTERM);
+    assert_eq!(node.end().0, Some(0));
+    let now = log("pod-sync.log");
+    assert!(now.len() < 1 << 20 && now.ends_with("after the cut\n"), "{} bytes", now.len());
+    let old = log("pod-sync.log.1");
+    assert!(old.starts_with(&first) && old.len() >= 1 << 20, "what was there before comes first");
+    assert!(!logs.join("pod-sync.log.2").exists(), "two files are kept");
+    assert_eq!(begins(&log("cri-proxy.log")), 2, "each start says so");
+}
+
+#[test]
 fn usage_errors_exit_64_and_missing_binaries_are_named() {
     let run = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_quintctl")).args(args).output().unwrap();
     assert_eq!(run(&["up"]).status.code(), Some(64));

@@ -180,7 +180,8 @@ fn logs(dir: &Path) -> io::Result<Vec<(String, String)>> {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         // Nothing but logs, whatever else lies there.
-        if !name.ends_with(".log") || !entry.file_type()?.is_file() {
+        let is_log = [".log", ".log.1"].iter().any(|end| name.ends_with(end));
+        if !is_log || !entry.file_type()?.is_file() {
             continue;
         }
         let mut file = File::open(entry.path())?;

@@ -66,7 +66,7 @@ impl Service {
         let (order, orders) = watch::channel(Order::Run);
         let (states, state) = watch::channel(State::New);
         let name = plan.name;
-        let log = log_dir.join(format!("{name}.log"));
+        let log = super::logs::path(log_dir, name);
         let supervised =
             Supervised { binary: bin_dir.join(plan.binary), plan, log, processes, orders, states };
         tasks.spawn("supervise", supervised.run());

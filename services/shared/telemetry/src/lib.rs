@@ -20,7 +20,7 @@ use tracing_subscriber::filter::{EnvFilter, FilterFn};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 
 pub use gate::EVERY as FAULT_EVERY;
-pub use logs::{Lines, LogFormat};
+pub use logs::{Lines, LogFormat, write_line};
 pub use propagate::PropagatingInterceptor;
 pub use ring::{RING_CAPACITY, RingProcessor, SpanRecord, SpanRing, ring};
 

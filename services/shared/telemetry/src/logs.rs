@@ -1,6 +1,6 @@
 //! One line per event on stderr, as text or JSON, with the pod and the trace it belongs to.
 use std::fmt::{self, Write as _};
-use std::io::Write as _;
+use std::os::fd::AsFd;
 use std::str::FromStr;
 
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use opentelemetry::Context as OtelContext;
 use opentelemetry::trace::TraceContextExt as _;
 use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value};
 use tracing::Level;
 use tracing::field::{Field, Visit};
@@ -299,11 +300,21 @@ where
         let text = line.render(self.format, fields);
         match &self.out {
             Out::Stderr => {
-                // There is nowhere left to report that stderr is closed.
-                let _ = std::io::stderr().lock().write_all(text.as_bytes());
+                write_line(&mut std::io::stderr().lock(), text.as_bytes());
             }
             Out::Kept(lines) => lines.0.lock().push(text),
         }
+    }
+}
+
+/// Writes a line under a shared lock of the file: `quintctl up` has the exclusive one while it empties a log that is too long. Where
+/// there is nothing to lock (a terminal, a pipe, the journal) nobody waits.
+pub fn write_line(out: &mut (impl std::io::Write + AsFd), line: &[u8]) {
+    let is_locked = flock(out.as_fd(), FlockOperation::LockShared).is_ok();
+    // There is nowhere left to report that stderr is closed.
+    let _ = out.write_all(line);
+    if is_locked {
+        let _ = flock(out.as_fd(), FlockOperation::Unlock);
     }
 }
 

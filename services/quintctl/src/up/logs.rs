@@ -1,0 +1,236 @@
+//! The services' logs: they go on over starts and are cut in place at a size.
+//!
+//! A service has its log open for as long as it runs, and must not depend on this process to write it. So a file is not moved away
+//! under it: what is in it is copied to `NAME.log.1`, then it is made empty. A service locks its log (shared) for each line
+//! (`write_line` of quintlet-telemetry); the exclusive lock here, for the last bytes of the copy, keeps lines whole and loses none.
+//! containerd locks nothing: a line of its own that comes within those microseconds is lost.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use serde_json::json;
+
+/// Between two looks at the sizes.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Attempts to lock a log, a millisecond apart. A service that was stopped within a line has its lock for long: then the next look
+/// tries again.
+const ATTEMPTS: u32 = 50;
+
+/// When a log is cut, and what stays of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// Bytes.
+    pub(super) size: u64,
+    /// Files of one service, the one that is written among them.
+    pub(super) files: u32,
+}
+
+/// Where a service writes.
+pub(super) fn path(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.log"))
+}
+
+/// Says in a log, in the format of its lines, that what follows is of a new start.
+pub(super) fn begin(log: &Path, format: &str, now: Timestamp) -> io::Result<()> {
+    let message = concat!("quintctl up begins, version ", env!("CARGO_PKG_VERSION"));
+    let line = if format == "json" {
+        json!({"ts": format!("{now:.6}"), "level": "info", "service": "quintctl", "msg": message}).to_string()
+    } else {
+        format!("{now:.3}  INFO quintctl {message}")
+    };
+    let mut log = OpenOptions::new().create(true).append(true).open(log)?;
+    log.write_all(format!("{line}\n").as_bytes())
+}
+
+/// Cuts the logs of `names` whenever one is too long.
+pub(super) async fn keep_short(dir: PathBuf, names: Vec<&'static str>, limits: Limits) {
+    loop {
+        let logs: Vec<PathBuf> = names.iter().map(|name| path(&dir, name)).collect();
+        let work = move || {
+            for log in logs {
+                if let Err(error) = cut(&log, limits) {
+                    tracing::warn!(log = %log.display(), %error, "not cut");
+                }
+            }
+        };
+        // A panic in there has been logged.
+        let _ = tokio::task::spawn_blocking(work).await;
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Copies a log that is too long beside itself and empties it. Whether it did.
+fn cut(log: &Path, limits: Limits) -> io::Result<bool> {
+    let mut file = match OpenOptions::new().read(true).write(true).open(log) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        opened => opened?,
+    };
+    let size = file.metadata()?.len();
+    if size < limits.size {
+        return Ok(false);
+    }
+    let new = numbered(log, "new");
+    let mut copy = File::create(&new)?;
+    // The bulk without the lock, which services wait for.
+    io::copy(&mut (&mut file).take(size), &mut copy)?;
+    let Some(mut file) = locked(file)? else { return Ok(false) };
+    file.seek(SeekFrom::Start(size))?;
+    io::copy(&mut *file, &mut copy)?;
+    for number in (1..limits.files.saturating_sub(1)).rev() {
+        let (from, to) = (numbered(log, &number.to_string()), numbered(log, &(number + 1).to_string()));
+        match std::fs::rename(from, to) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+    }
+    // Before the file is emptied: whoever ends this process now leaves lines twice, never none.
+    if limits.files > 1 {
+        std::fs::rename(&new, numbered(log, "1"))?;
+    } else {
+        std::fs::remove_file(&new)?;
+    }
+    file.set_len(0)?;
+    Ok(true)
+}
+
+fn locked(mut file: File) -> io::Result<Option<Flock<File>>> {
+    for _ in 0..ATTEMPTS {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(Some(lock)),
+            Err((back, Errno::EWOULDBLOCK | Errno::EINTR)) => file = back,
+            Err((_, errno)) => return Err(errno.into()),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(None)
+}
+
+fn numbered(log: &Path, number: &str) -> PathBuf {
+    let mut name = log.as_os_str().to_owned();
+    name.push(format!(".{number}"));
+    PathBuf::from(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn append(log: &Path) -> File {
+        OpenOptions::new().create(true).append(true).open(log).unwrap()
+    }
+
+    /// From the oldest file to the newest.
+    fn all(log: &Path, limits: Limits) -> Vec<String> {
+        let older = (1..limits.files).rev().map(|n| numbered(log, &n.to_string()));
+        older
+            .chain([log.to_path_buf()])
+            .flat_map(|file| {
+                std::fs::read_to_string(file)
+                    .unwrap_or_default()
+                    .lines()
+                    .map(str::to_owned)
+                    .collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn what_stays_is_the_newest_lines_without_a_gap_in_files_near_the_limit(
+            lengths in prop::collection::vec(1_usize..60, 1..120), size in 50_u64..400, files in 1_u32..5, look in 1_usize..9,
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let log = dir.path().join("a.log");
+            let limits = Limits { size, files };
+            let mut written = Vec::new();
+            let mut cuts = 0;
+            for (n, length) in lengths.iter().enumerate() {
+                let line = format!("{n} {}", "x".repeat(*length));
+                quintlet_telemetry::write_line(&mut append(&log), format!("{line}\n").as_bytes());
+                written.push(line);
+                if n % look == 0 && cut(&log, limits).unwrap() {
+                    cuts += 1;
+                }
+            }
+            let left = all(&log, limits);
+            prop_assert!(written.ends_with(&left), "{left:?} of {written:?}");
+            prop_assert!(cuts >= files || left.len() == written.len(), "files are left over, and so are all lines");
+            // A look comes every `look` lines of at most 65 bytes.
+            let most = size + u64::try_from(look * 65).unwrap();
+            let there: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap()).collect();
+            prop_assert!(there.len() <= usize::try_from(files).unwrap(), "{there:?}");
+            for file in there {
+                prop_assert!(file.metadata().unwrap().len() <= most, "{file:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn lines_that_come_while_a_log_is_cut_are_there_once_and_whole() {
+        const CUTS: u32 = 100;
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("a.log");
+        let limits = Limits { size: 2_000, files: CUTS + 1 };
+        let mut file = append(&log);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let end = Arc::clone(&is_over);
+        let writer = std::thread::spawn(move || {
+            let mut written = 0;
+            while !end.load(Ordering::Relaxed) {
+                quintlet_telemetry::write_line(&mut file, format!("line {written}\n").as_bytes());
+                written += 1;
+            }
+            written
+        });
+        let mut cuts = 0;
+        while cuts < CUTS {
+            cuts += u32::from(cut(&log, limits).unwrap());
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let written: usize = writer.join().unwrap();
+        let want: Vec<String> = (0..written).map(|n| format!("line {n}")).collect();
+        let left = all(&log, limits);
+        assert!(left == want, "{} of {written} lines", left.len());
+    }
+
+    #[test]
+    fn a_log_that_somebody_holds_is_left_for_the_next_look() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("a.log");
+        let limits = Limits { size: 1, files: 2 };
+        std::fs::write(&log, "one\n").unwrap();
+        let holder = Flock::lock(append(&log), FlockArg::LockShared).unwrap();
+        assert!(!cut(&log, limits).unwrap());
+        drop(holder);
+        assert!(cut(&log, limits).unwrap());
+        assert_eq!(all(&log, limits), ["one"]);
+    }
+
+    #[test]
+    fn a_new_start_is_told_in_the_format_of_the_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("a.log");
+        std::fs::write(&log, "before\n").unwrap();
+        let now = "2026-11-21T02:31:07.112345Z".parse().unwrap();
+        begin(&log, "text", now).unwrap();
+        begin(&log, "json", now).unwrap();
+        let text = std::fs::read_to_string(&log).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "before");
+        assert!(lines[1].starts_with("2026-11-21T02:31:07.112Z  INFO quintctl quintctl up begins"), "{text}");
+        let json: serde_json::Value = serde_json::from_str(lines[2]).unwrap();
+        assert_eq!((json["level"].as_str(), json["service"].as_str()), (Some("info"), Some("quintctl")));
+    }
+}
