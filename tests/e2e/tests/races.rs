@@ -50,6 +50,11 @@ async fn a_cri_proxy_killed_inside_its_calls_makes_nothing_twice() {
             node.wait_gone(uid).await;
         }
     }
+    let log = node.log("pod-sync");
+    let told = |reason: &str| ["Unhealthy", "MissingClusterDNS"].contains(&reason);
+    let reasons = log.lines().filter_map(|l| l.split_once("warning event reason=")?.1.split(' ').next());
+    let faults: Vec<&str> = reasons.filter(|reason| !told(reason)).collect();
+    assert!(faults.is_empty(), "what was cut is told of as a pod's fault: {faults:?}");
     node.down().await;
 }
 

@@ -187,6 +187,7 @@ impl Worker {
                 && c.hash() == hash
                 && !self.record.waiting.contains_key(&container.name)
         });
+        let reused = made.is_some();
         let (id, restarts) = match made {
             Some(c) => (c.id.clone(), c.restart_count()),
             None => self.make_container(pass, kind, container, sandbox, sandbox_config, ips).await?,
@@ -199,6 +200,12 @@ impl Worker {
         }
         self.save();
         if let Err(e) = self.ctx.runtime.start_container(&id).await {
+            if e.is_verdict() && reused {
+                // What a cut call left: its start may still go on in the runtime or have ended by now, or a cut creation was
+                // finished without the sandbox's namespaces (containerd). That is no fault of the container's: if it has
+                // ended, the next look makes it again.
+                return Err(Halt::Cut(format!("what was cut cannot be taken up: {e}")).into());
+            }
             if e.is_verdict() {
                 self.record.starting.remove(&container.name);
                 self.record.post_starts.remove(id.as_str());

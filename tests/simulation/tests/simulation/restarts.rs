@@ -148,3 +148,51 @@ async fn a_created_container_is_started_and_not_made_again_by_the_next_pod_sync(
         sim.finish().await;
     }
 }
+
+/// containerd gives a start up when its caller is gone, and takes its time for it: the next one may find it still created.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_is_cut_with_cri_proxy_is_no_failure_of_its_container() {
+    let sim = Sim::start(Options::default()).await;
+    let hang = sim.runtime.hang(Method::StartContainer);
+    let uid = sim.create(pods::single("cut"));
+    sim.wait_runtime("a start in flight", |r| r.in_flight(Method::StartContainer) == 1).await;
+    let first = sim.runtime.newest(&uid, "c-cut").unwrap().id().to_owned();
+    sim.kill(Service::CriProxy).await;
+    sim.wait_runtime("no start in flight", |r| r.in_flight(Method::StartContainer) == 0).await;
+    sim.up(Service::CriProxy);
+    sim.wait_runtime("another start", |r| r.in_flight(Method::StartContainer) == 1).await;
+    sim.runtime.end_unstarted(&first);
+    sim.runtime.unscript(hang);
+    sim.wait_ready("cut").await;
+    assert_eq!(sim.calls_about(Method::StartContainer, &first), 2);
+    let main = sim.pod("cut").container("c-cut");
+    assert_eq!((main.restarts, main.kind.as_str()), (0, "running"));
+    assert_ne!(sim.runtime.newest(&uid, "c-cut").unwrap().id(), first);
+    assert_eq!(sim.warnings("cut"), [], "of a start that was made again");
+    assert_eq!(sim.runtime.count(Method::CreateContainer), 2);
+    sim.finish().await;
+}
+
+/// containerd finishes a creation whose caller is gone, with `/proc/0` for the namespaces of a sandbox it could not ask.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_of_a_creation_that_was_cut_is_made_again_when_it_cannot_start() {
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.end_failed_starts(true);
+    sim.runtime.finish_abandoned_calls(true);
+    let slow = sim.runtime.hang(Method::CreateContainer);
+    let uid = sim.create(pods::single("made"));
+    sim.wait_runtime("a creation in flight", |r| r.in_flight(Method::CreateContainer) == 1).await;
+    sim.kill(Service::CriProxy).await;
+    sim.runtime.unscript(slow);
+    sim.wait_runtime("the container", |r| r.newest(&uid, "c-made").is_some()).await;
+    let first = sim.runtime.newest(&uid, "c-made").unwrap().id().to_owned();
+    let text = "namespace path: lstat /proc/0/ns/ipc: no such file or directory";
+    sim.runtime.fail(Method::StartContainer, tonic::Code::Unknown, text, 1);
+    sim.up(Service::CriProxy);
+    let made = sim.wait_ready("made").await.container("c-made");
+    assert_eq!((made.restarts, made.kind.as_str()), (0, "running"));
+    assert_eq!(sim.calls_about(Method::StartContainer, &first), 1, "what is there is taken up first");
+    assert_ne!(sim.runtime.newest(&uid, "c-made").unwrap().id(), first);
+    assert_eq!(sim.warnings("made"), []);
+    sim.finish().await;
+}

@@ -344,20 +344,12 @@ impl RuntimeService for Cri {
         &self,
         q: Request<v1::StartContainerRequest>,
     ) -> Result<Response<v1::StartContainerResponse>, Status> {
+        let subjects = vec![q.get_ref().container_id.clone()];
         self.0
-            .simple(
-                Method::StartContainer,
-                q,
-                |q| vec![q.container_id.clone()],
-                |shared, q| {
-                    shared.world.lock().start(&q.container_id)?;
-                    shared.touch();
-                    shared.bus.containerd(Event::Started { id: q.container_id.clone() });
-                    shared.cri_event(&q.container_id, v1::ContainerEventType::ContainerStartedEvent);
-                    shared.run_behaviour(&q.container_id);
-                    Ok(v1::StartContainerResponse {})
-                },
-            )
+            .call(Method::StartContainer, q, subjects, |shared, mut plan, q| async move {
+                let result = shared.start(&mut plan, &q.container_id).await;
+                (plan, result.map(|()| v1::StartContainerResponse {}))
+            })
             .await
     }
 

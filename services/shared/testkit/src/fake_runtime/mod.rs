@@ -14,6 +14,7 @@ mod lists;
 mod newer;
 mod script;
 mod serve;
+mod starts;
 mod world;
 
 use std::collections::HashMap;
@@ -134,6 +135,7 @@ pub(crate) struct Shared {
     /// Counts changes of the world, for whoever waits for one.
     pub(crate) changed: watch::Sender<u64>,
     pub(crate) finish_abandoned: AtomicBool,
+    end_failed_starts: AtomicBool,
     /// Whether the list streams are there.
     pub(crate) list_streams: AtomicBool,
     /// Whether it has UpdatePodSandboxResources.
@@ -236,6 +238,7 @@ impl FakeRuntime {
             exec: Mutex::new(Arc::new(|_, _| ExecReply::default())),
             changed: watch::Sender::new(0),
             finish_abandoned: AtomicBool::new(false),
+            end_failed_starts: AtomicBool::new(false),
             list_streams: AtomicBool::new(false),
             sandbox_updates: AtomicBool::new(false),
             disturbed: AtomicBool::new(false),
@@ -427,11 +430,10 @@ impl FakeRuntime {
 
     /// The process of a created container starts.
     pub fn start_container(&self, id: &str) {
-        if self.shared.world.lock().start(id).is_ok() {
-            self.shared.touch();
-            self.shared.bus.containerd(Event::Started { id: id.to_owned() });
-            self.shared.cri_event(id, v1::ContainerEventType::ContainerStartedEvent);
-            self.shared.run_behaviour(id);
+        let mut world = self.shared.world.lock();
+        if world.begin_start(id).and_then(|()| world.start(id)).is_ok() {
+            drop(world);
+            self.shared.started(id);
         }
     }
 

@@ -123,6 +123,7 @@ pub struct ContainerRecord {
     pub config: v1::ContainerConfig,
     /// Its sandbox.
     pub sandbox_id: String,
+    starting: bool,
     exiting: bool,
 }
 
@@ -361,7 +362,13 @@ impl World {
             ..Default::default()
         };
         self.by_sandbox.entry(sandbox.to_owned()).or_default().push(id.clone());
-        let record = ContainerRecord { status, config, sandbox_id: sandbox.to_owned(), exiting: false };
+        let record = ContainerRecord {
+            status,
+            config,
+            sandbox_id: sandbox.to_owned(),
+            starting: false,
+            exiting: false,
+        };
         self.containers.insert(id, Arc::new(record));
     }
 
@@ -371,19 +378,49 @@ impl World {
         format!("{}_{}_{}_{}_{}", meta.name, pod.name, pod.namespace, pod.uid, meta.attempt)
     }
 
+    /// A start begins: none is let in beside it.
+    pub(crate) fn begin_start(&mut self, id: &str) -> Result<(), Status> {
+        let container = self.unstarted(id)?;
+        if container.starting {
+            return Err(not_starting(id, "container is already in starting state"));
+        }
+        container.starting = true;
+        Ok(())
+    }
+
+    // One that no start was given yet.
+    fn unstarted(&mut self, id: &str) -> Result<&mut ContainerRecord, Status> {
+        let container = self.containers.get_mut(id).map(Arc::make_mut).ok_or_else(|| no_container(id))?;
+        match container.status.state() {
+            v1::ContainerState::ContainerCreated => Ok(container),
+            state => Err(not_starting(id, &format!("container is in {} state", state.as_str_name()))),
+        }
+    }
+
+    /// One that began is over, however it ended.
+    pub(crate) fn finish_start(&mut self, id: &str) {
+        if let Some(container) = self.containers.get_mut(id).map(Arc::make_mut) {
+            container.starting = false;
+        }
+    }
+
+    /// The container of a start that came to nothing: it never ran.
+    pub(crate) fn end_unstarted(&mut self, id: &str) {
+        self.finish_exit(id, 128, Some("StartError"));
+        if let Some(container) = self.containers.get_mut(id).map(Arc::make_mut) {
+            "failed to create containerd task: context canceled".clone_into(&mut container.status.message);
+        }
+    }
+
+    /// What a start does that began.
     pub(crate) fn start(&mut self, id: &str) -> Result<(), Status> {
         let now = self.now();
-        let container = self.containers.get_mut(id).map(Arc::make_mut).ok_or_else(|| no_container(id))?;
-        if container.status.state() != v1::ContainerState::ContainerCreated {
-            let text = format!("container {id:?} is in {} state", container.status.state().as_str_name());
-            return Err(Status::unknown(text));
+        let sandbox = self.unstarted(id)?.sandbox_id.clone();
+        if !self.sandboxes.get(&sandbox).is_some_and(|s| s.ready() && !s.exiting) {
+            return Err(Status::unknown(format!("sandbox container {sandbox:?} is not running")));
         }
-        if !self.sandboxes.get(&container.sandbox_id).is_some_and(|s| s.ready() && !s.exiting) {
-            return Err(Status::unknown(format!(
-                "sandbox container {:?} is not running",
-                container.sandbox_id
-            )));
-        }
+        let container = self.unstarted(id)?;
+        container.starting = false;
         container.status.set_state(v1::ContainerState::ContainerRunning);
         container.status.started_at = now;
         Ok(())
@@ -488,6 +525,11 @@ impl World {
         self.images.insert(id.clone(), image);
         id
     }
+}
+
+// The runtime's refusals read as containerd's.
+fn not_starting(id: &str, why: &str) -> Status {
+    Status::unknown(format!("failed to set starting state for container {id:?}: {why}"))
 }
 
 pub(crate) fn no_container(id: &str) -> Status {

@@ -1,0 +1,62 @@
+//! Starts of containers, and what becomes of one that fails.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use k8s_cri::v1;
+use tonic::Status;
+
+use super::events::Event;
+use super::script::Plan;
+use super::{FakeRuntime, Shared};
+
+/// A start in flight: no other is let in beside it.
+struct Starting<'a>(&'a Shared, &'a str);
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        self.0.world.lock().finish_start(self.1);
+    }
+}
+
+impl Shared {
+    /// The call.
+    pub(crate) async fn start(self: &Arc<Self>, plan: &mut Plan, id: &str) -> Result<(), Status> {
+        self.world.lock().begin_start(id)?;
+        let _starting = Starting(self, id);
+        let passed = self.script.pass(plan).await;
+        let started = passed.and_then(|()| self.world.lock().start(id));
+        if started.is_err() && self.end_failed_starts.load(Ordering::Relaxed) {
+            self.end_unstarted(id);
+        }
+        started?;
+        self.started(id);
+        Ok(())
+    }
+
+    /// Its process runs: tells of it, and lets it do what it does.
+    pub(crate) fn started(self: &Arc<Self>, id: &str) {
+        self.touch();
+        self.bus.containerd(Event::Started { id: id.to_owned() });
+        self.cri_event(id, v1::ContainerEventType::ContainerStartedEvent);
+        self.run_behaviour(id);
+    }
+
+    fn end_unstarted(&self, id: &str) {
+        self.world.lock().end_unstarted(id);
+        self.touch();
+    }
+}
+
+impl FakeRuntime {
+    /// Whether a start that fails ends its container, exit code 128 and never started, as containerd does. Without, it is as if no
+    /// start had come.
+    pub fn end_failed_starts(&self, yes: bool) {
+        self.shared.end_failed_starts.store(yes, Ordering::Relaxed);
+    }
+
+    /// A container ends as one whose start failed, or was cut, in containerd.
+    pub fn end_unstarted(&self, id: &str) {
+        self.shared.end_unstarted(id);
+    }
+}
