@@ -27,6 +27,7 @@ use crate::credentials::Credentials;
 use crate::decide::admission::Rejection;
 use crate::decide::backoff::Delays;
 use crate::decide::status::NodeFacts;
+use crate::first::First;
 use crate::fleet::Fleet;
 use crate::metrics::PodMetrics;
 use crate::pull_records::PullRecords;
@@ -132,6 +133,8 @@ pub struct Context {
     pub dead: crate::decide::gc::Limits,
     /// Delays before a container that keeps ending is started again.
     pub crash_loop: Delays,
+    /// Static pods that others wait for.
+    pub first: First,
 }
 
 impl std::fmt::Debug for Context {

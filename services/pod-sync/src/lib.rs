@@ -19,6 +19,7 @@ pub mod cluster;
 pub mod context;
 pub mod credentials;
 pub mod decide;
+pub mod first;
 pub mod fleet;
 pub mod housekeeping;
 pub mod image;
@@ -79,6 +80,7 @@ use crate::credentials::Credentials;
 use crate::credentials::node_files::{NodeFiles, Places};
 use crate::credentials::plugins::Plugins;
 use crate::decide::backoff::Delays;
+use crate::first::First;
 use crate::pull_records::PullRecords;
 use crate::pulls::PullLanes;
 use crate::settings::settings;
@@ -180,6 +182,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         measured: storage::Measured::default(),
         dead: args.resources.dead_containers(),
         crash_loop: Delays { max: args.resources.max_container_restart_period, ..Delays::default() },
+        first: First::default(),
         container_logs_dir,
     });
 

@@ -1,5 +1,6 @@
 //! The sync loop: merges what the sources say, and keeps one worker per pod.
 
+mod manifests;
 mod resize;
 mod upkeep;
 
@@ -32,6 +33,7 @@ use crate::source::{SourceKind, SourceUpdate, Update};
 use crate::state::{PodRecord, Termination};
 use crate::view::{self, View, unix_ns};
 use crate::worker::Worker;
+use manifests::Manifests;
 
 /// Housekeeping period (pkg/kubelet/kubelet.go).
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
@@ -101,6 +103,7 @@ pub struct Table {
     pace: Pace,
     resizes: Resizes,
     heartbeat: Heartbeat,
+    manifests: Manifests,
 }
 
 /// When the loop last came round: CLOCK_BOOTTIME in milliseconds. Clones share it.
@@ -162,6 +165,7 @@ impl Table {
             pace: Pace::default(),
             resizes: Resizes::new(),
             heartbeat,
+            manifests: Manifests::of(sources),
         }
     }
 
@@ -227,14 +231,16 @@ impl Table {
         loop {
             let ctx = Arc::clone(&self.ctx);
             let node_read = Arc::clone(&self.node_read);
+            let late = self.manifests.due();
             self.heartbeat.beat(&ctx.clock);
             // Snapshots stay queued, the rest is level-triggered: a dropped arm loses nothing.
             tokio::select! {
                 () = stop.cancelled() => return,
                 update = updates.recv() => match update {
-                    Some((source, update)) => self.update(source, update),
+                    Some((source, update)) => self.receive(source, update),
                     None => return,
                 },
+                () = late => self.manifests_read(),
                 _ = housekeeping.tick() => self.housekeeping(),
                 () = ctx.wakes.stranger() => self.housekeeping(),
                 () = node_read.notified() => self.admit_unsure(),
@@ -426,6 +432,9 @@ impl Table {
         if let Ok(pod_ref) = pods::pod_ref(&unsure.pod) {
             self.show_waiting(&pod_ref, unsure.source, &unsure.pod, Waiting::NotAdmitted { what });
         }
+        if pods::is_static(&unsure.pod) {
+            self.ctx.first.came(&uid);
+        }
         self.unsure.insert(uid, unsure);
         if !is_first {
             return;
@@ -475,6 +484,9 @@ impl Table {
         let mirror = self.mirrors.get(&key).cloned();
         if rejected.is_none() && !is_ending(&pod) {
             self.ctx.allocations.allocate(&pod_ref.uid, &pod);
+            if pods::is_static(&pod) {
+                self.ctx.first.came(&pod_ref.uid);
+            }
         }
         let desired = Desired { pod, source, mirror, removed: false, rejected, after };
         self.spawn(pod_ref, desired, None, false);

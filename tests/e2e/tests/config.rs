@@ -115,6 +115,21 @@ fn help_names_the_configuration_and_defaults_with_units() {
 }
 
 /// Services that are killed when the test is over, however.
+/// A directory with pod-sync's root in it, which pod-sync mounts on itself and leaves so.
+struct Base(tempfile::TempDir);
+
+impl Base {
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Base {
+    fn drop(&mut self) {
+        let _not_mounted = nix::mount::umount2(&self.path().join("root"), nix::mount::MntFlags::MNT_DETACH);
+    }
+}
+
 struct Running(Vec<Child>);
 
 impl Drop for Running {
@@ -141,8 +156,8 @@ fn metrics(port: u16) -> std::io::Result<String> {
 }
 
 /// One file, no other flag: sockets, logs and metrics are where it says, and what has no effect is named once.
-async fn a_file_alone() -> (tempfile::TempDir, Running, [u16; 6]) {
-    let dir = tempfile::tempdir().unwrap();
+async fn a_file_alone() -> (Base, Running, [u16; 6]) {
+    let dir = Base(tempfile::tempdir().unwrap());
     let at = |name: &str| dir.path().join(name).display().to_string();
     let [port, ports @ ..] = free_ports::<7>();
     let mut file = format!(

@@ -9,16 +9,19 @@ use quintlet_kit::seam::{Passing, Seam, Watcher, When};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Armed {
     seam: Seam,
     when: When,
-    left: u64,
+    // None: it only counts.
+    left: Option<u64>,
+    passed: Vec<&'static str>,
 }
 
 /// Where pod-sync is to end.
 #[derive(Debug)]
 pub struct Cuts {
+    // Who changes `reached` holds this: a cut has either happened when somebody disarms, or never does.
     armed: Mutex<Option<Armed>>,
     reached: watch::Sender<Option<Passing>>,
 }
@@ -32,13 +35,23 @@ impl Default for Cuts {
 impl Cuts {
     /// pod-sync ends at its `times`-th passing of `seam` on this side from now on.
     pub fn arm(&self, seam: Seam, when: When, times: u64) {
-        self.reached.send_replace(None);
-        *self.armed.lock() = Some(Armed { seam, when, left: times });
+        self.set(seam, when, Some(times));
     }
 
-    /// It ends nowhere.
-    pub fn disarm(&self) {
-        *self.armed.lock() = None;
+    /// It ends nowhere, and what passes `seam` on this side is counted from now on.
+    pub fn count(&self, seam: Seam, when: When) {
+        self.set(seam, when, None);
+    }
+
+    fn set(&self, seam: Seam, when: When, left: Option<u64>) {
+        let mut armed = self.armed.lock();
+        self.reached.send_replace(None);
+        *armed = Some(Armed { seam, when, left, passed: Vec::new() });
+    }
+
+    /// It ends nowhere any more; what passed since it was armed, or until it ended.
+    pub fn disarm(&self) -> Vec<&'static str> {
+        self.armed.lock().take().map(|armed| armed.passed).unwrap_or_default()
     }
 
     /// Waits until pod-sync ended there.
@@ -58,10 +71,18 @@ impl Cuts {
         let Some(at) = armed.as_mut().filter(|a| a.seam == passing.seam && a.when == passing.when) else {
             return false;
         };
-        at.left -= 1;
-        let here = at.left == 0;
+        let here = match &mut at.left {
+            // Another life of pod-sync goes on from the cut.
+            Some(0) => return false,
+            Some(left) => {
+                *left -= 1;
+                *left == 0
+            }
+            None => false,
+        };
+        at.passed.push(passing.step);
         if here {
-            *armed = None;
+            self.reached.send_replace(Some(passing));
         }
         here
     }
@@ -113,7 +134,6 @@ impl Watcher for Life {
             }
             self.end();
             self.kill.cancel();
-            self.cuts.reached.send_replace(Some(passing));
         }
         // Who waits for another thread's work must not go on for want of it.
         if std::thread::current().id() != self.main {

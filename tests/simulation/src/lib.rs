@@ -7,6 +7,7 @@
 //! Needs root: pod-sync makes cgroups.
 
 pub mod cuts;
+mod leftovers;
 pub mod pods;
 pub mod seen;
 pub mod service;

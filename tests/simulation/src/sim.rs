@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use nix::mount::{MntFlags, MsFlags};
+use nix::mount::MsFlags;
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::Paths;
@@ -23,6 +23,7 @@ use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
 use crate::cuts::Cuts;
+use crate::leftovers;
 use crate::seen::{EventSeen, Seen};
 use crate::service::{Places, Running, Service};
 use crate::watch::Watch;
@@ -86,11 +87,13 @@ impl Sim {
     /// This is not root, or a part cannot be made.
     pub async fn prepare(options: Options) -> Self {
         assert!(nix::unistd::geteuid().is_root(), "pod-sync makes cgroups: run these tests as root");
-        let base = tempfile::Builder::new().prefix("qsim-").tempdir().expect("a directory can be made");
+        leftovers::clear();
+        let prefix = leftovers::prefix();
+        let base = tempfile::Builder::new().prefix(&prefix).tempdir().expect("a directory can be made");
         let number = NODES.fetch_add(1, Ordering::Relaxed);
         let places = Places {
             base: base.path().to_owned(),
-            cgroup_root: format!("/qsim-{}-{number}", std::process::id()),
+            cgroup_root: format!("/{prefix}{number}"),
             kubeconfig: Some(base.path().join("kubeconfig")),
             pod_sync_args: Vec::new(),
             log: Lines::default(),
@@ -452,26 +455,10 @@ impl Drop for Sim {
         for (_, running) in std::mem::take(&mut *self.services.lock()) {
             running.abandon();
         }
-        let base = self.places.base.display().to_string();
-        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        for at in mounts.lines().filter_map(|l| l.split(' ').nth(1)).filter(|at| at.starts_with(&base)) {
-            let _already_gone = nix::mount::umount2(at, MntFlags::MNT_DETACH);
-        }
-        let controllers = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
-        let roots = controllers.map(|e| e.path()).chain([PathBuf::from("/sys/fs/cgroup")]);
-        for root in roots {
-            remove_group(&root.join(self.places.cgroup_root.trim_start_matches('/')));
+        leftovers::unmount(&self.places.base);
+        for root in leftovers::cgroup_roots() {
+            leftovers::remove_group(&root.join(self.places.cgroup_root.trim_start_matches('/')));
         }
         drop(self.base.take());
     }
-}
-
-/// Removes a cgroup and those below it: only their directories can be removed.
-fn remove_group(dir: &std::path::Path) {
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|t| t.is_dir()) {
-            remove_group(&entry.path());
-        }
-    }
-    let _not_there = std::fs::remove_dir(dir);
 }

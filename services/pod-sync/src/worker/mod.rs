@@ -216,6 +216,7 @@ impl Worker {
                 () = tokio::time::sleep(wait) => {}
             }
         }
+        self.ctx.first.went(&self.pod_ref.uid);
         self.ctx.statuses.forget(&self.pod_ref.uid);
         self.ctx.probes.remove(&self.pod_ref.uid);
         self.ctx.views.hide(&self.pod_ref.uid);
@@ -224,6 +225,7 @@ impl Worker {
 
     // Two static pods of one name never run at once: the older one goes first.
     fn held_up(&mut self, work: &Work) {
+        self.ctx.first.went(&self.pod_ref.uid);
         let desired = self.desired.borrow_and_update().clone();
         self.accept(&desired);
         self.no_errors();
@@ -243,6 +245,15 @@ impl Worker {
         let began = Instant::now();
         let first_event = self.ctx.events.next();
         let next = Box::pin(self.pass(&work)).instrument(span).await;
+        match &next {
+            // A service is away: that keeps everybody.
+            Err(Halt::Cut(_)) => self.ctx.first.was_cut(&self.pod_ref.uid),
+            Ok(Next::Again) => {}
+            Ok(Next::Idle(_) | Next::Advance)
+            | Err(Halt::Failed { .. } | Halt::NetworkNotReady(_) | Halt::Cancelled) => {
+                self.ctx.first.went(&self.pod_ref.uid);
+            }
+        }
         let kind = match work {
             Work::Sync => std::mem::replace(&mut self.kind, SYNC),
             Work::Terminating | Work::Terminated | Work::Finished { .. } | Work::WaitName { .. } => KILL,

@@ -350,11 +350,20 @@ impl Worker {
         }
         self.prepare(pass).await?;
         self.resolve(pod).await?;
+        if actions.create_sandbox && !pods::is_static(pod) {
+            // Nothing was begun: whichever comes, the next line looks.
+            tokio::select! {
+                () = self.ctx.first.none_ahead() => {}
+                () = self.cancel.cancelled() => {}
+            }
+        }
         self.enter_runtime()?;
         let config = self.sandbox_config(pod, actions.attempt, actions.create_sandbox)?;
         let (sandbox, ips) = if actions.create_sandbox {
             self.meanwhile(waiting::Waiting::SandboxCreating { attempt: actions.attempt });
-            self.create_sandbox(pod, config.clone()).await?
+            let created = self.create_sandbox(pod, config.clone()).await?;
+            self.ctx.first.went(&self.pod_ref.uid);
+            created
         } else {
             let id = actions.sandbox_id.clone().ok_or_else(|| {
                 let message = "no sandbox to start containers in".to_owned();

@@ -1,9 +1,9 @@
-//! pod-sync ended at the exact step, on either side of it: around calls of the runtime and statuses of a start, of a container made
-//! anew, and of a stop, and before each change of a file in the removal of an orphan. Those of its files in the other parts are cut
-//! one-sidedly in `failpoints`.
+//! pod-sync ended before and after each step: calls of the runtime, changes of files and statuses, of a start, of a container made
+//! anew, of a stop, and of the removal of an orphan.
 //!
 //! The steps are not listed: each seam counts what passes it, the n-th passing ends pod-sync, and n grows until a whole life passes
-//! without reaching it.
+//! without reaching it. Where a life has many steps, several tests share them. A life that is not disturbed comes first, and says
+//! what there is to pass: a seam that nobody passes any more, or that some step has left, fails the test.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,13 +58,16 @@ const FIRST: &str = "first";
 const LAST: &str = "last";
 const ALIVE: &str = "alive";
 
-fn is_step(runtime: &FakeRuntime, hooks_in_flight: bool) -> u64 {
+/// How many calls have come, or, on the other side, have done what they were for.
+fn calls(runtime: &FakeRuntime, when: When) -> u64 {
     let counts = runtime.counts();
     let calls: u64 = STEPS.iter().map(|m| counts.get(m).copied().unwrap_or(0)).sum();
     let hooks = runtime.calls_of(Method::ExecSync).iter().filter(|c| command(c) != ALIVE).count();
-    // A probe in flight makes this too small for a moment only.
-    let in_flight: usize = STEPS.iter().map(|m| runtime.in_flight(*m)).sum();
-    let in_flight = if hooks_in_flight { in_flight + runtime.in_flight(Method::ExecSync) } else { 0 };
+    let in_flight: usize = match when {
+        When::Before => 0,
+        // A probe in flight makes this too small for a moment only.
+        When::After => STEPS.iter().chain([&Method::ExecSync]).map(|m| runtime.in_flight(*m)).sum(),
+    };
     (calls + hooks as u64).saturating_sub(in_flight as u64)
 }
 
@@ -72,26 +75,89 @@ fn command(call: &Call) -> String {
     call.request::<v1::ExecSyncRequest>().cmd.concat()
 }
 
-/// Counts from now on; returns when the seam was passed so many times.
-fn passed(sim: &Sim, seam: Seam, times: u64) -> impl Future<Output = ()> + '_ {
-    let worked = seam == Seam::Call(When::After);
-    let from = is_step(&sim.runtime, worked);
-    match seam {
-        Seam::Call(_) => {}
-        Seam::File(when) => sim.cuts().arm(seam::Seam::File, when, times),
-        Seam::Status(when) => sim.cuts().arm(seam::Seam::Status, when, times),
+/// What passes a seam from now on.
+struct Watched<'a> {
+    sim: &'a Sim,
+    seam: Seam,
+    from: u64,
+    calls: usize,
+    times: Option<u64>,
+}
+
+impl<'a> Watched<'a> {
+    /// pod-sync ends at the `times`-th passing; nowhere without.
+    fn new(sim: &'a Sim, seam: Seam, times: Option<u64>) -> Self {
+        let from = match seam {
+            Seam::Call(when) => calls(&sim.runtime, when),
+            Seam::File(_) | Seam::Status(_) => 0,
+        };
+        let all = match seam {
+            Seam::Call(_) => sim.runtime.calls().len(),
+            Seam::File(when) => arm(sim, seam::Seam::File, when, times),
+            Seam::Status(when) => arm(sim, seam::Seam::Status, when, times),
+        };
+        Self { sim, seam, from, calls: all, times }
     }
-    async move {
-        match seam {
+
+    async fn reached(&self) {
+        match (self.seam, self.times) {
             // Nothing of the runtime changes when a call comes, so it is asked often.
-            Seam::Call(_) => {
-                while is_step(&sim.runtime, worked).saturating_sub(from) < times {
+            (Seam::Call(when), Some(times)) => {
+                while calls(&self.sim.runtime, when).saturating_sub(self.from) < times {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             }
-            Seam::File(_) | Seam::Status(_) => sim.cuts().reached().await,
+            (Seam::Call(_), None) => std::future::pending().await,
+            (Seam::File(_) | Seam::Status(_), _) => self.sim.cuts().reached().await,
         }
     }
+
+    /// Nothing ends pod-sync any more; what has passed, and whether it was ended at the last of it.
+    fn over(&self, reached: bool) -> Passed {
+        match self.seam {
+            Seam::Call(_) => {
+                let is_step = |c: &&Call| {
+                    STEPS.contains(&c.method) || (c.method == Method::ExecSync && command(c) != ALIVE)
+                };
+                let calls = self.sim.runtime.calls();
+                let steps = calls[self.calls..].iter().filter(is_step);
+                Passed { reached, steps: steps.map(|c| format!("{:?}", c.method)).collect() }
+            }
+            Seam::File(_) | Seam::Status(_) => {
+                let steps = self.sim.cuts().disarm().into_iter().map(str::to_owned).collect();
+                // It may have ended in the very moment in which the whole was over.
+                Passed { reached: reached || self.sim.cuts().last().is_some(), steps }
+            }
+        }
+    }
+
+    /// Kills pod-sync when the seam is reached before `whole` is over, and starts it again.
+    async fn race<T>(self, whole: impl Future<Output = T>) -> Passed {
+        let reached = tokio::select! {
+            () = self.reached() => true,
+            _ = whole => false,
+        };
+        let passed = self.over(reached);
+        if passed.reached {
+            self.sim.restart(Service::PodSync).await;
+        }
+        passed
+    }
+}
+
+fn arm(sim: &Sim, seam: seam::Seam, when: When, times: Option<u64>) -> usize {
+    match times {
+        Some(times) => sim.cuts().arm(seam, when, times),
+        None => sim.cuts().count(seam, when),
+    }
+    0
+}
+
+/// What passed a seam in a part of a life.
+#[derive(Debug, Default)]
+struct Passed {
+    reached: bool,
+    steps: Vec<String>,
 }
 
 fn pod(name: &str) -> serde_json::Value {
@@ -165,44 +231,43 @@ impl Scene {
         ran
     }
 
-    /// One life of a pod; pod-sync is killed at the `times`-th passing within `part`. False: it passed less often.
-    async fn killed_at(&self, seam: Seam, part: Part, times: u64) -> bool {
+    /// One life of a pod; pod-sync is killed at the `times`-th passing within `part`, where it passes so often.
+    async fn life(&self, name: &str, seam: Seam, part: Part, times: Option<u64>) -> Passed {
         let sim = &self.sim;
-        let name = format!("p{times}");
-        let mut reached = false;
-        let seam_at = |now: Part| (now == part).then(|| passed(sim, seam, times));
+        let mut passed = Passed::default();
+        let watched = |now: Part| (now == part).then(|| Watched::new(sim, seam, times));
         let before = self.hooks().len();
 
-        let at = seam_at(Part::Start);
-        let uid = sim.create(pod(&name));
+        let at = watched(Part::Start);
+        let uid = sim.create(pod(name));
         if let Some(at) = at {
-            reached = race(sim, at, sim.wait_ready(&name)).await;
+            passed = at.race(sim.wait_ready(name)).await;
         }
-        sim.wait_ready(&name).await;
-        sim.assert_started_once(&name, &uid);
+        sim.wait_ready(name).await;
+        sim.assert_started_once(name, &uid);
         self.assert_limited(&uid);
         let first = sim.runtime.newest(&uid, &format!("c-{name}")).unwrap().id().to_owned();
         let mut instances = vec![first.clone()];
 
         if part == Part::Remake {
-            let at = seam_at(Part::Remake);
+            let at = watched(Part::Remake);
             self.sick.lock().push(first);
-            let remade = || sim.wait_pod(&name, "made anew", |p| p.is_ready() && p.restarts() == 1);
+            let remade = || sim.wait_pod(name, "made anew", |p| p.is_ready() && p.restarts() == 1);
             if let Some(at) = at {
-                reached = race(sim, at, remade()).await;
+                passed = at.race(remade()).await;
             }
             remade().await;
             instances.push(sim.runtime.newest(&uid, &format!("c-{name}")).unwrap().id().to_owned());
         }
 
         let made = sim.runtime.count(Method::RunPodSandbox);
-        let at = seam_at(Part::Stop);
-        sim.delete(&name, None);
+        let at = watched(Part::Stop);
+        sim.delete(name, None);
         if let Some(at) = at {
-            reached = race(sim, at, self.gone(&name, &uid)).await;
+            passed = at.race(self.gone(name, &uid)).await;
         }
-        self.gone(&name, &uid).await;
-        let cut = sim.cuts().last();
+        self.gone(name, &uid).await;
+        let cut = &passed;
         assert_eq!(sim.runtime.count(Method::RunPodSandbox), made, "{name}: a pod that ends gets no sandbox");
         let after = self.hooks();
         for id in &instances {
@@ -212,9 +277,9 @@ impl Scene {
             }
         }
         assert_eq!(after.len(), before + 2 * instances.len(), "{name}: hooks of nothing else");
-        let warned = sim.warnings(&name);
+        let warned = sim.warnings(name);
         assert!(warned.iter().all(|e| e.reason == "Unhealthy"), "{name}, cut at {cut:?}: {warned:?}");
-        reached
+        passed
     }
 
     // Half a CPU: a group that was made and not limited would have a whole one.
@@ -246,33 +311,31 @@ impl Scene {
 
 impl Scene {
     /// The removal of what is left of a pod that nobody knows, with pod-sync killed at the `times`-th change of a file.
-    async fn orphan_killed_at(&self, when: When, times: u64) -> bool {
+    async fn orphan(&self, name: &str, when: When, times: Option<u64>) -> Passed {
         let sim = &self.sim;
-        let name = format!("o{times}");
-        let uid = sim.create(pod(&name));
-        sim.wait_ready(&name).await;
+        let uid = sim.create(pod(name));
+        sim.wait_ready(name).await;
         sim.kill(Service::PodSync).await;
-        sim.delete(&name, Some(0));
+        sim.delete(name, Some(0));
         let ids = |r: &FakeRuntime| {
             let containers = r.containers().into_iter().map(|c| c.id().to_owned()).collect::<Vec<_>>();
             [containers, r.sandboxes().into_iter().map(|s| s.id().to_owned()).collect()].concat()
         };
         ids(&sim.runtime).iter().for_each(|id| sim.runtime.remove(id));
         std::fs::remove_file(sim.paths().state_dir().join(&uid)).unwrap();
-        sim.cuts().arm(seam::Seam::File, when, times);
+        let watched = Watched::new(sim, Seam::File(when), times);
         sim.up(Service::PodSync);
         let reached = tokio::select! {
-            () = sim.cuts().reached() => true,
-            () = self.gone(&name, &uid) => false,
+            () = watched.reached() => true,
+            () = self.gone(name, &uid) => false,
         };
-        sim.cuts().disarm();
-        let reached = reached || sim.cuts().last().is_some();
-        if reached {
+        let passed = watched.over(reached);
+        if passed.reached {
             self.assert_order(&uid);
             sim.restart(Service::PodSync).await;
         }
-        self.gone(&name, &uid).await;
-        reached
+        self.gone(name, &uid).await;
+        passed
     }
 
     // What is left leads to what has to go before it.
@@ -288,71 +351,189 @@ impl Scene {
     }
 }
 
+/// The steps of one test among those that share them: every `of`-th from this one, counted from 1.
+#[derive(Debug, Clone, Copy)]
+struct Share {
+    first: u64,
+    of: u64,
+}
+
+/// Lives one life without a kill, which has to pass all of `must`, and then one for each step of this share.
 #[allow(clippy::print_stdout, reason = "the number of kills is what the test tells")]
-async fn orphans_at_every_step(when: When) {
-    let scene = Scene::new(Seam::File(when)).await;
-    let (mut n, mut steps) = (0, Vec::new());
-    while scene.orphan_killed_at(when, n + 1).await {
-        n += 1;
-        steps.extend(scene.sim.cuts().last().map(|p| p.step));
-        assert!(n < MANY, "the removal never comes to its end: {steps:?}");
+async fn enumerate(
+    what: &str,
+    must: &Must,
+    share: Share,
+    mut live: impl AsyncFnMut(String, Option<u64>) -> Passed,
+) {
+    let whole = live("whole".to_owned(), None).await.steps;
+    let passes = |step: &str| whole.iter().filter(|s| *s == step).count();
+    let missing: Vec<_> = must.iter().filter(|(step, times)| passes(step) < *times).collect();
+    assert!(missing.is_empty(), "{what}: too little passes of {missing:?}: {whole:?}");
+    let (mut n, mut cut) = (share.first, Vec::new());
+    loop {
+        let mut passed = live(format!("p{n}"), Some(n)).await;
+        if !passed.reached {
+            break;
+        }
+        cut.extend(passed.steps.pop());
+        n += share.of;
+        assert!(n < MANY, "{what} never comes to its end: {cut:?}");
     }
-    assert!(steps.contains(&"cgroup removed") && steps.contains(&"volume unmounted"), "{steps:?}");
-    println!("failpoints: {n} kills {when:?} each change of a file of an orphan's removal {steps:?}");
-    scene.sim.finish().await;
+    println!(
+        "failpoints: {} kills of {share:?}, {what}, {} steps when nobody is killed: {cut:?}",
+        cut.len(),
+        whole.len()
+    );
+    // How many steps there are depends on what comes together; no life has less than these.
+    let least: usize = must.iter().map(|(_, times)| times).sum();
+    assert!(n > least as u64, "{what}: only {n} steps were reached, there must be {least}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_removal_of_an_orphan_is_taken_up_again_before_each_of_its_steps() {
-    orphans_at_every_step(When::Before).await;
-}
-
-/// Kills pod-sync when `seam` is reached before `whole` is over, and starts it again.
-async fn race<T>(sim: &Sim, seam: impl Future<Output = ()>, whole: impl Future<Output = T>) -> bool {
-    let reached = tokio::select! {
-        () = seam => true,
-        _ = whole => false,
-    };
-    sim.cuts().disarm();
-    // It may have ended in the very moment in which the whole was over.
-    let reached = reached || sim.cuts().last().is_some();
-    if reached {
-        sim.restart(Service::PodSync).await;
-    }
-    reached
-}
-
-#[allow(clippy::print_stdout, reason = "the number of kills is what the test tells")]
-async fn at_every_step(seam: Seam, part: Part) {
+async fn at_every_step(seam: Seam, part: Part, must: &Must, share: Share) {
     let scene = Scene::new(seam).await;
-    let (mut n, mut steps) = (0, Vec::new());
-    while scene.killed_at(seam, part, n + 1).await {
-        n += 1;
-        steps.extend(scene.sim.cuts().last().map(|p| p.step));
-        assert!(n < MANY, "a {part:?} never comes to its end: {steps:?}");
-    }
-    assert!(n > 1, "a {part:?} passes {seam:?}");
-    println!("failpoints: {n} kills at seam {seam:?} of a {part:?} {steps:?}");
+    let what = format!("a {part:?} at {seam:?}");
+    enumerate(&what, must, share, async |name, times| scene.life(&name, seam, part, times).await).await;
     scene.sim.finish().await;
+}
+
+async fn orphans_at_every_step(when: When, share: Share) {
+    let scene = Scene::new(Seam::File(when)).await;
+    let what = format!("the removal of an orphan at File({when:?})");
+    enumerate(&what, &FILES_OF_AN_ORPHAN, share, async |name, times| scene.orphan(&name, when, times).await)
+        .await;
+    scene.sim.finish().await;
+}
+
+/// Steps that a life must have, and how often at least.
+type Must = [(&'static str, usize)];
+
+const CALLS_OF_A_START: [(&str, usize); 4] =
+    [("RunPodSandbox", 1), ("CreateContainer", 2), ("StartContainer", 2), ("ExecSync", 1)];
+const FILES_OF_A_START: [(&str, usize); 17] = [
+    ("file replaced", 9),
+    ("cgroup made", 1),
+    ("cgroup limited", 1),
+    ("pod directory made", 5),
+    ("volume directory made", 3),
+    ("volume mounted", 1),
+    ("volume marked ready", 3),
+    ("version made", 1),
+    ("version written", 2),
+    ("version switched to", 1),
+    ("file of a version linked", 2),
+    ("sub path bound", 1),
+    ("log directory made", 1),
+    ("container's log directory made", 2),
+    ("log linked", 2),
+    ("hosts file written", 2),
+    ("termination log made", 2),
+];
+const STATUSES_OF_A_START: [(&str, usize); 3] =
+    [("status handed over", 2), ("status sent", 2), ("status acked", 1)];
+const CALLS_OF_A_REMAKE: [(&str, usize); 4] =
+    [("ExecSync", 2), ("StopContainer", 1), ("CreateContainer", 1), ("StartContainer", 1)];
+const FILES_OF_A_REMAKE: [(&str, usize); 6] = [
+    ("file replaced", 4),
+    ("pod directory made", 2),
+    ("hosts file written", 1),
+    ("termination log made", 1),
+    ("container's log directory made", 1),
+    ("log linked", 1),
+];
+const STATUSES_OF_A_REMAKE: [(&str, usize); 2] = [("status handed over", 1), ("status sent", 1)];
+const CALLS_OF_A_STOP: [(&str, usize); 4] =
+    [("ExecSync", 1), ("StopContainer", 1), ("StopPodSandbox", 1), ("RemoveContainer", 2)];
+// A cgroup is removed once per hierarchy.
+const FILES_OF_A_STOP: [(&str, usize); 8] = [
+    ("file replaced", 5),
+    ("volume unmounted", 2),
+    ("mount point removed", 3),
+    ("tree removed", 15),
+    ("cgroup removed", 1),
+    ("log link removed", 2),
+    ("logs removed", 1),
+    ("record removed", 1),
+];
+const STATUSES_OF_A_STOP: [(&str, usize); 3] =
+    [("status handed over", 2), ("status sent", 2), ("status acked", 2)];
+const FILES_OF_AN_ORPHAN: [(&str, usize); 5] = [
+    ("volume unmounted", 2),
+    ("mount point removed", 3),
+    ("tree removed", 15),
+    ("cgroup removed", 1),
+    ("record removed", 1),
+];
+
+macro_rules! shares {
+    (@run [$run:ident, $($arg:expr),*], $share:expr) => {
+        $run($($arg),*, $share).await
+    };
+    (@each $call:tt $($name:ident $first:literal of $of:literal),*) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            shares!(@run $call, Share { first: $first, of: $of });
+        }
+    )*};
+    ($run:ident($($arg:expr),*); $($shares:tt)*) => {
+        shares!(@each [$run, $($arg),*] $($shares)*);
+    };
 }
 
 macro_rules! at_every_step {
-    ($($name:ident: $seam:ident $when:ident $part:ident;)*) => {$(
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn $name() {
-            at_every_step(Seam::$seam(When::$when), Part::$part).await;
+    ($($name:ident: $seam:ident $when:ident $part:ident $must:ident [$($shares:tt)*];)*) => {$(
+        mod $name {
+            use super::*;
+            shares!(at_every_step(Seam::$seam(When::$when), Part::$part, &$must); $($shares)*);
         }
     )*};
 }
 
 at_every_step! {
-    a_start_survives_a_kill_before_each_call_of_the_runtime: Call Before Start;
-    a_start_survives_a_kill_after_each_call_of_the_runtime: Call After Start;
-    a_start_survives_a_kill_before_each_status: Status Before Start;
-    a_container_made_anew_survives_a_kill_after_each_call_of_the_runtime: Call After Remake;
-    a_container_made_anew_survives_a_kill_before_each_status: Status Before Remake;
-    a_container_made_anew_survives_a_kill_after_each_status: Status After Remake;
-    a_stop_survives_a_kill_after_each_call_of_the_runtime: Call After Stop;
-    a_stop_survives_a_kill_before_each_status: Status Before Stop;
-    a_stop_survives_a_kill_after_each_status: Status After Stop;
+    a_start_survives_a_kill_before_each_call_of_the_runtime:
+        Call Before Start CALLS_OF_A_START [first 1 of 2, second 2 of 2];
+    a_start_survives_a_kill_after_each_call_of_the_runtime:
+        Call After Start CALLS_OF_A_START [first 1 of 2, second 2 of 2];
+    a_start_survives_a_kill_before_each_change_of_a_file:
+        File Before Start FILES_OF_A_START [first 1 of 4, second 2 of 4, third 3 of 4, fourth 4 of 4];
+    a_start_survives_a_kill_after_each_change_of_a_file:
+        File After Start FILES_OF_A_START [first 1 of 4, second 2 of 4, third 3 of 4, fourth 4 of 4];
+    a_start_survives_a_kill_before_each_status:
+        Status Before Start STATUSES_OF_A_START [all 1 of 1];
+    a_start_survives_a_kill_after_each_status:
+        Status After Start STATUSES_OF_A_START [all 1 of 1];
+    a_container_made_anew_survives_a_kill_before_each_call_of_the_runtime:
+        Call Before Remake CALLS_OF_A_REMAKE [all 1 of 1];
+    a_container_made_anew_survives_a_kill_after_each_call_of_the_runtime:
+        Call After Remake CALLS_OF_A_REMAKE [all 1 of 1];
+    a_container_made_anew_survives_a_kill_before_each_change_of_a_file:
+        File Before Remake FILES_OF_A_REMAKE [first 1 of 2, second 2 of 2];
+    a_container_made_anew_survives_a_kill_after_each_change_of_a_file:
+        File After Remake FILES_OF_A_REMAKE [first 1 of 2, second 2 of 2];
+    a_container_made_anew_survives_a_kill_before_each_status:
+        Status Before Remake STATUSES_OF_A_REMAKE [all 1 of 1];
+    a_container_made_anew_survives_a_kill_after_each_status:
+        Status After Remake STATUSES_OF_A_REMAKE [all 1 of 1];
+    a_stop_survives_a_kill_before_each_call_of_the_runtime:
+        Call Before Stop CALLS_OF_A_STOP [first 1 of 2, second 2 of 2];
+    a_stop_survives_a_kill_after_each_call_of_the_runtime:
+        Call After Stop CALLS_OF_A_STOP [first 1 of 2, second 2 of 2];
+    a_stop_survives_a_kill_before_each_change_of_a_file:
+        File Before Stop FILES_OF_A_STOP [first 1 of 4, second 2 of 4, third 3 of 4, fourth 4 of 4];
+    a_stop_survives_a_kill_after_each_change_of_a_file:
+        File After Stop FILES_OF_A_STOP [first 1 of 4, second 2 of 4, third 3 of 4, fourth 4 of 4];
+    a_stop_survives_a_kill_before_each_status:
+        Status Before Stop STATUSES_OF_A_STOP [all 1 of 1];
+    a_stop_survives_a_kill_after_each_status:
+        Status After Stop STATUSES_OF_A_STOP [all 1 of 1];
+}
+
+mod the_removal_of_an_orphan_is_taken_up_again_before_each_of_its_steps {
+    use super::*;
+    shares!(orphans_at_every_step(When::Before); first 1 of 3, second 2 of 3, third 3 of 3);
+}
+
+mod the_removal_of_an_orphan_is_taken_up_again_after_each_of_its_steps {
+    use super::*;
+    shares!(orphans_at_every_step(When::After); first 1 of 3, second 2 of 3, third 3 of 3);
 }

@@ -280,6 +280,20 @@ async fn a_missing_cluster_dns_is_told_of_the_pod_and_of_the_node() {
     sim.finish().await;
 }
 
+// The machine goes down: the runtime keeps its records and no process; what was in /run is gone.
+async fn go_down(sim: &Sim) {
+    for service in Service::ALL {
+        sim.kill(service).await;
+    }
+    for sandbox in sim.runtime.sandboxes() {
+        sim.runtime.exit(sandbox.id(), 255);
+    }
+    for container in sim.runtime.containers() {
+        sim.runtime.exit_because(container.id(), 255, "Unknown");
+    }
+    std::fs::remove_dir_all(sim.paths().run()).unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_reboot_restart_counts_go_on_and_no_old_address_is_told() {
     let sim = Sim::start(Options::default()).await;
@@ -290,17 +304,7 @@ async fn after_a_reboot_restart_counts_go_on_and_no_old_address_is_told() {
     let old_ip = before.text("/status/podIP").to_owned();
     assert!(!old_ip.is_empty());
 
-    for service in Service::ALL {
-        sim.kill(service).await;
-    }
-    // The runtime keeps its records and no process; what was in /run is gone.
-    for sandbox in sim.runtime.sandboxes() {
-        sim.runtime.exit(sandbox.id(), 255);
-    }
-    for container in sim.runtime.containers() {
-        sim.runtime.exit_because(container.id(), 255, "Unknown");
-    }
-    std::fs::remove_dir_all(sim.paths().run()).unwrap();
+    go_down(&sim).await;
     let hold = sim.runtime.script(Rule::on(Method::RunPodSandbox).hang());
     for service in Service::ALL {
         sim.up(service);
@@ -315,5 +319,35 @@ async fn after_a_reboot_restart_counts_go_on_and_no_old_address_is_told() {
     assert_eq!(after.uid(), uid);
     assert_ne!(after.text("/status/podIP"), old_ip);
     sim.wait_pod("static-sim-node", "Ready again", |p| p.is_ready() && p.restarts() == 1).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reboot_no_pod_of_the_api_server_gets_a_sandbox_before_the_static_pods_have_theirs() {
+    const TAKES: Duration = Duration::from_millis(150);
+    let sim = Sim::start(Options::default()).await;
+    let of_api: Vec<String> = (0..8).map(|i| format!("api-{i}")).collect();
+    let of_files: Vec<String> = (0..3).map(|i| format!("static-{i}")).collect();
+    let uids: Vec<String> = of_api.iter().map(|name| sim.create(pods::single(name))).collect();
+    of_files.iter().for_each(|name| sim.manifest(name, &pods::manifest(name)));
+    let mirrors = of_files.iter().map(|name| format!("{name}-sim-node"));
+    let all: Vec<String> = of_api.iter().cloned().chain(mirrors).collect();
+    for name in &all {
+        sim.wait_ready(name).await;
+    }
+    go_down(&sim).await;
+    let before = sim.runtime.calls_of(Method::RunPodSandbox).len();
+    sim.runtime.script(Rule::on(Method::RunPodSandbox).latency(TAKES));
+    sim.start_all();
+    for name in &all {
+        sim.wait_pod(name, "Ready again", |p| p.is_ready() && p.restarts() == 1).await;
+    }
+    let calls = sim.runtime.calls_of(Method::RunPodSandbox).split_off(before);
+    let (api, files): (Vec<_>, Vec<_>) =
+        calls.iter().partition(|c| c.subjects.iter().any(|s| uids.contains(s)));
+    assert_eq!((api.len(), files.len()), (of_api.len(), of_files.len()));
+    let last = files.iter().map(|c| c.at).max().unwrap();
+    let first = api.iter().map(|c| c.at).min().unwrap();
+    assert!(first >= last + TAKES, "{:?}", first.checked_duration_since(last));
     sim.finish().await;
 }

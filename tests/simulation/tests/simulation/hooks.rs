@@ -225,6 +225,9 @@ async fn an_https_hook_that_is_answered_in_plain_http_is_made_so_and_told_of() {
         e.kind == "Warning" && e.reason == "LifecycleHTTPFallback" && e.message == text
     })
     .await;
+    let metrics = quintlet_telemetry::metrics::text();
+    let counted = metrics.lines().find(|l| l.starts_with("kubelet_lifecycle_handler_http_fallbacks_total"));
+    assert_eq!(counted, Some("kubelet_lifecycle_handler_http_fallbacks_total 1"), "{metrics}");
     answers.abort();
     sim.finish().await;
 }

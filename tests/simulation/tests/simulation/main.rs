@@ -10,7 +10,6 @@ mod comebacks;
 mod cuts;
 mod edges;
 mod explain;
-mod failpoints;
 mod failures;
 mod features;
 mod foreign;
