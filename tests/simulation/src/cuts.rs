@@ -14,8 +14,17 @@ struct Armed {
     seam: Seam,
     when: When,
     // None: it only counts.
-    left: Option<u64>,
+    at: Option<Step>,
     passed: Vec<&'static str>,
+}
+
+/// One step of a kind among those of that kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Which kind.
+    pub kind: String,
+    /// Which of them, counted from 1.
+    pub number: usize,
 }
 
 /// Where pod-sync is to end.
@@ -33,20 +42,11 @@ impl Default for Cuts {
 }
 
 impl Cuts {
-    /// pod-sync ends at its `times`-th passing of `seam` on this side from now on.
-    pub fn arm(&self, seam: Seam, when: When, times: u64) {
-        self.set(seam, when, Some(times));
-    }
-
-    /// It ends nowhere, and what passes `seam` on this side is counted from now on.
-    pub fn count(&self, seam: Seam, when: When) {
-        self.set(seam, when, None);
-    }
-
-    fn set(&self, seam: Seam, when: When, left: Option<u64>) {
+    /// pod-sync ends at this passing of `seam` on this side, counted from now on; nowhere without, and what passes is counted.
+    pub fn arm(&self, seam: Seam, when: When, at: Option<Step>) {
         let mut armed = self.armed.lock();
         self.reached.send_replace(None);
-        *armed = Some(Armed { seam, when, left, passed: Vec::new() });
+        *armed = Some(Armed { seam, when, at, passed: Vec::new() });
     }
 
     /// It ends nowhere any more; what passed since it was armed, or until it ended.
@@ -71,16 +71,14 @@ impl Cuts {
         let Some(at) = armed.as_mut().filter(|a| a.seam == passing.seam && a.when == passing.when) else {
             return false;
         };
-        let here = match &mut at.left {
-            // Another life of pod-sync goes on from the cut.
-            Some(0) => return false,
-            Some(left) => {
-                *left -= 1;
-                *left == 0
-            }
-            None => false,
-        };
+        // Another life of pod-sync goes on from the cut.
+        if self.reached.borrow().is_some() {
+            return false;
+        }
         at.passed.push(passing.step);
+        let passed = |kind: &str| at.passed.iter().filter(|step| **step == kind).count();
+        let here =
+            at.at.as_ref().is_some_and(|at| at.kind == passing.step && at.number == passed(passing.step));
         if here {
             self.reached.send_replace(Some(passing));
         }

@@ -48,14 +48,15 @@ impl Watch {
 /// What is there twice.
 fn violations(runtime: &FakeRuntime) -> Vec<String> {
     let mut out = Vec::new();
-    let mut ready: BTreeMap<String, u32> = BTreeMap::new();
-    for sandbox in runtime.sandboxes().iter().filter(|s| s.ready()) {
-        *ready.entry(sandbox.pod_uid().to_owned()).or_default() += 1;
+    let (sandboxes, containers) = runtime.records();
+    let mut ready: BTreeMap<&str, u32> = BTreeMap::new();
+    for sandbox in sandboxes.iter().filter(|s| s.ready()) {
+        *ready.entry(sandbox.pod_uid()).or_default() += 1;
     }
     out.extend(ready.iter().filter(|(_, n)| **n > 1).map(|(uid, n)| format!("{n} ready sandboxes of {uid}")));
-    let mut running: BTreeMap<(String, String), u32> = BTreeMap::new();
-    for container in runtime.containers().iter().filter(|c| c.running()) {
-        *running.entry((container.pod_uid().to_owned(), container.name().to_owned())).or_default() += 1;
+    let mut running: BTreeMap<(&str, &str), u32> = BTreeMap::new();
+    for container in containers.iter().filter(|c| c.running()) {
+        *running.entry((container.pod_uid(), container.name())).or_default() += 1;
     }
     out.extend(
         running

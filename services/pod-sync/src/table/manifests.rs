@@ -41,17 +41,31 @@ impl Manifests {
             }
         }
     }
+
+    /// Keeps what the API server says while manifests are awaited, and gives back what is to be handled now.
+    fn hold(&mut self, source: SourceKind, update: Update) -> Option<Update> {
+        match self {
+            Self::Awaited { api, .. } if source == SourceKind::Api => {
+                // Each is whole: the newest counts.
+                *api = Some(update);
+                None
+            }
+            Self::Awaited { .. } | Self::Read => Some(update),
+        }
+    }
+
+    /// They were read, or are given up on; what the API server said meanwhile.
+    fn read(&mut self) -> Option<Update> {
+        match std::mem::replace(self, Self::Read) {
+            Self::Awaited { api, .. } => api,
+            Self::Read => None,
+        }
+    }
 }
 
 impl Table {
     pub(super) fn receive(&mut self, source: SourceKind, update: Update) {
-        if source == SourceKind::Api
-            && let Manifests::Awaited { api, .. } = &mut self.manifests
-        {
-            // Each is whole: the newest counts.
-            *api = Some(update);
-            return;
-        }
+        let Some(update) = self.manifests.hold(source, update) else { return };
         self.update(source, update);
         if source == SourceKind::File {
             self.manifests_read();
@@ -59,10 +73,49 @@ impl Table {
     }
 
     pub(super) fn manifests_read(&mut self) {
-        if let Manifests::Awaited { api: Some(update), .. } =
-            std::mem::replace(&mut self.manifests, Manifests::Read)
-        {
+        if let Some(update) = self.manifests.read() {
             self.update(SourceKind::Api, update);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Problem;
+
+    // Told apart by the number of their problems.
+    fn update(problems: usize) -> Update {
+        let problem = Problem { origin: String::new(), field: String::new(), message: String::new() };
+        Update::Problems(vec![problem; problems])
+    }
+
+    fn number(update: Option<Update>) -> Option<usize> {
+        update.map(|update| match update {
+            Update::Problems(problems) => problems.len(),
+            Update::Snapshot(_) => 0,
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_newest_word_of_the_api_server_waits_for_the_manifests_and_for_no_others() {
+        let mut manifests = Manifests::of(&[SourceKind::Api, SourceKind::File]);
+        assert_eq!(number(manifests.hold(SourceKind::Api, update(1))), None);
+        assert_eq!(number(manifests.hold(SourceKind::Http, update(2))), Some(2));
+        assert_eq!(number(manifests.hold(SourceKind::Api, update(3))), None);
+        assert_eq!(number(manifests.hold(SourceKind::File, update(4))), Some(4));
+        assert_eq!(number(manifests.read()), Some(3));
+        assert_eq!(number(manifests.hold(SourceKind::Api, update(5))), Some(5), "from then on nothing waits");
+        assert_eq!(number(manifests.read()), None);
+
+        let mut without = Manifests::of(&[SourceKind::Api]);
+        assert_eq!(number(without.hold(SourceKind::Api, update(1))), Some(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn manifests_that_cannot_be_read_are_given_up_on() {
+        let began = Instant::now();
+        Manifests::of(&[SourceKind::File]).due().await;
+        assert_eq!(began.elapsed(), READ);
     }
 }

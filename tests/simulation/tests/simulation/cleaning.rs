@@ -164,6 +164,15 @@ async fn a_cgroup_of_ours_without_its_pods_directory_goes_and_that_of_another_ag
         if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
     })
     .await;
+    // What would go with it has gone when two more passes have come round, each for something that came after the last.
+    for name in ["second", "third"] {
+        let dir = sim.root_dir().join("pods").join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        until("another pass", quintlet_simulation::sim::LONG, async || {
+            if dir.exists() { Err("its directory is left") } else { Ok(()) }
+        })
+        .await;
+    }
     assert_eq!(theirs.iter().filter(|g| g.exists()).count(), made);
     sim.finish().await;
 }

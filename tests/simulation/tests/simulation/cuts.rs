@@ -1,9 +1,9 @@
 //! pod-sync ended before and after each step: calls of the runtime, changes of files and statuses, of a start, of a container made
 //! anew, of a stop, and of the removal of an orphan.
 //!
-//! The steps are not listed: each seam counts what passes it, the n-th passing ends pod-sync, and n grows until a whole life passes
-//! without reaching it. Where a life has many steps, several tests share them. A life that is not disturbed comes first, and says
-//! what there is to pass: a seam that nobody passes any more, or that some step has left, fails the test.
+//! A life that is not disturbed comes first, and tells what passes the seam; then follows one life for each of these steps, in which
+//! pod-sync ends there. Where a life has many steps, several tests share them. What each kind of step must have at least is
+//! written here: a seam that is passed no more, or one step of it that is not reached, fails the test.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use std::time::Duration;
 use k8s_cri::v1;
 use parking_lot::Mutex;
 use quintlet_kit::seam::{self, When};
+use quintlet_simulation::cuts::Step;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Behaviour, Call, ExecReply, FakeRuntime, Method, Rule};
@@ -29,8 +30,6 @@ const STEPS: [Method; 8] = [
     Method::StopPodSandbox,
     Method::RemoveContainer,
 ];
-/// A bound on what is enumerated: a step that begins anew after each kill would never come to an end.
-const MANY: u64 = 200;
 /// Between a call's arrival and its effect, so that a kill falls between the two.
 const BEFORE: Duration = Duration::from_millis(40);
 
@@ -58,17 +57,24 @@ const FIRST: &str = "first";
 const LAST: &str = "last";
 const ALIVE: &str = "alive";
 
-/// How many calls have come, or, on the other side, have done what they were for.
-fn calls(runtime: &FakeRuntime, when: When) -> u64 {
-    let counts = runtime.counts();
-    let calls: u64 = STEPS.iter().map(|m| counts.get(m).copied().unwrap_or(0)).sum();
-    let hooks = runtime.calls_of(Method::ExecSync).iter().filter(|c| command(c) != ALIVE).count();
-    let in_flight: usize = match when {
+/// How many calls of a kind have come, or, on the other side, have done what they were for.
+fn calls(runtime: &FakeRuntime, when: When, kind: &str) -> usize {
+    let method = STEPS.into_iter().chain([Method::ExecSync]).find(|m| format!("{m:?}") == kind);
+    let Some(method) = method else { panic!("{kind} is no call of the runtime") };
+    let came = steps(&runtime.calls_of(method)).len();
+    let in_flight = match when {
         When::Before => 0,
         // A probe in flight makes this too small for a moment only.
-        When::After => STEPS.iter().chain([&Method::ExecSync]).map(|m| runtime.in_flight(*m)).sum(),
+        When::After => runtime.in_flight(method),
     };
-    (calls + hooks as u64).saturating_sub(in_flight as u64)
+    came.saturating_sub(in_flight)
+}
+
+// Probes are no steps.
+fn steps(calls: &[Call]) -> Vec<String> {
+    let is_step =
+        |c: &&Call| STEPS.contains(&c.method) || (c.method == Method::ExecSync && command(c) != ALIVE);
+    calls.iter().filter(is_step).map(|c| format!("{:?}", c.method)).collect()
 }
 
 fn command(call: &Call) -> String {
@@ -79,31 +85,33 @@ fn command(call: &Call) -> String {
 struct Watched<'a> {
     sim: &'a Sim,
     seam: Seam,
-    from: u64,
-    calls: usize,
-    times: Option<u64>,
+    at: Option<Step>,
+    // Calls that came before.
+    before: usize,
+    of_kind: usize,
 }
 
 impl<'a> Watched<'a> {
-    /// pod-sync ends at the `times`-th passing; nowhere without.
-    fn new(sim: &'a Sim, seam: Seam, times: Option<u64>) -> Self {
-        let from = match seam {
-            Seam::Call(when) => calls(&sim.runtime, when),
-            Seam::File(_) | Seam::Status(_) => 0,
+    /// pod-sync ends at this step; nowhere without.
+    fn new(sim: &'a Sim, seam: Seam, at: Option<&Step>) -> Self {
+        let of_kind = match (seam, at) {
+            (Seam::Call(when), Some(at)) => calls(&sim.runtime, when, &at.kind),
+            (Seam::Call(_) | Seam::File(_) | Seam::Status(_), _) => 0,
         };
-        let all = match seam {
-            Seam::Call(_) => sim.runtime.calls().len(),
-            Seam::File(when) => arm(sim, seam::Seam::File, when, times),
-            Seam::Status(when) => arm(sim, seam::Seam::Status, when, times),
-        };
-        Self { sim, seam, from, calls: all, times }
+        let before = sim.runtime.calls().len();
+        match seam {
+            Seam::Call(_) => {}
+            Seam::File(when) => sim.cuts().arm(seam::Seam::File, when, at.cloned()),
+            Seam::Status(when) => sim.cuts().arm(seam::Seam::Status, when, at.cloned()),
+        }
+        Self { sim, seam, at: at.cloned(), before, of_kind }
     }
 
     async fn reached(&self) {
-        match (self.seam, self.times) {
+        match (self.seam, &self.at) {
             // Nothing of the runtime changes when a call comes, so it is asked often.
-            (Seam::Call(when), Some(times)) => {
-                while calls(&self.sim.runtime, when).saturating_sub(self.from) < times {
+            (Seam::Call(when), Some(at)) => {
+                while calls(&self.sim.runtime, when, &at.kind).saturating_sub(self.of_kind) < at.number {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             }
@@ -112,17 +120,10 @@ impl<'a> Watched<'a> {
         }
     }
 
-    /// Nothing ends pod-sync any more; what has passed, and whether it was ended at the last of it.
+    /// Nothing ends pod-sync any more; what has passed, and whether it was ended.
     fn over(&self, reached: bool) -> Passed {
         match self.seam {
-            Seam::Call(_) => {
-                let is_step = |c: &&Call| {
-                    STEPS.contains(&c.method) || (c.method == Method::ExecSync && command(c) != ALIVE)
-                };
-                let calls = self.sim.runtime.calls();
-                let steps = calls[self.calls..].iter().filter(is_step);
-                Passed { reached, steps: steps.map(|c| format!("{:?}", c.method)).collect() }
-            }
+            Seam::Call(_) => Passed { reached, steps: steps(&self.sim.runtime.calls()[self.before..]) },
             Seam::File(_) | Seam::Status(_) => {
                 let steps = self.sim.cuts().disarm().into_iter().map(str::to_owned).collect();
                 // It may have ended in the very moment in which the whole was over.
@@ -143,14 +144,6 @@ impl<'a> Watched<'a> {
         }
         passed
     }
-}
-
-fn arm(sim: &Sim, seam: seam::Seam, when: When, times: Option<u64>) -> usize {
-    match times {
-        Some(times) => sim.cuts().arm(seam, when, times),
-        None => sim.cuts().count(seam, when),
-    }
-    0
 }
 
 /// What passed a seam in a part of a life.
@@ -231,11 +224,11 @@ impl Scene {
         ran
     }
 
-    /// One life of a pod; pod-sync is killed at the `times`-th passing within `part`, where it passes so often.
-    async fn life(&self, name: &str, seam: Seam, part: Part, times: Option<u64>) -> Passed {
+    /// One life of a pod; pod-sync is killed at this step of `part`, where that comes.
+    async fn life(&self, name: &str, seam: Seam, part: Part, at: Option<&Step>) -> Passed {
         let sim = &self.sim;
         let mut passed = Passed::default();
-        let watched = |now: Part| (now == part).then(|| Watched::new(sim, seam, times));
+        let watched = |now: Part| (now == part).then(|| Watched::new(sim, seam, at));
         let before = self.hooks().len();
 
         let at = watched(Part::Start);
@@ -310,8 +303,8 @@ impl Scene {
 }
 
 impl Scene {
-    /// The removal of what is left of a pod that nobody knows, with pod-sync killed at the `times`-th change of a file.
-    async fn orphan(&self, name: &str, when: When, times: Option<u64>) -> Passed {
+    /// The removal of what is left of a pod that nobody knows, with pod-sync killed at this change of a file.
+    async fn orphan(&self, name: &str, when: When, at: Option<&Step>) -> Passed {
         let sim = &self.sim;
         let uid = sim.create(pod(name));
         sim.wait_ready(name).await;
@@ -323,7 +316,7 @@ impl Scene {
         };
         ids(&sim.runtime).iter().for_each(|id| sim.runtime.remove(id));
         std::fs::remove_file(sim.paths().state_dir().join(&uid)).unwrap();
-        let watched = Watched::new(sim, Seam::File(when), times);
+        let watched = Watched::new(sim, Seam::File(when), at);
         sim.up(Service::PodSync);
         let reached = tokio::select! {
             () = watched.reached() => true,
@@ -354,8 +347,8 @@ impl Scene {
 /// The steps of one test among those that share them: every `of`-th from this one, counted from 1.
 #[derive(Debug, Clone, Copy)]
 struct Share {
-    first: u64,
-    of: u64,
+    first: usize,
+    of: usize,
 }
 
 /// Lives one life without a kill, which has to pass all of `must`, and then one for each step of this share.
@@ -364,44 +357,47 @@ async fn enumerate(
     what: &str,
     must: &Must,
     share: Share,
-    mut live: impl AsyncFnMut(String, Option<u64>) -> Passed,
+    mut live: impl AsyncFnMut(String, Option<&Step>) -> Passed,
 ) {
-    let whole = live("whole".to_owned(), None).await.steps;
-    let passes = |step: &str| whole.iter().filter(|s| *s == step).count();
-    let missing: Vec<_> = must.iter().filter(|(step, times)| passes(step) < *times).collect();
-    assert!(missing.is_empty(), "{what}: too little passes of {missing:?}: {whole:?}");
-    let (mut n, mut cut) = (share.first, Vec::new());
-    loop {
-        let mut passed = live(format!("p{n}"), Some(n)).await;
-        if !passed.reached {
-            break;
-        }
-        cut.extend(passed.steps.pop());
-        n += share.of;
-        assert!(n < MANY, "{what} never comes to its end: {cut:?}");
+    let mut passes = BTreeMap::<String, usize>::new();
+    for kind in live("whole".to_owned(), None).await.steps {
+        *passes.entry(kind).or_default() += 1;
     }
+    let too_few: Vec<_> = must.iter().filter(|(kind, n)| passes.get(*kind).is_none_or(|p| p < n)).collect();
+    assert!(too_few.is_empty(), "{what} passes too few of {too_few:?}: {passes:?}");
+    // What more there is of a kind depends on what comes together, and comes last in the list: all tests share alike.
+    let of_kind = |kind: &str, numbers: std::ops::RangeInclusive<usize>| -> Vec<Step> {
+        numbers.map(|number| Step { kind: kind.to_owned(), number }).collect()
+    };
+    let owed: Vec<Step> = must.iter().flat_map(|(kind, n)| of_kind(kind, 1..=*n)).collect();
+    let least = |kind: &str| must.iter().find(|(k, _)| *k == kind).map_or(0, |(_, n)| *n);
+    let more: Vec<Step> = passes.iter().flat_map(|(kind, n)| of_kind(kind, least(kind) + 1..=*n)).collect();
+    let mine = |all: Vec<Step>| all.into_iter().skip(share.first - 1).step_by(share.of);
+    let mut killed = Vec::new();
+    for (i, step) in mine(owed.clone()).chain(mine(more)).enumerate() {
+        let reached = live(format!("p{i}"), Some(&step)).await.reached;
+        assert!(reached || !owed.contains(&step), "{what}: {step:?} was not reached");
+        killed.extend(reached.then_some(step));
+    }
+    assert!(!killed.is_empty(), "{what}: nobody was killed");
+    let all: usize = passes.values().sum();
     println!(
-        "failpoints: {} kills of {share:?}, {what}, {} steps when nobody is killed: {cut:?}",
-        cut.len(),
-        whole.len()
+        "failpoints: {} kills in {what}, {share:?} of its {all} steps {passes:?}: {killed:?}",
+        killed.len()
     );
-    // How many steps there are depends on what comes together; no life has less than these.
-    let least: usize = must.iter().map(|(_, times)| times).sum();
-    assert!(n > least as u64, "{what}: only {n} steps were reached, there must be {least}");
 }
 
 async fn at_every_step(seam: Seam, part: Part, must: &Must, share: Share) {
     let scene = Scene::new(seam).await;
     let what = format!("a {part:?} at {seam:?}");
-    enumerate(&what, must, share, async |name, times| scene.life(&name, seam, part, times).await).await;
+    enumerate(&what, must, share, async |name, at| scene.life(&name, seam, part, at).await).await;
     scene.sim.finish().await;
 }
 
 async fn orphans_at_every_step(when: When, share: Share) {
     let scene = Scene::new(Seam::File(when)).await;
     let what = format!("the removal of an orphan at File({when:?})");
-    enumerate(&what, &FILES_OF_AN_ORPHAN, share, async |name, times| scene.orphan(&name, when, times).await)
-        .await;
+    enumerate(&what, &FILES_OF_AN_ORPHAN, share, async |name, at| scene.orphan(&name, when, at).await).await;
     scene.sim.finish().await;
 }
 
@@ -446,12 +442,12 @@ const CALLS_OF_A_STOP: [(&str, usize); 4] =
     [("ExecSync", 1), ("StopContainer", 1), ("StopPodSandbox", 1), ("RemoveContainer", 2)];
 // A cgroup is removed once per hierarchy.
 const FILES_OF_A_STOP: [(&str, usize); 8] = [
-    ("file replaced", 5),
+    ("file replaced", 3),
     ("volume unmounted", 2),
-    ("mount point removed", 3),
-    ("tree removed", 15),
+    ("mount point removed", 2),
+    ("tree removed", 12),
     ("cgroup removed", 1),
-    ("log link removed", 2),
+    ("log link removed", 1),
     ("logs removed", 1),
     ("record removed", 1),
 ];
@@ -459,8 +455,8 @@ const STATUSES_OF_A_STOP: [(&str, usize); 3] =
     [("status handed over", 2), ("status sent", 2), ("status acked", 2)];
 const FILES_OF_AN_ORPHAN: [(&str, usize); 5] = [
     ("volume unmounted", 2),
-    ("mount point removed", 3),
-    ("tree removed", 15),
+    ("mount point removed", 2),
+    ("tree removed", 12),
     ("cgroup removed", 1),
     ("record removed", 1),
 ];
@@ -495,9 +491,9 @@ at_every_step! {
     a_start_survives_a_kill_after_each_call_of_the_runtime:
         Call After Start CALLS_OF_A_START [first 1 of 2, second 2 of 2];
     a_start_survives_a_kill_before_each_change_of_a_file:
-        File Before Start FILES_OF_A_START [first 1 of 4, second 2 of 4, third 3 of 4, fourth 4 of 4];
+        File Before Start FILES_OF_A_START [first 1 of 6, second 2 of 6, third 3 of 6, fourth 4 of 6, fifth 5 of 6, sixth 6 of 6];
     a_start_survives_a_kill_after_each_change_of_a_file:
-        File After Start FILES_OF_A_START [first 1 of 4, second 2 of 4, third 3 of 4, fourth 4 of 4];
+        File After Start FILES_OF_A_START [first 1 of 6, second 2 of 6, third 3 of 6, fourth 4 of 6, fifth 5 of 6, sixth 6 of 6];
     a_start_survives_a_kill_before_each_status:
         Status Before Start STATUSES_OF_A_START [all 1 of 1];
     a_start_survives_a_kill_after_each_status:
@@ -519,9 +515,9 @@ at_every_step! {
     a_stop_survives_a_kill_after_each_call_of_the_runtime:
         Call After Stop CALLS_OF_A_STOP [first 1 of 2, second 2 of 2];
     a_stop_survives_a_kill_before_each_change_of_a_file:
-        File Before Stop FILES_OF_A_STOP [first 1 of 4, second 2 of 4, third 3 of 4, fourth 4 of 4];
+        File Before Stop FILES_OF_A_STOP [first 1 of 6, second 2 of 6, third 3 of 6, fourth 4 of 6, fifth 5 of 6, sixth 6 of 6];
     a_stop_survives_a_kill_after_each_change_of_a_file:
-        File After Stop FILES_OF_A_STOP [first 1 of 4, second 2 of 4, third 3 of 4, fourth 4 of 4];
+        File After Stop FILES_OF_A_STOP [first 1 of 6, second 2 of 6, third 3 of 6, fourth 4 of 6, fifth 5 of 6, sixth 6 of 6];
     a_stop_survives_a_kill_before_each_status:
         Status Before Stop STATUSES_OF_A_STOP [all 1 of 1];
     a_stop_survives_a_kill_after_each_status:
@@ -530,10 +526,10 @@ at_every_step! {
 
 mod the_removal_of_an_orphan_is_taken_up_again_before_each_of_its_steps {
     use super::*;
-    shares!(orphans_at_every_step(When::Before); first 1 of 3, second 2 of 3, third 3 of 3);
+    shares!(orphans_at_every_step(When::Before); first 1 of 4, second 2 of 4, third 3 of 4, fourth 4 of 4);
 }
 
 mod the_removal_of_an_orphan_is_taken_up_again_after_each_of_its_steps {
     use super::*;
-    shares!(orphans_at_every_step(When::After); first 1 of 3, second 2 of 3, third 3 of 3);
+    shares!(orphans_at_every_step(When::After); first 1 of 4, second 2 of 4, third 3 of 4, fourth 4 of 4);
 }

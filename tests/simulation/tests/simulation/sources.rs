@@ -4,6 +4,7 @@ use quintlet_proto::podsync::v1::ListPodsRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Sim, pods};
+use quintlet_testkit::fake_runtime::Method;
 use quintlet_testkit::wait::until;
 
 async fn problems(sim: &Sim, want: usize) {
@@ -33,8 +34,14 @@ async fn a_manifest_that_is_written_in_steps_leaves_its_pod_alone() {
         std::fs::write(&path, &text).unwrap();
         problems(&sim, 0).await;
     }
+    // What comes after it in the directory is started when all that was read of it is long under way.
+    sim.manifest("zz-after", &pods::manifest("zz-after"));
+    sim.wait_ready("zz-after-sim-node").await;
+    assert_eq!(sim.runtime.count(Method::StopContainer), 0, "{:?}", sim.instances(""));
     let after = sim.wait_ready("web-sim-node").await;
     assert_eq!(after.uid(), before.uid());
-    assert_eq!(sim.runtime.containers().len(), 1, "{:?}", sim.instances(""));
+    let containers = sim.runtime.containers();
+    let made = containers.iter().filter(|c| c.name() == "c-web").count();
+    assert_eq!(made, 1, "{:?}", sim.instances(""));
     sim.finish().await;
 }

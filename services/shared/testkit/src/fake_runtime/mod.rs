@@ -494,6 +494,13 @@ impl FakeRuntime {
         all
     }
 
+    /// All sandboxes and containers in any order, not copied: for who looks after every change.
+    #[must_use]
+    pub fn records(&self) -> (Vec<Arc<SandboxRecord>>, Vec<Arc<ContainerRecord>>) {
+        let world = self.shared.world.lock();
+        (world.sandboxes.values().cloned().collect(), world.containers.values().cloned().collect())
+    }
+
     /// One container.
     #[must_use]
     pub fn container(&self, id: &str) -> Option<ContainerRecord> {
