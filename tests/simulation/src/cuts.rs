@@ -54,6 +54,12 @@ impl Cuts {
         self.armed.lock().take().map(|armed| armed.passed).unwrap_or_default()
     }
 
+    /// Whether a step of this kind has passed since it was armed.
+    #[must_use]
+    pub fn has_passed(&self, kind: &str) -> bool {
+        self.armed.lock().as_ref().is_some_and(|armed| armed.passed.contains(&kind))
+    }
+
     /// Waits until pod-sync ended there.
     pub async fn reached(&self) {
         // The sender lives as long as `self`.

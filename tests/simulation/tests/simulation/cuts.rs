@@ -52,6 +52,9 @@ enum Part {
     Stop,
 }
 
+/// What ends a pod's life among its files.
+const LAST_STEP: &str = "record removed";
+
 // Commands of its hooks and of its probe.
 const FIRST: &str = "first";
 const LAST: &str = "last";
@@ -132,13 +135,27 @@ impl<'a> Watched<'a> {
         }
     }
 
-    /// Kills pod-sync when the seam is reached before `whole` is over, and starts it again.
-    async fn race<T>(self, whole: impl Future<Output = T>) -> Passed {
+    /// Whether pod-sync was ended before `whole` was over.
+    async fn ends<T>(&self, whole: impl Future<Output = T>, last: Option<&str>) -> Passed {
+        let whole = async {
+            whole.await;
+            // The last of all steps is done before it has passed.
+            if let (Seam::File(_), Some(last)) = (self.seam, last) {
+                let passed =
+                    async || if self.sim.cuts().has_passed(last) { Ok(()) } else { Err("it has not") };
+                until(&format!("{last} has passed"), LONG, passed).await;
+            }
+        };
         let reached = tokio::select! {
             () = self.reached() => true,
-            _ = whole => false,
+            () = whole => false,
         };
-        let passed = self.over(reached);
+        self.over(reached)
+    }
+
+    /// Kills pod-sync when the seam is reached before `whole` is over, and starts it again.
+    async fn race<T>(self, whole: impl Future<Output = T>, last: Option<&str>) -> Passed {
+        let passed = self.ends(whole, last).await;
         if passed.reached {
             self.sim.restart(Service::PodSync).await;
         }
@@ -234,7 +251,7 @@ impl Scene {
         let at = watched(Part::Start);
         let uid = sim.create(pod(name));
         if let Some(at) = at {
-            passed = at.race(sim.wait_ready(name)).await;
+            passed = at.race(sim.wait_ready(name), None).await;
         }
         sim.wait_ready(name).await;
         sim.assert_started_once(name, &uid);
@@ -247,7 +264,7 @@ impl Scene {
             self.sick.lock().push(first);
             let remade = || sim.wait_pod(name, "made anew", |p| p.is_ready() && p.restarts() == 1);
             if let Some(at) = at {
-                passed = at.race(remade()).await;
+                passed = at.race(remade(), None).await;
             }
             remade().await;
             instances.push(sim.runtime.newest(&uid, &format!("c-{name}")).unwrap().id().to_owned());
@@ -257,7 +274,7 @@ impl Scene {
         let at = watched(Part::Stop);
         sim.delete(name, None);
         if let Some(at) = at {
-            passed = at.race(self.gone(name, &uid)).await;
+            passed = at.race(self.gone(name, &uid), Some(LAST_STEP)).await;
         }
         self.gone(name, &uid).await;
         let cut = &passed;
@@ -318,11 +335,7 @@ impl Scene {
         std::fs::remove_file(sim.paths().state_dir().join(&uid)).unwrap();
         let watched = Watched::new(sim, Seam::File(when), at);
         sim.up(Service::PodSync);
-        let reached = tokio::select! {
-            () = watched.reached() => true,
-            () = self.gone(name, &uid) => false,
-        };
-        let passed = watched.over(reached);
+        let passed = watched.ends(self.gone(name, &uid), Some(LAST_STEP)).await;
         if passed.reached {
             self.assert_order(&uid);
             sim.restart(Service::PodSync).await;
