@@ -208,6 +208,20 @@ impl Allocations {
         result
     }
 
+    /// Ends the resize of a pod that has what `pod` shows as allocated; none where there was none to end.
+    ///
+    /// A newer allocation of which `pod` does not know yet is not over: who calls this was overtaken.
+    pub fn complete(&self, uid: &PodUid, pod: &Pod) -> Option<PodCondition> {
+        let mut state = self.state.lock();
+        let allocated = state.allocated.entries.get(uid.as_str());
+        if allocated.is_some_and(|a| matches!(allocation::apply(pod, a), Cow::Owned(_))) {
+            return None;
+        }
+        let over = state.conditions.get_mut(uid)?.complete();
+        self.gauges.set(state.conditions.values());
+        over
+    }
+
     /// Those to show.
     #[must_use]
     pub fn shown(&self, uid: &PodUid) -> Vec<PodCondition> {
@@ -256,6 +270,21 @@ mod tests {
 
     fn uid() -> PodUid {
         PodUid::parse("u1").unwrap()
+    }
+
+    #[test]
+    fn a_resize_is_not_over_for_one_who_does_not_know_of_it_yet() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = Allocations::open(dir.path());
+        let (before, after) = (pod("1"), pod("2"));
+        all.allocate(&uid(), &before);
+        all.allocate(&uid(), &after);
+        all.conditions(&uid(), |c| c.start(Some(2), jiff::Timestamp::UNIX_EPOCH));
+        assert_eq!(all.complete(&uid(), &before), None, "a look from before the allocation");
+        assert_eq!(all.shown(&uid()).len(), 1);
+        assert_eq!(all.complete(&uid(), &after).unwrap().observed_generation, Some(2));
+        assert!(all.shown(&uid()).is_empty());
+        assert_eq!(all.complete(&uid(), &after), None, "it ends once");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use quintlet_model::runtime::{Container, ContainerState as RuntimeState, PodRunt
 use super::probes::ProbeView;
 use super::qos;
 use super::quantity::{Format, Quantity};
+use super::resize::allocation::PodResources;
 use super::restart::{RESTARTING_ALL, should_container_be_restarted};
 
 /// Waiting reason: nothing was tried yet.
@@ -57,6 +58,8 @@ pub(crate) struct Context<'a> {
     pub(crate) recursive_read_only: bool,
     /// A restart of all containers is under way.
     pub(crate) restarting_all: bool,
+    /// What the runtime was last given, if that was noted.
+    pub(crate) actuated: Option<&'a PodResources>,
 }
 
 /// Which list of the spec.
@@ -335,7 +338,8 @@ fn from_instance(
         status.last_state =
             last.map(|t| ContainerState { terminated: Some(t.clone()), ..ContainerState::default() });
     }
-    resources(container, instance, old, &mut status);
+    let given = context.actuated.and_then(|a| a.containers.get(&instance.name));
+    resources(container, instance, old, given, &mut status);
     status
 }
 
@@ -343,6 +347,7 @@ fn resources(
     container: &SpecContainer,
     instance: &Container,
     old: Option<&ContainerStatus>,
+    given: Option<&ResourceRequirements>,
     status: &mut ContainerStatus,
 ) {
     // A container without any shows an empty object once the runtime has it.
@@ -379,6 +384,13 @@ fn resources(
             2,
             before.and_then(|r| r.requests.as_ref()),
         );
+        // No runtime knows a request for memory: a resize that is not made yet shows what was given before it.
+        let memory = given.and_then(|g| g.requests.as_ref()?.get("memory"));
+        if let (Some(shown), Some(memory)) =
+            (shown.requests.as_mut().and_then(|r| r.get_mut("memory")), memory)
+        {
+            shown.clone_from(memory);
+        }
     }
     status.resources = Some(shown);
 }

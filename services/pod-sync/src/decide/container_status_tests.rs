@@ -9,6 +9,7 @@ struct World {
     waiting: BTreeMap<String, WaitingReason>,
     messages: HashMap<ContainerId, String>,
     restarting_all: bool,
+    actuated: Option<PodResources>,
 }
 
 impl World {
@@ -20,6 +21,7 @@ impl World {
             waiting: BTreeMap::new(),
             messages: HashMap::new(),
             restarting_all: false,
+            actuated: None,
         }
     }
 
@@ -33,6 +35,7 @@ impl World {
             runtime_name: "containerd",
             recursive_read_only: false,
             restarting_all: self.restarting_all,
+            actuated: self.actuated.as_ref(),
         }
     }
 
@@ -377,6 +380,27 @@ fn resources_are_the_allocated_ones_corrected_by_the_runtime() {
     };
     assert_eq!(actual(102, 100_000, 128 << 20), plain);
     assert_eq!(actual(204, 50_000, 64 << 20), ("200m".into(), "500m".into(), "64Mi".into()));
+}
+
+#[test]
+fn a_request_for_memory_is_what_was_given_until_the_resize_is_made() {
+    let spec =
+        json!({"containers": [{"name": "c", "image": "i", "resources": {"requests": {"memory": "64Mi"}}}]});
+    for (what, given, runtime, want) in [
+        ("not made yet", Some("32Mi"), RuntimeBuilder::ready().running("c"), "32Mi"),
+        ("made", Some("64Mi"), RuntimeBuilder::ready().running("c"), "64Mi"),
+        ("nothing noted", None, RuntimeBuilder::ready().running("c"), "64Mi"),
+        ("it does not run", Some("32Mi"), RuntimeBuilder::ready().exited("c", 1), "64Mi"),
+    ] {
+        let mut world = World::new(spec.clone(), runtime);
+        world.actuated = given.map(|memory| {
+            serde_json::from_value(json!({"ContainerResources": {"c": {"requests": {"memory": memory}}}}))
+                .unwrap()
+        });
+        let status = world.regular(&[]);
+        assert_eq!(status.resources.unwrap().requests.unwrap()["memory"].0, want, "{what}");
+        assert_eq!(status.allocated_resources.unwrap()["memory"].0, "64Mi", "{what}");
+    }
 }
 
 #[test]

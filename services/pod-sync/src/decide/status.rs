@@ -108,6 +108,7 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         runtime_name: &input.node.runtime_name,
         recursive_read_only: input.node.recursive_read_only,
         restarting_all: triggered,
+        actuated: input.actuated,
     };
     let regular = containers::convert(
         &context,
@@ -238,11 +239,12 @@ fn conditions_of(
     list.push(conditions::ready(pod, &containers_ready, &list[..own_from]));
     list.push(containers_ready);
     list.push(condition(conditions::POD_SCHEDULED, true, "", ""));
-    if has_restart_all_rule(pod) {
-        list.push(conditions::all_containers_restarting(pod, input.runtime, phase, triggered));
-    }
     for c in &mut list[own_from_computed..] {
         c.observed_generation = pod.metadata.generation.filter(|g| *g > 0);
+    }
+    // The kubelet tells no generation in this one.
+    if has_restart_all_rule(pod) {
+        list.push(conditions::all_containers_restarting(pod, input.runtime, phase, triggered));
     }
     list
 }

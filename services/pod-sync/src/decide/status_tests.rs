@@ -401,8 +401,11 @@ fn a_restart_of_all_goes_through_its_condition() {
             [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]},
         {"name": "d", "image": "i"}]});
     let mut w = World::new(spec, RuntimeBuilder::ready().running("c").running("d"));
+    w.pod.metadata.generation = Some(3);
     let s = w.at(None, 1);
     assert_eq!(cond(&s, "AllContainersRestarting").status, "False");
+    assert_eq!(cond(&s, "Ready").observed_generation, Some(3));
+    assert_eq!(cond(&s, "AllContainersRestarting").observed_generation, None, "as the kubelet");
     w.runtime = RuntimeBuilder::ready().exited("c", 42).running("d").build();
     let s = w.at(Some(&s), 2);
     assert_eq!(

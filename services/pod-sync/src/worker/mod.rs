@@ -112,7 +112,7 @@ pub struct Worker {
     refreshed: Option<Duration>,
     refreshed_for: Option<Shown>,
     // Starts that failed for another reason than a back-off of their own, and when each is tried again (boottime).
-    holds: BTreeMap<String, Duration>,
+    holds: BTreeMap<String, sync::Held>,
     // The same of sandbox, cgroup and volumes.
     hold_all: Duration,
     // The same of a resize that was refused.

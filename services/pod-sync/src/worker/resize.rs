@@ -47,7 +47,7 @@ impl Worker {
         let generation = self.pod.metadata.generation;
         if plan::in_progress(&self.pod, runtime, actuated.as_ref()) {
             ctx.allocations.conditions(uid, |c| c.go_on(generation, ctx.clock.wall()));
-        } else if let Some(over) = ctx.allocations.conditions(uid, |c| c.complete()) {
+        } else if let Some(over) = ctx.allocations.complete(uid, &self.pod) {
             let message = resize_message("completed", &self.pod, over.observed_generation, "");
             ctx.events.pod(&self.pod, EventType::Normal, "ResizeCompleted", &message, "");
         }

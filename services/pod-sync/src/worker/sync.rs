@@ -26,9 +26,16 @@ use crate::decide::worker::Input;
 use crate::metrics;
 use crate::mirror::Keeper;
 
-/// For how long the error of a pull is shown before ImagePullBackOff takes its place: the kubelet's next sync comes with its
-/// next relist.
-const PULL_ERROR_SHOWN: Duration = Duration::from_secs(1);
+/// For how long an error is shown before the back-off takes its place: the kubelet's next sync comes with its next relist.
+const ERROR_SHOWN: Duration = Duration::from_secs(1);
+
+/// How long a start that failed is left alone (boottime).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Held {
+    // Where a container ended by it: from then on the crash-loop back-off has it.
+    if_ended: Duration,
+    until: Duration,
+}
 
 /// Which list of the spec a container stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,15 +189,17 @@ impl Worker {
         let boot = self.ctx.clock.boot();
         let wall = self.ctx.clock.wall();
         let mut due = Due { waiting: self.record.waiting.clone(), ..Due::default() };
+        let ephemeral = ephemeral_containers(&pass.pod);
         let inits = pods::init_containers(&pass.pod);
         let regular = &pods::spec(&pass.pod).containers;
         for (kind, list, indexes) in [
+            (Kind::Ephemeral, ephemeral.as_slice(), &actions.ephemeral_to_start),
             (Kind::Init, inits, &actions.init_to_start),
             (Kind::Regular, regular.as_slice(), &actions.to_start),
         ] {
             for &index in indexes {
                 let Some(container) = list.get(index) else { continue };
-                let held = self.holds.get(&container.name).map_or(Duration::ZERO, |t| t.saturating_sub(boot));
+                let held = self.held(pass, &container.name, boot);
                 if !held.is_zero() {
                     due.retry = Some(due.retry.map_or(held, |r| r.min(held)));
                     if kind == Kind::Init && !pods::is_sidecar(container) {
@@ -200,8 +209,9 @@ impl Worker {
                 }
                 match self.turn(pass, container, boot, wall) {
                     Turn::Now => match kind {
+                        Kind::Ephemeral => due.ephemeral.push(index),
                         Kind::Init => due.init.push(index),
-                        Kind::Regular | Kind::Ephemeral => due.regular.push(index),
+                        Kind::Regular => due.regular.push(index),
                     },
                     Turn::Later { until, delay } => {
                         due.holds.insert(
@@ -255,6 +265,15 @@ impl Worker {
             }
         }
         due
+    }
+
+    // For how much longer a start that failed is left alone.
+    fn held(&self, pass: &Pass, container: &str, boot: Duration) -> Duration {
+        let newest = pass.runtime.containers.iter().find(|c| c.name == container);
+        let ended = newest.is_some_and(|c| c.state == ContainerState::Exited);
+        self.holds.get(container).map_or(Duration::ZERO, |held| {
+            if ended { held.if_ended } else { held.until }.saturating_sub(boot)
+        })
     }
 
     fn turn(&mut self, pass: &Pass, container: &Container, boot: Duration, wall: jiff::Timestamp) -> Turn {
@@ -339,7 +358,7 @@ impl Worker {
         let starts = actions.create_sandbox
             || !due.init.is_empty()
             || !due.regular.is_empty()
-            || !actions.ephemeral_to_start.is_empty();
+            || !due.ephemeral.is_empty();
         if !starts {
             return Ok(());
         }
@@ -371,30 +390,24 @@ impl Worker {
             })?;
             (id, runtime.ips().to_vec())
         };
-        self.start_all(pass, actions, due, &sandbox, &config, &ips).await
+        self.start_all(pass, due, &sandbox, &config, &ips).await
     }
 
     async fn start_all(
         &mut self,
         pass: &Pass,
-        actions: &PodActions,
         due: &Due,
         sandbox: &SandboxId,
         config: &k8s_cri::v1::PodSandboxConfig,
         ips: &[std::net::IpAddr],
     ) -> Result<(), Halt> {
         let pod = &pass.pod;
-        let ephemeral: Vec<Container> = pods::spec(pod)
-            .ephemeral_containers
-            .iter()
-            .flatten()
-            .map(crate::build::container::ephemeral_as_container)
-            .collect();
+        let ephemeral = ephemeral_containers(pod);
         let pick = |list: &[Container], indexes: &[usize]| -> Vec<Container> {
             indexes.iter().filter_map(|i| list.get(*i).cloned()).collect()
         };
         let mut plan: Vec<(Kind, Container)> = Vec::new();
-        plan.extend(pick(&ephemeral, &actions.ephemeral_to_start).into_iter().map(|c| (Kind::Ephemeral, c)));
+        plan.extend(pick(&ephemeral, &due.ephemeral).into_iter().map(|c| (Kind::Ephemeral, c)));
         plan.extend(pick(pods::init_containers(pod), &due.init).into_iter().map(|c| (Kind::Init, c)));
         plan.extend(pick(&pods::spec(pod).containers, &due.regular).into_iter().map(|c| (Kind::Regular, c)));
         let containers: Vec<&Container> = plan.iter().map(|(_, c)| c).collect();
@@ -425,8 +438,8 @@ impl Worker {
     }
 
     pub(super) fn note_waiting(&mut self, container: &str, reason: WaitingReason) {
-        if let Some(wait) = shown_for(&reason.reason) {
-            self.holds.insert(container.to_owned(), self.ctx.clock.boot() + wait);
+        if let Some(held) = held_from(&reason.reason, self.ctx.clock.boot()) {
+            self.holds.insert(container.to_owned(), held);
         }
         self.record.waiting.insert(container.to_owned(), reason);
     }
@@ -465,12 +478,25 @@ impl Worker {
 }
 
 /// For how long a failed start keeps its reason before anything else is made of it; none for those that are back-offs.
-fn shown_for(reason: &str) -> Option<Duration> {
-    match StartFailure::parse(reason) {
-        Some(StartFailure::CrashLoopBackOff | StartFailure::ImagePullBackOff) => None,
-        Some(failure) if of_a_pull(failure) => Some(PULL_ERROR_SHOWN),
-        Some(_) | None => Some(jitter(ERROR_WAIT)),
-    }
+fn held_from(reason: &str, boot: Duration) -> Option<Held> {
+    let (if_ended, until) = match StartFailure::parse(reason) {
+        Some(StartFailure::CrashLoopBackOff | StartFailure::ImagePullBackOff) => return None,
+        Some(failure) if of_a_pull(failure) => (ERROR_SHOWN, ERROR_SHOWN),
+        // A container was made; its end wakes the kubelet, and is an exit like any other.
+        Some(StartFailure::RunContainerError | StartFailure::PostStartHookError) => {
+            (ERROR_SHOWN, jitter(ERROR_WAIT))
+        }
+        Some(_) | None => {
+            let wait = jitter(ERROR_WAIT);
+            (wait, wait)
+        }
+    };
+    Some(Held { if_ended: boot + if_ended, until: boot + until })
+}
+
+fn ephemeral_containers(pod: &Pod) -> Vec<Container> {
+    let list = pods::spec(pod).ephemeral_containers.iter().flatten();
+    list.map(crate::build::container::ephemeral_as_container).collect()
 }
 
 /// The image was asked for and did not come.
@@ -487,6 +513,7 @@ fn of_a_pull(failure: StartFailure) -> bool {
 /// Starts that may happen now, and those that are held back.
 #[derive(Debug, Default)]
 pub(super) struct Due {
+    ephemeral: Vec<usize>,
     init: Vec<usize>,
     regular: Vec<usize>,
     holds: Holds,
@@ -502,7 +529,7 @@ impl Due {
             && !actions.create_sandbox
             && self.init.is_empty()
             && self.regular.is_empty()
-            && actions.ephemeral_to_start.is_empty()
+            && self.ephemeral.is_empty()
             && actions.to_kill.is_empty()
             && actions.reset.is_empty()
             && actions.resize.is_empty()

@@ -129,6 +129,9 @@ fn merge_map(
             Value::Null => {
                 object.remove(&field);
             }
+            // As the API server does: over nothing, a directive alone makes nothing.
+            Value::Object(inner)
+                if inner.contains_key("$patch") && !has_more(&inner) && !object.contains_key(&field) => {}
             Value::Object(inner) => {
                 let slot = object.entry(field).or_insert_with(|| Value::Object(Map::new()));
                 if !slot.is_object() {
@@ -153,6 +156,11 @@ fn merge_map(
         }
     }
     Ok(())
+}
+
+// Something beside directives that is set.
+fn has_more(patch: &Map<String, Value>) -> bool {
+    patch.iter().any(|(key, value)| !key.starts_with('$') && !value.is_null())
 }
 
 fn merge_list(
@@ -324,6 +332,13 @@ mod tests {
                 json!({"s": {"b": 2, "$patch": "replace"}}),
                 json!({"s": {"b": 2}}),
             ),
+            (
+                "a directive alone makes no map",
+                json!({}),
+                json!({"s": {"$patch": "replace", "a": null}}),
+                json!({}),
+            ),
+            ("an empty map is made", json!({}), json!({"s": {"a": null}}), json!({"s": {}})),
             (
                 "nulls do not reach new maps",
                 json!({}),

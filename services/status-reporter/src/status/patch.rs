@@ -83,6 +83,10 @@ fn complete(changes: Option<Value>, merged: &Value) -> Map<String, Value> {
         let value = match (field.as_str(), value) {
             (field, _) if FOREIGN_FIELDS.contains(&field) => continue,
             ("podIPs" | "hostIPs", value) => whole_list(None, Some(value)).unwrap_or(Value::Null),
+            // A directive alone makes no object where there is none.
+            ("resources", Value::Object(map)) if map.is_empty() => {
+                json!({"claims": null, "limits": null, "requests": null})
+            }
             (_, Value::Object(map)) => {
                 let mut map = map.clone();
                 map.insert("$patch".to_owned(), json!("replace"));
@@ -300,5 +304,16 @@ mod tests {
         assert!(conditions.contains(&json!({"$patch": "delete", "type": "Initialized"})));
         assert_eq!(patch["status"]["reason"], Value::Null);
         assert_eq!(patch["status"]["podIPs"], json!([{"ip": "a"}, {"$patch": "replace"}]));
+    }
+
+    #[test]
+    fn empty_resources_are_shown_from_the_first_patch_on_and_clear_what_was_there() {
+        for live in [json!({}), json!({"resources": {"limits": {"cpu": "1"}}})] {
+            let merged = json!({"phase": "Running", "resources": {}});
+            let patch = pod_status("u-1", &json!({"phase": "Pending"}), &merged, Base::Claimed).unwrap();
+            let mut pod = json!({"metadata": {"uid": "u-1"}, "status": live});
+            quintlet_testapi::strategic_merge("pods", &mut pod, patch).unwrap();
+            assert_eq!(pod["status"]["resources"], json!({}), "over {live}");
+        }
     }
 }

@@ -90,3 +90,19 @@ async fn a_container_that_was_just_made_is_seen_where_no_hint_tells_of_it() {
     assert_eq!(sim.runtime.count(Method::StartContainer), 2, "{:#?}", sim.instances(&uid));
     sim.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ephemeral_container_that_cannot_start_is_tried_again_without_hammering() {
+    let sim = Sim::start(Options::default()).await;
+    let _uid = sim.create(pods::single("debugged"));
+    sim.wait_ready("debugged").await;
+    let absent = json!([{"name": "e", "image": "example.test/absent:1", "imagePullPolicy": "Never"}]);
+    sim.api.edit("pods", "default", "debugged", |p| p["spec"]["ephemeralContainers"] = absent).unwrap();
+    sim.wait_event("debugged", "no image", |e| e.message == "Error: ErrImageNeverPull").await;
+    // Time for as many tries as there would be.
+    let _uid = sim.create(pods::single("other"));
+    sim.wait_ready("other").await;
+    let tries = sim.calls_about(Method::ImageStatus, "example.test/absent:1");
+    assert!(tries <= 2, "{tries} looks for the image");
+    sim.finish().await;
+}

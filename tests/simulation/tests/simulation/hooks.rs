@@ -46,6 +46,12 @@ async fn a_hook_that_fails_is_told_and_a_failed_post_start_stops_its_container()
     sim.wait_event("post", "Killing", |e| e.reason == "Killing" && e.message == "FailedPostStartHook").await;
     let first = sim.runtime.containers().into_iter().find(|c| c.pod_uid() == uid).unwrap();
     assert_eq!(sim.calls_about(Method::StopContainer, first.id()), 1);
+    // Its end is an exit like any other: once more without a wait, then the back-off has it.
+    let seen = sim
+        .wait_pod("post", "CrashLoopBackOff", |p| p.container("c-post").reason == "CrashLoopBackOff")
+        .await;
+    let want = format!("back-off 10s restarting failed container=c-post pod=post_default({uid})");
+    assert_eq!(seen.container("c-post").message, want);
 
     let _uid = sim.create(with_hook("pre", "preStop", exec("bad-pre")));
     let _uid = sim.create(with_hook("nothing", "preStop", json!({"tcpSocket": {"port": 1}})));
