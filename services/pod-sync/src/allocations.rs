@@ -320,7 +320,7 @@ mod tests {
         };
         let now = jiff::Timestamp::UNIX_EPOCH;
         let wait = |name: &str, reason| {
-            let pending = Pending { reason, message: String::new() };
+            let pending = Pending { reason, cause: String::new(), message: String::new() };
             all.conditions(&PodUid::parse(name).unwrap(), |c| c.wait(&pending, None, now));
         };
         wait("u1", Reason::Deferred);

@@ -39,6 +39,8 @@ use manifests::Manifests;
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
 /// How long the API server gets to tell of the Node before a pod is refused for it.
 const NODE_READ: Duration = Duration::from_secs(5);
+/// Reason of a rejection for which there is no better word.
+const UNEXPECTED: &str = "UnexpectedAdmissionError";
 
 struct Entry {
     // What its source asks for, as it was last compared with what was allocated.
@@ -503,10 +505,8 @@ impl Table {
             Verdict::Admit => Ok(Vec::new()),
             Verdict::Reject(rejection) => Err(rejection),
             Verdict::MakeRoom(short) => {
-                let victims = preempt::victims(pod, &others, &short).map_err(|e| Rejection {
-                    reason: "UnexpectedAdmissionError".to_owned(),
-                    message: e.to_string(),
-                })?;
+                let victims = preempt::victims(pod, &others, &short)
+                    .map_err(|e| Rejection { reason: UNEXPECTED.to_owned(), message: e.to_string() })?;
                 Ok(victims.into_iter().filter_map(|v| self.preempt(v, pod)).collect())
             }
         }

@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
-use super::{Table, is_ending};
+use super::{Table, UNEXPECTED, is_ending};
 use crate::clients::events::EventType;
-use crate::decide::admission::{Shortage, Verdict};
+use crate::decide::admission::{Rejection, Shortage, Verdict};
 use crate::decide::preempt;
 use crate::decide::resize::allocation;
 use crate::decide::resize::message::resize_message;
@@ -84,7 +84,7 @@ impl Table {
             return false;
         };
         if ctx.allocations.conditions(uid, |c| c.wait(&pending, generation, now)) {
-            let message = resize_message(pending.reason.as_str(), &asked, generation, &pending.message);
+            let message = resize_message(&pending.cause, &asked, generation, &pending.message);
             ctx.events.pod(&asked, EventType::Warning, pending.reason.event(), &message, "");
         }
         self.sync(uid, &asked);
@@ -95,20 +95,21 @@ impl Table {
     fn deferred(&self, uid: &PodUid, asked: &Pod) -> Option<Pending> {
         let others = self.active(Some(uid));
         let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
-        let message = match self.admission.admit(asked, &others) {
+        let rejection = match self.admission.admit(asked, &others) {
             Verdict::Admit => return None,
-            Verdict::Reject(rejection) => rejection.message,
+            Verdict::Reject(rejection) => rejection,
             Verdict::MakeRoom(short) => match preempt::victims(asked, &others, &short) {
-                Err(e) => e.to_string(),
+                Err(e) => Rejection { reason: UNEXPECTED.to_owned(), message: e.to_string() },
                 Ok(victims) => {
                     for victim in victims.into_iter().filter(|v| !self.is_going(v)) {
                         self.preempt(victim, asked);
                     }
-                    short.first().map(|s| Shortage::rejection(s).message).unwrap_or_default()
+                    let unknown = || Rejection { reason: UNEXPECTED.to_owned(), message: String::new() };
+                    short.first().map_or_else(unknown, Shortage::rejection)
                 }
             },
         };
-        Some(Pending { reason: Reason::Deferred, message })
+        Some(Pending { reason: Reason::Deferred, cause: rejection.reason, message: rejection.message })
     }
 
     fn is_going(&self, pod: &Pod) -> bool {

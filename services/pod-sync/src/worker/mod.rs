@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Secret};
+use quintlet_kit::backoff::Backoff;
 use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::pod as pods;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
@@ -57,6 +58,10 @@ use crate::volumes::MountedVolumes;
 
 /// After an error of this pod (pkg/kubelet/pod_workers.go), with jitter up to half of it.
 const ERROR_WAIT: Duration = Duration::from_secs(10);
+/// Between the first tries of volumes that fail (pkg/volume/util/exponentialbackoff).
+const MOUNT_WAIT: Duration = Duration::from_millis(500);
+/// The kubelet goes on to two minutes; what is missing is often just late.
+const MOUNT_WAIT_MAX: Duration = Duration::from_secs(16);
 
 /// What metrics call the passes (pkg/kubelet/types: SyncPodType).
 const CREATE: &str = "create";
@@ -117,6 +122,8 @@ pub struct Worker {
     hold_all: Duration,
     // The same of a resize that was refused.
     resize_hold: Duration,
+    // Between tries of volumes that fail.
+    mount_wait: Backoff,
     decision: Arc<Decision>,
     waiting: Option<Waiting>,
     accepted_unix_ns: i64,
@@ -176,6 +183,7 @@ impl Worker {
             refreshed_for: None,
             holds: BTreeMap::new(),
             hold_all: Duration::ZERO,
+            mount_wait: Backoff::new(MOUNT_WAIT, 2, MOUNT_WAIT_MAX),
             resize_hold: Duration::ZERO,
             decision: Arc::default(),
             waiting: None,
@@ -411,6 +419,7 @@ impl Worker {
             self.holds.clear();
             self.hold_all = Duration::ZERO;
             self.resize_hold = Duration::ZERO;
+            self.mount_wait.reset();
         }
         self.pod = Arc::clone(&desired.pod);
         self.record.pod = Some(Arc::clone(&self.pod));

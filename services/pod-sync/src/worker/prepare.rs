@@ -50,6 +50,7 @@ impl Worker {
         match self.ctx.volumes.set_up(pod, &uid, &self.volume_context()).await {
             Ok(done) => {
                 self.mounted = Some(done.volumes);
+                self.mount_wait.reset();
                 self.refreshed = Some(self.ctx.clock.boot());
                 self.refreshed_for = Some(shown(pod));
                 self.failed_mounts(pod, &done.stale);
@@ -156,7 +157,7 @@ impl Worker {
         }
     }
 
-    fn volumes_failed(&self, pod: &Pod, e: &VolumeError) -> Halt {
+    fn volumes_failed(&mut self, pod: &Pod, e: &VolumeError) -> Halt {
         let waiting = match e {
             VolumeError::PodDirs(_) => {
                 self.ctx.events.pod(pod, EventType::Warning, "Failed", &e.to_string(), "");
@@ -170,8 +171,7 @@ impl Worker {
             }
             VolumeError::Cancelled => return Halt::Cut(e.to_string()),
         };
-        // The kubelet's volume manager tries again within half a second to two minutes; what is missing is often just late.
-        Halt::failed(waiting, e).after(super::jitter(std::time::Duration::from_secs(1)))
+        Halt::failed(waiting, e).after(super::jitter(self.mount_wait.next_wait()))
     }
 
     /// Brings ConfigMaps, Secrets, tokens and downward API files up to date. What fails leaves the old content.

@@ -1,5 +1,7 @@
 //! Calls that the runtime refuses.
 
+use std::time::Duration;
+
 use quintlet_simulation::{Options, Sim, pods};
 use quintlet_testkit::fake_runtime::{self, Method, Rule};
 use serde_json::json;
@@ -97,12 +99,30 @@ async fn an_ephemeral_container_that_cannot_start_is_tried_again_without_hammeri
     let _uid = sim.create(pods::single("debugged"));
     sim.wait_ready("debugged").await;
     let absent = json!([{"name": "e", "image": "example.test/absent:1", "imagePullPolicy": "Never"}]);
-    sim.api.edit("pods", "default", "debugged", |p| p["spec"]["ephemeralContainers"] = absent).unwrap();
+    sim.api
+        .edit("pods/ephemeralcontainers", "default", "debugged", |p| {
+            p["spec"]["ephemeralContainers"] = absent
+        })
+        .unwrap();
     sim.wait_event("debugged", "no image", |e| e.message == "Error: ErrImageNeverPull").await;
     // Time for as many tries as there would be.
     let _uid = sim.create(pods::single("other"));
     sim.wait_ready("other").await;
     let tries = sim.calls_about(Method::ImageStatus, "example.test/absent:1");
     assert!(tries <= 2, "{tries} looks for the image");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn volumes_that_keep_failing_are_tried_ever_less_often() {
+    let sim = Sim::start(Options::default()).await;
+    let began = std::time::Instant::now();
+    let mut pod = pods::single("wrong");
+    pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": "/no/such", "type": "Directory"}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    let _uid = sim.create(pod);
+    sim.wait_event("wrong", "five tries", |e| e.reason == "FailedMount" && e.count >= 5).await;
+    // 0.5 + 1 + 2 + 4 s and their jitter.
+    assert!(began.elapsed() >= Duration::from_millis(7500), "{:?}", began.elapsed());
     sim.finish().await;
 }

@@ -169,7 +169,7 @@ async fn what_does_not_fit_waits_until_another_pod_ends() {
         sim.wait_event(name, "deferred", |e| {
             e.kind == "Warning"
                 && e.reason == "ResizeDeferred"
-                && e.message.starts_with("Pod resize Deferred: {")
+                && e.message.starts_with("Pod resize OutOfcpu: {")
                 && e.message.contains(&text)
         })
         .await;

@@ -122,7 +122,7 @@ mod tests {
     use crate::decide::testing::{at, time};
 
     fn waits(reason: Reason, message: &str) -> Pending {
-        Pending { reason, message: message.to_owned() }
+        Pending { reason, cause: String::new(), message: message.to_owned() }
     }
 
     #[test]

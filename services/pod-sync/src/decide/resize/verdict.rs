@@ -19,7 +19,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The word of condition and event message.
+    /// The word of the condition.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -43,6 +43,8 @@ impl Reason {
 pub struct Pending {
     /// How.
     pub reason: Reason,
+    /// What refused it, as the message of the event names it: the reason of the admission.
+    pub cause: String,
     /// Text of the condition.
     pub message: String,
 }
@@ -96,7 +98,8 @@ pub fn infeasible(desired: &Pod, allocated: &Pod, rules: Rules) -> Option<Pendin
     } else {
         return None;
     };
-    Some(Pending { reason: Reason::Infeasible, message: why.to_owned() })
+    let reason = Reason::Infeasible;
+    Some(Pending { reason, cause: reason.as_str().to_owned(), message: why.to_owned() })
 }
 
 /// A resize in the queue.
