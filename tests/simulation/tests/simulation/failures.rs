@@ -121,8 +121,8 @@ async fn volumes_that_keep_failing_are_tried_ever_less_often() {
     pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": "/no/such", "type": "Directory"}}]);
     pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
     let _uid = sim.create(pod);
-    sim.wait_event("wrong", "five tries", |e| e.reason == "FailedMount" && e.count >= 5).await;
-    // 0.5 + 1 + 2 + 4 s and their jitter.
-    assert!(began.elapsed() >= Duration::from_millis(7500), "{:?}", began.elapsed());
+    sim.wait_event("wrong", "six tries", |e| e.reason == "FailedMount" && e.count >= 6).await;
+    // 0.5 + 1 + 2 + 4 + 8 s and their jitter.
+    assert!(began.elapsed() >= Duration::from_millis(15_500), "{:?}", began.elapsed());
     sim.finish().await;
 }
