@@ -141,7 +141,10 @@ async fn pull(
         began = ctx.clock.boot();
         try_all(ctx, wanted, &spec).await
     };
-    match ctx.pulls.run(&image, lane).await {
+    let pulled = ctx.pulls.run(&image, lane).await;
+    let uid = wanted.pod.metadata.uid.as_deref().unwrap_or_default();
+    ctx.metrics.starts.pulled(uid, ctx.clock.boot().saturating_sub(asked));
+    match pulled {
         Ok(Pulled { image_ref, openers, begun }) => {
             let found = ctx
                 .runtime

@@ -138,6 +138,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         cgroup::Cgroups::new(std::path::Path::new("/sys/fs/cgroup"), &args.cgroup_root, settings.cgroup)
             .per_qos(args.resources.cgroups_per_qos)
             .owned_by(&format!("{} {}", settings.node_name, args.root_dir.display()));
+    metrics::cgroup_version(cgroup::is_v2(std::path::Path::new("/sys/fs/cgroup")));
     let limits = node::pod_limits(&settings);
     if args.cgroup_driver == args::CgroupDriver::Systemd {
         cgroups.set_driver(cgroup::Driver::Systemd);

@@ -1,5 +1,10 @@
 //! What is counted of pods, under the kubelet's names (pkg/kubelet/metrics, pkg/volume/util).
 
+mod census;
+mod sli;
+
+pub use census::{Census, Counted};
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +19,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use quintlet_model::ids::PodUid;
 use quintlet_telemetry::metrics::{
-    Buckets, counter, counter_family, float_gauge, gauge_family, histogram_family_of, histogram_of,
+    Buckets, counter, counter_family, float_gauge, gauge, gauge_family, histogram_family_of, histogram_of,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -68,6 +73,18 @@ pub struct VolumesLabel {
     state: &'static str,
 }
 
+/// As which handler of the runtime a sandbox runs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct HandlerLabel {
+    runtime_handler: String,
+}
+
+/// Why the node did not take a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RejectionLabel {
+    reason: String,
+}
+
 /// How a volume was measured.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct SourceLabel {
@@ -108,6 +125,13 @@ pub struct PodMetrics {
     storage: Family<StorageLabel, Histogram, Buckets>,
     volumes: Family<VolumesLabel, Gauge>,
     measured: Family<SourceLabel, Histogram, Buckets>,
+    sandboxes: Family<HandlerLabel, Histogram, Buckets>,
+    sandbox_errors: Family<HandlerLabel, Counter>,
+    rejections: Family<RejectionLabel, Counter>,
+    /// How many pods there are of each kind.
+    pub census: Census,
+    /// How long pods take to start.
+    pub starts: sli::Starts,
     /// When the last shutdown of the machine began, seconds since 1970.
     pub shutdown_start: Gauge<f64, AtomicU64>,
     /// When its pods had ended.
@@ -148,6 +172,21 @@ impl Default for PodMetrics {
                 "Duration in seconds to calculate volume stats",
                 WORKER,
             ),
+            sandboxes: histogram_family_of(
+                "kubelet_run_podsandbox_duration_seconds",
+                "Duration in seconds of the run_podsandbox operations. Broken down by RuntimeClass.Handler",
+                WORKER,
+            ),
+            sandbox_errors: counter_family(
+                "kubelet_run_podsandbox_errors",
+                "Cumulative number of the run_podsandbox operation errors by RuntimeClass.Handler",
+            ),
+            rejections: counter_family(
+                "kubelet_admission_rejections",
+                "Cumulative number pod admission rejections by the Kubelet",
+            ),
+            census: Census::default(),
+            starts: sli::Starts::default(),
             worker: histogram_family_of(
                 "kubelet_pod_worker_duration_seconds",
                 "Duration in seconds of a pass over a pod, by operation type: create, update, sync or kill",
@@ -199,6 +238,20 @@ impl PodMetrics {
         self.storage.get_or_create(&label).observe(took.as_secs_f64());
     }
 
+    /// The runtime made a sandbox, or did not.
+    pub fn sandbox(&self, handler: &str, took: Duration, ok: bool) {
+        let label = HandlerLabel { runtime_handler: handler.to_owned() };
+        self.sandboxes.get_or_create(&label).observe(took.as_secs_f64());
+        if !ok {
+            self.sandbox_errors.get_or_create(&label).inc();
+        }
+    }
+
+    /// The node does not take a pod.
+    pub fn rejected(&self, reason: &str) {
+        self.rejections.get_or_create(&RejectionLabel { reason: rejection(reason).to_owned() }).inc();
+    }
+
     /// What a volume takes was counted, file by file.
     pub fn volume_measured(&self, took: Duration) {
         self.measured.get_or_create(&SourceLabel { metric_source: "du" }).observe(took.as_secs_f64());
@@ -215,6 +268,40 @@ impl PodMetrics {
         for (plugin_name, count) in counts {
             self.volumes.get_or_create(&VolumesLabel { plugin_name: plugin_name.clone(), state }).set(*count);
         }
+    }
+}
+
+/// Reasons that are told by name (pkg/kubelet/kubelet.go:admissionRejectionReasons).
+const REJECTIONS: [&str; 21] = [
+    "AppArmor",
+    "Evicted",
+    "InitContainerRestartPolicyForbidden",
+    "InvalidNodeInfo",
+    "NodeShutdown",
+    "OutOfcpu",
+    "OutOfephemeral-storage",
+    "OutOfmemory",
+    "OutOfpods",
+    "PodFeatureUnsupported",
+    "PodLevelResourcesNotSupported",
+    "PodOSNotSupported",
+    "PodOSSelectorNodeLabelDoesNotMatch",
+    "SupplementalGroupsPolicyNotSupported",
+    "SysctlForbidden",
+    "TopologyAffinityError",
+    "UnexpectedAdmissionError",
+    "UnexpectedPredicateFailureType",
+    "UnknownReason",
+    "VolumeAttachmentLimitExceeded",
+    "node(s) had taints that the pod didn't tolerate",
+];
+
+/// As what a rejection is counted: names of extended resources are without number.
+fn rejection(reason: &str) -> &str {
+    match reason {
+        known if REJECTIONS.contains(&known) => known,
+        extended if extended.starts_with("OutOf") => "OutOfExtendedResources",
+        _ => "Other",
     }
 }
 
@@ -239,6 +326,11 @@ fn terminations(old: Option<&PodStatus>, new: &PodStatus) -> Vec<TerminatedLabel
         }
     }
     out
+}
+
+/// Tells the version of the machine's cgroups.
+pub fn cgroup_version(is_v2: bool) {
+    gauge("kubelet_cgroup_version", "cgroup version on the hosts").set(if is_v2 { 2 } else { 1 });
 }
 
 /// Whether a pod that did not run runs now.
@@ -356,6 +448,42 @@ mod tests {
         assert_eq!(labels(Some(&after), &after), []);
         assert_eq!(labels(None, &before), [(INIT, 0)]);
         assert_eq!(terminations(Some(&before), &after)[0].reason, "Error");
+    }
+
+    #[test]
+    fn rejections_are_counted_by_reasons_of_a_fixed_list() {
+        for (reason, want) in [
+            ("OutOfcpu", "OutOfcpu"),
+            ("OutOfexample.com/gpu", "OutOfExtendedResources"),
+            ("NodeShutdown", "NodeShutdown"),
+            ("NodeAffinity", "Other"),
+        ] {
+            assert_eq!(rejection(reason), want);
+        }
+        let metrics = PodMetrics::default();
+        let series = "kubelet_admission_rejections_total{reason=\"OutOfExtendedResources\"} ";
+        let count = || {
+            let text = quintlet_telemetry::metrics::text();
+            text.lines().find_map(|l| l.strip_prefix(series)?.parse::<u64>().ok()).unwrap_or(0)
+        };
+        let before = count();
+        metrics.rejected("OutOfexample.com/gpu");
+        assert_eq!(count(), before + 1);
+    }
+
+    #[test]
+    fn sandboxes_are_told_of_by_their_handler() {
+        let metrics = PodMetrics::default();
+        metrics.sandbox("kata", Duration::from_secs(3), true);
+        metrics.sandbox("kata", Duration::from_secs(4), false);
+        let text = quintlet_telemetry::metrics::text();
+        for line in [
+            "kubelet_run_podsandbox_duration_seconds_sum{runtime_handler=\"kata\"} 7.0",
+            "kubelet_run_podsandbox_duration_seconds_count{runtime_handler=\"kata\"} 2",
+            "kubelet_run_podsandbox_errors_total{runtime_handler=\"kata\"} 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
     }
 
     #[test]

@@ -480,8 +480,14 @@ impl Table {
     ) {
         let (rejected, after) = match admitted {
             Ok(after) => (None, after),
-            Err(rejection) => (Some(rejection), Vec::new()),
+            Err(rejection) => {
+                self.ctx.metrics.rejected(&rejection.reason);
+                (Some(rejection), Vec::new())
+            }
         };
+        if source == SourceKind::Api && rejected.is_none() {
+            self.ctx.metrics.starts.accepted(&pod_ref.uid, &pod);
+        }
         let key = (pod_ref.namespace.to_string(), pod_ref.name.to_string());
         let mirror = self.mirrors.get(&key).cloned();
         if rejected.is_none() && !is_ending(&pod) {

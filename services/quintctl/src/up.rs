@@ -109,7 +109,7 @@ pub struct UpArgs {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Name of the node [default: the host name]
-    #[arg(long, alias = "hostname-override", value_parser = quintlet_kit::args::node_name, value_name = "NAME")]
+    #[arg(long, alias = "hostname-override", value_parser = node_name, value_name = "NAME")]
     pub node_name: Option<String>,
     /// Port of the node's HTTPS API, which is run with --kubeconfig; 0 for none
     #[arg(long, value_name = "PORT", default_value_t = 10250)]
@@ -147,6 +147,28 @@ pub struct UpArgs {
     /// OTLP/gRPC endpoint for the services' traces
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
+    /// Taken, as from every command, and without meaning here: what is shown is for people. So the help does not offer it
+    #[arg(short, long, hide = true, value_enum, default_value_t)]
+    pub output: crate::out::Format,
+}
+
+/// Longest name of an object of the API.
+const NODE_NAME_MAX: usize = 253;
+
+/// A name that a node can be registered by; that of a host, which is taken where none is given, may be any.
+fn node_name(given: &str) -> Result<String, String> {
+    let name = quintlet_kit::args::node_name(given)?;
+    let is_end = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let is_part = |part: &str| {
+        part.starts_with(is_end) && part.ends_with(is_end) && part.chars().all(|c| is_end(c) || c == '-')
+    };
+    if name.len() <= NODE_NAME_MAX && name.split('.').all(is_part) {
+        return Ok(name);
+    }
+    Err(format!(
+        "no node can be registered by that name: want letters, digits, '-' and '.', letters and digits at both ends and beside each \
+         '.', at most {NODE_NAME_MAX} in all"
+    ))
 }
 
 /// Why the services cannot be run.

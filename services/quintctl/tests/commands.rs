@@ -526,6 +526,10 @@ impl Debug for FakeDebug {
         Err(Status::unimplemented("not scripted"))
     }
 
+    async fn config(&self, _: Request<debug::ConfigRequest>) -> Result<Response<debug::ConfigReply>, Status> {
+        Err(Status::unimplemented("not scripted"))
+    }
+
     async fn build(&self, _: Request<debug::BuildRequest>) -> Result<Response<debug::BuildReply>, Status> {
         Err(Status::unimplemented("not scripted"))
     }

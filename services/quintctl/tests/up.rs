@@ -207,6 +207,13 @@ fn usage_errors_exit_64_and_missing_binaries_are_named() {
     let run = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_quintctl")).args(args).output().unwrap();
     assert_eq!(run(&["up"]).status.code(), Some(64));
     assert_eq!(run(&["up", "--private-containerd", "--runtime-endpoint", "x"]).status.code(), Some(64));
+    let misnamed = run(&["up", "--runtime-endpoint", "unix:///x", "--node-name", "Peer_Node"]);
+    assert_eq!(misnamed.status.code(), Some(64));
+    let error = String::from_utf8_lossy(&misnamed.stderr);
+    assert!(error.contains("no node can be registered by that name"), "{error}");
+    let help = run(&["up", "--help"]);
+    let help = String::from_utf8_lossy(&help.stdout);
+    assert!(help.contains("--node-name") && !help.contains("--output"), "{help}");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().display().to_string();
     let output = run(&["up", "--runtime-endpoint", "unix:///x", "--base", &path, "--bin-dir", &path]);

@@ -22,6 +22,7 @@ use crate::node::FactBoard;
 use crate::node::health::{HealthBoard, Watched};
 use crate::node::keeper::NodeKeeper;
 use crate::node::setters;
+use crate::node::startup::Startup;
 use crate::rate::Rate;
 use crate::reporter::Reporter;
 use crate::service::Service;
@@ -173,6 +174,7 @@ fn keep_node(
         taints: config.settings.taints.clone(),
         labels: config.settings.labels.clone(),
         provider_id: config.settings.provider_id.clone(),
+        startup: Startup::new(clock.boot()),
         update_every: config.settings.update_every,
         report_every: config.settings.report_every,
         clock: clock.clone(),

@@ -38,7 +38,9 @@ fn sample(text: &str, name: &str, within: &str) -> Option<(f64, Option<i64>)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_tell_of_the_pods_and_of_all_services() {
-    let node = Node::start(Options { node_api: true, ..Options::with_api("node-api-pages") }).await;
+    let node =
+        Node::start(Options { node_api: true, sync_frequency: "7s", ..Options::with_api("node-api-pages") })
+            .await;
     let api = node.api();
     let started = sample(&page(&node, "/metrics/probes").await.unwrap(), "process_start_time_seconds", "");
     assert!(started.is_some_and(|(v, _)| v > 1e9), "without a probe, too: {started:?}");
@@ -117,7 +119,37 @@ async fn pages_tell_of_the_pods_and_of_all_services() {
     };
     let merged = wait_page(&node, "/metrics", |text| services.iter().all(|s| up(text, s, 1.0))).await;
     assert_eq!(sample(&merged, "kubelet_node_name", NODE), Some((1.0, None)));
-    assert!(sample(&merged, "kubelet_http_requests_total", "").is_some(), "{merged}");
+    let value = |name: &str, within: &str| {
+        let found = sample(&merged, name, within).unwrap_or_else(|| panic!("{name} {within}\n{merged}"));
+        assert!(found.1.is_none(), "{name} bears a time");
+        found.0
+    };
+    let summaries = "method=\"GET\",path=\"stats\",server_type=\"readwrite\",long_running=\"false\"";
+    for (name, within, least) in [
+        ("kubelet_http_requests_total", summaries, 2.0),
+        ("kubelet_http_requests_duration_seconds_count", summaries, 2.0),
+        ("kubelet_http_inflight_requests", "path=\"metrics\"", 1.0),
+        ("kubelet_pod_start_sli_duration_seconds_count", "", 1.0),
+        ("kubelet_pod_start_total_duration_seconds_count", "", 1.0),
+        ("kubelet_run_podsandbox_duration_seconds_count", "runtime_handler=\"\"", 1.0),
+        ("kubelet_cgroup_version", "", 1.0),
+        ("kubelet_node_startup_duration_seconds", "", 0.001),
+        ("kubelet_node_startup_pre_kubelet_duration_seconds", "", 0.001),
+        ("kubernetes_feature_enabled", "name=\"SidecarContainers\",stage=\"\"", 1.0),
+    ] {
+        assert!(value(name, within) >= least, "{name} {within}\n{merged}");
+    }
+    for service in services.into_iter().chain(["node-api"]) {
+        let of_service = format!("service=\"{service}\"");
+        for name in ["process_resident_memory_bytes", "process_open_fds", "process_start_time_seconds"] {
+            assert!(value(name, &of_service) > 1.0, "{name} of {service}");
+        }
+        assert!(value("process_cpu_seconds_total", &of_service) >= 0.0);
+    }
+    // Counted at intervals.
+    let working = "kubelet_working_pods{lifecycle=\"sync\",config=\"desired\",static=\"\"} 1\n";
+    let counted = ["kubelet_desired_pods{static=\"\"} 1\n", "kubelet_active_pods{static=\"\"} 1\n", working];
+    wait_page(&node, "/metrics", |text| counted.iter().all(|line| text.contains(line))).await;
 
     // A service that hangs leaves its last figures, marked.
     let relists = |text: &str| sample(text, "kubelet_pleg_relist_duration_seconds_count", "");
@@ -144,6 +176,13 @@ async fn pages_tell_of_the_pods_and_of_all_services() {
         (&json!("KubeletConfiguration"), &json!(node.node_api().port()))
     );
     assert_eq!(config["authorization"]["mode"], "Webhook", "{config}");
+    assert_eq!(
+        config["cgroupRoot"],
+        json!(node.containerd.cgroup_root()),
+        "a flag of the services: {config}"
+    );
+    assert!(config["staticPodPath"].as_str().is_some_and(|p| p.ends_with("/manifests")), "{config}");
+    assert_eq!(config["syncFrequency"], "7s", "a flag of pod-sync alone: {config}");
     for (path, word) in
         [("/statusz", "Binary version"), ("/flagz", "anonymous-auth: false"), ("/logs/", "<pre>")]
     {
@@ -158,6 +197,9 @@ async fn the_summary_tells_of_volumes_and_of_all_that_a_pod_has_on_the_disk() {
     const WRITTEN: u64 = 3 << 20;
     let extra = vec![("pod-sync", "--volume-stats-agg-period=1s".to_owned())];
     let node = Node::start(Options { node_api: true, extra, ..Options::with_api("node-api-volumes") }).await;
+    // As on many nodes: the node API's user cannot look into the runtime's directory.
+    let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(node.containerd.dir().join("root"), closed).unwrap();
     let script = "echo some words; head -c 3145728 /dev/zero > /scratch/f; head -c 1048576 /dev/zero > /memory/f; \
                   head -c 2097152 /dev/zero > /layer; trap 'exit 0' TERM; sleep 100000 & wait";
     let mut pod = pods::bound(pods::script("writer", script));
@@ -209,6 +251,15 @@ async fn the_summary_tells_of_volumes_and_of_all_that_a_pod_has_on_the_disk() {
     let least = used(&scratch) + used(&main["rootfs"]) + used(&main["logs"]);
     assert!((least..least + (1 << 20)).contains(&used(whole)), "memory does not count: {whole} for {least}");
     assert_eq!(whole["capacityBytes"], summary["node"]["fs"]["capacityBytes"]);
+    let runtime = &summary["node"]["runtime"];
+    for fs in [&runtime["imageFs"], &runtime["containerFs"], &main["rootfs"]] {
+        for field in
+            ["time", "availableBytes", "capacityBytes", "usedBytes", "inodes", "inodesFree", "inodesUsed"]
+        {
+            assert!(!fs[field].is_null(), "{field} of {fs} in {summary}");
+        }
+        assert!(fs["capacityBytes"].as_u64() > fs["usedBytes"].as_u64(), "{fs}");
+    }
     let light =
         wait_json(&node, "/stats/summary?only_cpu_and_memory=true", |s| s["pods"][0].is_object()).await;
     assert!(

@@ -1,5 +1,6 @@
 //! CRI calls through cri-proxy's `sync` socket, each with the owner's epoch, a deadline and an outcome.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -477,6 +478,17 @@ impl Runtime {
     pub async fn image_mountpoints(&self) -> Result<Vec<String>, CallError> {
         let reply = call!(self, images, image_fs_info, "ImageFsInfo", self.call, cri::ImageFsInfoRequest {})?;
         Ok(reply.image_filesystems.into_iter().filter_map(|f| Some(f.fs_id?.mountpoint)).collect())
+    }
+
+    /// ImageFsInfo: where images lie and what containers write, as the runtime names it in its statistics, each once.
+    ///
+    /// # Errors
+    /// See [`CallError`].
+    pub async fn file_systems(&self) -> Result<Vec<String>, CallError> {
+        let reply = call!(self, images, image_fs_info, "ImageFsInfo", self.call, cri::ImageFsInfoRequest {})?;
+        let all = reply.image_filesystems.into_iter().chain(reply.container_filesystems);
+        let places: BTreeSet<String> = all.filter_map(|f| Some(f.fs_id?.mountpoint)).collect();
+        Ok(places.into_iter().collect())
     }
 
     /// The image of sandboxes, where the runtime tells it in its verbose Status, as containerd does.

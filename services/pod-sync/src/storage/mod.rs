@@ -1,8 +1,10 @@
-//! What pods' volumes take on the node's disk, for the statistics: measured now and then, told from memory.
+//! What pods' volumes take on the node's disk, for the statistics: measured now and then, told from memory; and what the file
+//! systems have that the runtime uses, looked at when asked.
 //!
-//! Here, since volumes belong to root. One task measures one pod after the other, each once per `volumeStatsAggPeriod`
+//! Here, since volumes and the runtime's directories belong to root. One task measures one pod after the other, each once per `volumeStatsAggPeriod`
 //! (pkg/kubelet/server/stats), and works a tenth of the time, so that a volume of a million files costs no pod its disk.
 
+mod runtime;
 mod walk;
 
 use std::collections::{HashMap, HashSet};
@@ -40,9 +42,9 @@ const FILES: u32 = 64;
 const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;
 
-/// What is known of each pod.
+/// What is known of each pod, and where the runtime has its files.
 #[derive(Debug, Default)]
-pub struct Measured(RwLock<HashMap<PodUid, Known>>);
+pub struct Measured(RwLock<HashMap<PodUid, Known>>, runtime::Places);
 
 #[derive(Debug)]
 struct Known {
@@ -187,25 +189,26 @@ fn usage(
     count: &mut impl FnMut(&Path) -> io::Result<walk::Usage>,
 ) -> io::Result<wire::DiskUsage> {
     let fs = rustix::fs::statfs(place)?;
-    let number = |n: i64| u64::try_from(n).unwrap_or(0);
-    let block = number(fs.f_bsize);
+    let whole = figures(&fs);
     // One in memory has nothing but the volume in it. Counted by its files, it would be open when it is to be unmounted.
-    let used = if matches!(fs.f_type, TMPFS | HUGETLBFS) && is_mount(place)? {
-        walk::Usage {
-            bytes: fs.f_blocks.saturating_sub(fs.f_bfree) * block,
-            inodes: fs.f_files.saturating_sub(fs.f_ffree),
-        }
-    } else {
-        count(place)?
-    };
-    Ok(wire::DiskUsage {
+    if matches!(fs.f_type, TMPFS | HUGETLBFS) && is_mount(place)? {
+        return Ok(whole);
+    }
+    let used = count(place)?;
+    Ok(wire::DiskUsage { used_bytes: used.bytes, inodes_used: used.inodes, ..whole })
+}
+
+/// A whole file system.
+fn figures(fs: &rustix::fs::StatFs) -> wire::DiskUsage {
+    let block = u64::try_from(fs.f_bsize).unwrap_or(0);
+    wire::DiskUsage {
         available_bytes: fs.f_bavail * block,
         capacity_bytes: fs.f_blocks * block,
-        used_bytes: used.bytes,
+        used_bytes: fs.f_blocks.saturating_sub(fs.f_bfree) * block,
         inodes: fs.f_files,
         inodes_free: fs.f_ffree,
-        inodes_used: used.inodes,
-    })
+        inodes_used: fs.f_files.saturating_sub(fs.f_ffree),
+    }
 }
 
 fn is_mount(place: &Path) -> io::Result<bool> {
@@ -220,7 +223,9 @@ impl Storage for Service {
         &self,
         _: Request<wire::ListStorageRequest>,
     ) -> Result<Response<wire::ListStorageReply>, Status> {
-        Ok(Response::new(wire::ListStorageReply { pods: self.ctx.measured.all() }))
+        let measured = &self.ctx.measured;
+        let runtime = measured.1.look(|| self.ctx.runtime.file_systems()).await;
+        Ok(Response::new(wire::ListStorageReply { pods: measured.all(), runtime }))
     }
 }
 

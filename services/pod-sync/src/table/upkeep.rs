@@ -11,6 +11,7 @@ use super::Table;
 use crate::decide::merge::SourceStore;
 use crate::decide::qos::burstable_shares;
 use crate::decide::worker::Input;
+use crate::metrics::Counted;
 
 impl Table {
     pub(super) fn housekeeping(&mut self) {
@@ -24,6 +25,7 @@ impl Table {
 
     // As HandlePodCleanups: what nobody wants any more, each kind after those it follows from.
     fn clean_up(&mut self) {
+        self.count();
         // Nothing is an orphan before every source has spoken and the runtime was read as a whole.
         if !self.sources_ready() {
             return;
@@ -48,6 +50,7 @@ impl Table {
             tracing::info!(pod.uid = %uid, pod = %pod.pod, "a pod of ours that no source wants is removed");
             let full_name = pod.pod.full_name();
             self.ctx.fleet.step(Input::Orphan { uid: uid.clone(), full_name });
+            self.ctx.metrics.census.orphan();
             let ctx = Arc::clone(&self.ctx);
             let task = quintlet_kit::task::spawn("orphan", crate::housekeeping::remove_orphan(ctx, pod));
             self.orphans.insert(uid, task);
@@ -60,8 +63,25 @@ impl Table {
                 quintlet_kit::task::spawn("orphan-dir", crate::housekeeping::remove_dir(ctx, uid.clone()));
             self.orphans.insert(uid, task);
         }
+        self.ctx.metrics.starts.retain(&known);
         self.ctx.allocations.retain(&known.iter().map(PodUid::as_str).collect());
         self.sweeper.tick(&self.ctx, &known);
+    }
+
+    // Every pod of the table, whatever the sources have said.
+    fn count(&self) {
+        let views = self.ctx.views.all();
+        let counted: Vec<Counted> = views
+            .iter()
+            .map(|view| Counted {
+                worker: view.worker,
+                is_static: pods::is_static(&view.pod),
+                is_removed: view.is_removed,
+                is_over: self.ctx.is_over(&view.pod_ref.uid),
+            })
+            .collect();
+        let orphans = self.orphans.values().filter(|task| !task.is_finished()).count();
+        self.ctx.metrics.census.set(&counted, self.mirrors.len(), orphans);
     }
 
     // The burstable tier gets what its pods ask for together.

@@ -614,6 +614,7 @@ impl Worker {
     fn count(&self, status: &PodStatus) {
         let old = self.record.status.as_deref().or(self.pod.status.as_ref());
         self.ctx.metrics.changed(old, status);
+        self.ctx.metrics.starts.seen(&self.pod_ref.uid, &self.pod, status, self.ctx.clock.wall());
         if metrics::began_to_run(old, status) {
             let since = self.ctx.clock.boot().saturating_sub(self.record.accepted);
             self.ctx.metrics.pod_start.observe(since.as_secs_f64());

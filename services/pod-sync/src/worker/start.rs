@@ -136,7 +136,11 @@ impl Worker {
         }
         self.save();
         self.ctx.metrics.started_pods.inc();
-        let id = match self.ctx.runtime.run_sandbox(config, &self.handler).await {
+        let began = self.ctx.clock.boot();
+        let made = self.ctx.runtime.run_sandbox(config, &self.handler).await;
+        let took = self.ctx.clock.boot().saturating_sub(began);
+        self.ctx.metrics.sandbox(&self.handler, took, made.is_ok());
+        let id = match made {
             Ok(id) => id,
             Err(e) => {
                 self.ctx.metrics.started_pods_errors.inc();

@@ -47,8 +47,12 @@ pub struct Loaded<T> {
 }
 
 impl<T> Loaded<T> {
-    /// Logs what should be mended and what has no effect: once per process, after logging was set up.
+    /// Logs what should be mended and what has no effect: once per process, after logging was set up. Whoever asks the process from
+    /// now on is told what it runs with.
     pub fn tell(&self) {
+        let is_ours = |row: &Row| row.services().contains(&self.service);
+        let ours = crate::json::document(&self.config, Document::Kubelet, is_ours);
+        quintlet_kit::server::tell_configuration(ours.to_string());
         for (flag, until) in &self.foreign {
             tracing::warn!("--{flag} is not supported yet: {until}");
         }

@@ -9,6 +9,7 @@
 pub mod cli;
 pub mod duration;
 mod foreign;
+pub mod json;
 pub mod kind;
 pub mod labels;
 pub mod load;

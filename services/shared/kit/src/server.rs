@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
@@ -240,7 +240,15 @@ pub fn debug(name: &'static str) -> DebugServer<DebugService> {
     DebugServer::new(DebugService { name, started: clock.boot(), clock })
 }
 
-/// debug.v1: spans, metrics, build.
+/// What this process runs with, for debug.v1 of all its servers.
+static CONFIGURATION: OnceLock<String> = OnceLock::new();
+
+/// Says what this process runs with: JSON of a KubeletConfiguration, without secrets. The first word counts.
+pub fn tell_configuration(json: String) {
+    let _ = CONFIGURATION.set(json);
+}
+
+/// debug.v1: spans, metrics, build, configuration.
 #[derive(Debug)]
 pub struct DebugService {
     name: &'static str,
@@ -266,6 +274,11 @@ impl Debug for DebugService {
         encode(&mut text, &quintlet_telemetry::metrics::registry())
             .map_err(|e| Status::internal(e.to_string()))?;
         Ok(Response::new(wire::MetricsReply { text }))
+    }
+
+    async fn config(&self, _: Request<wire::ConfigRequest>) -> Result<Response<wire::ConfigReply>, Status> {
+        let kubelet_configuration = CONFIGURATION.get().cloned().unwrap_or_default();
+        Ok(Response::new(wire::ConfigReply { kubelet_configuration }))
     }
 
     async fn build(&self, _: Request<wire::BuildRequest>) -> Result<Response<wire::BuildReply>, Status> {

@@ -70,7 +70,7 @@ pub struct NodeApiArgs {
     /// How long the API server's no counts
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
     pub authorization_webhook_cache_unauthorized_ttl: Duration,
-    /// Serving certificate with its chain; read again when it changes Default: a self-signed one in --cert-dir
+    /// Serving certificate with its chain; read again when it changes. Default: a self-signed one in --cert-dir
     #[arg(long, value_name = "FILE")]
     pub tls_cert_file: Option<PathBuf>,
     /// Key of the serving certificate

@@ -4,7 +4,14 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use quintlet_telemetry::metrics::{counter, counter_family, gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use quintlet_telemetry::metrics::{
+    Buckets, counter, counter_family, gauge, gauge_family, histogram_family_of,
+};
+use tokio::time::Instant;
+
+/// Prometheus' own default, in seconds.
+const DURATION: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
@@ -23,6 +30,8 @@ struct CodeLabel {
 #[derive(Debug, Clone)]
 pub struct Counters {
     requests: Family<RequestLabels, Counter>,
+    durations: Family<RequestLabels, Histogram, Buckets>,
+    inflight: Family<RequestLabels, Gauge>,
     refused: Family<CodeLabel, Counter>,
     connections: Counter,
     displaced: Counter,
@@ -37,7 +46,16 @@ pub struct Counters {
 impl Default for Counters {
     fn default() -> Self {
         Self {
-            requests: counter_family("kubelet_http_requests", "Requests received since the start, by path"),
+            requests: counter_family(
+                "kubelet_http_requests",
+                "Number of the http requests received since the server started",
+            ),
+            durations: histogram_family_of(
+                "kubelet_http_requests_duration_seconds",
+                "Duration in seconds to serve http requests",
+                DURATION,
+            ),
+            inflight: gauge_family("kubelet_http_inflight_requests", "Number of the inflight http requests"),
             refused: counter_family(
                 "quintlet_node_api_refused_requests",
                 "Requests refused for want of credentials (401) or rights (403), by answer",
@@ -65,15 +83,19 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// A request, by the first part of its path; what no route has is one path, or a scanner would fill the registry.
-    pub fn request(&self, method: &http::Method, route: &str, is_readonly: bool, is_long: bool) {
+    /// A request, by the first part of its path; what no route has is one path, or a scanner would fill the registry. It is under way
+    /// until what is given back is dropped.
+    #[must_use]
+    pub fn request(&self, method: &http::Method, route: &str, is_readonly: bool) -> UnderWay {
         let labels = RequestLabels {
             method: if is_usual(method) { method.to_string() } else { "other".to_owned() },
             path: route.to_owned(),
             server_type: if is_readonly { "readonly" } else { "readwrite" }.to_owned(),
-            long_running: is_long.to_string(),
+            long_running: LONG_RUNNING.contains(&route).to_string(),
         };
         self.requests.get_or_create(&labels).inc();
+        self.inflight.get_or_create(&labels).inc();
+        UnderWay { labels, began: Instant::now(), of: self.clone() }
     }
 
     /// A request that was refused.
@@ -108,8 +130,77 @@ impl Counters {
     }
 }
 
+/// What the kubelet takes for requests that last; port-forward is not among them, since it looks for another spelling.
+const LONG_RUNNING: [&str; 3] = ["exec", "attach", "debug"];
+
+/// A request that is being answered: for one that is upgraded, and for a log that is followed, until its end.
+#[derive(Debug)]
+pub struct UnderWay {
+    labels: RequestLabels,
+    began: Instant,
+    of: Counters,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.of.inflight.get_or_create(&self.labels).dec();
+        self.of.durations.get_or_create(&self.labels).observe(self.began.elapsed().as_secs_f64());
+    }
+}
+
 fn is_usual(method: &http::Method) -> bool {
     use http::Method;
-    [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::HEAD, Method::OPTIONS]
-        .contains(method)
+    [
+        Method::OPTIONS,
+        Method::GET,
+        Method::HEAD,
+        Method::POST,
+        Method::PUT,
+        Method::DELETE,
+        Method::TRACE,
+        Method::CONNECT,
+    ]
+    .contains(method)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http::Method;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_are_told_of_as_the_kubelet_tells() {
+        let counters = Counters::default();
+        for (method, route, is_readonly, labels) in [
+            (Method::GET, "metrics/cadvisor", false, ["GET", "metrics/cadvisor", "readwrite", "false"]),
+            (Method::POST, "exec", false, ["POST", "exec", "readwrite", "true"]),
+            (Method::GET, "portForward", false, ["GET", "portForward", "readwrite", "false"]),
+            (Method::PATCH, "other", true, ["other", "other", "readonly", "false"]),
+        ] {
+            let [method_label, path, server, long] = labels;
+            let of = |name: &str, more: &str| {
+                let series = format!(
+                    "{name}{{method=\"{method_label}\",path=\"{path}\",server_type=\"{server}\",long_running=\"{long}\"{more}}} "
+                );
+                let text = quintlet_telemetry::metrics::text();
+                text.lines().find_map(|l| l.strip_prefix(&series)?.parse::<f64>().ok())
+            };
+            let under_way = counters.request(&method, route, is_readonly);
+            assert_eq!(of("kubelet_http_requests_total", ""), Some(1.0), "{labels:?}");
+            assert_eq!(of("kubelet_http_inflight_requests", ""), Some(1.0), "{labels:?}");
+            assert_eq!(of("kubelet_http_requests_duration_seconds_count", ""), None, "{labels:?}");
+            tokio::time::advance(Duration::from_secs(2)).await;
+            drop(under_way);
+            assert_eq!(of("kubelet_http_inflight_requests", ""), Some(0.0), "{labels:?}");
+            assert_eq!(of("kubelet_http_requests_duration_seconds_sum", ""), Some(2.0), "{labels:?}");
+            assert_eq!(
+                of("kubelet_http_requests_duration_seconds_bucket", ",le=\"1.0\""),
+                None,
+                "le comes first"
+            );
+        }
+    }
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::socket;
-use quintlet_proto::debug::v1::MetricsRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
+use quintlet_proto::debug::v1::{ConfigRequest, MetricsRequest};
 use quintlet_proto::podsync::v1::checkpoints_client::CheckpointsClient;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::storage_client::StorageClient;
 use quintlet_proto::podsync::v1::{
-    CheckpointRequest, GetPodRequest, ListPodsRequest, ListStorageRequest, PodStorage, PodView,
+    CheckpointRequest, GetPodRequest, ListPodsRequest, ListStorageReply, ListStorageRequest, PodView,
 };
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -91,13 +91,13 @@ impl Node {
         }
     }
 
-    /// What pods' volumes take on the disk, as last measured.
+    /// What pods' volumes take on the disk, as last measured, and what the runtime's file systems have.
     ///
     /// # Errors
     /// pod-sync does not answer, or is too old to measure.
-    pub async fn storage(&self) -> Result<Vec<PodStorage>, Status> {
+    pub async fn storage(&self) -> Result<ListStorageReply, Status> {
         let mut client = StorageClient::new(self.podsync.clone()).max_decoding_message_size(MAX_ANSWER);
-        Ok(within(ANSWER, client.list(ListStorageRequest {})).await?.pods)
+        within(ANSWER, client.list(ListStorageRequest {})).await
     }
 
     /// Has a running container checkpointed; where the file is. Takes as long as the runtime does, which pod-sync bounds.
@@ -154,6 +154,15 @@ impl Node {
         out.extend(probes);
         out.sort();
         out
+    }
+
+    /// What one service runs with: a KubeletConfiguration as JSON.
+    ///
+    /// # Errors
+    /// It does not answer, or is too old to say.
+    pub async fn configuration(&self, source: &Source) -> Result<String, Status> {
+        let mut client = DebugClient::new(socket::channel(source.socket.clone()));
+        Ok(within(QUICK, client.config(ConfigRequest {})).await?.kubelet_configuration)
     }
 
     /// The metrics of one service, as OpenMetrics text.

@@ -1,12 +1,15 @@
 //! From a request to its answer: who asks, whether they may, and which page it is.
 
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task;
 use std::time::Duration;
 
+use axum::body::{Body, Bytes};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming, SizeHint};
 use percent_encoding::percent_decode_str;
 use quintlet_kit::clock::Clock;
 use tokio::sync::Semaphore;
@@ -18,7 +21,7 @@ use crate::audit::{Act, Verdict};
 use crate::auth::User;
 use crate::auth::authn::{Authenticator, Unauthenticated};
 use crate::auth::authz::{Authorizer, Refusal, needed};
-use crate::counters::Counters;
+use crate::counters::{Counters, UnderWay};
 use crate::limits::Limits;
 use crate::log_query::LogQuery;
 use crate::metrics::Board;
@@ -66,6 +69,8 @@ pub struct State {
     pub stats: Stats,
     /// The last figures of each service.
     pub board: Board,
+    /// The metric of feature gates.
+    pub features: String,
     /// What this process was told.
     pub settings: Settings,
     /// CLOCK_BOOTTIME at the start.
@@ -111,31 +116,86 @@ enum Page {
     Debug,
 }
 
-/// Pages by the first part of their path, whether they need the debugging handlers, and whether they last.
-const PAGES: &[(&str, Page, bool, bool)] = &[
-    ("healthz", Page::Healthz, false, false),
-    ("pods", Page::Pods, false, false),
-    ("runningpods", Page::Running, true, false),
-    ("containerLogs", Page::Logs, true, true),
-    ("exec", Page::Stream(Action::Exec), true, true),
-    ("attach", Page::Stream(Action::Attach), true, true),
-    ("portForward", Page::Stream(Action::PortForward), true, true),
-    ("run", Page::Run, true, true),
-    ("checkpoint", Page::Checkpoint, true, false),
-    ("stats", Page::Stats, false, false),
-    ("metrics", Page::Metrics, false, false),
-    ("configz", Page::Configz, true, false),
-    ("statusz", Page::Statusz, true, false),
-    ("flagz", Page::Flagz, true, false),
-    ("logs", Page::SystemLogs, true, true),
-    ("debug", Page::Debug, true, false),
+/// Pages by the first part of their path, and whether they need the debugging handlers.
+const PAGES: &[(&str, Page, bool)] = &[
+    ("healthz", Page::Healthz, false),
+    ("pods", Page::Pods, false),
+    ("runningpods", Page::Running, true),
+    ("containerLogs", Page::Logs, true),
+    ("exec", Page::Stream(Action::Exec), true),
+    ("attach", Page::Stream(Action::Attach), true),
+    ("portForward", Page::Stream(Action::PortForward), true),
+    ("run", Page::Run, true),
+    ("checkpoint", Page::Checkpoint, true),
+    ("stats", Page::Stats, false),
+    ("metrics", Page::Metrics, false),
+    ("configz", Page::Configz, true),
+    ("statusz", Page::Statusz, true),
+    ("flagz", Page::Flagz, true),
+    ("logs", Page::SystemLogs, true),
+    ("debug", Page::Debug, true),
 ];
+
+/// Pages below `/metrics` that are counted by themselves.
+const METRICS: [&str; 3] = ["metrics/cadvisor", "metrics/probes", "metrics/resource"];
+
+/// As what a request for this path is counted.
+fn route(path: &str) -> &'static str {
+    let mut parts = path.trim_start_matches('/').split('/');
+    match (parts.next().unwrap_or_default(), parts.next()) {
+        ("metrics", Some(below)) => {
+            METRICS.into_iter().find(|name| name.split('/').nth(1) == Some(below)).unwrap_or("other")
+        }
+        (first, _) => PAGES.iter().find(|(name, ..)| *name == first).map_or("other", |(name, ..)| name),
+    }
+}
 
 /// The read-only port and a node without debugging handlers say this.
 const DISABLED: &str = "Debug endpoints are disabled.";
 
 impl Handler for Routes {
-    async fn handle(&self, request: Request<Incoming>) -> Answer {
+    async fn handle(&self, mut request: Request<Incoming>) -> Answer {
+        if self.port == Port::Healthz {
+            return self.answer(request).await;
+        }
+        let route = route(request.uri().path());
+        let under_way =
+            Arc::new(self.state.counters.request(request.method(), route, self.port == Port::ReadOnly));
+        // For who goes on after the answer: an upgraded connection.
+        request.extensions_mut().insert(Arc::clone(&under_way));
+        let answer = self.answer(request).await;
+        answer.map(|body| Body::new(Counted { body, _under_way: under_way }))
+    }
+}
+
+/// A body whose request is under way until it was sent.
+struct Counted {
+    body: Body,
+    _under_way: Arc<UnderWay>,
+}
+
+impl hyper::body::Body for Counted {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut task::Context<'_>,
+    ) -> task::Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Routes {
+    async fn answer(&self, request: Request<Incoming>) -> Answer {
         match self.port {
             Port::Main => self.main(request).await,
             // Everybody may here.
@@ -151,9 +211,7 @@ impl Handler for Routes {
             }
         }
     }
-}
 
-impl Routes {
     async fn main(&self, request: Request<Incoming>) -> Answer {
         let peer = request.extensions().get::<Peer>().cloned();
         let act = Act::of(request.uri().path());
@@ -213,10 +271,7 @@ impl Routes {
         let path = request.uri().path().to_owned();
         let first = path.split('/').nth(1).unwrap_or_default();
         let found = PAGES.iter().find(|(name, ..)| *name == first);
-        let is_long = found.is_some_and(|(.., long)| *long);
-        let route = found.map_or("other", |(name, ..)| name);
-        self.state.counters.request(request.method(), route, self.port == Port::ReadOnly, is_long);
-        let Some((_, page, needs_debugging, _)) = found else { return not_found() };
+        let Some((_, page, needs_debugging)) = found else { return not_found() };
         if *needs_debugging && !debugging {
             return match page {
                 Page::Configz | Page::Statusz | Page::Flagz | Page::Checkpoint => not_found(),
@@ -254,7 +309,7 @@ impl Routes {
             },
             Page::Metrics => only(Method::GET, &request, || self.metrics(&path)).await,
             Page::Configz if is_exact(&path) => {
-                only(Method::GET, &request, || std::future::ready(state.settings.configz())).await
+                only(Method::GET, &request, || state.settings.configz(node)).await
             }
             Page::Statusz if is_exact(&path) => {
                 let up = state.clock.boot().saturating_sub(state.started);
@@ -312,9 +367,9 @@ impl Routes {
     }
 
     async fn metrics(&self, path: &str) -> Answer {
-        let State { node, stats, board, node_name, clock, started, .. } = &*self.state;
+        let State { node, stats, board, node_name, features, clock, started, .. } = &*self.state;
         match path {
-            "/metrics" => board.page(node, node_name).await,
+            "/metrics" => board.page(node, node_name, features).await,
             "/metrics/resource" => stats.resource(node).await,
             "/metrics/cadvisor" => stats.cadvisor(node).await,
             "/metrics/probes" => {
@@ -404,4 +459,26 @@ pub fn decode_form(text: &str) -> Vec<(String, String)> {
 #[must_use]
 pub fn segments(path: &str) -> Vec<String> {
     path.split('/').skip(2).map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_counted_in_the_kubelets_buckets() {
+        for (path, want) in [
+            ("/healthz/ping", "healthz"),
+            ("/exec/default/web/main", "exec"),
+            ("/metrics", "metrics"),
+            ("/metrics/cadvisor", "metrics/cadvisor"),
+            ("/metrics/slis", "other"),
+            ("/metrics/", "other"),
+            ("/stats/summary", "stats"),
+            ("/wp-login.php", "other"),
+            ("/", "other"),
+        ] {
+            assert_eq!(route(path), want, "{path}");
+        }
+    }
 }

@@ -161,6 +161,7 @@ impl NodeApi {
             debugging: args.enable_debugging_handlers,
             log_query: args.enable_system_log_query.then(LogQuery::default),
             split_streams: args.has_gate(SPLIT_STREAMS, false),
+            features: crate::metrics::features::text(|name, default| args.has_gate(name, default)),
             checkpoints: args.has_gate(CHECKPOINTS, true),
         };
         Ok(Self {

@@ -4,6 +4,7 @@
 //! WebSocket is looked into, but for the two protocols of [`crate::websocket`]. Whatever says who the client is, is taken
 //! out before.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -18,6 +19,7 @@ use tonic::{Code, Status};
 
 use crate::answer::{Answer, error, text};
 use crate::auth::authn;
+use crate::counters::UnderWay;
 use crate::routes::{State, query, segments};
 use crate::select;
 use crate::server::Peer;
@@ -276,6 +278,7 @@ async fn pass_on(state: &State, action: Action, place: Place, request: &mut Requ
         *answer.headers_mut() = headers;
     }
     let life = request.extensions().get::<Peer>().map(|p| p.life.clone());
+    let under_way = request.extensions().get::<Arc<UnderWay>>().cloned();
     let open = state.counters.upgrades.clone();
     let (cut, half_open, wait) = (state.cut.clone(), state.limits.half_open, state.limits.upgrade);
     // Who switches to SPDY opens streams; a runtime keeps one that does not for as long as a stream may be idle.
@@ -299,7 +302,7 @@ async fn pass_on(state: &State, action: Action, place: Place, request: &mut Requ
             let _ = cut.run_until_cancelled(carried).await;
         }
         open.dec();
-        drop((permit, life));
+        drop((permit, life, under_way));
     };
     drop(task::spawn("node-api-upgraded", state.tasks.track_future(work)));
     answer.map(|_| Body::empty())

@@ -1,25 +1,28 @@
-//! `/configz`, `/statusz`, `/flagz`: how this process is set up.
+//! `/configz`: how all services are set up. `/statusz`, `/flagz`: how this process is.
 //!
 //! The last two are as in Kubernetes 1.36 (staging/src/k8s.io/apiserver/pkg/server/statusz and flagz: `api/v1beta1`, `v1alpha1`,
 //! `textserializer.go`): text for people, and for programs objects of `config.k8s.io`, whose version and kind have to be named.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use http::StatusCode;
-use quintlet_config::Config;
-use quintlet_config::node::{Data, Node};
-use quintlet_config::print::MASKED;
-use quintlet_config::table::Document;
+use parking_lot::Mutex;
+use quintlet_config::table::{Document, Service};
+use quintlet_config::{Config, json as config_json};
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, json as json_answer, text};
 use crate::args::NodeApiArgs;
 use crate::negotiate::Form;
+use crate::node::Node;
 
 /// What the process was told, for those who ask.
 #[derive(Debug)]
 pub struct Settings {
     config: Value,
+    /// What the other services said last, by name.
+    others: Mutex<BTreeMap<&'static str, Value>>,
     flags: Vec<(&'static str, String)>,
 }
 
@@ -32,7 +35,7 @@ impl Settings {
     pub fn new(args: &NodeApiArgs, config: &Config) -> Self {
         let path =
             |p: &Option<std::path::PathBuf>| p.as_ref().map(|p| p.display().to_string()).unwrap_or_default();
-        let config = document_json(config, Document::Kubelet);
+        let config = config_json::document(config, Document::Kubelet, |_| true);
         let seconds = |d: Duration| humantime::format_duration(d).to_string();
         let curves: Vec<String> = args.tls_curve_preferences.iter().map(u16::to_string).collect();
         let flags = vec![
@@ -77,13 +80,32 @@ impl Settings {
             ("tls-min-version", args.tls_min_version.clone()),
             ("tls-private-key-file", path(&args.tls_private_key_file)),
         ];
-        Self { config, flags }
+        Self { config, others: Mutex::default(), flags }
     }
 
-    /// `/configz`.
-    #[must_use]
-    pub fn configz(&self) -> Answer {
-        json_answer(json!({"kubeletconfig": self.config}).to_string())
+    /// `/configz`: what the services run with together. Each was started with flags of its own, so each is asked for the fields that it
+    /// honours; one that does not answer has them as it said before, or as this process would.
+    pub async fn configz(&self, node: &Node) -> Answer {
+        let others = Service::ALL.into_iter().filter(|service| *service != Service::NodeApi);
+        let sources = node.sources();
+        let asked = others.filter_map(|service| {
+            let source = sources.iter().find(|source| source.service == service.name())?;
+            Some(async move { (service, node.configuration(source).await) })
+        });
+        let mut out = self.config.clone();
+        for (service, answer) in futures::future::join_all(asked).await {
+            let mut others = self.others.lock();
+            if let Ok(text) = answer
+                && let Ok(theirs) = serde_json::from_str(&text)
+            {
+                others.insert(service.name(), theirs);
+            }
+            if let Some(theirs) = others.get(service.name()) {
+                config_json::take(&mut out, theirs, Document::Kubelet, service);
+            }
+        }
+        config_json::take(&mut out, &self.config, Document::Kubelet, Service::NodeApi);
+        json_answer(json!({"kubeletconfig": out}).to_string())
     }
 
     /// `/flagz`, in the form that is asked for.
@@ -142,33 +164,6 @@ const EMULATED: &str = "1.36";
 const GO: &str = "";
 /// What there is beside `/statusz` for whoever looks into a node, of the paths that the kubelet lists; it has `/debug`, too.
 const PATHS: [&str; 4] = ["/configz", "/flagz", "/healthz", "/metrics"];
-
-/// One document as JSON; what is not shown is masked.
-fn document_json(config: &Config, document: Document) -> Value {
-    let mut out = json!({"apiVersion": document.api_version(), "kind": document.kind()});
-    for row in document.rows() {
-        let Some(value) = config.value(document, row.field) else { continue };
-        let mut at = &mut out;
-        for key in row.field.split('.') {
-            at = &mut at[key];
-        }
-        *at = value_json(value, row.secret);
-    }
-    out
-}
-
-fn value_json(value: &Node, secret: bool) -> Value {
-    match &value.data {
-        Data::Map(entries) => entries.iter().map(|e| (e.key.clone(), value_json(&e.value, secret))).collect(),
-        Data::List(elements) => elements.iter().map(|e| value_json(e, secret)).collect(),
-        Data::Null => Value::Null,
-        _ if secret => MASKED.into(),
-        Data::Bool(yes) => (*yes).into(),
-        Data::Int(number) => (*number).into(),
-        Data::Float(number) => (*number).into(),
-        Data::Text(text) => text.clone().into(),
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -6,6 +6,7 @@
 mod gate;
 mod logs;
 pub mod metrics;
+mod process;
 pub mod propagate;
 mod ring;
 

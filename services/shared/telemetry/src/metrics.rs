@@ -30,7 +30,12 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// The registry of this process, locked. For metrics with a shape the helpers do not have; register those once.
 pub fn registry() -> MutexGuard<'static, Registry> {
     static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();
-    REGISTRY.get_or_init(|| Mutex::new(Registry::default())).lock()
+    let make = || {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(crate::process::Process));
+        Mutex::new(registry)
+    };
+    REGISTRY.get_or_init(make).lock()
 }
 
 /// A counter. Its series is `name` with `_total` at the end.

@@ -12,6 +12,7 @@ use tracing::{debug, info, warn};
 use super::FactBoard;
 use super::health::HealthBoard;
 use super::setters::{self, Due, View, Weight};
+use super::startup::Startup;
 use crate::api::{ApiClient, ApiFailure, node_path};
 use crate::events::recorder::Recorder;
 use crate::status::normalize::seconds;
@@ -50,6 +51,8 @@ pub struct NodeKeeper {
     pub health: HealthBoard,
     /// Where events go.
     pub events: Recorder,
+    /// How long the start takes.
+    pub startup: Startup,
     /// Where it is told whether the API server gives and takes the Node.
     pub reached: HealthHandle,
 }
@@ -167,6 +170,9 @@ impl NodeKeeper {
     }
 
     fn tell(&self, before: &Value, after: &Value, events: Vec<crate::events::Occurrence>) {
+        if is_ready(after) {
+            self.startup.ready(self.clock.boot());
+        }
         for event in events.into_iter().chain(setters::schedulable_event(Some(before), after)) {
             // A full queue is counted there.
             self.events.record(event);
@@ -220,9 +226,11 @@ impl NodeKeeper {
 
     async fn register(&self, initial: &Value, started: Duration) -> Result<(Value, bool), ApiFailure> {
         let (node, events) = self.desired(initial, started);
+        self.startup.attempt(self.clock.boot());
         match self.api.create("/api/v1/nodes", &node).await {
             Ok(made) => {
                 info!(node = %self.name, "node registered");
+                self.startup.registered(self.clock.boot());
                 self.tell(&json!({}), &made, events);
                 Ok((made, true))
             }
@@ -241,6 +249,11 @@ impl NodeKeeper {
             Err(failure) => Err(failure),
         }
     }
+}
+
+fn is_ready(node: &Value) -> bool {
+    let conditions = node["status"]["conditions"].as_array();
+    conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
 }
 
 fn pause(failures: u32) -> Duration {

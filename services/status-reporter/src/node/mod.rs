@@ -3,6 +3,7 @@
 pub mod health;
 pub mod keeper;
 pub mod setters;
+pub mod startup;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -9,7 +9,7 @@ mod kubelet;
 mod quintlet;
 
 pub use flags::{FLAGS, FlagRow, FlagVerdict};
-pub use gates::{CHECKPOINTS, CRASH_LOOP_MAX, GATES, Gate, SETTABLE, SPLIT_STREAMS};
+pub use gates::{CHECKPOINTS, CRASH_LOOP_MAX, DEFAULTS, GATES, Gate, SETTABLE, SPLIT_STREAMS};
 pub use kubelet::KUBELET;
 pub use quintlet::QUINTLET;
 

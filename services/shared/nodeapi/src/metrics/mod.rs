@@ -3,6 +3,7 @@
 //! `/metrics` is the merged view of the five and of this process. A service that does not answer leaves its last figures;
 //! `quintlet_service_metrics_stale` says so, and `quintlet_service_metrics_age_seconds` since when.
 
+pub mod features;
 pub mod merge;
 
 use std::collections::BTreeMap;
@@ -46,8 +47,8 @@ impl Board {
         all.into_iter().collect()
     }
 
-    /// The merged view.
-    pub async fn page(&self, node: &Node, node_name: &str) -> Answer {
+    /// The merged view, with the text of the family of feature gates.
+    pub async fn page(&self, node: &Node, node_name: &str, features: &str) -> Answer {
         let seen = self.ask(node).await;
         let own = quintlet_telemetry::metrics::text();
         let mut parts: Vec<Part<'_>> = seen
@@ -60,6 +61,7 @@ impl Board {
         parts.push(Part { service: "node-api", instance: "", text: &own });
         let mut out = merge(&parts);
         write_service_state(&mut out, &seen, Instant::now());
+        out.push_str(features);
         // Writing to a String does not fail.
         let _ = writeln!(
             out,

@@ -1,5 +1,6 @@
 //! What lies on disks: containers' layers and logs, volumes, and all of a pod's together.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -11,6 +12,39 @@ use super::figures::{number, object, time};
 
 /// `st_blocks` counts these, whatever the file system has.
 const BLOCK: u64 = 512;
+
+/// Where the runtime has its files, with what those file systems have: node-api itself may not enter there.
+pub(super) type RuntimeFiles = BTreeMap<String, wire::DiskUsage>;
+
+/// A file system of the runtime's, as pod-sync measured it; as this process sees it where pod-sync does not tell.
+pub(super) fn of_runtime(place: &str, told: &RuntimeFiles, time: &str) -> Value {
+    told.get(place).map_or_else(
+        || file_system(Path::new(place), time),
+        |usage| {
+            let mut out = figures(usage);
+            out["time"] = json!(time);
+            out
+        },
+    )
+}
+
+fn figures(usage: &wire::DiskUsage) -> Value {
+    json!({
+        "availableBytes": usage.available_bytes,
+        "capacityBytes": usage.capacity_bytes,
+        "usedBytes": usage.used_bytes,
+        "inodesFree": usage.inodes_free,
+        "inodes": usage.inodes,
+        "inodesUsed": usage.inodes_used,
+    })
+}
+
+/// A file system of images or of what containers write: what the runtime says that it takes, of what there is.
+pub(super) fn image_fs(fs: &v1::FilesystemUsage, told: &RuntimeFiles) -> Value {
+    let place = fs.fs_id.as_ref().map(|id| id.mountpoint.as_str()).unwrap_or_default();
+    let value = |n: Option<v1::UInt64Value>| number(n).as_u64();
+    within(&of_runtime(place, told, ""), time(fs.timestamp), value(fs.used_bytes), value(fs.inodes_used))
+}
 
 /// A file system by a path in it.
 pub(super) fn file_system(path: &Path, time: &str) -> Value {
@@ -41,12 +75,8 @@ fn within(fs: &Value, time: Value, used_bytes: Option<u64>, inodes_used: Option<
 }
 
 /// The layer that a container writes to.
-pub(super) fn writable(layer: Option<&v1::FilesystemUsage>) -> Value {
-    let Some(layer) = layer else { return Value::Null };
-    let place = layer.fs_id.as_ref().map(|id| id.mountpoint.as_str()).unwrap_or_default();
-    let value = |n: Option<v1::UInt64Value>| number(n).as_u64();
-    let fs = file_system(Path::new(place), "");
-    within(&fs, time(layer.timestamp), value(layer.used_bytes), value(layer.inodes_used))
+pub(super) fn writable(layer: Option<&v1::FilesystemUsage>, told: &RuntimeFiles) -> Value {
+    layer.map_or(Value::Null, |layer| image_fs(layer, told))
 }
 
 /// The files in a directory of logs, which lies in `fs`; those in directories below it are not its own.
@@ -65,17 +95,10 @@ pub(super) fn logs(dir: &Path, fs: &Value, time: &str) -> Value {
 
 /// A volume.
 pub(super) fn volume(volume: &wire::VolumeStorage) -> Value {
-    let usage = volume.usage.unwrap_or_default();
-    json!({
-        "name": volume.name,
-        "time": time(volume.measured_unix_ns),
-        "availableBytes": usage.available_bytes,
-        "capacityBytes": usage.capacity_bytes,
-        "usedBytes": usage.used_bytes,
-        "inodesFree": usage.inodes_free,
-        "inodes": usage.inodes,
-        "inodesUsed": usage.inodes_used,
-    })
+    let mut out = figures(&volume.usage.unwrap_or_default());
+    out["name"] = json!(volume.name);
+    out["time"] = time(volume.measured_unix_ns);
+    out
 }
 
 /// All that a pod has on the node's disk `fs` (pkg/kubelet/stats/helper.go:calcEphemeralStorage): its containers' layers and logs, its
@@ -119,6 +142,34 @@ mod tests {
         let found = logs(dir.path(), &fs, "now");
         assert_eq!((&found["inodesUsed"], &found["time"]), (&json!(2), &json!("now")));
         assert!((20_000..200_000).contains(&found["usedBytes"].as_u64().unwrap()), "{found}");
+    }
+
+    #[test]
+    fn of_the_runtimes_file_systems_pod_sync_tells_what_they_have_and_the_runtime_what_it_takes() {
+        let usage = wire::DiskUsage {
+            available_bytes: 30,
+            capacity_bytes: 100,
+            used_bytes: 70,
+            inodes: 10,
+            inodes_free: 4,
+            inodes_used: 6,
+        };
+        let told = RuntimeFiles::from([("/closed".to_owned(), usage)]);
+        let at = |place: &str| v1::FilesystemUsage {
+            timestamp: 1_000_000_000,
+            fs_id: Some(v1::FilesystemIdentifier { mountpoint: place.to_owned() }),
+            used_bytes: Some(v1::UInt64Value { value: 7 }),
+            inodes_used: Some(v1::UInt64Value { value: 2 }),
+        };
+        let want = json!({"time": "1970-01-01T00:00:01Z", "availableBytes": 30, "capacityBytes": 100, "usedBytes": 7,
+            "inodesFree": 4, "inodes": 10, "inodesUsed": 2});
+        assert_eq!(image_fs(&at("/closed"), &told), want);
+        assert_eq!(writable(Some(&at("/closed")), &told), want);
+        assert_eq!(writable(None, &told), Value::Null);
+        let open = image_fs(&at("/"), &told);
+        assert!(open["capacityBytes"].as_u64() > Some(100), "an older pod-sync tells nothing: {open}");
+        let unknown = image_fs(&at("/nowhere/at/all"), &told);
+        assert_eq!((&unknown["usedBytes"], &unknown["capacityBytes"]), (&json!(7), &Value::Null));
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! `/stats/summary`: the node and its pods as JSON (staging/src/k8s.io/kubelet/pkg/apis/stats/v1alpha1).
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use http::StatusCode;
 use jiff::Timestamp;
@@ -10,7 +9,7 @@ use quintlet_proto::podsync::v1::PodStorage;
 use serde_json::{Value, json};
 
 use super::Stats;
-use super::disk::{ephemeral, file_system, logs, volume, writable};
+use super::disk::{RuntimeFiles, ephemeral, file_system, image_fs, logs, volume, writable};
 use super::figures::{cpu, io, memory, network, object, swap};
 use super::gather::{Pod, newest, pod_swap};
 use crate::answer::{Answer, error, json as json_answer};
@@ -67,7 +66,7 @@ impl Stats {
 
     /// `/stats/summary`.
     pub async fn summary(&self, node: &Node, only_cpu_and_memory: bool) -> Answer {
-        let storage = async { if only_cpu_and_memory { BTreeMap::new() } else { storage(node).await } };
+        let storage = async { if only_cpu_and_memory { Storage::default() } else { storage(node).await } };
         let (pods, storage) = tokio::join!(self.pods(node, true), storage);
         match pods {
             Ok(pods) => {
@@ -75,7 +74,7 @@ impl Stats {
                 let disk = Disk { fs: file_system(&self.places.root_dir, &time), time, storage };
                 let disk = (!only_cpu_and_memory).then_some(&disk);
                 let pods: Vec<Value> = pods.iter().map(|p| self.pod(p, disk)).collect();
-                let node = self.node(node, only_cpu_and_memory).await;
+                let node = self.node(node, disk).await;
                 json_answer(json!({"node": node, "pods": pods}).to_string())
             }
             Err(status) => {
@@ -84,13 +83,14 @@ impl Stats {
         }
     }
 
-    async fn node(&self, node: &Node, light: bool) -> Value {
+    /// The node; without `disk` in the light form.
+    async fn node(&self, node: &Node, disk: Option<&Disk>) -> Value {
         let m = self.machine();
         let time = m.time.to_string();
         let boot = jiff::SignedDuration::try_from(self.clock.boot()).unwrap_or_default();
         let working_set = m.working_set();
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let pods = self.pods_group(m.time, light);
+        let pods = self.pods_group(m.time, disk.is_none());
         let psi = |of: &str| host::pressure(&read(&format!("/proc/pressure/{of}")));
         let mut out = json!({
             "nodeName": self.node_name,
@@ -118,9 +118,7 @@ impl Stats {
                 out[field]["psi"] = psi;
             }
         }
-        if light {
-            return out;
-        }
+        let Some(disk) = disk else { return out };
         let network = host::network(&read("/proc/net/dev"), &read("/proc/net/route"), &time);
         for (field, value) in
             [("network", network), ("io", object([("time", json!(time)), ("psi", psi("io"))]))]
@@ -133,12 +131,13 @@ impl Stats {
         out["rlimit"] = rlimit(&time);
         let mut images = k8s_cri::v1::image_service_client::ImageServiceClient::new(node.cri());
         if let Ok(info) = images.image_fs_info(v1::ImageFsInfoRequest {}).await
-            && let Some(fs) = info.into_inner().image_filesystems.into_iter().next()
+            && let info = info.into_inner()
+            && let Some(images) = info.image_filesystems.first()
         {
-            let place = fs.fs_id.map(|i| i.mountpoint).unwrap_or_default();
-            let mut image = file_system(Path::new(&place), &time);
-            image["usedBytes"] = json!(fs.used_bytes.map_or(0, |b| b.value));
-            out["runtime"] = json!({"imageFs": image, "containerFs": image});
+            // Those of containers are told where they are others than those of images.
+            let containers = info.container_filesystems.first().unwrap_or(images);
+            let of = |fs| image_fs(fs, &disk.storage.runtime);
+            out["runtime"] = json!({"imageFs": of(images), "containerFs": of(containers)});
         }
         out
     }
@@ -165,7 +164,7 @@ impl Stats {
                 ];
                 if let Some(disk) = disk {
                     out.push(("io", io(&disk.time, &pressure.io)));
-                    out.push(("rootfs", writable(c.writable_layer.as_ref())));
+                    out.push(("rootfs", writable(c.writable_layer.as_ref(), &disk.storage.runtime)));
                     out.push(("logs", logs(&logs_dir.join(name), &disk.fs, &disk.time)));
                 }
                 object(out)
@@ -184,7 +183,7 @@ impl Stats {
             if let Some(count) = pod.stats.process.as_ref().and_then(|p| p.process_count.as_ref()) {
                 out.push(("process_stats", json!({"process_count": count.value})));
             }
-            let storage = disk.storage.get(&pod.uid);
+            let storage = disk.storage.pods.get(&pod.uid);
             if let Some(storage) = storage.filter(|s| !s.volumes.is_empty()) {
                 let (own, others): (Vec<_>, Vec<_>) = storage.volumes.iter().partition(|v| v.is_ephemeral);
                 let volumes: Vec<Value> = own.into_iter().chain(others).map(volume).collect();
@@ -204,17 +203,27 @@ struct Disk {
     time: String,
     /// The root directory's.
     fs: Value,
-    /// What pod-sync measured, by pod.
-    storage: BTreeMap<String, PodStorage>,
+    storage: Storage,
 }
 
-async fn storage(node: &Node) -> BTreeMap<String, PodStorage> {
+/// What pod-sync measured.
+#[derive(Default)]
+struct Storage {
+    /// By pod.
+    pods: BTreeMap<String, PodStorage>,
+    runtime: RuntimeFiles,
+}
+
+async fn storage(node: &Node) -> Storage {
     match node.storage().await {
-        Ok(pods) => pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect(),
+        Ok(reply) => Storage {
+            pods: reply.pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect(),
+            runtime: reply.runtime.into_iter().filter_map(|fs| Some((fs.mountpoint, fs.usage?))).collect(),
+        },
         // An older pod-sync does not measure.
         Err(status) => {
             tracing::debug!(error = status.message(), "no figures of volumes");
-            BTreeMap::new()
+            Storage::default()
         }
     }
 }

@@ -392,7 +392,7 @@ impl Storage for OneVolume {
             usage: usage(4096),
         };
         let pod = wire::PodStorage { uid: "u1".into(), volumes: vec![volume], hosts: usage(512) };
-        Ok(Response::new(wire::ListStorageReply { pods: vec![pod] }))
+        Ok(Response::new(wire::ListStorageReply { pods: vec![pod], runtime: Vec::new() }))
     }
 }
 

@@ -1,0 +1,152 @@
+//! What this process takes of the machine, under the names that Prometheus' client libraries have for it; read at each scrape.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+/// Ticks of /proc in a second: USER_HZ, the same on every Linux this runs on.
+const TICKS: f64 = 100.0;
+
+/// Reads /proc/self.
+#[derive(Debug)]
+pub(crate) struct Process;
+
+/// What there is to tell; none of what cannot be read.
+#[derive(Debug, Default, PartialEq)]
+struct Figures {
+    cpu_seconds: Option<f64>,
+    start_seconds: Option<f64>,
+    resident_bytes: Option<u64>,
+    virtual_bytes: Option<u64>,
+    open_files: Option<u64>,
+    max_files: Option<u64>,
+}
+
+impl Figures {
+    fn read() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let open = std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count);
+        let mut figures = Self::parse(
+            &read("/proc/self/stat"),
+            &read("/proc/self/status"),
+            &read("/proc/self/limits"),
+            &read("/proc/stat"),
+        );
+        // Without the one that reads the directory.
+        figures.open_files = open.and_then(|n| u64::try_from(n.saturating_sub(1)).ok());
+        figures
+    }
+
+    /// From the texts of /proc/self/stat, status and limits, and of /proc/stat.
+    fn parse(own: &str, status: &str, limits: &str, machine: &str) -> Self {
+        // The name in parentheses may have anything in it; what follows begins with the third field.
+        let fields: Vec<&str> = own.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let field = |number: usize| fields.get(number.checked_sub(3)?)?.parse::<u64>().ok();
+        #[expect(clippy::cast_precision_loss, reason = "2^53 ticks are three million years")]
+        let seconds = |ticks: u64| ticks as f64 / TICKS;
+        let boot = machine.lines().find_map(|l| l.strip_prefix("btime ")?.trim().parse::<f64>().ok());
+        let memory = |name: &str| {
+            let value = status.lines().find_map(|l| l.strip_prefix(name)?.split_whitespace().next());
+            value.and_then(|n| n.parse::<u64>().ok()).map(|kibibytes| kibibytes << 10)
+        };
+        let most = limits.lines().find_map(|l| l.strip_prefix("Max open files")?.split_whitespace().next());
+        Self {
+            cpu_seconds: field(14).zip(field(15)).map(|(user, system)| seconds(user + system)),
+            start_seconds: boot.zip(field(22)).map(|(boot, after)| boot + seconds(after)),
+            virtual_bytes: memory("VmSize:"),
+            resident_bytes: memory("VmRSS:"),
+            max_files: most.and_then(|n| n.parse().ok()),
+            open_files: None,
+        }
+    }
+}
+
+impl Collector for Process {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let figures = Figures::read();
+        let mut tell = |name: &str, help: &str, value: Option<&dyn EncodeMetric>| match value {
+            Some(value) => value.encode(encoder.encode_descriptor(name, help, None, value.metric_type())?),
+            None => Ok(()),
+        };
+        // Values of 64 bits, as the classic format has no others.
+        #[expect(clippy::cast_precision_loss, reason = "bytes and files below 2^53")]
+        let gauge = |value: Option<u64>| value.map(|n| ConstGauge::new(n as f64));
+        let cpu = figures.cpu_seconds.map(ConstCounter::new);
+        tell(
+            "process_cpu_seconds",
+            "Total user and system CPU time spent in seconds",
+            cpu.as_ref().map(|v| v as _),
+        )?;
+        let start = figures.start_seconds.map(ConstGauge::new);
+        tell(
+            "process_start_time_seconds",
+            "Start time of the process since unix epoch in seconds",
+            start.as_ref().map(|v| v as _),
+        )?;
+        for (name, help, value) in [
+            ("process_resident_memory_bytes", "Resident memory size in bytes", figures.resident_bytes),
+            ("process_virtual_memory_bytes", "Virtual memory size in bytes", figures.virtual_bytes),
+            ("process_open_fds", "Number of open file descriptors", figures.open_files),
+            ("process_max_fds", "Maximum number of open file descriptors", figures.max_files),
+        ] {
+            let value = gauge(value);
+            tell(name, help, value.as_ref().map(|v| v as _))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAT: &str =
+        "7 (a ) b) S 1 7 7 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 9 0 123400 8192000 300 1 1 1";
+
+    #[test]
+    fn a_process_is_read_by_its_fields_whatever_its_name() {
+        let limits = "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024                 4096                 files\n";
+        let status = "Name:\ta\nVmSize:\t    8000 kB\nVmRSS:\t    1200 kB\n";
+        let found = Figures::parse(STAT, status, limits, "cpu 1 2\nbtime 1000\n");
+        let want = Figures {
+            cpu_seconds: Some(3.0),
+            start_seconds: Some(2234.0),
+            resident_bytes: Some(1200 << 10),
+            virtual_bytes: Some(8000 << 10),
+            open_files: None,
+            max_files: Some(1024),
+        };
+        assert_eq!(found, want);
+        assert_eq!(Figures::parse("", "", "", ""), Figures::default(), "nothing is made up");
+    }
+
+    #[test]
+    fn what_a_process_does_shows_in_its_figures() {
+        let of = |text: &str, name: &str| -> f64 {
+            let line = text.lines().find(|l| l.starts_with(&format!("{name} ")));
+            line.and_then(|l| l.split_once(' ')?.1.parse().ok()).unwrap_or_else(|| panic!("{name}\n{text}"))
+        };
+        let before = crate::metrics::text();
+        let files: Vec<_> = (0..50).map(|_| std::fs::File::open("/proc/self/stat").unwrap()).collect();
+        let memory = vec![1_u8; 64 << 20];
+        let mut turns = 0_u64;
+        let after = loop {
+            turns = std::hint::black_box((0..1_000_000_u64).fold(turns, u64::wrapping_add));
+            let text = crate::metrics::text();
+            if of(&text, "process_cpu_seconds_total") > of(&before, "process_cpu_seconds_total") {
+                break text;
+            }
+        };
+        assert!(of(&after, "process_open_fds") >= of(&before, "process_open_fds") + 40.0, "{after}");
+        assert!(of(&after, "process_open_fds") < of(&after, "process_max_fds"));
+        let grown =
+            of(&after, "process_resident_memory_bytes") - of(&before, "process_resident_memory_bytes");
+        assert!(grown >= f64::from(32 << 20), "{grown}");
+        assert_eq!(of(&after, "process_start_time_seconds"), of(&before, "process_start_time_seconds"));
+        assert!(of(&after, "process_start_time_seconds") > 1e9);
+        drop((files, memory));
+    }
+}

@@ -1,0 +1,117 @@
+//! How long a new node took to come up (pkg/kubelet/util/node_startup_latency_tracker.go). Of one that was registered before nothing is
+//! told.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use prometheus_client::metrics::gauge::Gauge;
+use quintlet_telemetry::metrics::float_gauge;
+
+/// Steps of a start, each as the time since the machine's.
+#[derive(Debug)]
+pub struct Startup {
+    began: Duration,
+    times: Mutex<Times>,
+}
+
+#[derive(Debug, Default)]
+struct Times {
+    attempted: Option<Duration>,
+    registered: Option<Duration>,
+    is_ready: bool,
+}
+
+impl Startup {
+    /// Of a process that began then.
+    #[must_use]
+    pub fn new(began: Duration) -> Self {
+        Self { began, times: Mutex::default() }
+    }
+
+    /// The node is about to be made.
+    pub fn attempt(&self, now: Duration) {
+        self.times.lock().attempted.get_or_insert(now);
+    }
+
+    /// It was made.
+    pub fn registered(&self, now: Duration) {
+        let mut times = self.times.lock();
+        let (Some(attempted), None) = (times.attempted, times.registered) else { return };
+        times.registered = Some(now);
+        set(
+            "kubelet_node_startup_pre_kubelet_duration_seconds",
+            "Duration in seconds of node startup before kubelet starts",
+            self.began,
+        );
+        set(
+            "kubelet_node_startup_pre_registration_duration_seconds",
+            "Duration in seconds of node startup before registration",
+            attempted.saturating_sub(self.began),
+        );
+        set(
+            "kubelet_node_startup_registration_duration_seconds",
+            "Duration in seconds of node startup during registration",
+            now.saturating_sub(attempted),
+        );
+    }
+
+    /// The API server has it as ready.
+    pub fn ready(&self, now: Duration) {
+        let mut times = self.times.lock();
+        let (Some(registered), false) = (times.registered, times.is_ready) else { return };
+        times.is_ready = true;
+        set(
+            "kubelet_node_startup_post_registration_duration_seconds",
+            "Duration in seconds of node startup after registration",
+            now.saturating_sub(registered),
+        );
+        set("kubelet_node_startup_duration_seconds", "Duration in seconds of node startup in total", now);
+    }
+}
+
+fn set(name: &'static str, help: &'static str, took: Duration) {
+    let gauge: Gauge<f64, AtomicU64> = float_gauge(name, help);
+    gauge.set(took.as_secs_f64());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told() -> Vec<String> {
+        let text = quintlet_telemetry::metrics::text();
+        text.lines()
+            .filter_map(|l| l.strip_prefix("kubelet_node_startup_"))
+            .map(|l| l.replace("duration_seconds ", ""))
+            .collect()
+    }
+
+    #[test]
+    fn each_step_of_a_new_node_is_told_once_and_of_a_known_one_none() {
+        let at = Duration::from_secs;
+        let known = Startup::new(at(100));
+        known.attempt(at(101));
+        known.ready(at(102));
+        assert_eq!(told(), [""; 0], "it was there before");
+        let new = Startup::new(at(100));
+        for now in [103, 104] {
+            new.attempt(at(now));
+        }
+        for now in [107, 108] {
+            new.registered(at(now));
+        }
+        assert_eq!(told(), ["pre_kubelet_100.0", "pre_registration_3.0", "registration_4.0"]);
+        for now in [112, 113] {
+            new.ready(at(now));
+        }
+        let all = [
+            "pre_kubelet_100.0",
+            "pre_registration_3.0",
+            "registration_4.0",
+            "post_registration_5.0",
+            "112.0",
+        ];
+        assert_eq!(told(), all);
+    }
+}
