@@ -259,7 +259,7 @@ async fn who_does_not_read_the_answers_is_hung_up_on() {
     socket.set_recv_buffer_size(4096).unwrap();
     let stream = socket.connect(api.address).await.unwrap();
     let mut client = common::tls_over(stream, None).await.unwrap();
-    let asked = "GET /configz HTTP/1.1\r\nhost: n\r\n\r\n".repeat(10_000);
+    let asked = "GET /flagz HTTP/1.1\r\nhost: n\r\n\r\n".repeat(10_000);
     // It may not get all of its questions away, and never reads.
     let asking = quintlet_kit::task::spawn("asking", async move {
         let _ = client.write_all(asked.as_bytes()).await;
