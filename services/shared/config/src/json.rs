@@ -62,16 +62,16 @@ mod tests {
 
     #[test]
     fn of_another_service_only_what_it_honours_is_taken() {
-        let mine = config("port: 1\nmaxPods: 5\nevictionHard: {memory.available: 1Gi}\n");
+        let mine = config("healthzPort: 1\nmaxPods: 5\nevictionHard: {memory.available: 1Gi}\n");
         let theirs = config(
-            "port: 2\nmaxPods: 7\nstaticPodPath: /manifests\nstaticPodURLHeader: {Authorization: [secret]}\n",
+            "healthzPort: 2\nmaxPods: 7\nstaticPodPath: /manifests\nstaticPodURLHeader: {Authorization: [secret]}\n",
         );
         let honours = |row: &Row| row.services().contains(&Service::PodSync);
         let told = document(&theirs, Document::Kubelet, honours);
-        assert!(told["port"].is_null() && !told.to_string().contains("secret"), "{told}");
+        assert!(told["healthzPort"].is_null() && !told.to_string().contains("secret"), "{told}");
         let mut out = document(&mine, Document::Kubelet, |_| true);
         take(&mut out, &told, Document::Kubelet, Service::PodSync);
-        assert_eq!((&out["port"], &out["maxPods"]), (&json!(1), &json!(7)));
+        assert_eq!((&out["healthzPort"], &out["maxPods"]), (&json!(1), &json!(7)));
         assert_eq!(out["staticPodPath"], "/manifests");
         assert_eq!(out["kind"], "KubeletConfiguration");
     }
