@@ -269,7 +269,7 @@ impl Worker {
 
     // For how much longer a start that failed is left alone.
     fn held(&self, pass: &Pass, container: &str, boot: Duration) -> Duration {
-        let newest = pass.runtime.containers.iter().find(|c| c.name == container);
+        let newest = pass.runtime.newest(container);
         let ended = newest.is_some_and(|c| c.state == ContainerState::Exited);
         self.holds.get(container).map_or(Duration::ZERO, |held| {
             if ended { held.if_ended } else { held.until }.saturating_sub(boot)
