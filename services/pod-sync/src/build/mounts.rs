@@ -153,7 +153,8 @@ fn prepare_sub_path(
             "unable to provision SubPath `{sub}`: must not contain '..'"
         )));
     }
-    if fs::symlink_metadata(volume.join(path)).is_err() {
+    // One of which nobody can tell whether it is there is not made either.
+    if fs::symlink_metadata(volume.join(path)).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
         let make = || -> io::Result<()> {
             let mode = fs::metadata(volume)?.permissions().mode();
             subpath::make_dirs(volume, path, mode)
@@ -363,6 +364,10 @@ mod tests {
             (
                 json!({"subPath": "out/new"}),
                 "failed to create subPath directory for volumeMount \"v\" of container \"c\"",
+            ),
+            (
+                json!({"subPath": "f/new"}),
+                "failed to prepare subPath for volumeMount \"v\" of container \"c\"",
             ),
             (json!({"mountPropagation": "X"}), "invalid MountPropagation mode: \"X\""),
             (

@@ -103,8 +103,8 @@ fn headers(given: &[HTTPHeader]) -> Result<(HeaderMap, Option<HeaderValue>), Str
 
 #[derive(Debug, thiserror::Error)]
 enum NoAnswer {
-    #[error("{}", quintlet_kit::error_chain(.0))]
-    Transport(hyper_util::client::legacy::Error),
+    #[error("Get \"{url}\": {}", words(.url, .error))]
+    Transport { url: Uri, error: hyper_util::client::legacy::Error },
     #[error("stopped after 10 redirects")]
     Redirects,
     #[error("{0}")]
@@ -114,15 +114,29 @@ enum NoAnswer {
 impl NoAnswer {
     // What a server of plain HTTP says to a TLS hello is no TLS record.
     fn is_plain_answer(&self) -> bool {
-        let Self::Transport(e) = self else { return false };
-        let mut source = std::error::Error::source(e);
-        while let Some(error) = source {
-            if is_no_tls(error) {
-                return true;
-            }
-            source = error.source();
+        let Self::Transport { error, .. } = self else { return false };
+        sources(error).any(is_no_tls)
+    }
+}
+
+fn sources(
+    error: &hyper_util::client::legacy::Error,
+) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(std::error::Error::source(error), |e| e.source())
+}
+
+// Why there is no connection in Go's words, as the kubelet has it; anything else in ours.
+fn words(url: &Uri, error: &hyper_util::client::legacy::Error) -> String {
+    let refused = sources(error)
+        .filter_map(|e| e.downcast_ref::<std::io::Error>())
+        .find(|e| error.is_connect() && e.raw_os_error().is_some());
+    match (refused, url.authority()) {
+        (Some(e), Some(to)) => {
+            let text = e.to_string();
+            let text = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
+            format!("dial tcp {to}: connect: {text}")
         }
-        false
+        _ => quintlet_kit::error_chain(error),
     }
 }
 
@@ -169,7 +183,7 @@ async fn send(
         .build();
     // A client of its own for each request: hooks are rare, and no connection is kept.
     let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
-    client.request(request).await.map_err(NoAnswer::Transport)
+    client.request(request).await.map_err(|error| NoAnswer::Transport { url: url.clone(), error })
 }
 
 #[cfg(test)]
@@ -283,10 +297,14 @@ mod tests {
     #[tokio::test]
     async fn a_handler_that_cannot_be_sent_says_why() {
         let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+        let refused = |scheme: &str, path: &str| {
+            let to = format!("127.0.0.1:{closed}");
+            format!("Get \"{scheme}://{to}{path}\": dial tcp {to}: connect: connection refused")
+        };
         for (handler, want) in [
-            (json!({"port": "web"}), "refused"),
-            (json!({"port": closed}), "refused"),
-            (json!({"port": closed, "scheme": "HTTPS"}), "refused"),
+            (json!({"port": "web"}), "connect: connection refused"),
+            (json!({"port": closed, "path": "/x"}), &refused("http", "/x")),
+            (json!({"port": closed, "scheme": "HTTPS"}), &refused("https", "/")),
             (json!({"port": "none"}), "port \"none\" not found"),
             (json!({"port": 0}), "invalid port number: 0"),
             (json!({"port": 70000}), "invalid port number: 70000"),
