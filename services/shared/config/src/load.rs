@@ -293,9 +293,15 @@ impl Loader {
 
 /// Tells what is wrong with a value; one that means the default is right.
 fn check(row: &Row, value: &Node, out: &mut Vec<Mistake>) {
-    if row.zero_counts || !row.kind.is_zero(value) {
+    if counts(row, value) {
         row.kind.check(value, row.field, out);
     }
+}
+
+/// Whether a value is one, and not a file's word for the default. As in the kubelet, the zero of a flag stands.
+fn counts(row: &Row, value: &Node) -> bool {
+    let by_flag = matches!(value.origin, Origin::Flag(_)) && value.text() != Some("");
+    row.zero_counts || by_flag || !row.kind.is_zero(value)
 }
 
 /// Files that end in `.conf`, directories walked in lexical order as the kubelet does.
@@ -378,7 +384,7 @@ fn resolve_paths(which: Document, document: &mut Node, dir: &Path) {
 /// Puts defaults where nothing is set, and durations in one form.
 fn fill(document: Document, node: &mut Node) {
     for row in document.rows() {
-        let given = node.at(row.field).filter(|v| row.zero_counts || !row.kind.is_zero(v));
+        let given = node.at(row.field).filter(|v| counts(row, v));
         let value = given.map(|v| row.kind.canonical(v.clone())).or_else(|| row.default_node());
         match value {
             Some(value) => node.put(row.field, value),

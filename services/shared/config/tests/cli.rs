@@ -7,7 +7,7 @@ use quintlet_config::cli::{End, problems, read};
 use quintlet_config::mistakes::render;
 use quintlet_config::{ConfigArgs, Service};
 
-/// As a service has it, with two fields.
+/// As a service has it, with some fields.
 #[derive(Debug, Parser)]
 struct Args {
     #[command(flatten)]
@@ -18,6 +18,10 @@ struct Args {
     cluster_dns: Vec<String>,
     #[arg(long, value_parser = short)]
     node_name: Option<String>,
+    #[arg(long = "minimum-image-ttl-duration", default_value = "2m")]
+    image_min_age: String,
+    #[arg(long = "image-maximum-gc-age", default_value = "0s")]
+    image_max_age: String,
 }
 
 /// A rule that only the service knows.
@@ -66,6 +70,18 @@ fn a_flag_that_does_not_fit_the_files_is_told_with_its_name() {
         render(&mistakes),
         "quintlet: 1 problem in flags\n  --cluster-dns  clusterDNS[0]: \"nine\" is not an IP address\n"
     );
+}
+
+#[test]
+fn the_zero_of_a_flag_is_a_value_and_that_of_a_file_is_the_default() {
+    let max = ["--image-maximum-gc-age", "1m"];
+    let zero = with(FILE, &[max[0], max[1], "--minimum-image-ttl-duration", "0s"]).expect("no minimum");
+    assert_eq!((zero.image_min_age.as_str(), zero.image_max_age.as_str()), ("0s", "1m"));
+    let Err(End::Mistakes(mistakes)) = with(&format!("{FILE}imageMinimumGCAge: 0s\n"), &max) else {
+        panic!("taken")
+    };
+    let told = render(&mistakes);
+    assert!(told.contains("a maximum of 1m is below the minimum of 2m"), "{told}");
 }
 
 #[test]
