@@ -7,7 +7,7 @@ CARGO := cargo
 # Releases of Debian whose containerd `make test-runtimes` runs on: 1.7 and 2.
 RUNTIMES := trixie sid
 # What every runtime has to pass.
-RUNTIME_TESTS := $(foreach test,start_stop exits manifests api kill features housekeeping reboot resize,--test $(test))
+RUNTIME_TESTS := $(foreach test,start_stop exits manifests api kill races features housekeeping reboot resize,--test $(test))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
 
 .PHONY: all install build check test test-runtimes bench bench-scale run

@@ -10,7 +10,9 @@ pub fn of_status(method: &str, code: Code, message: &str) -> Outcome {
     match code {
         Code::Ok => Outcome::Ok,
         Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable => Outcome::Unknown,
-        Code::Unknown | Code::AlreadyExists if is_in_flight(method, message) => Outcome::Unknown,
+        Code::Unknown | Code::AlreadyExists | Code::FailedPrecondition if is_in_flight(method, message) => {
+            Outcome::Unknown
+        }
         Code::Unknown
         | Code::InvalidArgument
         | Code::NotFound
@@ -30,7 +32,7 @@ pub fn of_status(method: &str, code: Code, message: &str) -> Outcome {
 /// Whether the runtime says that an earlier call for the same thing is still under way.
 ///
 /// The one place that reads text: neither containerd nor CRI-O has a code for it. For a name, containerd says
-/// `failed to reserve sandbox name "…": name "…" is reserved for "…"` (code Unknown); CRI-O says
+/// `failed to reserve sandbox name "…": name "…" is reserved for "…"` (code Unknown, in 2.1 FailedPrecondition); CRI-O says
 /// `… name is reserved` while it still creates the first. For a container, containerd says
 /// `… container is already in starting state`, and `… in removing state`.
 #[must_use]
@@ -59,6 +61,8 @@ mod tests {
             ("RunPodSandbox", Code::Ok, "", Outcome::Ok),
             ("RunPodSandbox", Code::Unknown, "cni plugin not initialized", Outcome::RuntimeError),
             ("RunPodSandbox", Code::Unknown, reserved, Outcome::Unknown),
+            ("RunPodSandbox", Code::FailedPrecondition, reserved, Outcome::Unknown),
+            ("RunPodSandbox", Code::FailedPrecondition, "no such handler", Outcome::RuntimeError),
             ("CreateContainer", Code::Unknown, reserved, Outcome::Unknown),
             ("CreateContainer", Code::AlreadyExists, "the container name is reserved", Outcome::Unknown),
             ("StartContainer", Code::Unknown, reserved, Outcome::RuntimeError),
