@@ -166,8 +166,8 @@ fn node_name(given: &str) -> Result<String, String> {
         return Ok(name);
     }
     Err(format!(
-        "no node can be registered by that name: want letters, digits, '-' and '.', letters and digits at both ends and beside each \
-         '.', at most {NODE_NAME_MAX} in all"
+        "no node can be registered by that name: want lower-case letters, digits, '-' and '.', with a letter or digit \
+         at both ends and beside each '.', at most {NODE_NAME_MAX} in all"
     ))
 }
 
