@@ -42,8 +42,10 @@ async fn pages_tell_of_the_pods_and_of_all_services() {
         Node::start(Options { node_api: true, sync_frequency: "7s", ..Options::with_api("node-api-pages") })
             .await;
     let api = node.api();
-    let started = sample(&page(&node, "/metrics/probes").await.unwrap(), "process_start_time_seconds", "");
-    assert!(started.is_some_and(|(v, _)| v > 1e9), "without a probe, too: {started:?}");
+    // Without a probe, too; the API server knows the node a moment after its start.
+    let since = |text: &str| sample(text, "process_start_time_seconds", "");
+    let started = since(&wait_page(&node, "/metrics/probes", |text| since(text).is_some()).await);
+    assert!(started.is_some_and(|(v, _)| v > 1e9), "{started:?}");
     api.create_pod(pods::bound(pods::probed("web")));
     let web = node.wait_ready("web").await;
 
