@@ -3,12 +3,12 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use quintlet_kit::seam;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use quintlet_kit::{beneath, seam};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::UnmountFlags;
 
 // A file of variables is small; more is not read.
@@ -42,8 +42,7 @@ fn open_resolved(volume: &Path, sub: &Path, between: impl FnOnce()) -> io::Resul
     if inside.as_os_str().is_empty() {
         return Ok(root);
     }
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    Ok(rustix::fs::openat2(&root, &inside, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?)
+    Ok(beneath::resolve(root.as_fd(), &inside, OFlags::PATH, Mode::empty())?)
 }
 
 /// Reads a text file in a volume, at most 1 MiB of it.

@@ -5,6 +5,7 @@
 pub mod args;
 pub mod atomic_file;
 pub mod backoff;
+pub mod beneath;
 pub mod boot;
 pub mod clock;
 pub mod grant;

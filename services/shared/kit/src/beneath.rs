@@ -1,0 +1,302 @@
+//! Files beneath a directory that somebody else may write to, such as a pod's logs or the paths that a runtime reports.
+//!
+//! No function here follows a symbolic link or leaves the directory, whatever changes in it meanwhile: every path is resolved
+//! by the kernel (`openat2` with `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_MAGICLINKS`). All calls block.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+/// Attempts to resolve a path while the kernel reports a concurrent rename (`EAGAIN`).
+const ATTEMPTS: usize = 16;
+
+/// An open directory. Its methods take paths relative to it, or absolute paths that begin with the path it was opened by.
+#[derive(Debug)]
+pub struct Dir {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl Dir {
+    /// Opens a directory whose own path is trusted: links in it are followed.
+    ///
+    /// # Errors
+    /// The path does not exist or is no directory.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
+        Ok(Self { fd, path: path.to_owned() })
+    }
+
+    /// Opens a directory beneath this one.
+    ///
+    /// # Errors
+    /// The path leaves this directory, contains a link, or is no directory.
+    pub fn dir(&self, path: &Path) -> io::Result<Self> {
+        let fd = self.resolve(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+        Ok(Self { fd, path: self.path.join(self.relative(path)?) })
+    }
+
+    /// Opens a regular file for reading. A FIFO or a device is refused without waiting for its other end.
+    ///
+    /// # Errors
+    /// The path leaves this directory or contains a link, or the file cannot be read or is not regular.
+    pub fn read(&self, path: &Path) -> io::Result<File> {
+        regular(self.resolve(path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?)
+    }
+
+    /// Opens a regular file for appending, and creates it with `mode` if it does not exist.
+    ///
+    /// # Errors
+    /// The path leaves this directory or contains a link, or the file cannot be written or is not regular.
+    pub fn append(&self, path: &Path, mode: u32) -> io::Result<File> {
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK;
+        regular(self.resolve(path, flags, Mode::from_raw_mode(mode))?)
+    }
+
+    /// Creates a file for writing.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if anything has that name, a dangling link too. The path leaves this directory or contains a link.
+    pub fn create_new(&self, path: &Path, mode: u32) -> io::Result<File> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        Ok(self.resolve(path, flags, Mode::from_raw_mode(mode))?.into())
+    }
+
+    /// Returns the attributes of a file; those of the link itself if the last component is one.
+    ///
+    /// # Errors
+    /// The path leaves this directory, contains a link before its last component, or does not exist.
+    pub fn stat(&self, path: &Path) -> io::Result<Stat> {
+        let (parent, name) = self.parent(path)?;
+        Ok(rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    /// Removes a file; the link itself if the last component is one.
+    ///
+    /// # Errors
+    /// The path leaves this directory, contains a link before its last component, does not exist, or is a directory.
+    pub fn remove_file(&self, path: &Path) -> io::Result<()> {
+        let (parent, name) = self.parent(path)?;
+        Ok(rustix::fs::unlinkat(&parent, name, AtFlags::empty())?)
+    }
+
+    /// Renames a file and replaces what has the new name. A link is renamed or replaced, not followed.
+    ///
+    /// # Errors
+    /// A path leaves this directory or contains a link before its last component, or the file does not exist.
+    pub fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let (from_parent, from_name) = self.parent(from)?;
+        let (to_parent, to_name) = self.parent(to)?;
+        Ok(rustix::fs::renameat(&from_parent, from_name, &to_parent, to_name)?)
+    }
+
+    /// Opens the parent of a path, and returns it with the last component.
+    fn parent<'a>(&self, path: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
+        let name = match path.components().next_back() {
+            Some(Component::Normal(name)) => name,
+            _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file name")),
+        };
+        let relative = self.relative(path)?;
+        let parent = match relative.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            Some(_) => Path::new("."),
+            None => return Err(escape(path)),
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        Ok((resolve(self.fd.as_fd(), parent, flags, Mode::empty())?, name))
+    }
+
+    fn resolve(&self, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+        let relative = self.relative(path)?;
+        let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
+        Ok(resolve(self.fd.as_fd(), relative, flags, mode)?)
+    }
+
+    /// The path relative to this directory.
+    fn relative<'a>(&self, path: &'a Path) -> io::Result<&'a Path> {
+        if !path.is_absolute() {
+            return Ok(path);
+        }
+        path.strip_prefix(&self.path).map_err(|_| escape(path))
+    }
+}
+
+impl AsFd for Dir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Opens `path` beneath `root` without following any link. The flag `CLOEXEC` is added.
+///
+/// # Errors
+/// `XDEV`: the path leaves the directory. `LOOP`: it contains a link. Others as `open(2)`.
+pub fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let mut last = Errno::AGAIN;
+    for _ in 0..ATTEMPTS {
+        match rustix::fs::openat2(root, path, flags | OFlags::CLOEXEC, mode, resolve) {
+            Err(e @ (Errno::AGAIN | Errno::INTR)) => last = e,
+            other => return other,
+        }
+    }
+    Err(last)
+}
+
+fn escape(path: &Path) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, format!("{} leaves its directory", path.display()))
+}
+
+/// The descriptor as a file that blocks again, if it is a regular one.
+fn regular(fd: OwnedFd) -> io::Result<File> {
+    let file = File::from(fd);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, flags.difference(OFlags::NONBLOCK))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+    use std::{fs, sync::atomic};
+
+    use super::*;
+
+    struct Places {
+        _temp: tempfile::TempDir,
+        root: PathBuf,
+        outside: PathBuf,
+        dir: Dir,
+    }
+
+    /// A root with `a/b/file` beneath it, and a directory outside with a file `secret`.
+    fn places() -> Places {
+        let temp = tempfile::tempdir().unwrap();
+        let [root, outside] = ["root", "outside"].map(|n| temp.path().join(n));
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        fs::create_dir(&outside).unwrap();
+        fs::write(root.join("a/b/file"), "mine").unwrap();
+        fs::write(outside.join("secret"), "host").unwrap();
+        fs::write(outside.join("file"), "host").unwrap();
+        symlink("b", root.join("a/inward")).unwrap();
+        symlink("file", root.join("a/b/link")).unwrap();
+        symlink(outside.join("secret"), root.join("a/secret")).unwrap();
+        symlink(&outside, root.join("out")).unwrap();
+        symlink("/proc/self/root", root.join("magic")).unwrap();
+        let dir = Dir::open(&root).unwrap();
+        Places { _temp: temp, root, outside, dir }
+    }
+
+    const REFUSED: &[&str] = &[
+        "a/inward/file",
+        "a/b/link",
+        "a/secret",
+        "out/secret",
+        "out/file",
+        "magic/etc/hostname",
+        "../outside/secret",
+        "a/../../outside/secret",
+        "/etc/hostname",
+    ];
+
+    #[test]
+    fn a_file_is_read_beneath_its_directory_and_through_no_link() {
+        let p = places();
+        for path in [Path::new("a/b/file"), Path::new("./a/../a/b/file"), &p.root.join("a/b/file")] {
+            let mut text = String::new();
+            p.dir.read(path).unwrap().read_to_string(&mut text).unwrap();
+            assert_eq!(text, "mine", "{}", path.display());
+        }
+        for path in REFUSED {
+            assert!(p.dir.read(Path::new(path)).is_err(), "{path}");
+            assert!(p.dir.append(Path::new(path), 0o600).is_err(), "{path}");
+        }
+        assert!(p.dir.read(&p.outside.join("secret")).is_err());
+        assert!(p.dir.dir(Path::new("out")).is_err());
+        let inner = p.dir.dir(Path::new("a/b")).unwrap();
+        assert!(inner.read(Path::new("file")).is_ok());
+        assert!(inner.read(&p.root.join("a/b/file")).is_ok());
+        assert!(inner.read(Path::new("../b/file")).is_err());
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_without_waiting() {
+        let p = places();
+        let fifo = p.root.join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        for path in ["fifo", "a"] {
+            let error = p.dir.read(Path::new(path)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_new_file_is_created_with_its_mode_and_replaces_nothing() {
+        let p = places();
+        p.dir.create_new(Path::new("a/new"), 0o640).unwrap().write_all(b"x").unwrap();
+        let meta = fs::metadata(p.root.join("a/new")).unwrap();
+        assert_eq!((meta.permissions().mode() & 0o777, meta.len()), (0o640, 1));
+        symlink(p.outside.join("planted"), p.root.join("a/dangling")).unwrap();
+        for path in ["a/new", "a/dangling", "a/secret"] {
+            let error = p.dir.create_new(Path::new(path), 0o640).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AlreadyExists, "{path}");
+        }
+        for path in ["out/new", "magic/tmp/quintlet-new", "../outside/new", "a/inward/new"] {
+            assert!(p.dir.create_new(Path::new(path), 0o640).is_err(), "{path}");
+        }
+        assert_eq!(fs::read_dir(&p.outside).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn removal_and_rename_work_on_the_link_and_never_behind_one() {
+        let p = places();
+        assert_eq!(p.dir.stat(Path::new("a/b/file")).unwrap().st_size, 4);
+        p.dir.remove_file(Path::new("a/secret")).unwrap();
+        assert!(fs::symlink_metadata(p.root.join("a/secret")).is_err());
+        for path in ["out/secret", "../outside/secret", "a/..", "", "/"] {
+            assert!(p.dir.remove_file(Path::new(path)).is_err(), "{path}");
+            assert!(p.dir.stat(Path::new(path)).is_err(), "{path}");
+        }
+        symlink(p.outside.join("secret"), p.root.join("target")).unwrap();
+        p.dir.rename(Path::new("a/b/file"), Path::new("target")).unwrap();
+        assert_eq!(fs::read_to_string(p.root.join("target")).unwrap(), "mine");
+        assert!(p.dir.rename(Path::new("target"), Path::new("out/secret")).is_err());
+        assert!(p.dir.rename(Path::new("out/secret"), Path::new("mine")).is_err());
+        assert_eq!(fs::read_to_string(p.outside.join("secret")).unwrap(), "host");
+    }
+
+    #[test]
+    fn a_directory_that_is_swapped_for_a_link_all_the_time_never_leads_outside() {
+        let p = places();
+        let outside = fs::metadata(p.outside.join("file")).unwrap().ino();
+        fs::rename(p.root.join("a/b"), p.root.join("b")).unwrap();
+        let stop = atomic::AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let flags = rustix::fs::RenameFlags::EXCHANGE;
+                while !stop.load(atomic::Ordering::Relaxed) {
+                    rustix::fs::renameat_with(CWD, p.root.join("b"), CWD, p.root.join("out"), flags).unwrap();
+                }
+            });
+            let mut opened = 0;
+            for _ in 0..2000 {
+                if let Ok(file) = p.dir.read(Path::new("b/file")) {
+                    assert_ne!(file.metadata().unwrap().ino(), outside);
+                    opened += 1;
+                }
+            }
+            stop.store(true, atomic::Ordering::Relaxed);
+            assert!(opened > 0);
+        });
+    }
+}
