@@ -10,7 +10,7 @@ RUNTIMES := trixie sid
 RUNTIME_TESTS := $(foreach test,start_stop exits manifests api kill races features housekeeping reboot resize,--test $(test))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
 
-.PHONY: all install build check test test-runtimes bench bench-scale run
+.PHONY: all install build check test test-runtimes vm bench bench-scale run
 
 all: build
 
@@ -29,6 +29,7 @@ check: install
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	scripts/helm-lint.sh
+	tests/systemd.sh
 
 # All tests, those with a real containerd included; as root.
 test:
@@ -47,6 +48,12 @@ test-runtimes:
 		QUINTLET_CONTAINERD=$$containerd $(CARGO) $(TEST) --locked -p quintlet-e2e $(RUNTIME_TESTS) || exit 1; \
 		QUINTLET_CONTAINERD=$$containerd $(CARGO) $(TEST) --locked -p quintlet-localnode --test containerd || exit 1; \
 	done
+
+# The systemd units in a virtual machine, with the debug build; as root. docs/vm.md says what it installs. ACCEL=kvm: not emulated.
+vm:
+	scripts/install.sh vm
+	$(CARGO) build --locked --bins -p quintlet -p quintlet-testapi
+	BIN_DIR=$(CURDIR)/target/debug tests/vm/run.sh
 
 # Against the raw runtime in the same run; wants an idle machine. ARGS="--pods 20 --rounds 1" for a quick look.
 bench: build

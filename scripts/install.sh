@@ -43,6 +43,8 @@ need busybox-static has_static_busybox
 need iptables has iptables
 need iproute2 has ip
 need "gcc libc6-dev" has_cc
+# For tests/systemd.sh; the package starts nothing and does not replace the machine's init.
+need systemd has systemd-analyze
 # For the helm of scripts/helm-lint.sh.
 has helm >/dev/null || need python3-pip python3 -m pip --version
 
@@ -52,6 +54,14 @@ if [ "${1:-}" = test ]; then
     need docker-compose has docker-compose
     need dbus-daemon has dbus-daemon
     need libfaketime has_faketime
+fi
+
+# A machine that systemd boots: tests/vm.
+if [ "${1:-}" = vm ]; then
+    need qemu-system-x86 has qemu-system-x86_64
+    need mmdebstrap has mmdebstrap
+    need e2fsprogs has mke2fs
+    need binutils has strip
 fi
 
 if [ -n "$missing" ]; then

@@ -102,6 +102,26 @@ has default pod-sync "path: /etc/systemd/logind.conf.d, type: DirectoryOrCreate"
 has_not default node-api "/run/quintlet/runtime"
 has_not default node-api "mountPropagation"
 
+# `kubectl logs` goes through cri-proxy, which reads where pod-sync has the runtime write.
+has default cri-proxy "{ name: pod-logs, mountPath: /var/log/quintlet/pods, readOnly: true }"
+has default pod-sync "{ name: pod-logs, mountPath: /var/log/quintlet/pods }"
+has default containerd "{ name: pod-logs, mountPath: /var/log/quintlet/pods }"
+# A service that hangs is restarted, and one that cannot work is not Ready.
+for service in cri-proxy pleg-service probe-service status-reporter pod-sync node-api; do
+    has default $service "exec: { command: [quintctl, --run-dir=/run/quintlet, health, --live, $service] }"
+    has default $service "exec: { command: [quintctl, --run-dir=/run/quintlet, health, $service] }"
+done
+probes=$(grep -c '^ *\(liveness\|readiness\)Probe:$' "$work/default.yaml" || true)
+[ "$probes" = 12 ] || fail "default: $probes probes, want 12"
+# The DaemonSets keep off the Nodes that they make, and off no Node that a kubelet has taken back.
+for service in cri-proxy pleg-service probe-service status-reporter pod-sync node-api containerd; do
+    has default $service "{ key: quintlet.dev/beside-kubelet, operator: DoesNotExist }"
+    has_not default $service "quintlet.dev/version"
+done
+for service in status-reporter pod-sync; do
+    has default $service "--node-label=quintlet.dev/beside-kubelet=true"
+done
+
 render pod -f "$chart/ci/pod-values.yaml"
 want pod DaemonSet 1
 want pod ClusterRole 0
@@ -127,6 +147,11 @@ has_not host-runtime pod-sync "--kubeconfig"
 # Without a node identity there is nobody to ask about clients.
 has host-runtime pod-sync "--node-api-port=0"
 has host-runtime probe-service '"--id=a"'
+has host-runtime cri-proxy "{ name: pod-logs, mountPath: /var/log/quintlet/pods, readOnly: true }"
+# The only Node of a host is the one that its kubelet would take back.
+for service in status-reporter pod-sync; do
+    has_not host-runtime $service "beside-kubelet=true"
+done
 
 printf 'apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n' > "$work/file"
 render config --set-file config="$work/file"
@@ -149,6 +174,48 @@ for case in default pod host-runtime config; do
         in_volumes && /^        - name: / { volumes[$3] = 1 }
         END { flush(); exit bad }' "$work/$case.yaml" >&2 || failed=1
 done
+
+# Uninstalling leaves the Nodes and what is on the hosts: the notes say how both go.
+# `helm template` renders no notes, so a copy of the chart has them as a manifest.
+cp -r "$chart" "$work/with-notes"
+cat > "$work/with-notes/templates/notes.yaml" <<'END'
+kind: Notes
+notes: |
+  {{- include (print $.Template.BasePath "/NOTES.txt") . | nindent 2 }}
+END
+notes() {
+    helm template q "$work/with-notes" --namespace quintlet --show-only templates/notes.yaml "$@" | sed -n 's/^  //p'
+}
+notes > "$work/notes"
+for line in "kubectl delete nodes -l quintlet.dev/beside-kubelet" "helm uninstall q --namespace quintlet --wait" \
+    "kubectl drain -l quintlet.dev/beside-kubelet"; do
+    grep -qF -- "$line" "$work/notes" || fail "notes lack: $line"
+done
+# The command is run for what it leaves: mounts, directories, a bridge; in namespaces of its own, where that is possible.
+clean=$(grep -A 2 '^and then, as root on each host' "$work/notes" | sed -n 's/^  \(for dir in .*\)/\1/p')
+[ -n "$clean" ] || fail "notes lack the command for each host"
+if [ "$(id -u)" = 0 ] && command -v ip > /dev/null && unshare -mn true 2> /dev/null; then
+    mkdir -p "$work/host/root/pods/a/secret" "$work/host/root/pods/a/bound" "$work/host/precious" "$work/host/run/quintlet/cri"
+    echo precious > "$work/host/precious/file"
+    notes --set host.rootDir="$work/host/root" --set host.runDir="$work/host/run/quintlet" --set containerd.rootDir="$work/host/containerd" \
+        --set host.podLogsDir="$work/host/logs" --set nodeApi.certDir="$work/host/certs" --set host.cgroupRoot=/no-such-group-of-quintlet |
+        sed -n 's/^  \(for dir in .*\)/\1/p' > "$work/clean"
+    cat > "$work/leave" <<END
+mount -t tmpfs tmpfs $work/host/root/pods/a/secret
+mount --bind $work/host/precious $work/host/root/pods/a/bound
+ip link add quintlet0 type bridge
+END
+    cat > "$work/look" <<END
+! grep -q "$work/host/root" /proc/mounts || echo "mounts are left"
+! ip link show quintlet0 > /dev/null 2>&1 || echo "the bridge is left"
+END
+    unshare -mn sh -ec ". $work/leave; . $work/clean; . $work/look" > "$work/left" 2>&1 || fail "the command for each host fails"
+    [ ! -s "$work/left" ] || fail "the command for each host: $(cat "$work/left")"
+    for dir in root run/quintlet containerd logs certs; do
+        [ ! -e "$work/host/$dir" ] || fail "the command for each host leaves $dir"
+    done
+    [ "$(cat "$work/host/precious/file")" = precious ] || fail "the command for each host removes what is behind a hostPath volume"
+fi
 
 # What is wrong is refused before it reaches a cluster.
 for wrong in mode=both host.rootDir=relative containerd.cni.bridge=name-that-is-too-long nosuch=1 log.format=xml; do

@@ -123,6 +123,10 @@ pod-sync:
 {{- end }}
 {{- end }}
 {{- if has .part (list "status-reporter" "pod-sync") }}
+{{- if $values.node.nameSuffix }}
+# What keeps these DaemonSets off the Node that they make.
+- --node-label=quintlet.dev/beside-kubelet=true
+{{- end }}
 {{- range $key, $value := $values.node.labels }}
 - --node-label={{ $key }}={{ $value }}
 {{- end }}
@@ -183,6 +187,13 @@ pod-sync:
     seccompProfile: { type: RuntimeDefault }
     {{- end }}
     readOnlyRootFilesystem: true
+  # A socket that does not answer, or a sync loop that is stuck, is mended by a restart; a runtime that is away is not.
+  livenessProbe:
+    exec: { command: [quintctl, --run-dir={{ $values.host.runDir }}, health, --live, {{ $part }}] }
+    {{- toYaml $values.probes.liveness | nindent 4 }}
+  readinessProbe:
+    exec: { command: [quintctl, --run-dir={{ $values.host.runDir }}, health, {{ $part }}] }
+    {{- toYaml $values.probes.readiness | nindent 4 }}
   resources:
     {{- toYaml (index $values.services $part).resources | nindent 4 }}
   volumeMounts:
@@ -194,6 +205,8 @@ pod-sync:
     {{- end }}
     {{- if eq $part "cri-proxy" }}
     - { name: runtime, mountPath: {{ dir (include "quintlet.runtimeSocket" .root) }} }
+    # For `kubectl logs`.
+    - { name: pod-logs, mountPath: {{ $values.host.podLogsDir }}, readOnly: true }
     {{- end }}
     {{- if eq $part "node-api" }}
     # For statistics of their file systems.
@@ -340,6 +353,8 @@ pod-sync:
 {{- if or (has "pod-sync" .parts) (has "containerd" .parts) (has "node-api" .parts) }}
 - name: root
   hostPath: { path: {{ $values.host.rootDir }}, type: DirectoryOrCreate }
+{{- end }}
+{{- if or (has "cri-proxy" .parts) (has "pod-sync" .parts) (has "containerd" .parts) (has "node-api" .parts) }}
 - name: pod-logs
   hostPath: { path: {{ $values.host.podLogsDir }}, type: DirectoryOrCreate }
 {{- end }}
@@ -367,4 +382,13 @@ pod-sync:
   hostPath: { path: {{ $values.manifests.hostPath }}, type: Directory }
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/*
+Removes from a host what an uninstalled release has left there, as one command of a shell. Mounts go first; a directory with a
+mount left in it stays, since what is mounted may be a hostPath volume.
+*/}}
+{{- define "quintlet.cleanUp" -}}
+{{- $host := .Values.host -}}
+for dir in {{ $host.rootDir }} {{ $host.runDir }}{{ if .Values.containerd.enabled }} {{ .Values.containerd.rootDir }}{{ end }}; do below() { awk -v dir="$dir/" 'index($2, dir) == 1 { print $2 }' /proc/mounts; }; below | sort -r | xargs -r umount; [ -n "$(below)" ] || rm -rf "$dir"; done; rm -rf {{ $host.podLogsDir }} {{ .Values.nodeApi.certDir }}; find /sys/fs/cgroup -depth -type d \( -path '/sys/fs/cgroup*{{ $host.cgroupRoot }}' -o -path '/sys/fs/cgroup*{{ $host.cgroupRoot }}/*' \) -exec rmdir {} +{{ if .Values.containerd.enabled }}; ip link delete {{ .Values.containerd.cni.bridge }}{{ end }}
 {{- end }}

@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use anyhow::Context as _;
 use quintlet_config::Service;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::notify::{self, Liveness};
+use quintlet_kit::paths::CriSocket;
 use quintlet_kit::{error_chain, server, signals, task};
 use quintlet_nodeapi::limits::Limits;
 use quintlet_nodeapi::{NodeApi, NodeApiArgs};
@@ -57,6 +59,8 @@ pub async fn main() -> anyhow::Result<()> {
         }));
     }
     let serving = task::spawn("serve", proxy.serve(stop.clone()));
+    let liveness = Liveness::of(CriSocket::ALL.map(|socket| paths.cri(socket)));
+    drop(task::spawn("notify", notify::run(liveness, stop.clone())));
     until_stopped(stop, serving, telemetry).await
 }
 
@@ -72,6 +76,8 @@ async fn node_api(line: Vec<OsString>) -> anyhow::Result<()> {
     tracing::info!(address = ?api.address(), "serving");
     let stop = CancellationToken::new();
     let serving = task::spawn("serve", api.serve(stop.clone()));
+    let liveness = Liveness::of([loaded.args.common.paths().node_api()]);
+    drop(task::spawn("notify", notify::run(liveness, stop.clone())));
     until_stopped(stop, serving, telemetry).await
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use quintlet_kit::args::paths::CriSocket;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::notify::{self, Liveness};
 use quintlet_kit::server::{Server, serve_metrics};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use tokio_util::sync::CancellationToken;
@@ -64,6 +65,8 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
         tracing::info!(?reason, "stopping");
         signal.cancel();
     });
+    let liveness = Liveness::of([paths.pleg()]);
+    quintlet_kit::task::spawn("notify", notify::run(liveness, stop.clone()));
     let served = server.serve(listener, PeerPolicy::Any, stop).await;
     telemetry.shutdown().await;
     served.context("serving")

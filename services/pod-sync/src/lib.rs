@@ -59,7 +59,7 @@ use anyhow::Context as _;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::grant::GrantKey;
 use quintlet_kit::paths::CriSocket;
-use quintlet_kit::server::Server;
+use quintlet_kit::server::{SYNC_LOOP, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::task::{TaskGroup, spawn};
 use quintlet_proto::podsync::v1::checkpoints_server::CheckpointsServer;
@@ -226,6 +226,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         tasks.spawn("node-addresses", follow);
         let facts = node::report(
             settings.clone(),
+            args.labels(),
             node::Changing {
                 runtime: runtime_state.clone(),
                 shutting_down: shutting_down.clone(),
@@ -282,7 +283,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let mut table = Table::new(ctx, manifests, admission, &kinds);
     table.restore(known);
     let limit = STUCK.max(2 * args.sync_frequency);
-    let watching = watch_loop(table.heartbeat(), limit, table_clock, health, stop.clone());
+    let watching = watch_loop(table.heartbeat(), limit, LOOK, table_clock, health, stop.clone());
     tasks.spawn("watch-sync-loop", watching);
     table.run(sources, drain, stop.clone()).await;
 
@@ -296,17 +297,16 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     Ok(())
 }
 
-/// What health calls the loop that wakes the workers.
-const SYNC_LOOP: &str = "syncloop";
 /// A loop that has not come round for so long is stuck (pkg/kubelet/kubelet.go:syncLoopHealthCheck).
 const STUCK: std::time::Duration = std::time::Duration::from_secs(300);
-/// Between two looks at the loop.
+/// Time between checks of the loop's heartbeat.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Tells health whether the loop comes round.
+/// Reports to health whether the heartbeat is younger than `limit`; healthz and the watchdog pings depend on it.
 async fn watch_loop(
     heartbeat: table::Heartbeat,
     limit: std::time::Duration,
+    every: std::time::Duration,
     clock: Clock,
     health: quintlet_kit::server::HealthHandle,
     stop: CancellationToken,
@@ -321,7 +321,7 @@ async fn watch_loop(
         // Both only wait.
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(every) => {}
         }
     }
 }
@@ -416,5 +416,59 @@ async fn unhealthy_events(
         let list = if init { "initContainers" } else { "containers" };
         let path = format!("spec.{list}{{{}}}", u.container);
         ctx.events.pod(&view.pod, EventType::Warning, &u.reason, &u.message, &path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use quintlet_kit::notify::{Liveness, Stalled};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stalled_sync_loop_stops_the_watchdog_pings_until_it_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("podsync.sock");
+        let stop = CancellationToken::new();
+        let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1000));
+        let server = Server::new("pod-sync");
+        let health = server.health();
+        health.set_serving(SYNC_LOOP).await;
+        let listener = bind_unix(&socket, 0o600).unwrap();
+        let serving = spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));
+        let heartbeat = table::Heartbeat::default();
+        heartbeat.beat(&clock);
+        let watching = watch_loop(
+            heartbeat.clone(),
+            STUCK,
+            Duration::from_millis(10),
+            clock.clone(),
+            health,
+            stop.clone(),
+        );
+        let watching = spawn("watch-sync-loop", watching);
+        let liveness = Liveness::of([socket]).and_loop(SYNC_LOOP);
+        // What systemd is sent depends on this check alone (quintlet_kit::notify).
+        let check = || liveness.check(Duration::from_secs(10));
+
+        clock.advance(STUCK);
+        assert_eq!(check().await, Ok(()), "the loop has its whole limit");
+        clock.advance(Duration::from_secs(1));
+        let limit = Duration::from_secs(10);
+        let becomes = async |want: Result<(), Stalled>| {
+            quintlet_testkit::wait::until("the loop's state", limit, async || match check().await {
+                seen if seen == want => Ok(()),
+                seen => Err(seen),
+            })
+            .await;
+        };
+        becomes(Err(Stalled::Loop { name: SYNC_LOOP })).await;
+        heartbeat.beat(&clock);
+        becomes(Ok(())).await;
+        stop.cancel();
+        watching.await.unwrap();
+        serving.await.unwrap().unwrap();
     }
 }

@@ -47,8 +47,13 @@ pub const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 /// The version that the API server's skew rules are applied to.
 pub const KUBELET_VERSION: &str = "v1.36.0";
 
-/// Labels that are put back whenever others change them; the rest is for whoever manages the Node once it is there.
-const HELD_LABELS: [&str; 3] = ["kubernetes.io/os", "kubernetes.io/arch", "quintlet.dev/version"];
+/// Label of a Node that the chart makes beside a kubelet's Node. It keeps the chart's DaemonSets off that Node.
+const BESIDE_KUBELET: &str = "quintlet.dev/beside-kubelet";
+/// Annotation of the Node: the version of Quintlet. No label: a kubelet that takes the Node over would leave it in place.
+const VERSION: &str = "quintlet.dev/version";
+/// Labels that are put back whenever others change them, where this node has them at all. All other labels are set when the Node
+/// is created and belong to its managers afterwards.
+const HELD_LABELS: [&str; 3] = ["kubernetes.io/os", "kubernetes.io/arch", BESIDE_KUBELET];
 /// For how long after the start a runtime that is not ready is asked as often as one that does not answer
 /// (pkg/kubelet/kubelet.go:fastStatusUpdateOnce).
 const FAST_START: Duration = Duration::from_secs(120);
@@ -220,6 +225,7 @@ pub struct Changing {
 /// Tells status-reporter what the node is, at once when something changed and every few seconds, until told to stop.
 pub async fn report(
     settings: NodeSettings,
+    labels: BTreeMap<String, String>,
     changing: Changing,
     pleg: Arc<Pleg>,
     statuses: Arc<Statuses>,
@@ -250,10 +256,7 @@ pub async fn report(
         if *shutting_down.borrow_and_update() {
             not_ready.push(crate::shutdown::NOT_READY.to_owned());
         }
-        let mut node = node_object(&settings, &BTreeMap::new(), &state);
-        if let Some(labels) = &mut node.metadata.labels {
-            labels.retain(|key, _| HELD_LABELS.contains(&key.as_str()));
-        }
+        let mut node = held(&settings, &labels, &state);
         let status = node.status.get_or_insert_default();
         // Without any, those that the API server has stay.
         status.addresses = ips.borrow_and_update().as_ref().map(|ips| addresses(&settings.node_name, ips));
@@ -278,6 +281,19 @@ pub async fn report(
     }
 }
 
+/// The Node object with the labels that are put back.
+pub(crate) fn held(
+    settings: &NodeSettings,
+    labels: &BTreeMap<String, String>,
+    runtime: &RuntimeState,
+) -> Node {
+    let mut node = node_object(settings, labels, runtime);
+    if let Some(labels) = &mut node.metadata.labels {
+        labels.retain(|key, _| HELD_LABELS.contains(&key.as_str()));
+    }
+    node
+}
+
 /// The Node object as far as pod-sync is its source.
 #[must_use]
 pub fn node_object(
@@ -297,7 +313,6 @@ pub fn node_object(
         ("kubernetes.io/arch", arch),
         ("beta.kubernetes.io/os", "linux"),
         ("beta.kubernetes.io/arch", arch),
-        ("quintlet.dev/version", env!("CARGO_PKG_VERSION")),
     ]
     .into_iter()
     .map(|(k, v)| (k.to_owned(), v.to_owned()))
@@ -320,8 +335,11 @@ pub fn node_object(
             name: Some(name),
             labels: Some(all),
             annotations: Some(
-                [("volumes.kubernetes.io/controller-managed-attach-detach".to_owned(), "true".to_owned())]
-                    .into(),
+                [
+                    ("volumes.kubernetes.io/controller-managed-attach-detach".to_owned(), "true".to_owned()),
+                    (VERSION.to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+                ]
+                .into(),
             ),
             ..ObjectMeta::default()
         },

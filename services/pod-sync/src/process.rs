@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use quintlet_kit::notify::{self, Liveness};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -36,6 +37,8 @@ pub async fn main() -> ExitCode {
         }
         Err(e) => return fail(&e),
     }
+    let liveness = Liveness::of([args.common.paths().podsync()]).and_loop(quintlet_kit::server::SYNC_LOOP);
+    quintlet_kit::task::spawn("notify", notify::run(liveness, stop.clone()));
     let ran = crate::run(args, drain, stop).await;
     let code = match ran {
         Ok(()) => ExitCode::SUCCESS,

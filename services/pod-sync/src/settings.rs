@@ -411,6 +411,19 @@ mod tests {
     }
 
     #[test]
+    fn a_kubelet_that_takes_the_node_over_finds_no_label_of_ours_to_keep() {
+        let held = |flags: &[&str]| {
+            let node = crate::node::held(&of("", &[]), &args("", flags).labels(), &RuntimeState::default());
+            (node.metadata.labels.unwrap(), node.metadata.annotations.unwrap())
+        };
+        let (labels, annotations) = held(&["--node-label=tier=edge"]);
+        assert_eq!(labels.keys().collect::<Vec<_>>(), ["kubernetes.io/arch", "kubernetes.io/os"]);
+        assert_eq!(annotations["quintlet.dev/version"], env!("CARGO_PKG_VERSION"));
+        let (labels, _) = held(&["--node-label=quintlet.dev/beside-kubelet=true"]);
+        assert_eq!(labels["quintlet.dev/beside-kubelet"], "true", "put back when it is taken away");
+    }
+
+    #[test]
     fn an_unsafe_sysctl_is_admitted_where_it_is_allowed() {
         let pod = pod_of(json!({
             "containers": [{"name": "c"}],

@@ -113,7 +113,7 @@ pub struct Table {
 pub struct Heartbeat(Arc<std::sync::atomic::AtomicU64>);
 
 impl Heartbeat {
-    fn beat(&self, clock: &quintlet_kit::clock::Clock) {
+    pub(crate) fn beat(&self, clock: &quintlet_kit::clock::Clock) {
         let now = u64::try_from(clock.boot().as_millis()).unwrap_or(u64::MAX);
         self.0.store(now, std::sync::atomic::Ordering::Relaxed);
     }

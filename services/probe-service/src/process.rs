@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Parser;
 use quintlet_config::{ConfigArgs, Loaded, Service};
 use quintlet_kit::args::CommonArgs;
+use quintlet_kit::notify::{self, Liveness};
 use quintlet_kit::task::TaskGroup;
 use quintlet_kit::{error_chain, server, signals};
 use tokio_util::sync::CancellationToken;
@@ -65,6 +66,8 @@ async fn serve(loaded: Loaded<Args>) -> anyhow::Result<()> {
             }
         });
     }
+    let liveness = Liveness::of([args.common.paths().probe(&args.id)]);
+    tasks.spawn("notify", notify::run(liveness, stop.clone()));
     tracing::info!(id = args.id, "probe-service starts");
     let served = crate::run(&args.common.run_dir, &args.id, &args.common.observer_uid, stop.clone()).await;
     stop.cancel();

@@ -53,8 +53,8 @@ pub enum Command {
     Events(events::EventsArgs),
     /// Show what services and pods use now, and how far PLEG and probes lag behind
     Top(top::TopArgs),
-    /// Check that all services serve
-    Health,
+    /// Check that all services serve, or one of them
+    Health(health::HealthArgs),
     /// Show what is installed and what runs
     Version,
     /// Collect what somebody elsewhere needs to see what is wrong here, without secrets
@@ -95,7 +95,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
         Command::Top(args) => Box::pin(top::run(args, &paths, format)).await,
         Command::Trace(args) => trace::run(args, &paths, format).await,
         Command::Events(args) => events::run(args, &paths, format).await,
-        Command::Health => match health::run(&paths, format).await {
+        Command::Health(args) => match health::run(&args, &paths, format).await {
             Ok(true) => Ok(()),
             Ok(false) => return Ok(ExitCode::from(EXIT_FAILURE)),
             Err(error) => Err(error),

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use k8s_cri::v1::VersionRequest;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_kit::notify::Liveness;
 use quintlet_kit::paths::Paths;
-use quintlet_kit::server::NODE;
+use quintlet_kit::server::{NODE, SYNC_LOOP};
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
 use quintlet_proto::pleg::v1::{HealthReply, HealthRequest};
 use quintlet_proto::runtime::v1::proxy_info_client::ProxyInfoClient;
@@ -40,15 +41,93 @@ pub struct Row {
     pub detail: String,
 }
 
-/// Runs the command. The answer: whether all serve.
+/// Limit of a check of [`HealthArgs::live`] for each socket.
+const LIVE: Duration = Duration::from_secs(10);
+
+/// Which service, and what counts.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct HealthArgs {
+    /// Only this service, for probes of its container
+    #[arg(value_name = "SERVICE")]
+    pub service: Option<Named>,
+    /// Whether a restart would help: the service's socket does not answer, or its main loop is stuck. A runtime or an API server
+    /// that is away does not count
+    #[arg(long, requires = "service")]
+    pub live: bool,
+}
+
+/// A service that can be asked for by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Named {
+    /// cri-proxy
+    CriProxy,
+    /// pleg-service
+    PlegService,
+    /// All instances of probe-service that this process sees
+    ProbeService,
+    /// status-reporter
+    StatusReporter,
+    /// pod-sync
+    PodSync,
+    /// The node API
+    NodeApi,
+}
+
+impl Named {
+    fn peers(self, paths: &Paths) -> Vec<Peer> {
+        match self {
+            Self::CriProxy => vec![Peer::cri_proxy(paths)],
+            Self::PlegService => vec![Peer::pleg(paths)],
+            Self::ProbeService => {
+                let found = Peer::probes(paths);
+                if found.is_empty() { vec![Peer::new("probe-service", paths.probe("*"))] } else { found }
+            }
+            Self::StatusReporter => vec![Peer::status_reporter(paths)],
+            Self::PodSync => vec![Peer::pod_sync(paths)],
+            Self::NodeApi => vec![Peer::node_api(paths)],
+        }
+    }
+}
+
+/// Runs the command. Returns whether all services serve that were asked for. Of several instances of one service that is asked
+/// for by name, one is enough: the socket of an instance that was renamed may be left.
 ///
 /// # Errors
 /// Nobody reads.
-pub async fn run(paths: &Paths, format: Format) -> Result<bool, Error> {
-    let rows = fetch(paths).await;
-    let healthy = rows.iter().all(|r| r.serving);
+pub async fn run(args: &HealthArgs, paths: &Paths, format: Format) -> Result<bool, Error> {
+    let Some(named) = args.service else {
+        let rows = fetch(paths).await;
+        let healthy = rows.iter().all(|r| r.serving);
+        print(format.render(&rows, |_| render(&rows))?)?;
+        return Ok(healthy);
+    };
+    let peers = named.peers(paths);
+    let rows = match args.live {
+        true => futures::future::join_all(peers.iter().map(|peer| live(named, peer))).await,
+        false => futures::future::join_all(peers.iter().map(|peer| row(peer, paths))).await,
+    };
+    let healthy = rows.iter().any(|r| r.serving);
     print(format.render(&rows, |_| render(&rows))?)?;
     Ok(healthy)
+}
+
+/// What systemd's watchdog goes by as well.
+async fn live(named: Named, peer: &Peer) -> Row {
+    let liveness = match named {
+        Named::PodSync => Liveness::of([peer.path.clone()]).and_loop(SYNC_LOOP),
+        Named::CriProxy
+        | Named::PlegService
+        | Named::ProbeService
+        | Named::StatusReporter
+        | Named::NodeApi => Liveness::of([peer.path.clone()]),
+    };
+    let checked = liveness.check(LIVE).await;
+    Row {
+        service: peer.service.clone(),
+        serving: checked.is_ok(),
+        health: if checked.is_ok() { "live" } else { "stalled" }.to_owned(),
+        detail: checked.err().map(|error| error.to_string()).unwrap_or_default(),
+    }
 }
 
 /// Asks all services.

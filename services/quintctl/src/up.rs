@@ -453,7 +453,10 @@ async fn start_containerd(args: &UpArgs, layout: &Layout) -> Result<Option<Conta
     let mut options = Options::new(&layout.containerd);
     options.masquerade = true;
     options.keep_pods = !args.down;
-    options.log_file = Some(logs::path(&layout.log_dir, CONTAINERD));
+    let log = logs::path(&layout.log_dir, CONTAINERD);
+    // Made here, since containerd's own mode would be another one.
+    logs::open(&log).map_err(|source| UpError::Directory { path: layout.log_dir.clone(), source })?;
+    options.log_file = Some(log);
     if args.down {
         let owned = [&layout.root_dir, &layout.run_dir, &layout.pod_logs_dir, &layout.container_logs_dir];
         options.owned = owned.map(PathBuf::clone).to_vec();

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use quintlet_kit::paths::{CriSocket, Paths};
-use quintlet_kit::server::{HealthHandle, NODE, Server};
+use quintlet_kit::server::{HealthHandle, NODE, SYNC_LOOP, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
 use quintlet_proto::debug::v1::{self as debug};
@@ -384,6 +384,38 @@ async fn health_is_exit_1_unless_all_are_well() {
     let (code, out, _) = node.run(&["version"]).await;
     assert_eq!(code, 0);
     assert!(out.contains("pod-sync               0.1.0"), "{out}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_service_is_live_unless_a_restart_would_help() {
+    let node = Node::start(false);
+    let paths = Paths::new(node.dir.path());
+    let pod_sync = Server::new("pod-sync");
+    let health = pod_sync.health();
+    health.set_serving(SYNC_LOOP).await;
+    node.serve(&paths.podsync(), pod_sync);
+    let codes = async |service: &str| {
+        let (ready, _, _) = node.run(&["health", service]).await;
+        let (live, out, _) = node.run(&["health", "--live", service]).await;
+        (ready, live, out)
+    };
+    let (ready, live, out) = codes("pleg-service").await;
+    assert_eq!((ready, live), (1, 0), "its lists fail, which a restart does not mend: {out}");
+    for service in ["cri-proxy", "probe-service", "status-reporter", "pod-sync"] {
+        let (ready, live, out) = codes(service).await;
+        assert_eq!((ready, live), (0, 0), "{out}");
+    }
+    health.set_not_serving(SYNC_LOOP).await;
+    let (_, live, out) = codes("pod-sync").await;
+    assert_eq!(live, 1);
+    assert!(out.contains("stalled  syncloop is reported as not serving"), "{out}");
+    std::fs::remove_file(paths.status()).unwrap();
+    let (ready, live, out) = codes("status-reporter").await;
+    assert_eq!((ready, live), (1, 1), "{out}");
+    assert_eq!(codes("node-api").await.1, 1, "there is none");
+    for wrong in [&["health", "--live"][..], &["health", "kubelet"]] {
+        assert_eq!(node.run(wrong).await.0, 64, "{wrong:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,6 +3,7 @@
 use anyhow::Context;
 use quintlet_config::Service;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::notify::{self, Liveness};
 use quintlet_kit::{server, signals, task};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
@@ -45,6 +46,8 @@ pub async fn main() -> anyhow::Result<()> {
         register_node: args.register_node,
         settings,
     };
+    let liveness = Liveness::of([config.paths.status()]);
+    task::spawn("notify", notify::run(liveness, stop.clone()));
     let outcome = run(config, Clock::system(), stop).await;
     telemetry.shutdown().await;
     outcome.context("status-reporter cannot serve")

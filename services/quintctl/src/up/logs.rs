@@ -5,8 +5,9 @@
 //! (`write_line` of quintlet-telemetry); the exclusive lock here, for the last bytes of the copy, keeps lines whole and loses none.
 //! containerd locks nothing: a line of its own that comes within those microseconds is lost.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -36,6 +37,16 @@ pub(super) fn path(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.log"))
 }
 
+/// Mode of the logs: audit lines and names of Secrets are not for every user of the machine.
+const MODE: u32 = 0o640;
+
+/// Opens a log to append to it, created if needed. Another mode, of an earlier version, is corrected.
+pub(super) fn open(log: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().create(true).append(true).mode(MODE).open(log)?;
+    file.set_permissions(Permissions::from_mode(MODE))?;
+    Ok(file)
+}
+
 /// Says in a log, in the format of its lines, that what follows is of a new start.
 pub(super) fn begin(log: &Path, format: &str, now: Timestamp) -> io::Result<()> {
     let message = concat!("quintctl up begins, version ", env!("CARGO_PKG_VERSION"));
@@ -44,7 +55,7 @@ pub(super) fn begin(log: &Path, format: &str, now: Timestamp) -> io::Result<()> 
     } else {
         format!("{now:.3}  INFO quintctl {message}")
     };
-    let mut log = OpenOptions::new().create(true).append(true).open(log)?;
+    let mut log = open(log)?;
     log.write_all(format!("{line}\n").as_bytes())
 }
 
@@ -76,7 +87,7 @@ fn cut(log: &Path, limits: Limits) -> io::Result<bool> {
         return Ok(false);
     }
     let new = numbered(log, "new");
-    let mut copy = File::create(&new)?;
+    let mut copy = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&new)?;
     // The bulk without the lock, which services wait for.
     io::copy(&mut (&mut file).take(size), &mut copy)?;
     let Some(mut file) = locked(file)? else { return Ok(false) };
@@ -216,6 +227,20 @@ mod tests {
         drop(holder);
         assert!(cut(&log, limits).unwrap());
         assert_eq!(all(&log, limits), ["one"]);
+    }
+
+    #[test]
+    fn logs_and_their_copies_are_not_for_every_user() {
+        let dir = tempfile::tempdir().unwrap();
+        let (new, old) = (dir.path().join("new.log"), dir.path().join("old.log"));
+        std::fs::write(&old, "before\n").unwrap();
+        std::fs::set_permissions(&old, Permissions::from_mode(0o644)).unwrap();
+        let mode = |log: &Path| std::fs::metadata(log).unwrap().permissions().mode() & 0o777;
+        for log in [&new, &old] {
+            begin(log, "text", Timestamp::UNIX_EPOCH).unwrap();
+            assert!(cut(log, Limits { size: 1, files: 2 }).unwrap());
+            assert_eq!((mode(log), mode(&numbered(log, "1"))), (0o640, 0o640), "{}", log.display());
+        }
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! One supervised service: a child process in a process group of its own, started again when it ends.
 
-use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -172,7 +171,7 @@ impl Supervised {
     }
 
     fn spawn(&self) -> std::io::Result<Child> {
-        let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
+        let log = super::logs::open(&self.log)?;
         let mut command = Command::new(&self.binary);
         if let Some(uid) = self.plan.uid {
             command.uid(uid).gid(uid);

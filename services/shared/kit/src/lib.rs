@@ -10,6 +10,7 @@ pub mod boot;
 pub mod clock;
 pub mod grant;
 pub mod lists;
+pub mod notify;
 pub mod patience;
 pub mod seam;
 pub mod server;

@@ -30,6 +30,9 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// without a word. What a call costs is bounded by the queues of the services, not here.
 pub const MAX_STREAMS: u32 = 4096;
 
+/// What pod-sync's health calls its sync loop: it serves while the loop makes progress.
+pub const SYNC_LOOP: &str = "syncloop";
+
 /// What status-reporter's health calls the Node object: it serves while the API server gives and takes it.
 pub const NODE: &str = "node";
 

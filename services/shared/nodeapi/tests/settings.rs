@@ -54,14 +54,23 @@ async fn address_and_ports_are_those_of_the_configuration() {
 
     assert_eq!(ask(read_only, "/pods").await.0, StatusCode::OK);
     assert_eq!(ask(read_only, "/healthz").await, (StatusCode::OK, "ok".to_owned()));
-    for acting in ["/exec/default/web/main?output=1", "/containerLogs/default/web/main", "/runningpods/"] {
+    for acting in [
+        "/exec/default/web/main?output=1",
+        "/containerLogs/default/web/main",
+        "/runningpods/",
+        "/checkpoint/default/web/main",
+        "/debug/pprof/",
+        "/logs/",
+    ] {
         let (code, body) = ask(read_only, acting).await;
         let want = (StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.\n");
         assert_eq!((code, body.as_str()), want, "{acting}");
     }
 
     assert_eq!(ask(healthz, "/healthz").await, (StatusCode::OK, "ok".to_owned()));
-    assert_eq!(ask(healthz, "/pods").await.0, StatusCode::NOT_FOUND);
+    for other in ["/pods", "/debug/pprof/", "/debug/pprof/heap", "/metrics", "/logs/"] {
+        assert_eq!(ask(healthz, other).await.0, StatusCode::NOT_FOUND, "{other}");
+    }
 
     // The same port again is an error that names it.
     let dir = tempfile::tempdir().unwrap();

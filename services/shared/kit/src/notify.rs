@@ -1,0 +1,249 @@
+//! Notifications to systemd (sd_notify(3)): readiness, stopping, and watchdog pings that depend on what the service does.
+//!
+//! A service whose socket does not answer, or whose main loop is reported as not serving, sends no ping. systemd then ends the
+//! process and starts it again. Outside systemd nothing is checked and nothing is sent.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use sd_notify::NotifyState;
+use tokio_util::sync::CancellationToken;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use crate::socket::channel;
+
+/// Checks in one watchdog period: a check that takes its whole time leaves room for another one.
+const CHECKS_PER_PERIOD: u32 = 3;
+
+/// Limit of a check where systemd wants no pings.
+const WITHOUT_WATCHDOG: Duration = Duration::from_secs(1);
+
+/// Time between checks until the service is ready.
+const UNTIL_READY: Duration = Duration::from_millis(50);
+
+/// Why a service does not count as alive.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Stalled {
+    /// The socket does not answer.
+    #[error("{} does not answer: {reason}", socket.display())]
+    Silent {
+        /// The service's own socket.
+        socket: PathBuf,
+        /// What the health check ended with.
+        reason: String,
+    },
+    /// The socket answers, and its health says that the loop is stuck.
+    #[error("{name} is reported as not serving")]
+    Loop {
+        /// What health calls the loop.
+        name: &'static str,
+    },
+}
+
+/// What has to work for a service to count as alive.
+///
+/// Whether the service as a whole is SERVING does not matter: a runtime or an API server that is away does not come back by a
+/// restart of its client.
+#[derive(Debug, Clone)]
+pub struct Liveness {
+    sockets: Vec<PathBuf>,
+    loop_name: Option<&'static str>,
+}
+
+impl Liveness {
+    /// The service's own sockets answer a health check.
+    #[must_use]
+    pub fn of(sockets: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self { sockets: sockets.into_iter().collect(), loop_name: None }
+    }
+
+    /// In addition, health on the first socket says that `name` serves.
+    #[must_use]
+    pub fn and_loop(mut self, name: &'static str) -> Self {
+        self.loop_name = Some(name);
+        self
+    }
+
+    /// Checks everything once, on new connections, within `limit` for each socket.
+    ///
+    /// # Errors
+    /// The first thing that is stalled.
+    pub async fn check(&self, limit: Duration) -> Result<(), Stalled> {
+        for (index, socket) in self.sockets.iter().enumerate() {
+            let name = self.loop_name.filter(|_| index == 0);
+            let silent = |reason: String| Stalled::Silent { socket: socket.clone(), reason };
+            let mut client = HealthClient::new(channel(socket.clone()));
+            let request = HealthCheckRequest { service: name.unwrap_or_default().to_owned() };
+            let answer = tokio::time::timeout(limit, client.check(request)).await;
+            match (name, answer) {
+                (_, Err(_)) => return Err(silent(format!("no answer within {limit:?}"))),
+                (Some(name), Ok(Ok(reply))) if reply.get_ref().status() != ServingStatus::Serving => {
+                    return Err(Stalled::Loop { name });
+                }
+                (_, Ok(Ok(_))) => {}
+                (_, Ok(Err(status))) => return Err(silent(status.message().to_owned())),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reports readiness once `liveness` holds, then pings the watchdog while it holds, and reports the stop. Returns at once where
+/// the process was not started by systemd with `Type=notify`.
+pub async fn run(liveness: Liveness, stop: CancellationToken) {
+    if std::env::var_os("NOTIFY_SOCKET").is_none() {
+        return;
+    }
+    let period = sd_notify::watchdog_enabled().filter(|period| !period.is_zero());
+    let every = period.and_then(|period| period.checked_div(CHECKS_PER_PERIOD)).unwrap_or(WITHOUT_WATCHDOG);
+    let check = || liveness.check(every);
+    drive(check, period.map(|_| every), send, stop).await;
+}
+
+fn send(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "notify systemd failed");
+    }
+}
+
+/// The loop of [`run`], with its check and its sender as inputs. `every`: time between pings; none: no pings.
+async fn drive<C>(
+    check: impl Fn() -> C,
+    every: Option<Duration>,
+    send: impl Fn(NotifyState<'_>),
+    stop: CancellationToken,
+) where
+    C: Future<Output = Result<(), Stalled>>,
+{
+    let ping = async {
+        // A service that is still starting is not a stalled one.
+        while check().await.is_err() {
+            tokio::time::sleep(UNTIL_READY).await;
+        }
+        send(NotifyState::Ready);
+        let Some(every) = every else { return std::future::pending().await };
+        loop {
+            match check().await {
+                Ok(()) => send(NotifyState::Watchdog),
+                Err(error) => tracing::error!(%error, "service is stalled, watchdog not pinged"),
+            }
+            tokio::time::sleep(every).await;
+        }
+    };
+    // A check that is dropped is repeated by nobody: the service ends.
+    tokio::select! {
+        () = ping => {}
+        () = stop.cancelled() => {}
+    }
+    send(NotifyState::Stopping);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::server::Server;
+    use crate::socket::{PeerPolicy, bind_unix};
+
+    const LIMIT: Duration = Duration::from_millis(200);
+
+    fn stalled() -> Stalled {
+        Stalled::Loop { name: "loop" }
+    }
+
+    struct Driven {
+        alive: Arc<AtomicBool>,
+        sent: Arc<Mutex<Vec<String>>>,
+        stop: CancellationToken,
+        task: tokio::task::JoinHandle<()>,
+    }
+
+    /// A loop of the service that is `alive` or not, checked every 10 s.
+    fn driven(alive: bool) -> Driven {
+        let alive = Arc::new(AtomicBool::new(alive));
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let stop = CancellationToken::new();
+        let task = crate::task::spawn("driven", {
+            let (alive, sent, stop) = (Arc::clone(&alive), Arc::clone(&sent), stop.clone());
+            async move {
+                let check = || {
+                    let alive = alive.load(Ordering::Relaxed);
+                    async move { if alive { Ok(()) } else { Err(stalled()) } }
+                };
+                let send = |state: NotifyState<'_>| sent.lock().push(state.to_string());
+                drive(check, Some(Duration::from_secs(10)), send, stop).await;
+            }
+        });
+        Driven { alive, sent, stop, task }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pings_stop_while_the_service_is_stalled_and_continue_after() {
+        let service = driven(true);
+        let pings = || service.sent.lock().iter().filter(|s| *s == "WATCHDOG=1").count();
+        tokio::time::sleep(Duration::from_secs(35)).await;
+        assert_eq!(pings(), 4, "at 0, 10, 20 and 30 s");
+        service.alive.store(false, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(pings(), 4, "a stalled service was reported as alive");
+        service.alive.store(true, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(pings(), 5);
+        service.stop.cancel();
+        service.task.await.unwrap();
+        let sent = service.sent.lock();
+        assert_eq!(sent.first().map(String::as_str), Some("READY=1"));
+        assert_eq!(sent.last().map(String::as_str), Some("STOPPING=1"));
+        assert_eq!(sent.iter().filter(|s| *s == "READY=1").count(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_that_does_not_answer_yet_is_neither_ready_nor_pinged() {
+        let service = driven(false);
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(*service.sent.lock(), [""; 0]);
+        service.alive.store(true, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(*service.sent.lock(), ["READY=1", "WATCHDOG=1"]);
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_does_not_accept_is_silent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s.sock");
+        let missing = Liveness::of([path.clone()]).check(LIMIT).await;
+        assert!(matches!(missing, Err(Stalled::Silent { .. })), "{missing:?}");
+        // It listens, as a process that hangs or is stopped does.
+        let _listener = bind_unix(&path, 0o600).unwrap();
+        let hung = Liveness::of([path]).check(LIMIT).await;
+        assert!(matches!(hung, Err(Stalled::Silent { .. })), "{hung:?}");
+    }
+
+    #[tokio::test]
+    async fn not_serving_counts_only_for_the_loop_that_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s.sock");
+        let stop = CancellationToken::new();
+        let server = Server::new("test");
+        let health = server.health();
+        health.set_not_serving("").await;
+        health.set_serving("loop").await;
+        let listener = bind_unix(&path, 0o600).unwrap();
+        let task = crate::task::spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));
+        let alive = Liveness::of([path]);
+        let limit = Duration::from_secs(10);
+        assert_eq!(alive.check(limit).await, Ok(()), "a peer that is away does not come back by a restart");
+        let alive = alive.and_loop("loop");
+        assert_eq!(alive.check(limit).await, Ok(()));
+        health.set_not_serving("loop").await;
+        assert_eq!(alive.check(limit).await, Err(stalled()));
+        stop.cancel();
+        task.await.unwrap().unwrap();
+    }
+}

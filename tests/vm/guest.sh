@@ -1,0 +1,178 @@
+#!/bin/sh
+# Runs in the virtual machine of run.sh, as root and from systemd. Rows of the result go to the second serial line.
+set -u
+
+result=/dev/ttyS1
+units="cri-proxy pleg-service probe-service status-reporter node-api pod-sync"
+failed=0
+here=/payload
+
+# row NAME ok|FAILED DETAIL
+row() {
+    echo "row|$1|$2|$3" | tr '\n' ' ' > $result
+    echo > $result
+    echo "== $1: $2 $3"
+    [ "$2" = ok ] || failed=1
+}
+
+# check NAME DETAIL COMMAND...: a row that is ok when the command succeeds.
+check() {
+    name=$1 detail=$2
+    shift 2
+    if "$@"; then row "$name" ok "$detail"; else row "$name" FAILED "$detail"; fi
+}
+
+# until SECONDS COMMAND...: waits for the command to succeed.
+until_true() {
+    limit=$(($(cut -d . -f 1 /proc/uptime) + $1))
+    shift
+    until "$@" > /tmp/last 2>&1; do
+        [ "$(cut -d . -f 1 /proc/uptime)" -lt "$limit" ] || return 1
+        sleep 0.5
+    done
+}
+
+end() {
+    if [ $failed != 0 ]; then
+        {
+            systemctl --no-pager --full status 'quintlet-*' containerd
+            quintctl health
+            quintctl pods
+            journalctl --no-pager -o short-monotonic -u 'quintlet-*' -n 300
+        } 2>&1 | grep -v '^$' | sed 's/^/log|/' > $result
+        echo 'end|FAILED' > $result
+    else
+        echo 'end|ok' > $result
+    fi
+    # The serial lines are written by the time this ends.
+    sleep 1
+    exit $failed
+}
+
+property() {
+    systemctl show -P "$2" "quintlet-$1.service"
+}
+
+is_active() {
+    [ "$(property "$1" ActiveState)" = active ]
+}
+
+# The process of the pod's only container, which is not the sandbox's.
+pod_process() {
+    ctr -n k8s.io containers ls -q "labels.io.kubernetes.container.name==main" | while read -r id; do
+        ctr -n k8s.io tasks ls | while read -r task pid status; do
+            [ "$task" != "$id" ] || [ "$status" != RUNNING ] || echo "$pid"
+        done
+    done
+}
+
+# Ready, and never restarted.
+is_ready() {
+    quintctl pods > /tmp/pods && grep -Eq '^vm-quintlet-vm +1/1 +Running +0 ' /tmp/pods
+}
+
+# image NAME TREE CONFIG: an image of one layer for containerd.
+image() {
+    mkdir -p /tmp/image
+    rm -rf /tmp/image/*
+    tar -C "$2" -cf /tmp/image/layer.tar .
+    layer=$(sha256sum /tmp/image/layer.tar | cut -d ' ' -f 1)
+    printf '{"architecture":"amd64","os":"linux","config":%s,"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' "$3" "$layer" > /tmp/image/config.json
+    printf '[{"Config":"config.json","RepoTags":["%s"],"Layers":["layer.tar"]}]' "$1" > /tmp/image/manifest.json
+    tar -C /tmp/image -cf /tmp/image.tar manifest.json config.json layer.tar
+    ctr -n k8s.io images import /tmp/image.tar
+}
+
+# The machine: an address, a runtime, images, an API server.
+ip link add uplink type dummy && ip addr add 192.0.2.10/24 dev uplink && ip link set uplink up && ip route add default via 192.0.2.1
+install -D -m 0644 $here/containerd.toml /etc/containerd/config.toml
+install -D -m 0644 $here/quintlet.conflist /etc/cni/net.d/10-quintlet.conflist
+systemctl start containerd
+until_true 300 ctr version
+mkdir -p /tmp/tree/bin /tmp/tree/tmp /tmp/tree/etc
+cp /bin/busybox /tmp/tree/bin/busybox
+for applet in sh sleep test grep touch cat; do ln -s busybox /tmp/tree/bin/$applet; done
+image localhost/busybox:1 /tmp/tree '{"Env":["PATH=/bin"],"Cmd":["sh"]}'
+image registry.k8s.io/pause:3.10 /tmp/tree '{"Entrypoint":["/bin/sleep","1000000"]}'
+check "runtime has the images" "$(ctr -n k8s.io images ls -q | grep -c :) references" sh -c 'ctr -n k8s.io images ls -q | grep -q "^localhost/busybox:1$"'
+mkdir -p /etc/quintlet /etc/kubernetes/manifests
+systemd-run --quiet --unit=testapi $here/bin/testapi --listen 127.0.0.1:8081 --kubeconfig /etc/quintlet/kubeconfig
+until_true 120 test -s /etc/quintlet/kubeconfig
+
+# What a package does.
+install -m 0755 $here/bin/quintlet /usr/bin/quintlet
+for name in cri-proxy pleg-service probe-service status-reporter pod-sync quintctl; do ln -sf quintlet /usr/bin/$name; done
+install -m 0644 $here/systemd/*.service $here/systemd/*.target /usr/lib/systemd/system/
+install -m 0644 $here/systemd/quintlet.sysusers /usr/lib/sysusers.d/quintlet.conf
+install -m 0644 $here/systemd/quintlet.tmpfiles /usr/lib/tmpfiles.d/quintlet.conf
+install -m 0644 $here/systemd/quintlet.env /etc/default/quintlet
+systemd-sysusers quintlet.conf
+systemd-tmpfiles --create quintlet.conf
+chgrp quintlet /etc/quintlet/kubeconfig && chmod 0640 /etc/quintlet/kubeconfig
+cp $here/manifest.yaml /etc/kubernetes/manifests/vm.yaml
+systemctl daemon-reload
+systemctl enable --quiet quintlet.target
+systemctl start --no-block quintlet.target
+
+# Every unit starts, and says so by itself.
+for unit in $units; do
+    until_true 180 is_active "$unit"
+    pid=$(property "$unit" MainPID)
+    check "$unit starts hardened" "user $(property "$unit" User) pid $pid" is_active "$unit"
+    check "$unit has a system call filter" "" grep -q '^Seccomp:.*2' "/proc/$pid/status"
+    check "$unit leaves no core file" "" grep -Eq '^Max core file size +0 +0 ' "/proc/$pid/limits"
+done
+until_true 300 quintctl health
+check "quintctl health" "$(quintctl health | grep -c ' serving ') serving" quintctl health > /dev/null
+
+same_mounts() {
+    [ "$(readlink "/proc/$(property pod-sync MainPID)/ns/mnt")" = "$(readlink /proc/1/ns/mnt)" ]
+}
+check "pod-sync mounts where the runtime sees it" "" same_mounts
+sees_no_identity() {
+    [ -z "$(nsenter -m -t "$(property "$1" MainPID)" cat /etc/quintlet/kubeconfig 2> /dev/null)" ]
+}
+for unit in cri-proxy pleg-service probe-service; do
+    check "$unit does not see the node's kubeconfig" "" sees_no_identity $unit
+done
+# The check above can fail: a service with the identity sees it.
+sees_identity() {
+    ! sees_no_identity "$1"
+}
+check "status-reporter sees the node's kubeconfig" "" sees_identity status-reporter
+
+# A pod with a Secret.
+until_true 600 is_ready
+check "pod with a Secret is Ready" "$(grep '^vm' /tmp/pods)" is_ready
+process=$(pod_process)
+check "pod has a process" "pid $process" test -n "$process"
+
+# It stays, whatever restarts.
+stays() {
+    until_true 300 is_ready && [ "$(pod_process)" = "$process" ]
+}
+for unit in $units; do
+    before=$(property "$unit" MainPID)
+    systemctl restart "quintlet-$unit.service"
+    until_true 180 is_active "$unit"
+    check "$unit restarted" "pid $before, then $(property "$unit" MainPID)" is_active "$unit"
+    check "pod stays over a restart of $unit" "" stays
+done
+
+# A pod-sync that hangs.
+before=$(property pod-sync MainPID)
+restarts=$(property pod-sync NRestarts)
+kill -STOP "$before"
+is_restarted() {
+    [ "$(property pod-sync NRestarts)" -gt "$restarts" ] && is_active pod-sync
+}
+until_true 600 is_restarted
+check "stopped pod-sync is ended and restarted" "$(journalctl --no-pager -o cat -u quintlet-pod-sync | grep -m 1 'Watchdog timeout')" is_restarted
+check "pod stays over the watchdog's kill" "" stays
+
+# Nothing was refused to a service that it needs.
+for unit in $units; do
+    complaints=$(journalctl --no-pager -o cat -u "quintlet-$unit" | grep -cE 'Operation not permitted|Permission denied|EPERM|EACCES')
+    check "$unit was refused nothing" "$complaints lines" test "$complaints" = 0
+done
+end
