@@ -58,7 +58,6 @@ async fn address_and_ports_are_those_of_the_configuration() {
         "/exec/default/web/main?output=1",
         "/containerLogs/default/web/main",
         "/runningpods/",
-        "/checkpoint/default/web/main",
         "/debug/pprof/",
         "/logs/",
     ] {
