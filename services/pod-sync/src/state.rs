@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::decide::active::Started;
 use crate::decide::backoff::{CrashLoop, PullBackoff};
 use crate::decide::container_status::WaitingReason;
+use crate::decide::probes::Starts;
 use crate::decide::status::KillOverride;
 use crate::decide::worker::Ending;
 
@@ -97,6 +98,9 @@ pub struct PodRecord {
     /// Probe memory by container and probe.
     #[serde(default)]
     pub probes: Vec<(String, ProbeType, ProbeMemory)>,
+    /// When its containers started. On record before a probe target names them, so that a restart moves no initial delay.
+    #[serde(default)]
+    pub container_starts: Starts,
     /// Crash-loop back-off.
     #[serde(default)]
     pub crash_loop: CrashLoop,

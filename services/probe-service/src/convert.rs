@@ -64,6 +64,10 @@ pub fn pod(wire: wire::PodTarget) -> Result<Pod, ConvertError> {
 fn probe(spec: wire::ProbeSpec) -> Result<Probe, ConvertError> {
     let host = |host: String| Some(host).filter(|h| !h.is_empty());
     let handler = match spec.handler {
+        Some(
+            wire::probe_spec::Handler::Http(wire::HttpGet { port_error: why, .. })
+            | wire::probe_spec::Handler::Tcp(wire::TcpSocket { port_error: why, .. }),
+        ) if !why.is_empty() => Handler::Broken(why),
         Some(wire::probe_spec::Handler::Http(http)) => Handler::Http(HttpGet {
             tls: http.scheme.eq_ignore_ascii_case("https"),
             host: host(http.host),

@@ -75,6 +75,8 @@ pub enum Handler {
         /// What makes cri-proxy run it.
         grant: Vec<u8>,
     },
+    /// A handler whose port has no number: each attempt says nothing but this text.
+    Broken(String),
     /// The target names none this build knows.
     Missing,
 }
@@ -118,7 +120,7 @@ impl Handler {
                 Some(host.as_deref().unwrap_or(pod_ip))
             }
             Self::Grpc { .. } => Some(pod_ip),
-            Self::Exec { .. } | Self::Missing => None,
+            Self::Exec { .. } | Self::Broken(_) | Self::Missing => None,
         }
     }
 }

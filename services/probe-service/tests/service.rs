@@ -67,6 +67,7 @@ fn target(port: u16) -> wire::PodTarget {
         handler: Some(wire::probe_spec::Handler::Tcp(wire::TcpSocket {
             host: String::new(),
             port: port.into(),
+            ..Default::default()
         })),
         period_seconds: 1,
         timeout_seconds: 1,

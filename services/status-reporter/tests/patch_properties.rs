@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
+use quintlet_model::pod_status::equal;
 use serde_json::{Map, Value, json};
-use status_reporter::status::equal::equal;
 use status_reporter::status::merge::merge;
 use status_reporter::status::patch::{Base, pod_status};
 

@@ -216,7 +216,7 @@ fn without_instance(
     };
     let Some(old) = old else { return status };
     if context.restarting_all && !is_waiting(old) {
-        status.restart_count = old.restart_count + 1;
+        status.restart_count = old.restart_count.saturating_add(1);
         status.state = Some(waiting(RESTARTING_ALL, REMOVED_TO_RESTART));
         status.last_state = Some(forced(RESTARTING_ALL, REMOVED_TO_RESTART, UNKNOWN_EXIT_CODE));
         return status;
@@ -323,7 +323,7 @@ fn from_instance(
             && old.restart_count >= status.restart_count;
         let lost = instance.state == RuntimeState::Unknown && is_running(old);
         status.restart_count = if came_back || lost {
-            old.restart_count + 1
+            old.restart_count.saturating_add(1)
         } else {
             status.restart_count.max(old.restart_count)
         };

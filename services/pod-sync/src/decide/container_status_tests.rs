@@ -261,6 +261,15 @@ fn a_restart_of_all_shows_removed_containers_as_restarting() {
 }
 
 #[test]
+fn a_restart_count_at_the_end_of_its_range_stays_there() {
+    let mut w = World::new(one("Always"), RuntimeBuilder::ready());
+    w.restarting_all = true;
+    assert_eq!(w.regular(&old("c", i32::MAX, running(), json!(null))).restart_count, i32::MAX);
+    let came_back = World::new(one("Always"), RuntimeBuilder::ready().running("c"));
+    assert_eq!(came_back.regular(&old("c", i32::MAX, ended(1), json!(null))).restart_count, i32::MAX);
+}
+
+#[test]
 fn the_termination_message_is_appended_to_the_runtimes() {
     let mut w =
         World::new(one("Never"), RuntimeBuilder::ready().exited("c", 1).edit(|c| c.message = "oom".into()));

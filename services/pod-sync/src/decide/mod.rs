@@ -28,9 +28,12 @@ pub mod image_gc;
 pub mod image_name;
 pub mod merge;
 pub mod phase;
+#[cfg(test)]
+mod pod_fields_tests;
 pub mod preempt;
 pub mod probes;
 pub mod qos;
+pub mod reconcile;
 pub mod resize;
 pub use quintlet_model::quantity;
 pub mod restart;
@@ -41,5 +44,6 @@ pub mod status;
 pub mod sync;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod unsupported;
 pub mod waiting;
 pub mod worker;

@@ -263,7 +263,7 @@ pub fn shares_to_weight(shares: u64) -> u64 {
 /// cpu.weight to shares.
 #[must_use]
 pub fn weight_to_shares(weight: u64) -> u64 {
-    weight.saturating_sub(1) * 262_142 / 9999 + 2
+    (weight.saturating_sub(1).saturating_mul(262_142) / 9999).saturating_add(2)
 }
 
 /// Values of a pod's cgroup; `None` is "do not write".
@@ -388,17 +388,17 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 
     }
     let memory = |l: ResourceList| l.get(MEMORY).copied().unwrap_or_default().value();
     let spec = pod::spec(pod);
-    let count = spec.containers.len() + pod::init_containers(pod).len();
+    let count = spec.containers.len().saturating_add(pod::init_containers(pod).len());
     let extra = match pod_resources(pod).and_then(|r| r.requests.as_ref()).and_then(|r| r.get(MEMORY)) {
         Some(own) if count > 0 => {
             let containers = memory(aggregate(pod, container_requests));
-            (Quantity::of(own).value() - containers) / i64::try_from(count).unwrap_or(1)
+            Quantity::of(own).value().saturating_sub(containers) / i64::try_from(count).unwrap_or(1)
         }
         Some(_) | None => 0,
     };
     let score = |request: i64| {
-        let scaled = i128::from(request + extra) * 1000 / i128::from(node_memory.max(1));
-        1000 - i64::try_from(scaled).unwrap_or(1000)
+        let scaled = i128::from(request.saturating_add(extra)) * 1000 / i128::from(node_memory.max(1));
+        1000_i64.saturating_sub(i64::try_from(scaled).unwrap_or(1000))
     };
     let mut adjust = score(memory(container_requests(container)));
     let sidecar = pod::init_containers(pod).iter().any(|c| c.name == container.name && pod::is_sidecar(c));
@@ -605,5 +605,31 @@ mod tests {
         let critical = json!({"containers": [c("a", json!({}), json!({}))],
             "priority": 2_000_001_000, "priorityClassName": "system-node-critical"});
         assert_eq!(score(critical, 0), -997);
+    }
+
+    #[test]
+    fn amounts_at_the_end_of_their_range_saturate_in_every_sum() {
+        let most = i64::MAX.to_string();
+        let resources = json!({"cpu": most, "memory": most});
+        let all: Vec<Value> =
+            (0..1000).map(|i| c(&format!("c{i}"), resources.clone(), resources.clone())).collect();
+        let full = pod(json!(all));
+        assert_eq!(pod_requests(&full)["memory"].value(), i64::MAX);
+        assert_eq!(pod_limits(&full)["cpu"].milli_value(), i64::MAX);
+        let asks = |own: &str, of_container: &str| {
+            let containers = json!([c("c", json!({"memory": of_container}), json!({}))]);
+            pod_json(json!({"containers": containers, "resources": {"requests": {"memory": own}}}))
+        };
+        for (own, of_container) in [
+            (most.as_str(), most.as_str()),
+            (most.as_str(), "-1"),
+            ("-9223372036854775808", most.as_str()),
+            (most.as_str(), "1"),
+        ] {
+            let p = asks(own, of_container);
+            let score = oom_score_adj(&p, &pod::spec(&p).containers[0], 1);
+            assert!((3..=1000).contains(&score), "{own} {of_container}: {score}");
+        }
+        assert!(weight_to_shares(u64::MAX) > MAX_SHARES);
     }
 }

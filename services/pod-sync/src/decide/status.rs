@@ -377,9 +377,9 @@ fn truncated(time: &mut Option<Time>) {
 
 fn normalize(pod: &Pod, status: &mut PodStatus) {
     let spec = pod::spec(pod);
-    let count = spec.containers.len()
-        + pod::init_containers(pod).len()
-        + spec.ephemeral_containers.as_ref().map_or(0, Vec::len);
+    let ephemeral = spec.ephemeral_containers.as_ref().map_or(0, Vec::len);
+    let count =
+        spec.containers.len().saturating_add(pod::init_containers(pod).len()).saturating_add(ephemeral);
     let room = TERMINATION_MESSAGES_MAX / count.max(1);
     truncated(&mut status.start_time);
     for c in status.conditions.iter_mut().flatten() {

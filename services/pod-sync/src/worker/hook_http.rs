@@ -8,8 +8,8 @@ use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction, HTTPHeader};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use crate::decide::probes::resolve_port;
 use crate::redirect;
 
 const USER_AGENT: &str = "kube-lifecycle/1.36";
@@ -34,7 +34,7 @@ pub(super) async fn get(
 ) -> Result<Sent, String> {
     let host =
         get.host.clone().filter(|h| !h.is_empty()).or(ip).ok_or("failed to find networking container")?;
-    let port = port(&get.port, container)?;
+    let port = resolve_port(&get.port, container)?;
     let tls = get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https"));
     let (headers, host_header) = headers(get.http_headers.as_deref().unwrap_or_default())?;
     let bracketed = if host.contains(':') { format!("[{host}]") } else { host };
@@ -58,18 +58,6 @@ pub(super) async fn get(
         }
         other => other.map(|()| Sent::AsAsked).map_err(|e| e.to_string()),
     }
-}
-
-fn port(port: &IntOrString, container: Option<&Container>) -> Result<u16, String> {
-    let number = match port {
-        IntOrString::Int(n) => *n,
-        IntOrString::String(name) => container
-            .and_then(|c| c.ports.iter().flatten().find(|p| p.name.as_deref() == Some(name)))
-            .map(|p| p.container_port)
-            .or_else(|| name.parse().ok())
-            .ok_or_else(|| format!("port {name:?} not found"))?,
-    };
-    u16::try_from(number).ok().filter(|n| *n > 0).ok_or_else(|| format!("invalid port number: {number}"))
 }
 
 // The headers to send, and the host the request names where that is not the one connected to.
@@ -305,7 +293,7 @@ mod tests {
             (json!({"port": "web"}), "connect: connection refused"),
             (json!({"port": closed, "path": "/x"}), &refused("http", "/x")),
             (json!({"port": closed, "scheme": "HTTPS"}), &refused("https", "/")),
-            (json!({"port": "none"}), "port \"none\" not found"),
+            (json!({"port": "none"}), "strconv.Atoi: parsing \"none\": invalid syntax"),
             (json!({"port": 0}), "invalid port number: 0"),
             (json!({"port": 70000}), "invalid port number: 70000"),
         ] {

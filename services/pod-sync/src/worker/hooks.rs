@@ -1,4 +1,4 @@
-//! Lifecycle hooks: exec, HTTP, sleep (pod-sync.md §6.8).
+//! Lifecycle hooks: exec, HTTP, sleep.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,9 +17,6 @@ use crate::clients::runtime::{CallError, ExecOutput};
 use crate::context::Context;
 use crate::decide::grace::{self, PodGrace};
 use crate::decide::waiting::{Hook, StartFailure, Waiting};
-
-/// A postStart hook over HTTP has no timeout in the kubelet; one that hangs would hold the worker for good.
-const POST_START_LIMIT: Duration = Duration::from_secs(300);
 
 /// As much of what a command wrote goes into a status, bytes of either stream.
 const SAID: usize = 1024;
@@ -150,12 +147,11 @@ impl Worker {
         let began = self.record.post_starts.get(id.as_str()).copied().flatten();
         self.record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
         self.save();
-        let ran = run(&self.ctx, Some(pod), Some(container), hook, id, ips, began);
-        let ran = match hook.http_get {
-            Some(_) => tokio::time::timeout(POST_START_LIMIT, ran)
-                .await
-                .unwrap_or_else(|_| Err(HookError::failed("no answer"))),
-            None => ran.await,
+        // A hook has no time limit, as in the kubelet. The end of the pod ends the wait: a command is left to the runtime,
+        // which ends it with its container; a request is dropped.
+        let ran = tokio::select! {
+            ran = run(&self.ctx, Some(pod), Some(container), hook, id, ips, began) => ran,
+            () = self.until_ending() => return Err(NotStarted::Ends),
         };
         let why = match ran {
             Ok(()) => {
@@ -188,6 +184,13 @@ impl Worker {
         self.record.post_starts.remove(id.as_str());
         self.acted();
         Err(NotStarted::Waits(StartFailure::PostStartHookError.with_message(why)))
+    }
+
+    // The bell may ring for anything, and another pass follows each hook: a ring that is taken here is not missed.
+    async fn until_ending(&self) {
+        while !self.is_ending() {
+            self.bell.notified().await;
+        }
     }
 
     /// Sees to postStart hooks of containers that an earlier pod-sync started. True if there was one.

@@ -41,10 +41,12 @@ use tracing::{Instrument as _, Span};
 
 use crate::clients::events::{self, EventType};
 use crate::clients::pleg::{ObserveError, Observed};
+use crate::clients::status::Ack;
 use crate::context::{Context, Desired};
 use crate::decide::active::Started;
 use crate::decide::conditions::READY;
-use crate::decide::probes::ProbeView;
+use crate::decide::probes::{ProbeView, note_starts};
+use crate::decide::reconcile::{self, Corrections, Due};
 use crate::decide::worker::fresh::{Freshness, Look};
 use crate::decide::worker::{self, Input, Outcome, Work};
 use crate::decide::{status, waiting};
@@ -100,6 +102,11 @@ pub struct Worker {
     saved: PodRecord,
     version: u64,
     reported: Option<Reported>,
+    corrections: Corrections,
+    // The object's and the status's version that were compared last, and whether they differ.
+    compared: Option<(String, u64, bool)>,
+    // CLOCK_BOOTTIME at which a status that differs in the API server is looked at again.
+    recheck: Option<Duration>,
     fresh: Freshness,
     seen: Option<SharedPodRuntime>,
     // Of a static pod that is to run.
@@ -168,6 +175,9 @@ impl Worker {
             // A UID that is used again goes on where its last life ended: status-reporter keeps the newest.
             version: u64::try_from(ctx.clock.boot().as_nanos()).unwrap_or_default(),
             reported: None,
+            corrections: Corrections::default(),
+            compared: None,
+            recheck: None,
             fresh: Freshness::default(),
             seen: None,
             mirror: None,
@@ -283,7 +293,11 @@ impl Worker {
     fn outcome(&mut self, next: Result<Next, Halt>, first_event: events::Number) -> Outcome {
         match next {
             Ok(Next::Again) => Outcome::Again,
-            Ok(Next::Idle(within)) => Outcome::Idle(within),
+            Ok(Next::Idle(within)) => {
+                let now = self.ctx.clock.boot();
+                let recheck = self.recheck.map(|at| at.saturating_sub(now));
+                Outcome::Idle(within.into_iter().chain(recheck).min())
+            }
             Ok(Next::Advance) => Outcome::Advance,
             Err(Halt::Cut(why)) => {
                 tracing::debug!(pod.uid = %self.pod_ref.uid, why, "pass was cut");
@@ -511,6 +525,8 @@ impl Worker {
                 }
             }
         }
+        let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
+        note_starts(&mut self.record.container_starts, &runtime.containers, wall, boot);
         let memory = self.ctx.probes.memory(&self.pod_ref.uid);
         let mut probes = ProbeView::default();
         for ((_, probe), m) in &memory {
@@ -525,7 +541,6 @@ impl Worker {
         }
         let known = self.record.status.as_deref().or(self.pod.status.as_ref());
         if let Some(start) = known.and_then(|s| s.start_time.as_ref()) {
-            let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
             self.record.active = Some(Started::at(start.0, self.record.active, wall, boot));
         }
         let status = self.make_status(&runtime, &probes, is_terminal);
@@ -581,13 +596,27 @@ impl Worker {
             api_uid: object.metadata.uid.clone().unwrap_or_default(),
             deleting: object.metadata.deletion_timestamp.is_some(),
         };
+        let base = object.metadata.resource_version.as_deref().unwrap_or_default();
+        let boot = self.ctx.clock.boot();
+        self.recheck = None;
         if self.reported.as_ref() == Some(&said) {
-            return;
+            if !self.is_changed_by_others(&object, &status) {
+                return;
+            }
+            if let Due::At(at) = self.corrections.due(base, boot) {
+                self.recheck = Some(at);
+                return;
+            }
+            tracing::info!(pod.uid = %self.pod_ref.uid, version = base, "status changed by another client, restoring it");
+            self.corrections.corrected(base, boot);
+        } else {
+            self.corrections.reported(base, boot);
         }
         self.count(&status);
         self.record.status = Some(Arc::clone(&status));
         self.save();
-        self.version += 1;
+        self.version = self.version.saturating_add(1);
+        let could_run = self.could_run();
         let is_static = pods::is_static(&self.pod);
         if self.ctx.has_api && (!is_static || mirror.is_some()) {
             let json = |s: Option<&PodStatus>| s.and_then(|s| serde_json::to_vec(s).ok()).unwrap_or_default();
@@ -601,7 +630,7 @@ impl Worker {
                 base_status: json(object.status.as_ref()),
                 base_resource_version: object.metadata.resource_version.clone().unwrap_or_default(),
                 desired_status: json(Some(&*status)),
-                could_run: self.record.termination.as_ref().is_none_or(|t| !t.stopped),
+                could_run,
                 finished,
                 deleting: object.metadata.deletion_timestamp.is_some(),
                 mirror: is_static,
@@ -609,6 +638,36 @@ impl Worker {
             self.ctx.statuses.report(&self.pod_ref.uid, update);
         }
         self.reported = Some(said);
+    }
+
+    fn could_run(&self) -> bool {
+        self.record.termination.as_ref().is_none_or(|t| !t.stopped)
+    }
+
+    // The API server has something else than what was last written there. While a write is on its way, and while the watch is
+    // behind it, nobody can tell: the acknowledgement and the watch both wake the worker.
+    fn is_changed_by_others(&mut self, object: &Pod, status: &PodStatus) -> bool {
+        let is_there = !pods::is_static(&self.pod) || self.desired().mirror.is_some();
+        if !self.ctx.has_api || !is_there {
+            return false;
+        }
+        let settled = match self.ctx.statuses.ack(&self.pod_ref.uid, self.version) {
+            Some(Ack::Written | Ack::Refused(_)) => true,
+            Some(Ack::Gone | Ack::UidMismatch | Ack::NoApi | Ack::Deleted) | None => false,
+        };
+        let base = object.metadata.resource_version.as_deref().unwrap_or_default();
+        if !settled || reconcile::is_older(base, &self.ctx.statuses.written(&self.pod_ref.uid)) {
+            return false;
+        }
+        if let Some((of, version, differs)) = &self.compared
+            && of == base
+            && *version == self.version
+        {
+            return *differs;
+        }
+        let differs = reconcile::differs(object.status.as_ref(), status, self.could_run());
+        self.compared = Some((base.to_owned(), self.version, differs));
+        differs
     }
 
     fn count(&self, status: &PodStatus) {
@@ -629,8 +688,7 @@ impl Worker {
             runtime: &pass.runtime,
             terminating,
             key: &self.ctx.grant_key,
-            now: self.ctx.clock.wall(),
-            boot: self.ctx.clock.boot(),
+            starts: &self.record.container_starts,
         };
         if let Some(target) = targets::target(&input) {
             self.ctx.probes.set_target(&self.pod_ref.uid, target);

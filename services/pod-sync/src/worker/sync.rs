@@ -21,6 +21,7 @@ use crate::decide::container_status::WaitingReason;
 use crate::decide::resize::plan::ResizeActions;
 use crate::decide::status;
 use crate::decide::sync::{self as decide_sync, SyncGate};
+use crate::decide::unsupported;
 use crate::decide::waiting::{self, Hold, Holds, StartFailure};
 use crate::decide::worker::Input;
 use crate::metrics;
@@ -70,7 +71,6 @@ impl Worker {
         if !self.record.starting.is_empty() && self.forget_cut_starts(&pass).await? {
             return Ok(Next::Again);
         }
-        self.set_targets(&pass, false);
         if self.is_past_deadline(&pass) {
             self.ctx.events.pod(
                 &pass.pod,
@@ -81,6 +81,7 @@ impl Worker {
             );
         }
         self.report(pass.status.clone(), false);
+        self.set_targets(&pass, false);
         let network = self.ctx.runtime_state.borrow().network_not_ready.clone();
         let gate = decide_sync::gate(&pass.pod, &pass.status, network.is_none());
         if gate == SyncGate::Ended {
@@ -367,6 +368,12 @@ impl Worker {
             let collected = self.collect_dead().await;
             self.unless_cut(collected)?;
         }
+        self.refuse_claims(pod)?;
+        if actions.create_sandbox {
+            for text in unsupported::not_enforced(pod) {
+                self.ctx.events.pod(pod, EventType::Warning, unsupported::NOT_ENFORCED, &text, "");
+            }
+        }
         self.prepare(pass).await?;
         self.resolve(pod).await?;
         if actions.create_sandbox && !pods::is_static(pod) {
@@ -391,6 +398,15 @@ impl Worker {
             (id, runtime.ips().to_vec())
         };
         self.start_all(pass, due, &sandbox, &config, &ips).await
+    }
+
+    // Until the pod is deleted: what is looked at again costs one event a minute.
+    fn refuse_claims(&self, pod: &Pod) -> Result<(), Halt> {
+        const AGAIN: Duration = Duration::from_secs(60);
+        let Some(message) = unsupported::unprepared_claims(pod) else { return Ok(()) };
+        self.ctx.events.pod(pod, EventType::Warning, unsupported::CLAIMS_FAILED, &message, "");
+        let waiting = waiting::Waiting::SandboxFailing { message: message.clone() };
+        Err(Halt::failed(waiting, message).after(jitter(AGAIN)))
     }
 
     async fn start_all(

@@ -1,9 +1,8 @@
-//! What probe-service is told of a pod, made from its spec, its status and the runtime.
+//! The probe target of a pod, made from its spec, its status and the runtime.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Probe};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use quintlet_kit::grant::GrantKey;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::pod;
@@ -11,6 +10,8 @@ use quintlet_model::probe::{ProbeMemory, ProbeResult, ProbeType};
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 use quintlet_proto::common::v1::KeyValue;
 use quintlet_proto::probe::v1 as wire;
+
+use crate::decide::probes::{Starts, resolve_port};
 
 /// What the target is made from.
 #[derive(Debug)]
@@ -21,14 +22,12 @@ pub struct TargetInput<'a> {
     pub status: &'a PodStatus,
     /// What the runtime says.
     pub runtime: &'a PodRuntime,
-    /// The pod is terminating: readiness goes on, the others stop (probe.md §3).
+    /// The pod is terminating: readiness goes on, the others stop.
     pub terminating: bool,
     /// Signs exec probes.
     pub key: &'a GrantKey,
-    /// Wall time now, to place a start on boottime.
-    pub now: jiff::Timestamp,
-    /// Boottime now.
-    pub boot: Duration,
+    /// When containers started.
+    pub starts: &'a Starts,
 }
 
 /// The target of a pod; none where it has no probes to run.
@@ -71,13 +70,8 @@ fn container(input: &TargetInput<'_>, c: &Container, sidecar: bool) -> Option<wi
     }
     let status = container_status(input.status, &c.name);
     let running = instance.is_some_and(|i| i.state == ContainerState::Running);
-    let started = instance.filter(|_| running).map_or(0, |i| {
-        let ago = input.now.as_nanosecond() - i128::from(i.started_unix_ns);
-        let ago = Duration::from_nanos(u64::try_from(ago.max(0)).unwrap_or(u64::MAX));
-        // A fixed grain, so that the same start gives the same target on every pass.
-        let at = input.boot.saturating_sub(ago);
-        at.as_secs().max(1) * 1_000_000_000
-    });
+    let started = input.starts.get(&id).filter(|_| running);
+    let started = started.map_or(0, |at| u64::try_from(at.as_nanos()).unwrap_or(u64::MAX));
     Some(wire::ContainerTarget {
         name: c.name.clone(),
         container_id: id,
@@ -90,11 +84,17 @@ fn container(input: &TargetInput<'_>, c: &Container, sidecar: bool) -> Option<wi
 
 fn probe(key: &GrantKey, c: &Container, id: &str, probe: ProbeType, p: &Probe) -> Option<wire::ProbeSpec> {
     let timeout_seconds = positive(p.timeout_seconds, 1);
+    let port = |port| match resolve_port(port, Some(c)) {
+        Ok(number) => (number.into(), String::new()),
+        Err(why) => (0, why),
+    };
     let handler = if let Some(http) = &p.http_get {
+        let (port, port_error) = port(&http.port);
         wire::probe_spec::Handler::Http(wire::HttpGet {
             scheme: http.scheme.as_deref().unwrap_or("HTTP").to_ascii_lowercase(),
             host: http.host.clone().unwrap_or_default(),
-            port: port(c, &http.port),
+            port,
+            port_error,
             path: http.path.clone().unwrap_or_else(|| "/".to_owned()),
             headers: http
                 .http_headers
@@ -104,9 +104,11 @@ fn probe(key: &GrantKey, c: &Container, id: &str, probe: ProbeType, p: &Probe) -
                 .collect(),
         })
     } else if let Some(tcp) = &p.tcp_socket {
+        let (port, port_error) = port(&tcp.port);
         wire::probe_spec::Handler::Tcp(wire::TcpSocket {
             host: tcp.host.clone().unwrap_or_default(),
-            port: port(c, &tcp.port),
+            port,
+            port_error,
         })
     } else if let Some(grpc) = &p.grpc {
         wire::probe_spec::Handler::Grpc(wire::Grpc {
@@ -114,7 +116,9 @@ fn probe(key: &GrantKey, c: &Container, id: &str, probe: ProbeType, p: &Probe) -
             service: grpc.service.clone().unwrap_or_default(),
         })
     } else if let Some(exec) = &p.exec {
-        let command: Vec<String> = exec.command.iter().flatten().map(|part| expand_static(part, c)).collect();
+        let variables = literal_variables(c);
+        let expand = |part: &String| crate::build::env::expand_argument(part, &variables);
+        let command: Vec<String> = exec.command.iter().flatten().map(expand).collect();
         let grant = key.sign(id, &command, timeout_seconds);
         wire::probe_spec::Handler::Exec(wire::ExecCommand { command, grant })
     } else {
@@ -136,26 +140,9 @@ fn positive(value: Option<i32>, default: u32) -> u32 {
     value.and_then(|v| u32::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default)
 }
 
-// A name is looked up in this container's ports only; what cannot be resolved is port 0, which the prober reports.
-fn port(c: &Container, port: &IntOrString) -> u32 {
-    match port {
-        IntOrString::Int(n) => u32::try_from(*n).unwrap_or(0),
-        IntOrString::String(name) => c
-            .ports
-            .iter()
-            .flatten()
-            .find(|p| p.name.as_deref() == Some(name))
-            .and_then(|p| u32::try_from(p.container_port).ok())
-            .or_else(|| name.parse().ok())
-            .unwrap_or(0),
-    }
-}
-
-// `$(NAME)` from the container's literal variables only; `$$` is a dollar (ExpandContainerCommandOnlyStatic).
-fn expand_static(text: &str, c: &Container) -> String {
-    let vars: std::collections::BTreeMap<String, String> =
-        c.env.iter().flatten().map(|e| (e.name.clone(), e.value.clone().unwrap_or_default())).collect();
-    crate::build::env::expand_argument(text, &vars)
+// What `$(NAME)` in a probe's command may name (pkg/kubelet/container: ExpandContainerCommandOnlyStatic).
+fn literal_variables(c: &Container) -> BTreeMap<String, String> {
+    c.env.iter().flatten().map(|e| (e.name.clone(), e.value.clone().unwrap_or_default())).collect()
 }
 
 /// The status entry of a container, regular or init.
@@ -166,7 +153,7 @@ pub fn container_status<'a>(status: &'a PodStatus, name: &str) -> Option<&'a Con
 }
 
 /// Memory for a container that ran before anybody here watched it: a prober without memory must not make a Ready pod
-/// unready, nor run a passed startup probe again (DESIGN §3 probe.v1).
+/// unready, nor run a passed startup probe again.
 #[must_use]
 pub fn seeds(pod: &Pod, api: &PodStatus, runtime: &PodRuntime) -> Vec<(String, ProbeType, ProbeMemory)> {
     let spec = pod::spec(pod);

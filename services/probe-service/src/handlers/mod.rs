@@ -100,6 +100,7 @@ impl Attempts for RealAttempts {
                 Handler::Exec { command, grant } => {
                     exec::probe(exec, container_id, command.clone(), grant.clone(), timeout).await
                 }
+                Handler::Broken(why) => Attempt::unknown(why.clone()),
                 Handler::Missing => Attempt::unknown("missing probe handler"),
             }
         })

@@ -8,6 +8,7 @@ pub mod ids;
 pub mod labels;
 pub mod outcome;
 pub mod pod;
+pub mod pod_status;
 pub mod probe;
 pub mod quantity;
 pub mod runtime;

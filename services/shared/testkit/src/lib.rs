@@ -4,6 +4,7 @@
 //! shutdowns; [`wait`] waits for a predicate with a deadline. Nothing here runs outside tests.
 
 pub mod fake_runtime;
+pub mod fields;
 pub mod logind;
 pub mod wait;
 

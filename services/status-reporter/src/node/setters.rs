@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use quintlet_model::pod_status::canonical;
 use serde_json::{Map, Value, json};
 
 use super::Facts;
 use crate::events::Occurrence;
-use crate::status::equal::canonical;
 use crate::status::{condition, list, text};
 
 /// Facts older than this hold Ready back.

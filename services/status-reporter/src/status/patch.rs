@@ -1,8 +1,8 @@
 //! The strategic merge patch that turns one status into another.
 
+use quintlet_model::pod_status::canonical;
 use serde_json::{Map, Value, json};
 
-use super::equal::canonical;
 use super::{FOREIGN_FIELDS, OWNED, condition, list, text};
 
 /// Fields of a condition that may be absent.

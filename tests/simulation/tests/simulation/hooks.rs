@@ -257,3 +257,24 @@ async fn a_pre_stop_hook_that_cannot_be_asked_for_runs_when_cri_proxy_is_back() 
     assert_eq!(sim.warnings("away"), []);
     sim.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_post_start_request_that_is_never_answered_ends_with_its_pod() {
+    let sim = Sim::start(Options::default()).await;
+    // It takes connections and says nothing.
+    let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = server.local_addr().unwrap().port();
+    let get = json!({"httpGet": {"host": "127.0.0.1", "port": port}});
+    let uid = sim.create(with_hook("silent", "postStart", get));
+    sim.wait_view("silent", "its hook runs", |v| {
+        v.waiting.as_ref().is_some_and(|w| w.reason == "PostStartHook")
+    })
+    .await;
+    let began = Instant::now();
+    sim.delete("silent", None);
+    sim.wait_nothing_left(&uid).await;
+    sim.wait_gone("silent").await;
+    assert!(began.elapsed() < Duration::from_secs(20), "it took {:?}", began.elapsed());
+    assert_eq!(sim.warnings("silent"), [], "a hook that the pod's end cut off has not failed");
+    sim.finish().await;
+}

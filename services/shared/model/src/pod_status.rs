@@ -1,10 +1,46 @@
-//! Equality as the kubelet means it (`isPodStatusByKubeletEqual`).
+//! Pod statuses as JSON: who owns what in them, and when two say the same.
 
 use serde_json::{Map, Value};
 
-use super::{FOREIGN_FIELDS, OWNED, SHARED, list, text};
+/// Conditions only the node agent writes (`pkg/kubelet/types/pod_status.go`).
+pub const OWNED: &[&str] = &[
+    "PodScheduled",
+    "Ready",
+    "Initialized",
+    "ContainersReady",
+    "PodResizeInProgress",
+    "PodResizePending",
+    "PodReadyToStartContainers",
+    "AllContainersRestarting",
+];
 
-/// Whether two statuses are the same but for what others own: times of conditions, foreign conditions and claims.
+/// The one condition the node agent shares with controllers.
+pub const SHARED: &str = "DisruptionTarget";
+
+/// Fields of the status that other components own.
+pub const FOREIGN_FIELDS: &[&str] =
+    &["resourceClaimStatuses", "extendedResourceClaimStatus", "nodeAllocatableResourceClaimStatuses"];
+
+/// Returns the text of a field, empty where there is none.
+#[must_use]
+pub fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value.get(field).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Returns the list in a field, empty where there is none.
+#[must_use]
+pub fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
+    value.get(field).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
+}
+
+/// Whether a phase is final.
+#[must_use]
+pub fn is_terminal(phase: &str) -> bool {
+    matches!(phase, "Succeeded" | "Failed")
+}
+
+/// Whether two statuses are the same but for what others own: times of conditions, foreign conditions and claims
+/// (`pkg/kubelet/status: isPodStatusByKubeletEqual`).
 #[must_use]
 pub fn equal(a: &Value, b: &Value) -> bool {
     strip(a) == strip(b)
@@ -28,7 +64,7 @@ fn strip(status: &Value) -> Value {
 
 /// A form in which equal values are equal JSON: absent, null and empty are one, quantities compare by value.
 #[must_use]
-pub(crate) fn canonical(value: &Value) -> Value {
+pub fn canonical(value: &Value) -> Value {
     match value {
         Value::Object(map) => Value::Object(canonical_map(map)),
         Value::Array(items) => Value::Array(items.iter().map(canonical).collect()),

@@ -1,0 +1,205 @@
+//! When a status that somebody else changed in the API server is written again (`pkg/kubelet/status: needsReconcile`).
+//!
+//! The kubelet looks every 10 s. Here the watch brings the change, and the first correction follows at once. Corrections of one
+//! pod that follow each other slow down to one in 10 s, so that another writer makes no loop.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::PodStatus;
+use quintlet_model::pod_status::{SHARED, equal, is_terminal, list, text};
+use serde_json::Value;
+
+/// Pause between corrections of one pod at most, and between tries where the object has not changed since
+/// (`pkg/kubelet/status: syncPeriod`).
+pub const PERIOD: Duration = Duration::from_secs(10);
+/// Pause after the first correction.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Without a correction for this long, the next one is a first one again.
+const CALM: Duration = Duration::from_secs(60);
+
+/// When the next correction is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due {
+    /// Now.
+    Now,
+    /// At this CLOCK_BOOTTIME, if the difference is still there.
+    At(Duration),
+}
+
+/// Corrections of the status of one pod. Times are CLOCK_BOOTTIME.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Corrections {
+    // resourceVersion of the object that the last report started from, and when that was.
+    reported: Option<(String, Duration)>,
+    // The last correction, and the pause that follows it.
+    last: Option<(Duration, Duration)>,
+}
+
+impl Corrections {
+    /// Notes a status that was handed over on top of the object at version `base`.
+    pub fn reported(&mut self, base: &str, now: Duration) {
+        self.reported = Some((base.to_owned(), now));
+    }
+
+    /// Notes a correction; it is a report too.
+    pub fn corrected(&mut self, base: &str, now: Duration) {
+        let pause = match self.last {
+            Some((at, pause)) if now < at.saturating_add(CALM) => pause.saturating_mul(2).min(PERIOD),
+            Some(_) | None => FIRST_PAUSE,
+        };
+        self.last = Some((now, pause));
+        self.reported(base, now);
+    }
+
+    /// When an object at version `base` that differs from the status reported is to be corrected.
+    #[must_use]
+    pub fn due(&self, base: &str, now: Duration) -> Due {
+        let calm = self.last.map_or(Duration::ZERO, |(at, pause)| at.saturating_add(pause));
+        let again = match &self.reported {
+            // The report did not help, or the watch has not brought what came of it.
+            Some((version, at)) if version == base => at.saturating_add(PERIOD),
+            Some(_) | None => Duration::ZERO,
+        };
+        let due = calm.max(again);
+        if now >= due { Due::Now } else { Due::At(due) }
+    }
+}
+
+/// Whether an object at version `base` is older than the last write of its status, at version `written`.
+#[must_use]
+pub fn is_older(base: &str, written: &str) -> bool {
+    match (base.parse::<u64>(), written.parse::<u64>()) {
+        (Ok(base), Ok(written)) => base < written,
+        (Err(_), _) | (_, Err(_)) => false,
+    }
+}
+
+/// Whether a write of `desired` would change what the API server has in `base`, in a field that the node agent owns.
+///
+/// A terminal phase is not written while containers `could_run`, and the shared condition only with a terminal phase: neither
+/// is a difference.
+#[must_use]
+pub fn differs(base: Option<&PodStatus>, desired: &PodStatus, could_run: bool) -> bool {
+    let json = |s: &PodStatus| serde_json::to_value(s).unwrap_or_default();
+    let mut base = base.map_or_else(|| Value::Object(serde_json::Map::new()), json);
+    let mut desired = json(desired);
+    if could_run && is_terminal(text(&desired, "phase")) && !is_terminal(text(&base, "phase")) {
+        for field in ["phase", "reason", "message"] {
+            desired[field] = base.get(field).cloned().unwrap_or(Value::Null);
+        }
+    }
+    for status in [&mut base, &mut desired] {
+        let others = list(status, "conditions").iter().filter(|c| text(c, "type") != SHARED).cloned();
+        status["conditions"] = Value::Array(others.collect());
+    }
+    !equal(&base, &desired)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn status(value: Value) -> PodStatus {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn only_what_a_write_would_change_is_a_difference() {
+        let ready = |status: &str| json!({"type": "Ready", "status": status, "lastTransitionTime": null});
+        let of = |conditions: Value| json!({"phase": "Running", "conditions": conditions});
+        let foreign = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": null});
+        let mine = of(json!([ready("True")]));
+        let with = |field: &str, value: Value| {
+            let mut other = mine.clone();
+            other[field] = value;
+            other
+        };
+        for (name, base, want) in [
+            ("the same", mine.clone(), false),
+            ("Ready flipped", of(json!([ready("False")])), true),
+            ("Ready removed", of(json!([])), true),
+            ("a readiness gate beside it", of(json!([ready("True"), foreign("example.com/gate")])), false),
+            ("a disruption announced", of(json!([ready("True"), foreign(SHARED)])), false),
+            ("phase", with("phase", json!("Pending")), true),
+            ("an address", with("podIP", json!("10.0.0.9")), true),
+            ("a message", with("message", json!("hello")), true),
+            ("a quantity in other words", with("allocatedResources", json!({})), false),
+            ("a claim", with("resourceClaimStatuses", json!([{"name": "c"}])), false),
+        ] {
+            assert_eq!(differs(Some(&status(base)), &status(mine.clone()), true), want, "{name}");
+        }
+        assert!(differs(None, &status(mine), true));
+    }
+
+    #[test]
+    fn quantities_and_times_compare_by_value() {
+        let of = |cpu: &str, started: &str| {
+            let state = json!({"running": {"startedAt": started}});
+            status(json!({"containerStatuses": [{"name": "a", "image": "", "imageID": "", "ready": true,
+                "restartCount": 0, "allocatedResources": {"cpu": cpu}, "state": state}]}))
+        };
+        let base = of("100m", "2026-01-01T00:00:00Z");
+        assert!(!differs(Some(&base), &of("0.1", "2026-01-01T00:00:00Z"), true));
+        assert!(differs(Some(&base), &of("200m", "2026-01-01T00:00:00Z"), true));
+        assert!(differs(Some(&base), &of("100m", "2026-01-01T00:00:01Z"), true));
+    }
+
+    #[test]
+    fn a_terminal_phase_that_may_not_be_written_yet_is_no_difference() {
+        let base = status(json!({"phase": "Running"}));
+        let desired = status(json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}));
+        assert!(!differs(Some(&base), &desired, true));
+        assert!(differs(Some(&base), &desired, false));
+        let ended = status(json!({"phase": "Succeeded"}));
+        assert!(differs(Some(&ended), &desired, true));
+    }
+
+    #[test]
+    fn the_first_correction_comes_at_once_and_those_that_follow_slow_down_to_one_in_ten_seconds() {
+        let secs = Duration::from_secs;
+        let mut corrections = Corrections::default();
+        corrections.reported("1", secs(100));
+        // Somebody changes the object again as soon as it is put right.
+        let (mut now, mut made) = (secs(100), Vec::new());
+        for version in 2..100_u64 {
+            let base = version.to_string();
+            if let Due::At(at) = corrections.due(&base, now) {
+                assert!(at > now, "{at:?} {now:?}");
+                now = at;
+            }
+            assert_eq!(corrections.due(&base, now), Due::Now);
+            corrections.corrected(&base, now);
+            made.push(now.as_secs() - 100);
+        }
+        assert_eq!(made[..6], [0, 1, 3, 7, 15, 25]);
+        assert!(made.windows(2).skip(4).all(|w| w[1] - w[0] == 10), "{made:?}");
+        // After a minute without any, the next one is a first one.
+        now = now.saturating_add(CALM);
+        assert_eq!(corrections.due("100", now), Due::Now);
+        corrections.corrected("100", now);
+        assert_eq!(corrections.due("101", now), Due::At(now.saturating_add(FIRST_PAUSE)));
+    }
+
+    #[test]
+    fn an_object_that_has_not_changed_since_the_report_is_looked_at_every_ten_seconds() {
+        let secs = Duration::from_secs;
+        let mut corrections = Corrections::default();
+        corrections.reported("1", secs(100));
+        assert_eq!(corrections.due("1", secs(101)), Due::At(secs(110)), "the watch is behind");
+        assert_eq!(corrections.due("2", secs(101)), Due::Now);
+        assert_eq!(corrections.due("1", secs(110)), Due::Now);
+        corrections.corrected("1", secs(110));
+        assert_eq!(corrections.due("1", secs(111)), Due::At(secs(120)));
+    }
+
+    #[test]
+    fn an_object_is_older_than_a_write_by_its_version() {
+        for (base, written, want) in
+            [("9", "10", true), ("10", "10", false), ("11", "10", false), ("", "10", false), ("9", "", false)]
+        {
+            assert_eq!(is_older(base, written), want, "{base} {written}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Fields of a pod that this node cannot honour, and what comes of them. docs/pod-fields.md has the verdict on every field.
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use quintlet_model::pod;
+
+/// Event for a field that the node accepts and does not enforce.
+pub const NOT_ENFORCED: &str = "FieldNotEnforced";
+/// Event for resource claims that cannot be prepared (`pkg/kubelet/events`).
+pub const CLAIMS_FAILED: &str = "FailedPrepareDynamicResources";
+
+/// Returns why no container of this pod may start: its resource claims have no driver here.
+///
+/// A kubelet without the driver of a claim keeps the pod waiting as well, with the same event (`pkg/kubelet/cm/dra`). A pod that
+/// started without its devices would run on the wrong hardware, or on none.
+#[must_use]
+pub fn unprepared_claims(pod: &Pod) -> Option<String> {
+    let names: Vec<String> =
+        pod::spec(pod).resource_claims.iter().flatten().map(|claim| format!("{:?}", claim.name)).collect();
+    if names.is_empty() {
+        return None;
+    }
+    let text = "no DRA driver is registered: this node does not support dynamic resource allocation";
+    Some(format!("Failed to prepare dynamic resources: resource claims {}: {text}", names.join(", ")))
+}
+
+/// Returns a text for each field that is accepted and not enforced, with its path and value.
+///
+/// Local storage is limited by eviction in the kubelet (`pkg/kubelet/eviction: localStorageEviction`), which this node does not
+/// do.
+#[must_use]
+pub fn not_enforced(pod: &Pod) -> Vec<String> {
+    const STORAGE: &str = "ephemeral-storage";
+    const WHY: &str = "is not enforced: this node does not evict pods for local storage";
+    let spec = pod::spec(pod);
+    let mut out = Vec::new();
+    for volume in spec.volumes.iter().flatten() {
+        // A tmpfs has its limit from the kernel.
+        let on_disk =
+            volume.empty_dir.as_ref().filter(|e| e.medium.as_deref().unwrap_or_default().is_empty());
+        if let Some(limit) = on_disk.and_then(|e| e.size_limit.as_ref()) {
+            out.push(format!("spec.volumes[{}].emptyDir.sizeLimit: {} {WHY}", volume.name, limit.0));
+        }
+    }
+    let limited = |list: &str, c: &Container| {
+        let limit = c.resources.as_ref()?.limits.as_ref()?.get(STORAGE)?;
+        Some(format!("spec.{list}[{}].resources.limits[{STORAGE}]: {} {WHY}", c.name, limit.0))
+    };
+    out.extend(pod::init_containers(pod).iter().filter_map(|c| limited("initContainers", c)));
+    out.extend(spec.containers.iter().filter_map(|c| limited("containers", c)));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::decide::testing::pod_json;
+
+    #[test]
+    fn resource_claims_keep_a_pod_from_starting_with_the_kubelets_event() {
+        let claims = |claims: serde_json::Value| {
+            pod_json(json!({"containers": [{"name": "c"}], "resourceClaims": claims}))
+        };
+        assert_eq!(unprepared_claims(&claims(json!(null))), None);
+        assert_eq!(unprepared_claims(&claims(json!([]))), None);
+        let both = claims(json!([
+            {"name": "gpu", "resourceClaimTemplateName": "t"},
+            {"name": "nic", "resourceClaimName": "n"},
+        ]));
+        assert_eq!(
+            unprepared_claims(&both).as_deref(),
+            Some(
+                "Failed to prepare dynamic resources: resource claims \"gpu\", \"nic\": no DRA driver is registered: \
+                 this node does not support dynamic resource allocation"
+            )
+        );
+    }
+
+    #[test]
+    fn limits_of_local_storage_are_warned_of_where_nothing_enforces_them() {
+        let limited = json!({"limits": {"ephemeral-storage": "1Gi", "memory": "1Gi"}});
+        let pod = pod_json(json!({
+            "initContainers": [{"name": "i", "resources": limited}],
+            "containers": [{"name": "c", "resources": limited}, {"name": "free", "resources": {}}],
+            "volumes": [
+                {"name": "disk", "emptyDir": {"sizeLimit": "10Mi"}},
+                {"name": "memory", "emptyDir": {"sizeLimit": "10Mi", "medium": "Memory"}},
+                {"name": "open", "emptyDir": {}},
+            ],
+        }));
+        let all = not_enforced(&pod);
+        let places: Vec<&str> = all.iter().map(|text| text.split(' ').next().unwrap()).collect();
+        assert_eq!(
+            places,
+            [
+                "spec.volumes[disk].emptyDir.sizeLimit:",
+                "spec.initContainers[i].resources.limits[ephemeral-storage]:",
+                "spec.containers[c].resources.limits[ephemeral-storage]:",
+            ]
+        );
+        assert!(all[0].contains("10Mi is not enforced"), "{all:?}");
+        assert_eq!(not_enforced(&pod_json(json!({"containers": [{"name": "c"}]}))), Vec::<String>::new());
+    }
+}

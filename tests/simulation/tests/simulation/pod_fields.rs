@@ -1,0 +1,46 @@
+//! Fields of a pod that the node cannot honour.
+
+use quintlet_simulation::{Options, Sim, pods};
+use quintlet_testkit::fake_runtime::Method;
+use serde_json::json;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_with_resource_claims_waits_with_the_kubelets_event_and_starts_nothing() {
+    let sim = Sim::start(Options::default()).await;
+    let mut pod = pods::single("claims");
+    pod["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimName": "g"}]);
+    pod["spec"]["containers"][0]["resources"] = json!({"claims": [{"name": "gpu"}]});
+    let uid = sim.create(pod);
+    let event = sim
+        .wait_event("claims", "FailedPrepareDynamicResources", |e| {
+            e.kind == "Warning" && e.reason == "FailedPrepareDynamicResources"
+        })
+        .await;
+    assert!(event.message.starts_with("Failed to prepare dynamic resources: "), "{event:?}");
+    // Another pod that came later runs: the first one had its turn.
+    let _uid = sim.create(pods::single("plain"));
+    sim.wait_ready("plain").await;
+    assert_eq!(sim.sandboxes(&uid).len(), 0);
+    assert_eq!(sim.pod("claims").phase(), "Pending");
+    let view = sim.view("claims").await.unwrap();
+    assert!(view.waiting.is_some_and(|w| w.message.contains("\"gpu\"")), "explain names the claim");
+    sim.delete("claims", None);
+    sim.wait_gone("claims").await;
+    sim.wait_nothing_left(&uid).await;
+    assert_eq!(sim.runtime.count(Method::RunPodSandbox), 1);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_that_nothing_enforces_is_told_once_and_the_pod_runs() {
+    let sim = Sim::start(Options::default()).await;
+    let mut pod = pods::single("limited");
+    pod["spec"]["volumes"] = json!([{"name": "cache", "emptyDir": {"sizeLimit": "10Mi"}}]);
+    let _uid = sim.create(pod);
+    sim.wait_ready("limited").await;
+    let event = sim.wait_event("limited", "FieldNotEnforced", |e| e.reason == "FieldNotEnforced").await;
+    assert_eq!(event.kind, "Warning");
+    assert!(event.message.starts_with("spec.volumes[cache].emptyDir.sizeLimit: 10Mi"), "{event:?}");
+    assert_eq!(event.count, 1);
+    sim.finish().await;
+}
