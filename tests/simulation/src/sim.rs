@@ -401,6 +401,16 @@ impl Sim {
     /// A line is no JSON.
     #[must_use]
     pub fn log(&self) -> Vec<Value> {
+        let severe = |line: &Value| line["level"] == "warn" || line["level"] == "error";
+        self.lines().into_iter().filter(severe).collect()
+    }
+
+    /// What the services have logged so far at INFO and above.
+    ///
+    /// # Panics
+    /// A line is no JSON.
+    #[must_use]
+    pub fn lines(&self) -> Vec<Value> {
         let lines = self.places.log.all();
         lines.iter().map(|l| serde_json::from_str(l).expect("a line is a JSON object")).collect()
     }

@@ -160,7 +160,7 @@ fn prepare_sub_path(
             subpath::make_dirs(volume, path, mode)
         };
         if let Err(e) = make() {
-            tracing::warn!(volume = %volume.display(), sub, error = %e, "cannot create a subPath directory");
+            tracing::info!(volume = %volume.display(), sub, error = %e, "subPath directory creation failed");
             return Err(ConfigError::invalid(format!(
                 "failed to create subPath directory for volumeMount {:?} of container {container:?}",
                 mount.name
@@ -169,7 +169,7 @@ fn prepare_sub_path(
     }
     subpath::bind(volume, path, at).map_err(|e| {
         // The path may be the attacker's choice, so why it failed is for the log only, as upstream.
-        tracing::warn!(volume = %volume.display(), sub, error = %e, "cannot prepare a subPath");
+        tracing::info!(volume = %volume.display(), sub, error = %e, "subPath preparation failed");
         ConfigError::invalid(format!(
             "failed to prepare subPath for volumeMount {:?} of container {container:?}",
             mount.name

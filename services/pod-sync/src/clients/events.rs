@@ -97,8 +97,11 @@ impl Events {
         let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), full_name(pod));
         match kind {
             EventType::Normal => tracing::debug!(pod.uid = uid, reason, text = message, "event"),
-            EventType::Warning => {
+            EventType::Warning if is_of_the_node(reason) => {
                 tracing::warn!(pod.name = name, pod.uid = uid, reason, text = message, "warning event");
+            }
+            EventType::Warning => {
+                tracing::info!(pod.name = name, pod.uid = uid, reason, text = message, "warning event");
             }
         }
         self.record_of_pod(pod, kind, reason, message, field_path);
@@ -212,6 +215,21 @@ impl Events {
     }
 }
 
+/// Whether a Warning of this reason means that the node fails to do its work. All others tell of what the pod itself does or
+/// asks for: nobody has to look at the node for them.
+fn is_of_the_node(reason: &str) -> bool {
+    matches!(
+        reason,
+        "FailedCreatePodContainer"
+            | "FailedCreatePodSandBox"
+            | "FailedKillPod"
+            | "FailedPodSandBoxStatus"
+            | "FailedSync"
+            | "NetworkNotReady"
+            | "ResizeError"
+    )
+}
+
 // As log lines have it.
 fn full_name(pod: &Pod) -> String {
     let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
@@ -240,5 +258,37 @@ async fn send(
                 () = tokio::time::sleep(RETRY) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_pod_does_wrong_is_logged_at_info_and_what_the_node_fails_to_do_at_warn() {
+        let lines = quintlet_telemetry::Lines::default();
+        let log = quintlet_telemetry::kept("pod-sync", tracing::Level::INFO, &lines);
+        let _of_this_thread = tracing::dispatcher::set_default(&log);
+        let stop = CancellationToken::new();
+        let events = Events::new("/nowhere".into(), Clock::system(), stop.clone());
+        let pod = Pod::default();
+        for (reason, level) in [
+            ("Unhealthy", "info"),
+            ("BackOff", "info"),
+            ("Failed", "info"),
+            ("FailedMount", "info"),
+            ("FailedPostStartHook", "info"),
+            ("FailedCreatePodSandBox", "warn"),
+            ("FailedKillPod", "warn"),
+            ("NetworkNotReady", "warn"),
+        ] {
+            events.pod(&pod, EventType::Warning, reason, "text", "");
+            let line = lines.all().pop().unwrap();
+            let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+            assert_eq!(line["reason"], reason);
+            assert_eq!(line["level"].as_str().map(str::to_lowercase).as_deref(), Some(level), "{line}");
+        }
+        stop.cancel();
     }
 }

@@ -65,7 +65,7 @@ impl Credentials {
                 Ok(account) => account,
                 Err(why) => {
                     let meta = &pod.metadata;
-                    tracing::warn!(
+                    tracing::info!(
                         pod.name = format!(
                             "{}/{}",
                             meta.namespace.as_deref().unwrap_or_default(),
@@ -73,7 +73,7 @@ impl Credentials {
                         ),
                         pod.uid = meta.uid.as_deref().unwrap_or_default(),
                         why,
-                        "no service account for a credential provider"
+                        "service account read failed, asking the credential provider without it"
                     );
                     None
                 }

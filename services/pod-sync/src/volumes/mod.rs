@@ -204,10 +204,11 @@ impl Volumes {
         match self.set_up(pod, uid, ctx).await {
             Ok(done) => done.stale,
             Err(VolumeError::Volumes(failures)) => failures,
-            Err(e @ (VolumeError::PodDirs(_) | VolumeError::Cancelled)) => {
-                tracing::warn!(pod.uid = %uid, error = %e, "cannot refresh volumes");
+            Err(e @ VolumeError::PodDirs(_)) => {
+                tracing::warn!(pod.uid = %uid, error = %e, "volume refresh failed, retrying");
                 Vec::new()
             }
+            Err(VolumeError::Cancelled) => Vec::new(),
         }
     }
 

@@ -28,7 +28,7 @@ pub fn give_to_group(root: &Path, gid: u32, read_only: bool) -> io::Result<()> {
         }
     }
     if let Err(e) = lchown(root, None, Some(gid)) {
-        tracing::warn!(path = %root.display(), gid, error = %e, "cannot change the group of a volume's file");
+        tracing::info!(path = %root.display(), gid, error = %e, "group change of a volume's file failed");
     }
     if meta.is_symlink() {
         return Ok(());
@@ -39,7 +39,7 @@ pub fn give_to_group(root: &Path, gid: u32, read_only: bool) -> io::Result<()> {
     }
     let mode = (meta.permissions().mode() & 0o7777) | mask;
     if let Err(e) = fs::set_permissions(root, fs::Permissions::from_mode(mode)) {
-        tracing::warn!(path = %root.display(), error = %e, "cannot change the mode of a volume's file");
+        tracing::info!(path = %root.display(), error = %e, "mode change of a volume's file failed");
     }
     Ok(())
 }

@@ -103,11 +103,11 @@ impl TokenCache {
                 key.namespace, key.service_account
             )),
             (Err(e), Some(old)) => {
-                tracing::warn!(
+                tracing::info!(
                     namespace = key.namespace,
                     service_account = key.service_account,
                     error = e,
-                    "cannot refresh a token that is still valid"
+                    "token refresh failed, using the token that is still valid"
                 );
                 Ok(old)
             }

@@ -77,8 +77,8 @@ impl Lines {
     }
 }
 
-/// Writes events. What goes wrong with one pod, or one watch of the API server, again and again, at WARN and above, is written once
-/// a minute.
+/// Writes events. A fault of one pod, or of one watch of the API server, that goes on is written once a minute: a line at WARN and
+/// above, and a line at INFO that has a `reason`.
 pub(crate) struct LogLayer {
     service: &'static str,
     format: LogFormat,
@@ -273,11 +273,14 @@ where
             }
         }
         let level = *event.metadata().level();
-        if level <= Level::WARN
+        let reason = fields.text(REASON).map(str::to_owned);
+        // A pod's own fault is logged at INFO, with a reason.
+        let is_fault = level <= Level::WARN || level == Level::INFO && reason.is_some();
+        if is_fault
             && let Some(of) =
                 pod.uid.clone().or_else(|| pod.name.clone()).or_else(|| fields.text(WATCH).map(str::to_owned))
         {
-            let reason = fields.text(REASON).unwrap_or_default().to_owned();
+            let reason = reason.unwrap_or_default();
             let site = event.metadata().callsite();
             match self.gate.pass(Fault { of, site, reason }) {
                 None => return,
@@ -392,6 +395,11 @@ mod tests {
             tracing::info!(pod.uid = "u1", "no fault");
         }
         assert_eq!(count(), 13, "{:?}", lines.all());
+        // A pod's own fault is no fault of the node, and no less frequent.
+        for _ in 0..3 {
+            tracing::info!(pod.uid = "u1", reason = "Unhealthy", "warning event");
+        }
+        assert_eq!(count(), 14, "{:?}", lines.all());
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What the services log: nothing in a clean run, and of each fault of a pod one line a minute.
+//! What the services log: nothing at WARN in a clean run, and of each fault one line a minute: at WARN where the node fails to do
+//! its work, at INFO where the pod is at fault.
 
 use std::time::Duration;
 
@@ -61,8 +62,8 @@ async fn a_node_alone_without_a_cluster_dns_tells_its_pods_and_logs_nothing_at_w
     sim.finish().await;
 }
 
-/// A fault: its pod, the reason and a part of the cause that its line has.
-type Row = (&'static str, &'static str, &'static str, Value);
+/// A fault: its pod, the level, the reason and a part of the cause that its line has.
+type Row = (&'static str, &'static str, &'static str, &'static str, Value);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_fault_is_one_line_a_minute_with_the_pod_and_the_cause() {
@@ -81,23 +82,26 @@ async fn each_fault_is_one_line_a_minute_with_the_pod_and_the_cause() {
     sim.runtime.behave("c-l-crash", crash);
     let edit = |name: &str, field: &str, value: Value| with(name, |s| s["containers"][0][field] = value);
     let rows: Vec<Row> = vec![
-        ("l-sandbox", "FailedCreatePodSandBox", "no room", pods::single("l-sandbox")),
+        ("l-sandbox", "warn", "FailedCreatePodSandBox", "no room", pods::single("l-sandbox")),
         (
             "l-class",
+            "warn",
             "FailedCreatePodSandBox",
             "not found",
             with("l-class", |s| s["runtimeClassName"] = json!("none")),
         ),
-        ("l-pull", "Failed", "no such image", edit("l-pull", "image", json!("example.test/none:1"))),
-        ("l-create", "Failed", "no device", pods::single("l-create")),
+        ("l-pull", "info", "Failed", "no such image", edit("l-pull", "image", json!("example.test/none:1"))),
+        ("l-create", "info", "Failed", "no device", pods::single("l-create")),
         (
             "l-config",
+            "info",
             "Failed",
             "secret \"none\" not found",
             edit("l-config", "envFrom", json!([{"secretRef": {"name": "none"}}])),
         ),
         (
             "l-volume",
+            "info",
             "FailedMount",
             "configmap \"none\" not found",
             with("l-volume", |s| {
@@ -105,15 +109,16 @@ async fn each_fault_is_one_line_a_minute_with_the_pod_and_the_cause() {
                 s["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
             }),
         ),
-        ("l-crash", "BackOff", "Back-off restarting failed container", pods::single("l-crash")),
+        ("l-crash", "info", "BackOff", "Back-off restarting failed container", pods::single("l-crash")),
         (
             "l-probe",
+            "info",
             "Unhealthy",
             "Readiness probe failed",
             edit("l-probe", "readinessProbe", json!({"exec": {"command": ["no"]}, "periodSeconds": 1})),
         ),
     ];
-    for (_, _, _, pod) in &rows {
+    for (.., pod) in &rows {
         let _uid = sim.create(pod.clone());
     }
     // Those of an end.
@@ -143,17 +148,18 @@ async fn each_fault_is_one_line_a_minute_with_the_pod_and_the_cause() {
     for (_, _, method, id, times) in &ends {
         sim.wait_calls(*method, id, *times).await;
     }
-    let log = sim.log();
-    let all = rows.iter().map(|(name, reason, cause, _)| (*name, *reason, *cause));
-    for (name, reason, cause) in all.chain(ends.iter().map(|(name, reason, ..)| (*name, *reason, "not now")))
-    {
+    // A normal event has no line, and other lines have no reason.
+    let log: Vec<Value> = sim.lines().into_iter().filter(|l| l["reason"].is_string()).collect();
+    let all = rows.iter().map(|(name, level, reason, cause, _)| (*name, *level, *reason, *cause));
+    let ends = ends.iter().map(|(name, reason, ..)| (*name, "warn", *reason, "not now"));
+    for (name, level, reason, cause) in all.chain(ends) {
         let pod = format!("default/{name}");
         let lines: Vec<&Value> = log.iter().filter(|l| l["pod.name"] == pod.as_str()).collect();
         let at = |l: &Value| l["ts"].as_str().unwrap().parse::<jiff::Timestamp>().unwrap();
         let first = lines.first().unwrap_or_else(|| panic!("no line about {name}: {log:#?}"));
         let minute = lines.iter().filter(|l| at(l).duration_since(at(first)).as_secs() < 59);
         assert_eq!(minute.count(), 1, "lines about {name}: {lines:#?}");
-        assert_eq!(first["reason"], reason, "{first:#}");
+        assert_eq!((&first["reason"], &first["level"]), (&json!(reason), &json!(level)), "{first:#}");
         assert!(first["pod.uid"].is_string(), "{first:#}");
         assert!(first.to_string().replace("\\\"", "\"").contains(cause), "{cause}: {first:#}");
     }
