@@ -66,6 +66,14 @@ async fn address_and_ports_are_those_of_the_configuration() {
         assert_eq!((code, body.as_str()), want, "{acting}");
     }
 
+    // A checkpoint fills the disk (CVE-2025-0426): it is made for users who may, on the port that knows them.
+    let checkpoint =
+        |port| plain(SocketAddr::from(([127, 0, 0, 1], port)), Method::POST, "/checkpoint/default/web/main");
+    assert_eq!(checkpoint(read_only).await.unwrap().0, StatusCode::NOT_FOUND);
+    assert_eq!(api.checkpoints.0.lock().len(), 0);
+    let (code, _) = api.request(Method::POST, "/checkpoint/default/web/main", None, None).await;
+    assert_eq!((code, api.checkpoints.0.lock().len()), (StatusCode::OK, 1), "the other port makes one");
+
     assert_eq!(ask(healthz, "/healthz").await, (StatusCode::OK, "ok".to_owned()));
     for other in ["/pods", "/debug/pprof/", "/debug/pprof/heap", "/metrics", "/logs/"] {
         assert_eq!(ask(healthz, other).await.0, StatusCode::NOT_FOUND, "{other}");
