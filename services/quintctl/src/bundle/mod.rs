@@ -2,7 +2,7 @@
 
 mod redact;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use futures::StreamExt as _;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use k8s_cri::v1::{ContainerStatusRequest, ListContainersRequest};
 use quintlet_kit::paths::Paths;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{MetricsRequest, TracesRequest};
@@ -23,14 +26,18 @@ use crate::error::Error;
 use crate::out::print;
 use crate::text::{clean, moment, now_ns};
 use crate::{explain, health, pods, version};
-use redact::Scrubber;
+use redact::{FromSecrets, Scrubber, Values};
 
 /// Of each log.
 const LOG_BYTES: u64 = 1 << 20;
 /// A file of a secret volume is at most so large (an object of the API is at most 1 MiB).
 const SECRET_BYTES: u64 = 1 << 20;
-/// Below a pod's directory.
-const SECRET_VOLUMES: [&str; 2] = ["kubernetes.io~secret", "kubernetes.io~projected"];
+/// Below the volumes of a pod's directory.
+const SECRET_VOLUMES: &str = "kubernetes.io~secret";
+/// The same, for volumes that may have Secrets among other things.
+const MIXED_VOLUMES: &str = "kubernetes.io~projected";
+/// How many containers' environments are asked for at a time.
+const ASKED: usize = 8;
 
 /// What is wrong here, in one file without secrets.
 #[derive(Debug, Clone, clap::Args)]
@@ -77,10 +84,17 @@ fn beside(given: Option<PathBuf>, run_dir: &Path, name: &str, usual: &str) -> Pa
 async fn collect(paths: &Paths, log_dir: &Path, root_dir: &Path) -> Vec<(String, String)> {
     let mut out = Vec::new();
     let mut missing = Vec::new();
-    let mut secrets = secrets_on_disk(root_dir);
+    let mut values = Values::default();
+    let mut mixed = BTreeSet::new();
     match views(paths).await {
         Ok((objects, list, problems)) => {
-            objects.iter().for_each(|o| redact::suspects(o, &mut secrets));
+            for object in &objects {
+                redact::suspects(object, &mut values.suspects);
+                mixed.extend(volumes_with_secrets(object));
+            }
+            if let Err(error) = secrets_of_environments(paths, &objects, &mut values.secrets).await {
+                missing.push(format!("environments, of which values of Secrets would be known: {error}"));
+            }
             out.push(("pods.json".to_owned(), pretty(&json!({"pods": list, "problems": problems}))));
             for object in &objects {
                 let uid = object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
@@ -90,6 +104,7 @@ async fn collect(paths: &Paths, log_dir: &Path, root_dir: &Path) -> Vec<(String,
         }
         Err(error) => missing.push(format!("pods: {}", quintlet_kit::error_chain(&error))),
     }
+    secrets_on_disk(root_dir, &mixed, &mut values);
     match events(paths).await {
         Ok(events) => out.push(("events.json".to_owned(), pretty(&events))),
         Err(error) => missing.push(format!("events: {}", quintlet_kit::error_chain(&error))),
@@ -116,7 +131,7 @@ async fn collect(paths: &Paths, log_dir: &Path, root_dir: &Path) -> Vec<(String,
     }
     out.push(("machine.txt".to_owned(), machine()));
     out.push(("missing.txt".to_owned(), missing.iter().map(|m| clean(m) + "\n").collect()));
-    let scrubber = Scrubber::new(secrets);
+    let scrubber = Scrubber::new(values);
     out.into_iter().map(|(name, text)| (name, scrubber.text(&text))).collect()
 }
 
@@ -199,15 +214,77 @@ fn logs(dir: &Path) -> io::Result<Vec<(String, String)>> {
     Ok(out)
 }
 
-/// The content of the secret volumes of all pods: it must be in none of the texts.
-fn secrets_on_disk(root_dir: &Path) -> BTreeSet<String> {
-    let mut out = BTreeSet::new();
-    for pod in fs::read_dir(root_dir.join("pods")).into_iter().flatten().flatten() {
-        for kind in SECRET_VOLUMES {
-            read_below(&pod.path().join("volumes").join(kind), 4, &mut out);
+/// Projected volumes of a pod that have a Secret as a source, each as the pod's UID and its name.
+fn volumes_with_secrets(pod: &Value) -> Vec<(String, String)> {
+    let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
+    let volumes = pod.pointer("/spec/volumes").and_then(Value::as_array).into_iter().flatten();
+    let has_secret = |volume: &&Value| {
+        let sources = volume.pointer("/projected/sources").and_then(Value::as_array);
+        sources.into_iter().flatten().any(|source| source.get("secret").is_some())
+    };
+    let names = volumes.filter(has_secret).filter_map(|volume| volume.get("name")?.as_str());
+    names.map(|name| (uid.to_owned(), name.to_owned())).collect()
+}
+
+/// The values that containers have in their environment from Secrets, as the runtime gave them to the containers.
+async fn secrets_of_environments(
+    paths: &Paths,
+    pods: &[Value],
+    out: &mut BTreeSet<String>,
+) -> Result<(), Error> {
+    let by_uid: BTreeMap<&str, &Value> =
+        pods.iter().filter_map(|pod| Some((pod.pointer("/metadata/uid")?.as_str()?, pod))).collect();
+    let peer = Peer::cri_proxy(paths);
+    let client = RuntimeServiceClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+    let listed = peer.answer(client.clone().list_containers(ListContainersRequest::default())).await?;
+    let wanted = listed.containers.iter().filter_map(|container| {
+        let label = |name: &str| container.labels.get(name).map(String::as_str);
+        let pod = by_uid.get(label("io.kubernetes.pod.uid")?)?;
+        let from = FromSecrets::of(pod, label("io.kubernetes.container.name")?);
+        (!from.is_empty()).then_some((container.id.clone(), from))
+    });
+    let mut asked = futures::stream::iter(wanted)
+        .map(|(id, from)| {
+            let (mut client, peer) = (client.clone(), &peer);
+            async move {
+                let request = ContainerStatusRequest { container_id: id, verbose: true };
+                // One that is gone meanwhile has no environment.
+                let status = peer.answer(client.container_status(request)).await.ok()?;
+                Some((from, environment(&status.info)))
+            }
+        })
+        .buffer_unordered(ASKED);
+    while let Some(one) = asked.next().await {
+        if let Some((from, environment)) = one {
+            from.values(environment.iter().map(String::as_str), out);
         }
     }
-    out
+    Ok(())
+}
+
+/// The environment in what containerd and CRI-O tell of a container beyond the CRI: its OCI runtime specification.
+fn environment(info: &HashMap<String, String>) -> Vec<String> {
+    let of = |text: &String| -> Option<Vec<String>> {
+        let info: Value = serde_json::from_str(text).ok()?;
+        let env = info.pointer("/runtimeSpec/process/env")?.as_array()?;
+        Some(env.iter().filter_map(|entry| Some(entry.as_str()?.to_owned())).collect())
+    };
+    info.get("info").and_then(of).unwrap_or_default()
+}
+
+/// The content of the secret volumes of all pods: it must be in none of the texts. Of projected volumes, those in `mixed` (a pod's
+/// UID and a name) have Secrets; the rest are of the cluster or of users.
+fn secrets_on_disk(root_dir: &Path, mixed: &BTreeSet<(String, String)>, values: &mut Values) {
+    for pod in fs::read_dir(root_dir.join("pods")).into_iter().flatten().flatten() {
+        let volumes = pod.path().join("volumes");
+        read_below(&volumes.join(SECRET_VOLUMES), 4, &mut values.secrets);
+        for volume in fs::read_dir(volumes.join(MIXED_VOLUMES)).into_iter().flatten().flatten() {
+            let name = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+            let has_secret = mixed.contains(&(name(&pod), name(&volume)));
+            let out = if has_secret { &mut values.secrets } else { &mut values.suspects };
+            read_below(&volume.path(), 3, out);
+        }
+    }
 }
 
 fn read_below(dir: &Path, depth: u32, out: &mut BTreeSet<String>) {
@@ -266,4 +343,41 @@ fn write(file: &Path, name: &str, members: Vec<(String, String)>, now: i64) -> i
         tar.append_data(&mut header, format!("{name}/{member}"), text.as_bytes())?;
     }
     tar.into_inner()?.finish()?.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_letter_of_a_secret_volume_is_a_secret_and_one_of_another_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let volume = |kind: &str, name: &str, content: &str| {
+            let dir = root.path().join("pods/u1/volumes").join(kind).join(name).join("..data");
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("key"), content).unwrap();
+        };
+        volume(SECRET_VOLUMES, "s", "x\n");
+        volume(MIXED_VOLUMES, "with-secret", "y");
+        volume(MIXED_VOLUMES, "kube-api-access", "z");
+        let pod = json!({"metadata": {"uid": "u1"}, "spec": {"volumes": [
+            {"name": "with-secret", "projected": {"sources": [{"configMap": {}}, {"secret": {"name": "s"}}]}},
+            {"name": "kube-api-access", "projected": {"sources": [{"serviceAccountToken": {}}]}},
+        ]}});
+        let mut values = Values::default();
+        secrets_on_disk(root.path(), &volumes_with_secrets(&pod).into_iter().collect(), &mut values);
+        assert_eq!(values.secrets, ["x", "y"].map(str::to_owned).into());
+        assert_eq!(values.suspects, ["z".to_owned()].into());
+        let scrubber = Scrubber::new(values);
+        assert_eq!(scrubber.text("x y z"), "[redacted] [redacted] z");
+    }
+
+    #[test]
+    fn the_environment_is_found_in_what_the_runtime_tells() {
+        let info = r#"{"sandboxID": "s", "runtimeSpec": {"process": {"env": ["A=x", "B="]}}}"#;
+        let told = HashMap::from([("info".to_owned(), info.to_owned())]);
+        assert_eq!(environment(&told), ["A=x", "B="]);
+        assert!(environment(&HashMap::from([("info".to_owned(), "{".to_owned())])).is_empty());
+        assert!(environment(&HashMap::new()).is_empty());
+    }
 }

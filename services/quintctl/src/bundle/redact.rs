@@ -1,5 +1,6 @@
 //! What leaves the machine in a bundle, and what does not. Objects are copied field by field: only what is named here is
-//! taken. Texts are scrubbed of every value that is known to be secret, and of whatever looks like a credential.
+//! taken. Texts are scrubbed of every value that comes from a Secret, however short, of longer values that a user wrote, and of
+//! whatever looks like a credential.
 
 use std::collections::BTreeSet;
 
@@ -9,19 +10,37 @@ use serde_json::{Map, Value, json};
 /// In place of what was taken out.
 pub(super) const REDACTED: &str = "[redacted]";
 
-/// Shorter values are not searched for: `1` or `true` would make a text unreadable, and are no secrets.
-const SHORTEST: usize = 6;
+/// A shorter value is taken out only where it stands alone, and only if it comes from a Secret: inside of words it would make
+/// every text unreadable, and what a user wrote elsewhere, such as `1` or `true`, is no secret.
+const SHORT: usize = 6;
+
+/// Values that may be secret.
+#[derive(Debug, Default)]
+pub(super) struct Values {
+    /// From Secrets.
+    pub(super) secrets: BTreeSet<String>,
+    /// Written by users elsewhere: environment, arguments, annotations.
+    pub(super) suspects: BTreeSet<String>,
+}
 
 /// Values that must not be told, and forms they usually have.
 pub(super) struct Scrubber {
+    /// Longest first, so that none leaves a part of another.
     values: Vec<String>,
+    /// Short values of Secrets.
+    words: Vec<String>,
     forms: Vec<(Regex, String)>,
 }
 
 impl Scrubber {
-    /// Takes out `values`, longest first, so that none leaves a part of another.
-    pub(super) fn new(values: BTreeSet<String>) -> Self {
-        let mut values: Vec<String> = values.into_iter().filter(|v| v.len() >= SHORTEST).collect();
+    /// Takes out `values`.
+    pub(super) fn new(values: Values) -> Self {
+        let Values { secrets, suspects } = values;
+        let (words, secrets): (Vec<String>, Vec<String>) =
+            secrets.into_iter().filter(|v| !v.is_empty()).partition(|v| v.len() < SHORT);
+        let suspects = suspects.into_iter().filter(|v| v.len() >= SHORT);
+        let values: BTreeSet<String> = secrets.into_iter().chain(suspects).collect();
+        let mut values: Vec<String> = values.into_iter().collect();
         values.sort_by_key(|v| std::cmp::Reverse(v.len()));
         let forms = [
             // PEM of a private key, on one line or many.
@@ -43,7 +62,7 @@ impl Scrubber {
         ];
         let forms =
             forms.into_iter().filter_map(|(form, with)| Some((Regex::new(form).ok()?, with))).collect();
-        Self { values, forms }
+        Self { values, words, forms }
     }
 
     pub(super) fn text(&self, text: &str) -> String {
@@ -54,11 +73,109 @@ impl Scrubber {
             let quoted = Value::from(value.as_str()).to_string();
             out = out.replace(quoted.trim_matches('"'), REDACTED);
         }
+        for word in &self.words {
+            out = without_word(&out, word);
+        }
         for (form, with) in &self.forms {
             out = form.replace_all(&out, with.as_str()).into_owned();
         }
         out
     }
+}
+
+/// The text with `word` taken out wherever it stands alone.
+fn without_word(text: &str, word: &str) -> String {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(word) {
+        let (before, found) = rest.split_at(at);
+        let after = &found[word.len()..];
+        // What was taken out so far ends in a bracket, which is no part of a word.
+        let begins =
+            before.chars().next_back().or_else(|| out.chars().next_back()).is_none_or(|c| !is_part(c));
+        let ends = after.chars().next().is_none_or(|c| !is_part(c));
+        let inner = |c: Option<char>| c.is_some_and(|c| !is_part(c));
+        // A value that begins or ends with a sign is delimited by itself.
+        let begins = begins || inner(word.chars().next());
+        let ends = ends || inner(word.chars().next_back());
+        out.push_str(before);
+        out.push_str(if begins && ends { REDACTED } else { word });
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// The environment of a container that comes from Secrets: names of single variables, and whether any Secret is taken in whole.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct FromSecrets {
+    /// By `secretKeyRef`.
+    names: BTreeSet<String>,
+    /// Prefixes of variables by `envFrom`, each with a Secret behind it.
+    prefixes: Vec<String>,
+    /// Variables that the container has by itself, whatever a Secret says.
+    own: BTreeSet<String>,
+}
+
+impl FromSecrets {
+    /// What the container `name` of a pod takes from Secrets.
+    pub(super) fn of(pod: &Value, name: &str) -> Self {
+        let lists = ["containers", "initContainers", "ephemeralContainers"];
+        let containers = lists.iter().filter_map(|list| pod.pointer(&format!("/spec/{list}"))?.as_array());
+        let mut out = Self::default();
+        for container in containers.flatten().filter(|c| c.get("name").and_then(Value::as_str) == Some(name))
+        {
+            for entry in container.get("env").and_then(Value::as_array).into_iter().flatten() {
+                let Some(variable) = entry.get("name").and_then(Value::as_str) else { continue };
+                if entry.pointer("/valueFrom/secretKeyRef").is_some() {
+                    out.names.insert(variable.to_owned());
+                } else {
+                    out.own.insert(variable.to_owned());
+                }
+            }
+            for source in container.get("envFrom").and_then(Value::as_array).into_iter().flatten() {
+                if source.get("secretRef").is_some() {
+                    let prefix = source.get("prefix").and_then(Value::as_str).unwrap_or_default();
+                    out.prefixes.push(prefix.to_owned());
+                }
+            }
+        }
+        out
+    }
+
+    /// Whether there is anything.
+    pub(super) fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.prefixes.is_empty()
+    }
+
+    /// Takes the values out of an environment of `NAME=value`. A variable that may come from a Secret counts as such.
+    pub(super) fn values<'a>(
+        &self,
+        environment: impl IntoIterator<Item = &'a str>,
+        out: &mut BTreeSet<String>,
+    ) {
+        for (name, value) in environment.into_iter().filter_map(|entry| entry.split_once('=')) {
+            let by_prefix = || {
+                !self.own.contains(name)
+                    && !of_image_or_cluster(name)
+                    && self.prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()))
+            };
+            if self.names.contains(name) || by_prefix() {
+                out.insert(value.to_owned());
+                // A log has them line by line.
+                out.extend(value.lines().map(str::to_owned));
+            }
+        }
+    }
+}
+
+/// Variables that images and clusters give to every container. They cannot be told from a Secret's with no prefix.
+fn of_image_or_cluster(name: &str) -> bool {
+    matches!(name, "PATH" | "HOME" | "HOSTNAME" | "TERM" | "LANG")
+        || ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT"].iter().any(|end| name.ends_with(end))
+        || name.contains("_PORT_")
+        || name.contains("_SERVICE_PORT_")
 }
 
 /// Every value of an object that may be a secret: environment, arguments, annotations, headers.
@@ -277,7 +394,8 @@ mod tests {
     #[test]
     fn texts_lose_known_values_and_whatever_looks_like_a_credential() {
         let known = ["hunter2-hunter2", "with \"quotes\" in it", "true"];
-        let scrubber = Scrubber::new(known.map(str::to_owned).into());
+        let suspects = known.map(str::to_owned).into();
+        let scrubber = Scrubber::new(Values { suspects, ..Values::default() });
         for (text, want) in [
             ("event: exit of hunter2-hunter2!", "event: exit of [redacted]!"),
             (r#"{"m":"with \"quotes\" in it"}"#, r#"{"m":"[redacted]"}"#),
@@ -293,5 +411,49 @@ mod tests {
         ] {
             assert_eq!(scrubber.text(text), want);
         }
+    }
+
+    #[test]
+    fn values_of_secrets_are_taken_out_whatever_their_length() {
+        let secrets = ["x", "7", "p$", "true", "longer-secret", ""].map(str::to_owned).into();
+        let scrubber = Scrubber::new(Values { secrets, ..Values::default() });
+        for (text, want) in [
+            ("password is x, key 7.", "password is [redacted], key [redacted]."),
+            ("x", "[redacted]"),
+            ("x=x xx x", "[redacted]=[redacted] xx [redacted]"),
+            (r#"{"message":"x"}"#, r#"{"message":"[redacted]"}"#),
+            ("exit 17 of max_x", "exit 17 of max_x"),
+            ("got p$ here and ap$", "got [redacted] here and ap$"),
+            ("ready=true untrue", "ready=[redacted] untrue"),
+            ("in-longer-secret-s", "in-[redacted]-s"),
+        ] {
+            assert_eq!(scrubber.text(text), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_environment_that_comes_from_secrets_is_known_by_its_source() {
+        let pod = json!({"spec": {
+            "containers": [{
+                "name": "a",
+                "env": [
+                    {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+                    {"name": "MAP", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}},
+                    {"name": "S_OWN", "value": "own"},
+                ],
+                "envFrom": [{"prefix": "S_", "secretRef": {"name": "s"}}, {"configMapRef": {"name": "m"}}],
+            }],
+            "initContainers": [{"name": "i", "envFrom": [{"secretRef": {"name": "s"}}]}],
+        }});
+        let of = |container: &str| {
+            let mut found = BTreeSet::new();
+            let environment =
+                ["KEY=k", "MAP=m", "S_OWN=own", "S_A=x", "S_B=a=b", "B=2", "PATH=/bin", "HOSTNAME=web"];
+            FromSecrets::of(&pod, container).values(environment, &mut found);
+            found.into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(of("a"), ["a=b", "k", "x"]);
+        assert_eq!(of("i"), ["2", "a=b", "k", "m", "own", "x"]);
+        assert!(of("other").is_empty() && FromSecrets::of(&pod, "other").is_empty());
     }
 }
