@@ -13,8 +13,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 repo=$(dirname "$here")
 bin_dir=${BIN_DIR:-$repo/target/debug}
 tag=${TAG:-dev}
-# The uid and gid of the services that need no root.
-nonroot=65532
+# The users of the services that need no root, each with a group of the same id, and the group of those that watch others.
+pleg=65530 probe=65531 reporter=65532 node_api=65533 watch=65529
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
@@ -47,8 +47,13 @@ build() {
 base() {
     mkdir -p "$1/etc" "$1/var" "$1/run" "$1/tmp" "$1/root"
     chmod 1777 "$1/tmp"
-    printf 'root:x:0:0:root:/root:/bin/sh\nquintlet:x:%s:%s:quintlet:/:/bin/false\n' $nonroot $nonroot > "$1/etc/passwd"
-    printf 'root:x:0:\nquintlet:x:%s:\n' $nonroot > "$1/etc/group"
+    printf 'root:x:0:0:root:/root:/bin/sh\n' > "$1/etc/passwd"
+    printf 'root:x:0:\nquintlet-watch:x:%s:\n' $watch > "$1/etc/group"
+    for user in pleg:$pleg probe:$probe reporter:$reporter node-api:$node_api; do
+        id=${user#*:} name=quintlet-${user%:*}
+        echo "$name:x:$id:$id:$name:/:/bin/false" >> "$1/etc/passwd"
+        echo "$name:x:$id:" >> "$1/etc/group"
+    done
 }
 
 image_services() {
@@ -60,14 +65,24 @@ image_services() {
     for name in cri-proxy pleg-service probe-service status-reporter pod-sync quintctl; do
         ln -s quintlet "$tree/usr/local/bin/$name"
     done
-    # Named volumes begin as these directories: sockets in them get the group of the services that need no root.
-    for dir in runtime cri/admin cri/sync cri/read cri/node-api cri/probe podsync; do
-        install -d -m 2771 -g $nonroot "$tree/run/quintlet/$dir"
-    done
-    for dir in pleg probe status; do
-        install -d -m 2770 -o $nonroot -g $nonroot "$tree/run/quintlet/$dir"
-    done
-    install -d -m 0700 "$tree/run/quintlet/state" "$tree/run/quintlet/keys"
+    # Named volumes begin as these directories: sockets in them get the group of their directory.
+    while read -r dir owner group mode; do
+        install -d -m "$mode" -o "$owner" -g "$group" "$tree/run/quintlet/$dir"
+    done <<END
+runtime 0 0 0700
+cri/admin 0 0 0700
+cri/sync 0 0 0700
+cri/read 0 $pleg 2750
+cri/node-api 0 $node_api 2750
+cri/probe 0 $probe 2750
+podsync 0 $watch 2750
+pleg $pleg $watch 2750
+probe $probe $node_api 2750
+status $reporter $node_api 2750
+node-api $node_api $node_api 0700
+state 0 0 0700
+keys 0 0 0700
+END
     build "quintlet:$tag" "$tree"
 }
 

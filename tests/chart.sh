@@ -79,6 +79,69 @@ for pair in "admin cri-proxy" "sync cri-proxy pod-sync" "read cri-proxy pleg-ser
         esac
     done
 done
+# Users, directories and lists of users are those of the tables in ARCHITECTURE.md, in the chart and in docker/compose.yaml.
+repo=$(cd "$(dirname "$0")/.." && pwd)
+rows() {
+    awk -v head="| $1 |" 'index($0, head) == 1 { on = 1; next } on && !/^\|/ { exit } on && !/^\|-/ { gsub(/[|`]/, " "); gsub(/, /, ","); print }' \
+        "$repo/ARCHITECTURE.md"
+}
+id_of() {
+    rows service | awk -v name="$1" '$2 == name { print $3; exit }'
+}
+user_of() {
+    rows service | awk -v name="$1" '$1 == name { print $3; exit }'
+}
+# compose SERVICE: its part of docker/compose.yaml
+compose() {
+    awk -v name="  $1:" '$0 == name { on = 1; next } /^  [a-z-]*:$/ || /^[a-z]/ { on = 0 } on' "$repo/docker/compose.yaml"
+}
+rows service > "$work/users"
+rows socket > "$work/sockets"
+[ "$(wc -l < "$work/users")" = 7 ] && [ "$(wc -l < "$work/sockets")" = 10 ] || fail "ARCHITECTURE.md: not the expected tables"
+while read -r service name id _; do
+    [ "$id" != 0 ] && [ "$service" != – ] || continue
+    has default "$service" "runAsUser: $id"
+    has default "$service" "runAsGroup: $id"
+    [ "$service" = node-api ] || compose "$service" | grep -qF "user: \"$id:$id\"" || fail "compose: $service is not user $id"
+done < "$work/users"
+while read -r socket server all health owners mode; do
+    owner=$(id_of "${owners%:*}") group=$(id_of "${owners#*:}")
+    has default "$server" "chown $owner:$group /run/quintlet/$socket; chmod $mode /run/quintlet/$socket"
+    awk -v dir="$socket" '$1 == dir { print $2, $3, $4 }' "$repo/docker/build-image.sh" > "$work/line"
+    name() { case $1 in root) echo 0 ;; *) echo "\$$1" | sed 's/quintlet-//; s/-/_/' ;; esac; }
+    want="$(name "${owners%:*}") $(name "${owners#*:}") $mode"
+    [ "$(cat "$work/line")" = "$want" ] || fail "docker/build-image.sh: $socket is $(cat "$work/line"), want $want"
+    for service in pleg-service probe-service status-reporter node-api; do
+        [ "$service" != "$server" ] || continue
+        id=$(user_of "$service")
+        case $socket in
+            cri/*) allowed="--allow-uid=${socket#cri/}=$id" ;;
+            *) allowed="--allow-uid=$id" ;;
+        esac
+        for list in "$all $allowed" "$health --observer-uid=$id"; do
+            flag=${list#* }
+            case $socket$flag in cri/*--observer-uid*) continue ;; esac
+            case ",${list%% *}," in
+                *",$service,"*)
+                    has default "$server" "$flag"
+                    [ "$service" = node-api ] || compose "$server" | grep -qF -e "$flag" || fail "compose: $server lacks $flag"
+                    ;;
+                *)
+                    has_not default "$server" "$flag"
+                    ! compose "$server" | grep -qF -e "$flag" || fail "compose: $server has $flag"
+                    ;;
+            esac
+        done
+    done
+done < "$work/sockets"
+for service in status-reporter node-api; do
+    has default $service "supplementalGroups: [$(id_of quintlet-watch)]"
+done
+compose status-reporter | grep -qF "group_add: [\"$(id_of quintlet-watch)\"]" || fail "compose: status-reporter may not watch"
+for service in cri-proxy pleg-service probe-service pod-sync; do
+    has_not default $service "supplementalGroups"
+done
+
 for service in cri-proxy pleg-service probe-service status-reporter node-api; do
     has_not default $service "/run/quintlet/state"
 done
@@ -128,7 +191,7 @@ want pod ClusterRole 0
 want pod ClusterRoleBinding 1
 has pod node "secretName: node-identity"
 has pod node "--metrics-listen=127.0.0.1:9473"
-has pod node "fsGroup: 65532"
+has pod node "fsGroup: 65529"
 for service in containerd node-api cri-proxy pleg-service probe-service status-reporter pod-sync; do
     has pod node "- name: $service"
 done

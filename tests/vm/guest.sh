@@ -119,7 +119,7 @@ install -m 0644 $here/systemd/quintlet.env /etc/default/quintlet
 systemd-sysusers quintlet.conf
 systemd-tmpfiles --create quintlet.conf
 # The operator's part, as docker/systemd/quintlet.env says it.
-chgrp quintlet-watch /etc/quintlet/kubeconfig 2> /dev/null || chgrp quintlet /etc/quintlet/kubeconfig
+chgrp quintlet-watch /etc/quintlet/kubeconfig
 chmod 0640 /etc/quintlet/kubeconfig
 cp $here/manifest.yaml /etc/kubernetes/manifests/vm.yaml
 systemctl daemon-reload

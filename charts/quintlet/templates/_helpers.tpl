@@ -43,42 +43,49 @@ imagePullPolicy: {{ $image.pullPolicy | default "IfNotPresent" }}
 {{- end }}
 
 {{/*
-The directories of each part below runDir, as `name owner`: owner is root, nonroot, or "" for a directory that is another's.
-A socket directory is mounted only into its server and its clients.
+The directories of each part below runDir, as `name: owner group mode`: owner and group are root or a name in `users`. Nothing
+for a directory that is another part's. A socket directory is mounted only into its server and its clients. The table of users and
+sockets is in ARCHITECTURE.md.
 */}}
 {{- define "quintlet.dirs" -}}
 cri-proxy:
-  cri/admin: root
-  cri/sync: root
-  cri/read: root
-  cri/node-api: root
-  cri/probe: root
-  keys: root
+  cri/admin: root root 0700
+  cri/sync: root root 0700
+  cri/read: root pleg 2750
+  cri/node-api: root nodeApi 2750
+  cri/probe: root probe 2750
+  keys: root root 0700
 pleg-service:
   cri/read: ""
-  pleg: nonroot
+  pleg: pleg watch 2750
 probe-service:
   cri/probe: ""
-  probe: nonroot
+  probe: probe nodeApi 2750
 status-reporter:
   pleg: ""
   podsync: ""
-  status: nonroot
+  status: reporter nodeApi 2750
 node-api:
   cri/node-api: ""
   podsync: ""
   pleg: ""
   probe: ""
   status: ""
-  node-api: nonroot
+  node-api: nodeApi nodeApi 0700
 pod-sync:
   cri/sync: ""
   pleg: ""
   probe: ""
   status: ""
-  podsync: group
-  keys: root
-  state: root
+  podsync: root watch 2750
+  keys: root root 0700
+  state: root root 0700
+{{- end }}
+
+{{/* The id of a part's user, or of root. Takes root and part. */}}
+{{- define "quintlet.user" -}}
+{{- $names := dict "pleg-service" "pleg" "probe-service" "probe" "status-reporter" "reporter" "node-api" "nodeApi" -}}
+{{- int (get .root.Values.users (get $names .part | default "root")) -}}
 {{- end }}
 
 {{/* Arguments of one service. Takes root and part. */}}
@@ -101,7 +108,21 @@ pod-sync:
 {{- end }}
 {{- if eq .part "cri-proxy" }}
 - --runtime-endpoint=unix://{{ include "quintlet.runtimeSocket" .root }}
-- --allow-uid={{ int $values.nonRootId }}
+- --pod-logs-dir={{ $values.host.podLogsDir }}
+- --allow-uid=read={{ int $values.users.pleg }}
+- --allow-uid=probe={{ int $values.users.probe }}
+{{- if include "quintlet.hasNodeApi" .root }}
+- --allow-uid=node-api={{ int $values.users.nodeApi }}
+{{- end }}
+{{- end }}
+{{- if and (eq .part "pod-sync") (include "quintlet.hasNodeApi" .root) }}
+- --allow-uid={{ int $values.users.nodeApi }}
+{{- end }}
+{{- if has .part (list "pleg-service" "pod-sync") }}
+- --observer-uid={{ int $values.users.reporter }}
+{{- end }}
+{{- if and (has .part (list "pleg-service" "probe-service" "status-reporter")) (include "quintlet.hasNodeApi" .root) }}
+- --observer-uid={{ int $values.users.nodeApi }}
 {{- end }}
 {{- if has .part (list "status-reporter" "pod-sync" "node-api") }}
 - --node-name=$(NODE_NAME){{ $values.node.nameSuffix }}
@@ -180,8 +201,8 @@ pod-sync:
     seccompProfile: { type: RuntimeDefault }
     {{- else }}
     runAsNonRoot: true
-    runAsUser: {{ int $values.nonRootId }}
-    runAsGroup: {{ int $values.nonRootId }}
+    runAsUser: {{ include "quintlet.user" . }}
+    runAsGroup: {{ include "quintlet.user" . }}
     allowPrivilegeEscalation: false
     capabilities: { drop: [ALL] }
     seccompProfile: { type: RuntimeDefault }
@@ -246,7 +267,7 @@ pod-sync:
 
 {{/* Gives the directories of one service their owners. Takes root and part. */}}
 {{- define "quintlet.init" -}}
-{{- $id := int .root.Values.nonRootId -}}
+{{- $users := merge (dict "root" 0) .root.Values.users -}}
 {{- $run := .root.Values.host.runDir -}}
 - name: {{ .part }}-dirs
   {{- include "quintlet.image" (dict "root" .root "image" "containerd") | nindent 2 }}
@@ -254,14 +275,13 @@ pod-sync:
   args:
     - |
       {{- range $dir, $owner := index (include "quintlet.dirs" .root | fromYaml) .part }}
-      {{- if eq $owner "nonroot" }}
-      chown {{ $id }}:{{ $id }} {{ $run }}/{{ $dir }}; chmod 2770 {{ $run }}/{{ $dir }}
-      {{- else if eq $owner "group" }}
-      chown 0:{{ $id }} {{ $run }}/{{ $dir }}; chmod 2750 {{ $run }}/{{ $dir }}
+      {{- if $owner }}
+      {{- $words := splitList " " $owner }}
+      chown {{ int (get $users (index $words 0)) }}:{{ int (get $users (index $words 1)) }} {{ $run }}/{{ $dir }}; chmod {{ index $words 2 }} {{ $run }}/{{ $dir }}
       {{- end }}
       {{- end }}
       {{- if eq .part "node-api" }}
-      chown {{ $id }}:{{ $id }} {{ .root.Values.nodeApi.certDir }}; chmod 0700 {{ .root.Values.nodeApi.certDir }}
+      chown {{ int $users.nodeApi }}:{{ int $users.nodeApi }} {{ .root.Values.nodeApi.certDir }}; chmod 0700 {{ .root.Values.nodeApi.certDir }}
       {{- end }}
   securityContext:
     runAsUser: 0
@@ -271,7 +291,7 @@ pod-sync:
     seccompProfile: { type: RuntimeDefault }
   volumeMounts:
     {{- range $dir, $owner := index (include "quintlet.dirs" .root | fromYaml) .part }}
-    {{- if has $owner (list "nonroot" "group") }}
+    {{- if $owner }}
     - { name: run-{{ $dir | replace "/" "-" }}, mountPath: {{ $run }}/{{ $dir }} }
     {{- end }}
     {{- end }}

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use quintlet_config::ConfigArgs;
-use quintlet_kit::args::CommonArgs;
+use quintlet_kit::args::paths::CriSocket;
+use quintlet_kit::args::{CommonArgs, user_id};
 
 /// Owns the container runtime: every CRI call, image pull and runtime event of this node goes through it.
 #[derive(Debug, Clone, Parser)]
@@ -27,9 +28,13 @@ pub struct Args {
     /// The containerd namespace pods run in.
     #[arg(long, value_name = "NAME", default_value = "k8s.io", value_parser = namespace)]
     pub containerd_namespace: String,
-    /// A uid that may connect, besides root and this process's own; may be given several times.
-    #[arg(long, value_name = "UID")]
-    pub allow_uid: Vec<u32>,
+    /// A user that may connect to one socket, besides root and this process's own: read=quintlet-pleg or read=65530.
+    /// Sockets: admin, sync, read, node-api, probe. May be given several times; no socket is open to others.
+    #[arg(long, value_name = "SOCKET=USER", value_parser = allowed)]
+    pub allow_uid: Vec<Allowed>,
+    /// Directory of the pods' logs; no log outside of it is read, whatever the runtime says.
+    #[arg(long, value_name = "DIR", default_value = "/var/log/pods")]
+    pub pod_logs_dir: PathBuf,
     /// What every service has.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -40,6 +45,27 @@ pub struct Args {
 
 /// First word of the command line of the other process that this binary can be.
 pub const NODE_API: &str = "node-api";
+
+/// A user that may connect to a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowed {
+    /// The socket.
+    pub socket: CriSocket,
+    /// The user.
+    pub uid: u32,
+}
+
+/// Reads `SOCKET=USER`, where the user is a name or a number.
+fn allowed(text: &str) -> Result<Allowed, String> {
+    let sockets = CriSocket::ALL.map(CriSocket::name).join(", ");
+    let (socket, user) =
+        text.split_once('=').ok_or_else(|| format!("want SOCKET=USER with a socket of {sockets}"))?;
+    let socket = CriSocket::ALL
+        .into_iter()
+        .find(|s| s.name() == socket)
+        .ok_or_else(|| format!("{socket:?} is none of the sockets {sockets}"))?;
+    Ok(Allowed { socket, uid: user_id(user)? })
+}
 
 /// Reads `unix:///path` or an absolute path.
 fn endpoint(text: &str) -> Result<PathBuf, String> {
@@ -75,8 +101,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.yaml");
         let file = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-                    containerRuntimeEndpoint: unix:///r.sock\nimageServiceEndpoint: unix:///i.sock\nruntimeRequestTimeout: 7s\n\
-                    ---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\ncontainerdNamespace: n\nallowUIDs: [7, 8]\n";
+                    containerRuntimeEndpoint: unix:///r.sock\nimageServiceEndpoint: unix:///i.sock\nruntimeRequestTimeout: 7s\npodLogsDir: /logs\n\
+                    ---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\ncontainerdNamespace: n\nallowUIDs: [read=7, probe=8]\n";
         std::fs::write(&path, file).unwrap();
         let line =
             ["cri-proxy", "--config", path.to_str().unwrap(), "--image-service-endpoint", "/flag.sock"];
@@ -85,15 +111,28 @@ mod tests {
         assert_eq!(args.runtime_endpoint, PathBuf::from("/r.sock"));
         assert_eq!(args.image_service_endpoint, Some("/flag.sock".into()), "a flag wins");
         assert_eq!(args.runtime_request_timeout, Duration::from_secs(7));
-        assert_eq!((args.containerd_namespace.as_str(), args.allow_uid), ("n", vec![7, 8]));
+        assert_eq!(args.pod_logs_dir, PathBuf::from("/logs"));
+        let allowed = |socket, uid| Allowed { socket, uid };
+        let both = vec![allowed(CriSocket::Read, 7), allowed(CriSocket::Probe, 8)];
+        assert_eq!((args.containerd_namespace.as_str(), args.allow_uid), ("n", both));
     }
 
     #[test]
     fn uids_come_from_flags_too() {
-        let line = ["cri-proxy", "--allow-uid", "65532", "--allow-uid", "7"];
+        let line = ["cri-proxy", "--allow-uid", "read=root", "--allow-uid", "node-api=7"];
         let args =
             quintlet_config::cli::read::<Args>(Service::CriProxy, line.map(Into::into).into()).unwrap().args;
-        assert_eq!(args.allow_uid, [65532, 7]);
+        let allow = |socket, uid| Allowed { socket, uid };
+        assert_eq!(args.allow_uid, [allow(CriSocket::Read, 0), allow(CriSocket::NodeApi, 7)]);
+    }
+
+    #[test]
+    fn a_user_is_allowed_at_one_socket_by_name_or_number() {
+        for bad in ["7", "read", "read=", "read=no-such-user", "reads=7", "=7", "read=-1", "read=4294967296"]
+        {
+            assert!(allowed(bad).is_err(), "{bad}");
+        }
+        assert_eq!(allowed("sync=7"), Ok(Allowed { socket: CriSocket::Sync, uid: 7 }));
     }
 
     #[test]

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tracing::{Instrument as _, Span, field};
 
+use crate::budget::{Budget, Exhausted, Growing, Held};
 use crate::ended::{Ended, Known};
 use crate::facts::{self, Facts};
 use crate::fence::{Fence, Refusal, Terms};
@@ -67,6 +68,8 @@ pub struct Forwarder {
     repair: Repair,
     /// List streams the runtime does not have.
     lacking: Lacking,
+    /// The bytes that the calls of each socket hold.
+    budgets: [(Socket, Budget); Socket::ALL.len()],
     /// Unary calls being worked on.
     busy: watch::Sender<usize>,
     /// Cancelled when streams are to end.
@@ -99,6 +102,10 @@ pub struct Call {
     pub body: Bytes,
     /// What was read from it.
     pub facts: Facts,
+    /// Where its answer is counted.
+    pub budget: Budget,
+    /// What its body holds of a budget.
+    pub held: Held,
 }
 
 impl Call {
@@ -117,7 +124,7 @@ impl Call {
 
 impl Forwarder {
     /// A forwarder to the runtime at `upstream`, whose pods are in the containerd namespace `namespace`, and to an image
-    /// service of its own if there is one; calls may usually take `timeout`.
+    /// service of its own if there is one; calls may usually take `timeout`, and those of a socket hold as many bytes as its `share`.
     #[must_use]
     pub fn new(
         upstream: Upstream,
@@ -126,7 +133,10 @@ impl Forwarder {
         timeout: Duration,
         clock: Clock,
         metrics: Metrics,
+        share: fn(Socket) -> usize,
     ) -> Self {
+        let refused = &metrics.refused_bytes;
+        let budgets = Socket::ALL.map(|socket| (socket, Budget::new(share(socket), refused.clone())));
         Self {
             repair: Repair::new(upstream.clone(), namespace),
             upstream,
@@ -139,9 +149,17 @@ impl Forwarder {
             clock,
             metrics,
             lacking: Lacking::default(),
+            budgets,
             busy: watch::Sender::new(0),
             closing: CancellationToken::new(),
         }
+    }
+
+    /// Returns the budget of the calls of a socket.
+    #[must_use]
+    pub fn budget(&self, socket: Socket) -> Budget {
+        let found = self.budgets.iter().find(|(of, _)| *of == socket);
+        found.map(|(_, budget)| budget.clone()).expect("every socket has a budget")
     }
 
     /// Ends every stream passed through, with a status that says why.
@@ -210,7 +228,7 @@ impl Forwarder {
         let twins = row.and_then(lists::twins).filter(|twins| twins.streamed);
         let work = async {
             match (row, twins) {
-                (Some(row), Some(twins)) => self.list_stream(row, twins, headers, body).await,
+                (Some(row), Some(twins)) => self.list_stream(socket, row, twins, headers, body).await,
                 (Some(row), None) if row.class != Class::Stream => {
                     self.unary(socket, row, &head.headers, headers, body).await.into_response()
                 }
@@ -232,9 +250,10 @@ impl Forwarder {
             self.metrics.done(row.method, Outcome::NotDispatched, None);
             Reply::refused(code, message, Outcome::NotDispatched, Duration::ZERO)
         };
-        let body = match whole(body).await {
-            Ok(body) => body,
-            Err(why) => return refuse(Code::InvalidArgument, format!("{}: {why}", row.method)),
+        let budget = self.budget(socket);
+        let (body, held) = match whole(body, &budget).await {
+            Ok(whole) => whole,
+            Err(bad) => return refuse(bad.code(), format!("{}: {bad}", row.method)),
         };
         headers.remove(http::header::CONTENT_LENGTH);
         let message = match reply::message(&body) {
@@ -243,7 +262,7 @@ impl Forwarder {
         };
         if row.class == Class::Read {
             let facts = Facts::default();
-            return self.run(&Call { policy: row, headers, body, facts }, None).await;
+            return self.run(&Call { policy: row, headers, body, facts, budget, held }, None).await;
         }
         let facts = match facts::read(row.service, row.method, &message) {
             Ok(facts) => facts,
@@ -262,7 +281,7 @@ impl Forwarder {
             Ok(terms) => terms,
             Err(refusal) => return self.fenced(row.method, refusal, Duration::ZERO),
         };
-        let mut call = Call { policy: row, headers, body, facts };
+        let mut call = Call { policy: row, headers, body, facts, budget, held };
         // Operators at `admin` may do the same thing in two ways at once; only pod-sync's calls are keyed.
         let key = call.facts.key.take().filter(|_| socket == Socket::Sync);
         if let Some(began) = given.get(JOIN_ONLY_HEADER) {
@@ -477,19 +496,24 @@ impl Forwarder {
         let response = self.send_as(call, method, deadline).await?;
         let (head, mut body) = response.into_parts();
         let mut reply = Reply::begun(head.status, head.headers);
-        let mut size = 0;
+        let mut size = 0_usize;
+        let mut held = Growing::default();
         while let Some(frame) = body.frame().await {
             match frame.map_err(SendError::Cut)?.into_data() {
                 Ok(data) => {
-                    size += data.len();
+                    size = size.saturating_add(data.len());
                     if size > max {
                         return Ok(too_large(method, max));
+                    }
+                    if let Err(full) = call.budget.hold(&mut held, data.len()) {
+                        return Ok(no_room(method, full));
                     }
                     reply.data.push(data);
                 }
                 Err(frame) => reply.trailers = frame.into_trailers().ok(),
             }
         }
+        reply.held = held.done();
         reply.outcome = answered(method, &reply);
         Ok(reply)
     }
@@ -594,19 +618,43 @@ impl Forwarder {
     }
 }
 
-/// The whole body of a request.
-async fn whole(mut body: Incoming) -> Result<Bytes, String> {
+/// Why a request is not taken in.
+#[derive(Debug, thiserror::Error)]
+enum BadRequest {
+    #[error("the request was cut: {0}")]
+    Cut(hyper::Error),
+    #[error("the request is larger than {MAX_REQUEST} bytes")]
+    TooLarge,
+    #[error(transparent)]
+    NoRoom(Exhausted),
+    #[error(transparent)]
+    Frame(reply::BadFrame),
+}
+
+impl BadRequest {
+    fn code(&self) -> Code {
+        match self {
+            Self::Cut(_) | Self::TooLarge | Self::Frame(_) => Code::InvalidArgument,
+            Self::NoRoom(_) => Code::ResourceExhausted,
+        }
+    }
+}
+
+/// The whole body of a request, and what it holds of the budget.
+async fn whole(mut body: Incoming, budget: &Budget) -> Result<(Bytes, Held), BadRequest> {
     let mut out = BytesMut::new();
+    let mut held = Growing::default();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| format!("the request was cut: {error}"))?;
+        let frame = frame.map_err(BadRequest::Cut)?;
         if let Some(data) = frame.data_ref() {
-            if out.len() + data.len() > MAX_REQUEST {
-                return Err(format!("the request is larger than {MAX_REQUEST} bytes"));
+            if out.len().saturating_add(data.len()) > MAX_REQUEST {
+                return Err(BadRequest::TooLarge);
             }
+            budget.hold(&mut held, data.len()).map_err(BadRequest::NoRoom)?;
             out.extend_from_slice(data);
         }
     }
-    Ok(out.freeze())
+    Ok((out.freeze(), held.done()))
 }
 
 /// Why a call did not get to be sent.
@@ -618,6 +666,11 @@ enum NoSlot {
 // The call was made, and how it ended stands behind what is not read: unknown.
 fn too_large(method: &str, max: usize) -> Reply {
     let message = format!("the runtime's answer to {method} is larger than {max} bytes");
+    Reply::refused(Code::ResourceExhausted, message, Outcome::Unknown, Duration::ZERO)
+}
+
+fn no_room(method: &str, full: Exhausted) -> Reply {
+    let message = format!("the runtime's answer to {method} is not taken in: {full}");
     Reply::refused(Code::ResourceExhausted, message, Outcome::Unknown, Duration::ZERO)
 }
 

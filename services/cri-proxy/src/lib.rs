@@ -3,7 +3,7 @@
 //! A call comes in at a [`serve`] socket for its kind of caller; [`policy`] says whether it may and how; [`forward`] takes
 //! it through [`fence`], [`inflight`], [`ended`] and [`lanes`] to the runtime ([`upstream`]) and puts its outcome behind the answer.
 //! [`lists`] makes streams of lists and lists of streams. [`repair`] ends what keeps a container from being removed. [`source`] is the one reader of the runtime's events,
-//! [`hints`] fans them out. [`logs`] reads containers' log files for the node API. [`adaptive`], [`facts`], [`fence`],
+//! [`hints`] fans them out. [`logs`] reads containers' log files for the node API. [`budget`] bounds the bytes that calls hold. [`adaptive`], [`facts`], [`fence`],
 //! [`lists`], [`outcome`] and [`policy`] decide and do no I/O.
 //!
 //! Tasks: `listen` per socket, `connection` per caller, `mutation` per mutating call (it outlives its caller),
@@ -11,6 +11,7 @@
 //! nobody new is let in, unary calls in flight get 5 s, then every connection ends.
 pub mod adaptive;
 pub mod args;
+pub mod budget;
 pub mod ended;
 pub mod facts;
 pub mod fence;

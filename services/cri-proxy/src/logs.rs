@@ -1,6 +1,7 @@
 //! `ContainerLogs`: the bytes of log files, for the node API, which has no root and opens no files.
 //!
-//! The runtime says where a container's log is. A follower reads on through rotations; it ends when the container no longer
+//! The runtime says where a container's log is. It is opened beneath the directory of the pods' logs and through no link, whatever
+//! the runtime says, so that no other file of the host is read. A follower reads on through rotations; it ends when the container no longer
 //! runs and all is read.
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -12,6 +13,7 @@ use k8s_cri::v1;
 use notify::Watcher as _;
 use prost::Message as _;
 use quintlet_crilog::follow::{Followed, LINGER, Step};
+use quintlet_kit::beneath::Dir;
 use quintlet_kit::task;
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
@@ -19,6 +21,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
+use crate::budget::Held;
 use crate::facts::Facts;
 use crate::forward::{Call, Forwarder};
 use crate::policy::{self, RUNTIME, Socket, Verdict};
@@ -39,13 +42,15 @@ type Chunk = Result<pb::LogChunk, Status>;
 pub struct ContainerLogs {
     forwarder: Arc<Forwarder>,
     readers: Arc<Semaphore>,
+    /// `podLogsDir`: no log is read outside of it.
+    root: Arc<Path>,
 }
 
 impl ContainerLogs {
-    /// Asks the runtime through `forwarder`.
+    /// Asks the runtime through `forwarder`, and reads logs in the directory `root`.
     #[must_use]
-    pub fn new(forwarder: Arc<Forwarder>) -> Self {
-        Self { forwarder, readers: Arc::new(Semaphore::new(READERS)) }
+    pub fn new(forwarder: Arc<Forwarder>, root: &Path) -> Self {
+        Self { forwarder, readers: Arc::new(Semaphore::new(READERS)), root: root.into() }
     }
 
     async fn status(&self, id: &str) -> Result<v1::ContainerStatus, Status> {
@@ -53,8 +58,14 @@ impl ContainerLogs {
             return Err(Status::internal("ContainerStatus is not in the table"));
         };
         let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
-        let call =
-            Call { policy, headers: own_headers(), body: reply::framed(&request), facts: Facts::default() };
+        let call = Call {
+            policy,
+            headers: own_headers(),
+            body: reply::framed(&request),
+            facts: Facts::default(),
+            budget: self.forwarder.budget(Socket::NodeApi),
+            held: Held::default(),
+        };
         let answer = self.forwarder.run(&call, None).await;
         let status = answer.status();
         if status.code() != Code::Ok {
@@ -87,7 +98,8 @@ impl pb::container_logs_server::ContainerLogs for ContainerLogs {
         if status.log_path.is_empty() {
             return Err(Status::not_found(format!("container {container_id:?} has no log")));
         }
-        let (path, log) = open(status.log_path.into(), tail_lines).await?;
+        let path = PathBuf::from(status.log_path);
+        let log = open(self.root.clone(), path.clone(), tail_lines).await?;
         let (chunks, receiver) = mpsc::channel(QUEUE);
         let reader =
             Reader { logs: self.clone(), container_id, path, log: Some(log), chunks, _permit: permit };
@@ -98,16 +110,17 @@ impl pb::container_logs_server::ContainerLogs for ContainerLogs {
     }
 }
 
-/// Opens a log under its real name. Looking for the last lines may take a while in a large file with few of them.
-async fn open(path: PathBuf, tail: Option<u64>) -> Result<(PathBuf, Followed), Status> {
+/// Opens a log beneath `root`. Looking for the last lines may take a while in a large file with few of them.
+async fn open(root: Arc<Path>, path: PathBuf, tail: Option<u64>) -> Result<Followed, Status> {
     let opening = move || {
-        let failed = |what: &str, e: std::io::Error| {
-            let code = if e.kind() == std::io::ErrorKind::NotFound { Code::NotFound } else { Code::Internal };
-            Status::new(code, format!("failed to {what} {:?}: {e}", path.display().to_string()))
-        };
-        let real = path.canonicalize().map_err(|e| failed("try resolving symlinks in path", e))?;
-        let log = Followed::open(&real, tail).map_err(|e| failed("open log file", e))?;
-        Ok((real, log))
+        let opened = Dir::open(&root).and_then(|root| Followed::open_beneath(&root, &path, tail));
+        opened.map_err(|error| {
+            let (code, what) = match error.kind() {
+                std::io::ErrorKind::NotFound => (Code::NotFound, "try resolving symlinks in path"),
+                _ => (Code::Internal, "open log file"),
+            };
+            Status::new(code, format!("failed to {what} {:?}: {error}", path.display().to_string()))
+        })
     };
     tokio::task::spawn_blocking(opening).await.map_err(|e| Status::internal(e.to_string()))?
 }

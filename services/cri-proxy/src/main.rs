@@ -1,5 +1,5 @@
 //! The `cri-proxy` binary.
 
-fn main() -> anyhow::Result<()> {
-    cri_proxy::main()
+fn main() -> std::process::ExitCode {
+    quintlet_kit::exit_code("cri-proxy", cri_proxy::main())
 }

@@ -140,6 +140,10 @@ pub struct Metrics {
     pub conflicts: Counter,
     /// Connections refused by their peer's uid.
     pub refused_peers: Counter,
+    /// Requests and answers refused because the calls of their socket held all the bytes that they may.
+    pub refused_bytes: Counter,
+    /// Connections refused because their socket had as many as it may.
+    pub refused_connections: Counter,
     /// Streams passed through now.
     pub streams: Gauge,
     /// Streams cut because the runtime went away.
@@ -191,6 +195,14 @@ impl Default for Metrics {
             joined: counter("quintlet_cri_joined", "Calls that joined an identical one in flight"),
             conflicts: counter("quintlet_cri_conflicts", "Calls refused for another one under the same key"),
             refused_peers: counter("quintlet_cri_refused_peers", "Connections refused by uid"),
+            refused_bytes: counter(
+                "quintlet_cri_refused_bytes",
+                "Requests and answers refused because their socket held all the bytes that it may",
+            ),
+            refused_connections: counter(
+                "quintlet_cri_refused_connections",
+                "Connections refused because their socket had as many as it may",
+            ),
             streams: gauge("quintlet_cri_streams", "Streams passed through now"),
             cut_streams: counter("quintlet_cri_cut_streams", "Streams cut by a runtime that went away"),
             closed_streams: counter("quintlet_cri_closed_streams", "Streams ended by a stop of this process"),

@@ -15,9 +15,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Args, NODE_API};
-use crate::hints;
 use crate::policy::Socket;
-use crate::serve::{Config, Proxy};
+use crate::serve::{CONNECTIONS, Config, Proxy};
+use crate::{budget, hints};
 
 /// Runs `cri-proxy` as its own process: reads the command line, and ends it on a usage error.
 ///
@@ -34,15 +34,16 @@ pub async fn main() -> anyhow::Result<()> {
     let telemetry = quintlet_telemetry::init("cri-proxy", &args.common.telemetry())?;
     loaded.tell();
     let paths = args.common.paths();
-    let mut uids = args.allow_uid;
-    uids.extend([0, nix::unistd::geteuid().as_raw()]);
     let proxy = Proxy::bind(Config {
         runtime: args.runtime_endpoint,
         images: args.image_service_endpoint,
         timeout: args.runtime_request_timeout,
         namespace: args.containerd_namespace,
         sockets: Socket::ALL.map(|socket| (socket, paths.cri(socket))).into(),
-        uids,
+        uids: args.allow_uid.iter().map(|allowed| (allowed.socket, allowed.uid)).collect(),
+        pod_logs_dir: args.pod_logs_dir,
+        share: budget::share,
+        connections: CONNECTIONS,
         hint_capacity: hints::CAPACITY,
         clock: Clock::system(),
         grant_key: paths.grant_key(),

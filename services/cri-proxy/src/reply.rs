@@ -12,6 +12,8 @@ use http_body_util::combinators::UnsyncBoxBody;
 use quintlet_model::outcome::{OUTCOME_TRAILER, Outcome, QUEUED_MS_TRAILER};
 use tonic::{Code, Status};
 
+use crate::budget::Held;
+
 /// Any error of a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A body on its way in either direction.
@@ -34,6 +36,8 @@ pub struct Reply {
     pub queued: Duration,
     /// Whether this proxy made it and not the runtime.
     ours: bool,
+    /// What its body holds of the budget of its socket.
+    pub held: Held,
 }
 
 impl Reply {
@@ -46,14 +50,25 @@ impl Reply {
         if status.add_header(&mut headers).is_err() {
             headers.insert("grpc-status", HeaderValue::from(code as i32));
         }
-        Self { http: StatusCode::OK, headers, data: Vec::new(), trailers: None, outcome, queued, ours: true }
+        let held = Held::default();
+        Self {
+            http: StatusCode::OK,
+            headers,
+            data: Vec::new(),
+            trailers: None,
+            outcome,
+            queued,
+            ours: true,
+            held,
+        }
     }
 
     /// An answer of the runtime, frames and outcome still to come.
     #[must_use]
     pub fn begun(http: StatusCode, headers: HeaderMap) -> Self {
         let (outcome, queued) = (Outcome::Unknown, Duration::ZERO);
-        Self { http, headers, data: Vec::new(), trailers: None, outcome, queued, ours: false }
+        let held = Held::default();
+        Self { http, headers, data: Vec::new(), trailers: None, outcome, queued, ours: false, held }
     }
 
     /// Whether this proxy made it and not the runtime.
@@ -92,7 +107,7 @@ impl Reply {
         } else {
             mark(&mut self.headers, self.outcome, self.queued);
         }
-        let mut response = Response::new(Body::new(Frames(frames)));
+        let mut response = Response::new(Body::new(Frames { frames, _held: self.held }));
         *response.status_mut() = self.http;
         *response.headers_mut() = self.headers;
         response
@@ -114,13 +129,22 @@ pub fn status_in(headers: &HeaderMap) -> Option<Status> {
 
 /// Frames at hand. Its size stays unsaid, or hyper would add a content-length the runtime did not send.
 #[derive(Debug)]
-pub struct Frames(pub VecDeque<Frame<Bytes>>);
+pub struct Frames {
+    frames: VecDeque<Frame<Bytes>>,
+    _held: Held,
+}
 
 impl Frames {
+    /// A body of these frames, which holds nothing of a budget.
+    #[must_use]
+    pub fn new(frames: VecDeque<Frame<Bytes>>) -> Self {
+        Self { frames, _held: Held::default() }
+    }
+
     /// One body of bytes.
     #[must_use]
     pub fn of(data: Vec<Bytes>) -> Body {
-        Body::new(Self(data.into_iter().map(Frame::data).collect()))
+        Body::new(Self::new(data.into_iter().map(Frame::data).collect()))
     }
 }
 
@@ -132,11 +156,11 @@ impl http_body::Body for Frames {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Poll::Ready(self.0.pop_front().map(Ok))
+        Poll::Ready(self.frames.pop_front().map(Ok))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_empty()
+        self.frames.is_empty()
     }
 }
 

@@ -10,11 +10,11 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use quintlet_kit::clock::Clock;
-use quintlet_kit::socket::bind_unix;
+use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::{server, task};
 use quintlet_proto::runtime::v1 as pb;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
@@ -32,8 +32,12 @@ use crate::services::{Events, Grants, Info, OBSERVE_EVERY, ProbeExec};
 use crate::source::{Reader, RuntimeInfo};
 use crate::upstream::Upstream;
 
-/// Calls one connection may have open: 30 for each of 500 pods.
-const MAX_STREAMS: u32 = 16_384;
+/// Calls one connection may have open: 8 for each of 500 pods. A client makes further ones wait.
+const MAX_STREAMS: u32 = 4096;
+/// Connections one socket may have. A client has one for its calls, and one for each question about health or metrics.
+pub const CONNECTIONS: usize = 64;
+/// Mode of the sockets. Who may connect is decided by the directory of each and by its list of users.
+const SOCKET_MODE: u32 = 0o660;
 /// Headers of a call may be this large.
 const MAX_HEADERS: u32 = 256 << 10;
 /// How long mutations in flight may take to end when the service stops.
@@ -54,8 +58,14 @@ pub struct Config {
     pub namespace: String,
     /// Where each socket goes.
     pub sockets: Vec<(Socket, PathBuf)>,
-    /// Who may connect.
-    pub uids: Vec<u32>,
+    /// Users that may connect to a socket, besides root and the user of this process.
+    pub uids: Vec<(Socket, u32)>,
+    /// The directory of the pods' logs, outside of which no log is read.
+    pub pod_logs_dir: PathBuf,
+    /// Bytes that the calls of a socket may hold; [`crate::budget::share`] but in tests.
+    pub share: fn(Socket) -> usize,
+    /// Connections that a socket may have; [`CONNECTIONS`] but in tests.
+    pub connections: usize,
     /// Hints a subscriber may lag behind; [`crate::hints::CAPACITY`] but in tests.
     pub hint_capacity: usize,
     /// Boottime, for deadlines.
@@ -86,7 +96,7 @@ impl Proxy {
             .iter()
             .map(|(socket, path)| {
                 let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-                Ok((*socket, bind_unix(path, 0o666).map_err(named)?))
+                Ok((*socket, bind_unix(path, SOCKET_MODE).map_err(named)?))
             })
             .collect::<io::Result<Vec<_>>>()?;
         let upstream = Upstream::new(config.runtime.clone());
@@ -98,6 +108,7 @@ impl Proxy {
             config.timeout,
             config.clock.clone(),
             metrics.clone(),
+            config.share,
         ));
         let hub = Hub::new(config.hint_capacity, metrics.clone());
         Ok(Self { listeners, config, forwarder, hub, metrics })
@@ -128,7 +139,7 @@ impl Proxy {
 
         let grants = Arc::new(Grants::new(self.config.grant_key.clone()));
         let debug = server::debug("cri-proxy");
-        let logs = ContainerLogs::new(self.forwarder.clone());
+        let logs = ContainerLogs::new(self.forwarder.clone(), &self.config.pod_logs_dir);
         // Open connections outlive `stop`: what is in flight on them still gets its answer.
         let hang_up = CancellationToken::new();
         for (socket, listener) in self.listeners {
@@ -154,11 +165,14 @@ impl Proxy {
                 .add_service(debug.clone())
                 .add_service(pb::probe_exec_server::ProbeExecServer::new(probe))
                 .add_service(pb::container_logs_server::ContainerLogsServer::new(logs.clone()));
+            let of_socket = self.config.uids.iter().filter(|(of, _)| *of == socket);
+            let of_socket: Vec<u32> = of_socket.map(|(_, uid)| *uid).collect();
             let door = Door {
                 socket,
                 routes: routes.prepare(),
                 forwarder: self.forwarder.clone(),
-                uids: self.config.uids.clone().into(),
+                peers: Arc::new(PeerPolicy::root_and_self().and(&of_socket)),
+                room: Arc::new(Semaphore::new(self.config.connections)),
                 metrics: self.metrics.clone(),
                 tasks: tasks.clone(),
                 hang_up: hang_up.clone(),
@@ -201,7 +215,9 @@ struct Door {
     socket: Socket,
     routes: Routes,
     forwarder: Arc<Forwarder>,
-    uids: Arc<[u32]>,
+    peers: Arc<PeerPolicy>,
+    /// Connections that may still come.
+    room: Arc<Semaphore>,
     metrics: Metrics,
     tasks: TaskTracker,
     hang_up: CancellationToken,
@@ -224,8 +240,17 @@ impl Door {
     fn admit(&self, stream: UnixStream) {
         let uid = stream.peer_cred().map(|peer| peer.uid());
         match uid {
-            Ok(uid) if self.uids.contains(&uid) => {
-                let work = self.tasks.track_future(self.clone().converse(stream));
+            Ok(uid) if self.peers.allows(uid) => {
+                let Ok(place) = self.room.clone().try_acquire_owned() else {
+                    self.metrics.refused_connections.inc();
+                    tracing::warn!(socket = self.socket.name(), uid, "too many connections, refused one");
+                    return;
+                };
+                let conversation = self.clone().converse(stream);
+                let work = self.tasks.track_future(async move {
+                    conversation.await;
+                    drop(place);
+                });
                 drop(task::spawn("connection", work));
             }
             Ok(uid) => {

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tonic::{Code, Request, Response, Status};
 use tracing::Instrument as _;
 
+use crate::budget::Held;
 use crate::facts::Facts;
 use crate::forward::{self, Call, Forwarder};
 use crate::hints::Hub;
@@ -135,6 +136,8 @@ impl pb::probe_exec_server::ProbeExec for ProbeExec {
             headers: own_headers(),
             body: reply::framed(&exec),
             facts: Facts { seconds: Some(seconds), ..Facts::default() },
+            budget: self.forwarder.budget(Socket::Probe),
+            held: Held::default(),
         };
         let span = forward::span(call.policy.service, call.policy.method, Socket::Probe, metadata.as_ref());
         let reply = self.forwarder.run(&call, None).instrument(span).await;

@@ -15,10 +15,14 @@ use cri_proxy::reply::{self, Frames};
 use http_body_util::BodyExt as _;
 use k8s_cri::v1;
 use prost::Message as _;
+use quintlet_kit::clock::Clock;
+use quintlet_proto::runtime::v1::ReadLogRequest;
+use quintlet_proto::runtime::v1::container_logs_client::ContainerLogsClient;
 use tokio::sync::{Mutex, mpsc};
 
 const LIST: &str = "/runtime.v1.RuntimeService/ListContainers";
 const START: &str = "/runtime.v1.RuntimeService/StartContainer";
+const STATUS: &str = "/runtime.v1.RuntimeService/ContainerStatus";
 const REMOVE: &str = "/runtime.v1.RuntimeService/RemoveContainer";
 const EPOCH: (&str, &str) = ("quintlet-owner-epoch", "1");
 
@@ -131,4 +135,107 @@ async fn streams_open_at_the_end_are_told_and_counted() {
         tokio::net::UnixStream::connect(bench.path(Socket::Admin)).await.is_err().then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn calls_of_one_socket_hold_no_more_bytes_than_its_share_and_other_sockets_go_on() {
+    fn share(_: Socket) -> usize {
+        12 << 20
+    }
+    let bench = Bench::changed("fake", "1", 64, Clock::system(), |config| config.share = share).await;
+    let head = headers(&[("content-type", "application/grpc")]);
+    let tail = headers(&[("grpc-status", "0")]);
+    let answer =
+        |mib: usize| Act::Reply(head.clone(), vec![Bytes::from(vec![0; 1 << 20]); mib], tail.clone());
+    let before = bench.metrics.refused_bytes.get();
+    // A caller that does not read its answer, which is larger than its window, keeps what the answer holds.
+    bench.script.on(STATUS, [answer(8)]);
+    let request = |body: Bytes| {
+        let meta = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
+        reply::request(STATUS, meta, Frames::of(vec![body]))
+    };
+    let empty = Bytes::from_static(&[0; 5]);
+    let caller = bench.caller(Socket::NodeApi);
+    let unread = caller.send(request(empty.clone())).await.unwrap();
+    // An answer that does not fit: it was given, and is not known.
+    let got = bench.call(Socket::NodeApi, STATUS, &[], empty.clone()).await;
+    assert_eq!((got.code(), got.outcome()), ("8", "unknown"), "{:?}", got.headers);
+    assert_eq!(bench.metrics.refused_bytes.get(), before + 1);
+    // A request that does not fit is not sent.
+    let seen = bench.script.seen(STATUS).len();
+    let large = reply::framed(&v1::ContainerStatusRequest {
+        container_id: "c".repeat(5 << 20),
+        ..Default::default()
+    });
+    let got = bench.call(Socket::NodeApi, STATUS, &[], large).await;
+    assert_eq!((got.code(), got.outcome()), ("8", "not-dispatched"), "{:?}", got.headers);
+    assert_eq!((bench.metrics.refused_bytes.get(), bench.script.seen(STATUS).len()), (before + 2, seen));
+    // Each socket has its own share, and what was read is free again.
+    let got = bench.call(Socket::Read, STATUS, &[], empty.clone()).await;
+    assert_eq!((got.outcome(), got.body.len()), ("ok", 8 << 20));
+    assert_eq!(unread.into_body().collect().await.unwrap().to_bytes().len(), 8 << 20);
+    eventually("room for the next answer", async || {
+        let got = bench.call(Socket::NodeApi, STATUS, &[], empty.clone()).await;
+        (got.outcome() == "ok").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_socket_has_so_many_connections_and_a_closed_one_makes_room() {
+    let bench = Bench::changed("fake", "1", 64, Clock::system(), |config| config.connections = 2).await;
+    bench.script.on(STATUS, [good(&v1::ContainerStatusResponse::default())]);
+    let call = async |socket| {
+        let meta = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
+        let caller = bench.caller(socket);
+        let request = reply::request(STATUS, meta, Frames::of(vec![Bytes::from_static(&[0; 5])]));
+        caller.send(request).await.map(|_| caller)
+    };
+    let before = bench.metrics.refused_connections.get();
+    let first = call(Socket::Read).await.unwrap();
+    let _second = call(Socket::Read).await.unwrap();
+    assert!(call(Socket::Read).await.is_err(), "a third connection");
+    assert!(bench.metrics.refused_connections.get() > before);
+    assert!(call(Socket::NodeApi).await.is_ok(), "another socket");
+    drop(first);
+    eventually("room for another connection", async || call(Socket::Read).await.ok().map(drop)).await;
+}
+
+#[tokio::test]
+async fn a_log_is_read_in_the_directory_of_logs_and_nowhere_else_whatever_the_runtime_says() {
+    let bench = Bench::start().await;
+    let logs = bench.dir.path().join("pod-logs");
+    std::fs::create_dir_all(logs.join("ns_pod_uid/c")).unwrap();
+    std::fs::write(logs.join("ns_pod_uid/c/0.log"), "mine\n").unwrap();
+    let secret = bench.dir.path().join("secret");
+    std::fs::write(&secret, "host\n").unwrap();
+    std::os::unix::fs::symlink(&secret, logs.join("ns_pod_uid/c/1.log")).unwrap();
+    std::os::unix::fs::symlink(bench.dir.path(), logs.join("out")).unwrap();
+    let mut client = ContainerLogsClient::new(quintlet_kit::socket::channel(bench.path(Socket::NodeApi)));
+    let mut read = async |path: String| {
+        let status = v1::ContainerStatus { log_path: path, ..Default::default() };
+        let answer = v1::ContainerStatusResponse { status: Some(status), ..Default::default() };
+        bench.script.on(STATUS, [good(&answer)]);
+        let request = ReadLogRequest { container_id: "c".into(), tail_lines: None, follow: false };
+        let mut chunks = client.read(request).await?.into_inner();
+        let mut text = Vec::new();
+        while let Some(chunk) = chunks.message().await? {
+            text.extend(chunk.data);
+        }
+        Ok::<_, tonic::Status>(String::from_utf8(text).unwrap())
+    };
+    let inside = logs.display();
+    assert_eq!(read(format!("{inside}/ns_pod_uid/c/0.log")).await.unwrap(), "mine\n");
+    let outside = [
+        secret.display().to_string(),
+        format!("{inside}/ns_pod_uid/c/1.log"),
+        format!("{inside}/out/secret"),
+        format!("{inside}/../secret"),
+        "/etc/hostname".to_owned(),
+    ];
+    for path in outside {
+        let error = read(path.clone()).await.unwrap_err();
+        assert_eq!(error.code(), tonic::Code::Internal, "{path}: {error}");
+    }
+    assert_eq!(read(format!("{inside}/none/0.log")).await.unwrap_err().code(), tonic::Code::NotFound);
 }

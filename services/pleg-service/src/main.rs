@@ -1,5 +1,5 @@
 //! The `pleg-service` binary.
 
-fn main() -> anyhow::Result<()> {
-    pleg_service::main()
+fn main() -> std::process::ExitCode {
+    quintlet_kit::exit_code("pleg-service", pleg_service::main())
 }

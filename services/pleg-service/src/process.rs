@@ -38,7 +38,7 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
     }
     let listener = bind_unix(&paths.pleg(), 0o660).with_context(|| paths.pleg().display().to_string())?;
     let stop = CancellationToken::new();
-    let mut server = Server::new("pleg-service");
+    let mut server = Server::new("pleg-service").observers(&args.common.observer_uid);
     let (clock, periods, health) = (Clock::system(), args.periods(), server.health());
     server = match &args.follow {
         Some(leader) => {
@@ -67,7 +67,7 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
     });
     let liveness = Liveness::of([paths.pleg()]);
     quintlet_kit::task::spawn("notify", notify::run(liveness, stop.clone()));
-    let served = server.serve(listener, PeerPolicy::Any, stop).await;
+    let served = server.serve(listener, PeerPolicy::root_and_self(), stop).await;
     telemetry.shutdown().await;
     served.context("serving")
 }

@@ -29,6 +29,10 @@ pub struct Args {
     /// Where the configuration is.
     #[command(flatten)]
     pub config: ConfigArgs,
+    /// A user, by name or number, that may call this service besides root and this process's own: that of the node API. May be
+    /// given several times.
+    #[arg(long, value_name = "USER", value_parser = quintlet_kit::args::user_id)]
+    pub allow_uid: Vec<u32>,
     /// The kubelet's root directory: pods, volumes, checkpoints.
     #[arg(long, default_value = "/var/lib/kubelet", value_name = "DIR")]
     pub root_dir: PathBuf,

@@ -257,14 +257,16 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     ctx.views.expect(known.iter().filter(|(_, record)| table::is_kept(record)).map(|(uid, _)| uid.clone()));
     let listener =
         bind_unix(&paths.podsync(), 0o660).with_context(|| format!("{}", paths.podsync().display()))?;
+    let peers = PeerPolicy::root_and_self().and(&args.allow_uid);
     let service = serve::Service::new(Arc::clone(&ctx));
     let server = Server::new("pod-sync")
+        .observers(&args.common.observer_uid)
         .add_service(PodSyncServer::new(service.clone()))
         .add_service(CheckpointsServer::new(service.clone()))
         .add_service(StorageServer::new(service));
     let health = server.health();
     health.set_serving(SYNC_LOOP).await;
-    let serving = spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));
+    let serving = spawn("server", server.serve(listener, peers, stop.clone()));
     if let Some(address) = args.common.metrics_listen {
         let serve = quintlet_kit::server::serve_metrics(address, stop.clone());
         tasks.spawn("metrics", async move {

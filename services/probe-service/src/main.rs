@@ -1,5 +1,5 @@
 //! The `probe-service` binary.
 
-fn main() -> anyhow::Result<()> {
-    probe_service::main()
+fn main() -> std::process::ExitCode {
+    quintlet_kit::exit_code("probe-service", probe_service::main())
 }

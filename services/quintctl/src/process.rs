@@ -3,11 +3,23 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use crate::{cli, config};
+use crate::{cli, config, run_as};
 
 /// Runs `quintctl` as its own process: reads the command line, and ends it on a usage error.
+pub fn main() -> ExitCode {
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|word| word == run_as::NAME) {
+        // Before there is a second thread.
+        let error = run_as::run(&words.collect::<Vec<_>>());
+        // Without a standard error there is nobody to tell.
+        let _ = writeln!(std::io::stderr().lock(), "quintctl: cannot run as another user: {error}");
+        return ExitCode::FAILURE;
+    }
+    command()
+}
+
 #[tokio::main]
-pub async fn main() -> ExitCode {
+async fn command() -> ExitCode {
     let line = match config::read(std::env::args_os().collect()) {
         Ok(line) => line,
         Err(end) => end.exit(),

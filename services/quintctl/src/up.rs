@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use quintlet_kit::paths::Paths;
 use quintlet_kit::task::{self, TaskGroup};
 use quintlet_localnode::{Containerd, Options};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -18,22 +19,25 @@ use tokio::time::Instant;
 
 use crate::screen;
 use expect::{Judge, Verdict};
+use handover::{Copies, Form};
 use lines::{Lines, print, print_part};
-use plan::{Layout, POD_SYNC, Runtime, SERVICES, STOP_ORDER};
+use plan::{Layout, NODE_API, POD_SYNC, Runtime, SERVICES, STOP_ORDER};
 use processes::Processes;
 use service::{Order, Service, State};
+use users::Users;
 use view::View;
 
 mod expect;
+mod handover;
 mod head;
 mod kills;
 mod lines;
 mod logs;
-mod node_api;
 mod plan;
 mod processes;
 mod restarts;
 mod service;
+mod users;
 pub(crate) mod view;
 
 /// Longest path of a unix socket.
@@ -123,9 +127,28 @@ pub struct UpArgs {
     /// Directory of the node API's self-signed certificate [default: BASE/node-api-pki, or /var/lib/quintlet/pki]
     #[arg(long, value_name = "DIR")]
     pub cert_dir: Option<PathBuf>,
-    /// User (and group) that the node API runs as when this is root
-    #[arg(long, value_name = "UID", default_value_t = 65533)]
+    /// Serving certificate of the node API; without it one is made
+    #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// Key of the serving certificate; may be readable for root alone
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// User and group id that pleg-service runs as when this is root. The defaults of the five ids, 65529 to 65533, are ones
+    /// that neither distributions nor systemd give to anybody. 0: root
+    #[arg(long, value_name = "UID", default_value_t = 65530, help_heading = "Users")]
+    pub pleg_uid: u32,
+    /// User and group id that probe-service runs as when this is root. 0: root
+    #[arg(long, value_name = "UID", default_value_t = 65531, help_heading = "Users")]
+    pub probe_uid: u32,
+    /// User and group id that status-reporter runs as when this is root. 0: root
+    #[arg(long, value_name = "UID", default_value_t = 65532, help_heading = "Users")]
+    pub reporter_uid: u32,
+    /// User and group id that the node API runs as when this is root. 0: root
+    #[arg(long, value_name = "UID", default_value_t = 65533, help_heading = "Users")]
     pub node_api_uid: u32,
+    /// Group id of those that watch the health of other services: status-reporter and the node API
+    #[arg(long, value_name = "GID", default_value_t = 65529, help_heading = "Users")]
+    pub watch_gid: u32,
     /// DNS domain of the cluster
     #[arg(long, value_name = "DOMAIN")]
     pub cluster_domain: Option<String>,
@@ -199,6 +222,25 @@ pub enum UpError {
         /// Why not.
         source: io::Error,
     },
+    /// A service cannot use a directory as a user of its own.
+    #[error(
+        "{service} runs as uid {uid}, which cannot enter {} on the way to {}: choose other directories (--run-dir, \
+         --bin-dir), open that one (chmod o+x), or run the service as root ({flag} 0)",
+        dir.display(),
+        path.display()
+    )]
+    Closed {
+        /// Which service.
+        service: &'static str,
+        /// Its user.
+        uid: u32,
+        /// The directory that is closed.
+        dir: PathBuf,
+        /// Where the service has to get.
+        path: PathBuf,
+        /// The option that names the user.
+        flag: &'static str,
+    },
     /// Another supervisor has the directory.
     #[error("another quintctl up runs in {}", .0.display())]
     AlreadyRunning(PathBuf),
@@ -263,21 +305,10 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
 
     let tasks = TaskGroup::new();
     let processes = Arc::new(Mutex::new(processes));
-    // Without root everything runs as the one user there is.
-    let unprivileged = nix::unistd::geteuid().is_root().then_some(args.node_api_uid);
-    let copying = match args.kubeconfig.clone().filter(|_| plan::has_node_api(&args)) {
-        Some(kubeconfig) => {
-            let kubeconfig = std::path::absolute(&kubeconfig).unwrap_or(kubeconfig);
-            let copy = layout.node_api_kubeconfig();
-            node_api::prepare(&layout, unprivileged)
-                .map_err(|source| UpError::Directory { path: layout.node_api_dir(), source })?;
-            node_api::copy_kubeconfig(&kubeconfig, &copy, unprivileged)
-                .map_err(|source| UpError::Kubeconfig { path: kubeconfig.clone(), source })?;
-            Some(task::spawn("copy kubeconfig", node_api::keep_kubeconfig(kubeconfig, copy, unprivileged)))
-        }
-        None => None,
-    };
-    let plans = plan::services(&args, &layout, &runtime, &node, unprivileged);
+    let users = users_of_services(&args, &layout, &bin_dir)?;
+    let copies = prepare(&args, &layout, users)?;
+    let copying = task::spawn("hand files over", copies.keep_fresh());
+    let plans = plan::services(&args, &layout, &runtime, &node, users);
     let now = quintlet_kit::clock::Clock::system().wall();
     for plan in &plans {
         logs::begin(&logs::path(&layout.log_dir, plan.name), &args.log_format, now)
@@ -302,7 +333,7 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     let began = Instant::now();
     let outcome = if live {
         let states: Vec<_> = services.iter().map(|s| (s.name, s.state())).collect();
-        let paths = quintlet_kit::paths::Paths::new(&layout.run_dir);
+        let paths = Paths::new(&layout.run_dir);
         let (looks, look) = watch::channel(None);
         let asking = task::spawn("ask services", head::ask(paths.clone(), looks));
         let kills = kills::kills(states.clone(), paths.clone(), view.clone());
@@ -332,7 +363,7 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     stop(&args, &services, &view, containerd, &mut signals).await?;
     follower.abort();
     cutter.abort();
-    copying.iter().for_each(tokio::task::JoinHandle::abort);
+    copying.abort();
     for name in tasks.shutdown(TASK_GRACE).await {
         tracing::warn!(task = name, "did not end");
     }
@@ -492,6 +523,64 @@ fn expectations(args: &UpArgs, layout: &Layout, node: &str) -> Result<Option<Jud
         return Err(UpError::NothingExpected(layout.manifests.clone()));
     }
     Ok(Some(Judge::new(found, node)))
+}
+
+/// The users of the services. Without root everything runs as the one user there is.
+///
+/// A node with a containerd of its own may lie in a home directory, where nobody else gets in: then its services run as root.
+fn users_of_services(args: &UpArgs, layout: &Layout, bin_dir: &Path) -> Result<Option<Users>, UpError> {
+    if !nix::unistd::geteuid().is_root() {
+        return Ok(None);
+    }
+    let users = Users::of(args);
+    let names = [
+        ("pleg-service", "--pleg-uid"),
+        ("probe-service", "--probe-uid"),
+        ("status-reporter", "--reporter-uid"),
+        (NODE_API, "--node-api-uid"),
+    ];
+    for (service, flag) in names {
+        let Some(user) = users.user(service) else { continue };
+        for path in [bin_dir, &layout.run_dir] {
+            let Some(dir) = users::closed_on_the_way(path) else { continue };
+            if args.private_containerd {
+                print(&[format!("all services run as root: others cannot enter {}", dir.display())]);
+                return Ok(None);
+            }
+            return Err(UpError::Closed { service, uid: user.uid, dir, path: path.to_path_buf(), flag });
+        }
+    }
+    Ok(Some(users))
+}
+
+/// Makes the directories of the sockets, and copies of the files that services may not read themselves.
+fn prepare(args: &UpArgs, layout: &Layout, users: Option<Users>) -> Result<Copies, UpError> {
+    let failed = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source: io::Error| UpError::Directory { path, source }
+    };
+    if !plan::has_node_api(args) {
+        // One that an earlier run left is not missed by `quintctl health`.
+        let _ = std::fs::remove_file(Paths::new(&layout.run_dir).node_api());
+    }
+    let node_api = users.and_then(|users| users.user(NODE_API)).map(|user| user.uid);
+    if plan::has_node_api(args) {
+        handover::prepare_cert_dir(&layout.cert_dir, node_api).map_err(failed(&layout.cert_dir))?;
+    }
+    let Some(users) = users else { return Ok(Copies::default()) };
+    users.prepare(&layout.run_dir).map_err(failed(&layout.run_dir))?;
+    let files = plan::handed(args, layout, Some(users));
+    if layout.config_dir.is_some() {
+        users.prepare_drop_ins(&layout.run_dir, plan::CONFIG_DIR).map_err(failed(&layout.run_dir))?;
+    }
+    let (copies, not_copied) = Copies::make(files);
+    for (file, source) in not_copied {
+        if file.form == Form::Kubeconfig {
+            return Err(UpError::Kubeconfig { path: file.from, source });
+        }
+        print(&[format!("{} cannot be handed to {}: {source}", file.from.display(), file.service)]);
+    }
+    Ok(copies)
 }
 
 fn bin_dir(args: &UpArgs) -> Result<PathBuf, UpError> {

@@ -32,11 +32,16 @@ struct Node {
 impl Node {
     fn start(flags: &[&str], deaf: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        // The services run as users of their own, who must get in.
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let bin = dir.path().join("bin");
         std::fs::create_dir(&bin).unwrap();
         for name in SERVICES {
             let script = if name == deaf { DEAF } else { SERVICE };
-            let script = script.replace("NOTES", &dir.path().join("notes").display().to_string());
+            let notes = dir.path().join("notes");
+            let script = script.replace("NOTES", &notes.display().to_string());
+            std::fs::File::options().create(true).append(true).open(&notes).unwrap();
+            std::fs::set_permissions(&notes, std::fs::Permissions::from_mode(0o666)).unwrap();
             std::fs::write(bin.join(name), script).unwrap();
             std::fs::set_permissions(bin.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
         }

@@ -4,7 +4,9 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, ExitCode, Termination as _};
+use std::process::{Command, ExitCode};
+
+use quintlet_kit::exit_code;
 
 /// sysexits.h: EX_USAGE.
 const USAGE: u8 = 64;
@@ -12,12 +14,12 @@ const USAGE: u8 = 64;
 type Run = fn() -> ExitCode;
 
 const PROGRAMS: [(&str, Run); 6] = [
-    ("cri-proxy", || cri_proxy::main().report()),
-    ("pleg-service", || pleg_service::main().report()),
+    ("cri-proxy", || exit_code("cri-proxy", cri_proxy::main())),
+    ("pleg-service", || exit_code("pleg-service", pleg_service::main())),
     ("pod-sync", pod_sync::main),
-    ("probe-service", || probe_service::main().report()),
+    ("probe-service", || exit_code("probe-service", probe_service::main())),
     ("quintctl", quintctl::main),
-    ("status-reporter", || status_reporter::main().report()),
+    ("status-reporter", || exit_code("status-reporter", status_reporter::main())),
 ];
 
 fn main() -> ExitCode {

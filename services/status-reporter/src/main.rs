@@ -1,5 +1,5 @@
 //! The `status-reporter` binary.
 
-fn main() -> anyhow::Result<()> {
-    status_reporter::main()
+fn main() -> std::process::ExitCode {
+    quintlet_kit::exit_code("status-reporter", status_reporter::main())
 }

@@ -616,11 +616,13 @@ fn arguments(
     match name {
         "cri-proxy" => {
             flag("--runtime-endpoint", &containerd.endpoint());
-            flag("--allow-uid", &NODE_API_UID.to_string());
+            flag("--allow-uid", &format!("node-api={NODE_API_UID}"));
+            flag("--pod-logs-dir", &base.join("pod-logs"));
         }
         "probe-service" => flag("--id", &"probe-0"),
         "status-reporter" => flag("--node-name", &options.node_name()),
         "pod-sync" => {
+            flag("--allow-uid", &NODE_API_UID.to_string());
             flag("--node-name", &options.node_name());
             flag("--root-dir", &base.join("root"));
             flag("--manifests", &base.join("manifests"));
@@ -670,7 +672,7 @@ fn prepare_node_api(base: &Path, paths: &Paths) {
     };
     mode(base, 0o755);
     let (podsync, pleg, status, probe) = (paths.podsync(), paths.pleg(), paths.status(), paths.probe("x"));
-    for socket in [podsync, pleg, status, probe] {
+    for socket in [podsync, pleg, status, probe, paths.cri(CriSocket::NodeApi)] {
         let dir = socket.parent().expect("a socket lies in a directory");
         std::fs::create_dir_all(dir).expect("a directory can be made");
         chown(dir, None, Some(NODE_API_UID)).expect("root can give directories away");

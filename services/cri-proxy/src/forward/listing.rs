@@ -36,8 +36,14 @@ impl Forwarder {
     ) -> Result<Reply, SendError> {
         let connection = self.connection_of(call).await?;
         if !self.lacking.has(twins.stream, connection) {
-            let mut taken = Taken { cutter: Cutter::new(MAX_MESSAGE), any: false, giver: None };
-            let reply = self.read_list(call, twins.stream, deadline, &mut taken).await?;
+            let whole = Some((call.budget.clone(), Growing::default()));
+            let mut taken = Taken { cutter: Cutter::new(MAX_MESSAGE), any: false, giver: None, whole };
+            let mut reply = self.read_list(call, twins.stream, deadline, &mut taken).await?;
+            if !reply.data.is_empty()
+                && let Some((_, held)) = taken.whole.take()
+            {
+                reply.held = held.done();
+            }
             if taken.any || reply.status().code() != Code::Unimplemented {
                 return Ok(reply);
             }
@@ -49,31 +55,30 @@ impl Forwarder {
     /// Answers a list with a stream.
     pub(super) async fn list_stream(
         self: &Arc<Self>,
+        socket: Socket,
         row: &'static Policy,
         twins: Twins,
         mut headers: HeaderMap,
         body: Incoming,
     ) -> Response<Body> {
-        let checked = match whole(body).await {
-            Ok(body) => reply::message(&body).map(|_| body).map_err(|e| e.to_string()),
-            Err(why) => Err(why),
+        let budget = self.budget(socket);
+        let checked = match whole(body, &budget).await {
+            Ok((body, of_request)) => {
+                reply::message(&body).map(|_| (body, of_request)).map_err(BadRequest::Frame)
+            }
+            Err(bad) => Err(bad),
         };
-        let body = match checked {
-            Ok(body) => body,
-            Err(why) => {
+        let (body, of_request) = match checked {
+            Ok(whole) => whole,
+            Err(bad) => {
                 self.metrics.done(row.method, Outcome::NotDispatched, None);
-                let message = format!("{}: {why}", row.method);
-                return Reply::refused(
-                    Code::InvalidArgument,
-                    message,
-                    Outcome::NotDispatched,
-                    Duration::ZERO,
-                )
-                .into_response();
+                let message = format!("{}: {bad}", row.method);
+                return Reply::refused(bad.code(), message, Outcome::NotDispatched, Duration::ZERO)
+                    .into_response();
             }
         };
         headers.remove(http::header::CONTENT_LENGTH);
-        let call = Call { policy: row, headers, body, facts: Facts::default() };
+        let call = Call { policy: row, headers, body, facts: Facts::default(), budget, held: of_request };
         let held = Held::new(&self.metrics);
         let (to, from) = mpsc::channel(1);
         let (head, begun) = oneshot::channel();
@@ -222,6 +227,8 @@ enum End {
     Bad(BadList),
     /// It does not fit in the one message that is asked for.
     TooLarge,
+    /// The calls of the caller's socket hold all that they may.
+    NoRoom(Exhausted),
     /// The caller is away.
     Gone,
     /// It does not read.
@@ -244,6 +251,7 @@ impl End {
                     format!("the list is larger than {MAX_MESSAGE} bytes: its stream must be asked for");
                 (Code::ResourceExhausted, why)
             }
+            Self::NoRoom(full) => (Code::ResourceExhausted, full.to_string()),
             Self::Gone => (Code::Cancelled, "its caller is away".to_owned()),
             Self::Stalled => {
                 (Code::ResourceExhausted, format!("its caller took nothing for {} s", STALL.as_secs()))
@@ -261,15 +269,20 @@ struct Taken {
     any: bool,
     /// None: all of it is to be in the reply.
     giver: Option<Giver>,
+    /// Where the bytes of a list that is taken in whole are counted; one that is given away has few at once.
+    whole: Option<(Budget, Growing)>,
 }
 
 impl Taken {
     fn by(giver: Giver) -> Self {
-        Self { cutter: Cutter::new(CHUNK), any: false, giver: Some(giver) }
+        Self { cutter: Cutter::new(CHUNK), any: false, giver: Some(giver), whole: None }
     }
 
     async fn take(&mut self, data: &[u8], reply: &Reply) -> Result<(), End> {
         self.any |= !data.is_empty();
+        if let Some((budget, held)) = &mut self.whole {
+            budget.hold(held, data.len()).map_err(End::NoRoom)?;
+        }
         let mut full = Vec::new();
         let before = self.cutter.held();
         self.cutter.push(data, &mut full)?;

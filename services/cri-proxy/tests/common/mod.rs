@@ -102,7 +102,7 @@ impl Script {
             match act {
                 Act::Reply(headers, data, trailers) => {
                     let frames = data.into_iter().map(Frame::data).chain([Frame::trailers(trailers)]);
-                    let mut response = Response::new(Body::new(Frames(frames.collect())));
+                    let mut response = Response::new(Body::new(Frames::new(frames.collect())));
                     *response.headers_mut() = headers;
                     response
                 }
@@ -274,7 +274,10 @@ impl Bench {
             timeout: cri_proxy::policy::CRI_TIMEOUT,
             namespace: "k8s.io".into(),
             sockets: sockets.into(),
-            uids: vec![nix::unistd::geteuid().as_raw()],
+            uids: Vec::new(),
+            pod_logs_dir: dir.path().join("pod-logs"),
+            share: cri_proxy::budget::share,
+            connections: cri_proxy::serve::CONNECTIONS,
             hint_capacity,
             clock: clock.clone(),
             grant_key: dir.path().join("keys/grant.key"),

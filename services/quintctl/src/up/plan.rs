@@ -4,6 +4,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::UpArgs;
+use super::handover::{Form, Handed};
+use super::users::{HANDED, Users};
+use crate::run_as::User;
 
 /// Where things are, resolved from the arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,14 +64,9 @@ impl Layout {
         self.run_dir.join("cri/node-api/cri.sock")
     }
 
-    /// What belongs to the node API's user.
-    pub(super) fn node_api_dir(&self) -> PathBuf {
-        self.run_dir.join("node-api")
-    }
-
-    /// The node API's own copy: the file given may be for root only.
-    pub(super) fn node_api_kubeconfig(&self) -> PathBuf {
-        self.node_api_dir().join("kubeconfig")
+    /// Where the copies of files for a service lie.
+    pub(super) fn handed(&self, service: &str) -> PathBuf {
+        self.run_dir.join(HANDED).join(service)
     }
 
     pub(super) fn podsync_socket(&self) -> PathBuf {
@@ -83,8 +81,8 @@ pub(super) struct Plan {
     /// Its binary.
     pub(super) binary: &'static str,
     pub(super) args: Vec<OsString>,
-    /// As which user and group; as the supervisor when there is none.
-    pub(super) uid: Option<u32>,
+    /// As which user and groups; as the supervisor when there is none.
+    pub(super) user: Option<User>,
 }
 
 /// The second process of cri-proxy's binary.
@@ -113,102 +111,155 @@ pub(super) fn has_node_api(args: &UpArgs) -> bool {
     args.node_api_port != 0 && args.kubeconfig.is_some()
 }
 
-/// The five services with their arguments, and the node API where there is one. `unprivileged` is the user of the latter.
+/// The five services with their arguments, and the node API where there is one. Without `users` all run as the supervisor.
 pub(super) fn services(
     args: &UpArgs,
     layout: &Layout,
     runtime: &Runtime,
     node: &str,
-    unprivileged: Option<u32>,
+    users: Option<Users>,
 ) -> Vec<Plan> {
-    let mut plans = five(args, layout, runtime, node, unprivileged);
-    if has_node_api(args) {
-        let mut line = Line(vec![NODE_API.into()]);
-        line.configuration(args, layout);
-        line.flag("--run-dir", &layout.run_dir);
-        line.flag("--log-level", &args.log_level);
-        line.flag("--log-format", &args.log_format);
-        line.flag("--node-name", node);
-        line.flag("--node-api-port", args.node_api_port.to_string());
-        line.flag("--healthz-port", args.healthz_port.to_string());
-        line.option("--kubeconfig", args.kubeconfig.as_ref().map(|_| layout.node_api_kubeconfig()));
-        line.option("--client-ca-file", args.client_ca_file.as_ref());
-        line.flag("--cert-dir", &layout.cert_dir);
-        line.flag("--root-dir", &layout.root_dir);
-        line.flag("--cgroup-root", &runtime.cgroup_root);
-        line.flag("--pod-logs-dir", &layout.pod_logs_dir);
-        plans.push(Plan { name: NODE_API, binary: "cri-proxy", args: line.0, uid: unprivileged });
-    }
-    plans
+    let names = SERVICES.into_iter().chain(Some(NODE_API).filter(|_| has_node_api(args)));
+    names
+        .map(|name| Plan {
+            name,
+            binary: if name == NODE_API { "cri-proxy" } else { name },
+            args: arguments(name, args, layout, runtime, node, users),
+            user: users.and_then(|users| users.user(name)),
+        })
+        .collect()
 }
 
-fn five(
+/// Files that are copied for services that run as users of their own.
+pub(super) fn handed(args: &UpArgs, layout: &Layout, users: Option<Users>) -> Vec<Handed> {
+    let mut out = Vec::new();
+    for name in SERVICES.into_iter().chain(Some(NODE_API).filter(|_| has_node_api(args))) {
+        let Some(user) = users.and_then(|users| users.user(name)) else { continue };
+        let mut hand = |from: Option<&PathBuf>, to: &str, form| {
+            if let Some(from) = from {
+                let from = std::path::absolute(from).unwrap_or_else(|_| from.clone());
+                let to = layout.handed(name).join(to);
+                out.push(Handed { service: name, from, to, form, gid: user.gid });
+            }
+        };
+        hand(layout.config.as_ref(), CONFIG, Form::Plain);
+        for file in layout.config_dir.iter().flat_map(|dir| drop_ins(dir)) {
+            let to = Path::new(CONFIG_DIR).join(file.file_name().unwrap_or_default());
+            hand(Some(&file), &to.to_string_lossy(), Form::Plain);
+        }
+        if name == NODE_API {
+            hand(args.client_ca_file.as_ref(), CLIENT_CA, Form::Plain);
+            hand(args.tls_cert_file.as_ref(), TLS_CERT, Form::Plain);
+            hand(args.tls_private_key_file.as_ref(), TLS_KEY, Form::Plain);
+        }
+        if [REPORTER, NODE_API].contains(&name) {
+            hand(args.kubeconfig.as_ref(), KUBECONFIG, Form::Kubeconfig);
+        }
+    }
+    out
+}
+
+/// The files that a directory of drop-ins has now.
+fn drop_ins(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "conf")).collect()
+}
+
+/// Names of the copies.
+const CONFIG: &str = "config.yaml";
+pub(super) const CONFIG_DIR: &str = "conf.d";
+const CLIENT_CA: &str = "client-ca.crt";
+const TLS_CERT: &str = "tls.crt";
+const TLS_KEY: &str = "tls.key";
+const KUBECONFIG: &str = "kubeconfig";
+
+const REPORTER: &str = "status-reporter";
+
+fn arguments(
+    name: &'static str,
     args: &UpArgs,
     layout: &Layout,
     runtime: &Runtime,
     node: &str,
-    unprivileged: Option<u32>,
-) -> Vec<Plan> {
-    SERVICES
-        .into_iter()
-        .map(|name| {
-            let mut line = Line::default();
-            line.configuration(args, layout);
-            line.flag("--run-dir", &layout.run_dir);
-            line.flag("--log-level", &args.log_level);
-            line.flag("--log-format", &args.log_format);
-            line.option("--otlp-endpoint", args.otlp_endpoint.as_ref());
-            if let Some(uid) = unprivileged.filter(|_| has_node_api(args)) {
-                line.flag("--observer-uid", uid.to_string());
+    users: Option<Users>,
+) -> Vec<OsString> {
+    let node_api = has_node_api(args);
+    // A service with a user of its own reads copies.
+    let handed = users.and_then(|users| users.user(name)).map(|_| layout.handed(name));
+    let readable = |given: Option<&PathBuf>, copy: &str| {
+        given.map(|given| handed.as_ref().map_or_else(|| given.clone(), |dir| dir.join(copy)))
+    };
+    let mut line = Line::default();
+    if name == NODE_API {
+        line.0.push(NODE_API.into());
+    }
+    line.option("--config", readable(layout.config.as_ref(), CONFIG));
+    line.option("--config-dir", readable(layout.config_dir.as_ref(), CONFIG_DIR));
+    if args.strict {
+        line.0.push("--strict".into());
+    }
+    line.flag("--run-dir", &layout.run_dir);
+    line.flag("--log-level", &args.log_level);
+    line.flag("--log-format", &args.log_format);
+    line.option("--otlp-endpoint", args.otlp_endpoint.as_ref().filter(|_| name != NODE_API));
+    for uid in users.iter().flat_map(|users| users.observers(name, node_api)) {
+        line.flag("--observer-uid", uid.to_string());
+    }
+    match name {
+        "cri-proxy" => {
+            line.flag("--runtime-endpoint", &runtime.endpoint);
+            line.flag("--pod-logs-dir", &layout.pod_logs_dir);
+            for (socket, uid) in users.iter().flat_map(|users| users.of_cri(node_api)) {
+                line.flag("--allow-uid", format!("{socket}={uid}"));
             }
-            match name {
-                "cri-proxy" => {
-                    line.flag("--runtime-endpoint", &runtime.endpoint);
-                    if let Some(uid) = unprivileged.filter(|_| has_node_api(args)) {
-                        line.flag("--allow-uid", uid.to_string());
-                    }
-                }
-                "probe-service" => line.flag("--id", "probe-0"),
-                "status-reporter" => {
-                    line.option("--kubeconfig", args.kubeconfig.as_ref());
-                    line.flag("--node-name", node);
-                }
-                POD_SYNC => {
-                    line.flag("--root-dir", &layout.root_dir);
-                    line.flag("--manifests", &layout.manifests);
-                    line.option("--manifest-url", args.manifest_url.as_ref());
-                    line.option("--kubeconfig", args.kubeconfig.as_ref());
-                    line.flag("--node-name", node);
-                    line.flag("--cgroup-root", &runtime.cgroup_root);
-                    line.flag("--pod-logs-dir", &layout.pod_logs_dir);
-                    line.flag("--container-logs-dir", &layout.container_logs_dir);
-                    line.option("--cluster-domain", args.cluster_domain.as_ref());
-                    if args.private_containerd {
-                        // Its images came by import: no registry has them, however full the disk is.
-                        line.flag("--image-gc-high-threshold", "100");
-                    }
-                    let port = if has_node_api(args) { args.node_api_port } else { 0 };
-                    line.flag("--node-api-port", port.to_string());
-                }
-                _ => {}
+        }
+        "probe-service" => line.flag("--id", "probe-0"),
+        REPORTER => {
+            line.option("--kubeconfig", readable(args.kubeconfig.as_ref(), KUBECONFIG));
+            line.flag("--node-name", node);
+        }
+        NODE_API => {
+            line.flag("--node-name", node);
+            line.flag("--node-api-port", args.node_api_port.to_string());
+            line.flag("--healthz-port", args.healthz_port.to_string());
+            line.option("--kubeconfig", readable(args.kubeconfig.as_ref(), KUBECONFIG));
+            line.option("--client-ca-file", readable(args.client_ca_file.as_ref(), CLIENT_CA));
+            line.option("--tls-cert-file", readable(args.tls_cert_file.as_ref(), TLS_CERT));
+            line.option("--tls-private-key-file", readable(args.tls_private_key_file.as_ref(), TLS_KEY));
+            line.flag("--cert-dir", &layout.cert_dir);
+            line.flag("--root-dir", &layout.root_dir);
+            line.flag("--cgroup-root", &runtime.cgroup_root);
+            line.flag("--pod-logs-dir", &layout.pod_logs_dir);
+        }
+        POD_SYNC => {
+            line.flag("--root-dir", &layout.root_dir);
+            line.flag("--manifests", &layout.manifests);
+            line.option("--manifest-url", args.manifest_url.as_ref());
+            line.option("--kubeconfig", args.kubeconfig.as_ref());
+            line.flag("--node-name", node);
+            line.flag("--cgroup-root", &runtime.cgroup_root);
+            line.flag("--pod-logs-dir", &layout.pod_logs_dir);
+            line.flag("--container-logs-dir", &layout.container_logs_dir);
+            line.option("--cluster-domain", args.cluster_domain.as_ref());
+            if args.private_containerd {
+                // Its images came by import: no registry has them, however full the disk is.
+                line.flag("--image-gc-high-threshold", "100");
             }
-            Plan { name, binary: name, args: line.0, uid: None }
-        })
-        .collect()
+            if let Some(users) = users.filter(|users| node_api && users.uid(NODE_API) != 0) {
+                line.flag("--allow-uid", users.uid(NODE_API).to_string());
+            }
+            let port = if node_api { args.node_api_port } else { 0 };
+            line.flag("--node-api-port", port.to_string());
+        }
+        _ => {}
+    }
+    line.0
 }
 
 #[derive(Default)]
 struct Line(Vec<OsString>);
 
 impl Line {
-    fn configuration(&mut self, args: &UpArgs, layout: &Layout) {
-        self.option("--config", layout.config.as_ref());
-        self.option("--config-dir", layout.config_dir.as_ref());
-        if args.strict {
-            self.0.push("--strict".into());
-        }
-    }
-
     fn flag(&mut self, name: &str, value: impl Into<OsString>) {
         self.0.extend([OsString::from(name), value.into()]);
     }
@@ -268,20 +319,26 @@ mod tests {
     fn each_service_gets_its_own_arguments_only() {
         let args = args(&["--private-containerd", "--base", "/b", "--log-level", "debug"]);
         let layout = Layout::resolve(&args, Path::new("/w"));
-        let plans = services(&args, &layout, &runtime(), "n1", Some(7));
+        let plans = services(&args, &layout, &runtime(), "n1", Some(Users::of(&args)));
         let line = |name: &str| {
             let plan = plans.iter().find(|p| p.name == name).unwrap();
             plan.args.iter().map(|a| a.to_str().unwrap()).collect::<Vec<_>>().join(" ")
         };
         let common = "--run-dir /b/run --log-level debug --log-format text";
-        assert_eq!(line("cri-proxy"), format!("{common} --runtime-endpoint unix:///c.sock"));
-        assert_eq!(line("pleg-service"), common);
+        assert_eq!(
+            line("cri-proxy"),
+            format!(
+                "{common} --runtime-endpoint unix:///c.sock --pod-logs-dir /b/pod-logs --allow-uid read=65530 \
+                 --allow-uid probe=65531"
+            )
+        );
+        assert_eq!(line("pleg-service"), format!("{common} --observer-uid 65532"));
         assert_eq!(line("probe-service"), format!("{common} --id probe-0"));
         assert_eq!(line("status-reporter"), format!("{common} --node-name n1"));
         assert_eq!(
             line("pod-sync"),
             format!(
-                "{common} --root-dir /b/root --manifests /b/manifests --node-name n1 --cgroup-root /quintlet-3 \
+                "{common} --observer-uid 65532 --root-dir /b/root --manifests /b/manifests --node-name n1 --cgroup-root /quintlet-3 \
                  --pod-logs-dir /b/pod-logs --container-logs-dir /b/container-logs --image-gc-high-threshold 100 \
                  --node-api-port 0"
             )
@@ -305,40 +362,75 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_is_handed_to_all() {
+    fn the_configuration_is_handed_to_all_and_users_of_their_own_get_copies() {
         let args = args(&["--config", "c.yaml", "--config-dir", "/d", "--strict", "--kubeconfig", "/k"]);
         let layout = Layout::resolve(&args, Path::new("/w"));
-        for plan in services(&args, &layout, &runtime(), "n1", None) {
-            let begin = usize::from(plan.name == NODE_API);
-            assert_eq!(
-                plan.args[begin..begin + 5],
-                ["--config", "/w/c.yaml", "--config-dir", "/d", "--strict"],
-                "{}",
-                plan.name
-            );
+        for users in [None, Some(Users::of(&args))] {
+            for plan in services(&args, &layout, &runtime(), "n1", users) {
+                let begin = usize::from(plan.name == NODE_API);
+                let handed = format!("/run/quintlet/handed/{}", plan.name);
+                let (file, dir) = match plan.user {
+                    Some(_) => (format!("{handed}/config.yaml"), format!("{handed}/conf.d")),
+                    None => ("/w/c.yaml".to_owned(), "/d".to_owned()),
+                };
+                let want = ["--config", &file, "--config-dir", &dir, "--strict"];
+                assert_eq!(plan.args[begin..begin + 5], want, "{}", plan.name);
+            }
         }
+        let copies = handed(&args, &layout, Some(Users::of(&args)));
+        let of = |name: &str| {
+            let of_service = copies.iter().filter(|c| c.service == name);
+            of_service.map(|c| c.from.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(of("pleg-service"), ["/w/c.yaml"]);
+        assert_eq!(of(NODE_API), ["/w/c.yaml", "/k"]);
+        assert!(of("pod-sync").is_empty() && handed(&args, &layout, None).is_empty());
     }
 
     #[test]
-    fn with_an_api_server_both_that_talk_to_it_get_the_kubeconfig() {
-        let args = args(&["--runtime-endpoint", "unix:///r.sock", "--kubeconfig", "/k"]);
+    fn with_an_api_server_those_that_talk_to_it_get_the_kubeconfig_and_the_node_api_its_certificate() {
+        let args = args(&[
+            "--runtime-endpoint",
+            "unix:///r.sock",
+            "--kubeconfig",
+            "/k",
+            "--tls-cert-file",
+            "/t.crt",
+            "--tls-private-key-file",
+            "/t.key",
+            "--node-api-uid",
+            "7",
+        ]);
         let layout = Layout::resolve(&args, Path::new("/w"));
-        for plan in services(&args, &layout, &runtime(), "n1", Some(7)) {
-            let has = plan.args.windows(2).any(|w| w == ["--kubeconfig", "/k"]);
-            assert_eq!(has, ["status-reporter", "pod-sync"].contains(&plan.name), "{}", plan.name);
-        }
-        let plans = services(&args, &layout, &runtime(), "n1", Some(7));
+        let users = Users::of(&args);
+        let plans = services(&args, &layout, &runtime(), "n1", Some(users));
         let line = |name: &str| plans.iter().find(|p| p.name == name).unwrap().args.join(OsStr::new(" "));
-        assert!(line(POD_SYNC).to_str().unwrap().ends_with("--node-api-port 10250"));
-        assert!(line("cri-proxy").to_str().unwrap().ends_with("--allow-uid 7"));
+        let line = |name: &str| line(name).into_string().unwrap();
+        assert!(
+            line("status-reporter").contains("--kubeconfig /run/quintlet/handed/status-reporter/kubeconfig")
+        );
+        assert!(line(POD_SYNC).contains("--kubeconfig /k"));
+        assert!(line(POD_SYNC).ends_with("--allow-uid 7 --node-api-port 10250"));
+        assert!(line("cri-proxy").ends_with("--allow-uid node-api=7"));
+        assert!(line("pleg-service").ends_with("--observer-uid 65532 --observer-uid 7"));
         let api = plans.iter().find(|p| p.name == NODE_API).unwrap();
-        assert_eq!((api.binary, api.uid), ("cri-proxy", Some(7)));
+        assert_eq!((api.binary, api.user.clone()), ("cri-proxy", users.user(NODE_API)));
         assert_eq!(
             line(NODE_API),
             "node-api --run-dir /run/quintlet --log-level info --log-format text --node-name n1 --node-api-port 10250 \
-             --healthz-port 10248 --kubeconfig /run/quintlet/node-api/kubeconfig \
+             --healthz-port 10248 --kubeconfig /run/quintlet/handed/node-api/kubeconfig \
+             --tls-cert-file /run/quintlet/handed/node-api/tls.crt \
+             --tls-private-key-file /run/quintlet/handed/node-api/tls.key \
              --cert-dir /var/lib/quintlet/pki --root-dir /var/lib/kubelet --cgroup-root /quintlet-3 --pod-logs-dir /var/log/pods"
         );
+        let key = Handed {
+            service: NODE_API,
+            from: "/t.key".into(),
+            to: "/run/quintlet/handed/node-api/tls.key".into(),
+            form: Form::Plain,
+            gid: 7,
+        };
+        assert!(handed(&args, &layout, Some(users)).contains(&key));
     }
 
     #[test]
@@ -346,8 +438,8 @@ mod tests {
         for more in [&["--kubeconfig", "/k", "--node-api-port", "0"][..], &[]] {
             let args = args(&[&["--runtime-endpoint", "unix:///r.sock"], more].concat());
             let layout = Layout::resolve(&args, Path::new("/w"));
-            let plans = services(&args, &layout, &runtime(), "n1", Some(7));
-            assert!(plans.iter().all(|p| p.name != NODE_API && p.uid.is_none()));
+            let plans = services(&args, &layout, &runtime(), "n1", Some(Users::of(&args)));
+            assert!(plans.iter().all(|p| p.name != NODE_API));
         }
     }
 

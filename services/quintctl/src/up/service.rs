@@ -172,10 +172,15 @@ impl Supervised {
 
     fn spawn(&self) -> std::io::Result<Child> {
         let log = super::logs::open(&self.log)?;
-        let mut command = Command::new(&self.binary);
-        if let Some(uid) = self.plan.uid {
-            command.uid(uid).gid(uid);
-        }
+        let mut command = match &self.plan.user {
+            // This program, which becomes the user and then the service: the process stays the same.
+            Some(user) => {
+                let mut command = Command::new("/proc/self/exe");
+                command.arg0("quintctl").args(user.line(self.binary.as_os_str()));
+                command
+            }
+            None => Command::new(&self.binary),
+        };
         command
             .args(&self.plan.args)
             .stdin(Stdio::null())

@@ -4,16 +4,19 @@
 //! rotations compress and delete what was rotated before. Whoever reads on finds the files between the one it has open and
 //! the newest by their names, which are times.
 //!
-//! Reading blocks on the disk; nothing here waits for anything else.
+//! All files are opened beneath the log's directory and never through a link, so that whoever may write there cannot have
+//! another file read. Reading blocks on the disk; nothing here waits for anything else.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flate2::read::GzDecoder;
+use quintlet_kit::beneath::Dir;
 
 use crate::tail_start;
 
@@ -41,7 +44,9 @@ pub enum Step {
 /// One log file being read, and those that take its name.
 #[derive(Debug)]
 pub struct Followed {
-    path: PathBuf,
+    /// The log's directory and its name in there.
+    dir: Arc<Dir>,
+    name: String,
     file: File,
     inode: u64,
     position: u64,
@@ -78,19 +83,30 @@ impl Read for Rotated {
 }
 
 impl Followed {
-    /// Opens a file at its beginning, or at that of its last lines.
+    /// Opens a file at its beginning, or at that of its last lines. The path of its directory is trusted.
     ///
     /// # Errors
     /// It cannot be opened or read, or is no regular file: whoever could put a pipe or a device there must not have it read.
     pub fn open(path: &Path, tail: Option<u64>) -> io::Result<Self> {
-        let mut older = plain_names(path);
+        let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Self::open_in(Arc::new(Dir::open(parent)?), file_name(path)?, tail)
+    }
+
+    /// As [`Self::open`], for a path that nobody vouches for: it is resolved beneath `root`, and no link is followed.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and the path leaves `root` or contains a link.
+    pub fn open_beneath(root: &Dir, path: &Path, tail: Option<u64>) -> io::Result<Self> {
+        let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Self::open_in(Arc::new(root.dir(parent)?), file_name(path)?, tail)
+    }
+
+    fn open_in(dir: Arc<Dir>, name: String, tail: Option<u64>) -> io::Result<Self> {
+        let mut older = plain_names(&dir, &name);
         let mut file = loop {
-            if !std::fs::metadata(path)?.is_file() {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-            }
-            let file = File::open(path)?;
+            let file = dir.read(Path::new(&name))?;
             // Unless a rotation came between, what is there is older, and what comes is this file or a newer one.
-            let now = plain_names(path);
+            let now = plain_names(&dir, &name);
             if now.is_subset(&older) {
                 break file;
             }
@@ -101,7 +117,7 @@ impl Followed {
             Some(lines) => tail_start(&mut file, lines)?,
             None => 0,
         };
-        Ok(Self { path: path.to_owned(), file, inode, position, older, replaced: None, between: None })
+        Ok(Self { dir, name, file, inode, position, older, replaced: None, between: None })
     }
 
     /// Reads on in this file alone, whatever has its name by now.
@@ -126,11 +142,12 @@ impl Followed {
     pub fn read(&mut self, now: Instant, block: &mut Vec<u8>) -> io::Result<Step> {
         loop {
             if let Some(between) = &mut self.between {
-                if fill_from(between, &self.path, block)? > 0 {
+                if fill_from(between, &self.dir, block)? > 0 {
                     return Ok(Step::Data);
                 }
                 // Gone again already: the next look finds the next.
-                let Ok(next) = Self::open(&self.path, None) else { return Ok(Step::Dry { rotating: true }) };
+                let next = Self::open_in(Arc::clone(&self.dir), self.name.clone(), None);
+                let Ok(next) = next else { return Ok(Step::Dry { rotating: true }) };
                 // Rotated while those before were read.
                 let missed: Vec<_> = next.older.difference(&between.known).cloned().collect();
                 if !missed.is_empty() {
@@ -141,7 +158,7 @@ impl Followed {
                 *self = next;
             }
             // Asked before reading: what was written before the file was replaced is read here.
-            let other = std::fs::metadata(&self.path).is_ok_and(|m| m.ino() != self.inode);
+            let other = self.dir.stat(Path::new(&self.name)).is_ok_and(|s| s.st_ino != self.inode);
             let over = match (other, self.replaced) {
                 (false, _) => false,
                 (true, None) => {
@@ -162,14 +179,14 @@ impl Followed {
 
     /// Files that were rotated after this one, oldest first, under the names they have now.
     fn since(&self) -> Between {
-        let all = rotated(&self.path);
+        let all = rotated(&self.dir, &self.name);
         let known = all.iter().map(|name| plain(name).to_owned()).collect();
         let mut newer: Vec<String> =
             all.into_iter().filter(|name| !self.older.contains(plain(name))).collect();
         newer.sort_by(|a, b| plain(a).cmp(plain(b)));
         // One that is being compressed is there twice for a moment.
         newer.dedup_by(|a, b| plain(a) == plain(b));
-        let own = newer.iter().position(|name| self.is_own(&self.path.with_file_name(name)));
+        let own = newer.iter().position(|name| self.is_own(Path::new(name)));
         // Without it, it was deleted already, and all there are came after it.
         Between { open: None, names: newer.split_off(own.map_or(0, |i| i + 1)).into(), known }
     }
@@ -177,10 +194,10 @@ impl Followed {
     /// Whether a rotated file is the one that is open here: the same, or compressed from it.
     fn is_own(&self, path: &Path) -> bool {
         if !is_compressed(path) {
-            return std::fs::metadata(path).is_ok_and(|m| m.ino() == self.inode);
+            return self.dir.stat(path).is_ok_and(|s| s.st_ino == self.inode);
         }
         let same = || -> io::Result<bool> {
-            let mut file = File::open(path)?;
+            let mut file = self.dir.read(path)?;
             file.seek(SeekFrom::End(-4))?;
             let mut size = [0; 4];
             file.read_exact(&mut size)?;
@@ -210,26 +227,28 @@ fn is_compressed(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "gz")
 }
 
+fn file_name(path: &Path) -> io::Result<String> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.map(str::to_owned).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))
+}
+
 /// Names of the rotated files of a log, as they were before any was compressed.
-fn plain_names(path: &Path) -> BTreeSet<String> {
-    rotated(path).iter().map(|name| plain(name).to_owned()).collect()
+fn plain_names(dir: &Dir, name: &str) -> BTreeSet<String> {
+    rotated(dir, name).iter().map(|name| plain(name).to_owned()).collect()
 }
 
 /// Names of the rotated files of a log.
-fn rotated(path: &Path) -> BTreeSet<String> {
-    let (Some(dir), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else {
-        return BTreeSet::new();
-    };
+fn rotated(dir: &Dir, name: &str) -> BTreeSet<String> {
     let prefix = format!("{name}.");
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries
-        .filter_map(|e| e.file_name().into_string().ok())
+    let names = dir.names().into_iter().flatten();
+    names
+        .filter_map(|name| name.into_string().ok())
         .filter(|n| n.starts_with(&prefix) && !n.ends_with(".tmp"))
         .collect()
 }
 
 /// Reads the files in between, one after the other; 0 when all are read.
-fn fill_from(between: &mut Between, live: &Path, block: &mut Vec<u8>) -> io::Result<usize> {
+fn fill_from(between: &mut Between, dir: &Dir, block: &mut Vec<u8>) -> io::Result<usize> {
     loop {
         if let Some(file) = &mut between.open {
             let read = fill(file, block)?;
@@ -239,19 +258,18 @@ fn fill_from(between: &mut Between, live: &Path, block: &mut Vec<u8>) -> io::Res
         }
         let Some(name) = between.names.pop_front() else { return Ok(0) };
         // Deleted meanwhile: what was in it is lost to everybody.
-        between.open = open_rotated(&live.with_file_name(name));
+        between.open = open_rotated(dir, &name);
     }
 }
 
 /// Opened under its plain name first: it may be compressed at any moment.
-fn open_rotated(path: &Path) -> Option<Rotated> {
-    let bare = if is_compressed(path) { path.with_extension("") } else { path.to_owned() };
-    if let Ok(file) = File::open(&bare) {
+fn open_rotated(dir: &Dir, name: &str) -> Option<Rotated> {
+    let bare = plain(name);
+    if let Ok(file) = dir.read(Path::new(bare)) {
         return Some(Rotated::Plain(file));
     }
-    let mut name = bare.into_os_string();
-    name.push(GZ);
-    File::open(PathBuf::from(name)).ok().map(|file| Rotated::Compressed(Box::new(GzDecoder::new(file))))
+    let file = dir.read(Path::new(&format!("{bare}{GZ}"))).ok()?;
+    Some(Rotated::Compressed(Box::new(GzDecoder::new(file))))
 }
 
 fn fill(from: &mut impl Read, block: &mut Vec<u8>) -> io::Result<usize> {
@@ -265,6 +283,8 @@ fn fill(from: &mut impl Read, block: &mut Vec<u8>) -> io::Result<usize> {
 #[allow(clippy::disallowed_methods)]
 mod tests {
     use std::io::Write as _;
+
+    use std::path::PathBuf;
 
     use flate2::Compression;
     use flate2::write::GzEncoder;
@@ -300,7 +320,8 @@ mod tests {
 
         /// As the node does it; the older files are compressed.
         fn rotate(&self, time: u32, keep: usize) -> PathBuf {
-            let mut old: Vec<_> = rotated(&self.path()).into_iter().collect();
+            let dir = Dir::open(self.dir.path()).unwrap();
+            let mut old: Vec<_> = rotated(&dir, "0.log").into_iter().collect();
             for gone in old.drain(..old.len().saturating_sub(keep)) {
                 std::fs::remove_file(self.dir.path().join(gone)).unwrap();
             }
@@ -415,5 +436,40 @@ mod tests {
         assert_eq!(followed.read_here(&mut block).unwrap(), Step::Dry { rotating: false });
         let error = Followed::open(log.dir.path(), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn no_link_is_followed_to_the_log_or_to_what_takes_its_name() {
+        let now = Instant::now();
+        let mut log = Log::new();
+        let outside = tempfile::tempdir().unwrap();
+        let secret = outside.path().join("0.log");
+        std::fs::write(&secret, "99\n").unwrap();
+        let link = |name: &str, to: &Path| std::os::unix::fs::symlink(to, log.dir.path().join(name)).unwrap();
+        link("link.log", &secret);
+        link("out", outside.path());
+        let root = Dir::open(log.dir.path()).unwrap();
+        for path in ["link.log", "out/0.log", "../0.log"] {
+            let path = log.dir.path().join(path);
+            assert!(Followed::open_beneath(&root, &path, None).is_err(), "{}", path.display());
+        }
+        assert!(Followed::open_beneath(&root, &secret, None).is_err());
+        let mut followed = Followed::open_beneath(&root, &log.path(), None).unwrap();
+        log.write();
+        // A rotation that puts links in the place of the new file and of one in between.
+        log.rotate(1, 9);
+        std::os::unix::fs::symlink(&secret, log.dir.path().join("0.log.0002")).unwrap();
+        std::fs::remove_file(log.path()).unwrap();
+        std::os::unix::fs::symlink(&secret, log.path()).unwrap();
+        let mut text = Vec::new();
+        read(&mut followed, now, &mut text);
+        read(&mut followed, now + LINGER, &mut text);
+        assert_eq!(numbers(&text), [1]);
+        std::fs::remove_file(log.path()).unwrap();
+        std::fs::write(log.path(), "").unwrap();
+        log.write();
+        read(&mut followed, now + 2 * LINGER, &mut text);
+        read(&mut followed, now + 3 * LINGER, &mut text);
+        assert_eq!(numbers(&text), [1, 2]);
     }
 }

@@ -30,8 +30,9 @@ pub struct CommonArgs {
     /// Address for Prometheus metrics over HTTP at /metrics, e.g. 127.0.0.1:9101. Without it they are on the socket only.
     #[arg(long, value_name = "ADDR")]
     pub metrics_listen: Option<SocketAddr>,
-    /// A uid that may ask this service for health and metrics, and for nothing else; may be given several times.
-    #[arg(long, value_name = "UID")]
+    /// A user, by name or number, that may ask this service for health and metrics and for nothing else; may be given several
+    /// times. Root and this process's own user always may. cri-proxy has --allow-uid instead.
+    #[arg(long, value_name = "USER", value_parser = user_id)]
     pub observer_uid: Vec<u32>,
 }
 
@@ -60,6 +61,21 @@ pub fn parse<T: Parser>() -> T {
         let _ = error.print();
         std::process::exit(if error.use_stderr() { EXIT_USAGE } else { 0 });
     })
+}
+
+/// The uid of a user that is given by name or number.
+///
+/// # Errors
+/// There is no such user.
+pub fn user_id(given: &str) -> Result<u32, String> {
+    if given.starts_with(|c: char| c.is_ascii_digit()) {
+        return given.parse().map_err(|_| format!("{given:?} is no user id"));
+    }
+    match nix::unistd::User::from_name(given) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        Ok(None) => Err(format!("there is no user {given:?}")),
+        Err(error) => Err(format!("cannot look up the user {given:?}: {error}")),
+    }
 }
 
 /// The name of a node as it was given: without blanks around it and in lower case, as the kubelet takes it.

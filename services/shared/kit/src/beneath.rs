@@ -3,14 +3,17 @@
 //! No function here follows a symbolic link or leaves the directory, whatever changes in it meanwhile: every path is resolved
 //! by the kernel (`openat2` with `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_MAGICLINKS`). All calls block.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+
+use crate::atomic_file::Owner;
 
 /// Attempts to resolve a path while the kernel reports a concurrent rename (`EAGAIN`).
 const ATTEMPTS: usize = 16;
@@ -66,6 +69,46 @@ impl Dir {
     pub fn create_new(&self, path: &Path, mode: u32) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         Ok(self.resolve(path, flags, Mode::from_raw_mode(mode))?.into())
+    }
+
+    /// Makes sure that the directory `name` is here with this owner and mode, and opens it. What is in it stays.
+    ///
+    /// # Errors
+    /// Something else has that name, a link too, or the owner cannot be set.
+    pub fn make_dir(&self, name: &Path, owner: Option<Owner>, mode: u32) -> io::Result<Self> {
+        let (parent, last) = self.parent(name)?;
+        match rustix::fs::mkdirat(&parent, last, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let fd = resolve(parent.as_fd(), Path::new(last), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+        if let Some(Owner { uid, gid }) = owner {
+            std::os::unix::fs::fchown(&fd, Some(uid), Some(gid))?;
+        }
+        rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode))?;
+        Ok(Self { fd, path: self.path.join(self.relative(name)?) })
+    }
+
+    /// Returns the names of what is in this directory, in no order.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn names(&self) -> io::Result<Vec<OsString>> {
+        let fd = self.resolve(Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::new(fd)? {
+            let name = OsStr::from_bytes(entry?.file_name().to_bytes()).to_owned();
+            if name != "." && name != ".." {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Returns the path that this directory was opened by.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Returns the attributes of a file; those of the link itself if the last component is one.
@@ -227,6 +270,9 @@ mod tests {
         assert!(inner.read(Path::new("file")).is_ok());
         assert!(inner.read(&p.root.join("a/b/file")).is_ok());
         assert!(inner.read(Path::new("../b/file")).is_err());
+        let mut names = inner.names().unwrap();
+        names.sort();
+        assert_eq!(names, ["file", "link"]);
     }
 
     #[test]
@@ -255,6 +301,20 @@ mod tests {
             assert!(p.dir.create_new(Path::new(path), 0o640).is_err(), "{path}");
         }
         assert_eq!(fs::read_dir(&p.outside).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_directory_gets_its_mode_and_a_link_in_its_place_is_refused() {
+        let p = places();
+        let dir = p.dir.make_dir(Path::new("a/d"), None, 0o2750).unwrap();
+        dir.create_new(Path::new("kept"), 0o600).unwrap();
+        p.dir.make_dir(Path::new("a/d"), None, 0o700).unwrap();
+        assert_eq!(fs::metadata(p.root.join("a/d")).unwrap().permissions().mode() & 0o7777, 0o700);
+        assert!(p.root.join("a/d/kept").exists());
+        for name in ["out", "a/b/file", "out/new", "../new", "a/secret"] {
+            assert!(p.dir.make_dir(Path::new(name), None, 0o700).is_err(), "{name}");
+        }
+        assert_eq!(fs::metadata(&p.outside).unwrap().permissions().mode() & 0o111, 0o111);
     }
 
     #[test]

@@ -25,6 +25,20 @@ pub use args::paths;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// The exit code of a process. An error goes to stderr as one line, without a backtrace: what a person has to mend is in it.
+#[must_use]
+pub fn exit_code<E: AsRef<dyn std::error::Error + Send + Sync>>(
+    name: &str,
+    done: Result<(), E>,
+) -> std::process::ExitCode {
+    use std::io::Write as _;
+    let Err(error) = done else { return std::process::ExitCode::SUCCESS };
+    let text = error_chain(error.as_ref()).replace('\n', " ");
+    // Without a standard error there is nobody to tell.
+    let _ = writeln!(std::io::stderr().lock(), "{name}: {text}");
+    std::process::ExitCode::FAILURE
+}
+
 /// The text of an error and of everything behind it, joined by `: `.
 #[must_use]
 pub fn error_chain(error: &dyn std::error::Error) -> String {

@@ -1,7 +1,7 @@
-//! Unix sockets: bound with a mode, open only to known users, reached lazily.
+//! Unix sockets: bound with a mode, open only to known users, reached lazily, and trusted only when the right user serves them.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -20,14 +20,19 @@ use tonic_health::pb::health_client::HealthClient;
 /// A peer that says nothing for this long is asked; as long again and it is given up.
 pub const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// Binds a socket with `mode`, its directory made if needed. A socket left by a process that is gone is replaced; so is one of
-/// this process itself.
+/// Mode of a socket's directory that nobody prepared: only this user and its group may enter.
+const DIR_MODE: u32 = 0o750;
+
+/// Binds a socket with `mode`, its directory made if needed and then closed to others. A socket left by a process that is gone is
+/// replaced; so is one of this process itself.
 ///
 /// # Errors
 /// The directory or socket cannot be made. `AddrInUse`: another process serves it, and its callers must not be taken over.
 pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir)?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !dir.is_dir() {
+        dir.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        std::fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(dir)?;
     }
     if let Some(pid) = listener_pid(path)
         && u32::try_from(pid) != Ok(std::process::id())
@@ -37,11 +42,11 @@ pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     }
     // Bound beside and renamed: the name never stands for a socket without its mode.
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temp = path.with_file_name(format!(".{name}.{}", std::process::id()));
-    let _ = std::fs::remove_file(&temp);
-    let listener = UnixListener::bind(&temp)?;
+    let prefix = format!(".{name}.");
+    let bound = tempfile::Builder::new().prefix(&prefix).make_in(dir, |temp| UnixListener::bind(temp))?;
+    let (listener, temp) = bound.into_parts();
     std::fs::set_permissions(&temp, std::fs::Permissions::from_mode(mode))?;
-    std::fs::rename(&temp, path)?;
+    temp.persist(path).map_err(|e| e.error)?;
     Ok(listener)
 }
 
@@ -188,7 +193,7 @@ pub fn incoming(
 }
 
 /// A channel to the socket at `path` that connects when first used and again whenever it must. Calls made while nobody
-/// listens fail at once with UNAVAILABLE.
+/// listens fail at once with UNAVAILABLE, and so do calls while a user that is not trusted listens, see [`connect`].
 #[must_use]
 pub fn channel(path: PathBuf) -> Channel {
     Endpoint::from_static("http://quintlet.local")
@@ -204,8 +209,34 @@ fn tower_connector(
 {
     tower::service_fn(move |_: Uri| {
         let path = path.clone();
-        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        async move { connect(&path).await.map(TokioIo::new) }
     })
+}
+
+/// Connects to the socket at `path`, if root or the owner of its directory serves it. Whoever prepared the directory gave it to
+/// the user of the service; a socket that another user planted there is not trusted.
+///
+/// # Errors
+/// Nobody listens. `PermissionDenied`: this user may not connect, or the one that listens is not trusted.
+pub async fn connect(path: &Path) -> io::Result<UnixStream> {
+    let stream = UnixStream::connect(path).await?;
+    let server = stream.peer_cred()?.uid();
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let owner = std::fs::metadata(dir)?.uid();
+    if !is_trusted(server, owner) {
+        let message = format!(
+            "{} is served by uid {server}, but its directory belongs to uid {owner}: not trusted",
+            path.display()
+        );
+        tracing::warn!(socket = %path.display(), server, owner, "connection given up: server not trusted");
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+    }
+    Ok(stream)
+}
+
+/// Whether a user may serve a socket in the directory of `owner`.
+fn is_trusted(server: u32, owner: u32) -> bool {
+    server == 0 || server == owner
 }
 
 /// Waits until the service at `path` says that it serves, by its health.
@@ -228,5 +259,31 @@ pub async fn wait_ready(path: &Path, limit: Duration) -> io::Result<()> {
             return Err(io::Error::new(io::ErrorKind::TimedOut, message));
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_root_and_the_owner_of_its_directory_may_serve_a_socket() {
+        for (server, owner, trusted) in
+            [(0, 0, true), (0, 7, true), (7, 7, true), (7, 0, false), (8, 7, false)]
+        {
+            assert_eq!(is_trusted(server, owner), trusted, "{server} in the directory of {owner}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_nobody_prepared_is_closed_to_others_and_no_name_is_left_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b/x.sock");
+        let _first = bind_unix(&path, 0o660).unwrap();
+        let _second = bind_unix(&path, 0o660).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!((mode(path.parent().unwrap()) & 0o027, mode(&path)), (0, 0o660));
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        connect(&path).await.unwrap();
     }
 }

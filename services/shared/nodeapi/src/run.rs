@@ -79,6 +79,10 @@ pub struct NodeApi {
     main: Option<TcpListener>,
     read_only: Option<TcpListener>,
     socket: tokio::net::UnixListener,
+    /// Where it is.
+    path: PathBuf,
+    /// Users that may ask for health and metrics.
+    observers: Vec<u32>,
     acceptor: TlsAcceptor,
     files: Files,
     healthz: Option<SocketAddr>,
@@ -103,6 +107,11 @@ impl NodeApi {
         clock: Clock,
     ) -> Result<Self, StartError> {
         let args = &loaded.args;
+        // Before anything can fail: where the socket is and nobody serves it, `quintctl health` tells of it.
+        let paths = args.common.paths();
+        let path = paths.node_api();
+        let socket = quintlet_kit::socket::bind_unix(&path, 0o660)
+            .map_err(|source| StartError::Socket { path: path.clone(), source })?;
         let reviewer = match &args.kubeconfig {
             Some(path) => Some(Arc::new(Reviewer::load(path).await?)),
             None => None,
@@ -131,10 +140,6 @@ impl NodeApi {
             (true, port) if port != 0 => Some(listen(SocketAddr::new(args.address, port)).await?),
             _ => None,
         };
-        let paths = args.common.paths();
-        let path = paths.node_api();
-        let socket = quintlet_kit::socket::bind_unix(&path, 0o660)
-            .map_err(|source| StartError::Socket { path, source })?;
         let places = Places {
             root_dir: args.root_dir.clone(),
             pod_logs_dir: args.pod_logs_dir.clone(),
@@ -169,6 +174,8 @@ impl NodeApi {
             main,
             read_only,
             socket,
+            path,
+            observers: args.common.observer_uid.clone(),
             acceptor: TlsAcceptor::from(Arc::new(config)),
             files: Files { serving, ca, reviewer },
             healthz: (args.healthz_port != 0)
@@ -232,10 +239,10 @@ impl NodeApi {
                 }
             });
         }
-        let server = kit_server::Server::new("node-api");
+        let server = kit_server::Server::new("node-api").observers(&self.observers);
         let health = server.health();
         health.set_serving("").await;
-        let own = server.serve(self.socket, quintlet_kit::socket::PeerPolicy::Any, stop.clone());
+        let own = server.serve(self.socket, quintlet_kit::socket::PeerPolicy::root_and_self(), stop.clone());
         tasks.spawn("own-socket", async move {
             if let Err(error) = own.await {
                 tracing::warn!(
@@ -254,6 +261,8 @@ impl NodeApi {
         for name in tasks.shutdown(GRACE).await {
             tracing::warn!(task = name, "did not end");
         }
+        // One that was told to end is not missed by `quintctl health`.
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 

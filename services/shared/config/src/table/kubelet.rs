@@ -541,7 +541,7 @@ pub const KUBELET: &[Row] = &[
             &["a_short_maximum_caps_the_first_delay_too", "fields_of_sources_arrive"],
         ),
     Row::new("podLogsDir", Kind::Checked(kind::clean_path), "/var/log/pods").own_flag("pod-logs-dir").honoured(
-        &[NodeApi, PodSync],
+        &[CriProxy, NodeApi, PodSync],
         "directory of the pods' logs",
         &["fields_of_the_node_arrive", "fields_of_the_node_api_arrive", "names_follow_the_kubelets_layout"],
     ),

@@ -74,9 +74,9 @@ pub const QUINTLET: &[Row] = &[
         "the containerd namespace pods run in",
         &["the_file_names_the_runtime"],
     ),
-    Row::new("allowUIDs", Kind::List(&Kind::Int(0, u32::MAX as i64)), "").own_flag("allow-uid").honoured(
+    Row::new("allowUIDs", Kind::List(&Kind::Text), "").own_flag("allow-uid").honoured(
         &[CriProxy],
-        "uids that may connect to cri-proxy, besides root and its own",
+        "users that may connect to a socket of cri-proxy, besides root and its own, as SOCKET=USER such as read=65530",
         &["the_file_names_the_runtime"],
     ),
     Row::new("relistPeriod", POSITIVE, "1s").own_flag("relist-period").honoured(

@@ -1,0 +1,107 @@
+//! `quintctl run-as`: becomes another user and then another program, for `quintctl up`.
+//!
+//! `run-as UID GID GROUPS PROGRAM [ARGUMENT]...`, GROUPS being group ids with commas between them, or `-` for none. No
+//! capability is left, and the program cannot get one.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
+
+/// The first word of such a command line.
+pub(crate) const NAME: &str = "run-as";
+
+/// Stands for no groups.
+const NONE: &str = "-";
+
+/// A user that a service runs as.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct User {
+    /// User id.
+    pub(crate) uid: u32,
+    /// Group id.
+    pub(crate) gid: u32,
+    /// Further groups.
+    pub(crate) groups: Vec<u32>,
+}
+
+impl User {
+    /// The command line that becomes this user and then `program`, without the first word of the program itself.
+    pub(crate) fn line(&self, program: &OsStr) -> Vec<OsString> {
+        let groups: Vec<String> = self.groups.iter().map(u32::to_string).collect();
+        let groups = if groups.is_empty() { NONE.to_owned() } else { groups.join(",") };
+        vec![
+            NAME.into(),
+            self.uid.to_string().into(),
+            self.gid.to_string().into(),
+            groups.into(),
+            program.to_owned(),
+        ]
+    }
+}
+
+/// Does what the words after [`NAME`] say. Returns only when that failed.
+pub(crate) fn run(words: &[OsString]) -> io::Error {
+    let become_user = |user: &User| -> io::Result<()> {
+        let groups: Vec<Gid> = user.groups.iter().copied().map(Gid::from_raw).collect();
+        setgroups(&groups)?;
+        setgid(Gid::from_raw(user.gid))?;
+        setuid(Uid::from_raw(user.uid))?;
+        Ok(nix::sys::prctl::set_no_new_privs()?)
+    };
+    match parse(words).and_then(|(user, program, rest)| become_user(&user).map(|()| (program, rest))) {
+        Ok((program, arguments)) => {
+            let error = Command::new(program).args(arguments).exec();
+            io::Error::new(error.kind(), format!("{}: {error}", program.display()))
+        }
+        Err(error) => error,
+    }
+}
+
+fn parse(words: &[OsString]) -> io::Result<(User, &OsStr, &[OsString])> {
+    let [uid, gid, groups, program, arguments @ ..] = words else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "want UID GID GROUPS PROGRAM [ARGUMENT]..."));
+    };
+    let groups = match groups.to_str() {
+        Some(NONE) => Vec::new(),
+        _ => groups.to_string_lossy().split(',').map(|g| id(OsStr::new(g))).collect::<io::Result<_>>()?,
+    };
+    Ok((User { uid: id(uid)?, gid: id(gid)?, groups }, program.as_os_str(), arguments))
+}
+
+fn id(word: &OsStr) -> io::Result<u32> {
+    let invalid = || io::Error::new(io::ErrorKind::InvalidInput, format!("{} is no id", word.display()));
+    word.to_str().and_then(|w| w.parse().ok()).ok_or_else(invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_names_user_groups_and_program_in_order() {
+        let user = User { uid: 1, gid: 2, groups: vec![3, 4] };
+        assert_eq!(user.line(OsStr::new("/bin/x")), ["run-as", "1", "2", "3,4", "/bin/x"]);
+        let alone = User { groups: Vec::new(), ..user };
+        assert_eq!(alone.line(OsStr::new("/bin/x")), ["run-as", "1", "2", "-", "/bin/x"]);
+    }
+
+    #[test]
+    fn words_are_read_back_and_those_that_name_no_user_run_nothing() {
+        let user = User { uid: 1, gid: 2, groups: vec![3, 4] };
+        let line = [user.line(OsStr::new("/bin/x")), vec!["-v".into()]].concat();
+        let (read, program, rest) = parse(&line[1..]).unwrap();
+        assert_eq!((read, program, rest), (user, OsStr::new("/bin/x"), &["-v".into()][..]));
+        for words in [
+            &["1", "2", "-"][..],
+            &["x", "2", "-", "/bin/x"],
+            &["1", "2", "", "/bin/x"],
+            &["1", "-1", "-", "/bin/x"],
+        ] {
+            let words: Vec<OsString> = words.iter().map(Into::into).collect();
+            assert_eq!(parse(&words).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Files that services without root need and that may be for root alone: the configuration, the kubeconfig with the files that
+//! it names, the CA of clients, the serving certificate and its key.
+//!
+//! Each service gets copies in a directory of root that it may read and nobody else may enter, and never the files themselves.
+//! A copy follows its original, since credentials are rotated. No service can write where root writes.
+
+use std::io;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base64::Engine as _;
+use quintlet_kit::atomic_file::{self, Owner};
+use serde_json::Value;
+
+/// Interval between two looks at the originals.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// Mode of a copy: its owner is root, its group that of the service.
+const MODE: u32 = 0o440;
+
+/// Fields of a kubeconfig that name a file, and those that hold its content.
+const FILES: [(&str, &str, &str); 3] = [
+    ("cluster", "certificate-authority", "certificate-authority-data"),
+    ("user", "client-certificate", "client-certificate-data"),
+    ("user", "client-key", "client-key-data"),
+];
+
+/// How a file is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// As it is.
+    Plain,
+    /// A kubeconfig: the files that it names are put into it.
+    Kubeconfig,
+}
+
+/// One file for one service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Handed {
+    pub(super) service: &'static str,
+    pub(super) from: PathBuf,
+    pub(super) to: PathBuf,
+    pub(super) form: Form,
+    /// Group that may read the copy.
+    pub(super) gid: u32,
+}
+
+/// Keeps copies fresh.
+#[derive(Debug, Default)]
+pub(super) struct Copies(Vec<(Handed, Option<Vec<u8>>)>);
+
+impl Copies {
+    /// Makes the first copies. Returns them, and for each file that could not be copied the reason.
+    pub(super) fn make(files: Vec<Handed>) -> (Self, Vec<(Handed, io::Error)>) {
+        let mut copies = Self(files.into_iter().map(|file| (file, None)).collect());
+        let failed = copies.refresh();
+        (copies, failed)
+    }
+
+    /// Copies what has changed.
+    fn refresh(&mut self) -> Vec<(Handed, io::Error)> {
+        let mut failed = Vec::new();
+        for (file, last) in &mut self.0 {
+            let content = match file.form {
+                Form::Plain => std::fs::read(&file.from),
+                Form::Kubeconfig => whole(&file.from).map(String::into_bytes),
+            };
+            let done = content.and_then(|content| {
+                if last.as_ref() != Some(&content) {
+                    let owner = Owner { uid: 0, gid: file.gid };
+                    atomic_file::write_owned(&file.to, &content, MODE, owner)?;
+                    *last = Some(content);
+                }
+                Ok(())
+            });
+            if let Err(error) = done {
+                failed.push((file.clone(), error));
+            }
+        }
+        failed
+    }
+
+    /// Copies what has changed, for ever.
+    pub(super) async fn keep_fresh(mut self) {
+        loop {
+            tokio::time::sleep(EVERY).await;
+            let refreshing = tokio::task::spawn_blocking(move || {
+                let failed = self.refresh();
+                (self, failed)
+            });
+            // A panic in it ended the process, or the runtime ends.
+            let Ok((copies, failed)) = refreshing.await else { return };
+            self = copies;
+            for (file, error) in failed {
+                tracing::warn!(%error, file = %file.from.display(), service = file.service, "file cannot be handed over");
+            }
+        }
+    }
+}
+
+/// Makes the directory of the node API's own certificates. One that is there stays whose it is: it may be the kubelet's.
+///
+/// # Errors
+/// It cannot be made or given away.
+pub(super) fn prepare_cert_dir(dir: &Path, uid: Option<u32>) -> io::Result<()> {
+    if dir.exists() {
+        return Ok(());
+    }
+    if let Some(parent) = dir.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    // Not there a moment ago, in a directory of root's: nobody else makes it meanwhile.
+    std::fs::create_dir(dir)?;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))?;
+    uid.map_or(Ok(()), |uid| chown(dir, Some(uid), Some(uid)))
+}
+
+/// A kubeconfig with the content of the files it names, as JSON, which is YAML.
+fn whole(path: &Path) -> io::Result<String> {
+    let invalid = |e: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, e.to_string());
+    let text = std::fs::read_to_string(path)?;
+    let mut config: Value = serde_saphyr::from_str(&text).map_err(|e| invalid(&e))?;
+    let beside = path.parent().unwrap_or(Path::new("/"));
+    for (list, entry) in [("clusters", "cluster"), ("users", "user")] {
+        for item in config[list].as_array_mut().into_iter().flatten() {
+            let Some(fields) = item[entry].as_object_mut() else { continue };
+            for (_, file, data) in FILES.iter().filter(|(of, ..)| *of == entry) {
+                if let Some(Value::String(named)) = fields.remove(*file) {
+                    let bytes = std::fs::read(beside.join(named))?;
+                    fields.insert(
+                        (*data).to_owned(),
+                        base64::engine::general_purpose::STANDARD.encode(bytes).into(),
+                    );
+                }
+            }
+            if let Some(Value::String(named)) = fields.remove("tokenFile") {
+                let token = std::fs::read_to_string(beside.join(named))?;
+                fields.insert("token".to_owned(), token.trim().into());
+            }
+        }
+    }
+    serde_json::to_string(&config).map_err(|e| invalid(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+
+    use super::*;
+
+    fn handed(from: &Path, to: &Path, form: Form) -> Handed {
+        // A group of this process, so that the test needs no root.
+        let gid = nix::unistd::getegid().as_raw();
+        Handed { service: "node-api", from: from.to_owned(), to: to.to_owned(), form, gid }
+    }
+
+    #[test]
+    fn the_certificates_directory_is_made_once_and_for_the_node_api_alone() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = base.path().join("a/pki");
+        let mode = || std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777;
+        prepare_cert_dir(&dir, None).unwrap();
+        assert_eq!(mode(), 0o700);
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+        prepare_cert_dir(&dir, None).unwrap();
+        assert_eq!(mode(), 0o755, "what was there stays as it was");
+    }
+
+    #[test]
+    fn the_copy_holds_what_the_original_names() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("ca.pem"), "CA").unwrap();
+        std::fs::write(dir.path().join("t"), "secret\n").unwrap();
+        let original = dir.path().join("kubeconfig");
+        std::fs::write(
+            &original,
+            "apiVersion: v1\nclusters:\n- name: c\n  cluster: {server: \"https://x\", certificate-authority: ca.pem}\n\
+             users:\n- name: u\n  user: {tokenFile: t}\n",
+        )
+        .unwrap();
+        let copy = dir.path().join("copy");
+        let file = handed(&original, &copy, Form::Kubeconfig);
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let (mut copies, failed) = Copies::make(vec![file]);
+        assert!(failed.is_empty(), "{failed:?}");
+        let read: Value = serde_json::from_str(&std::fs::read_to_string(&copy).unwrap()).unwrap();
+        assert_eq!(read["clusters"][0]["cluster"]["certificate-authority-data"], "Q0E=");
+        assert_eq!(read["clusters"][0]["cluster"]["certificate-authority"], Value::Null);
+        assert_eq!(read["users"][0]["user"], serde_json::json!({"token": "secret"}));
+        assert_eq!(std::fs::metadata(&copy).unwrap().mode() & 0o7777, 0o440);
+        std::fs::remove_file(dir.path().join("ca.pem")).unwrap();
+        assert_eq!(copies.refresh().len(), 1);
+    }
+
+    #[test]
+    fn a_copy_follows_its_original_and_no_link_in_its_place() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let [from, to, victim] = ["tls.key", "copy", "victim"].map(|name| dir.path().join(name));
+        std::fs::write(&from, "one").unwrap();
+        std::fs::set_permissions(&from, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::fs::write(&victim, "host").unwrap();
+        symlink(&victim, &to).unwrap();
+        let (mut copies, failed) = Copies::make(vec![handed(&from, &to, Form::Plain)]);
+        assert!(failed.is_empty(), "{failed:?}");
+        std::fs::write(&from, "two").unwrap();
+        assert!(copies.refresh().is_empty());
+        assert_eq!(std::fs::read_to_string(&to).unwrap(), "two");
+        let written = std::fs::metadata(&to).unwrap().ino();
+        assert!(copies.refresh().is_empty());
+        assert_eq!(std::fs::metadata(&to).unwrap().ino(), written, "unchanged, not written again");
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "host");
+    }
+}
