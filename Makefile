@@ -30,6 +30,7 @@ check: install
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	scripts/helm-lint.sh
 	tests/systemd.sh
+	tests/security.sh
 
 # All tests, those with a real containerd included; as root.
 test:
