@@ -119,7 +119,9 @@ impl Fence {
             }
         }
         match terms.deadline {
-            Some(deadline) if deadline <= boot => Err(Refusal::DeadlinePassed { late: boot - deadline }),
+            Some(deadline) if deadline <= boot => {
+                Err(Refusal::DeadlinePassed { late: boot.saturating_sub(deadline) })
+            }
             Some(_) | None => Ok(()),
         }
     }

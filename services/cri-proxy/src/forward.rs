@@ -11,7 +11,7 @@ use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
-use quintlet_kit::clock::Clock;
+use quintlet_kit::clock::{Clock, bounded, deadline_after};
 use quintlet_kit::task;
 use quintlet_model::outcome::{JOIN_ONLY_HEADER, Outcome};
 use quintlet_telemetry::propagate;
@@ -81,7 +81,7 @@ struct Busy<'a>(&'a watch::Sender<usize>);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        self.0.send_modify(|n| *n -= 1);
+        self.0.send_modify(|n| *n = n.saturating_sub(1));
     }
 }
 
@@ -109,16 +109,18 @@ pub struct Call {
 }
 
 impl Call {
-    /// How long it may take once it was sent, with this usual time. The caller's own `grpc-timeout` goes before the table.
+    /// Returns how long the call may take once it is sent, at most [`quintlet_kit::clock::FAR`]. The caller's own
+    /// `grpc-timeout` goes before the table; `usual` is what the table adds a request's own seconds to.
     fn timeout(&self, usual: Duration) -> Option<Duration> {
-        reply::grpc_timeout(&self.headers).or(match self.policy.deadline {
+        let timeout = reply::grpc_timeout(&self.headers).or(match self.policy.deadline {
             Deadline::Usual => Some(usual),
             Deadline::WithRequest { zero_is_none } => {
                 let seconds = u64::try_from(self.facts.seconds.unwrap_or(0)).unwrap_or(0);
                 (seconds > 0 || !zero_is_none).then(|| usual.saturating_add(Duration::from_secs(seconds)))
             }
             Deadline::CallerOnly => None,
-        })
+        });
+        timeout.map(bounded)
     }
 }
 
@@ -352,7 +354,7 @@ impl Forwarder {
 
     /// Queues and sends one unary call. With terms it is fenced right before it is sent.
     pub async fn run(&self, call: &Call, terms: Option<&Arc<Mutex<Terms>>>) -> Reply {
-        self.busy.send_modify(|n| *n += 1);
+        self.busy.send_modify(|n| *n = n.saturating_add(1));
         let _busy = Busy(&self.busy);
         let row = call.policy;
         let arrived = Instant::now();
@@ -429,7 +431,7 @@ impl Forwarder {
             tokio::select! {
                 biased;
                 slot = &mut turn => return slot.map_err(NoSlot::Full),
-                () = tokio::time::sleep(left) => {}
+                () = tokio::time::sleep(bounded(left)) => {}
             }
         }
     }
@@ -452,7 +454,7 @@ impl Forwarder {
 
     async fn send(&self, call: &Call) -> Reply {
         let Some(timeout) = call.timeout(self.timeout) else { return self.send_retrying(call, None).await };
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline_after(Instant::now(), timeout);
         match tokio::time::timeout_at(deadline, self.send_retrying(call, Some(deadline))).await {
             Ok(reply) => reply,
             Err(_) => {
@@ -572,7 +574,7 @@ impl Forwarder {
             None => None,
         };
         let queued = arrived.elapsed();
-        let timeout = reply::grpc_timeout(&headers);
+        let timeout = reply::grpc_timeout(&headers).map(bounded);
         let upstream = self.upstream_of(path).another();
         let sending = upstream.send(reply::request(path, headers, reply::boxed(body)));
         let too_late =
@@ -595,7 +597,9 @@ impl Forwarder {
                     return Response::from_parts(head, Frames::of(Vec::new()));
                 }
                 self.metrics.streams.inc();
-                let deadline = timeout.map(|t| Box::pin(tokio::time::sleep_until(arrived + queued + t)));
+                let deadline = timeout.map(|t| {
+                    Box::pin(tokio::time::sleep_until(deadline_after(arrived, queued.saturating_add(t))))
+                });
                 let body = Passing {
                     inner: Some(body),
                     method,

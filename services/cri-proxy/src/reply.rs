@@ -260,7 +260,7 @@ pub fn message(body: &Bytes) -> Result<Bytes, BadFrame> {
 #[must_use]
 pub fn framed(message: &impl prost::Message) -> Bytes {
     let encoded = message.encode_to_vec();
-    let mut out = Vec::with_capacity(encoded.len() + 5);
+    let mut out = Vec::with_capacity(encoded.len().saturating_add(5));
     out.push(0);
     out.extend_from_slice(&u32::try_from(encoded.len()).unwrap_or(u32::MAX).to_be_bytes());
     out.extend_from_slice(&encoded);
@@ -277,8 +277,8 @@ pub fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     }
     let n: u64 = digits.parse().ok()?;
     match unit {
-        "H" => Some(Duration::from_secs(n * 3600)),
-        "M" => Some(Duration::from_secs(n * 60)),
+        "H" => Some(Duration::from_secs(n.saturating_mul(3600))),
+        "M" => Some(Duration::from_secs(n.saturating_mul(60))),
         "S" => Some(Duration::from_secs(n)),
         "m" => Some(Duration::from_millis(n)),
         "u" => Some(Duration::from_micros(n)),

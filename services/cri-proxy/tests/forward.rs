@@ -444,6 +444,22 @@ async fn stops_do_not_hold_their_slots_while_the_runtime_waits() {
 }
 
 #[tokio::test]
+async fn a_stop_and_a_caller_with_the_longest_times_are_answered_like_any_other() {
+    let bench = Bench::start().await;
+    let stop = "/runtime.v1.RuntimeService/StopContainer";
+    let answered = || good(&v1::StopContainerResponse::default());
+    bench.script.on(stop, [answered(), answered(), answered()]);
+    for (n, timeout) in [i64::MAX, i64::MAX - 1, i64::MIN].into_iter().enumerate() {
+        let body = reply::framed(&v1::StopContainerRequest { container_id: n.to_string(), timeout });
+        let got = bench.call(Socket::Sync, stop, &[EPOCH], body).await;
+        assert_eq!(got.outcome(), "ok", "{timeout}");
+    }
+    bench.script.on(LIST, [good(&v1::ListContainersResponse::default())]);
+    let longest = [("grpc-timeout", "99999999H")];
+    assert_eq!(bench.call(Socket::Read, LIST, &longest, empty()).await.outcome(), "ok");
+}
+
+#[tokio::test]
 async fn a_probe_exec_runs_exactly_what_was_granted() {
     let bench = Bench::start().await;
     let key = GrantKey::load_or_create(&bench.dir.path().join("keys/grant.key")).unwrap();

@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use quintlet_kit::clock::Clock;
+use quintlet_kit::clock::{Clock, bounded};
 use quintlet_model::ids::PodUid;
 use rand::RngExt as _;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::clients::Wakes;
+use crate::decide::grace;
 use crate::decide::worker::{Effect, Facts, Input, Kill, Kind, Outcome, Work, Workers};
 
 /// Least time that who kills a pod waits for it (pkg/kubelet/pod_workers.go: killPodNow).
@@ -152,8 +153,7 @@ impl Fleet {
         let (answer, stopped) = oneshot::channel();
         let waiter = self.waiter.fetch_add(1, Ordering::Relaxed);
         self.waiters.lock().insert(waiter, answer);
-        let grace = kill.grace.or(facts.grace.termination).unwrap_or(0);
-        let limit = KILL_WAIT.max(Duration::from_secs(u64::try_from(grace).unwrap_or(0)).mul_f64(1.5));
+        let limit = bounded(grace::kill_limit(kill.grace.or(facts.grace.termination)));
         let kind = Kind::Kill(Kill { waiter: Some(waiter), ..kill });
         self.step(Input::Update { uid: uid.clone(), facts, kind, quiet: false });
         let result = tokio::time::timeout(limit, stopped).await;

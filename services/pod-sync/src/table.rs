@@ -545,8 +545,8 @@ impl Table {
             }),
             ..Kill::default()
         };
-        let until =
-            self.ctx.clock.boot() + grace::kill_limit(pods::spec(victim).termination_grace_period_seconds);
+        let limit = grace::kill_limit(pods::spec(victim).termination_grace_period_seconds);
+        let until = self.ctx.clock.boot().saturating_add(limit);
         let uid = victim_ref.uid.clone();
         let (ctx, victim) = (Arc::clone(&self.ctx), victim.clone());
         quintlet_kit::task::spawn("preempt", async move {

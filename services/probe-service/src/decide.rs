@@ -87,7 +87,8 @@ pub fn adopt(
 
 /// Whether the container was there before this service was: then "not ready" would be an invention.
 fn known_before(view: &View, born: Duration) -> bool {
-    view.running && (view.started || view.started_at.is_some_and(|at| at + RESTART_GRACE < born))
+    view.running
+        && (view.started || view.started_at.is_some_and(|at| at.saturating_add(RESTART_GRACE) < born))
 }
 
 fn initial(kind: ProbeType) -> ProbeResult {
@@ -115,7 +116,7 @@ pub fn gate(probe: &Probe, view: &View, memory: Option<&ProbeMemory>, now: Durat
         if memory.result == Some(ProbeResult::Failure) {
             return Gate::Idle(Why::Stopped);
         }
-        let counter = memory.counter + 1;
+        let counter = memory.counter.saturating_add(1);
         return Gate::Stopped(ProbeMemory { result: Some(ProbeResult::Failure), counter, ..memory.clone() });
     }
     match (probe.kind, view.started) {
@@ -128,7 +129,7 @@ pub fn gate(probe: &Probe, view: &View, memory: Option<&ProbeMemory>, now: Durat
     }
     let age = now.saturating_sub(started_at);
     if age < probe.initial_delay {
-        return Gate::After(probe.initial_delay - age);
+        return Gate::After(probe.initial_delay.saturating_sub(age));
     }
     Gate::Probe(id.clone())
 }
@@ -142,7 +143,7 @@ pub fn evaluate(probe: &Probe, memory: &ProbeMemory, raw: Raw) -> Option<ProbeMe
         Raw::Unknown => return None,
     };
     let run = if memory.last == last { memory.run.saturating_add(1).min(threshold) } else { 1 };
-    let mut next = ProbeMemory { counter: memory.counter + 1, last, run, ..memory.clone() };
+    let mut next = ProbeMemory { counter: memory.counter.saturating_add(1), last, run, ..memory.clone() };
     if run < threshold {
         return Some(next);
     }

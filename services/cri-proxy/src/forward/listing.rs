@@ -136,7 +136,7 @@ impl Forwarder {
 
     async fn read_for(&self, call: &Call, twins: Twins, giver: Giver) -> Reply {
         let timeout = call.timeout(self.timeout);
-        let deadline = timeout.map(|t| Instant::now() + t);
+        let deadline = timeout.map(|t| deadline_after(Instant::now(), t));
         let reading = async {
             let mut taken = Taken::by(giver);
             let first = match self.stream_once(call, twins, deadline, &mut taken).await {
@@ -321,7 +321,7 @@ impl Giver {
             head.send((reply.http, reply.headers.clone())).map_err(|_| End::Gone)?;
         }
         tokio::time::sleep_until(self.next).await;
-        self.next = Instant::now() + PACE;
+        self.next = deadline_after(Instant::now(), PACE);
         match tokio::time::timeout(STALL, self.to.send(message)).await {
             Ok(given) => given.map_err(|_| End::Gone),
             Err(_) => Err(End::Stalled),

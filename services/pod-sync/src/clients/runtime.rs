@@ -9,7 +9,7 @@ use http::uri::PathAndQuery;
 use k8s_cri::v1 as cri;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use quintlet_kit::clock::Clock;
+use quintlet_kit::clock::{self, Clock, bounded};
 use quintlet_kit::lists;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::outcome::{
@@ -130,7 +130,7 @@ impl Runtime {
         let mut request = Request::new(message);
         let metadata = request.metadata_mut();
         metadata.insert(OWNER_EPOCH_HEADER, MetadataValue::from(self.epoch));
-        let deadline = self.clock.boot() + limit;
+        let deadline = self.clock.boot().saturating_add(limit);
         metadata.insert(
             DEADLINE_HEADER,
             MetadataValue::from(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)),
@@ -145,7 +145,7 @@ impl Runtime {
         limit: Duration,
         sent: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, CallError> {
-        match tokio::time::timeout(limit + SLACK, sent).await {
+        match tokio::time::timeout(bounded(limit.saturating_add(SLACK)), sent).await {
             Ok(Ok(response)) => match outcome(response.metadata()) {
                 // An answer without our trailer came from a proxy that was cut right after it: it is an answer.
                 Some(Outcome::Ok) | None => Ok(response.into_inner()),
@@ -279,7 +279,7 @@ impl Runtime {
     /// # Errors
     /// See [`CallError`].
     pub async fn stop_container(&self, id: &ContainerId, grace: i64) -> Result<(), CallError> {
-        let limit = self.call + Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+        let limit = self.call.saturating_add(clock::seconds(grace));
         let request = cri::StopContainerRequest { container_id: id.to_string(), timeout: grace };
         gone_is_fine(call!(self, runtime, stop_container, "StopContainer", limit, request).map(|_| ()))
     }

@@ -35,7 +35,7 @@ impl Default for Delays {
 
 impl Delays {
     fn after(self, previous: Option<Duration>) -> Duration {
-        previous.map_or(self.initial, |d| d * 2).min(self.max)
+        previous.map_or(self.initial, |d| d.saturating_mul(2)).min(self.max)
     }
 }
 
@@ -88,7 +88,8 @@ impl CrashLoop {
     pub fn turn(&self, key: &str, finished_ago: Duration, now: Duration) -> Turn {
         let Some(entry) = self.live(key, finished_ago, now) else { return Turn::Now };
         if finished_ago < entry.delay {
-            Turn::Later { until: now + (entry.delay - finished_ago), delay: entry.delay }
+            let left = entry.delay.saturating_sub(finished_ago);
+            Turn::Later { until: now.saturating_add(left), delay: entry.delay }
         } else {
             Turn::Now
         }
@@ -127,7 +128,7 @@ impl CrashLoop {
 
     /// Drops entries that no exit can meet any more: each outlives the reset by the longest delay, twice over.
     pub fn forget_old(&mut self, now: Duration) {
-        self.entries.retain(|_, e| now.saturating_sub(e.last_update) <= CRASH_LOOP_RESET * 2);
+        self.entries.retain(|_, e| now.saturating_sub(e.last_update) <= CRASH_LOOP_RESET.saturating_mul(2));
     }
 
     fn entry(&self, key: &str) -> Option<Entry> {
@@ -149,7 +150,7 @@ pub fn last_exit<'a>(runtime: &'a PodRuntime, name: &str) -> Option<&'a RuntimeC
 /// How long before wall time `now` an instance finished; zero for a finish in the future (a clock was stepped).
 #[must_use]
 pub fn finished_ago(exited: &RuntimeContainer, now: jiff::Timestamp) -> Duration {
-    let nanos = now.as_nanosecond() - i128::from(exited.finished_unix_ns);
+    let nanos = now.as_nanosecond().saturating_sub(i128::from(exited.finished_unix_ns));
     Duration::from_nanos(u64::try_from(nanos.max(0)).unwrap_or(u64::MAX))
 }
 
@@ -199,10 +200,11 @@ impl PullBackoff {
     #[must_use]
     pub fn turn(&self, image: &str, now: Duration, delays: Delays) -> Turn {
         match self.live(image, now, delays) {
-            Some(e) if now < e.last_update + e.delay => {
-                Turn::Later { until: e.last_update + e.delay, delay: e.delay }
+            Some(e) => {
+                let until = e.last_update.saturating_add(e.delay);
+                if now < until { Turn::Later { until, delay: e.delay } } else { Turn::Now }
             }
-            Some(_) | None => Turn::Now,
+            None => Turn::Now,
         }
     }
 
@@ -227,11 +229,11 @@ impl PullBackoff {
 
     /// Drops entries that have aged out.
     pub fn forget_old(&mut self, now: Duration, delays: Delays) {
-        self.entries.retain(|_, e| now.saturating_sub(e.last_update) <= delays.max * 2);
+        self.entries.retain(|_, e| now.saturating_sub(e.last_update) <= delays.max.saturating_mul(2));
     }
 
     fn live(&self, image: &str, now: Duration, delays: Delays) -> Option<&PullEntry> {
-        self.entries.get(image).filter(|e| now.saturating_sub(e.last_update) <= delays.max * 2)
+        self.entries.get(image).filter(|e| now.saturating_sub(e.last_update) <= delays.max.saturating_mul(2))
     }
 }
 
@@ -243,8 +245,8 @@ pub fn go_duration(d: Duration) -> String {
         return "0s".to_owned();
     }
     let fraction = |value: u128, unit: u128| {
-        let mut text = (value / unit).to_string();
-        let rest = value % unit;
+        let mut text = value.checked_div(unit).unwrap_or(0).to_string();
+        let rest = value.checked_rem(unit).unwrap_or(0);
         if rest != 0 {
             let width = unit.ilog10() as usize;
             let digits = format!("{rest:0width$}");

@@ -51,8 +51,8 @@ pub fn dead_containers(
             }
         }
     };
-    let born =
-        i64::try_from(now.as_nanosecond() - i128::try_from(limits.min_age.as_nanos()).unwrap_or(i128::MAX));
+    let min_age = i128::try_from(limits.min_age.as_nanos()).unwrap_or(i128::MAX);
+    let born = i64::try_from(now.as_nanosecond().saturating_sub(min_age));
     let is_old = |c: &Container| fate == Fate::Goes || born.is_ok_and(|born| c.created_unix_ns <= born);
     let mut dead: Vec<_> = names.into_iter().flat_map(of).filter(|c| is_old(c)).collect();
     dead.sort_by_key(|c| c.created_unix_ns);

@@ -1,8 +1,11 @@
-//! How long a container or pod may take to stop, and in which order containers stop (pod-sync.md §4.3, §6.9, §6.10).
+//! How long a container or pod may take to stop, and in which order containers stop
+//! (`pkg/kubelet/kuberuntime: killContainer`).
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
+use quintlet_kit::clock;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::runtime::{Container as RuntimeContainer, ContainerState, PodRuntime};
 use quintlet_model::{labels, pod};
@@ -11,6 +14,15 @@ use super::actions::KillReason;
 
 /// No StopContainer gets less, in seconds.
 pub const MINIMUM_STOP: i64 = 2;
+
+/// The longest timeout for StopContainer, in seconds: the same 30 years as [`clock::FAR`].
+///
+/// containerd and CRI-O count the timeout in nanoseconds of 64 bits. A longer one wraps to a negative timeout there, which
+/// kills the container at once.
+pub const MAXIMUM_STOP: i64 = 30 * 365 * 24 * 3600;
+
+/// Least time to wait for a pod that the node terminates.
+const KILL_WAIT: Duration = Duration::from_secs(10);
 
 /// Grace of a pod that terminates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,10 +100,10 @@ pub fn left_after(seconds: i64, spent: Duration) -> i64 {
     seconds.saturating_sub(i64::try_from(spent.as_secs()).unwrap_or(i64::MAX))
 }
 
-/// Timeout for StopContainer.
+/// Returns the timeout for StopContainer, between [`MINIMUM_STOP`] and [`MAXIMUM_STOP`] seconds.
 #[must_use]
 pub fn stop_timeout(seconds: i64) -> i64 {
-    seconds.max(MINIMUM_STOP)
+    seconds.clamp(MINIMUM_STOP, MAXIMUM_STOP)
 }
 
 /// Seconds from `now` to an absolute `deadline` (both boottime), for a stop that is issued again; rounded up, so that
@@ -99,15 +111,16 @@ pub fn stop_timeout(seconds: i64) -> i64 {
 #[must_use]
 pub fn left_until(deadline: Duration, now: Duration) -> i64 {
     let left = deadline.saturating_sub(now);
-    let whole = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+    let whole = left.as_secs().saturating_add(u64::from(left.subsec_nanos() > 0));
     i64::try_from(whole).unwrap_or(i64::MAX)
 }
 
-/// How long a pod that the agent ends is waited for: half as long again as its grace, ten seconds at least.
+/// Returns how long to wait for a pod that the node terminates: one and a half times its grace, 10 s at least
+/// (`pkg/kubelet/pod_workers.go: killPodNow`).
 #[must_use]
 pub fn kill_limit(grace: Option<i64>) -> Duration {
-    let grace = Duration::from_secs(u64::try_from(grace.unwrap_or(0)).unwrap_or(0));
-    (grace * 3 / 2).max(Duration::from_secs(10))
+    let grace = clock::seconds(grace.unwrap_or(0));
+    grace.saturating_add(grace.checked_div(2).unwrap_or_default()).max(KILL_WAIT)
 }
 
 /// One container to stop.
@@ -128,7 +141,8 @@ pub struct Stop {
 pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<Stop> {
     let running: Vec<&RuntimeContainer> =
         runtime.containers.iter().filter(|c| c.state == ContainerState::Running).collect();
-    let runs = |name: &str| running.iter().any(|c| c.name == name);
+    let names: BTreeSet<&str> = running.iter().map(|c| c.name.as_str()).collect();
+    let runs = |name: &str| names.contains(name);
     let regular: Vec<&str> =
         pod.map(|p| pod::spec(p).containers.iter().map(|c| c.name.as_str()).collect()).unwrap_or_default();
     let sidecars: Vec<&str> = pod
@@ -144,7 +158,7 @@ pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<Stop> {
                 Some(place) => regular
                     .iter()
                     // One that does not run is passed over: the next later one that does is waited for.
-                    .chain(sidecars[place + 1..].iter().find(|s| runs(s)))
+                    .chain(sidecars.iter().skip(place.saturating_add(1)).find(|s| runs(s)))
                     .filter(|n| runs(n))
                     .map(|n| (*n).to_owned())
                     .collect(),
@@ -152,8 +166,9 @@ pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<Stop> {
             Stop { id: c.id.clone(), name: c.name.clone(), after }
         })
         .collect();
-    let rank =
-        |name: &str| sidecars.iter().position(|s| *s == name).map_or(0, |place| sidecars.len() - place);
+    let rank = |name: &str| {
+        sidecars.iter().position(|s| *s == name).map_or(0, |place| sidecars.len().saturating_sub(place))
+    };
     plan.sort_by_key(|s| rank(&s.name));
     plan
 }
@@ -224,6 +239,29 @@ mod tests {
         assert_eq!(stop_timeout(30), 30);
         assert_eq!(left_until(Duration::from_secs(10), Duration::from_millis(7500)), 3);
         assert_eq!(left_until(Duration::from_secs(10), Duration::from_secs(11)), 0);
+    }
+
+    #[test]
+    fn a_grace_of_any_length_is_waited_for_without_an_overflow() {
+        for (grace, want) in [
+            (None, 10),
+            (Some(i64::MIN), 10),
+            (Some(0), 10),
+            (Some(6), 10),
+            (Some(7), 10),
+            (Some(8), 12),
+            (Some(30), 45),
+            (Some(i64::MAX), MAXIMUM_STOP.unsigned_abs() / 2 * 3),
+        ] {
+            let got = kill_limit(grace);
+            assert_eq!(got.as_secs(), want, "{grace:?}");
+        }
+        assert_eq!(clock::FAR.as_secs(), MAXIMUM_STOP.unsigned_abs());
+        for (seconds, want) in [(i64::MIN, 2), (-1, 2), (30, 30), (i64::MAX, MAXIMUM_STOP)] {
+            assert_eq!(stop_timeout(seconds), want);
+        }
+        assert_eq!(left_after(i64::MIN, Duration::MAX), i64::MIN);
+        assert_eq!(left_until(Duration::MAX, Duration::ZERO), i64::MAX);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
+use quintlet_kit::clock::bounded;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 use tokio::sync::watch;
@@ -58,7 +59,7 @@ async fn end_all<P: Pods>(pods: &P, groups: Vec<Group<P::Pod>>) {
             pods.unmounted(pod).await;
         });
         let all = futures::future::join_all(ends);
-        if tokio::time::timeout(Duration::from_secs(seconds), all).await.is_err() {
+        if tokio::time::timeout(bounded(Duration::from_secs(seconds)), all).await.is_err() {
             tracing::warn!(
                 seconds,
                 pods = members.len(),

@@ -49,8 +49,11 @@ impl Token {
     fn needs_refresh(&self, now: Timestamp, jitter: Duration) -> bool {
         let jitter = SignedDuration::try_from(jitter).unwrap_or(SignedDuration::ZERO);
         let life = SignedDuration::from_secs(self.expiration_seconds);
-        let issued = self.expires - life;
-        now > issued + DAY - jitter || now > self.expires - life / 5 - jitter
+        // Both come from the API server: a sum out of jiff's years is a refresh that is due at once or never.
+        let left = now.duration_until(self.expires);
+        let age = life.saturating_sub(left);
+        let fifth = life.checked_div(5).unwrap_or(SignedDuration::ZERO);
+        age > DAY.saturating_sub(jitter) || left < fifth.saturating_add(jitter)
     }
 }
 

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ExecAction, LifecycleHandler, Pod};
+use quintlet_kit::clock;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::outcome::Outcome;
 use quintlet_model::runtime::ContainerState;
@@ -74,7 +75,7 @@ pub(super) async fn run(
     }
     if let Some(sleep) = &hook.sleep {
         let slept = began.map_or(Duration::ZERO, |began| ctx.clock.boot().saturating_sub(began));
-        tokio::time::sleep(seconds(sleep.seconds).saturating_sub(slept)).await;
+        tokio::time::sleep(clock::seconds(sleep.seconds).saturating_sub(slept)).await;
         return Ok(());
     }
     if let Some(get) = &hook.http_get {
@@ -92,10 +93,6 @@ pub(super) async fn run(
         return Ok(());
     }
     Err(HookError::failed("invalid handler"))
-}
-
-fn seconds(seconds: i64) -> Duration {
-    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
 fn command(exec: &ExecAction) -> Vec<String> {

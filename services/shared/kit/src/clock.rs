@@ -4,6 +4,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// The longest wait: 30 years, the distance at which tokio itself puts a deadline that it cannot represent.
+///
+/// A wait of this length never ends while the process runs, and a deadline at this distance can be added to, rounded up and
+/// converted to a timer's ticks without an overflow.
+pub const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+
+/// Returns `wait`, or [`FAR`] where it is longer: for a wait whose length comes from a pod, a runtime or a file.
+#[must_use]
+pub fn bounded(wait: Duration) -> Duration {
+    wait.min(FAR)
+}
+
+/// Returns the instant at the end of `wait` from `now`, at most [`FAR`] away.
+#[must_use]
+pub fn deadline_after(now: Instant, wait: Duration) -> Instant {
+    // 30 years from any instant of this machine can be represented.
+    now.checked_add(bounded(wait)).unwrap_or(now)
+}
+
+/// Returns a number of seconds of a pod or a runtime as a wait: zero where it is negative, [`FAR`] where it is longer.
+#[must_use]
+pub fn seconds(seconds: i64) -> Duration {
+    bounded(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
+}
 
 /// Wall time and boottime.
 #[derive(Debug, Clone)]
@@ -32,7 +58,7 @@ impl Clock {
     pub fn advance(&self, by: Duration) {
         if let Source::Fixed(now) = &self.0 {
             let mut now = now.lock();
-            now.1 += by;
+            now.1 = now.1.saturating_add(by);
             now.0 = now.0.checked_add(by).unwrap_or(jiff::Timestamp::MAX);
         }
     }
@@ -61,6 +87,22 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_of_any_length_has_an_end_that_a_timer_can_hold() {
+        let now = Instant::now();
+        assert_eq!(deadline_after(now, Duration::from_secs(7)), now + Duration::from_secs(7));
+        let longest = Duration::from_secs(i64::MAX.unsigned_abs());
+        for wait in [FAR + Duration::from_nanos(1), longest, Duration::MAX] {
+            assert_eq!(deadline_after(now, wait), now + FAR);
+            let pending = tokio::time::timeout_at(deadline_after(now, wait), std::future::pending::<()>());
+            let waited = tokio::time::timeout(Duration::from_secs(3600), pending).await;
+            assert!(waited.is_err(), "{wait:?} does not end within an hour");
+        }
+        for (given, want) in [(i64::MIN, 0), (-1, 0), (0, 0), (30, 30), (i64::MAX, FAR.as_secs())] {
+            assert_eq!(seconds(given), Duration::from_secs(want));
+        }
+    }
 
     #[test]
     fn a_fixed_clock_moves_with_all_its_clones() {

@@ -27,6 +27,20 @@ where
     })
 }
 
+/// Runs work that blocks on a thread for such work, and waits for it. A panic of the work goes on in the caller.
+///
+/// A caller that is dropped does not end the work.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is shutting down and drops this caller, too.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
 /// Tasks that are told to stop and waited for together.
 #[derive(Debug, Default)]
 pub struct TaskGroup {
@@ -58,7 +72,7 @@ impl TaskGroup {
     pub async fn shutdown(&self, grace: Duration) -> Vec<&'static str> {
         self.stop.cancel();
         let tasks = std::mem::take(&mut *self.tasks.lock());
-        let deadline = tokio::time::Instant::now() + grace;
+        let deadline = crate::clock::deadline_after(tokio::time::Instant::now(), grace);
         let mut late = Vec::new();
         for (name, mut handle) in tasks {
             if tokio::time::timeout_at(deadline, &mut handle).await.is_err() {
@@ -73,6 +87,15 @@ impl TaskGroup {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn blocking_work_runs_on_another_thread_and_its_panic_is_the_callers() {
+        let own = std::thread::current().id();
+        assert_ne!(blocking(|| std::thread::current().id()).await, own);
+        let caller = spawn("caller", async { blocking(|| panic!("of the work")).await });
+        let panic = caller.await.unwrap_err().into_panic();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"of the work"));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn who_does_not_end_in_time_is_named() {

@@ -437,7 +437,7 @@ pub trait Judge {
 
     /// The end of a grace that was shortened.
     fn deadline(&self, old: Duration, now: Duration, seconds: i64) -> Duration {
-        old.min(now + Duration::from_secs(u64::try_from(seconds).unwrap_or(1)))
+        old.min(now.saturating_add(Duration::from_secs(u64::try_from(seconds).unwrap_or(1))))
     }
 
     /// The sync in flight is cancelled.

@@ -451,7 +451,7 @@ fn begin(judge: &impl Judge, cause: Cause, grace: PodGrace, wanted: Option<i64>,
     Ending {
         cause,
         grace_seconds,
-        deadline: now + Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(1)),
+        deadline: now.saturating_add(Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(1))),
         since: now,
         stopped: false,
         finished: false,
