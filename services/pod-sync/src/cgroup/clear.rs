@@ -1,13 +1,17 @@
 //! Ends what is in a group, then the group.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
+use std::ffi::CStr;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use quintlet_kit::tree::{self, Entry, Visitor};
+use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::CgroupError;
 
@@ -18,25 +22,42 @@ const KILL_PAUSE: Duration = Duration::from_millis(20);
 const REMOVE_ATTEMPTS: u32 = 6;
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
-fn subdirs(dir: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
+/// Processes of a group and of all groups below it. A pod may nest groups as deep as the kernel lets it.
+struct Processes(BTreeSet<i32>);
+
+impl Visitor for Processes {
+    fn entry(&mut self, _: Entry<'_>) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn leave(&mut self, group: BorrowedFd<'_>) -> io::Result<()> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::openat(group, c"cgroup.procs", flags, Mode::empty()) else {
+            return Ok(());
+        };
+        let mut text = String::new();
+        // A group that is removed meanwhile has none.
+        let _ = File::from(file).read_to_string(&mut text);
+        // A process outside this pid namespace reads as 0, which is nobody to kill.
+        self.0.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()).filter(|p| *p > 1));
+        Ok(())
+    }
 }
 
-fn pids(dir: &Path, out: &mut BTreeSet<i32>) {
-    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-    // A process outside this pid namespace reads as 0, which is nobody to kill.
-    out.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()).filter(|p| *p > 1));
-    for sub in subdirs(dir) {
-        pids(&sub, out);
+fn pids(dir: &Path) -> BTreeSet<i32> {
+    let mut processes = Processes(BTreeSet::new());
+    if let Ok(root) = tree::open_root(dir) {
+        // What cannot be read is busy when it is to be removed.
+        let _ = tree::walk(root, &mut processes);
     }
+    processes.0
 }
 
 pub(super) fn kill_all(group: &str, dirs: &[PathBuf]) -> Result<(), CgroupError> {
     let mut left = BTreeSet::new();
     for _ in 0..KILL_ROUNDS {
         left.clear();
-        dirs.iter().for_each(|d| pids(d, &mut left));
+        dirs.iter().for_each(|d| left.extend(pids(d)));
         if left.is_empty() {
             return Ok(());
         }
@@ -47,28 +68,91 @@ pub(super) fn kill_all(group: &str, dirs: &[PathBuf]) -> Result<(), CgroupError>
         std::thread::sleep(KILL_PAUSE);
     }
     left.clear();
-    dirs.iter().for_each(|d| pids(d, &mut left));
+    dirs.iter().for_each(|d| left.extend(pids(d)));
     if left.is_empty() {
         return Ok(());
     }
     Err(CgroupError::Kill { group: group.to_owned(), left: left.into_iter().collect() })
 }
 
-pub(super) fn remove_dirs(dir: &Path) -> io::Result<()> {
-    for sub in subdirs(dir) {
-        remove_dirs(&sub)?;
+/// Removes groups from the deepest up.
+struct Remove;
+
+impl Visitor for Remove {
+    const AFTER: bool = true;
+
+    fn entry(&mut self, _: Entry<'_>) -> io::Result<bool> {
+        Ok(true)
     }
+
+    fn after(&mut self, parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+        patiently(|| Ok(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?))
+    }
+}
+
+/// Removes a group with all groups below it.
+///
+/// # Errors
+/// One stays busy.
+pub(super) fn remove_dirs(dir: &Path) -> io::Result<()> {
+    match tree::open_root(dir) {
+        Ok(root) => tree::walk(root, &mut Remove)?,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    }
+    patiently(|| std::fs::remove_dir(dir))
+}
+
+fn patiently(remove: impl Fn() -> io::Result<()>) -> io::Result<()> {
     let mut pause = REMOVE_PAUSE;
-    for attempt in 1.. {
-        match fs::remove_dir(dir) {
-            Ok(()) => break,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => break,
-            Err(e) if attempt >= REMOVE_ATTEMPTS => return Err(e),
-            Err(_) => {
-                std::thread::sleep(pause);
-                pause *= 2;
+    for _ in 1..REMOVE_ATTEMPTS {
+        match remove() {
+            Ok(()) => return Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(_) => std::thread::sleep(pause),
+        }
+        pause = pause.saturating_mul(2);
+    }
+    match remove() {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_nested_deeper_than_any_path_are_read_and_removed() {
+        // In memory: a disk is slow at so many directories.
+        let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let root = temp.path().join("pod");
+        std::fs::create_dir(&root).unwrap();
+        let mut at = tree::open_root(&root).unwrap();
+        let levels = 5000;
+        for level in 0..levels {
+            rustix::fs::mkdirat(&at, "nested", Mode::RWXU).unwrap();
+            at = rustix::fs::openat(&at, "nested", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+                .unwrap();
+            if level + 1 == levels {
+                let file = OFlags::CREATE | OFlags::WRONLY;
+                let file = rustix::fs::openat(&at, "cgroup.procs", file, Mode::RUSR).unwrap();
+                rustix::io::write(&file, b"0\n7\n").unwrap();
             }
         }
+        std::thread::scope(|s| {
+            let small = std::thread::Builder::new().stack_size(256 << 10);
+            let work = || {
+                assert_eq!(pids(&root), [7].into());
+                // A file of a file system that is no cgroup keeps its directory.
+                assert!(remove_dirs(&root).is_err());
+                rustix::fs::unlinkat(&at, "cgroup.procs", AtFlags::empty()).unwrap();
+                remove_dirs(&root).unwrap();
+                remove_dirs(&root).unwrap();
+            };
+            small.spawn_scoped(s, work).unwrap().join().unwrap();
+        });
+        assert!(!root.exists());
     }
-    Ok(())
 }

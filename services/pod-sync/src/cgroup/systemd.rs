@@ -72,8 +72,9 @@ fn properties(values: &PodCgroup, unified: bool) -> Vec<String> {
         match quota {
             ..=0 => "CPUQuota=".to_owned(),
             quota => {
-                let per_second = quota.saturating_mul(1_000_000) / period;
-                let steps = per_second / QUOTA_STEP_US + i64::from(per_second % QUOTA_STEP_US > 0);
+                let per_second = quota.saturating_mul(1_000_000).checked_div(period).unwrap_or(i64::MAX);
+                let steps =
+                    (per_second / QUOTA_STEP_US).saturating_add(i64::from(per_second % QUOTA_STEP_US > 0));
                 format!("CPUQuota={steps}%")
             }
         }

@@ -95,7 +95,7 @@ pub async fn run(ctx: Arc<Context>, period: Duration, stop: CancellationToken) {
             let began = Instant::now();
             let measured = tokio::task::spawn_blocking(work).await;
             // Small volumes of many pods are much to count, too.
-            tokio::time::sleep(began.elapsed().min(SLICE) * REST).await;
+            tokio::time::sleep(began.elapsed().min(SLICE).saturating_mul(REST)).await;
             if stop.is_cancelled() {
                 return;
             }
@@ -124,7 +124,7 @@ impl Pace {
     }
 
     fn step(&mut self) -> io::Result<()> {
-        self.files += 1;
+        self.files = self.files.saturating_add(1);
         if self.files < FILES {
             return Ok(());
         }
@@ -134,7 +134,7 @@ impl Pace {
         }
         let worked = self.began.elapsed();
         if worked >= SLICE {
-            std::thread::sleep(worked * REST);
+            std::thread::sleep(worked.saturating_mul(REST));
             self.began = Instant::now();
         }
         Ok(())
@@ -202,9 +202,9 @@ fn usage(
 fn figures(fs: &rustix::fs::StatFs) -> wire::DiskUsage {
     let block = u64::try_from(fs.f_bsize).unwrap_or(0);
     wire::DiskUsage {
-        available_bytes: fs.f_bavail * block,
-        capacity_bytes: fs.f_blocks * block,
-        used_bytes: fs.f_blocks.saturating_sub(fs.f_bfree) * block,
+        available_bytes: fs.f_bavail.saturating_mul(block),
+        capacity_bytes: fs.f_blocks.saturating_mul(block),
+        used_bytes: fs.f_blocks.saturating_sub(fs.f_bfree).saturating_mul(block),
         inodes: fs.f_files,
         inodes_free: fs.f_ffree,
         inodes_used: fs.f_files.saturating_sub(fs.f_ffree),

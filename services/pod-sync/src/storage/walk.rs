@@ -1,19 +1,17 @@
 //! What a directory takes on its file system, as `du` counts it (pkg/volume/util/fs): blocks and inodes, hard links once, other
 //! file systems left out.
 //!
-//! The tree is a pod's, which may change it meanwhile: it is gone through by open directories, and no link is followed.
+//! The tree belongs to a pod, which may change it meanwhile and nest it as deep as it likes.
 
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, openat, statat};
-use rustix::io::Errno;
+use quintlet_kit::tree::{self, Entry, Visitor};
+use rustix::fs::{AtFlags, CWD, Stat, statat};
 
 /// `st_blocks` counts these, whatever the file system has.
 const BLOCK: u64 = 512;
-/// Directories inside one another; each is open while what is in it is counted, and a process may have but so many files open.
-const DEEPEST: usize = 256;
 /// Files with several names that are kept in mind, 16 MiB of them. Names of further ones count each.
 const LINKS: usize = 1 << 20;
 
@@ -47,76 +45,40 @@ impl Count {
                 self.linked.insert(stat.st_ino);
             }
         }
-        self.usage.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK;
-        self.usage.inodes += 1;
+        let bytes = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(BLOCK);
+        self.usage.bytes = self.usage.bytes.saturating_add(bytes);
+        self.usage.inodes = self.usage.inodes.saturating_add(1);
         true
+    }
+}
+
+/// A count that asks before each file.
+struct Counting<S> {
+    count: Count,
+    step: S,
+}
+
+impl<S: FnMut() -> io::Result<()>> Visitor for Counting<S> {
+    fn entry(&mut self, entry: Entry<'_>) -> io::Result<bool> {
+        (self.step)()?;
+        Ok(self.count.add(entry.stat, entry.is_dir()))
     }
 }
 
 /// Counts what is at `place`. `step` is called for each file: it may take its time, and an error of it ends the count.
 ///
 /// # Errors
-/// The file system's, that of `step`, or the tree is deeper than 256 directories.
-pub(super) fn usage(place: &Path, mut step: impl FnMut() -> io::Result<()>) -> io::Result<Usage> {
+/// The file system's, that of `step`, or a directory deep in the tree was moved while it was counted.
+pub(super) fn usage(place: &Path, step: impl FnMut() -> io::Result<()>) -> io::Result<Usage> {
     let stat = statat(CWD, place, AtFlags::SYMLINK_NOFOLLOW)?;
     let mut count = Count { device: stat.st_dev, usage: Usage::default(), linked: HashSet::new() };
-    let is_dir = is_dir(&stat);
+    let is_dir = tree::is_dir(&stat);
     count.add(&stat, is_dir);
-    let mut open: Vec<Dir> = Vec::new();
+    let mut counting = Counting { count, step };
     if is_dir {
-        open.extend(directory(openat(CWD, place, HOW, Mode::empty()))?);
+        tree::walk(tree::open_root(place)?, &mut counting)?;
     }
-    loop {
-        let depth = open.len();
-        let Some(dir) = open.last_mut() else { return Ok(count.usage) };
-        let Some(entry) = dir.read() else {
-            open.pop();
-            continue;
-        };
-        let entry = match entry {
-            Ok(entry) => entry,
-            // Removed while it was read.
-            Err(Errno::NOENT) => {
-                open.pop();
-                continue;
-            }
-            Err(e) => return Err(e.into()),
-        };
-        let name = entry.file_name();
-        if name == c"." || name == c".." {
-            continue;
-        }
-        step()?;
-        let stat = match statat(dir.fd()?, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => stat,
-            Err(Errno::NOENT) => continue,
-            Err(e) => return Err(e.into()),
-        };
-        let is_dir = self::is_dir(&stat);
-        if !count.add(&stat, is_dir) || !is_dir {
-            continue;
-        }
-        if depth == DEEPEST {
-            return Err(io::Error::other("directories too deep inside one another"));
-        }
-        let below = openat(dir.fd()?, name, HOW, Mode::empty());
-        open.extend(directory(below)?);
-    }
-}
-
-const HOW: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-fn is_dir(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
-}
-
-/// What was opened; none if it is no directory any more.
-fn directory(opened: Result<rustix::fd::OwnedFd, Errno>) -> io::Result<Option<Dir>> {
-    match opened {
-        Ok(fd) => Ok(Some(Dir::new(fd)?)),
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
-        Err(e) => Err(e.into()),
-    }
+    Ok(counting.count.usage)
 }
 
 #[cfg(test)]
@@ -124,7 +86,11 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt as _, symlink};
 
+    use rustix::fs::{Mode, OFlags, openat};
+
     use super::*;
+
+    const HOW: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 
     fn counted(place: &Path) -> Usage {
         usage(place, || Ok(())).unwrap()
@@ -159,11 +125,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let deep = "x".repeat(200);
         let mut at = openat(CWD, dir.path(), HOW, Mode::empty()).unwrap();
-        for _ in 0..40 {
+        for _ in 0..1000 {
             rustix::fs::mkdirat(&at, deep.as_str(), Mode::RWXU).unwrap();
             at = openat(&at, deep.as_str(), HOW, Mode::empty()).unwrap();
         }
-        assert_eq!(counted(dir.path()).inodes, 41);
+        assert_eq!(counted(dir.path()).inodes, 1001);
+        tree::remove(&dir.path().join(deep)).unwrap();
     }
 
     #[test]

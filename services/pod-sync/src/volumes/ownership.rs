@@ -1,53 +1,96 @@
 //! Giving a volume to the pod's group (pkg/volume/volume_linux.go).
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::{PermissionsExt as _, lchown};
+use std::os::fd::BorrowedFd;
 use std::path::Path;
+
+use quintlet_kit::tree::{self, Entry, Visitor};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat};
 
 const RW: u32 = 0o660;
 const RO: u32 = 0o440;
 const EXEC: u32 = 0o110;
 const SETGID: u32 = 0o2000;
 
-/// Gives everything below `root` to `gid`, children before their directory. Links are given, not followed.
-/// A single entry that cannot be changed is logged; a directory that cannot be read is an error.
+/// Gives everything below `root` to `gid`, children before their directory. The group of a link itself is changed, and what is
+/// on another mount keeps its own. An entry that cannot be changed is logged.
 ///
 /// # Errors
 /// A directory cannot be read.
 pub fn give_to_group(root: &Path, gid: u32, read_only: bool) -> io::Result<()> {
-    let meta = fs::symlink_metadata(root)?;
-    if meta.is_dir() {
-        for entry in fs::read_dir(root)? {
-            let path = entry?.path();
-            match give_to_group(&path, gid, read_only) {
-                // It went away meanwhile.
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                other => other?,
+    let mut give = Give { gid, mask: if read_only { RO } else { RW }, root };
+    let stat = rustix::fs::statat(CWD, root, AtFlags::SYMLINK_NOFOLLOW)?;
+    if tree::is_dir(&stat) {
+        return tree::walk(tree::open_root(root)?, &mut give);
+    }
+    let name = std::ffi::CString::new(std::os::unix::ffi::OsStrExt::as_bytes(root.as_os_str()))?;
+    give.entry(Entry { dir: CWD, name: &name, stat: &stat }).map(|_| ())
+}
+
+struct Give<'a> {
+    gid: u32,
+    mask: u32,
+    root: &'a Path,
+}
+
+impl Give<'_> {
+    fn log(&self, given: rustix::io::Result<()>) {
+        match given {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+            Err(error) => {
+                let (volume, gid) = (self.root.display(), self.gid);
+                tracing::info!(%volume, gid, %error, "group change of a volume's file failed");
             }
         }
     }
-    if let Err(e) = lchown(root, None, Some(gid)) {
-        tracing::info!(path = %root.display(), gid, error = %e, "group change of a volume's file failed");
+
+    fn mode(&self, stat: &Stat, more: u32) -> Mode {
+        Mode::from_raw_mode((stat.st_mode & 0o7777) | self.mask | more)
     }
-    if meta.is_symlink() {
-        return Ok(());
+
+    fn file(&self, entry: Entry<'_>) -> rustix::io::Result<()> {
+        let group = Some(Gid::from_raw(self.gid));
+        rustix::fs::chownat(entry.dir, entry.name, None, group, AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileType::from_raw_mode(entry.stat.st_mode) == FileType::Symlink {
+            return Ok(());
+        }
+        // chmod(2) of a name follows a link that appears meanwhile; that of a descriptor does not.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(entry.dir, entry.name, flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&file)?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+            return Ok(());
+        }
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        rustix::fs::chmod(path, self.mode(&stat, 0))
     }
-    let mut mask = if read_only { RO } else { RW };
-    if meta.is_dir() {
-        mask |= SETGID | EXEC;
+
+    fn directory(&self, dir: BorrowedFd<'_>) -> rustix::io::Result<()> {
+        rustix::fs::fchown(dir, None, Some(Gid::from_raw(self.gid)))?;
+        let stat = rustix::fs::fstat(dir)?;
+        rustix::fs::fchmod(dir, self.mode(&stat, SETGID | EXEC))
     }
-    let mode = (meta.permissions().mode() & 0o7777) | mask;
-    if let Err(e) = fs::set_permissions(root, fs::Permissions::from_mode(mode)) {
-        tracing::info!(path = %root.display(), error = %e, "mode change of a volume's file failed");
+}
+
+impl Visitor for Give<'_> {
+    fn entry(&mut self, entry: Entry<'_>) -> io::Result<bool> {
+        if !entry.is_dir() {
+            self.log(self.file(entry));
+        }
+        Ok(true)
     }
-    Ok(())
+
+    fn leave(&mut self, dir: BorrowedFd<'_>) -> io::Result<()> {
+        self.log(self.directory(dir));
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt as _;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
     #[test]
     fn files_and_directories_get_the_group_and_its_bits() {
@@ -71,5 +114,24 @@ mod tests {
             assert_eq!(of(&sub.join("link")).0, 4321);
             assert_ne!(of(out.path()).0, 4321, "a link is not followed");
         }
+    }
+
+    #[test]
+    fn a_tree_deeper_than_any_path_is_given_away_on_a_small_stack() {
+        // In memory: a disk is slow at so many directories.
+        let tmp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let mut at = tree::open_root(tmp.path()).unwrap();
+        for _ in 0..5000 {
+            rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
+            at = rustix::fs::openat(&at, "d", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        }
+        std::thread::scope(|s| {
+            let small = std::thread::Builder::new().stack_size(256 << 10);
+            let give = || give_to_group(tmp.path(), 4321, false);
+            small.spawn_scoped(s, give).unwrap().join().unwrap().unwrap();
+        });
+        let deepest = rustix::fs::fstat(&at).unwrap();
+        assert_eq!((deepest.st_gid, deepest.st_mode & 0o7777), (4321, 0o2770));
+        tree::remove(&tmp.path().join("d")).unwrap();
     }
 }

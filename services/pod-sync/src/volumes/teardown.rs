@@ -1,12 +1,10 @@
-//! Taking down what was set up, without ever deleting through a mount (pod-sync.md §9.2).
+//! Unmounts and removes the volumes of a pod, without ever deleting through a mount (`pkg/kubelet/kubelet_volumes.go`).
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use quintlet_kit::seam;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
+use quintlet_kit::{seam, tree};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
@@ -78,7 +76,7 @@ pub fn tear_down_pod(pod_dir: &Path, table: &dyn MountTable) -> Result<(), TearD
     if unmounted {
         mounts = Mounts::read(pod_dir, table)?;
     }
-    remove_skeleton(&pod_dir.join(subpaths))?;
+    remove_skeleton(&pod_dir.join(subpaths), SUBPATH_DEPTH)?;
     for plugin in OWN_PLUGINS {
         // The marker goes first: what is half deleted must not pass for ready.
         remove_tree(&mounts, &Path::new("plugins").join(plugin))?;
@@ -106,61 +104,15 @@ fn remove_tree(mounts: &Mounts<'_>, dir: &Path) -> Result<(), TearDownError> {
         return Err(failed("refusing to remove below the mount", &mount)(io::ErrorKind::ResourceBusy.into()));
     }
     let dir = mounts.root.join(dir);
-    let Some(parent) = dir.parent() else { return Ok(()) };
-    let Some(name) = dir.file_name() else { return Ok(()) };
-    let parent_fd = match rustix::fs::openat(CWD, parent, DIRECTORY, Mode::empty()) {
-        Ok(fd) => fd,
-        Err(Errno::NOENT) => return Ok(()),
-        Err(e) => return Err(failed("cannot open", parent)(e.into())),
-    };
-    seam::file("tree removed", || remove_at(&parent_fd, Path::new(name)))
-        .map_err(failed("cannot remove", &dir))
+    seam::file("tree removed", || tree::remove(&dir)).map_err(failed("cannot remove", &dir))
 }
 
-const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
+/// Depth of a mount point below `volume-subpaths`: volume, container, index.
+const SUBPATH_DEPTH: u32 = 3;
 
-// A directory that is on the same mount as its parent. Binds on one file system are told apart from Linux 5.6 on; before,
-// only the table shows them.
-fn open_within(parent: &OwnedFd, name: &Path) -> io::Result<OwnedFd> {
-    let flags = DIRECTORY | OFlags::NOFOLLOW;
-    match rustix::fs::openat2(parent, name, flags, Mode::empty(), ResolveFlags::NO_XDEV) {
-        Err(Errno::NOSYS) => {}
-        opened => return Ok(opened?),
-    }
-    let dir = rustix::fs::openat(parent, name, flags, Mode::empty())?;
-    let same = rustix::fs::fstat(&dir)?.st_dev == rustix::fs::fstat(parent)?.st_dev;
-    if same { Ok(dir) } else { Err(Errno::XDEV.into()) }
-}
-
-fn remove_at(parent: &OwnedFd, name: &Path) -> io::Result<()> {
-    let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => stat,
-        Err(Errno::NOENT) => return Ok(()),
-        Err(e) => return Err(e.into()),
-    };
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        return Ok(rustix::fs::unlinkat(parent, name, AtFlags::empty())?);
-    }
-    let dir = open_within(parent, name).map_err(|e| match e.kind() {
-        io::ErrorKind::CrossesDevices => {
-            io::Error::new(e.kind(), format!("{} is on another mount", name.display()))
-        }
-        _ => e,
-    })?;
-    for entry in Dir::read_from(&dir)? {
-        let entry = entry?;
-        let bytes = entry.file_name().to_bytes();
-        if bytes == b"." || bytes == b".." {
-            continue;
-        }
-        use std::os::unix::ffi::OsStrExt as _;
-        remove_at(&dir, Path::new(std::ffi::OsStr::from_bytes(bytes)))?;
-    }
-    Ok(rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
-}
-
-/// Removes a tree of mount points: empty directories, and the empty files that files were bound on.
-fn remove_skeleton(dir: &Path) -> Result<(), TearDownError> {
+/// Removes a tree of mount points: empty directories, and the empty files that files were bound on. A tree with more levels
+/// than this service makes is an error.
+fn remove_skeleton(dir: &Path, levels: u32) -> Result<(), TearDownError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -170,7 +122,10 @@ fn remove_skeleton(dir: &Path) -> Result<(), TearDownError> {
         let path = entry.path();
         let kind = entry.file_type().map_err(failed("cannot read", &path))?;
         if kind.is_dir() {
-            remove_skeleton(&path)?;
+            let Some(below) = levels.checked_sub(1) else {
+                return Err(failed("cannot remove", &path)(io::ErrorKind::DirectoryNotEmpty.into()));
+            };
+            remove_skeleton(&path, below)?;
         } else if entry.metadata().is_ok_and(|m| m.len() == 0) {
             fs::remove_file(&path).map_err(failed("cannot remove", &path))?;
         } else {
@@ -240,7 +195,7 @@ pub fn clear_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), Orphan
     if let Some(path) = mounts.within(Path::new("")).next() {
         return Err(OrphanError::Mounted { uid: uid(), path });
     }
-    remove_skeleton(&pod_dir.join("volume-subpaths")).map_err(rest)?;
+    remove_skeleton(&pod_dir.join("volume-subpaths"), SUBPATH_DEPTH).map_err(rest)?;
     remove_volume_dirs(&pod_dir.join("volumes")).map_err(|(path, source)| OrphanError::Volume {
         uid: uid(),
         path,
@@ -320,6 +275,42 @@ mod tests {
         assert!(!pod.join("plugins/kubernetes.io~empty-dir").exists());
         clean_orphan(&pod, &ProcMountTable).unwrap();
         assert!(!pod.exists());
+    }
+
+    #[test]
+    fn a_volume_of_20_000_nested_directories_is_torn_down_on_the_stack_of_a_blocking_thread() {
+        // In memory: a disk is slow at so many directories.
+        let tmp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let pod = tmp.path().join("u1");
+        let volume = pod.join("volumes/kubernetes.io~empty-dir/v");
+        fs::create_dir_all(&volume).unwrap();
+        let mut at = tree::open_root(&volume).unwrap();
+        for _ in 0..20_000 {
+            rustix::fs::mkdirat(&at, "d", rustix::fs::Mode::RWXU).unwrap();
+            let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+            at = rustix::fs::openat(&at, "d", flags, rustix::fs::Mode::empty()).unwrap();
+        }
+        drop(at);
+        // tokio's threads have 2 MiB.
+        std::thread::scope(|s| {
+            let thread = std::thread::Builder::new().stack_size(2 << 20);
+            let work = || tear_down_pod(&pod, &ProcMountTable).map_err(|e| e.to_string());
+            thread.spawn_scoped(s, work).unwrap().join().unwrap().unwrap();
+        });
+        assert!(!volume.exists());
+        clean_orphan(&pod, &ProcMountTable).unwrap();
+        assert!(!pod.exists());
+    }
+
+    #[test]
+    fn a_skeleton_deeper_than_its_layout_stays() {
+        let tmp = tempfile::tempdir().unwrap();
+        let skeleton = tmp.path().join("volume-subpaths");
+        fs::create_dir_all(skeleton.join("v/c/0")).unwrap();
+        remove_skeleton(&skeleton, SUBPATH_DEPTH).unwrap();
+        fs::create_dir_all(skeleton.join("v/c/0/d")).unwrap();
+        assert!(remove_skeleton(&skeleton, SUBPATH_DEPTH).is_err());
+        assert!(skeleton.join("v/c/0/d").exists());
     }
 
     #[test]

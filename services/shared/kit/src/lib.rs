@@ -18,6 +18,7 @@ pub mod signals;
 pub mod socket;
 pub mod task;
 pub mod tls;
+pub mod tree;
 
 pub use args::paths;
 
