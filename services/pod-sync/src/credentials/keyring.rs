@@ -1,4 +1,4 @@
-//! Which credentials are for which image (pod-sync.md §7.5). Pure: what is read is handed in.
+//! Finds the credentials for an image (`pkg/credentialprovider/keyring.go`). Does no I/O.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,6 +7,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use serde::Deserialize;
 use sha2::Digest as _;
+
+use super::glob;
 
 /// Registry of images without one.
 const DEFAULT_REGISTRY: &str = "docker.io";
@@ -168,8 +170,9 @@ fn normal_key(key: &str) -> String {
 #[must_use]
 pub fn repository(image: &str) -> String {
     let named = image.split_once('@').map_or(image, |(name, _)| name);
-    let after_slash = named.rfind('/').map_or(0, |i| i + 1);
-    let named = named[after_slash..].find(':').map_or(named, |i| &named[..after_slash + i]);
+    let last = named.rsplit('/').next().unwrap_or(named);
+    let tag = last.find(':').and_then(|at| last.get(at..)).unwrap_or_default();
+    let named = named.strip_suffix(tag).unwrap_or(named);
     let (host, rest) = match named.split_once('/') {
         Some((host, rest)) if host.contains(['.', ':']) || host == "localhost" => (host, rest),
         Some(_) | None => (DEFAULT_REGISTRY, named),
@@ -200,8 +203,9 @@ pub fn registry(repository: &str) -> &str {
     repository.split_once('/').map_or(repository, |(host, _)| host)
 }
 
-/// A key or pattern (`*.example.com:5000/team`) is for a repository: equal ports, as many parts of the host, each matched
-/// by its glob, and the path begins with the key's.
+/// Reports whether credentials under a key or pattern (`*.example.com:5000/team`) are for a repository: the ports are equal,
+/// the hosts have as many parts, each part matches its pattern, and the repository's path begins with the key's
+/// (`pkg/credentialprovider/keyring.go: URLsMatch`).
 #[must_use]
 pub fn matches(key: &str, repository: &str) -> bool {
     let split = |text: &str| -> (Vec<String>, String, String) {
@@ -214,43 +218,7 @@ pub fn matches(key: &str, repository: &str) -> bool {
     key_port == port
         && key_parts.len() == parts.len()
         && path.starts_with(&key_path)
-        && key_parts.iter().zip(&parts).all(|(glob, part)| glob_matches(glob.as_bytes(), part.as_bytes()))
-}
-
-// `*`, `?`, `[a-z]`, `[^a-z]` and `\`, as Go's path.Match has them.
-fn glob_matches(glob: &[u8], text: &[u8]) -> bool {
-    match glob.split_first() {
-        None => text.is_empty(),
-        Some((b'*', rest)) => (0..=text.len()).any(|i| glob_matches(rest, &text[i..])),
-        Some((b'?', rest)) => text.split_first().is_some_and(|(_, t)| glob_matches(rest, t)),
-        Some((b'[', rest)) => {
-            let Some(end) = rest.iter().skip(1).position(|b| *b == b']').map(|i| i + 1) else { return false };
-            let Some((first, left)) = text.split_first() else { return false };
-            in_class(&rest[..end], *first) && glob_matches(&rest[end + 1..], left)
-        }
-        Some((b'\\', rest)) => match (rest.split_first(), text.split_first()) {
-            (Some((g, rest)), Some((t, left))) => g == t && glob_matches(rest, left),
-            _ => false,
-        },
-        Some((g, rest)) => text.split_first().is_some_and(|(t, left)| g == t && glob_matches(rest, left)),
-    }
-}
-
-fn in_class(class: &[u8], byte: u8) -> bool {
-    let (negated, mut class) = match class.split_first() {
-        Some((b'^', rest)) => (true, rest),
-        _ => (false, class),
-    };
-    let mut found = false;
-    while let Some((low, rest)) = class.split_first() {
-        let (high, rest) = match rest {
-            [b'-', high, rest @ ..] => (high, rest),
-            _ => (low, rest),
-        };
-        found |= (*low..=*high).contains(&byte);
-        class = rest;
-    }
-    found != negated
+        && key_parts.iter().zip(&parts).all(|(pattern, part)| glob::matches(pattern, part))
 }
 
 #[cfg(test)]

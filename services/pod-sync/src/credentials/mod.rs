@@ -1,5 +1,6 @@
 //! Credentials for pulls: the pod's secrets, the node's files, plugins, in this order (pod-sync.md §7.5).
 
+mod glob;
 pub mod keyring;
 pub mod node_files;
 pub mod plugins;

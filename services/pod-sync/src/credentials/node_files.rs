@@ -110,7 +110,7 @@ impl NodeFiles {
 fn read_small(path: &Path) -> io::Result<Vec<u8>> {
     use std::io::Read as _;
     let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
+    std::fs::File::open(path)?.take(LARGEST.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > LARGEST {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "too large"));
     }
