@@ -7,11 +7,13 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::task;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt as _;
-use tokio::sync::Mutex;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::{Semaphore, watch};
 
 use super::keyring::{self, Credential, Keyring};
 use crate::decide::image_access::AccountUsed;
@@ -20,6 +22,12 @@ use crate::decide::image_access::AccountUsed;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Answers kept; a registry each is usual.
 const CACHED: usize = 256;
+/// Programs of one plugin that run at once.
+const RUNS: usize = 16;
+/// Bytes of an answer; credentials take a few thousand.
+const MAX_ANSWER: u64 = 1 << 20;
+/// Bytes of stderr that an error quotes from. The rest is read and dropped.
+const MAX_SAID: u64 = 256;
 const API_GROUP: &str = "credentialprovider.kubelet.k8s.io";
 
 /// The file of `--image-credential-provider-config`.
@@ -151,8 +159,42 @@ struct Plugin {
     config: ProviderConfig,
     program: PathBuf,
     default_cache: Duration,
-    // Held while the program runs: images of one registry ask once, and one program never runs in crowds.
-    cache: Mutex<HashMap<String, Answer>>,
+    state: Mutex<State>,
+    runs: Semaphore,
+}
+
+/// What a plugin said, and what it is being asked.
+#[derive(Debug, Default)]
+struct State {
+    cache: HashMap<String, Answer>,
+    /// Runs in flight, by account and registry: images of one registry ask once, and a run for one registry holds up no
+    /// other.
+    in_flight: HashMap<String, watch::Receiver<Option<Outcome>>>,
+}
+
+/// How a run ended: the key that its answer is for, and the answer.
+type Outcome = Result<(String, Arc<Keyring>), String>;
+
+/// The keys under which an answer for an image may be kept.
+#[derive(Debug, Clone)]
+struct Keys {
+    image: String,
+    registry: String,
+    global: String,
+}
+
+impl Keys {
+    fn of(image: &str, repository: &str, who: &str) -> Self {
+        Self {
+            image: format!("{who}\0image {image}"),
+            registry: format!("{who}\0registry {}", keyring::registry(repository)),
+            global: format!("{who}\0global"),
+        }
+    }
+
+    fn all(&self) -> [&String; 3] {
+        [&self.image, &self.registry, &self.global]
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -164,7 +206,7 @@ struct Answer {
 /// All configured plugins, in the order of the file.
 #[derive(Debug)]
 pub struct Plugins {
-    plugins: Vec<Plugin>,
+    plugins: Vec<Arc<Plugin>>,
     clock: Clock,
 }
 
@@ -204,7 +246,8 @@ impl Plugins {
                 file.kind, file.api_version
             )));
         }
-        let plugins = file.providers.into_iter().map(|p| Plugin::new(p, bin_dir).map_err(error));
+        let plugins =
+            file.providers.into_iter().map(|p| Plugin::new(p, bin_dir).map(Arc::new).map_err(error));
         Ok(Self { plugins: plugins.collect::<Result<_, _>>()?, clock })
     }
 
@@ -252,9 +295,11 @@ impl Plugins {
         out
     }
 
+    /// The plugin's answer for an image: the one that is kept, that of a run in flight, or that of a new run. A caller that is
+    /// dropped ends no run.
     async fn ask(
         &self,
-        plugin: &Plugin,
+        plugin: &Arc<Plugin>,
         image: &str,
         repository: &str,
         account: Option<&Account>,
@@ -264,38 +309,20 @@ impl Plugins {
         let who = account.map_or_else(String::new, |a| {
             if by_token { format!("{}\0{}", a.token, a.key()) } else { a.key() }
         });
-        let of = |key: &str| format!("{who}\0{key}");
-        let keys = [
-            of(&format!("image {image}")),
-            of(&format!("registry {}", keyring::registry(repository))),
-            of("global"),
-        ];
-        let mut cache = plugin.cache.lock().await;
-        let now = self.clock.boot();
-        cache.retain(|_, a| a.until > now);
-        if let Some(known) = keys.iter().find_map(|k| cache.get(k)) {
-            return Ok(Arc::clone(&known.keyring));
+        let keys = Keys::of(image, repository, &who);
+        loop {
+            let mut run = match plugin.known_or_run(image, &keys, account, &self.clock) {
+                Ok(known) => return Ok(known),
+                Err(run) => run,
+            };
+            let ended = run.wait_for(Option::is_some).await;
+            let outcome = ended.ok().and_then(|outcome| outcome.clone());
+            let (key, keyring) = outcome.unwrap_or_else(|| Err("its run was cut off".to_owned()))?;
+            // The answer of a run for another image of the registry may be for that image alone.
+            if keys.all().contains(&&key) {
+                return Ok(keyring);
+            }
         }
-        let response = plugin.run(image, account).await?;
-        let key = match response.cache_key_type.as_str() {
-            "Image" => &keys[0],
-            "Registry" => &keys[1],
-            "Global" => &keys[2],
-            other => return Err(format!("cacheKeyType {other:?} is not Image, Registry or Global")),
-        };
-        let life = match &response.cache_duration {
-            Some(text) => go_duration(text).ok_or("cacheDuration is not a duration")?,
-            None => plugin.default_cache,
-        };
-        let entries = response
-            .auth
-            .into_iter()
-            .map(|(k, a)| (k, Credential { username: a.username, password: a.password }));
-        let keyring = Arc::new(Keyring::new(entries.collect()));
-        if !life.is_zero() && cache.len() < CACHED {
-            cache.insert(key.clone(), Answer { keyring: Arc::clone(&keyring), until: now + life });
-        }
-        Ok(keyring)
     }
 }
 
@@ -320,11 +347,106 @@ impl Plugin {
         if let Some(t) = &config.token_attributes {
             t.check().map_err(|why| format!("providers.tokenAttributes of {name}: {why}"))?;
         }
-        Ok(Self { config, program, default_cache, cache: Mutex::default() })
+        Ok(Self { config, program, default_cache, state: Mutex::default(), runs: Semaphore::new(RUNS) })
+    }
+
+    /// The answer that is kept; else the run in flight for this account and registry, which begins now if there is none.
+    fn known_or_run(
+        self: &Arc<Self>,
+        image: &str,
+        keys: &Keys,
+        account: Option<&Account>,
+        clock: &Clock,
+    ) -> Result<Arc<Keyring>, watch::Receiver<Option<Outcome>>> {
+        let mut state = self.state.lock();
+        let now = clock.boot();
+        state.cache.retain(|_, a| a.until > now);
+        if let Some(known) = keys.all().into_iter().find_map(|k| state.cache.get(k)) {
+            return Ok(Arc::clone(&known.keyring));
+        }
+        // A run that was cut off left its place without an end.
+        if let Some(run) = state.in_flight.get(&keys.registry).filter(|run| run.has_changed().is_ok()) {
+            return Err(run.clone());
+        }
+        let (ended, run) = watch::channel(None);
+        state.in_flight.insert(keys.registry.clone(), run.clone());
+        let (plugin, keys, clock) = (Arc::clone(self), keys.clone(), clock.clone());
+        let (image, account) = (image.to_owned(), account.cloned());
+        drop(task::spawn("credential provider", async move {
+            let answered = plugin.run(&image, account.as_ref()).await;
+            let outcome = plugin.keep(answered, &keys, &clock);
+            plugin.state.lock().in_flight.remove(&keys.registry);
+            ended.send_replace(Some(outcome));
+        }));
+        Err(run)
+    }
+
+    /// Keeps an answer for its time.
+    fn keep(&self, answered: Result<Response, String>, keys: &Keys, clock: &Clock) -> Outcome {
+        let response = answered?;
+        let key = match response.cache_key_type.as_str() {
+            "Image" => &keys.image,
+            "Registry" => &keys.registry,
+            "Global" => &keys.global,
+            other => return Err(format!("cacheKeyType {other:?} is not Image, Registry or Global")),
+        };
+        let life = match &response.cache_duration {
+            Some(text) => go_duration(text).ok_or("cacheDuration is not a duration")?,
+            None => self.default_cache,
+        };
+        let entries = response
+            .auth
+            .into_iter()
+            .map(|(k, a)| (k, Credential { username: a.username, password: a.password }));
+        let keyring = Arc::new(Keyring::new(entries.collect()));
+        let cache = &mut self.state.lock().cache;
+        if !life.is_zero() && cache.len() < CACHED {
+            let until = clock.boot().saturating_add(life);
+            cache.insert(key.clone(), Answer { keyring: Arc::clone(&keyring), until });
+        }
+        Ok((key.clone(), keyring))
     }
 
     fn is_for(&self, repository: &str) -> bool {
         self.config.match_images.iter().any(|pattern| keyring::matches(pattern, repository))
+    }
+
+    /// Runs the program with a request on its stdin, as soon as one of [`RUNS`] places is free; gives what it wrote, and its
+    /// exit status. Dropping the call kills the program.
+    async fn exchange(
+        &self,
+        request: String,
+    ) -> Result<(Vec<u8>, Vec<u8>, std::process::ExitStatus), String> {
+        let text = |e: std::io::Error| e.to_string();
+        let _place = self.runs.acquire().await.map_err(|e| e.to_string())?;
+        let mut child = tokio::process::Command::new(&self.program)
+            .args(&self.config.args)
+            .envs(self.config.env.iter().map(|e| (&e.name, &e.value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(text)?;
+        let mut stdin = child.stdin.take().ok_or("no stdin")?;
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let write = async {
+            // One that does not read its request may still answer.
+            let _ = stdin.write_all(request.as_bytes()).await;
+            drop(stdin);
+            Ok::<(), String>(())
+        };
+        let answer = async {
+            let bytes = read(stdout, MAX_ANSWER.saturating_add(1), false).await.map_err(text)?;
+            if u64::try_from(bytes.len()).is_ok_and(|length| length > MAX_ANSWER) {
+                return Err(format!("its answer is longer than {MAX_ANSWER} bytes"));
+            }
+            Ok(bytes)
+        };
+        let said = async { read(stderr, MAX_SAID, true).await.map_err(text) };
+        let ((), stdout, stderr) = tokio::try_join!(write, answer, said)?;
+        let status = child.wait().await.map_err(text)?;
+        Ok((stdout, stderr, status))
     }
 
     async fn run(&self, image: &str, account: Option<&Account>) -> Result<Response, String> {
@@ -337,37 +459,32 @@ impl Plugin {
                 request["serviceAccountAnnotations"] = json!(account.annotations);
             }
         }
-        let mut child = tokio::process::Command::new(&self.program)
-            .args(&self.config.args)
-            .envs(self.config.env.iter().map(|e| (&e.name, &e.value)))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|e| e.to_string())?;
-        let mut stdin = child.stdin.take().ok_or("no stdin")?;
-        let work = async {
-            // One that does not read its request may still answer.
-            let _ = stdin.write_all(request.to_string().as_bytes()).await;
-            drop(stdin);
-            child.wait_with_output().await.map_err(|e| e.to_string())
-        };
-        let output = tokio::time::timeout(LIMIT, work)
+        let work = self.exchange(request.to_string());
+        let (stdout, stderr, status) = tokio::time::timeout(LIMIT, work)
             .await
             .map_err(|_| format!("no answer within {}s", LIMIT.as_secs()))??;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr[..output.stderr.len().min(256)]).into_owned();
-            return Err(format!("{}: {}", output.status, said.trim()));
+        if !status.success() {
+            return Err(format!("{status}: {}", String::from_utf8_lossy(&stderr).trim()));
         }
         // What it wrote may hold credentials: only the place of a mistake is told.
-        let response: Response = serde_json::from_slice(&output.stdout)
+        let response: Response = serde_json::from_slice(&stdout)
             .map_err(|e| format!("its answer is malformed at line {} column {}", e.line(), e.column()))?;
         if response.kind != "CredentialProviderResponse" || response.api_version != self.config.api_version {
             return Err(format!("its answer is {} of {}", response.kind, response.api_version));
         }
         Ok(response)
     }
+}
+
+/// Reads at most `most` bytes. With `drops`, what follows them is read and dropped, so that the writer never waits.
+async fn read(from: Option<impl AsyncRead + Unpin>, most: u64, drops: bool) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let Some(mut from) = from else { return Ok(bytes) };
+    (&mut from).take(most).read_to_end(&mut bytes).await?;
+    if drops {
+        tokio::io::copy(&mut from, &mut tokio::io::sink()).await?;
+    }
+    Ok(bytes)
 }
 
 /// A Go duration of whole units, as `12h`, `1h30m`, `0s`.
@@ -466,6 +583,58 @@ END"#
             assert!(lookup(&plugins, "a.test:5000/other/x:1").await.is_empty());
             assert_eq!(scene.asked("p").len(), asked, "an image it does not match is not asked for");
         }
+    }
+
+    #[tokio::test]
+    async fn a_run_for_one_registry_holds_up_no_other_and_is_shared_by_the_images_of_its_own() {
+        let scene = Scene::new();
+        let go = scene.dir.path().join("go");
+        let slow = format!(
+            "case $request in *slow.test*) while [ ! -e {} ]; do sleep 0.05; done;; esac",
+            go.display()
+        );
+        scene.plugin("p", &format!("{slow}\n{}", answer("Registry", "")));
+        let plugins = Arc::new(scene.load(&json!([provider("p")])).unwrap());
+        let one = |image: &'static str| {
+            let plugins = Arc::clone(&plugins);
+            task::spawn("lookup", async move { lookup(&plugins, image).await.len() })
+        };
+        let slow = [one("slow.test/a"), one("slow.test/b"), one("slow.test/a")];
+        let quick = tokio::time::timeout(Duration::from_secs(20), one("quick.test/a")).await;
+        assert_eq!(quick.expect("another registry is answered meanwhile").unwrap(), 1);
+        assert!(slow.iter().all(|lookup| !lookup.is_finished()));
+        std::fs::write(go, "").unwrap();
+        for lookup in slow {
+            assert_eq!(lookup.await.unwrap(), 1);
+        }
+        assert_eq!(scene.asked("p").len(), 2, "one run each");
+        assert!(plugins.plugins[0].state.lock().in_flight.is_empty());
+    }
+
+    #[tokio::test]
+    async fn images_that_share_a_run_ask_again_where_its_answer_is_for_one_image_alone() {
+        let scene = Scene::new();
+        scene.plugin("p", &format!("sleep 0.2\n{}", answer("Image", "")));
+        let plugins = scene.load(&json!([provider("p")])).unwrap();
+        let (a, again, b) = tokio::join!(
+            lookup(&plugins, "a.test/x"),
+            lookup(&plugins, "a.test/x"),
+            lookup(&plugins, "a.test/y")
+        );
+        assert_eq!((a.len(), again.len(), b.len()), (1, 1, 1));
+        assert_eq!(scene.asked("p").len(), 2);
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_end_and_a_flood_on_stderr_are_bounded() {
+        let scene = Scene::new();
+        scene.plugin("p", "cat /dev/zero");
+        let plugins = scene.load(&json!([provider("p")])).unwrap();
+        let error = plugins.plugins[0].run("a.test/x", None).await.err().unwrap();
+        assert_eq!(error, "its answer is longer than 1048576 bytes");
+        scene.plugin("p", "head -c 10000000 /dev/zero | tr '\\0' e >&2; exit 3");
+        let error = plugins.plugins[0].run("a.test/x", None).await.err().unwrap();
+        assert_eq!(error, format!("exit status: 3: {}", "e".repeat(256)));
     }
 
     #[tokio::test]
