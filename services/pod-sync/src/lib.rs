@@ -103,7 +103,7 @@ const GRACE: std::time::Duration = std::time::Duration::from_secs(3);
 pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationToken) -> anyhow::Result<()> {
     let clock = Clock::system();
     let paths = args.common.paths();
-    let owner = owner::Owner::take(&args.root_dir)?;
+    let owner = owner::Owner::take(&args.root_dir, &clock)?;
     let settings = settings(&args)?;
     volumes::layout::prepare_root(&args.root_dir).with_context(|| format!("{}", args.root_dir.display()))?;
     match volumes::layout::share_root(&args.root_dir, &ProcMountTable) {

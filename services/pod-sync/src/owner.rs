@@ -1,9 +1,13 @@
 //! One owner of a root directory: a lock, and an epoch that grows with every owner.
+//!
+//! The lock is held on `quintlet-owner`. The epoch stands in `quintlet-owner-epoch`, which is replaced as a whole, so that a kill
+//! at any moment leaves the old number or the new one.
 
-use std::io::{Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
+use quintlet_kit::atomic_file;
+use quintlet_kit::clock::Clock;
 
 /// Why the root directory cannot be taken.
 #[derive(Debug, thiserror::Error)]
@@ -14,10 +18,10 @@ pub enum OwnerError {
         /// The lock file.
         path: PathBuf,
     },
-    /// The lock file cannot be used.
-    #[error("{path}: lock file cannot be used")]
+    /// A file of the owner cannot be used.
+    #[error("{path}: file of the owner cannot be used")]
     Io {
-        /// The lock file.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
@@ -34,36 +38,38 @@ pub struct Owner {
 impl Owner {
     /// Takes `root` and raises its epoch.
     ///
+    /// Without a readable number the epoch begins at the seconds of the wall clock. cri-proxy refuses an epoch below one that
+    /// it has seen, and no sequence of restarts comes near that number.
+    ///
     /// # Errors
-    /// Somebody else holds it, or the lock file cannot be read or written.
-    pub fn take(root: &Path) -> Result<Self, OwnerError> {
+    /// Another process holds the root directory, or a file of the owner cannot be read or written.
+    pub fn take(root: &Path, clock: &Clock) -> Result<Self, OwnerError> {
         let path = root.join("quintlet-owner");
-        let io = |source| OwnerError::Io { path: path.clone(), source };
-        std::fs::create_dir_all(root).map_err(io)?;
+        let io = |path: &Path| {
+            let path = path.to_owned();
+            move |source| OwnerError::Io { path, source }
+        };
+        std::fs::create_dir_all(root).map_err(io(root))?;
         let file = std::fs::OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .open(&path)
-            .map_err(io)?;
-        let mut lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+            .map_err(io(&path))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
             if errno == nix::errno::Errno::EWOULDBLOCK {
                 OwnerError::Held { path: path.clone() }
             } else {
-                io(errno.into())
+                io(&path)(errno.into())
             }
         })?;
-        let mut text = String::new();
-        lock.read_to_string(&mut text).map_err(io)?;
-        // A torn number must not become a lower epoch: the clock is ahead of any count of restarts.
-        let last =
-            text.trim().parse::<u64>().unwrap_or_else(|_| if text.is_empty() { 0 } else { recovered() });
-        let epoch = last + 1;
-        lock.rewind().map_err(io)?;
-        lock.set_len(0).map_err(io)?;
-        lock.write_all(epoch.to_string().as_bytes()).map_err(io)?;
-        lock.sync_data().map_err(io)?;
+        let number = root.join("quintlet-owner-epoch");
+        // Earlier versions wrote the epoch into the lock file.
+        let (now, earlier) = (read(&number).map_err(io(&number))?, read(&path).map_err(io(&path))?);
+        let last = now.max(earlier);
+        let epoch = last.unwrap_or_else(|| beginning(clock)).saturating_add(1);
+        atomic_file::write_durable(&number, epoch.to_string().as_bytes(), 0o600).map_err(io(&number))?;
         Ok(Self { epoch, _lock: lock })
     }
 
@@ -74,25 +80,93 @@ impl Owner {
     }
 }
 
-fn recovered() -> u64 {
-    u64::try_from(quintlet_kit::clock::Clock::system().wall().as_second()).unwrap_or(1)
+/// Returns the number in a file; none where the file is missing, empty or damaged.
+fn read(path: &Path) -> std::io::Result<Option<u64>> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok())),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn beginning(clock: &Clock) -> u64 {
+    u64::try_from(clock.wall().as_second()).unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    const NOW: u64 = 1_800_000_000;
+
+    fn clock() -> Clock {
+        Clock::fixed(jiff::Timestamp::from_second(NOW.cast_signed()).unwrap(), Duration::ZERO)
+    }
+
+    fn next(root: &Path) -> u64 {
+        Owner::take(root, &clock()).unwrap().epoch()
+    }
 
     #[test]
     fn a_root_has_one_owner_and_a_growing_epoch() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Owner::take(dir.path()).unwrap();
-        assert!(matches!(Owner::take(dir.path()), Err(OwnerError::Held { .. })));
+        let first = Owner::take(dir.path(), &clock()).unwrap();
+        assert!(matches!(Owner::take(dir.path(), &clock()), Err(OwnerError::Held { .. })));
         let epoch = first.epoch();
         drop(first);
-        let second = Owner::take(dir.path()).unwrap();
-        assert!(second.epoch() > epoch);
-        drop(second);
-        std::fs::write(dir.path().join("quintlet-owner"), "\u{0}\u{0}").unwrap();
-        assert!(Owner::take(dir.path()).unwrap().epoch() > epoch + 1);
+        assert_eq!(next(dir.path()), epoch + 1);
+        assert_eq!(next(dir.path()), epoch + 2);
+    }
+
+    #[test]
+    fn the_epoch_of_an_earlier_version_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("quintlet-owner"), "41").unwrap();
+        assert_eq!((next(dir.path()), next(dir.path())), (42, 43));
+    }
+
+    #[test]
+    fn an_epoch_that_was_lost_is_followed_by_a_larger_one() {
+        for damage in [&b""[..], b"\0\0", b"\xff", b"4x", b"-1"] {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("quintlet-owner"), "41").unwrap();
+            assert_eq!(next(dir.path()), 42);
+            for name in ["quintlet-owner", "quintlet-owner-epoch"] {
+                std::fs::write(dir.path().join(name), damage).unwrap();
+            }
+            assert_eq!(next(dir.path()), NOW + 1, "{damage:?}");
+            assert_eq!(next(dir.path()), NOW + 2, "{damage:?}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(next(dir.path()), NOW + 1, "cri-proxy may have seen the owners of an earlier root");
+    }
+
+    #[test]
+    fn a_kill_at_any_moment_leaves_the_old_epoch_or_the_new_one() {
+        use quintlet_kit::seam::{Passing, Watcher, watch};
+
+        struct Killer(usize, std::sync::atomic::AtomicUsize);
+        impl Watcher for Killer {
+            fn passes(&self, _: Passing) {
+                if self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == self.0 {
+                    std::panic::resume_unwind(Box::new(()));
+                }
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let mut last = next(dir.path());
+        for at in 0..2 {
+            let root = dir.path().to_owned();
+            let killed = std::thread::spawn(move || {
+                watch(std::sync::Arc::new(Killer(at, 0.into())));
+                Owner::take(&root, &clock()).unwrap().epoch()
+            });
+            assert!(killed.join().is_err(), "the owner is killed at step {at}");
+            let epoch = next(dir.path());
+            assert!((last + 1..=last + 2).contains(&epoch), "{epoch} after {last}");
+            last = epoch;
+        }
     }
 }
