@@ -12,6 +12,7 @@ use quintlet_model::labels;
 
 use super::env::expand_argument;
 use super::error::ConfigError;
+use super::expand::Budget;
 use super::security::ImageUser;
 use super::{HandlerFeatures, NodeSettings, go_json, paths, resources, security};
 
@@ -53,9 +54,11 @@ pub struct ContainerInput<'a> {
 pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, ConfigError> {
     let ContainerInput { pod, names, container, node, env, .. } = input;
     security::verify_run_as_non_root(pod, container, input.image_user)?;
-    let expanded = |list: &Option<Vec<String>>| -> Vec<String> {
-        list.iter().flatten().map(|a| expand_argument(a, env)).collect()
+    let mut budget = Budget::new("command and args");
+    let mut expanded = |list: &Option<Vec<String>>| -> Result<Vec<String>, ConfigError> {
+        list.iter().flatten().map(|a| expand_argument(a, env, &mut budget)).collect()
     };
+    let (command, args) = (expanded(&container.command)?, expanded(&container.args)?);
     let namespaces = security::namespaces(pod, input.features, input.runtime_handler, input.userns)?;
     let context =
         security::container_context(pod, container, input.image_user, node, namespaces, input.target_id)?;
@@ -66,8 +69,8 @@ pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, Co
             user_specified_image: container.image.clone().unwrap_or_default(),
             ..ImageSpec::default()
         }),
-        command: expanded(&container.command),
-        args: expanded(&container.args),
+        command,
+        args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: env.iter().map(|(k, v)| KeyValue { key: k.clone(), value: v.clone() }).collect(),
         mounts: input.mounts.to_vec(),

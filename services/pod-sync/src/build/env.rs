@@ -1,6 +1,7 @@
 //! Variables of a container (pkg/kubelet/kubelet_pods.go: makeEnvironmentVariables).
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use k8s_openapi::api::core::v1::{
 use quintlet_model::pod;
 
 use super::error::ConfigError;
-use super::expand::{expand, expand_known};
+use super::expand::{Budget, expand, expand_known};
 use super::fields::{ResourceField, metadata_field, resource_field};
 use super::objects::{ObjectError, ObjectSource};
 use super::services::{MASTER_NAMESPACE, service_variables};
@@ -131,9 +132,11 @@ pub fn make_env(input: EnvInput<'_>) -> Result<BTreeMap<String, String>, ConfigE
     let namespace = input.pod.metadata.namespace.as_deref().unwrap_or("default");
     let services = service_variables(known, namespace, links);
 
-    let mut env = env_from(input)?;
+    let mut budget = Budget::new("the environment variables");
+    let mut env = env_from(input, &mut budget)?;
+    let mut files = EnvFiles { read: BTreeMap::new(), budget: Budget::new("the files of fileKeyRef") };
     for var in input.container.env.iter().flatten() {
-        if let Some(value) = variable(input, var, &env, &services)? {
+        if let Some(value) = variable(input, var, &env, &services, &mut budget, &mut files)? {
             env.insert(var.name.clone(), value);
         }
     }
@@ -143,7 +146,17 @@ pub fn make_env(input: EnvInput<'_>) -> Result<BTreeMap<String, String>, ConfigE
     Ok(env)
 }
 
-fn env_from(input: EnvInput<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
+/// The values of a file by their keys, or the line that is malformed.
+type EnvFile = Result<BTreeMap<String, String>, usize>;
+
+/// Files of variables that were read for one container: each is read once, whatever the number of its keys.
+struct EnvFiles {
+    /// By volume and path. None: there is no such file.
+    read: BTreeMap<(String, String), Option<EnvFile>>,
+    budget: Budget,
+}
+
+fn env_from(input: EnvInput<'_>, budget: &mut Budget) -> Result<BTreeMap<String, String>, ConfigError> {
     let mut env = BTreeMap::new();
     for from in input.container.env_from.iter().flatten() {
         let prefix = from.prefix.as_deref().unwrap_or_default();
@@ -151,6 +164,7 @@ fn env_from(input: EnvInput<'_>) -> Result<BTreeMap<String, String>, ConfigError
             && let Some(map) = input.objects.config_map(&r.name, r.optional.unwrap_or(false))?
         {
             for (k, v) in map.data.iter().flatten() {
+                budget.take(prefix.len().saturating_add(k.len()).saturating_add(v.len()))?;
                 env.insert(format!("{prefix}{k}"), v.clone());
             }
         }
@@ -158,6 +172,7 @@ fn env_from(input: EnvInput<'_>) -> Result<BTreeMap<String, String>, ConfigError
             && let Some(secret) = input.objects.secret(&r.name, r.optional.unwrap_or(false))?
         {
             for (k, v) in secret.data.iter().flatten() {
+                budget.take(prefix.len().saturating_add(k.len()).saturating_add(v.0.len()))?;
                 env.insert(format!("{prefix}{k}"), secret_text(&r.name, k, &v.0)?);
             }
         }
@@ -176,19 +191,25 @@ fn variable(
     var: &EnvVar,
     env: &BTreeMap<String, String>,
     services: &BTreeMap<String, String>,
+    budget: &mut Budget,
+    files: &mut EnvFiles,
 ) -> Result<Option<String>, ConfigError> {
     let literal = var.value.as_deref().unwrap_or_default();
     if !literal.is_empty() {
         let look = |name: &str| env.get(name).or_else(|| services.get(name)).map(String::as_str);
-        return Ok(Some(expand_known(literal, look)));
+        return expand_known(literal, budget, look).map(Some);
     }
-    match &var.value_from {
-        Some(source) => from_source(input, source),
-        None => Ok(Some(String::new())),
-    }
+    let Some(source) = &var.value_from else { return Ok(Some(String::new())) };
+    let value = from_source(input, source, files)?;
+    budget.take(value.as_ref().map_or(0, String::len))?;
+    Ok(value)
 }
 
-fn from_source(input: EnvInput<'_>, source: &EnvVarSource) -> Result<Option<String>, ConfigError> {
+fn from_source(
+    input: EnvInput<'_>,
+    source: &EnvVarSource,
+    files: &mut EnvFiles,
+) -> Result<Option<String>, ConfigError> {
     let namespace = input.pod.metadata.namespace.as_deref().unwrap_or("default");
     if let Some(field) = &source.field_ref {
         return pod_field(input, field).map(Some);
@@ -226,7 +247,7 @@ fn from_source(input: EnvInput<'_>, source: &EnvVarSource) -> Result<Option<Stri
         };
     }
     if let Some(r) = &source.file_key_ref {
-        return file_key(input, r);
+        return file_key(input, r, files);
     }
     Ok(Some(String::new()))
 }
@@ -258,7 +279,11 @@ pub fn sorted(pod_ips: &[IpAddr], node_ip: Option<IpAddr>) -> Vec<IpAddr> {
     [of(v4_first), of(!v4_first)].into_iter().flatten().collect()
 }
 
-fn file_key(input: EnvInput<'_>, r: &FileKeySelector) -> Result<Option<String>, ConfigError> {
+fn file_key(
+    input: EnvInput<'_>,
+    r: &FileKeySelector,
+    files: &mut EnvFiles,
+) -> Result<Option<String>, ConfigError> {
     let optional = r.optional.unwrap_or(false);
     let is_empty_dir = |name: &str| {
         pod::spec(input.pod).volumes.iter().flatten().any(|v| v.name == name && v.empty_dir.is_some())
@@ -277,18 +302,32 @@ fn file_key(input: EnvInput<'_>, r: &FileKeySelector) -> Result<Option<String>, 
             )))
         }
     };
-    let Ok(text) = super::subpath::read_beneath(root, &r.path) else { return missing() };
-    match env_file::find(&text, &r.key) {
-        Ok(Some(value)) if !value.is_empty() => Ok(Some(value)),
-        Ok(_) => missing(),
+    let file = match files.read.entry((r.volume_name.clone(), r.path.clone())) {
+        Entry::Occupied(read) => read.into_mut(),
+        Entry::Vacant(place) => {
+            let text = super::subpath::read_beneath(root, &r.path).ok();
+            files.budget.take(text.as_ref().map_or(0, String::len))?;
+            place.insert(text.map(|text| env_file::parse(&text)))
+        }
+    };
+    let Some(file) = file else { return missing() };
+    match file.as_ref().map(|values| values.get(&r.key).filter(|value| !value.is_empty())) {
+        Ok(Some(value)) => Ok(Some(value.clone())),
+        Ok(None) => missing(),
         Err(line) => Err(ConfigError::invalid(format!("couldn't parse env file: line {line}"))),
     }
 }
 
 /// Expands one argument with the final variables.
-#[must_use]
-pub fn expand_argument(argument: &str, env: &BTreeMap<String, String>) -> String {
-    expand_known(argument, |name| env.get(name).map(String::as_str))
+///
+/// # Errors
+/// It is longer than the budget.
+pub fn expand_argument(
+    argument: &str,
+    env: &BTreeMap<String, String>,
+    budget: &mut Budget,
+) -> Result<String, ConfigError> {
+    expand_known(argument, budget, |name| env.get(name).map(String::as_str))
 }
 
 /// Expands a `subPathExpr`; unset and empty variables are errors.
@@ -297,13 +336,13 @@ pub fn expand_argument(argument: &str, env: &BTreeMap<String, String>) -> String
 /// `missing value for a, b`
 pub fn expand_sub_path(expression: &str, env: &BTreeMap<String, String>) -> Result<String, ConfigError> {
     let mut missing = std::collections::BTreeSet::new();
-    let out = expand(expression, |name| match env.get(name) {
+    let out = expand(expression, &mut Budget::new("the subPathExpr"), |name| match env.get(name) {
         Some(value) if !value.is_empty() => value.clone(),
         Some(_) | None => {
             missing.insert(name.to_owned());
             String::new()
         }
-    });
+    })?;
     if missing.is_empty() {
         return Ok(out);
     }
@@ -383,6 +422,27 @@ mod tests {
             let got = self.run(json!({"name": "c", "env": [{"name": "X", "valueFrom": source}]}));
             got.map(|env| env.get("X").cloned())
         }
+    }
+
+    #[test]
+    fn variables_that_multiply_one_another_or_repeat_an_object_end_at_a_limit() {
+        let mut env = vec![json!({"name": "V0", "value": "x".repeat(1000)})];
+        env.extend(
+            (1..40).map(|n| json!({"name": format!("V{n}"), "value": format!("$(V{})", n - 1).repeat(10)})),
+        );
+        let want = "the environment variables take more than 16777216 bytes";
+        assert_eq!(Case::default().run(json!({"name": "c", "env": env})).unwrap_err(), want);
+
+        let mut case = Case::default();
+        let large: ConfigMap = serde_json::from_value(json!({"data": {"k": "x".repeat(1 << 20)}})).unwrap();
+        case.objects.config_maps.insert("cm".to_owned(), Ok(Arc::new(large)));
+        let of = |n: usize| json!({"name": format!("V{n}"), "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "k"}}});
+        let with = |n: usize| case.run(json!({"name": "c", "env": (0..n).map(of).collect::<Vec<_>>()}));
+        assert_eq!(with(16).unwrap().len(), 16 + Case::default().run(json!({"name": "c"})).unwrap().len());
+        assert_eq!(with(10_000).unwrap_err(), want);
+        let from: Vec<Value> =
+            (0..100).map(|n| json!({"prefix": format!("P{n}"), "configMapRef": {"name": "cm"}})).collect();
+        assert_eq!(case.run(json!({"name": "c", "envFrom": from})).unwrap_err(), want);
     }
 
     #[test]

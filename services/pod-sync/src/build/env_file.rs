@@ -1,53 +1,53 @@
 //! Files of variables (`fileKeyRef`): lines `KEY='value'`.
 
-/// Finds a key. `Ok(None)` where the file does not have it.
+use std::collections::BTreeMap;
+
+/// Returns the values by their keys; of a key that is there twice the last.
 ///
 /// Blanks before a key, comment lines, values over several lines and a comment after the value are fine; a blank
 /// before `=` and a value without single quotes are not. A blank after `=` is an empty value.
 ///
 /// # Errors
 /// The line that cannot be read, counted from 1.
-pub fn find(text: &str, key: &str) -> Result<Option<String>, usize> {
-    let mut found = None;
+pub fn parse(text: &str) -> Result<BTreeMap<String, String>, usize> {
+    let mut found = BTreeMap::new();
     let mut rest = text;
-    let mut line = 1;
+    let mut line = 1_usize;
     while !rest.is_empty() {
         let current = rest.split('\n').next().unwrap_or_default();
         let trimmed = current.trim_start_matches([' ', '\t', '\r']);
         if trimmed.trim_end().is_empty() || trimmed.starts_with('#') {
-            rest = rest.get(current.len() + 1..).unwrap_or_default();
-            line += 1;
+            rest = rest.get(current.len().saturating_add(1)..).unwrap_or_default();
+            line = line.saturating_add(1);
             continue;
         }
         let (name, after) = trimmed.split_once('=').ok_or(line)?;
         if name.is_empty() || name.contains([' ', '\t']) {
             return Err(line);
         }
-        let value_at = current.len() - after.len();
+        let value_at = current.len().saturating_sub(after.len());
         let from = &rest[value_at..];
         let value;
         let tail;
         if let Some(quoted) = from.strip_prefix('\'') {
             let end = quoted.find('\'').ok_or(line)?;
             value = &quoted[..end];
-            tail = &quoted[end + 1..];
+            tail = quoted.get(end.saturating_add(1)..).unwrap_or_default();
         } else if after.is_empty() || after.starts_with([' ', '\t', '\r']) {
             value = "";
             tail = from;
         } else {
             return Err(line);
         }
-        line += value.matches('\n').count();
+        line = line.saturating_add(value.matches('\n').count());
         let end_of_line = tail.split('\n').next().unwrap_or_default();
         let remark = end_of_line.trim();
         if !remark.is_empty() && !remark.starts_with('#') {
             return Err(line);
         }
-        if name == key {
-            found = Some(value.to_owned());
-        }
-        rest = tail.get(end_of_line.len() + 1..).unwrap_or_default();
-        line += 1;
+        found.insert(name.to_owned(), value.to_owned());
+        rest = tail.get(end_of_line.len().saturating_add(1)..).unwrap_or_default();
+        line = line.saturating_add(1);
     }
     Ok(found)
 }
@@ -62,13 +62,13 @@ mod tests {
         for (key, want) in
             [("A", Some("last")), ("B", Some("two\nlines")), ("C", Some("")), ("D", Some("")), ("E", None)]
         {
-            assert_eq!(find(text, key).unwrap().as_deref(), want, "{key}");
+            assert_eq!(parse(text).unwrap().get(key).map(String::as_str), want, "{key}");
         }
         for (bad, line) in
             [("A=1", 1), ("A ='1'", 1), ("\nA='1", 2), ("A", 1), ("='1'", 1), ("A='1' x", 1), ("A=\"1\"", 1)]
         {
-            assert_eq!(find(bad, "A"), Err(line), "{bad}");
+            assert_eq!(parse(bad), Err(line), "{bad}");
         }
-        assert_eq!(find("A='1'", "A").unwrap().as_deref(), Some("1"));
+        assert_eq!(parse("A='1'"), Ok([("A".to_owned(), "1".to_owned())].into()));
     }
 }

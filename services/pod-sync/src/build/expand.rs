@@ -1,45 +1,94 @@
 //! `$(NAME)` in commands, arguments and values (third_party/forked/golang/expansion).
+//!
+//! A reference takes five bytes of a spec and stands for a value of any length, which a later value may refer to again. What
+//! comes out is therefore limited by a [`Budget`].
+
+use super::error::ConfigError;
+
+/// Bytes that the variables of a container, and its command with its arguments, may take each: the limit of a CRI message.
+/// `execve(2)` takes less.
+pub const MOST: usize = 16 << 20;
+
+/// The bytes that are left for the texts of one container.
+#[derive(Debug)]
+pub struct Budget {
+    left: usize,
+    of: &'static str,
+}
+
+impl Budget {
+    /// A budget of [`MOST`] bytes for what `of` names.
+    #[must_use]
+    pub fn new(of: &'static str) -> Self {
+        Self { left: MOST, of }
+    }
+
+    /// Takes bytes for a text.
+    ///
+    /// # Errors
+    /// Fewer are left.
+    pub fn take(&mut self, bytes: usize) -> Result<(), ConfigError> {
+        let too_long = || ConfigError::invalid(format!("{} take more than {MOST} bytes", self.of));
+        self.left = self.left.checked_sub(bytes).ok_or_else(too_long)?;
+        Ok(())
+    }
+}
 
 /// Expands references; `lookup` gives the text that stands for a name. `$$` is a dollar sign, an unterminated
-/// `$(` stays, and what a value contains is not expanded again.
-pub fn expand(input: &str, mut lookup: impl FnMut(&str) -> String) -> String {
+/// `$(` stays, and what a value contains is not expanded again. The time is linear in what goes in and comes out.
+///
+/// # Errors
+/// The text is longer than the budget.
+pub fn expand(
+    input: &str,
+    budget: &mut Budget,
+    mut lookup: impl FnMut(&str) -> String,
+) -> Result<String, ConfigError> {
+    // Every byte of the input yields one at most, but for references.
+    budget.take(input.len())?;
     let mut out = String::with_capacity(input.len());
     let mut rest = input;
-    while let Some(at) = rest.find('$') {
-        out.push_str(&rest[..at]);
-        let tail = &rest[at + 1..];
-        rest = match tail.as_bytes().first() {
-            None => {
-                out.push('$');
-                tail
-            }
-            Some(b'$') => {
-                out.push('$');
-                &tail[1..]
-            }
-            Some(b'(') => match tail.find(')') {
-                Some(end) => {
-                    out.push_str(&lookup(&tail[1..end]));
-                    &tail[end + 1..]
+    let mut terminated = true;
+    while let Some((plain, tail)) = rest.split_once('$') {
+        out.push_str(plain);
+        rest = tail;
+        if let Some(behind) = tail.strip_prefix('$') {
+            out.push('$');
+            rest = behind;
+        } else if let Some(inside) = tail.strip_prefix('(') {
+            // Where no `)` is left, none is looked for again.
+            let reference = if terminated { inside.split_once(')') } else { None };
+            match reference {
+                Some((name, behind)) => {
+                    let value = lookup(name);
+                    budget.take(value.len())?;
+                    out.push_str(&value);
+                    rest = behind;
                 }
                 None => {
+                    terminated = false;
                     out.push_str("$(");
-                    &tail[1..]
+                    rest = inside;
                 }
-            },
-            Some(_) => {
-                out.push('$');
-                tail
             }
-        };
+        } else {
+            out.push('$');
+        }
     }
     out.push_str(rest);
-    out
+    Ok(out)
 }
 
 /// Expands against variables; an unknown name stays as written.
-pub fn expand_known<'a>(input: &str, get: impl Fn(&str) -> Option<&'a str>) -> String {
-    expand(input, |name| get(name).map_or_else(|| format!("$({name})"), str::to_owned))
+///
+/// # Errors
+/// See [`expand`].
+pub fn expand_known<'a>(
+    input: &str,
+    budget: &mut Budget,
+    get: impl Fn(&str) -> Option<&'a str>,
+) -> Result<String, ConfigError> {
+    expand(input, budget, |name| get(name).map_or_else(|| format!("$({name})"), str::to_owned))
 }
 
 #[cfg(test)]
@@ -74,7 +123,20 @@ mod tests {
             ("$()", "$()"),
             ("$((A))", "$((A))"),
         ] {
-            assert_eq!(expand_known(input, get), want, "{input}");
+            let got = expand_known(input, &mut Budget::new("texts"), get).unwrap();
+            assert_eq!(got, want, "{input}");
         }
+    }
+
+    #[test]
+    fn references_without_an_end_take_linear_time_and_long_values_end_at_the_budget() {
+        let open = "$(".repeat(1 << 20);
+        let began = tokio::time::Instant::now();
+        assert_eq!(expand_known(&open, &mut Budget::new("texts"), |_| None).unwrap(), open);
+        assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+        let long = "x".repeat(1 << 20);
+        let value = "$(A)".repeat(1 << 18);
+        let error = expand_known(&value, &mut Budget::new("the texts"), |_| Some(&long)).unwrap_err();
+        assert_eq!(error.to_string(), "the texts take more than 16777216 bytes");
     }
 }

@@ -88,6 +88,9 @@ pub struct VolumeContext {
 // A refresh of a token comes up to this much early, so that not all pods of a node ask at once.
 const TOKEN_JITTER: Duration = Duration::from_secs(10);
 const DEFAULT_TOKEN_SECONDS: i64 = 3600;
+/// Bytes that the files of all ConfigMaps, Secrets and projected volumes of one pod may have together: they are in memory at
+/// the same time, and one key of an object may be in any number of them.
+const MOST_FILES: usize = 128 << 20;
 
 /// Sets up, refreshes and takes down the volumes of this node's pods.
 #[derive(Clone)]
@@ -114,6 +117,29 @@ enum Plan {
     },
 }
 
+impl Plan {
+    /// Adds the mount points of other volumes inside it.
+    fn with_nested(mut self, points: Option<BTreeSet<PathBuf>>) -> Self {
+        if let Self::Files { nested, .. } = &mut self {
+            nested.extend(points.into_iter().flatten());
+        }
+        self
+    }
+
+    /// Takes the bytes of its files from those that are left for the pod; without enough it has none.
+    fn within(mut self, left: &mut usize) -> Self {
+        if let Self::Files { payload, .. } = &mut self
+            && let Ok(files) = payload
+        {
+            match left.checked_sub(payload::size(files)) {
+                Some(rest) => *left = rest,
+                None => *payload = Err(payload::too_large(MOST_FILES)),
+            }
+        }
+        self
+    }
+}
+
 /// Setting up one volume, for the metrics: objects are fetched at another time than files are written.
 struct Mount {
     metrics: PodMetrics,
@@ -133,7 +159,7 @@ impl Mount {
     }
 
     fn and(self, more: Duration) -> Self {
-        Self { took: self.took + more, ..self }
+        Self { took: self.took.saturating_add(more), ..self }
     }
 
     fn done(self, ok: bool) {
@@ -163,9 +189,12 @@ impl Volumes {
     pub async fn set_up(&self, pod: &Pod, uid: &PodUid, ctx: &VolumeContext) -> Result<SetUp, VolumeError> {
         let mut plans = Vec::new();
         let mut failures = Vec::new();
+        let mut left = MOST_FILES;
+        let mut nested = nested_mount_points(pod);
         for volume in referenced(pod) {
             let mount = Mount::begin(&self.metrics, volume);
-            match self.plan(pod, uid, volume, ctx).await {
+            let plan = self.plan(pod, uid, volume, ctx).await;
+            match plan.map(|plan| plan.within(&mut left).with_nested(nested.remove(&volume.name))) {
                 Ok(plan) => plans.push((volume.name.clone(), plan, mount.planned())),
                 Err(failure) => {
                     mount.planned().done(false);
@@ -335,7 +364,7 @@ impl Volumes {
         Ok(Plan::Files {
             dir: EmptyDir { path, marker_dir, medium, fs_group: None },
             payload,
-            nested: nested_mount_points(pod, &volume.name),
+            nested: Vec::new(),
         })
     }
 
@@ -355,6 +384,9 @@ impl Volumes {
             match self.projection(pod, uid, part, default_mode, ctx).await {
                 Ok(files) => out.extend(files),
                 Err(problem) => problems.push(problem),
+            }
+            if payload::size(&out) > MOST_FILES {
+                return Err(payload::too_large(MOST_FILES));
             }
         }
         if problems.is_empty() { Ok(out) } else { Err(payload::aggregate(problems)) }
@@ -523,25 +555,29 @@ pub fn referenced(pod: &Pod) -> Vec<&Volume> {
     spec.volumes.iter().flatten().filter(|v| names.contains(v.name.as_str())).collect()
 }
 
-// Directories inside a volume on which other volumes of a container are mounted; the outermost of each branch.
-fn nested_mount_points(pod: &Pod, volume: &str) -> Vec<PathBuf> {
+/// Returns the directories inside each volume on which other volumes of a container are mounted; the outermost of each branch.
+/// Linear in the mounts of the pod but for sorting them: a pod may have thousands.
+fn nested_mount_points(pod: &Pod) -> BTreeMap<String, BTreeSet<PathBuf>> {
     let clean = |path: &str| -> PathBuf { Path::new("/").join(path).components().collect() };
-    let mut out = BTreeSet::new();
+    let mut out: BTreeMap<String, BTreeSet<PathBuf>> = BTreeMap::new();
     for mounts in mounts_of(pod) {
-        let mut all: Vec<PathBuf> = mounts.iter().map(|m| clean(&m.mount_path)).collect();
+        let mut all: Vec<(PathBuf, &str)> =
+            mounts.iter().map(|m| (clean(&m.mount_path), m.name.as_str())).collect();
         all.sort();
-        for own in mounts.iter().filter(|m| m.name == volume).map(|m| clean(&m.mount_path)) {
+        for (at, (own, volume)) in all.iter().enumerate() {
             let mut outermost: Option<&PathBuf> = None;
-            for point in all.iter().filter(|p| **p != own) {
-                let Ok(inside) = point.strip_prefix(&own) else { continue };
+            // Sorted by components, what is below a path stands behind it.
+            let behind = all.iter().skip(at).map(|(point, _)| point);
+            for point in behind.take_while(|point| point.starts_with(own)).filter(|point| *point != own) {
+                let Ok(inside) = point.strip_prefix(own) else { continue };
                 if outermost.is_none_or(|o| !point.starts_with(o)) {
                     outermost = Some(point);
-                    out.insert(inside.to_owned());
+                    out.entry((*volume).to_owned()).or_default().insert(inside.to_owned());
                 }
             }
         }
     }
-    out.into_iter().collect()
+    out
 }
 
 // The name of the field that is set, as the user wrote it.

@@ -43,9 +43,15 @@ fn select(
         return Ok(data.iter().map(|(k, v)| ((*k).to_owned(), file(v, None))).collect());
     };
     let mut out = Payload::new();
+    let mut size = 0_usize;
     for item in items {
         match data.get(item.key.as_str()) {
             Some(bytes) => {
+                // The same key may be in any number of items.
+                size = size.saturating_add(bytes.len());
+                if size > super::MOST_FILES {
+                    return Err(too_large(super::MOST_FILES));
+                }
                 out.insert(item.path.clone(), file(bytes, item.mode));
             }
             None if how.optional => {}
@@ -113,6 +119,16 @@ pub fn downward_api(
         }
     }
     if problems.is_empty() { Ok(out) } else { Err(aggregate(problems)) }
+}
+
+/// Returns the bytes of all files.
+#[must_use]
+pub(super) fn size(files: &Payload) -> usize {
+    files.values().fold(0, |sum, file| sum.saturating_add(file.data.len()))
+}
+
+pub(super) fn too_large(most: usize) -> String {
+    format!("the files of the pod's volumes take more than {most} bytes")
 }
 
 /// Several problems as one text, each once: `[a, b]`.

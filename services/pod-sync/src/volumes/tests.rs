@@ -316,3 +316,56 @@ async fn without_an_api_server_a_token_cannot_be_had() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn a_volume_has_the_outermost_mount_points_of_others_inside_it() {
+    let of = |mounts: Value| {
+        let pod = pod_of(json!({"containers": [{"name": "c", "volumeMounts": mounts}]}));
+        let found = nested_mount_points(&pod).into_iter();
+        let list = |points: BTreeSet<PathBuf>| points.into_iter().map(|p| p.display().to_string()).collect();
+        found.map(|(volume, points)| (volume, list(points))).collect::<Vec<(String, Vec<String>)>>()
+    };
+    let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
+    let got = of(json!([
+        mount("a", "/x"),
+        mount("b", "/x/y/z"),
+        mount("c", "/x/y"),
+        mount("d", "/x-y"),
+        mount("e", "x/w/"),
+        mount("a", "/x/w/v"),
+    ]));
+    let want = [
+        ("a".to_owned(), vec!["w".to_owned(), "y".to_owned()]),
+        ("c".to_owned(), vec!["z".to_owned()]),
+        ("e".to_owned(), vec!["v".to_owned()]),
+    ];
+    assert_eq!(got, want);
+    let many: Vec<Value> = (0..15_000).map(|n| mount(&format!("v{n}"), &format!("/m/{n}"))).collect();
+    let began = Instant::now();
+    assert_eq!(of(Value::from(many)), []);
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_key_that_fills_a_thousand_files_is_refused_before_it_fills_the_memory() {
+    let node = Node::new();
+    *node.objects.map.lock() = Some(json!({"data": {"a": "x".repeat(1 << 20)}}));
+    let items: Vec<Value> = (0..1000).map(|n| json!({"key": "a", "path": n.to_string()})).collect();
+    let volumes = |items: &[Value]| {
+        pod_of(json!({
+            "containers": [{"name": "c", "volumeMounts": [
+                {"name": "v", "mountPath": "/v"}, {"name": "w", "mountPath": "/w"}]}],
+            "volumes": [
+                {"name": "v", "configMap": {"name": "cm", "defaultMode": 420, "items": items}},
+                {"name": "w", "configMap": {"name": "cm", "defaultMode": 420, "items": items}},
+            ],
+        }))
+    };
+    for (count, failures) in [(1000, 2), (100, 1)] {
+        let error = node.volumes.set_up(&volumes(&items[..count]), &node.uid, &node.ctx).await.unwrap_err();
+        let VolumeError::Volumes(failed) = &error else { panic!("{error}") };
+        assert_eq!(failed.len(), failures, "{error}");
+        let text = failed[0].problem.as_str();
+        assert_eq!(text, "the files of the pod's volumes take more than 134217728 bytes");
+    }
+}

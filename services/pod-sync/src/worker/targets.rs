@@ -11,6 +11,7 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 use quintlet_proto::common::v1::KeyValue;
 use quintlet_proto::probe::v1 as wire;
 
+use crate::build::expand::{Budget, expand_known};
 use crate::decide::probes::{Starts, resolve_port};
 
 /// What the target is made from.
@@ -116,9 +117,7 @@ fn probe(key: &GrantKey, c: &Container, id: &str, probe: ProbeType, p: &Probe) -
             service: grpc.service.clone().unwrap_or_default(),
         })
     } else if let Some(exec) = &p.exec {
-        let variables = literal_variables(c);
-        let expand = |part: &String| crate::build::env::expand_argument(part, &variables);
-        let command: Vec<String> = exec.command.iter().flatten().map(expand).collect();
+        let command = expand_static(exec.command.as_deref().unwrap_or_default(), c);
         let grant = key.sign(id, &command, timeout_seconds);
         wire::probe_spec::Handler::Exec(wire::ExecCommand { command, grant })
     } else {
@@ -140,9 +139,14 @@ fn positive(value: Option<i32>, default: u32) -> u32 {
     value.and_then(|v| u32::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default)
 }
 
-// What `$(NAME)` in a probe's command may name (pkg/kubelet/container: ExpandContainerCommandOnlyStatic).
-fn literal_variables(c: &Container) -> BTreeMap<String, String> {
-    c.env.iter().flatten().map(|e| (e.name.clone(), e.value.clone().unwrap_or_default())).collect()
+/// Expands `$(NAME)` with the container's literal variables only; `$$` is a dollar (`ExpandContainerCommandOnlyStatic`). A
+/// command that would be too long for the runtime stays as it is.
+fn expand_static(command: &[String], c: &Container) -> Vec<String> {
+    let vars: BTreeMap<&str, &str> =
+        c.env.iter().flatten().map(|e| (e.name.as_str(), e.value.as_deref().unwrap_or_default())).collect();
+    let mut budget = Budget::new("the command of a probe");
+    let mut expand = |part: &String| expand_known(part, &mut budget, |name| vars.get(name).copied());
+    command.iter().map(&mut expand).collect::<Result<_, _>>().unwrap_or_else(|_| command.to_vec())
 }
 
 /// The status entry of a container, regular or init.
