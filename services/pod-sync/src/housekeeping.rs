@@ -1,4 +1,5 @@
-//! What is left of pods that nobody wants any more, where it is ours (pod-sync.md §9.1, §9.2).
+//! Removes what is left of pods that no source wants, where it belongs to this node (`pkg/kubelet/kubelet_pods.go:
+//! HandlePodCleanups`).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use prometheus_client::metrics::counter::Counter;
+use quintlet_kit::{task, tree};
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::{ContainerState, Known, PodRuntime, SharedPodRuntime};
 
@@ -34,11 +36,14 @@ pub async fn remove_orphan(ctx: Arc<Context>, pod: SharedPodRuntime) {
     for _ in 0..TRIES {
         let removed = match ctx.pleg.observe(uid, Known::of(&pod), true).await.map(|o| o.pod) {
             // It ended as it should, and its worker took everything down: the caches were a moment behind.
-            Ok(None) if !ctx.pod_dir(uid).exists() => {
-                ctx.fleet.done(uid, Outcome::Advance);
-                return;
+            Ok(None) => {
+                let dir = ctx.pod_dir(uid);
+                if !task::blocking(move || dir.exists()).await {
+                    ctx.fleet.done(uid, Outcome::Advance);
+                    return;
+                }
+                Ok(())
             }
-            Ok(None) => Ok(()),
             Ok(Some(now)) => remove(&ctx, &now).await,
             Err(e) => Err(Halt::Cut(e.to_string())),
         };
@@ -85,7 +90,8 @@ async fn remove(ctx: &Context, pod: &PodRuntime) -> Result<(), Halt> {
         ctx.runtime.remove_sandbox(&sandbox.id).await.map_err(|e| Halt::Cut(e.to_string()))?;
     }
     let logs = paths::pod_log_dir(&ctx.node.pod_logs_dir, &pod.pod);
-    let _ = std::fs::remove_dir_all(logs);
+    // What is left of it goes with the next sweep.
+    let _ = task::blocking(move || tree::remove(&logs)).await;
     Ok(())
 }
 
@@ -137,7 +143,7 @@ impl Sweeper {
             return;
         }
         self.last = Some(now);
-        let dead = dead_log_dirs(&ctx.node.pod_logs_dir, known);
+        let (logs, known) = (ctx.node.pod_logs_dir.clone(), known.clone());
         let running: HashSet<String> = ctx
             .pleg
             .all()
@@ -150,8 +156,8 @@ impl Sweeper {
         let links = ctx.container_logs_dir.clone();
         // Logs may be large.
         tokio::task::spawn_blocking(move || {
-            for dir in dead {
-                if let Err(e) = std::fs::remove_dir_all(&dir) {
+            for dir in dead_log_dirs(&logs, &known) {
+                if let Err(e) = tree::remove(&dir) {
                     tracing::warn!(dir = %dir.display(), error = %e, "logs of a pod that is gone not removed");
                 }
             }
@@ -216,27 +222,21 @@ pub async fn remove_dir(ctx: Arc<Context>, uid: PodUid) {
 }
 
 async fn take_down(ctx: &Context, uid: &PodUid) -> Result<(), String> {
-    let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
-    if let Err(e) = blocking(move || volumes.clear_orphan(&gone)).await {
-        // Until its volumes are gone nothing of it needs more CPU than the least.
-        if let Err(e) = ctx.cgroups.reduce_cpu(uid) {
-            tracing::info!(pod.uid = %uid, error = %e, "shares of a pod that is gone not reduced");
-        }
-        return Err(e);
-    }
+    let (volumes, cgroups, gone) = (ctx.volumes.clone(), ctx.cgroups.clone(), uid.clone());
+    let cleared = move || {
+        volumes.clear_orphan(&gone).map_err(|e| {
+            // Until its volumes are gone nothing of it needs more CPU than the least.
+            if let Err(e) = cgroups.reduce_cpu(&gone) {
+                tracing::info!(pod.uid = %gone, error = %e, "shares of a pod that is gone not reduced");
+            }
+            e.to_string()
+        })
+    };
+    task::blocking(cleared).await?;
     ctx.cgroups.remove_by_uid(uid).await.map_err(|e| e.to_string())?;
     ctx.user_namespaces.release(uid);
     let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
-    blocking(move || volumes.clean_orphan(&gone)).await
-}
-
-async fn blocking<E: std::fmt::Display + Send + 'static>(
-    work: impl FnOnce() -> Result<(), E> + Send + 'static,
-) -> Result<(), String> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(|e| e.to_string()),
-        Err(e) => Err(e.to_string()),
-    }
+    task::blocking(move || volumes.clean_orphan(&gone).map_err(|e| e.to_string())).await
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Having an image before a container starts (pod-sync.md §7.1-§7.4, §7.6).
+//! Having an image before a container starts (`pkg/kubelet/images/image_manager.go`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub struct Ready {
     /// What the runtime calls it.
     pub image_ref: String,
     /// What it says of it: the user above all.
-    pub image: Option<cri::Image>,
+    pub image: cri::Image,
 }
 
 /// Image volumes of a pod by name: what to mount, or what the containers that mount it wait with.
@@ -99,7 +99,7 @@ pub async fn ensure(
                         "Container image {name:?} already present on machine and can be accessed by the pod"
                     );
                     wanted.event(ctx, EventType::Normal, "Pulled", &text);
-                    return Ok(Ready { image_ref: found.id.clone(), image: Some(found) });
+                    return Ok(Ready { image_ref: found.id.clone(), image: found });
                 }
             }
             Ok(None) => {}
@@ -146,20 +146,17 @@ async fn pull(
     ctx.metrics.starts.pulled(uid, ctx.clock.boot().saturating_sub(asked));
     match pulled {
         Ok(Pulled { image_ref, openers, begun }) => {
-            let found = ctx
-                .runtime
-                .image_status(cri::ImageSpec { image: image_ref.clone(), ..spec })
-                .await
-                .ok()
-                .flatten();
+            let found = ctx.runtime.image_status(cri::ImageSpec { image: image_ref.clone(), ..spec }).await;
             // Under the name that a later look finds it by.
-            begun.pulled(found.as_ref().map_or(&image_ref, |i| &i.id), openers);
+            let id = found.as_ref().ok().and_then(Option::as_ref).map_or(&image_ref, |i| &i.id);
+            begun.pulled(id, openers);
+            let found = inspected(found, name)?;
             let ms = |d: Duration| {
                 let whole = u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
                 crate::decide::backoff::go_duration(Duration::from_millis(whole))
             };
             let now = ctx.clock.boot();
-            let size = found.as_ref().map_or(0, |i| i.size);
+            let size = found.size;
             let (took, whole) = (ms(now.saturating_sub(began)), ms(now.saturating_sub(asked)));
             let text = format!(
                 "Successfully pulled image {name:?} in {took} ({whole} including waiting). Image size: {size} bytes."
@@ -192,6 +189,18 @@ async fn pull(
         }
         Err(NotPulled::Interrupted(e)) => Err(NoImage::Interrupted(e)),
     }
+}
+
+/// The image that was pulled, as the runtime describes it. Without its user a container would run as root in its place.
+fn inspected(found: Result<Option<cri::Image>, CallError>, name: &str) -> Result<cri::Image, NoImage> {
+    let error = match found {
+        Ok(Some(image)) => return Ok(image),
+        Ok(None) => "the runtime does not have it".to_owned(),
+        Err(e) if e.is_verdict() => e.to_string(),
+        Err(e) => return Err(NoImage::Interrupted(e)),
+    };
+    let text = format!("failed to get the user of image {name:?} after its pull: {error}");
+    Err(waits(StartFailure::CreateContainerConfigError, text))
 }
 
 struct Pulled<'a> {
@@ -275,4 +284,46 @@ async fn try_all<'a>(
         [one] => std::mem::take(one),
         many => format!("[{}]", many.join(", ")),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use quintlet_model::outcome::Outcome;
+
+    use super::*;
+
+    #[test]
+    fn an_image_whose_user_is_not_known_does_not_start() {
+        let failed = |outcome| CallError {
+            method: "ImageStatus",
+            outcome,
+            code: tonic::Code::Unknown,
+            message: "no".to_owned(),
+        };
+        let image = cri::Image { username: "www".to_owned(), ..cri::Image::default() };
+        assert_eq!(inspected(Ok(Some(image.clone())), "web").unwrap(), image);
+        for (found, want) in [
+            (
+                Ok(None),
+                "failed to get the user of image \"web\" after its pull: the runtime does not have it",
+            ),
+            (
+                Err(failed(Outcome::RuntimeError)),
+                "failed to get the user of image \"web\" after its pull: no",
+            ),
+        ] {
+            match inspected(found, "web") {
+                Err(NoImage::Waits(reason, None)) => {
+                    assert_eq!(
+                        (reason.reason.as_str(), reason.message.as_str()),
+                        ("CreateContainerConfigError", want)
+                    );
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        for outcome in [Outcome::Unknown, Outcome::NotDispatched] {
+            assert!(matches!(inspected(Err(failed(outcome)), "web"), Err(NoImage::Interrupted(_))));
+        }
+    }
 }

@@ -140,8 +140,9 @@ pub fn resource_field(
     } else {
         (amount.value(), divisor.value())
     };
-    let quotient = (i128::from(amount) + i128::from(divisor) - 1).div_euclid(i128::from(divisor.max(1)));
-    Ok(quotient.to_string())
+    let (amount, divisor) = (i128::from(amount), i128::from(divisor));
+    let up = amount.saturating_add(divisor).saturating_sub(1);
+    Ok(up.checked_div_euclid(divisor.max(1)).unwrap_or(up).to_string())
 }
 
 fn default_limit(of: ResourceField<'_>, resource: &str) -> Quantity {

@@ -88,7 +88,8 @@ fn cut(name: &str) -> String {
 fn label_chars(text: &str) -> bool {
     let b = text.as_bytes();
     let alnum = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-    !b.is_empty() && b.iter().all(|c| alnum(*c) || *c == b'-') && alnum(b[0]) && alnum(b[b.len() - 1])
+    let (Some(first), Some(last)) = (b.first(), b.last()) else { return false };
+    b.iter().all(|c| alnum(*c) || *c == b'-') && alnum(*first) && alnum(*last)
 }
 
 fn label_problem(text: &str) -> Option<String> {

@@ -181,7 +181,7 @@ impl CreateContainer {
 pub fn stop_signal(container: &Container) -> i32 {
     let name = container.lifecycle.as_ref().and_then(|l| l.stop_signal.as_deref());
     let place = name.and_then(|name| SIGNALS.iter().position(|s| *s == name));
-    place.and_then(|i| i32::try_from(i + 1).ok()).unwrap_or(0)
+    place.and_then(|i| i32::try_from(i.saturating_add(1)).ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

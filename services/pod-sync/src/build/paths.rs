@@ -35,7 +35,7 @@ pub fn legacy_log_name(pod: &PodRef, container: &str, id: &str) -> String {
     let mut name = format!("{}_{}_{container}-{id}", pod.name, pod.namespace);
     let mut end = name.len().min(255 - SUFFIX.len());
     while !name.is_char_boundary(end) {
-        end -= 1;
+        end = end.saturating_sub(1);
     }
     name.truncate(end);
     name + SUFFIX

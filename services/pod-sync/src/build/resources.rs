@@ -77,8 +77,9 @@ fn swap(pod: &Pod, container: &Container, node: &NodeSettings, out: &mut LinuxCo
         None => 0,
         Some(swap) => {
             let request = qos::container_requests(container).get("memory").map_or(0, |q| q.value());
-            let share = i128::from(request) * i128::from(swap);
-            i64::try_from(share / i128::from(node.memory_bytes.max(1))).unwrap_or(i64::MAX)
+            let share = i128::from(request).saturating_mul(i128::from(swap));
+            let share = share.checked_div(i128::from(node.memory_bytes.max(1)));
+            share.and_then(|share| i64::try_from(share).ok()).unwrap_or(i64::MAX)
         }
     };
     out.unified.insert("memory.swap.max".to_owned(), value.to_string());
@@ -105,12 +106,16 @@ pub fn sandbox_overhead(pod: &Pod, node: &NodeSettings) -> LinuxContainerResourc
 #[must_use]
 pub fn page_size_name(bytes: u64) -> String {
     let mut value = bytes;
-    let mut unit = 0;
-    while value >= 1024 && value.is_multiple_of(1024) && unit < 4 {
+    let mut units = ["KB", "MB", "GB", "TB"].into_iter();
+    let mut unit = "B";
+    while value >= 1024
+        && value.is_multiple_of(1024)
+        && let Some(larger) = units.next()
+    {
         value /= 1024;
-        unit += 1;
+        unit = larger;
     }
-    format!("{value}{}", ["B", "KB", "MB", "GB", "TB"][unit])
+    format!("{value}{unit}")
 }
 
 /// Page sizes of the machine, bytes, ascending; from names like `hugepages-2048kB`.

@@ -133,7 +133,7 @@ fn seccomp(pod: &Pod, container: &Container, node: &NodeSettings) -> Result<Secu
     let fallback = if node.seccomp_default { ProfileType::RuntimeDefault } else { ProfileType::Unconfined };
     Ok(match chosen.map(|p| (p.type_.as_str(), p.localhost_profile.as_deref())) {
         Some(("Localhost", Some(name))) if !name.is_empty() => {
-            let path = node.root_dir.join("seccomp").join(name);
+            let path = node.root_dir.join("seccomp").join(descending(name)?);
             profile(ProfileType::Localhost, path.display().to_string())
         }
         Some(("Localhost", _)) => {
@@ -145,6 +145,21 @@ fn seccomp(pod: &Pod, container: &Container, node: &NodeSettings) -> Result<Secu
         Some(("Unconfined", _)) => profile(ProfileType::Unconfined, String::new()),
         Some(_) | None => profile(fallback, String::new()),
     })
+}
+
+/// Checks the path of a seccomp profile as the API does (`pkg/apis/core/validation: validateLocalDescendingPath`): joined to a
+/// directory, any other path would leave it.
+fn descending(path: &str) -> Result<&str, ConfigError> {
+    let invalid = |why: &str| {
+        ConfigError::invalid(format!("seccompProfile.localhostProfile: Invalid value: {path:?}: {why}"))
+    };
+    if path.starts_with('/') {
+        return Err(invalid("must be a relative path"));
+    }
+    if path.split('/').any(|part| part == "..") {
+        return Err(invalid("must not contain '..'"));
+    }
+    Ok(path)
 }
 
 /// The AppArmor profile of a container as type and name: field, then annotation, then the pod's field.
@@ -458,6 +473,19 @@ mod tests {
             seccomp(json!({}), json!({"seccompProfile": {"type": "Localhost"}})).unwrap_err(),
             "localhostProfile must be set if seccompProfile type is Localhost."
         );
+        for (path, why) in [
+            ("/etc/passwd", "must be a relative path"),
+            ("../passwd", "must not contain '..'"),
+            ("a/../../passwd", "must not contain '..'"),
+            ("a/..", "must not contain '..'"),
+        ] {
+            let outside = json!({"seccompProfile": {"type": "Localhost", "localhostProfile": path}});
+            let want = format!("seccompProfile.localhostProfile: Invalid value: {path:?}: {why}");
+            assert_eq!(seccomp(outside.clone(), json!({})).unwrap_err(), want);
+            assert_eq!(seccomp(json!({}), outside).unwrap_err(), want);
+        }
+        let dots = json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "..a/b..json"}});
+        assert_eq!(seccomp(json!({}), dots).unwrap().1, "/r/seccomp/..a/b..json");
 
         let mut p = pod_of(json!({"securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}},
             "containers": [{"name": "c"}]}));

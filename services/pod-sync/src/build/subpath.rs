@@ -70,7 +70,7 @@ pub fn read_beneath(volume: &Path, sub: &str) -> io::Result<String> {
 pub fn make_dirs(volume: &Path, sub: &Path, mode: u32) -> io::Result<()> {
     let parts: Vec<_> = sub.components().collect();
     let mut existing = PathBuf::new();
-    let mut count = 0;
+    let mut count = 0_usize;
     for part in &parts {
         let next = existing.join(part);
         // A dangling link exists; opening it below is what refuses it.
@@ -78,10 +78,10 @@ pub fn make_dirs(volume: &Path, sub: &Path, mode: u32) -> io::Result<()> {
             break;
         }
         existing = next;
-        count += 1;
+        count = count.saturating_add(1);
     }
     let mut dir = open_beneath(volume, &existing)?;
-    for part in &parts[count..] {
+    for part in parts.iter().skip(count) {
         let mode = Mode::from_raw_mode(mode & 0o7777);
         match rustix::fs::mkdirat(&dir, part.as_os_str(), mode) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}

@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use quintlet_kit::beneath::Dir;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::task;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 use tokio_util::sync::CancellationToken;
@@ -80,6 +82,8 @@ pub async fn run(ctx: Arc<Context>, settings: Settings, stop: CancellationToken)
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Log {
     id: ContainerId,
+    /// The directory of all pods' logs, beneath which nothing follows a link.
+    root: PathBuf,
     path: PathBuf,
 }
 
@@ -88,7 +92,7 @@ fn logs(pod: &PodRuntime, pod_logs_dir: &Path) -> Vec<Log> {
     pod.containers
         .iter()
         .filter(|c| c.state == ContainerState::Running)
-        .map(|c| Log { id: c.id.clone(), path: PathBuf::from(&c.log_path) })
+        .map(|c| Log { id: c.id.clone(), root: pod_logs_dir.to_owned(), path: PathBuf::from(&c.log_path) })
         .filter(|log| is_within(&log.path, pod_logs_dir))
         .collect()
 }
@@ -123,8 +127,6 @@ enum RotateError {
     File { path: PathBuf, source: std::io::Error },
     #[error("the runtime does not open it again")]
     Reopen(#[source] CallError),
-    #[error("compressing was cut off")]
-    Cut(#[source] tokio::task::JoinError),
 }
 
 async fn look_at_all(runtime: &impl Reopen, clock: &Clock, settings: &Settings, logs: &[Log]) {
@@ -153,8 +155,8 @@ async fn look(
     log: &Log,
 ) -> Result<(), RotateError> {
     let file = |source| RotateError::File { path: log.path.clone(), source };
-    let size = match tokio::fs::metadata(&log.path).await {
-        Ok(found) => i64::try_from(found.len()).unwrap_or(i64::MAX),
+    let size = match on_files(log, rotate::size).await {
+        Ok(size) => i64::try_from(size).unwrap_or(i64::MAX),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             // Somebody removed it, or an earlier rotation was cut between the rename and the new file.
             return runtime.reopen(&log.id).await.map_err(RotateError::Reopen);
@@ -164,23 +166,37 @@ async fn look(
     if size < settings.container_log_max_size {
         return Ok(());
     }
-    let (path, keep) = (log.path.clone(), settings.container_log_max_files.saturating_sub(2));
-    tokio::task::spawn_blocking(move || rotate::make_room(&path, keep))
-        .await
-        .map_err(RotateError::Cut)?
-        .map_err(file)?;
+    let keep = settings.container_log_max_files.saturating_sub(2);
     let to = rotate::rotated(&log.path, clock.wall());
-    tokio::fs::rename(&log.path, &to).await.map_err(file)?;
+    let rotated = to.clone();
+    let rotate = move |dir: &Dir, path: &Path| {
+        rotate::make_room(dir, path, keep)?;
+        dir.rename(path, &rotated)
+    };
+    on_files(log, rotate).await.map_err(file)?;
     match runtime.reopen(&log.id).await {
         Ok(()) => Ok(()),
         Err(error) => {
             // Without a verdict the new file may be there or come yet: it must not be replaced by the old one.
-            if error.is_verdict() && !log.path.exists() {
-                tokio::fs::rename(&to, &log.path).await.map_err(file)?;
+            if error.is_verdict() {
+                let put_back = move |dir: &Dir, path: &Path| match dir.stat(path) {
+                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => dir.rename(&to, path),
+                    Ok(_) | Err(_) => Ok(()),
+                };
+                on_files(log, put_back).await.map_err(file)?;
             }
             Err(RotateError::Reopen(error))
         }
     }
+}
+
+/// Works on the files of a log, beneath the directory of all logs.
+async fn on_files<T: Send + 'static>(
+    log: &Log,
+    work: impl FnOnce(&Dir, &Path) -> std::io::Result<T> + Send + 'static,
+) -> std::io::Result<T> {
+    let (root, path) = (log.root.clone(), log.path.clone());
+    task::blocking(move || work(&Dir::open(&root)?, &path)).await
 }
 
 #[cfg(test)]

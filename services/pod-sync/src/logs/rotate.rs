@@ -1,13 +1,16 @@
 //! Which rotated files of a log stay, and in which form.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use quintlet_kit::beneath::Dir;
+use quintlet_kit::tree;
+use rustix::fs::FileType;
 
 /// Of a compressed file.
 const GZ: &str = ".gz";
@@ -56,57 +59,74 @@ pub fn plan(names: &BTreeSet<String>, keep: usize) -> Plan {
     plan
 }
 
-/// Names of the rotated files of a log.
-fn siblings(log: &Path) -> io::Result<BTreeSet<String>> {
-    let (Some(dir), Some(name)) = (log.parent(), log.file_name().and_then(|n| n.to_str())) else {
+/// Returns the size of a log.
+///
+/// # Errors
+/// It does not exist, or is no regular file.
+pub fn size(dir: &Dir, log: &Path) -> io::Result<u64> {
+    let stat = dir.stat(log)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(u64::try_from(stat.st_size).unwrap_or(0))
+}
+
+/// Names of the rotated files of a log, and of what else begins with its name.
+fn siblings(dir: &Dir, log: &Path) -> io::Result<BTreeSet<String>> {
+    let (Some(parent), Some(name)) = (log.parent(), log.file_name().and_then(|n| n.to_str())) else {
         return Ok(BTreeSet::new());
     };
     let prefix = format!("{name}.");
     let mut out = BTreeSet::new();
-    for entry in fs::read_dir(dir)? {
+    for entry in rustix::fs::Dir::new(tree::open_within(dir.dir(parent)?.as_fd(), c".")?)? {
         let entry = entry?;
-        if let Ok(name) = entry.file_name().into_string()
+        if let Ok(name) = entry.file_name().to_str()
             && name.starts_with(&prefix)
-            && entry.file_type()?.is_file()
+            && size(dir, &parent.join(name)).is_ok()
         {
-            out.insert(name);
+            out.insert(name.to_owned());
         }
     }
     Ok(out)
 }
 
-/// Deletes and compresses rotated files of a log, so that `keep` remain before the next rotation.
+/// Deletes and compresses rotated files of a log beneath `dir`, so that `keep` remain before the next rotation.
 ///
 /// # Errors
 /// The directory or a file cannot be read or written. What was not done is done the next time.
-pub fn make_room(log: &Path, keep: usize) -> io::Result<()> {
-    let dir = log.parent().unwrap_or(Path::new("/"));
-    let plan = plan(&siblings(log)?, keep);
+pub fn make_room(dir: &Dir, log: &Path, keep: usize) -> io::Result<()> {
+    let parent = log.parent().unwrap_or(Path::new("."));
+    let plan = plan(&siblings(dir, log)?, keep);
     for name in &plan.delete {
-        fs::remove_file(dir.join(name))?;
+        dir.remove_file(&parent.join(name))?;
     }
     for name in &plan.compress {
-        compress(&dir.join(name))?;
+        compress(dir, &parent.join(name))?;
     }
     Ok(())
 }
 
 /// Makes `<file>.gz` of a file, with its mode. At every moment one of the two is whole.
-fn compress(path: &Path) -> io::Result<()> {
+fn compress(dir: &Dir, path: &Path) -> io::Result<()> {
     let (tmp, gz) = (with_suffix(path, TMP), with_suffix(path, GZ));
-    let mut from = File::open(path)?;
-    let mode = from.metadata()?.permissions().mode();
-    let to = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&tmp)?;
+    let mut from = dir.read(path)?;
+    let mode = from.metadata()?.permissions().mode() & 0o777;
+    // A rest of an earlier try, or what somebody put in its place: a pod may write to the directory of logs.
+    match dir.remove_file(&tmp) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        Ok(()) | Err(_) => {}
+    }
+    let to = dir.create_new(&tmp, mode)?;
     let written = (|| {
         let mut encoder = GzEncoder::new(to, Compression::default());
         io::copy(&mut from, &mut encoder)?;
         encoder.finish()?.flush()?;
-        fs::rename(&tmp, &gz)
+        dir.rename(&tmp, &gz)
     })();
     if let Err(error) = written {
         // On a full disk what there is of it is in the way.
-        let _ = fs::remove_file(&tmp);
+        let _ = dir.remove_file(&tmp);
         return Err(error);
     }
-    fs::remove_file(path)
+    dir.remove_file(path)
 }

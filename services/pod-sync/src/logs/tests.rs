@@ -46,7 +46,7 @@ fn compressed_files_say_what_the_log_said_with_its_mode() {
     std::fs::write(&old, "one\ntwo\n").unwrap();
     std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o640)).unwrap();
     std::fs::write(dir.path().join("10.log.20260101-000000"), "of another instance").unwrap();
-    make_room(&log, 1).unwrap();
+    make_room(&Dir::open(dir.path()).unwrap(), &log, 1).unwrap();
     let gz = dir.path().join("0.log.20260101-000000.gz");
     let mut text = String::new();
     flate2::read::GzDecoder::new(std::fs::File::open(&gz).unwrap()).read_to_string(&mut text).unwrap();
@@ -54,6 +54,33 @@ fn compressed_files_say_what_the_log_said_with_its_mode() {
     assert_eq!(std::fs::metadata(&gz).unwrap().permissions().mode() & 0o777, 0o640);
     assert!(!old.exists());
     assert!(dir.path().join("10.log.20260101-000000").exists(), "another log is not touched");
+}
+
+#[test]
+fn a_planted_link_is_neither_written_through_nor_read_nor_followed() {
+    let temp = tempfile::tempdir().unwrap();
+    let (logs, host) = (temp.path().join("logs"), temp.path().join("host"));
+    std::fs::create_dir_all(logs.join("pod")).unwrap();
+    std::fs::create_dir(&host).unwrap();
+    std::fs::write(host.join("passwd"), "root").unwrap();
+    let (old, dir) = ("0.log.20260101-000000", Dir::open(&logs).unwrap());
+    let log = logs.join("pod/0.log");
+    std::fs::write(logs.join("pod").join(old), "text").unwrap();
+    symlink(host.join("passwd"), logs.join("pod").join(format!("{old}.tmp"))).unwrap();
+    symlink(host.join("passwd"), logs.join("pod/0.log.20260101-000001")).unwrap();
+    make_room(&dir, &log, 3).unwrap();
+    assert_eq!(std::fs::read_to_string(host.join("passwd")).unwrap(), "root");
+    let gz = logs.join("pod").join(format!("{old}.gz"));
+    assert!(std::fs::symlink_metadata(&gz).unwrap().is_file());
+    assert!(!logs.join("pod/0.log.20260101-000001.gz").exists(), "what a link leads to is not compressed");
+
+    std::fs::write(host.join("0.log"), "x".repeat(100)).unwrap();
+    symlink(&host, logs.join("linked")).unwrap();
+    symlink(host.join("0.log"), logs.join("pod/1.log")).unwrap();
+    for path in [logs.join("linked/0.log"), logs.join("pod/1.log"), host.join("0.log")] {
+        assert!(rotate::size(&dir, &path).is_err(), "{}", path.display());
+    }
+    assert!(make_room(&dir, &logs.join("linked/0.log"), 0).is_err());
 }
 
 /// Makes the file anew as a runtime does, or says no.
@@ -97,7 +124,7 @@ async fn looked(text: Option<&str>, refuse: Option<Outcome>) -> (tempfile::TempD
     }
     let runtime = Fake { log: path.clone(), refuse, calls: Mutex::new(0) };
     let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(1));
-    let log = Log { id: ContainerId::parse("c1").unwrap(), path };
+    let log = Log { id: ContainerId::parse("c1").unwrap(), root: dir.path().to_owned(), path };
     let done = look(&runtime, &clock, &SETTINGS, &log).await;
     let calls = *runtime.calls.lock();
     (dir, calls, done.is_ok())
@@ -162,8 +189,11 @@ impl Reopen for Slow {
 async fn no_more_logs_are_rotated_at_once_than_there_are_workers() {
     let dir = tempfile::tempdir().unwrap();
     let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(1));
-    let log =
-        |n| Log { id: ContainerId::parse(&format!("c{n}")).unwrap(), path: dir.path().join(format!("{n}")) };
+    let log = |n| Log {
+        id: ContainerId::parse(&format!("c{n}")).unwrap(),
+        root: dir.path().to_owned(),
+        path: dir.path().join(format!("{n}")),
+    };
     let logs: Vec<Log> = (0..6).map(log).collect();
     for (workers, seconds) in [(1, 6), (3, 2)] {
         let (runtime, began) = (Slow::default(), tokio::time::Instant::now());

@@ -1,13 +1,13 @@
-//! What a container left as its last words: the termination message file, or the end of its log (pod-sync.md §6.8).
+//! The termination message of a container: its file, or the end of its log
+//! (`pkg/kubelet/kuberuntime: getTerminationMessage`).
 
-use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use quintlet_model::labels;
 use quintlet_model::runtime::{Container, ContainerState};
 
+use super::reported;
 use crate::build::mounts::absolute;
 
 /// Bytes read from the end of the file (pkg/kubelet/container/runtime.go).
@@ -19,10 +19,20 @@ const LINES: usize = 80;
 /// Bytes of the log that are looked at for those lines.
 const LOG_WINDOW: u64 = 256 << 10;
 
-/// The last words of an exited container, empty where it has none. Blocks, but not for longer than a disk does: the files
-/// are the pod's, which may put anything in their places.
+/// Where the files of a pod are that a runtime may report.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Places<'a> {
+    /// The pod's directory.
+    pub pod: &'a Path,
+    /// The pod's log directory.
+    pub logs: &'a Path,
+}
+
+/// Returns the termination message of an exited container, empty where it has none. Blocks, but not for longer than a disk
+/// does. The pod may put anything in the places of the files, and the runtime may report any path: neither is read outside of
+/// the pod's own directories.
 #[must_use]
-pub(super) fn of(container: &Container) -> String {
+pub(super) fn of(container: &Container, places: Places<'_>) -> String {
     if container.state != ContainerState::Exited {
         return String::new();
     }
@@ -30,7 +40,7 @@ pub(super) fn of(container: &Container) -> String {
     let fallback = annotation(labels::TERMINATION_MESSAGE_POLICY) == "FallbackToLogsOnError"
         && container.exit_code != 0
         && container.reason != "ContainerCannotRun";
-    let from_log = || if fallback { log(Path::new(&container.log_path)) } else { String::new() };
+    let from_log = || if fallback { log(places.logs, Path::new(&container.log_path)) } else { String::new() };
     let path = annotation(labels::TERMINATION_MESSAGE_PATH);
     if path.is_empty() {
         return from_log();
@@ -39,7 +49,7 @@ pub(super) fn of(container: &Container) -> String {
     let path = absolute(path);
     let mount = container.mounts.iter().rfind(|m| m.container_path == path);
     let Some(mount) = mount else { return from_log() };
-    match tail(Path::new(&mount.host_path), FROM_FILE) {
+    match tail(places.pod, Path::new(&mount.host_path), FROM_FILE) {
         Ok(bytes) if bytes.is_empty() => from_log(),
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(e) if e.kind() == io::ErrorKind::NotFound => from_log(),
@@ -47,15 +57,10 @@ pub(super) fn of(container: &Container) -> String {
     }
 }
 
-fn tail(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    // Without a link of the pod's to follow, and without a wait for whoever writes to a pipe.
-    let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
-    let mut file = File::options().read(true).custom_flags(flags).open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    let len = metadata.len();
+fn tail(dir: &Path, path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let (dir, path) = reported::beneath(dir, path)?;
+    let mut file = dir.read(&path)?;
+    let len = file.metadata()?.len();
     file.seek(SeekFrom::Start(len.saturating_sub(most)))?;
     let mut bytes = Vec::new();
     file.take(most).read_to_end(&mut bytes)?;
@@ -63,15 +68,15 @@ fn tail(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 }
 
 // CRI log lines are `<time> <stream> <P|F> <text>`.
-fn log(path: &Path) -> String {
-    let bytes = match tail(path, LOG_WINDOW) {
+fn log(dir: &Path, path: &Path) -> String {
+    let bytes = match tail(dir, path, LOG_WINDOW) {
         Ok(bytes) => bytes,
         Err(e) => return format!("Error on reading termination message from logs: {e}"),
     };
     let text = String::from_utf8_lossy(&bytes);
     let mut out = String::new();
     let lines: Vec<&str> = text.lines().collect();
-    for line in &lines[lines.len().saturating_sub(LINES)..] {
+    for line in lines.iter().skip(lines.len().saturating_sub(LINES)) {
         let mut parts = line.splitn(4, ' ');
         let (Some(_), Some(_), Some(tag), Some(content)) =
             (parts.next(), parts.next(), parts.next(), parts.next())
@@ -85,7 +90,7 @@ fn log(path: &Path) -> String {
     }
     let mut start = out.len().saturating_sub(FROM_LOG);
     while !out.is_char_boundary(start) {
-        start += 1;
+        start = start.saturating_add(1);
     }
     out.split_off(start)
 }
@@ -96,6 +101,10 @@ mod tests {
     use quintlet_model::ids::{ContainerId, SandboxId};
     use quintlet_model::runtime::Mount;
     use std::collections::BTreeMap;
+
+    fn read(dir: &Path, container: &Container) -> String {
+        of(container, Places { pod: dir, logs: dir })
+    }
 
     fn exited(dir: &Path, policy: &str, exit_code: i32) -> Container {
         let annotations = [
@@ -148,7 +157,7 @@ mod tests {
             if let Some(text) = file {
                 std::fs::write(&path, text).unwrap();
             }
-            assert_eq!(of(&exited(dir.path(), policy, code)), want, "{file:?} {policy} {code}");
+            assert_eq!(read(dir.path(), &exited(dir.path(), policy, code)), want, "{file:?} {policy} {code}");
         }
     }
 
@@ -177,8 +186,56 @@ mod tests {
             let mut container = exited(dir.path(), "File", 1);
             container.annotations.insert(labels::TERMINATION_MESSAGE_PATH.to_owned(), path.to_owned());
             container.mounts = mounts;
-            let got = of(&container);
+            let got = read(dir.path(), &container);
             assert!(got.starts_with(want) && got.is_empty() == want.is_empty(), "{path}: {got}");
+        }
+    }
+
+    #[test]
+    fn a_path_outside_of_the_pods_directories_is_not_read_whatever_the_runtime_reports() {
+        let temp = tempfile::tempdir().unwrap();
+        let [pod, logs, other] = ["pod", "logs", "other"].map(|name| temp.path().join(name));
+        for dir in [&pod, &logs, &other] {
+            std::fs::create_dir(dir).unwrap();
+            std::fs::write(dir.join("term"), "said").unwrap();
+            std::fs::write(dir.join("0.log"), "2026-01-01T00:00:00Z stdout F said\n").unwrap();
+        }
+        std::os::unix::fs::symlink(&other, pod.join("linked")).unwrap();
+        std::os::unix::fs::symlink(&other, logs.join("linked")).unwrap();
+        let places = Places { pod: &pod, logs: &logs };
+        for (path, is_read) in [
+            (pod.join("term"), true),
+            (other.join("term"), false),
+            (pod.join("linked/term"), false),
+            (pod.join("../other/term"), false),
+            (logs.join("term"), false),
+        ] {
+            let mut container = exited(&pod, "File", 1);
+            container.mounts[0].host_path = path.display().to_string();
+            let got = of(&container, places);
+            assert_eq!(got == "said", is_read, "{got}");
+            assert!(is_read || got.starts_with("Error on reading termination log"), "{got}");
+        }
+        for (path, is_read) in [
+            (logs.join("0.log"), true),
+            (other.join("0.log"), false),
+            (logs.join("linked/0.log"), false),
+            (logs.join("../other/0.log"), false),
+        ] {
+            let mut container = exited(&pod, "FallbackToLogsOnError", 1);
+            container.mounts.clear();
+            container.log_path = path.display().to_string();
+            let got = of(&container, places);
+            assert_eq!(got == "said\n", is_read, "{got}");
+            assert!(is_read || got.starts_with("Error on reading termination message from logs"), "{got}");
+        }
+        let link = temp.path().join("link-to-pod");
+        std::os::unix::fs::symlink(&pod, &link).unwrap();
+        let through_a_link = Places { pod: &link, logs: &logs };
+        let mut container = exited(&pod, "File", 1);
+        for reported in [pod.join("term"), link.join("term")] {
+            container.mounts[0].host_path = reported.display().to_string();
+            assert_eq!(of(&container, through_a_link), "said", "the root directory itself may be a link");
         }
     }
 
@@ -186,7 +243,7 @@ mod tests {
     fn only_the_last_bytes_of_the_file_count() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("term"), format!("{}end", "x".repeat(5000))).unwrap();
-        let got = of(&exited(dir.path(), "File", 0));
+        let got = read(dir.path(), &exited(dir.path(), "File", 0));
         assert_eq!((got.len(), got.ends_with("end")), (4096, true));
     }
 }

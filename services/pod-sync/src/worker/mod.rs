@@ -10,6 +10,7 @@ mod hook_http;
 mod hooks;
 mod messages;
 mod prepare;
+mod reported;
 mod resize;
 mod shown;
 mod start;
@@ -492,7 +493,12 @@ impl Worker {
             .cloned()
             .collect();
         if !exited.is_empty() {
-            let read = move || exited.into_iter().map(|c| (c.id.clone(), messages::of(&c))).collect();
+            let pod = self.ctx.pod_dir(&self.pod_ref.uid);
+            let logs = crate::build::paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
+            let read = move || {
+                let places = messages::Places { pod: &pod, logs: &logs };
+                exited.into_iter().map(|c| (c.id.clone(), messages::of(&c, places))).collect()
+            };
             let read: Vec<_> = tokio::task::spawn_blocking(read).await.unwrap_or_default();
             self.messages.extend(read);
         }

@@ -437,10 +437,7 @@ impl Worker {
         seam::file("container's log directory made", || std::fs::create_dir_all(&log_dir)).map_err(|e| {
             ConfigError::invalid(format!("create container log directory {}: {e}", log_dir.display()))
         })?;
-        let user = ready
-            .image
-            .as_ref()
-            .map_or(ImageUser::Uid(0), |i| ImageUser::of(i.uid.as_ref().map(|u| u.value), &i.username));
+        let user = ImageUser::of(ready.image.uid.as_ref().map(|u| u.value), &ready.image.username);
         container_config(ContainerInput {
             pod,
             names: &self.pod_ref,

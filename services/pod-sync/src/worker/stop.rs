@@ -1,14 +1,15 @@
-//! Stopping containers and pods (pod-sync.md §6.9, §6.10).
+//! Stopping containers and pods (`pkg/kubelet/kuberuntime: killContainer, killPodWithSyncResult`).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
 use parking_lot::Mutex;
-use quintlet_kit::seam;
+use quintlet_kit::{clock, seam, task};
 use quintlet_model::ids::{ContainerId, PodUid};
 use quintlet_model::outcome::Outcome;
 use quintlet_model::runtime::{Container as RuntimeContainer, PodRuntime};
@@ -17,7 +18,7 @@ use tokio::sync::watch;
 
 use super::hooks::{self, HookError};
 use super::sync::{Kind, described};
-use super::{Halt, Step, Worker};
+use super::{Halt, Step, Worker, reported};
 use crate::build::paths;
 use crate::clients::events::EventType;
 use crate::context::Context;
@@ -95,7 +96,7 @@ impl Stop<'_> {
         // A request is nearly always made by now, and most of the time since went by in the stop itself: it is not made again.
         let hook = self.pre_stop().filter(|hook| hook.http_get.is_none() || self.began.is_none());
         if let Some(hook) = hook.filter(|_| self.grace > 0) {
-            let limit = Duration::from_secs(u64::try_from(self.grace).unwrap_or(0));
+            let limit = clock::seconds(self.grace);
             let id = &self.instance.id;
             // One that could not be asked for is as soon as cri-proxy is back: the container stops after it.
             let run = async {
@@ -128,7 +129,7 @@ impl Stop<'_> {
             }
         }
         let left = |now: Duration| grace::left_after(self.grace, now.saturating_sub(began));
-        let wait = Duration::from_secs(u64::try_from(left(ctx.clock.boot())).unwrap_or(0));
+        let wait = clock::seconds(left(ctx.clock.boot()));
         // Its grace is over: it stops whether the others did or not.
         let _ = tokio::time::timeout(wait, after).await;
         let timeout = grace::stop_timeout(left(ctx.clock.boot()));
@@ -241,26 +242,25 @@ impl Worker {
         with_logs: bool,
     ) -> Result<(), Halt> {
         let Some(instance) = runtime.containers.iter().find(|c| c.id == *id) else { return Ok(()) };
-        if with_logs {
-            remove_logs(instance);
-        }
-        if let Some(dir) = &self.ctx.container_logs_dir {
-            let link = dir.join(paths::legacy_log_name(&self.pod_ref, &instance.name, id.as_str()));
-            let _ = seam::file("log link removed", || std::fs::remove_file(link));
-        }
+        let log = with_logs.then(|| PathBuf::from(&instance.log_path));
+        let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
+        let links = self.ctx.container_logs_dir.as_ref();
+        let link =
+            links.map(|dir| dir.join(paths::legacy_log_name(&self.pod_ref, &instance.name, id.as_str())));
+        task::blocking(move || {
+            if let Some(log) = log
+                && let Err(error) = reported::remove_logs(&logs, &log)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::info!(log = %log.display(), %error, "logs of a removed container stay");
+            }
+            if let Some(link) = link {
+                let _ = seam::file("log link removed", || std::fs::remove_file(link));
+            }
+        })
+        .await;
         tracing::debug!(pod = described(pod), container.id = %id, "container removed");
         self.ctx.runtime.remove_container(id).await.map_err(|e| Halt::of(&e, Step::RemoveContainer))
-    }
-}
-
-/// Deletes a container's log and its rotations.
-pub(super) fn remove_logs(instance: &RuntimeContainer) {
-    let path = std::path::Path::new(&instance.log_path);
-    let (Some(dir), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else { return };
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().is_some_and(|n| n == name || n.starts_with(&format!("{name}."))) {
-            let _ = seam::file("log removed", || std::fs::remove_file(entry.path()));
-        }
     }
 }
 
@@ -291,8 +291,9 @@ pub(crate) async fn stop_all(
             began: begun.get(step.id.as_str()).copied(),
             hooks,
         };
+        let after: HashSet<&str> = step.after.iter().map(String::as_str).collect();
         let waits_for: Vec<ContainerId> =
-            plan.iter().filter(|s| step.after.contains(&s.name)).map(|s| s.id.clone()).collect();
+            plan.iter().filter(|s| after.contains(s.name.as_str())).map(|s| s.id.clone()).collect();
         let mut others = stopped.subscribe();
         let stopped = &stopped;
         Some(async move {

@@ -1,11 +1,12 @@
-//! The end of a pod: containers, then volumes and cgroup, then the last status (pod-sync.md §4.10, §4.12).
+//! The end of a pod: containers, then volumes and cgroup, then the last status
+//! (`pkg/kubelet/kubelet.go: SyncTerminatingPod, SyncTerminatedPod`).
 
 use std::time::Duration;
 
 use futures::future::join_all;
-use quintlet_kit::seam;
+use quintlet_kit::{seam, task, tree};
 use quintlet_model::pod as pods;
-use quintlet_model::runtime::ContainerState;
+use quintlet_model::runtime::{Container, ContainerState};
 
 use super::{Halt, Next, Step, Worker};
 use crate::build::paths;
@@ -143,23 +144,25 @@ impl Worker {
         if !left.sandboxes.is_empty() || !left.containers.is_empty() {
             return Ok(Next::Again);
         }
-        for container in &runtime.containers {
-            if let Some(dir) = &self.ctx.container_logs_dir {
-                let name = paths::legacy_log_name(&self.pod_ref, &container.name, container.id.as_str());
-                let _ = seam::file("log link removed", || std::fs::remove_file(dir.join(name)));
-            }
+        let mut links = Vec::new();
+        if let Some(dir) = &self.ctx.container_logs_dir {
+            let name = |c: &Container| paths::legacy_log_name(&self.pod_ref, &c.name, c.id.as_str());
+            links.extend(runtime.containers.iter().map(|c| dir.join(name(c))));
         }
         let (volumes, uid) = (self.ctx.volumes.clone(), self.pod_ref.uid.clone());
-        let cleaned =
-            tokio::task::spawn_blocking(move || volumes.clean_orphan(&uid).map_err(|e| e.to_string())).await;
-        if let Err(e) = cleaned.unwrap_or_else(|e| Err(e.to_string())) {
+        let cleaned = task::blocking(move || {
+            for link in links {
+                let _ = seam::file("log link removed", || std::fs::remove_file(link));
+            }
+            volumes.clean_orphan(&uid).map_err(|e| e.to_string())
+        });
+        if let Err(e) = cleaned.await {
             return Err(Halt::failed(waiting::Waiting::DirectoriesRemoval { error: e.clone() }, e));
         }
         let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
-        if let Err(e) = seam::file("logs removed", || std::fs::remove_dir_all(&logs))
-            && e.kind() != std::io::ErrorKind::NotFound
-        {
-            tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, dir = %logs.display(), error = %e, "logs not removed");
+        let dir = logs.clone();
+        if let Err(e) = task::blocking(move || seam::file("logs removed", || tree::remove(&logs))).await {
+            tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, dir = %dir.display(), error = %e, "logs not removed");
         }
         Ok(Next::Advance)
     }
