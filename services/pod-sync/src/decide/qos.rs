@@ -630,6 +630,13 @@ mod tests {
             let score = oom_score_adj(&p, &pod::spec(&p).containers[0], 1);
             assert!((3..=1000).contains(&score), "{own} {of_container}: {score}");
         }
+        // A share of what is left for the pod comes on top of what the container asks for.
+        let both = json!([
+            c("more", json!({"memory": most}), json!({})),
+            c("less", json!({"memory": format!("-{most}")}), json!({})),
+        ]);
+        let p = pod_json(json!({"containers": both, "resources": {"requests": {"memory": most}}}));
+        assert_eq!(oom_score_adj(&p, &pod::spec(&p).containers[0], 1), 3);
         assert!(weight_to_shares(u64::MAX) > MAX_SHARES);
     }
 }
