@@ -10,7 +10,7 @@ RUNTIMES := trixie sid
 RUNTIME_TESTS := $(foreach test,start_stop exits manifests api kill races features housekeeping reboot resize,--test $(test))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
 
-.PHONY: all install build check test test-runtimes vm bench bench-scale run
+.PHONY: all install build check test fuzz test-runtimes vm bench bench-scale run
 
 all: build
 
@@ -38,6 +38,10 @@ test:
 	$(CARGO) build --locked --bins $(BIN_FLAGS) -p quintlet
 	BIN_DIR=$(CURDIR)/target/debug tests/compose.sh
 	$(CARGO) $(TEST) --workspace --locked
+
+# Each fuzz target for 30 s, two at a time. What is found is kept in tests/fuzz/corpus and is to be committed with its mend.
+fuzz:
+	QUINTLET_FUZZ_SECONDS=30 $(CARGO) $(TEST) --locked -p quintlet-fuzz
 
 # The end-to-end tests that matter on each runtime, with the containerd of other releases; nothing is installed.
 test-runtimes:

@@ -1,5 +1,6 @@
 //! DNS of a pod (pkg/kubelet/network/dns).
 
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Read as _};
 use std::net::IpAddr;
 use std::path::Path;
@@ -77,6 +78,7 @@ impl DnsWarning {
 /// A `nameserver` without an address.
 pub fn parse_resolv_conf(text: &str) -> Result<ResolvConf, ConfigError> {
     let mut out = ResolvConf::default();
+    let mut options = Options::default();
     for line in text.lines() {
         let line = line.trim();
         if line.starts_with('#') {
@@ -94,10 +96,11 @@ pub fn parse_resolv_conf(text: &str) -> Result<ResolvConf, ConfigError> {
                     .map(|s| s.strip_suffix('.').unwrap_or(s).to_owned())
                     .collect();
             }
-            Some("options") => words.for_each(|o| merge_option(&mut out.options, o)),
+            Some("options") => words.for_each(|o| options.merge(o)),
             Some(_) | None => {}
         }
     }
+    out.options = options.list;
     Ok(out)
 }
 
@@ -116,11 +119,24 @@ pub fn read_resolv_conf(path: &Path) -> Result<ResolvConf, ConfigError> {
     parse_resolv_conf(&String::from_utf8_lossy(&text))
 }
 
-fn merge_option(options: &mut Vec<String>, new: &str) {
-    let name = |o: &str| o.split(':').next().unwrap_or_default().to_owned();
-    match options.iter_mut().find(|o| name(o) == name(new)) {
-        Some(old) => *old = new.to_owned(),
-        None => options.push(new.to_owned()),
+/// Options with one value per name. The index keeps the cost linear: nothing limits how many options a pod has.
+#[derive(Default)]
+struct Options {
+    list: Vec<String>,
+    places: HashMap<String, usize>,
+}
+
+impl Options {
+    /// Adds an option, or replaces the one of the same name where it stands.
+    fn merge(&mut self, new: &str) {
+        let name = new.split(':').next().unwrap_or_default();
+        match self.places.get(name).and_then(|place| self.list.get_mut(*place)) {
+            Some(old) => *old = new.to_owned(),
+            None => {
+                self.places.insert(name.to_owned(), self.list.len());
+                self.list.push(new.to_owned());
+            }
+        }
     }
 }
 
@@ -192,24 +208,24 @@ fn from_host(node: &NodeSettings, host: &ResolvConf) -> DnsConfig {
 }
 
 fn extend_new(list: &mut Vec<String>, more: &[String]) {
-    for item in more {
-        if !list.contains(item) {
-            list.push(item.clone());
-        }
-    }
+    let mut known: HashSet<String> = list.iter().cloned().collect();
+    list.extend(more.iter().filter(|item| known.insert((*item).clone())).cloned());
 }
 
 fn append(config: &mut DnsConfig, own: &PodDNSConfig) {
     extend_new(&mut config.servers, own.nameservers.as_deref().unwrap_or_default());
     extend_new(&mut config.searches, own.searches.as_deref().unwrap_or_default());
+    let mut options = Options::default();
+    config.options.iter().for_each(|option| options.merge(option));
     for option in own.options.iter().flatten() {
         let name = option.name.as_deref().unwrap_or_default();
         let text = match option.value.as_deref().filter(|v| !v.is_empty()) {
             Some(value) => format!("{name}:{value}"),
             None => name.to_owned(),
         };
-        merge_option(&mut config.options, &text);
+        options.merge(&text);
     }
+    config.options = options.list;
 }
 
 fn fit(config: &mut DnsConfig, warnings: &mut Vec<DnsWarning>) {

@@ -6,6 +6,46 @@ mod grpc;
 mod http;
 mod url;
 
+/// What `tests/fuzz` calls of the private parts.
+#[doc(hidden)]
+pub mod fuzzing {
+    use super::url::Url;
+
+    /// A URL, taken apart.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Parts {
+        /// All of it.
+        pub text: String,
+        /// Https.
+        pub tls: bool,
+        /// The host that is dialed.
+        pub host: String,
+        /// The port that is dialed.
+        pub port: u16,
+        /// What stands in the request line.
+        pub target: String,
+    }
+
+    fn parts(url: &Url) -> Parts {
+        let Url { tls, host, port, target, .. } = url.clone();
+        Parts { text: url.to_string(), tls, host, port, target }
+    }
+
+    /// The URL of a probe.
+    #[must_use]
+    pub fn of_probe(tls: bool, host: &str, port: u16, path: &str) -> Parts {
+        parts(&Url::of_probe(tls, host, port, path))
+    }
+
+    /// Where `location` leads from the URL of a probe.
+    ///
+    /// # Errors
+    /// It leads nowhere.
+    pub fn redirected(tls: bool, host: &str, port: u16, path: &str, location: &str) -> Result<Parts, String> {
+        Url::of_probe(tls, host, port, path).join(location).map(|url| parts(&url))
+    }
+}
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

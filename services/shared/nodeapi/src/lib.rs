@@ -18,6 +18,8 @@ pub mod checkpoint;
 pub mod container_logs;
 pub mod counters;
 pub mod files;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod health;
 pub mod host;
 pub mod life;

@@ -168,6 +168,27 @@ impl Asked {
     }
 }
 
+/// A query of services, for [`crate::fuzzing::log_query`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Journal {
+    /// The services that it names.
+    pub services: Vec<String>,
+    /// Arguments of journalctl for them.
+    pub arguments: Vec<String>,
+}
+
+/// For [`crate::fuzzing::log_query`].
+pub(crate) fn journal_of(pairs: &[(String, String)]) -> Result<Option<Journal>, String> {
+    match Asked::parse(pairs) {
+        Ok(Some(asked)) if asked.files.is_empty() => {
+            let arguments = asked.arguments(&asked.services);
+            Ok(Some(Journal { services: asked.services, arguments }))
+        }
+        Ok(_) => Ok(None),
+        Err(Bad::Unreadable(why) | Bad::Unacceptable(why)) => Err(why),
+    }
+}
+
 type Part = BoxStream<'static, std::io::Result<Bytes>>;
 
 impl LogQuery {

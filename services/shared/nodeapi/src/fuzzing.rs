@@ -1,0 +1,26 @@
+//! What `tests/fuzz` calls of the private parts.
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+pub use crate::log_query::Journal;
+
+use crate::streaming::Streams;
+use crate::{log_query, routes, websocket};
+
+/// Serves a WebSocket client of `v5.channel.k8s.io` with all streams that a runtime has: error, stdin, stdout, stderr, resize.
+pub async fn channels<C, R>(client: C, runtime: R)
+where
+    C: AsyncRead + AsyncWrite + Unpin + Send,
+    R: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let all = Streams { stdin: true, stdout: true, stderr: true, tty: true };
+    websocket::channels(client, runtime, all).await;
+}
+
+/// What a log query asks of the journal; none where it is no query or one for a file.
+///
+/// # Errors
+/// Why the query is refused.
+pub fn log_query(form: &str) -> Result<Option<Journal>, String> {
+    log_query::journal_of(&routes::decode_form(form))
+}

@@ -1,0 +1,123 @@
+//! Inputs: of the right shape, and mutations of the corpus.
+
+use std::path::{Path, PathBuf};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
+/// What a target is fed with.
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    /// Name of the target, which its corpus has too.
+    pub target: &'static str,
+    /// Makes inputs of the right shape.
+    pub shape: BoxedStrategy<Vec<u8>>,
+    /// What is put into inputs.
+    pub words: &'static [&'static str],
+}
+
+#[derive(Debug, Clone)]
+enum Mutation {
+    Insert(Index, Vec<u8>),
+    Delete(Index, u8),
+    Double(Index, u16),
+    Flip(Index, u8),
+    Splice(Index, Index),
+}
+
+impl Inputs {
+    /// Makes inputs: two of three of the right shape, the others mutated.
+    pub fn strategy(&self) -> BoxedStrategy<Vec<u8>> {
+        let corpus: Vec<Vec<u8>> = corpus(self.target).into_iter().map(|(_, bytes)| bytes).collect();
+        let words: Vec<Vec<u8>> = self.words.iter().map(|w| w.as_bytes().to_vec()).collect();
+        let word = prop_oneof![3 => select(words), 1 => vec(any::<u8>(), 0..8)];
+        let mutation = prop_oneof![
+            3 => (any::<Index>(), word).prop_map(|(at, word)| Mutation::Insert(at, word)),
+            1 => (any::<Index>(), any::<u8>()).prop_map(|(at, n)| Mutation::Delete(at, n)),
+            1 => (any::<Index>(), any::<u16>()).prop_map(|(at, n)| Mutation::Double(at, n)),
+            1 => (any::<Index>(), any::<u8>()).prop_map(|(at, bits)| Mutation::Flip(at, bits)),
+            1 => (any::<Index>(), any::<Index>()).prop_map(|(at, from)| Mutation::Splice(at, from)),
+        ];
+        let mutations = vec(mutation, 0..6);
+        let of_shape = (self.shape.clone(), mutations.clone()).prop_map(|(bytes, m)| mutated(bytes, &m));
+        let of_corpus = (select(corpus), mutations.clone()).prop_map(|(bytes, m)| mutated(bytes, &m));
+        prop_oneof![3 => self.shape.clone(), 1 => of_shape, 2 => of_corpus].boxed()
+    }
+}
+
+/// Longest input that mutations make.
+const LONGEST: usize = 1 << 17;
+
+fn mutated(mut bytes: Vec<u8>, mutations: &[Mutation]) -> Vec<u8> {
+    for mutation in mutations {
+        let place = |at: &Index| at.index(bytes.len() + 1);
+        match mutation {
+            Mutation::Insert(at, word) => {
+                let at = place(at);
+                bytes.splice(at..at, word.iter().copied());
+            }
+            Mutation::Delete(at, n) => {
+                let at = place(at);
+                let end = bytes.len().min(at + usize::from(*n));
+                bytes.drain(at..end);
+            }
+            Mutation::Double(at, n) => {
+                let at = place(at);
+                let end = bytes.len().min(at + usize::from(*n));
+                let part = bytes[at..end].to_vec();
+                bytes.splice(end..end, part);
+            }
+            Mutation::Flip(at, bits) => {
+                let at = place(at);
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte ^= bits;
+                }
+            }
+            Mutation::Splice(at, from) => {
+                let (at, from) = (place(at), place(from));
+                let part = bytes[from..].to_vec();
+                bytes.truncate(at);
+                bytes.extend(part);
+            }
+        }
+        bytes.truncate(LONGEST);
+    }
+    bytes
+}
+
+/// Where the corpus of a target is.
+#[must_use]
+pub fn corpus_dir(target: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target)
+}
+
+/// The corpus of a target, by file.
+///
+/// # Panics
+/// There is none.
+#[must_use]
+pub fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
+    let dir = corpus_dir(target);
+    let files = std::fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+    let mut all: Vec<(String, Vec<u8>)> = files
+        .map(|file| {
+            let path = file.expect("the corpus can be listed").path();
+            let bytes = std::fs::read(&path).expect("a file of the corpus can be read");
+            (path.display().to_string(), bytes)
+        })
+        .collect();
+    all.sort();
+    assert!(!all.is_empty(), "{} is empty", dir.display());
+    all
+}
+
+/// Text with what parsers stumble over.
+pub fn text() -> BoxedStrategy<String> {
+    let odd = select(vec![
+        "", " ", "\t", "\r", "\n", "'", "\"", "\\", "#", "=", "%", "é", "\u{0}", "\u{202e}", "\u{feff}",
+    ]);
+    vec(prop_oneof![3 => "[a-zA-Z0-9._/-]{0,8}", 1 => odd.prop_map(str::to_owned)], 0..8)
+        .prop_map(|parts| parts.concat())
+        .boxed()
+}

@@ -1,0 +1,145 @@
+//! Runs a target for a time.
+#![allow(clippy::disallowed_methods)] // Processor time and the budget of a run are real time: nothing here is paused.
+
+use std::hash::Hasher as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
+use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
+
+use crate::bytes::Inputs;
+
+/// For how many seconds each target runs.
+pub const SECONDS_ENV: &str = "QUINTLET_FUZZ_SECONDS";
+/// In `make test`.
+const SECONDS: u64 = 10;
+/// Inputs between two looks at the clock.
+const BATCH: u32 = 32;
+/// An input is made smaller for so long.
+const SHRINK_MS: u32 = 5_000;
+/// Processor time for one input. The slowest of the real targets takes a tenth of it in a debug build.
+const CPU: Duration = Duration::from_secs(1);
+/// One that takes so long does not end at all.
+const HANGS: Duration = Duration::from_secs(20);
+
+/// What checks an input; the error says what is wrong.
+pub type Check = fn(&[u8]) -> Result<(), String>;
+
+/// An input for which something is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// The input, as small as it could be made.
+    pub input: Vec<u8>,
+    /// What is wrong.
+    pub why: String,
+}
+
+/// For how long each target is to run.
+///
+/// # Panics
+/// The environment has no number of seconds.
+#[must_use]
+pub fn budget() -> Duration {
+    let seconds = std::env::var(SECONDS_ENV).map_or(SECONDS, |text| {
+        text.parse().unwrap_or_else(|_| panic!("{SECONDS_ENV}: {text:?} is no number of seconds"))
+    });
+    Duration::from_secs(seconds)
+}
+
+/// Checks one input, with its processor time.
+///
+/// # Errors
+/// What is wrong.
+pub fn one(check: Check, input: &[u8]) -> Result<(), String> {
+    let began = cpu();
+    let checked = check(input);
+    let took = cpu().saturating_sub(began);
+    checked?;
+    if took > CPU {
+        return Err(format!("{} bytes take {took:?} of processor time", input.len()));
+    }
+    Ok(())
+}
+
+fn cpu() -> Duration {
+    let now = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("Linux has the clock of a thread");
+    Duration::from(now)
+}
+
+/// Runs a target until something is found or the time is over. Returns how many inputs were tried.
+///
+/// # Errors
+/// What was found first, made small.
+///
+/// # Panics
+/// The thread of the target ends without a word.
+pub fn run(inputs: fn() -> Inputs, check: Check, budget: Duration) -> Result<u64, Box<Found>> {
+    let current = Arc::new(std::sync::Mutex::new(None));
+    let (tell, told) = mpsc::channel();
+    let shown = Arc::clone(&current);
+    std::thread::spawn(move || {
+        let outcome = until_found(&inputs(), check, budget, &shown);
+        // The receiver does not wait for a thread that hung once.
+        let _ = tell.send(outcome);
+    });
+    loop {
+        match told.recv_timeout(Duration::from_millis(100)) {
+            Ok(outcome) => return outcome.map_err(Box::new),
+            Err(RecvTimeoutError::Timeout) => {
+                // None before the first input: to make the strategy takes a while.
+                let now = current.lock().expect("nobody panics with this lock").clone();
+                if let Some((input, _)) = now.filter(|(_, since): &(_, Instant)| since.elapsed() > HANGS) {
+                    return Err(Box::new(Found { input, why: format!("does not end within {HANGS:?}") }));
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => panic!("the thread of the target is gone"),
+        }
+    }
+}
+
+fn until_found(
+    inputs: &Inputs,
+    check: Check,
+    budget: Duration,
+    current: &std::sync::Mutex<Option<(Vec<u8>, Instant)>>,
+) -> Result<u64, Found> {
+    let strategy = inputs.strategy();
+    let deadline = Instant::now() + budget;
+    let mut tried = 0;
+    while Instant::now() < deadline {
+        let config = Config {
+            cases: BATCH,
+            failure_persistence: None,
+            max_shrink_time: SHRINK_MS,
+            ..Config::default()
+        };
+        let outcome = TestRunner::new(config).run(&strategy, |input: Vec<u8>| {
+            *current.lock().expect("nobody panics with this lock") = Some((input.clone(), Instant::now()));
+            one(check, &input).map_err(TestCaseError::fail)
+        });
+        match outcome {
+            Ok(()) => tried += u64::from(BATCH),
+            Err(TestError::Fail(why, input)) => return Err(Found { input, why: why.message().to_owned() }),
+            Err(TestError::Abort(why)) => {
+                return Err(Found { input: Vec::new(), why: format!("no input was made: {why}") });
+            }
+        }
+    }
+    Ok(tried)
+}
+
+/// Keeps what was found in the corpus, to be committed with its mend. Returns where.
+///
+/// # Panics
+/// It cannot be written.
+#[must_use]
+pub fn keep(target: &str, found: &Found) -> PathBuf {
+    let mut hash = fnv::FnvHasher::default();
+    hash.write(&found.input);
+    let file = crate::bytes::corpus_dir(target).join(format!("found-{:016x}", hash.finish()));
+    std::fs::write(&file, &found.input).expect("the corpus can be written to");
+    file
+}

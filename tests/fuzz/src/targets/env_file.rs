@@ -1,0 +1,83 @@
+//! Files of variables, as `fileKeyRef` reads them.
+
+use pod_sync::build::env_file::parse;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::Target;
+use crate::bytes::{self, Inputs};
+
+/// See [`Target`].
+pub const TARGET: Target = Target { inputs, check, planted };
+
+type Find = fn(&str, &str) -> Result<Option<String>, usize>;
+
+fn find(text: &str, key: &str) -> Result<Option<String>, usize> {
+    parse(text).map(|mut all| all.remove(key))
+}
+
+fn inputs() -> Inputs {
+    let name = select(vec!["A", "B", "LONG_NAME", "é", "A B", "", "#A"]).prop_map(str::to_owned);
+    let line = prop_oneof![
+        4 => (select(vec!["", " ", "\t"]), name, "[^']{0,12}", select(vec!["", " ", " # why", "x", "\r"]))
+            .prop_map(|(indent, name, value, tail)| format!("{indent}{name}='{value}'{tail}\n")),
+        1 => "#[^\n]{0,10}\n",
+        1 => bytes::text(),
+        1 => Just("A=\n".to_owned()),
+    ];
+    let shape = vec(line, 0..12).prop_map(|lines| lines.concat().into_bytes()).boxed();
+    Inputs {
+        target: "env_file",
+        shape,
+        words: &["A=", "='", "'\n", "'", "#", "\r\n", "\n", "A='1'", "\u{0}"],
+    }
+}
+
+fn check(input: &[u8]) -> Result<(), String> {
+    against(find, input)
+}
+
+fn planted(input: &[u8]) -> Result<(), String> {
+    // The first of two values is taken.
+    fn first(text: &str, key: &str) -> Result<Option<String>, usize> {
+        let head = text.find("\nA=").map_or(text, |at| &text[..=at]);
+        if find(text, key).is_ok() && find(head, key).is_ok_and(|found| found.is_some()) {
+            return find(head, key);
+        }
+        find(text, key)
+    }
+    against(first, input)
+}
+
+fn against(find: Find, input: &[u8]) -> Result<(), String> {
+    let text = String::from_utf8_lossy(input);
+    let lines = text.matches('\n').count() + 1;
+    for key in ["A", "LONG_NAME"] {
+        let found = find(&text, key);
+        match &found {
+            Ok(Some(value)) if !value.is_empty() && !text.contains(&format!("{key}='{value}'")) => {
+                return Err(format!("{key} is {value:?}, which the file does not say"));
+            }
+            Ok(Some(value)) if value.contains('\'') => {
+                return Err(format!("{key} is {value:?}, with a quote"));
+            }
+            Err(line) if !(1..=lines).contains(line) => {
+                return Err(format!("line {line} of {lines} cannot be read"));
+            }
+            Ok(_) | Err(_) => {}
+        }
+        // A remark before all changes nothing but the number of the line.
+        let shifted = find(&format!("# remark\n{text}"), key);
+        if shifted != found.clone().map_err(|line| line + 1) {
+            return Err(format!("{key}: {found:?}, and after a remark {shifted:?}"));
+        }
+        // What stands last counts, and only for a file that can be read.
+        let more = find(&format!("{text}\n{key}='the last'\n"), key);
+        let want = found.as_ref().map(|_| Some("the last".to_owned())).map_err(|line| *line);
+        if found.is_ok() && more != want {
+            return Err(format!("{key}: {more:?} in place of the last value"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! Runs every target: on its corpus, on new inputs for a time, and on a version with a bug.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use quintlet_fuzz::bytes::corpus;
+use quintlet_fuzz::fuzz::{budget, keep, one, run};
+use quintlet_fuzz::targets::Target;
+
+fn holds_for_the_corpus(target: &Target) {
+    for (file, input) in corpus((target.inputs)().target) {
+        let checked = std::panic::catch_unwind(|| one(target.check, &input));
+        assert!(matches!(checked, Ok(Ok(()))), "{file}: {checked:?}");
+    }
+}
+
+fn holds_for_new_inputs(target: &Target) {
+    let name = (target.inputs)().target;
+    match run(target.inputs, target.check, budget()) {
+        Ok(tried) => assert!(tried > 0, "no input was tried"),
+        Err(found) => {
+            let file = keep(name, &found);
+            let text = String::from_utf8_lossy(&found.input);
+            panic!("{}\nkept in {}: {text:?}", found.why, file.display());
+        }
+    }
+}
+
+fn a_planted_bug_is_found(target: &Target) {
+    let found = run(target.inputs, target.planted, budget()).expect_err("the bug is in every run");
+    assert_eq!(one(target.check, &found.input), Ok(()), "the product has the bug too: {found:?}");
+}
+
+macro_rules! targets {
+    ($($target:ident),*) => {$(
+        mod $target {
+            use quintlet_fuzz::targets::$target::TARGET;
+
+            #[test]
+            fn holds_for_the_corpus() {
+                super::holds_for_the_corpus(&TARGET);
+            }
+
+            #[test]
+            fn holds_for_new_inputs() {
+                super::holds_for_new_inputs(&TARGET);
+            }
+
+            #[test]
+            fn a_planted_bug_is_found() {
+                super::a_planted_bug_is_found(&TARGET);
+            }
+        }
+    )*};
+}
+
+targets!(env_file, log_query, manifest, probe_url, pull_secret, resolv_conf, spdy, websocket);

@@ -1,0 +1,307 @@
+//! Makes one pod per field and extreme value.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Map, Value, json};
+
+use crate::class::{self, Class};
+use crate::fields::{self, Field};
+
+/// A pod with one extreme value, and everything else as an ordinary user has it.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// The field with the extreme value.
+    pub path: String,
+    /// What is extreme about it.
+    pub extreme: String,
+    /// The extreme value.
+    value: Value,
+}
+
+/// All cases, and what is needed to make their pods.
+#[derive(Debug)]
+pub struct Cases {
+    classes: BTreeMap<String, Class>,
+    owners: BTreeMap<String, String>,
+    all: Vec<Case>,
+}
+
+/// Containers of kinds other than the first: their fields are those of the first, handled by the same code mostly.
+const ALIKE: [&str; 2] = ["spec.initContainers[].", "spec.ephemeralContainers[]."];
+
+impl Cases {
+    /// The cases of a pod.
+    ///
+    /// # Panics
+    /// A field has no class.
+    #[must_use]
+    pub fn of_pod() -> Self {
+        let fields = fields::of_pod();
+        let class = |field: &Field| {
+            class::of(field).unwrap_or_else(|| panic!("{} ({}) has no class", field.path, field.owner))
+        };
+        let classes: BTreeMap<String, Class> = fields.iter().map(|f| (f.path.clone(), class(f))).collect();
+        let owners_of = fields.iter().map(|f| (f.path.clone(), f.owner.clone())).collect();
+        let mut cases = Self { classes, owners: owners_of, all: Vec::new() };
+        let mut owners = BTreeSet::new();
+        for field in &fields {
+            let mut of_field = cases.of_field(field);
+            // What is longest takes longest, too: once for each field of a type.
+            if !owners.insert((field.owner.as_str(), field.path.ends_with('}'))) {
+                of_field.retain(|case| !case.extreme.ends_with("1-mib"));
+            }
+            if ALIKE.iter().any(|kind| field.path.starts_with(kind)) {
+                of_field.truncate(1);
+            }
+            cases.all.extend(of_field);
+        }
+        cases
+    }
+
+    /// All of them, in the order of the fields.
+    #[must_use]
+    pub fn all(&self) -> &[Case] {
+        &self.all
+    }
+
+    /// Type and name of the field of a case, with a mark where it is an item or a value: `ContainerPort.hostPort`.
+    #[must_use]
+    pub fn owner(&self, case: &Case) -> String {
+        let mark = if case.path.ends_with([']', '}']) { "[]" } else { "" };
+        format!("{}{mark}", self.owners[&case.path])
+    }
+
+    fn of_field(&self, field: &Field) -> Vec<Case> {
+        let path = field.path.as_str();
+        let case = |extreme: String, value| Case { path: path.to_owned(), extreme, value };
+        match self.classes[path] {
+            Class::List(many) => {
+                let item = self.good_at(&format!("{path}[]"));
+                let items: Vec<Value> = (0..many).map(|i| numbered(&item, i)).collect();
+                vec![case(format!("{many}-items"), Value::Array(items)), case("no-items".into(), json!([]))]
+            }
+            Class::Map(many) => {
+                let value = self.good_at(&format!("{path}{{}}"));
+                let entries = |keys: Vec<String>| -> Value {
+                    Value::Object(keys.into_iter().map(|k| (k, value.clone())).collect::<Map<_, _>>())
+                };
+                vec![
+                    case(format!("{many}-entries"), entries((0..many).map(|i| format!("key-{i}")).collect())),
+                    case("key-of-1-mib".into(), entries(vec!["k".repeat(class::MIB)])),
+                    case("key-empty".into(), entries(vec![String::new()])),
+                    case("key-upwards".into(), entries(vec!["../../../etc/passwd".into()])),
+                ]
+            }
+            class => class.extremes().into_iter().map(|(name, value)| case(name.to_owned(), value)).collect(),
+        }
+    }
+
+    /// A good value for a field, with what it must have below it.
+    fn good_at(&self, path: &str) -> Value {
+        if let Some(class) = self.classes.get(path) {
+            return class.good();
+        }
+        // An object: what the types fill in of themselves is what it must have.
+        let mut pod = base(path);
+        place(&mut pod, path, json!({}));
+        self.fill(&mut pod);
+        let mut at = &pod;
+        for step in steps(path) {
+            at = match step {
+                Step::Field(name) => &at[name],
+                Step::Item => &at[0],
+                Step::Entry => &at["key"],
+            };
+        }
+        at.clone()
+    }
+
+    /// Makes the pod of a case.
+    #[must_use]
+    pub fn pod(&self, case: &Case, name: &str) -> Value {
+        let mut pod = base(&case.path);
+        pod["metadata"]["name"] = json!(name);
+        if let Some(class) = self.classes.get(&case.path) {
+            place(&mut pod, &case.path, class.good());
+        }
+        self.fill(&mut pod);
+        place(&mut pod, &case.path, case.value.clone());
+        pod
+    }
+
+    /// Adds the fields that must be there: the types have them even where the JSON does not.
+    fn fill(&self, pod: &mut Value) {
+        let typed: Pod = serde_json::from_value(pod.clone()).expect("good values are decoded");
+        let full = serde_json::to_value(typed).expect("a pod is JSON");
+        self.fill_below(pod, &full, "");
+    }
+
+    fn fill_below(&self, have: &mut Value, full: &Value, path: &str) {
+        match full {
+            Value::Object(fields) => {
+                let Some(have) = have.as_object_mut() else { return };
+                for (name, value) in fields {
+                    let below = match self.classes.get(path) {
+                        Some(Class::Map(_)) => format!("{path}{{}}"),
+                        _ if path.is_empty() => name.clone(),
+                        _ => format!("{path}.{name}"),
+                    };
+                    if !have.contains_key(name) {
+                        let good = self.classes.get(&below).map_or_else(|| value.clone(), |c| c.good());
+                        have.insert(name.clone(), good);
+                    }
+                    self.fill_below(&mut have[name], value, &below);
+                }
+            }
+            Value::Array(items) => {
+                let Some(have) = have.as_array_mut() else { return };
+                for (have, full) in have.iter_mut().zip(items) {
+                    self.fill_below(have, full, &format!("{path}[]"));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The same item under its own name, since names and paths are given once.
+fn numbered(item: &Value, number: usize) -> Value {
+    let mut item = item.clone();
+    match &mut item {
+        Value::Object(fields) => {
+            for name in ["name", "mountPath", "devicePath", "containerPort", "path"] {
+                match fields.get_mut(name) {
+                    Some(Value::String(text)) => *text = format!("{text}{number}"),
+                    Some(Value::Number(n)) => *n = (1 + number).into(),
+                    _ => {}
+                }
+            }
+        }
+        Value::String(text) => text.push_str(&number.to_string()),
+        _ => {}
+    }
+    item
+}
+
+/// A pod of one container that has what its kind needs around the field at `path`.
+fn base(path: &str) -> Value {
+    let image = "example.test/app:1";
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "hostile", "namespace": "default"},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{"name": "main", "image": image, "imagePullPolicy": "IfNotPresent"}],
+        },
+    });
+    if let Some(kind) = ALIKE.iter().find(|kind| path.starts_with(**kind)) {
+        let kind = kind.trim_start_matches("spec.").trim_end_matches("[].");
+        pod["spec"][kind] = json!([{"name": "other", "image": image, "imagePullPolicy": "IfNotPresent"}]);
+    }
+    if path.starts_with("spec.volumes[]") {
+        pod["spec"]["volumes"] = json!([{"name": "v"}]);
+        pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+        if path == "spec.volumes[].name" {
+            pod["spec"]["volumes"][0]["emptyDir"] = json!({});
+        }
+    }
+    if path.contains(".volumeMounts[].") || path.contains(".volumeDevices[].") {
+        pod["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+    }
+    if let Some((probe, field)) = path.split_once("Probe.")
+        && !["exec", "httpGet", "tcpSocket", "grpc"].iter().any(|handler| field.starts_with(handler))
+    {
+        place(&mut pod, &format!("{probe}Probe.exec.command"), json!(["true"]));
+    }
+    pod
+}
+
+enum Step<'a> {
+    Field(&'a str),
+    Item,
+    Entry,
+}
+
+fn steps(path: &str) -> Vec<Step<'_>> {
+    let mut out = Vec::new();
+    for part in path.split('.') {
+        let end = part.find(['[', '{']).unwrap_or(part.len());
+        out.push(Step::Field(&part[..end]));
+        match &part[end..] {
+            "[]" => out.push(Step::Item),
+            "{}" => out.push(Step::Entry),
+            _ => {}
+        }
+    }
+    out
+}
+
+/// Puts a value at a path; lists and maps on the way get one item.
+fn place(pod: &mut Value, path: &str, value: Value) {
+    let mut at = pod;
+    for step in steps(path) {
+        at = match step {
+            Step::Field(name) => child(at, name),
+            Step::Entry => child(at, "key"),
+            Step::Item => {
+                if !at.is_array() {
+                    *at = json!([]);
+                }
+                let items = at.as_array_mut().expect("it was made a list");
+                if items.is_empty() {
+                    items.push(json!({}));
+                }
+                &mut items[0]
+            }
+        };
+    }
+    *at = value;
+}
+
+fn child<'a>(at: &'a mut Value, name: &str) -> &'a mut Value {
+    if !at.is_object() {
+        *at = json!({});
+    }
+    let fields = at.as_object_mut().expect("it was made an object");
+    fields.entry(name).or_insert(Value::Null)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_has_a_class_and_every_class_a_field() {
+        let fields = fields::of_pod();
+        let without: Vec<&str> =
+            fields.iter().filter(|f| class::of(f).is_none()).map(|f| f.owner.as_str()).collect();
+        assert_eq!(without, Vec::<&str>::new(), "fields without a class");
+        assert_eq!(class::unused(&fields), Vec::<&str>::new(), "classes of no field");
+    }
+
+    #[test]
+    fn a_case_has_the_extreme_value_and_what_its_place_needs() {
+        let cases = Cases::of_pod();
+        let pod = |path: &str, extreme: &str| {
+            let case = cases.all().iter().find(|c| c.path == path && c.extreme == extreme).unwrap();
+            cases.pod(case, "hostile")
+        };
+        let got = pod("spec.containers[].livenessProbe.periodSeconds", "max");
+        let probe = &got["spec"]["containers"][0]["livenessProbe"];
+        assert_eq!(probe["periodSeconds"], i32::MAX);
+        assert_eq!(probe["exec"]["command"], json!(["true"]));
+        let got = pod("spec.volumes[].configMap.items[].path", "upwards");
+        let volume = &got["spec"]["volumes"][0];
+        assert_eq!(volume["configMap"]["items"][0]["key"], "x");
+        assert_eq!(volume["configMap"]["name"], "x");
+        assert_eq!(got["spec"]["containers"][0]["volumeMounts"][0]["name"], volume["name"]);
+        let got = pod("spec.containers", "1000-items");
+        assert_eq!(got["spec"]["containers"].as_array().unwrap().len(), 1000);
+        assert_eq!(got["spec"]["containers"][999]["name"], "x999");
+        let got = pod("spec.containers[].env", "10000-items");
+        assert_eq!(got["spec"]["containers"][0]["env"].as_array().unwrap().len(), 10_000);
+        let got = pod("spec.containers[].resources.limits{}", "max");
+        assert_eq!(got["spec"]["containers"][0]["resources"]["limits"]["key"], "9223372036854775807");
+    }
+}

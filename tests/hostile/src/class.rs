@@ -1,0 +1,446 @@
+//! Says of which class each field is, and which values are extreme for a class.
+
+use serde_json::{Value, json};
+
+use crate::fields::{Field, Kind};
+
+/// A class of fields with the same extremes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// True or false.
+    Flag,
+    /// 32 bits with a sign.
+    Int32,
+    /// 64 bits with a sign.
+    Int64,
+    /// A number or the name of a port.
+    Port,
+    /// An amount.
+    Quantity,
+    /// A moment.
+    Time,
+    /// A word of a list; one of them.
+    Word(&'static str),
+    /// The name of an object, a key or the like; one that is good.
+    Name(&'static str),
+    /// A path or an address with parts; one that is good.
+    Path(&'static str),
+    /// An image.
+    Image,
+    /// A command's word or another text that the product does not read.
+    Text(&'static str),
+    /// JSON that the product does not read.
+    Json,
+    /// A list; so many items are many.
+    List(usize),
+    /// A map; so many entries are many.
+    Map(usize),
+}
+
+/// Fields with a word of a list, and a word that is on it.
+const WORDS: &[(&str, &str)] = &[
+    ("AppArmorProfile.type", "RuntimeDefault"),
+    ("AzureDiskVolumeSource.cachingMode", "None"),
+    ("AzureDiskVolumeSource.kind", "Shared"),
+    ("Capabilities.add", "CHOWN"),
+    ("Capabilities.drop", "CHOWN"),
+    ("Container.imagePullPolicy", "IfNotPresent"),
+    ("Container.restartPolicy", "Always"),
+    ("Container.terminationMessagePolicy", "File"),
+    ("ContainerPort.protocol", "TCP"),
+    ("ContainerResizePolicy.resourceName", "cpu"),
+    ("ContainerResizePolicy.restartPolicy", "NotRequired"),
+    ("ContainerRestartRule.action", "Restart"),
+    ("ContainerRestartRuleOnExitCodes.operator", "In"),
+    ("EmptyDirVolumeSource.medium", "Memory"),
+    ("EphemeralContainer.imagePullPolicy", "IfNotPresent"),
+    ("EphemeralContainer.restartPolicy", "Always"),
+    ("EphemeralContainer.terminationMessagePolicy", "File"),
+    ("HTTPGetAction.scheme", "HTTP"),
+    ("HostPathVolumeSource.type", "Directory"),
+    ("ImageVolumeSource.pullPolicy", "IfNotPresent"),
+    ("LabelSelectorRequirement.operator", "In"),
+    ("Lifecycle.stopSignal", "SIGTERM"),
+    ("ManagedFieldsEntry.fieldsType", "FieldsV1"),
+    ("ManagedFieldsEntry.operation", "Apply"),
+    ("NodeSelectorRequirement.operator", "In"),
+    ("ObjectFieldSelector.fieldPath", "metadata.name"),
+    ("PersistentVolumeClaimSpec.accessModes", "ReadWriteOnce"),
+    ("PersistentVolumeClaimSpec.volumeMode", "Filesystem"),
+    ("PodCertificateProjection.keyType", "ED25519"),
+    ("PodOS.name", "linux"),
+    ("PodSecurityContext.fsGroupChangePolicy", "Always"),
+    ("PodSecurityContext.seLinuxChangePolicy", "MountOption"),
+    ("PodSecurityContext.supplementalGroupsPolicy", "Merge"),
+    ("PodSpec.dnsPolicy", "ClusterFirst"),
+    ("PodSpec.preemptionPolicy", "Never"),
+    ("PodSpec.restartPolicy", "Always"),
+    ("ResourceFieldSelector.resource", "limits.cpu"),
+    ("ScaleIOVolumeSource.storageMode", "ThinProvisioned"),
+    ("SeccompProfile.type", "RuntimeDefault"),
+    ("SecurityContext.procMount", "Default"),
+    ("Toleration.effect", "NoExecute"),
+    ("Toleration.operator", "Exists"),
+    ("TopologySpreadConstraint.nodeAffinityPolicy", "Honor"),
+    ("TopologySpreadConstraint.nodeTaintsPolicy", "Honor"),
+    ("TopologySpreadConstraint.whenUnsatisfiable", "DoNotSchedule"),
+    ("VolumeMount.mountPropagation", "None"),
+    ("VolumeMount.recursiveReadOnly", "Disabled"),
+];
+
+/// Fields with a path or an address, and one that is good.
+const PATHS: &[(&str, &str)] = &[
+    ("AppArmorProfile.localhostProfile", "x"),
+    ("CephFSVolumeSource.monitors", "192.0.2.1"),
+    ("CephFSVolumeSource.path", "/x"),
+    ("CephFSVolumeSource.secretFile", "/x"),
+    ("ClusterTrustBundleProjection.path", "x"),
+    ("Container.terminationMessagePath", "/dev/termination-log"),
+    ("Container.workingDir", "/"),
+    ("ContainerPort.hostIP", "127.0.0.1"),
+    ("DownwardAPIVolumeFile.path", "x"),
+    ("EphemeralContainer.terminationMessagePath", "/dev/termination-log"),
+    ("EphemeralContainer.workingDir", "/"),
+    ("FileKeySelector.path", "x"),
+    ("GitRepoVolumeSource.directory", "x"),
+    ("GitRepoVolumeSource.repository", "https://example.test/x"),
+    ("GlusterfsVolumeSource.path", "x"),
+    ("HTTPGetAction.host", "127.0.0.1"),
+    ("HTTPGetAction.path", "/"),
+    ("HostAlias.hostnames", "x"),
+    ("HostAlias.ip", "127.0.0.1"),
+    ("HostPathVolumeSource.path", "/tmp"),
+    ("ISCSIVolumeSource.portals", "192.0.2.1"),
+    ("ISCSIVolumeSource.targetPortal", "192.0.2.1"),
+    ("KeyToPath.path", "x"),
+    ("NFSVolumeSource.path", "/x"),
+    ("NFSVolumeSource.server", "192.0.2.1"),
+    ("ObjectMeta.selfLink", "/x"),
+    ("PodCertificateProjection.certificateChainPath", "x"),
+    ("PodCertificateProjection.credentialBundlePath", "x"),
+    ("PodCertificateProjection.keyPath", "x"),
+    ("PodDNSConfig.nameservers", "192.0.2.1"),
+    ("PodDNSConfig.searches", "example.test"),
+    ("QuobyteVolumeSource.registry", "192.0.2.1:1"),
+    ("RBDVolumeSource.keyring", "/x"),
+    ("RBDVolumeSource.monitors", "192.0.2.1"),
+    ("ScaleIOVolumeSource.gateway", "https://example.test/x"),
+    ("SeccompProfile.localhostProfile", "x"),
+    ("ServiceAccountTokenProjection.path", "x"),
+    ("TCPSocketAction.host", "127.0.0.1"),
+    ("VolumeDevice.devicePath", "/dev/x"),
+    ("VolumeMount.mountPath", "/v"),
+    ("VolumeMount.subPath", "x"),
+    ("VolumeMount.subPathExpr", "x"),
+    ("VsphereVirtualDiskVolumeSource.volumePath", "x"),
+];
+
+/// Fields with a name, and one that is good where it is not `x`.
+const NAMES: &[(&str, &str)] = &[
+    ("AWSElasticBlockStoreVolumeSource.fsType", "ext4"),
+    ("AWSElasticBlockStoreVolumeSource.volumeID", "x"),
+    ("AzureDiskVolumeSource.diskName", "x"),
+    ("AzureDiskVolumeSource.diskURI", "x"),
+    ("AzureDiskVolumeSource.fsType", "ext4"),
+    ("AzureFileVolumeSource.secretName", "x"),
+    ("AzureFileVolumeSource.shareName", "x"),
+    ("CSIVolumeSource.driver", "x"),
+    ("CSIVolumeSource.fsType", "ext4"),
+    ("CephFSVolumeSource.user", "x"),
+    ("CinderVolumeSource.fsType", "ext4"),
+    ("CinderVolumeSource.volumeID", "x"),
+    ("ClusterTrustBundleProjection.name", "x"),
+    ("ClusterTrustBundleProjection.signerName", "example.test/x"),
+    ("ConfigMapEnvSource.name", "x"),
+    ("ConfigMapKeySelector.key", "x"),
+    ("ConfigMapKeySelector.name", "x"),
+    ("ConfigMapProjection.name", "x"),
+    ("ConfigMapVolumeSource.name", "x"),
+    ("Container.name", "x"),
+    ("ContainerPort.name", "x"),
+    ("EnvVar.name", "X"),
+    ("EphemeralContainer.name", "x"),
+    ("EphemeralContainer.targetContainerName", "x"),
+    ("FCVolumeSource.fsType", "ext4"),
+    ("FCVolumeSource.targetWWNs", "x"),
+    ("FCVolumeSource.wwids", "x"),
+    ("FileKeySelector.key", "X"),
+    ("FileKeySelector.volumeName", "x"),
+    ("FlexVolumeSource.driver", "x/x"),
+    ("FlexVolumeSource.fsType", "ext4"),
+    ("FlockerVolumeSource.datasetName", "x"),
+    ("FlockerVolumeSource.datasetUUID", "x"),
+    ("GCEPersistentDiskVolumeSource.fsType", "ext4"),
+    ("GCEPersistentDiskVolumeSource.pdName", "x"),
+    ("GRPCAction.service", "x"),
+    ("GlusterfsVolumeSource.endpoints", "x"),
+    ("HTTPHeader.name", "X-Probe"),
+    ("ISCSIVolumeSource.fsType", "ext4"),
+    ("ISCSIVolumeSource.initiatorName", "x"),
+    ("ISCSIVolumeSource.iqn", "iqn.2001-04.com.example:x"),
+    ("ISCSIVolumeSource.iscsiInterface", "default"),
+    ("KeyToPath.key", "x"),
+    ("LabelSelectorRequirement.key", "x"),
+    ("LabelSelectorRequirement.values", "x"),
+    ("LocalObjectReference.name", "x"),
+    ("ManagedFieldsEntry.apiVersion", "v1"),
+    ("ManagedFieldsEntry.manager", "x"),
+    ("ManagedFieldsEntry.subresource", "status"),
+    ("NodeSelectorRequirement.key", "x"),
+    ("NodeSelectorRequirement.values", "x"),
+    ("ObjectFieldSelector.apiVersion", "v1"),
+    ("ObjectMeta.finalizers", "example.test/x"),
+    ("ObjectMeta.generateName", "x-"),
+    ("ObjectMeta.name", "x"),
+    ("ObjectMeta.namespace", "default"),
+    ("ObjectMeta.resourceVersion", "1"),
+    ("ObjectMeta.uid", "x"),
+    ("OwnerReference.apiVersion", "v1"),
+    ("OwnerReference.kind", "ConfigMap"),
+    ("OwnerReference.name", "x"),
+    ("OwnerReference.uid", "x"),
+    ("PersistentVolumeClaimSpec.storageClassName", "x"),
+    ("PersistentVolumeClaimSpec.volumeAttributesClassName", "x"),
+    ("PersistentVolumeClaimSpec.volumeName", "x"),
+    ("PersistentVolumeClaimVolumeSource.claimName", "x"),
+    ("PhotonPersistentDiskVolumeSource.fsType", "ext4"),
+    ("PhotonPersistentDiskVolumeSource.pdID", "x"),
+    ("PodAffinityTerm.matchLabelKeys", "x"),
+    ("PodAffinityTerm.mismatchLabelKeys", "x"),
+    ("PodAffinityTerm.namespaces", "x"),
+    ("PodAffinityTerm.topologyKey", "x"),
+    ("PodCertificateProjection.signerName", "example.test/x"),
+    ("PodDNSConfigOption.name", "x"),
+    ("PodReadinessGate.conditionType", "example.test/x"),
+    ("PodResourceClaim.name", "x"),
+    ("PodResourceClaim.resourceClaimName", "x"),
+    ("PodResourceClaim.resourceClaimTemplateName", "x"),
+    ("PodSchedulingGate.name", "example.test/x"),
+    ("PodSchedulingGroup.podGroupName", "x"),
+    ("PodSpec.hostname", "x"),
+    ("PodSpec.hostnameOverride", "x"),
+    ("PodSpec.nodeName", "x"),
+    ("PodSpec.priorityClassName", "x"),
+    ("PodSpec.runtimeClassName", "x"),
+    ("PodSpec.schedulerName", "x"),
+    ("PodSpec.serviceAccount", "x"),
+    ("PodSpec.serviceAccountName", "x"),
+    ("PodSpec.subdomain", "x"),
+    ("PortworxVolumeSource.fsType", "ext4"),
+    ("PortworxVolumeSource.volumeID", "x"),
+    ("QuobyteVolumeSource.group", "x"),
+    ("QuobyteVolumeSource.tenant", "x"),
+    ("QuobyteVolumeSource.user", "x"),
+    ("QuobyteVolumeSource.volume", "x"),
+    ("RBDVolumeSource.fsType", "ext4"),
+    ("RBDVolumeSource.image", "x"),
+    ("RBDVolumeSource.pool", "x"),
+    ("RBDVolumeSource.user", "x"),
+    ("ResourceClaim.name", "x"),
+    ("ResourceClaim.request", "x"),
+    ("ResourceFieldSelector.containerName", "main"),
+    ("SELinuxOptions.level", "s0"),
+    ("SELinuxOptions.role", "x"),
+    ("SELinuxOptions.type", "x"),
+    ("SELinuxOptions.user", "x"),
+    ("ScaleIOVolumeSource.fsType", "ext4"),
+    ("ScaleIOVolumeSource.protectionDomain", "x"),
+    ("ScaleIOVolumeSource.storagePool", "x"),
+    ("ScaleIOVolumeSource.system", "x"),
+    ("ScaleIOVolumeSource.volumeName", "x"),
+    ("SecretEnvSource.name", "x"),
+    ("SecretKeySelector.key", "x"),
+    ("SecretKeySelector.name", "x"),
+    ("SecretProjection.name", "x"),
+    ("SecretVolumeSource.secretName", "x"),
+    ("StorageOSVolumeSource.fsType", "ext4"),
+    ("StorageOSVolumeSource.volumeName", "x"),
+    ("StorageOSVolumeSource.volumeNamespace", "x"),
+    ("Sysctl.name", "kernel.shm_rmid_forced"),
+    ("Toleration.key", "x"),
+    ("TopologySpreadConstraint.matchLabelKeys", "x"),
+    ("TopologySpreadConstraint.topologyKey", "x"),
+    ("TypedLocalObjectReference.apiGroup", "example.test"),
+    ("TypedLocalObjectReference.kind", "X"),
+    ("TypedLocalObjectReference.name", "x"),
+    ("TypedObjectReference.apiGroup", "example.test"),
+    ("TypedObjectReference.kind", "X"),
+    ("TypedObjectReference.name", "x"),
+    ("TypedObjectReference.namespace", "x"),
+    ("Volume.name", "x"),
+    ("VolumeDevice.name", "v"),
+    ("VolumeMount.name", "v"),
+    ("VsphereVirtualDiskVolumeSource.fsType", "ext4"),
+    ("VsphereVirtualDiskVolumeSource.storagePolicyID", "x"),
+    ("VsphereVirtualDiskVolumeSource.storagePolicyName", "x"),
+    ("WindowsSecurityContextOptions.gmsaCredentialSpecName", "x"),
+    ("WindowsSecurityContextOptions.runAsUserName", "x"),
+];
+
+/// Fields with a text that may be anything, and one that is good.
+const TEXTS: &[(&str, &str)] = &[
+    ("CSIVolumeSource.volumeAttributes", "x"),
+    ("Container.args", "x"),
+    ("Container.command", "x"),
+    ("EnvFromSource.prefix", "X_"),
+    ("EnvVar.value", "x"),
+    ("EphemeralContainer.args", "x"),
+    ("EphemeralContainer.command", "x"),
+    ("ExecAction.command", "true"),
+    ("FlexVolumeSource.options", "x"),
+    ("GitRepoVolumeSource.revision", "x"),
+    ("HTTPHeader.value", "x"),
+    ("LabelSelector.matchLabels", "x"),
+    ("ObjectMeta.annotations", "x"),
+    ("ObjectMeta.labels", "x"),
+    ("PodCertificateProjection.userAnnotations", "x"),
+    ("PodDNSConfigOption.value", "1"),
+    ("PodSpec.nodeSelector", "x"),
+    ("ServiceAccountTokenProjection.audience", "x"),
+    ("Sysctl.value", "1"),
+    ("Toleration.value", "x"),
+    ("WindowsSecurityContextOptions.gmsaCredentialSpec", "x"),
+];
+
+/// Fields with an image.
+const IMAGES: &[&str] = &["Container.image", "EphemeralContainer.image", "ImageVolumeSource.reference"];
+
+/// Lists whose items are costly: each container has its own directories, log and cgroup.
+const CONTAINERS: &[&str] = &["PodSpec.containers", "PodSpec.initContainers", "PodSpec.ephemeralContainers"];
+
+fn find(table: &[(&str, &'static str)], owner: &str) -> Option<&'static str> {
+    table.iter().find(|(of, _)| *of == owner).map(|(_, good)| *good)
+}
+
+/// Returns the class of a field; none where nobody has said of which one it is.
+#[must_use]
+pub fn of(field: &Field) -> Option<Class> {
+    let owner = field.owner.as_str();
+    Some(match field.kind {
+        Kind::Bool => Class::Flag,
+        Kind::I32 => Class::Int32,
+        Kind::I64 => Class::Int64,
+        Kind::Quantity => Class::Quantity,
+        Kind::IntOrString => Class::Port,
+        Kind::Time => Class::Time,
+        Kind::Json => Class::Json,
+        Kind::Map => Class::Map(10_000),
+        Kind::List if CONTAINERS.contains(&owner) => Class::List(1_000),
+        Kind::List => Class::List(10_000),
+        Kind::String if IMAGES.contains(&owner) => Class::Image,
+        Kind::String => find(WORDS, owner)
+            .map(Class::Word)
+            .or_else(|| find(PATHS, owner).map(Class::Path))
+            .or_else(|| find(NAMES, owner).map(Class::Name))
+            .or_else(|| find(TEXTS, owner).map(Class::Text))?,
+    })
+}
+
+/// Owners of the tables that no field has.
+#[must_use]
+pub fn unused(fields: &[Field]) -> Vec<&'static str> {
+    let tables = [WORDS, PATHS, NAMES, TEXTS].into_iter().flatten().map(|(owner, _)| *owner);
+    let all = tables.chain(IMAGES.iter().copied()).chain(CONTAINERS.iter().copied());
+    all.filter(|owner| !fields.iter().any(|f| f.owner == *owner)).collect()
+}
+
+/// Length of the longest texts.
+pub const MIB: usize = 1 << 20;
+/// Levels of the deepest paths.
+pub const LEVELS: usize = 20_000;
+
+impl Class {
+    /// Returns a value that harms nobody.
+    #[must_use]
+    pub fn good(self) -> Value {
+        match self {
+            Self::Flag => json!(false),
+            Self::Int32 | Self::Int64 => json!(1),
+            Self::Port => json!(8080),
+            Self::Quantity => json!("1"),
+            Self::Time => json!("2026-01-01T00:00:00Z"),
+            Self::Word(good) | Self::Name(good) | Self::Path(good) | Self::Text(good) => json!(good),
+            Self::Image => json!("example.test/app:1"),
+            Self::Json => json!({}),
+            Self::List(_) => json!([]),
+            Self::Map(_) => json!({}),
+        }
+    }
+
+    /// Returns the extreme values, the worst first, each with a name that says what it is. Lists and maps have none here,
+    /// since their items depend on the field.
+    #[must_use]
+    pub fn extremes(self) -> Vec<(&'static str, Value)> {
+        let long = || json!("x".repeat(MIB));
+        match self {
+            Self::Flag => vec![("true", json!(true)), ("false", json!(false))],
+            Self::Int32 => {
+                vec![("max", json!(i32::MAX)), ("min", json!(i32::MIN)), ("-1", json!(-1)), ("0", json!(0))]
+            }
+            Self::Int64 => {
+                vec![("max", json!(i64::MAX)), ("min", json!(i64::MIN)), ("-1", json!(-1)), ("0", json!(0))]
+            }
+            Self::Port => vec![
+                ("max", json!(i32::MAX)),
+                ("min", json!(i32::MIN)),
+                ("65536", json!(65_536)),
+                ("0", json!(0)),
+                ("unknown-name", json!("nowhere")),
+                ("1-mib", long()),
+            ],
+            Self::Quantity => vec![
+                ("max", json!("9223372036854775807")),
+                ("beyond-max", json!("99999999999999999999999999999999999999999Ei")),
+                ("min", json!("-9223372036854775808")),
+                ("tiny", json!("0.000000000000000000000000000000001")),
+                ("exponent", json!("1e2147483647")),
+                ("no-quantity", json!("many")),
+                ("empty", json!("")),
+                ("1-mib", json!("9".repeat(MIB))),
+            ],
+            Self::Time => vec![
+                ("last", json!("9999-12-31T23:59:59Z")),
+                ("first", json!("0001-01-01T00:00:00Z")),
+                ("no-time", json!("now")),
+            ],
+            Self::Word(_) => {
+                vec![("unknown-word", json!("Sideways")), ("empty", json!("")), ("1-mib", long())]
+            }
+            Self::Name(_) => vec![
+                ("253-letters", json!("x".repeat(253))),
+                ("1-mib", long()),
+                ("empty", json!("")),
+                ("upwards", json!("../../../etc")),
+                ("control", json!("a\u{0}\n\u{1b}[2J\u{202e}z")),
+            ],
+            Self::Path(_) => vec![
+                ("20000-levels", json!("a/".repeat(LEVELS))),
+                ("upwards", json!("../".repeat(200) + "etc/passwd")),
+                ("1-mib", long()),
+                ("empty", json!("")),
+                ("control", json!("/a\u{0}\n\u{1b}[2J\u{202e}z")),
+            ],
+            Self::Image => vec![
+                ("250-letters-of-host", json!(format!("{}:5000/app:1", "a".repeat(250)))),
+                ("1-mib", long()),
+                ("20000-levels", json!("a/".repeat(LEVELS) + "a:1")),
+                ("empty", json!("")),
+                ("control", json!("a\u{0}\n\u{1b}[2J\u{202e}z")),
+            ],
+            Self::Text(_) => vec![
+                ("1-mib", long()),
+                ("control", json!("a\u{0}\n\u{1b}[2J\u{202e}z")),
+                ("references", json!("$(A)".repeat(1000))),
+                ("empty", json!("")),
+            ],
+            Self::Json => {
+                let mut deep = json!({});
+                for _ in 0..100 {
+                    deep = json!({ "f:x": deep });
+                }
+                vec![("100-levels", deep)]
+            }
+            Self::List(_) | Self::Map(_) => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Pods with extreme values in every field.
+//!
+//! - [`fields`] lists the fields of a pod, from the types that the product decodes pods with;
+//! - [`class`] says of which class a field is, and with that which values are extreme for it;
+//! - [`cases`] makes one pod per field and extreme value;
+//! - [`outcomes`] compares what became of each pod with a committed file.
+//!
+//! A field that a new version of the API adds has no class and no expected outcome: the tests fail until it has both.
+
+pub mod cases;
+pub mod class;
+pub mod fields;
+pub mod outcomes;
