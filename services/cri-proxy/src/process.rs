@@ -33,6 +33,7 @@ pub async fn main() -> anyhow::Result<()> {
     let args = loaded.args.clone();
     let telemetry = quintlet_telemetry::init("cri-proxy", &args.common.telemetry())?;
     loaded.tell();
+    quintlet_kit::contain::panics_end_process();
     let paths = args.common.paths();
     let proxy = Proxy::bind(Config {
         runtime: args.runtime_endpoint,
@@ -73,6 +74,7 @@ async fn node_api(line: Vec<OsString>) -> anyhow::Result<()> {
     };
     let telemetry = quintlet_telemetry::init("node-api", &loaded.args.common.telemetry())?;
     loaded.tell();
+    quintlet_kit::contain::panics_end_process();
     let api = NodeApi::bind(&loaded, Limits::default(), Clock::system()).await?;
     tracing::info!(address = ?api.address(), "serving");
     let stop = CancellationToken::new();

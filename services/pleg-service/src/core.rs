@@ -213,10 +213,8 @@ impl Core {
         let mut mailboxes = self.mailboxes.lock();
         let mailbox = mailboxes.entry(uid.clone()).or_insert_with(|| {
             let mailbox = Arc::<Mailbox>::default();
-            quintlet_kit::task::spawn(
-                "pod-owner",
-                owner::own(Arc::clone(self), uid.clone(), Arc::clone(&mailbox)),
-            );
+            let owning = owner::keep_owning(Arc::clone(self), uid.clone(), Arc::clone(&mailbox));
+            quintlet_kit::task::spawn("pod-owner", owning);
             mailbox
         });
         mailbox.work.lock().add(nomination);

@@ -74,6 +74,11 @@ impl Entry {
         Self { uid, record: None, applied: None, addresses: None }
     }
 
+    /// The entry of a pod that may have been published before.
+    pub(crate) fn published(uid: PodUid, record: Option<SharedPodRuntime>) -> Self {
+        Self { record, ..Self::new(uid) }
+    }
+
     pub(crate) fn record(&self) -> Option<&PodRuntime> {
         self.record.as_deref()
     }

@@ -7,6 +7,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use quintlet_kit::backoff::Backoff;
+use quintlet_kit::contain::{Work as PodWork, contained};
+use quintlet_kit::seam::{self, Seam};
 use quintlet_model::ids::PodUid;
 use quintlet_telemetry::propagate;
 use tokio::time::Instant;
@@ -33,9 +36,30 @@ struct Expectation {
 
 type Expectations = HashMap<(String, HintKind), Expectation>;
 
+/// Before a pod is inspected again whose owner panicked, doubled with each in a row, and the longest.
+const AFTER_PANIC: Duration = Duration::from_secs(10);
+const LONGEST_AFTER_PANIC: Duration = Duration::from_secs(3600);
+
+/// Owns a pod until it is gone. A panic ends the owner alone: another goes on from what is published, after a while in which
+/// the pod stays as it was.
+pub(crate) async fn keep_owning(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
+    let mut after_panic = Backoff::new(AFTER_PANIC, 2, LONGEST_AFTER_PANIC);
+    loop {
+        let pod = core.store.get(&uid).map(|record| record.pod.clone());
+        let name = pod.map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
+        let owning = Box::pin(own(Arc::clone(&core), uid.clone(), Arc::clone(&mailbox)));
+        if contained(PodWork::new(uid.as_str(), name), owning).await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(after_panic.next_wait()).await;
+        // What was asked for is lost with the one who was to do it.
+        mailbox.work.lock().nominated = true;
+    }
+}
+
 /// Runs the pod's entry until the pod is gone.
 pub(crate) async fn own(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
-    let mut entry = Entry::new(uid.clone());
+    let mut entry = Entry::published(uid.clone(), core.store.get(&uid));
     let mut expectations = Expectations::new();
     let mut retry: Option<Instant> = None;
     loop {
@@ -95,6 +119,18 @@ pub(crate) async fn own(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
     }
 }
 
+/// An inspection that has begun, and ends with this.
+struct InFlight<'a> {
+    core: &'a Core,
+    ticket: u64,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.core.ends(self.ticket);
+    }
+}
+
 /// One inspection, applied and published.
 async fn once(
     core: &Core,
@@ -121,11 +157,13 @@ async fn once(
     let observed = core.clock.boot();
     let ticket = core.begins();
     let limit = if core.store.is_primed() { core.periods.call } else { FIRST_LIMIT.min(core.periods.call) };
+    let in_flight = InFlight { core, ticket };
+    seam::around(Seam::Work, "pod inspected", || ());
     let found = match tokio::time::timeout(limit, inspect(core.runtime.as_ref(), uid, targets)).await {
         Ok(found) => found,
         Err(_) => Err(ReadError::Timeout { what: "pod inspection", limit }),
     };
-    core.ends(ticket);
+    drop(in_flight);
     core.metrics.inspect_duration.observe(began.elapsed().as_secs_f64());
     let result = if found.is_ok() { "ok" } else { "error" };
     core.metrics.inspections.get_or_create(&ResultLabel { result }).inc();

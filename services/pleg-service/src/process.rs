@@ -29,6 +29,7 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
     let args = &loaded.args;
     let telemetry = quintlet_telemetry::init("pleg-service", &args.common.telemetry())?;
     loaded.tell();
+    quintlet_kit::contain::panics_end_process();
     let paths = args.common.paths();
     if let Some(leader) = args.follow.as_ref().filter(|leader| is_same(leader, &paths.pleg())) {
         anyhow::bail!(
@@ -67,7 +68,7 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
     });
     let liveness = Liveness::of([paths.pleg()]);
     quintlet_kit::task::spawn("notify", notify::run(liveness, stop.clone()));
-    let served = server.serve(listener, PeerPolicy::root_and_self(), stop).await;
+    let served = quintlet_kit::task::main(server.serve(listener, PeerPolicy::root_and_self(), stop)).await;
     telemetry.shutdown().await;
     served.context("serving")
 }

@@ -3,11 +3,13 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Bench, options};
 use pleg_service::Periods;
 use pleg_service::seams::{HintEvent, HintKind};
+use quintlet_kit::{contain, seam};
 use quintlet_proto::pleg::v1 as pb;
 use quintlet_testkit::fake_runtime::{Call, ContainerSeed, FakeRuntime, Method, Rule};
 use tokio::time::Instant;
@@ -498,4 +500,54 @@ async fn more_hints_of_unknown_ids_than_can_wait_are_made_up_for_by_a_list() {
     bench.runtime.unscript(hang);
     watch.until("all", |w| w.pods.len() == ids.len()).await;
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+}
+
+/// Panics in the work of one pod while it is told to.
+struct Panics {
+    uid: String,
+    on: std::sync::atomic::AtomicBool,
+}
+
+impl Panics {
+    // On this thread, which runs everything of the test.
+    fn of(uid: &str) -> Arc<Self> {
+        let panics = Arc::new(Self { uid: uid.to_owned(), on: true.into() });
+        seam::watch(Arc::clone(&panics) as Arc<dyn seam::Watcher>);
+        panics
+    }
+
+    fn stop(&self) {
+        self.on.store(false, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+impl seam::Watcher for Panics {
+    fn passes(&self, passing: seam::Passing) {
+        let is_it = contain::current().is_some_and(|work| work.uid() == self.uid);
+        let is_on = self.on.load(std::sync::atomic::Ordering::SeqCst);
+        assert!(!(is_it && is_on), "injected into {:?}", passing.step);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_the_owner_of_one_pod_harms_no_other_and_the_pod_is_looked_at_again() {
+    let (mut bad, mut good) = (String::new(), String::new());
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |r| {
+        bad = web(r).1;
+        let sandbox = r.add_sandbox("u2", "other", "default", 0);
+        good = r.add_container(&sandbox, &ContainerSeed::running("main"));
+    });
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    let panics = Panics::of("u1");
+    for id in [&bad, &good] {
+        bench.runtime.exit(id, 3);
+        bench.hints.hint(HintKind::Exited, id);
+    }
+    watch.until("exit of the other", |w| w.state("u2", &good) == Some(pb::ContainerState::Exited)).await;
+    assert_eq!(watch.state("u1", &bad), Some(pb::ContainerState::Running), "its owner panics");
+    panics.stop();
+    watch.until("exit", |w| w.state("u1", &bad) == Some(pb::ContainerState::Exited)).await;
+    assert!(bench.health().await.healthy, "no inspection is left under way");
+    assert!(bench.observe("u1", false).await.is_ok());
 }

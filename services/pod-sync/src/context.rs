@@ -8,8 +8,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::RwLock;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::contain::Panic;
 use quintlet_kit::grant::GrantKey;
-use quintlet_model::ids::PodUid;
+use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::PodRuntime;
 use tokio::sync::watch;
 
@@ -18,11 +19,12 @@ use crate::build::objects::ObjectSource;
 use crate::build::{HandlerFeatures, NodeSettings};
 use crate::cgroup::Cgroups;
 use crate::clients::Wakes;
-use crate::clients::events::Events;
+use crate::clients::events::{EventType, Events};
 use crate::clients::pleg::Pleg;
 use crate::clients::probes::Probes;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
+use crate::containment::Containment;
 use crate::credentials::Credentials;
 use crate::decide::admission::Rejection;
 use crate::decide::backoff::Delays;
@@ -71,6 +73,26 @@ impl RuntimeState {
     }
 }
 
+/// Reason of the event and of the wait after a panic or a death of a process in the work of a pod.
+pub const INTERNAL_ERROR: &str = "InternalError";
+
+/// The pod that some work is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodWork {
+    /// UID.
+    pub uid: PodUid,
+    /// `namespace/name`.
+    pub name: String,
+}
+
+impl PodWork {
+    /// Work for this pod.
+    #[must_use]
+    pub fn of(pod: &PodRef) -> Self {
+        Self { uid: pod.uid.clone(), name: format!("{}/{}", pod.namespace, pod.name) }
+    }
+}
+
 /// Shared by all workers of one pod-sync.
 pub struct Context {
     /// Settings and facts of the node.
@@ -87,6 +109,8 @@ pub struct Context {
     pub grant_key: GrantKey,
     /// Records that outlive the process.
     pub state: StateDir,
+    /// Panics and deaths in the work of pods.
+    pub containment: Containment,
     /// Bells of the workers.
     pub wakes: Arc<Wakes>,
     /// The runtime.
@@ -156,6 +180,30 @@ impl Context {
             host_ips: self.node.node_ips.get(),
             recursive_read_only: runtime.handlers.get(handler).is_some_and(|h| h.recursive_read_only_mounts),
         }
+    }
+
+    /// Runs work of a pod beside its worker. A panic makes the pod wait, as one of the worker's passes does, and returns none.
+    pub async fn contained<T>(&self, pod: &PodWork, work: impl Future<Output = T>) -> Option<T> {
+        match self.containment.contained(&pod.uid, pod.name.clone(), work).await {
+            Ok(done) => Some(done),
+            Err(panic) => {
+                self.panicked(pod, &panic, None);
+                None
+            }
+        }
+    }
+
+    /// Takes note of a panic in the work of a pod, and has its worker show what it waits for now. `object`: the pod, where it
+    /// is not shown yet.
+    pub fn panicked(&self, pod: &PodWork, panic: &Panic, object: Option<&Arc<Pod>>) {
+        let wait = self.containment.panicked(&pod.uid, panic);
+        let shown = self.views.get(&pod.uid).map(|view| Arc::clone(&view.pod));
+        if let Some(object) = object.or(shown.as_ref()) {
+            self.events.pod(object, EventType::Warning, INTERNAL_ERROR, &wait.message, "");
+        }
+        // The worker shows what the pod waits for, and a new one comes where the worker itself is the one that panicked.
+        self.wakes.wake(&pod.uid);
+        self.wakes.worker_ended();
     }
 
     /// Whether nothing of a pod runs any more: its room is free.

@@ -15,7 +15,7 @@ use quintlet_model::runtime::{ContainerState, Known, PodRuntime, SharedPodRuntim
 
 use crate::build::paths;
 use crate::clients::events::EventType;
-use crate::context::Context;
+use crate::context::{Context, PodWork};
 use crate::decide::worker::{Outcome, Work};
 use crate::decide::{gc, grace};
 use crate::fleet::Told;
@@ -33,8 +33,17 @@ const TRIES: u32 = 5;
 pub async fn remove_orphan(ctx: Arc<Context>, pod: SharedPodRuntime) {
     let uid = &pod.pod.uid;
     let Told::Work(Work::Terminating, _) = ctx.fleet.take(uid) else { return };
+    let removal = Box::pin(try_to_remove_orphan(&ctx, &pod));
+    if ctx.contained(&PodWork::of(&pod.pod), removal).await.is_none() {
+        // Housekeeping finds it again when its wait is over.
+        ctx.fleet.done(uid, Outcome::Failed(None));
+    }
+}
+
+async fn try_to_remove_orphan(ctx: &Arc<Context>, pod: &SharedPodRuntime) {
+    let uid = &pod.pod.uid;
     for _ in 0..TRIES {
-        let removed = match ctx.pleg.observe(uid, Known::of(&pod), true).await.map(|o| o.pod) {
+        let removed = match ctx.pleg.observe(uid, Known::of(pod), true).await.map(|o| o.pod) {
             // It ended as it should, and its worker took everything down: the caches were a moment behind.
             Ok(None) => {
                 let dir = ctx.pod_dir(uid);
@@ -44,20 +53,20 @@ pub async fn remove_orphan(ctx: Arc<Context>, pod: SharedPodRuntime) {
                 }
                 Ok(())
             }
-            Ok(Some(now)) => remove(&ctx, &now).await,
+            Ok(Some(now)) => remove(ctx, &now).await,
             Err(e) => Err(Halt::Cut(e.to_string())),
         };
         match removed {
             Ok(()) => {
                 // A directory that stays is found again by housekeeping.
-                remove_dir(Arc::clone(&ctx), uid.clone()).await;
+                clear_dir(ctx, uid).await;
                 ctx.fleet.done(uid, Outcome::Advance);
                 return;
             }
             Err(e) => {
                 if let Halt::Failed { error, .. } = &e {
                     let text = format!("error killing pod: {error}");
-                    ctx.events.pod(&named(&pod), EventType::Warning, "FailedKillPod", &text, "");
+                    ctx.events.pod(&named(pod), EventType::Warning, "FailedKillPod", &text, "");
                 } else {
                     let name = format!("{}/{}", pod.pod.namespace, pod.pod.name);
                     tracing::warn!(pod.name = name, pod.uid = %uid, error = ?e, "orphaned pod not removed yet");
@@ -213,8 +222,17 @@ fn list(dir: &Path, known: &HashSet<PodUid>) -> Vec<PodUid> {
 /// Takes down what is left of a pod's volumes and cgroup, then its directory: as long as that is there it is found again.
 /// Mounted content is never deleted.
 pub async fn remove_dir(ctx: Arc<Context>, uid: PodUid) {
-    match take_down(&ctx, &uid).await {
-        Ok(()) => ctx.state.remove(&uid),
+    let work = PodWork { uid: uid.clone(), name: String::new() };
+    // A panic leaves it to the next round of housekeeping after the wait.
+    let _ = ctx.contained(&work, Box::pin(clear_dir(&ctx, &uid))).await;
+}
+
+async fn clear_dir(ctx: &Context, uid: &PodUid) {
+    match take_down(ctx, uid).await {
+        Ok(()) => {
+            ctx.state.remove(uid);
+            ctx.containment.forget(uid);
+        }
         Err(error) => {
             tracing::warn!(pod.uid = %uid, error, "directory of a pod that is gone not removed yet")
         }

@@ -16,6 +16,7 @@ pub mod cgroup;
 pub mod checkpoint;
 pub mod clients;
 pub mod cluster;
+pub mod containment;
 pub mod context;
 pub mod credentials;
 pub mod decide;
@@ -75,6 +76,7 @@ use crate::clients::pleg::Pleg;
 use crate::clients::probes::Probes;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
+use crate::containment::Containment;
 use crate::context::{Context, RuntimeState, Views};
 use crate::credentials::Credentials;
 use crate::credentials::node_files::{NodeFiles, Places};
@@ -118,6 +120,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     }
     let grant_key = GrantKey::load_or_create(&paths.grant_key()).context("key of exec grants")?;
     let state = StateDir::open(&paths.state_dir(), quintlet_kit::boot::boot_id())?;
+    let containment = Containment::open(&paths, quintlet_kit::boot::boot_id(), clock.clone())
+        .context("record of the pods in work")?;
     let client = client(&args).await?;
     let tasks = TaskGroup::new();
     let wakes = Arc::new(Wakes::default());
@@ -159,6 +163,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         epoch: owner.epoch(),
         grant_key,
         state: state.clone(),
+        containment,
         wakes: Arc::clone(&wakes),
         runtime: runtime.clone(),
         pleg: Arc::clone(&pleg),

@@ -9,7 +9,7 @@ use quintlet_model::{labels, pod as pods};
 use quintlet_proto::status::v1 as wire;
 use tokio::sync::watch;
 
-use crate::context::Context;
+use crate::context::{Context, PodWork};
 
 /// While a mirror cannot be made: the Node or the API server may be there any moment.
 const RETRY: Duration = Duration::from_secs(1);
@@ -50,18 +50,26 @@ async fn keep(ctx: Arc<Context>, mut wanted: watch::Receiver<Wanted>) {
     let mut failing = String::new();
     loop {
         let Wanted { pod, mirror } = wanted.borrow_and_update().clone();
-        let wait = match reconcile(&ctx, &pod, mirror.as_deref()).await {
+        let Ok(work) = pods::pod_ref(&pod).map(|pod| PodWork::of(&pod)) else { return };
+        let done = match ctx.containment.wait(&work.uid) {
+            Some(wait) => Err((wait.message, wait.until.saturating_sub(ctx.clock.boot()))),
+            None => match ctx.contained(&work, Box::pin(reconcile(&ctx, &pod, mirror.as_deref()))).await {
+                Some(done) => done.map_err(|why| (why, RETRY)),
+                None => continue,
+            },
+        };
+        let wait = match done {
             // It may be deleted before any watch has brought it.
             Ok(()) => {
                 failing.clear();
                 ctx.sync_frequency
             }
-            Err(why) => {
+            Err((why, again)) => {
                 if failing != why {
                     tracing::info!(pod.uid = pod.metadata.uid, error = why, "no mirror pod yet");
                 }
                 failing = why;
-                RETRY
+                again
             }
         };
         // Either only says "look".

@@ -19,6 +19,7 @@ pub async fn main() -> ExitCode {
         Err(e) => return fail(&e),
     };
     loaded.tell();
+    quintlet_kit::contain::panics_end_process();
     let stop = CancellationToken::new();
     let told = stop.clone();
     quintlet_kit::task::spawn("signals", async move {
@@ -39,7 +40,7 @@ pub async fn main() -> ExitCode {
     }
     let liveness = Liveness::of([args.common.paths().podsync()]).and_loop(quintlet_kit::server::SYNC_LOOP);
     quintlet_kit::task::spawn("notify", notify::run(liveness, stop.clone()));
-    let ran = crate::run(args, drain, stop).await;
+    let ran = quintlet_kit::task::main(crate::run(args, drain, stop)).await;
     let code = match ran {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => fail(e.as_ref()),

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::Stream;
+use quintlet_kit::socket::Peer;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::pod_sync_server::PodSync;
@@ -233,6 +234,31 @@ impl PodSync for Service {
             events: self.events(view.pod_ref.uid.as_str(), EXPLAIN_EVENTS),
             trace_id: d.trace_id.clone(),
         }))
+    }
+
+    async fn retry(
+        &self,
+        request: Request<wire::RetryRequest>,
+    ) -> Result<Response<wire::RetryReply>, Status> {
+        let is_operator = |peer: &Peer| peer.uid == 0 || peer.uid == nix::unistd::geteuid().as_raw();
+        if !request.extensions().get::<Peer>().is_some_and(is_operator) {
+            return Err(Status::permission_denied("only root may have a pod tried again"));
+        }
+        self.ctx.views.settled().await;
+        let selector = request.into_inner().pod;
+        let uid = match self.find(&selector) {
+            Ok(view) => view.pod_ref.uid.clone(),
+            // What is left of a pod that no source has is in no view.
+            Err(unknown) => PodUid::parse(&selector)
+                .ok()
+                .filter(|uid| self.ctx.containment.wait(uid).is_some())
+                .ok_or(unknown)?,
+        };
+        let waited = self.ctx.containment.retry(&uid);
+        tracing::info!(pod.uid = %uid, waited, "pod is tried again for an operator");
+        self.ctx.wakes.wake(&uid);
+        self.ctx.wakes.worker_ended();
+        Ok(Response::new(wire::RetryReply { uid: uid.to_string(), waited }))
     }
 
     async fn list_events(

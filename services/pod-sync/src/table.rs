@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
+use quintlet_kit::seam::{self, Seam};
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::{labels, pod as pods};
 use tokio::sync::{Notify, mpsc, watch};
@@ -17,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::clients::events::EventType;
-use crate::context::{Context, Desired, Victim};
+use crate::context::{Context, Desired, PodWork, Victim};
 use crate::decide::admission::{self, Rejection, Verdict};
 use crate::decide::merge::{Change, Op, SourceStore, created};
 use crate::decide::resize::allocation::PodResources;
@@ -31,7 +32,7 @@ use crate::resizes::Resizes;
 use crate::source::objects::ManifestObjects;
 use crate::source::{SourceKind, SourceUpdate, Update};
 use crate::state::{PodRecord, Termination};
-use crate::view::{self, View, unix_ns};
+use crate::view::{self, Decision, View, unix_ns};
 use crate::worker::Worker;
 use manifests::Manifests;
 
@@ -106,6 +107,10 @@ pub struct Table {
     resizes: Resizes,
     heartbeat: Heartbeat,
     manifests: Manifests,
+    // Pods that may not be worked on, and what their sources say of them meanwhile is not taken over.
+    held: HashMap<PodUid, SourceKind>,
+    // Those of them that the fleet knows and that have no worker.
+    unborn: HashSet<PodUid>,
 }
 
 /// When the loop last came round: CLOCK_BOOTTIME in milliseconds. Clones share it.
@@ -168,6 +173,8 @@ impl Table {
             resizes: Resizes::new(),
             heartbeat,
             manifests: Manifests::of(sources),
+            held: HashMap::new(),
+            unborn: HashSet::new(),
         }
     }
 
@@ -318,8 +325,66 @@ impl Table {
         }
     }
 
+    // Takes a change of one pod over. A panic in that is contained to the pod, which is taken over again later.
     fn change(&mut self, source: SourceKind, op: Op, pod: Arc<Pod>) {
         let Ok(pod_ref) = pods::pod_ref(&pod) else { return };
+        let uid = pod_ref.uid.clone();
+        let ctx = Arc::clone(&self.ctx);
+        let may_be_taken = self.pods.contains_key(&uid) && !self.held.contains_key(&uid) || op == Op::Remove;
+        if !may_be_taken && ctx.containment.wait(&uid).is_some() {
+            return self.hold(&pod_ref, source, &pod);
+        }
+        self.held.remove(&uid);
+        let work = PodWork::of(&pod_ref);
+        let changed = ctx.containment.contained_now(&uid, work.name.clone(), || {
+            self.take_change(source, op, Arc::clone(&pod), pod_ref.clone());
+        });
+        if let Err(panic) = changed {
+            ctx.panicked(&work, &panic, Some(&pod));
+            self.hold(&pod_ref, source, &pod);
+        }
+    }
+
+    // A pod is taken over when it may be worked on again, as its source has it then.
+    fn hold(&mut self, pod_ref: &PodRef, source: SourceKind, pod: &Arc<Pod>) {
+        let uid = &pod_ref.uid;
+        self.held.insert(uid.clone(), source);
+        if self.pods.contains_key(uid) {
+            return;
+        }
+        if self.ctx.fleet.read(|w| w.is_known(uid)) {
+            self.unborn.insert(uid.clone());
+        }
+        if let Some(wait) = self.ctx.containment.wait(uid) {
+            let left = wait.until.saturating_sub(self.ctx.clock.boot());
+            let until = self.ctx.clock.wall().checked_add(left).ok();
+            let what = Waiting::InternalError { message: wait.message.clone() };
+            let decision = Decision { errors: vec![wait.message], ..Decision::default() };
+            self.show_wait(pod_ref, source, pod, &WaitingFor { what, since: None, until }, decision);
+        }
+    }
+
+    // Takes over what was held back and may be worked on again.
+    fn change_held(&mut self) {
+        let due: Vec<(PodUid, SourceKind)> = self
+            .held
+            .iter()
+            .filter(|(uid, _)| self.ctx.containment.wait(uid).is_none())
+            .map(|(uid, source)| (uid.clone(), *source))
+            .collect();
+        for (uid, source) in due {
+            self.held.remove(&uid);
+            let has_uid = |pod: &&Arc<Pod>| pod.metadata.uid.as_deref() == Some(uid.as_str());
+            let pod = self.stores.get(&source).and_then(|store| store.pods().find(has_uid).cloned());
+            match pod {
+                Some(pod) => self.change(source, Op::Update, pod),
+                None => self.ctx.views.hide(&uid),
+            }
+        }
+    }
+
+    fn take_change(&mut self, source: SourceKind, op: Op, pod: Arc<Pod>, pod_ref: PodRef) {
+        seam::around(Seam::Work, "pod taken over", || ());
         if pods::is_mirror(&pod) {
             return self.mirror(op, pod);
         }
@@ -376,7 +441,9 @@ impl Table {
                     unsure.pod = pod;
                     return;
                 }
-                if !effects.contains(&Effect::Spawn(uid.clone())) {
+                // One whose worker was to be made when something panicked.
+                let is_unborn = self.unborn.remove(&uid);
+                if !effects.contains(&Effect::Spawn(uid.clone())) && !is_unborn {
                     // What the runtime has of an earlier life goes first; the pod is added then.
                     self.again.insert(uid);
                     return self.show_waiting(&pod_ref, source, &pod, Waiting::EarlierLife);
@@ -403,8 +470,19 @@ impl Table {
         if old.as_ref().and_then(|v| v.waiting.as_ref()).is_some_and(|w| w.reason == what.reason()) {
             return;
         }
-        let now = self.ctx.clock.wall();
         let wait = WaitingFor { what, since: None, until: None };
+        self.show_wait(pod_ref, source, pod, &wait, Decision::default());
+    }
+
+    fn show_wait(
+        &self,
+        pod_ref: &PodRef,
+        source: SourceKind,
+        pod: &Arc<Pod>,
+        wait: &WaitingFor,
+        decision: Decision,
+    ) {
+        let now = self.ctx.clock.wall();
         let view = View {
             pod_ref: pod_ref.clone(),
             source,
@@ -414,8 +492,8 @@ impl Table {
             worker: "",
             is_removed: false,
             mirror_uid: String::new(),
-            waiting: Some(view::Waiting::of(&wait, now)),
-            decision: Arc::default(),
+            waiting: Some(view::Waiting::of(wait, now)),
+            decision: Arc::new(decision),
             created_unix_ns: unix_ns(now),
             resource_version: String::new(),
             version: 0,
@@ -549,7 +627,8 @@ impl Table {
         let until = self.ctx.clock.boot().saturating_add(limit);
         let uid = victim_ref.uid.clone();
         let (ctx, victim) = (Arc::clone(&self.ctx), victim.clone());
-        quintlet_kit::task::spawn("preempt", async move {
+        let work = PodWork::of(&victim_ref);
+        let kill_victim = async move {
             let facts = Facts::of(&victim, victim_ref.full_name());
             if let Err(e) = ctx.fleet.kill(&victim_ref.uid, facts, kill).await {
                 tracing::warn!(pod.uid = %victim_ref.uid, error = %e, "a preempted pod is not waited for any more");
@@ -557,6 +636,10 @@ impl Table {
                 ctx.events.pod(&victim, EventType::Warning, "ExceededGracePeriod", text, "");
             }
             ctx.wakes.wake(&by);
+        };
+        let ctx = Arc::clone(&self.ctx);
+        quintlet_kit::task::spawn("preempt", async move {
+            let _ = ctx.contained(&work, Box::pin(kill_victim)).await;
         });
         Some(Victim { uid, until })
     }
@@ -616,7 +699,9 @@ impl Table {
             let desired = entry.desired.borrow().clone();
             if self.ctx.fleet.read(|w| w.is_known(&uid)) {
                 // A worker that fell over is made anew, from the record: its pod is still wanted, or still to be ended.
-                tracing::error!(pod.uid = %uid, "worker ended by itself, another goes on");
+                if self.ctx.containment.wait(&uid).is_none() {
+                    tracing::error!(pod.uid = %uid, "pod worker exited unexpectedly, restarting");
+                }
                 self.ctx.fleet.step(Input::Lost(uid.clone()));
                 if let Ok(pod_ref) = pods::pod_ref(&desired.pod) {
                     let record = self.ctx.state.read(&uid);
@@ -645,7 +730,8 @@ impl Table {
             .flat_map(|(source, store)| store.pods().map(|pod| (*source, Arc::clone(pod))))
             .filter(|(source, pod)| {
                 pod.metadata.uid.as_deref().and_then(|uid| PodUid::parse(uid).ok()).is_some_and(|uid| {
-                    (*source != SourceKind::Api || self.again.contains(&uid))
+                    !self.held.contains_key(&uid)
+                        && (*source != SourceKind::Api || self.again.contains(&uid))
                         && !self.pods.contains_key(&uid)
                         && !self.ctx.fleet.read(|w| w.is_known(&uid))
                 })

@@ -45,6 +45,7 @@ async fn serve(loaded: Loaded<Args>) -> anyhow::Result<()> {
     let args = &loaded.args;
     let telemetry = quintlet_telemetry::init(crate::SERVICE, &args.common.telemetry())?;
     loaded.tell();
+    quintlet_kit::contain::panics_end_process();
     let stop = CancellationToken::new();
     let tasks = TaskGroup::new();
     tasks.spawn("stop-signal", {
@@ -69,7 +70,8 @@ async fn serve(loaded: Loaded<Args>) -> anyhow::Result<()> {
     let liveness = Liveness::of([args.common.paths().probe(&args.id)]);
     tasks.spawn("notify", notify::run(liveness, stop.clone()));
     tracing::info!(id = args.id, "probe-service starts");
-    let served = crate::run(&args.common.run_dir, &args.id, &args.common.observer_uid, stop.clone()).await;
+    let serving = crate::run(&args.common.run_dir, &args.id, &args.common.observer_uid, stop.clone());
+    let served = quintlet_kit::task::main(serving).await;
     stop.cancel();
     for name in tasks.shutdown(Duration::from_secs(1)).await {
         tracing::warn!(task = name, "did not end in time");

@@ -9,7 +9,9 @@ use quintlet_kit::paths::Paths;
 use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use crate::out::{Format, print};
 use crate::streaming::{attach, exec, forward};
-use crate::{bundle, config, events, explain, health, image, logs, pods, top, trace, up, version, watch};
+use crate::{
+    bundle, config, events, explain, health, image, logs, pods, retry, top, trace, up, version, watch,
+};
 
 /// Operate Quintlet on this machine.
 #[derive(Debug, Parser)]
@@ -39,6 +41,8 @@ pub enum Command {
     Watch(watch::WatchArgs),
     /// Show why a pod is as it is: the last decision, what it saw, what it waits for
     Explain(explain::ExplainArgs),
+    /// Try a pod at once that waits with reason InternalError
+    Retry(retry::RetryArgs),
     /// Print the log of a container
     Logs(logs::LogsArgs),
     /// Run a command in a container; its exit code is ours
@@ -88,6 +92,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
         Command::Pods(args) => pods::run(args, &paths, format).await,
         Command::Watch(args) => Box::pin(watch::run(args, &paths, format)).await,
         Command::Explain(args) => explain::run(args, &paths, format).await,
+        Command::Retry(args) => retry::run(args, &paths, format).await,
         Command::Logs(args) => Box::pin(logs::run(args, &paths)).await,
         Command::Exec(args) => return Ok(Box::pin(exec::run(args, &paths)).await?),
         Command::Attach(args) => return Ok(Box::pin(attach::run(args, &paths)).await?),

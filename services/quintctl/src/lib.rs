@@ -15,6 +15,7 @@ pub mod logs;
 pub mod out;
 pub mod pods;
 mod process;
+pub mod retry;
 mod run_as;
 pub mod screen;
 pub mod streaming;

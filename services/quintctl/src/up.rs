@@ -319,7 +319,10 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     let cutter = task::spawn("keep logs short", logs::keep_short(layout.log_dir.clone(), written, limits));
     let services: Vec<Service> = plans
         .into_iter()
-        .map(|plan| Service::start(plan, &bin_dir, &layout.log_dir, processes.clone(), &tasks))
+        .map(|plan| {
+            let paths = quintlet_kit::paths::Paths::new(&layout.run_dir);
+            Service::start(plan, &bin_dir, &layout.log_dir, &paths, processes.clone(), &tasks)
+        })
         .collect();
     let (views, mut view) = watch::channel(View::default());
     let follower = task::spawn("follow pods", view::follow(layout.podsync_socket(), views));

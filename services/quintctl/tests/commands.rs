@@ -137,6 +137,14 @@ impl PodSync for FakePodSync {
         let event = podsync::EventView { message, reason: "Started".into(), ..podsync::EventView::default() };
         Ok(Response::new(podsync::ListEventsReply { events: vec![event] }))
     }
+
+    async fn retry(
+        &self,
+        request: Request<podsync::RetryRequest>,
+    ) -> Result<Response<podsync::RetryReply>, Status> {
+        let uid = self.find(&request.get_ref().pod)?.uid;
+        Ok(Response::new(podsync::RetryReply { uid, waited: true }))
+    }
 }
 
 struct FakePleg {
@@ -349,7 +357,11 @@ async fn a_pod_is_found_by_name_or_uid_and_one_that_is_not_there_is_exit_1() {
         assert_eq!(code, 0, "{error}");
         assert!(out.starts_with(&format!("pod default/web  uid {UID}  phase Running")), "{out}");
     }
-    for args in [["explain", "gone"], ["logs", "gone"], ["trace", "gone"], ["events", "gone"]] {
+    let (code, out, error) = node.run(&["retry", "default/web"]).await;
+    assert_eq!((code, out), (0, format!("pod default/web (uid {UID}) is tried again now\n")), "{error}");
+    for args in
+        [["explain", "gone"], ["retry", "gone"], ["logs", "gone"], ["trace", "gone"], ["events", "gone"]]
+    {
         let (code, _, error) = node.run(&args).await;
         assert_eq!((code, error.as_str()), (1, "quintctl: no pod \"gone\" on this node\n"), "{args:?}");
     }

@@ -48,6 +48,9 @@ pub enum ApiFailure {
     /// No answer.
     #[error("unreachable: {0}")]
     Unreachable(String),
+    /// The write of one object panicked here.
+    #[error("status-reporter {0}")]
+    Panicked(String),
 }
 
 impl ApiFailure {
@@ -59,7 +62,8 @@ impl ApiFailure {
             | Self::Denied(_)
             | Self::TooMany { .. }
             | Self::Server(_)
-            | Self::Unreachable(_) => true,
+            | Self::Unreachable(_)
+            | Self::Panicked(_) => true,
             Self::NotFound(_) | Self::AlreadyExists(_) | Self::Invalid(_) | Self::Refused(_) => false,
         }
     }
@@ -75,7 +79,8 @@ impl ApiFailure {
             | Self::Invalid(_)
             | Self::Refused(_)
             | Self::Denied(_)
-            | Self::Server(_) => false,
+            | Self::Server(_)
+            | Self::Panicked(_) => false,
         }
     }
 

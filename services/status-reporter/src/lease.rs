@@ -75,7 +75,8 @@ pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
             | ApiFailure::Denied(_)
             | ApiFailure::TooMany { .. }
             | ApiFailure::Server(_)
-            | ApiFailure::Unreachable(_),
+            | ApiFailure::Unreachable(_)
+            | ApiFailure::Panicked(_),
         ) => Next::Again,
     }
 }

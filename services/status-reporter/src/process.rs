@@ -21,6 +21,7 @@ pub async fn main() -> anyhow::Result<()> {
     let args = loaded.args.clone();
     let telemetry = quintlet_telemetry::init("status-reporter", &args.common.telemetry())?;
     loaded.tell();
+    quintlet_kit::contain::panics_end_process();
     let settings = args.settings();
     let node_name = args.node_name.unwrap_or_else(quintlet_kit::args::host_name);
     let stop = CancellationToken::new();
@@ -48,7 +49,7 @@ pub async fn main() -> anyhow::Result<()> {
     };
     let liveness = Liveness::of([config.paths.status()]);
     task::spawn("notify", notify::run(liveness, stop.clone()));
-    let outcome = run(config, Clock::system(), stop).await;
+    let outcome = task::main(run(config, Clock::system(), stop)).await;
     telemetry.shutdown().await;
     outcome.context("status-reporter cannot serve")
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::contain::{Work, contained};
+use quintlet_kit::seam::{self, Seam};
 use quintlet_model::ids::PodUid;
 use quintlet_telemetry::propagate;
 use tokio::sync::{Notify, mpsc};
@@ -32,6 +34,9 @@ const ACKS: usize = 4096;
 /// Pauses of one pod whose writes fail: 50 ms doubling to 1 s.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Before the write of a pod whose last write panicked, doubled with each in a row, and the longest.
+const AFTER_PANIC: Duration = Duration::from_secs(10);
+const LONGEST_AFTER_PANIC: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lane {
@@ -268,7 +273,17 @@ impl Shared {
         let span = info_span!("write_status", pod.uid = %uid, version = update.stamp.version);
         propagate::set_parent(&span, &update.trace);
         let now = seconds(self.clock.wall());
-        let outcome = write::write(api, &update, &mut memory, &now).instrument(span).await;
+        let name = format!("{}/{}", update.namespace, update.name);
+        let writing = Box::pin(async {
+            seam::around(Seam::Work, "status written", || ());
+            write::write(api, &update, &mut memory, &now).instrument(span).await
+        });
+        let written = contained(Work::new(uid.as_str(), name), writing).await;
+        let outcome = written.unwrap_or_else(|panic| {
+            // What was learnt on the way may be half-changed.
+            memory = None;
+            Outcome::Later(ApiFailure::Panicked(panic.to_string()))
+        });
         match &outcome {
             Outcome::Later(failure) if failure.is_of_server() => self.gate.failed(failure.retry_after()),
             Outcome::Later(_) | Outcome::Done(_) => self.gate.answered(),
@@ -362,6 +377,10 @@ struct Attempt {
 }
 
 fn pause(failures: u32, failure: &ApiFailure) -> Duration {
+    if let ApiFailure::Panicked(_) = failure {
+        let doubled = AFTER_PANIC.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)));
+        return doubled.min(LONGEST_AFTER_PANIC);
+    }
     let doubled = FIRST_PAUSE * 2_u32.saturating_pow(failures.saturating_sub(1).min(10));
     failure.retry_after().unwrap_or_else(|| doubled.min(LONGEST_PAUSE))
 }

@@ -95,6 +95,7 @@ fn status(failure: &ApiFailure) -> Status {
         ApiFailure::Denied(_) => Status::permission_denied(text),
         ApiFailure::TooMany { .. } => Status::resource_exhausted(text),
         ApiFailure::Server(_) | ApiFailure::Unreachable(_) => Status::unavailable(text),
+        ApiFailure::Panicked(_) => Status::internal(text),
     }
 }
 

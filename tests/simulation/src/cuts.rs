@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ThreadId;
 
 use parking_lot::{Condvar, Mutex};
-use quintlet_kit::seam::{Passing, Seam, Watcher, When};
+use quintlet_kit::contain;
+use quintlet_kit::seam::{Ended, Passing, Seam, Watcher, When};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -33,11 +34,13 @@ pub struct Cuts {
     // Who changes `reached` holds this: a cut has either happened when somebody disarms, or never does.
     armed: Mutex<Option<Armed>>,
     reached: watch::Sender<Option<Passing>>,
+    // A kind of step, and the name of the pod in whose work it panics.
+    panic: Mutex<Option<(String, String)>>,
 }
 
 impl Default for Cuts {
     fn default() -> Self {
-        Self { armed: Mutex::default(), reached: watch::Sender::new(None) }
+        Self { armed: Mutex::default(), reached: watch::Sender::new(None), panic: Mutex::default() }
     }
 }
 
@@ -72,6 +75,21 @@ impl Cuts {
         *self.reached.borrow()
     }
 
+    /// From now on each step of this kind in the work of the pod `name` of namespace `default` panics; none without.
+    pub fn panic_at(&self, at: Option<(&str, &str)>) {
+        *self.panic.lock() = at.map(|(step, name)| (step.to_owned(), format!("default/{name}")));
+    }
+
+    fn panics(&self, passing: Passing) -> bool {
+        let panic = self.panic.lock().clone();
+        let is_step = |(step, name): &(String, String)| {
+            passing.when == When::Before
+                && step == passing.step
+                && contain::current().is_some_and(|work| work.name() == name)
+        };
+        panic.as_ref().is_some_and(is_step)
+    }
+
     fn is_here(&self, passing: Passing) -> bool {
         let mut armed = self.armed.lock();
         let Some(at) = armed.as_mut().filter(|a| a.seam == passing.seam && a.when == passing.when) else {
@@ -104,9 +122,6 @@ pub(crate) struct Life {
     went: Condvar,
 }
 
-/// What a thread unwinds with.
-struct Over;
-
 impl Life {
     /// One of the thread that calls.
     pub(crate) fn new(cuts: Arc<Cuts>, kill: CancellationToken) -> Self {
@@ -133,6 +148,7 @@ impl Life {
 impl Watcher for Life {
     fn passes(&self, passing: Passing) {
         if !self.is_over() {
+            assert!(!self.cuts.panics(passing), "injected into {:?}", passing.step);
             if !self.cuts.is_here(passing) {
                 return;
             }
@@ -144,6 +160,6 @@ impl Watcher for Life {
             let mut gone = self.gone.lock();
             self.went.wait_while(&mut gone, |gone| !*gone);
         }
-        std::panic::resume_unwind(Box::new(Over));
+        std::panic::resume_unwind(Box::new(Ended));
     }
 }

@@ -232,6 +232,12 @@ async fn pleg(places: &Places, stop: CancellationToken) {
 }
 
 fn pod_sync_args(places: &Places) -> pod_sync::args::Args {
+    pod_sync::args::Args::try_parse_from(pod_sync_line(places))
+        .expect("the command line of pod-sync is right")
+}
+
+/// The command line of pod-sync, its name first.
+pub(crate) fn pod_sync_line(places: &Places) -> Vec<String> {
     let text = |path: &Path| path.display().to_string();
     let mut line = vec!["pod-sync".to_owned()];
     let given: Vec<&str> = places.pod_sync_args.iter().filter_map(|a| a.split('=').next()).collect();
@@ -255,5 +261,5 @@ fn pod_sync_args(places: &Places) -> pod_sync::args::Args {
     }
     // One without a value only takes the default away.
     line.extend(places.pod_sync_args.iter().filter(|a| !a.ends_with('=')).cloned());
-    pod_sync::args::Args::try_parse_from(line).expect("the command line of pod-sync is right")
+    line
 }

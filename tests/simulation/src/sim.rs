@@ -197,6 +197,12 @@ impl Sim {
         self.places.pod_sync_args = args.iter().map(|a| (*a).to_owned()).collect();
     }
 
+    /// The command line of pod-sync, its name first, for one that is a process of its own.
+    #[must_use]
+    pub fn pod_sync_line(&self) -> Vec<String> {
+        crate::service::pod_sync_line(&self.places)
+    }
+
     /// Creates a pod in the API server; its UID.
     ///
     /// # Panics

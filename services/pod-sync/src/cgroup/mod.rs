@@ -106,9 +106,6 @@ pub enum CgroupError {
         /// Its words.
         problem: String,
     },
-    /// The thread that removes was cut off.
-    #[error("removal of the cgroups of pod {0} was cut off")]
-    Cancelled(PodUid),
 }
 
 fn io_error<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> CgroupError + 'a {
@@ -374,9 +371,7 @@ impl Cgroups {
     /// Processes or groups outlast the attempts; it is safe to try again.
     pub async fn remove_by_uid(&self, uid: &PodUid) -> Result<(), CgroupError> {
         let (cgroups, pod) = (self.clone(), uid.clone());
-        tokio::task::spawn_blocking(move || cgroups.remove(&pod))
-            .await
-            .unwrap_or_else(|_| Err(CgroupError::Cancelled(uid.clone())))
+        quintlet_kit::task::blocking(move || cgroups.remove(&pod)).await
     }
 
     fn remove(&self, uid: &PodUid) -> Result<(), CgroupError> {

@@ -48,6 +48,11 @@ impl Wakes {
         self.strangers.notify_one();
     }
 
+    /// A worker ended, or may have: the table is to look.
+    pub fn worker_ended(&self) {
+        self.strangers.notify_one();
+    }
+
     /// Waits until something happened to a pod without a worker.
     pub async fn stranger(&self) {
         self.strangers.notified().await;

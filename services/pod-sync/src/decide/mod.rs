@@ -21,6 +21,7 @@ pub mod admission;
 pub mod backoff;
 pub mod conditions;
 pub mod container_status;
+pub mod containment;
 pub mod gc;
 pub mod grace;
 pub mod image_access;

@@ -10,6 +10,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use quintlet_kit::contain::{Work, contained_now};
+use quintlet_kit::seam::{self, Seam};
 use quintlet_model::labels;
 
 use super::{Problem, Snapshot, SourceKind, validate};
@@ -27,8 +29,32 @@ pub struct Origin<'a> {
 }
 
 /// Decodes all documents of one manifest into `into`. A document that cannot be used becomes a problem and does not
-/// touch the others.
+/// touch the others. A panic becomes a problem of the whole manifest.
 pub fn manifest(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
+    // Nobody knows the UIDs before it is decoded.
+    let work = Work::new("", origin.place);
+    let decoded = contained_now(&work, || {
+        let mut decoded = Snapshot::default();
+        documents(bytes, origin, &mut decoded);
+        decoded
+    });
+    match decoded {
+        Ok(decoded) => {
+            into.pods.extend(decoded.pods);
+            into.config_maps.extend(decoded.config_maps);
+            into.secrets.extend(decoded.secrets);
+            into.problems.extend(decoded.problems);
+        }
+        Err(panic) => into.problems.push(Problem {
+            origin: origin.place.to_owned(),
+            field: String::new(),
+            message: format!("internal error: pod-sync {panic}"),
+        }),
+    }
+}
+
+fn documents(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
+    seam::around(Seam::Work, "manifest decoded", || ());
     let problem =
         |field: String, message: String| Problem { origin: origin.place.to_owned(), field, message };
     let text = match std::str::from_utf8(bytes) {
@@ -386,6 +412,28 @@ mod tests {
     }
 
     const WEB: &str = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\nspec:\n  containers:\n  - name: main\n    image: busybox:1\n";
+
+    struct Panics;
+
+    impl seam::Watcher for Panics {
+        fn passes(&self, _: seam::Passing) {
+            panic!("no such digit");
+        }
+    }
+
+    #[test]
+    fn a_panic_while_a_manifest_is_decoded_is_a_problem_of_that_manifest() {
+        let out = std::thread::spawn(|| {
+            seam::watch(Arc::new(Panics));
+            decode(WEB)
+        });
+        let out = out.join().unwrap();
+        let [problem] = &out.problems[..] else { panic!("{:?}", out.problems) };
+        assert_eq!((problem.origin.as_str(), out.pods.len()), ("/m/web.yaml", 0));
+        let message = &problem.message;
+        let is_told = message.starts_with("internal error: pod-sync panicked at ");
+        assert!(is_told && message.ends_with(": no such digit"), "{message}");
+    }
 
     #[test]
     fn a_pod_of_a_file_gets_the_kubelets_name_namespace_annotations_and_toleration() {

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use crate::context::Context;
+use crate::context::{Context, PodWork};
 use crate::metrics::plugin;
 use crate::serve::Service;
 use crate::view::unix_ns;
@@ -80,6 +80,12 @@ pub async fn run(ctx: Arc<Context>, period: Duration, stop: CancellationToken) {
             .map(|view| (view.pod_ref.uid.clone(), Arc::clone(&view.pod)))
             .collect();
         for (uid, pod) in ctx.measured.due(&pods, period) {
+            let Ok(pod_work) = quintlet_model::pod::pod_ref(&pod).map(|pod| PodWork::of(&pod)) else {
+                continue;
+            };
+            if ctx.containment.wait(&uid).is_some() {
+                continue;
+            }
             let (dir, now, stopping) = (ctx.pod_dir(&uid), ctx.clock.wall(), stop.clone());
             let of = uid.clone();
             let metrics = ctx.metrics.clone();
@@ -93,13 +99,13 @@ pub async fn run(ctx: Arc<Context>, period: Duration, stop: CancellationToken) {
                 })
             };
             let began = Instant::now();
-            let measured = tokio::task::spawn_blocking(work).await;
+            let measured = ctx.contained(&pod_work, quintlet_kit::task::blocking(work)).await;
             // Small volumes of many pods are much to count, too.
             tokio::time::sleep(began.elapsed().min(SLICE).saturating_mul(REST)).await;
             if stop.is_cancelled() {
                 return;
             }
-            if let Ok(storage) = measured {
+            if let Some(storage) = measured {
                 ctx.measured.0.write().insert(uid, Known { storage, at: Instant::now() });
             }
         }

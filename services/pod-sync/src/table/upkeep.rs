@@ -8,6 +8,7 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
 use super::Table;
+use crate::context::PodWork;
 use crate::decide::merge::SourceStore;
 use crate::decide::qos::burstable_shares;
 use crate::decide::worker::Input;
@@ -26,6 +27,8 @@ impl Table {
     // As HandlePodCleanups: what nobody wants any more, each kind after those it follows from.
     fn clean_up(&mut self) {
         self.count();
+        self.ctx.containment.count();
+        self.change_held();
         // Nothing is an orphan before every source has spoken and the runtime was read as a whole.
         if !self.sources_ready() {
             return;
@@ -47,6 +50,9 @@ impl Table {
             if wanted || self.orphans.contains_key(&uid) || !self.ctx.is_ours(&pod) {
                 continue;
             }
+            if self.ctx.containment.wait(&uid).is_some() {
+                continue;
+            }
             tracing::info!(pod.uid = %uid, pod = %pod.pod, "a pod of ours that no source wants is removed");
             let full_name = pod.pod.full_name();
             self.ctx.fleet.step(Input::Orphan { uid: uid.clone(), full_name });
@@ -58,6 +64,9 @@ impl Table {
         let wanted = self.pods.keys().chain(self.unsure.keys());
         let known: HashSet<PodUid> = wanted.chain(self.orphans.keys()).cloned().chain(present).collect();
         for uid in crate::housekeeping::orphaned(&self.ctx, &known) {
+            if self.ctx.containment.wait(&uid).is_some() {
+                continue;
+            }
             let ctx = Arc::clone(&self.ctx);
             let task =
                 quintlet_kit::task::spawn("orphan-dir", crate::housekeeping::remove_dir(ctx, uid.clone()));
@@ -118,8 +127,13 @@ impl Table {
             if !wanted && !ending {
                 let ctx = Arc::clone(&self.ctx);
                 let mirror = Arc::clone(mirror);
+                let Ok(work) = pods::pod_ref(&mirror).map(|mirror| PodWork::of(&mirror)) else { continue };
+                if self.ctx.containment.wait(&work.uid).is_some() {
+                    continue;
+                }
                 quintlet_kit::task::spawn("orphan-mirror", async move {
-                    if let Err(error) = crate::mirror::delete(&ctx, &mirror).await {
+                    let deleted = ctx.contained(&work, Box::pin(crate::mirror::delete(&ctx, &mirror))).await;
+                    if let Some(Err(error)) = deleted {
                         tracing::info!(mirror.uid = mirror.metadata.uid, error, "tried again");
                     }
                 });

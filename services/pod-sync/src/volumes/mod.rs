@@ -222,8 +222,7 @@ impl Volumes {
             }
             Ok((done, failures))
         };
-        let (done, failures) =
-            tokio::task::spawn_blocking(apply).await.map_err(|_| VolumeError::Cancelled)??;
+        let (done, failures) = quintlet_kit::task::blocking(apply).await?;
         if failures.is_empty() { Ok(done) } else { Err(VolumeError::Volumes(failures)) }
     }
 
@@ -267,13 +266,7 @@ impl Volumes {
             }
             done
         };
-        tokio::task::spawn_blocking(tear_down).await.unwrap_or_else(|_| {
-            Err(TearDownError {
-                what: "the task was cut off for pod",
-                path: uid.to_string(),
-                source: io::ErrorKind::Interrupted.into(),
-            })
-        })
+        quintlet_kit::task::blocking(tear_down).await
     }
 
     /// Removes the directory of a pod that is gone, its own volumes torn down first. Blocks.

@@ -29,6 +29,8 @@ use std::time::Duration;
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Secret};
 use quintlet_kit::backoff::Backoff;
+use quintlet_kit::seam::{self, Seam};
+use quintlet_kit::task::blocking;
 use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::pod as pods;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
@@ -43,9 +45,10 @@ use tracing::{Instrument as _, Span};
 use crate::clients::events::{self, EventType};
 use crate::clients::pleg::{ObserveError, Observed};
 use crate::clients::status::Ack;
-use crate::context::{Context, Desired};
+use crate::context::{Context, Desired, INTERNAL_ERROR, PodWork};
 use crate::decide::active::Started;
 use crate::decide::conditions::READY;
+use crate::decide::containment::Wait;
 use crate::decide::probes::{ProbeView, note_starts};
 use crate::decide::reconcile::{self, Corrections, Due};
 use crate::decide::worker::fresh::{Freshness, Look};
@@ -137,6 +140,10 @@ pub struct Worker {
     accepted_unix_ns: i64,
     // What metrics call the next pass over a pod that is to run.
     kind: &'static str,
+    // The pod as it was when its worker last saw it, while it is left alone.
+    left_alone_as: Option<Desired>,
+    // Until when the pod was set aside when an event last told of it.
+    told_aside: Duration,
     // From what began it until the pod is Ready or over: one trace.
     operation: Option<Span>,
 }
@@ -198,15 +205,26 @@ impl Worker {
             resize_hold: Duration::ZERO,
             decision: Arc::default(),
             waiting: None,
+            left_alone_as: None,
+            told_aside: Duration::ZERO,
             ctx,
         }
     }
 
     /// Works until nothing is left of the pod.
     pub async fn run(mut self) {
-        // The first pass may hang in a call of the runtime.
-        self.show(false);
+        if self.ctx.containment.wait(&self.pod_ref.uid).is_none() {
+            // The first pass may hang in a call of the runtime.
+            self.show(false);
+        }
         loop {
+            if let Some(wait) = self.ctx.containment.wait(&self.pod_ref.uid) {
+                if !self.is_left_alone(&wait).await {
+                    return;
+                }
+                continue;
+            }
+            self.left_alone_as = None;
             let wait = match self.ctx.fleet.take(&self.pod_ref.uid) {
                 Told::End => break,
                 Told::Later(wait) => wait,
@@ -216,7 +234,14 @@ impl Worker {
                 }
                 Told::Work(work, cancel) => {
                     self.cancel = cancel;
-                    match self.work(work).await {
+                    let (ctx, pod) = (Arc::clone(&self.ctx), PodWork::of(&self.pod_ref));
+                    let worked = Box::pin(self.work(work));
+                    let Some(told) = ctx.contained(&pod, worked).await else {
+                        // What it knew may be half-changed: the table makes another worker from the record.
+                        return;
+                    };
+                    ctx.containment.worked(&pod.uid);
+                    match told {
                         Told::Later(wait) => wait,
                         Told::End | Told::Work(..) | Told::Wait(..) => break,
                     }
@@ -240,6 +265,33 @@ impl Worker {
         self.ctx.probes.remove(&self.pod_ref.uid);
         self.ctx.views.hide(&self.pod_ref.uid);
         self.ctx.state.remove(&self.pod_ref.uid);
+        self.ctx.containment.forget(&self.pod_ref.uid);
+    }
+
+    // Shows why the pod is left alone until something may have ended that. False: nobody has the pod any more.
+    async fn is_left_alone(&mut self, wait: &Wait) -> bool {
+        self.ctx.first.went(&self.pod_ref.uid);
+        let before = self.left_alone_as.take().unwrap_or_else(|| self.desired());
+        if wait.is_aside && self.told_aside != wait.until {
+            self.told_aside = wait.until;
+            self.ctx.events.pod(&self.pod, EventType::Warning, INTERNAL_ERROR, &wait.message, "");
+        }
+        self.wait_for(&waiting::Waiting::InternalError { message: wait.message.clone() }, Some(wait.until));
+        Arc::make_mut(&mut self.decision).errors = vec![wait.message.clone()];
+        self.show(false);
+        // Any of these only says "look".
+        tokio::select! {
+            () = self.bell.notified() => {}
+            changed = self.desired.changed() => if changed.is_err() { return false },
+            () = tokio::time::sleep(wait.until.saturating_sub(self.ctx.clock.boot())) => {}
+        }
+        let now = self.desired();
+        let ends = |d: &Desired| (d.removed, d.pod.metadata.deletion_timestamp.is_some());
+        if now.pod.spec != before.pod.spec || ends(&now) != ends(&before) {
+            self.ctx.containment.changed(&self.pod_ref.uid);
+        }
+        self.left_alone_as = Some(now);
+        true
     }
 
     // Two static pods of one name never run at once: the older one goes first.
@@ -400,6 +452,7 @@ impl Worker {
         if *work != Work::Sync {
             self.mirror = None;
         }
+        seam::around(Seam::Work, "pass", || ());
         match work {
             Work::Sync => match &desired.rejected {
                 Some(rejection) => self.reject(rejection),
@@ -499,7 +552,7 @@ impl Worker {
                 let places = messages::Places { pod: &pod, logs: &logs };
                 exited.into_iter().map(|c| (c.id.clone(), messages::of(&c, places))).collect()
             };
-            let read: Vec<_> = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+            let read: Vec<_> = blocking(read).await;
             self.messages.extend(read);
         }
         self.messages.retain(|id, _| runtime.containers.iter().any(|c| c.id == *id));

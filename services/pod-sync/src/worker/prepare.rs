@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
+use quintlet_kit::task::blocking;
 
 use super::cancel::Cancellable;
 use super::{Halt, Pass, Worker};
@@ -33,8 +34,7 @@ impl Worker {
             self.record.limiting = true;
             self.save();
             let (cgroups, wanted, of) = (self.ctx.cgroups.clone(), Arc::clone(pod), uid.clone());
-            let made = tokio::task::spawn_blocking(move || cgroups.complete(&wanted, &of)).await;
-            if let Ok(Err(e)) = made {
+            if let Err(e) = blocking(move || cgroups.complete(&wanted, &of)).await {
                 let text = format!("unable to ensure pod container exists: {e}");
                 self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodContainer", &text, "");
                 return Err(Halt::failed(waiting::Waiting::Cgroup { message: e.to_string() }, text));
@@ -80,13 +80,11 @@ impl Worker {
         self.userns = None;
         if spec.host_users == Some(false) && self.features(&self.handler).user_namespaces {
             let (ctx, uid) = (Arc::clone(&self.ctx), self.pod_ref.uid.clone());
-            let mapped = tokio::task::spawn_blocking(move || ctx.user_namespaces.mappings(&uid)).await;
-            self.userns = match mapped {
-                Ok(Ok(mapped)) => Some(mapped),
-                Ok(Err(e)) => {
+            self.userns = match blocking(move || ctx.user_namespaces.mappings(&uid)).await {
+                Ok(mapped) => Some(mapped),
+                Err(e) => {
                     return Err(self.no_sandbox(pod, "Failed to generate sandbox config", &e.to_string()));
                 }
-                Err(_) => return Err(Halt::Cut("the task was cut off".to_owned())),
             };
         }
         Ok(())
@@ -203,7 +201,7 @@ impl Worker {
         let (uid, node, pod_ips) = (self.pod_ref.uid.clone(), Arc::clone(&self.ctx.node), pod_ips.to_vec());
         let volumes = self.mounted.clone().unwrap_or_default();
         // It binds and writes files.
-        let made = tokio::task::spawn_blocking(move || {
+        blocking(move || {
             make_mounts(MountsInput {
                 pod: &pod,
                 uid: &uid,
@@ -215,7 +213,7 @@ impl Worker {
                 features,
                 id_mappings: userns.as_ref().map(|n| (&n.uids[..], &n.gids[..])),
             })
-        });
-        made.await.unwrap_or_else(|_| Err(ConfigError::invalid("mounts could not be prepared")))
+        })
+        .await
     }
 }

@@ -152,8 +152,8 @@ impl Worker {
         let told = resources::sandbox_resources(pod, node);
         self.tell_sandbox(sandbox, overhead.clone(), told).await?;
         let (cgroups, of, uid) = (self.ctx.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
-        let written = tokio::task::spawn_blocking(move || cgroups.change(&of, &uid, &values)).await;
-        let Ok(Err(e)) = written else { return Ok(()) };
+        let written = quintlet_kit::task::blocking(move || cgroups.change(&of, &uid, &values)).await;
+        let Err(e) = written else { return Ok(()) };
         let back = cri::LinuxContainerResources {
             cpu_shares: i64::try_from(now.cpu_shares).unwrap_or(i64::MAX),
             cpu_quota: now.cpu_quota_us.unwrap_or(-1),

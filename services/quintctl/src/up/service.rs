@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use quintlet_kit::paths::Paths;
 use quintlet_kit::task::TaskGroup;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
@@ -59,6 +60,7 @@ impl Service {
         plan: Plan,
         bin_dir: &Path,
         log_dir: &Path,
+        paths: &Paths,
         processes: Arc<Mutex<Processes>>,
         tasks: &TaskGroup,
     ) -> Self {
@@ -66,8 +68,9 @@ impl Service {
         let (states, state) = watch::channel(State::New);
         let name = plan.name;
         let log = super::logs::path(log_dir, name);
+        let exit_note = paths.exit(name);
         let supervised =
-            Supervised { binary: bin_dir.join(plan.binary), plan, log, processes, orders, states };
+            Supervised { binary: bin_dir.join(plan.binary), plan, log, exit_note, processes, orders, states };
         tasks.spawn("supervise", supervised.run());
         Self { name, order, state }
     }
@@ -102,6 +105,7 @@ struct Supervised {
     binary: PathBuf,
     plan: Plan,
     log: PathBuf,
+    exit_note: PathBuf,
     processes: Arc<Mutex<Processes>>,
     orders: watch::Receiver<Order>,
     states: watch::Sender<State>,
@@ -146,7 +150,7 @@ impl Supervised {
         loop {
             // Child::wait and watch::changed lose nothing when dropped.
             tokio::select! {
-                ended = child.wait() => return ended.map_or_else(|e| e.to_string(), in_words),
+                ended = child.wait() => return self.note(ended),
                 changed = self.orders.changed() => {
                     // The handle went away without an order: nobody is left to run for.
                     let order = if changed.is_err() { Order::Kill } else { *self.orders.borrow_and_update() };
@@ -164,10 +168,27 @@ impl Supervised {
                 }
                 () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
                     send(child, Signal::SIGKILL);
-                    return child.wait().await.map_or_else(|e| e.to_string(), in_words);
+                    let ended = child.wait().await;
+                    return self.note(ended);
                 }
             }
         }
+    }
+
+    // Tells the next process how this one ended, and says it in words. The note has systemd's words (systemd.exec(5):
+    // SERVICE_RESULT and EXIT_STATUS), since systemd writes it elsewhere.
+    fn note(&self, ended: std::io::Result<ExitStatus>) -> String {
+        let status = match ended {
+            Ok(status) => status,
+            Err(e) => return e.to_string(),
+        };
+        let written = self.exit_note.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| {
+            quintlet_kit::atomic_file::write(&self.exit_note, exit_note(status).as_bytes(), 0o600)
+        });
+        if let Err(error) = written {
+            tracing::warn!(path = %self.exit_note.display(), %error, "exit of a service not noted");
+        }
+        in_words(status)
     }
 
     fn spawn(&self) -> std::io::Result<Child> {
@@ -205,6 +226,16 @@ fn send(child: &Child, signal: Signal) {
     }
 }
 
+fn exit_note(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt as _;
+    let signal = status.signal().and_then(|signal| Signal::try_from(signal).ok());
+    match (status.code(), signal) {
+        (Some(code), _) => format!("exit-code {code}\n"),
+        (None, Some(signal)) => format!("signal {}\n", signal.as_str().trim_start_matches("SIG")),
+        (None, None) => "unknown\n".to_owned(),
+    }
+}
+
 fn in_words(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt as _;
     match (status.code(), status.signal()) {
@@ -214,5 +245,26 @@ fn in_words(status: ExitStatus) -> String {
             Err(_) => format!("signal {signal}"),
         },
         (None, None) => status.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_note_of_an_exit_has_the_words_of_systemd() {
+        for (raw, want) in [
+            (70 << 8, "exit-code 70\n"),
+            (0, "exit-code 0\n"),
+            (6 | 0x80, "signal ABRT\n"),
+            (9, "signal KILL\n"),
+            (11, "signal SEGV\n"),
+            (64, "unknown\n"),
+        ] {
+            assert_eq!(exit_note(ExitStatus::from_raw(raw)), want);
+        }
     }
 }

@@ -86,7 +86,7 @@ mod tests {
     use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
     use quintlet_proto::podsync::v1::{
         ExplainReply, ExplainRequest, GetPodRequest, ListEventsReply, ListEventsRequest, ListPodsReply,
-        ListPodsRequest, PodRemoved, SnapshotEnd, WatchPodsEvent,
+        ListPodsRequest, PodRemoved, RetryReply, RetryRequest, SnapshotEnd, WatchPodsEvent,
     };
 
     use super::*;
@@ -160,6 +160,13 @@ mod tests {
             &self,
             _: tonic::Request<ListEventsRequest>,
         ) -> Result<tonic::Response<ListEventsReply>, tonic::Status> {
+            Err(tonic::Status::unimplemented("not scripted"))
+        }
+
+        async fn retry(
+            &self,
+            _: tonic::Request<RetryRequest>,
+        ) -> Result<tonic::Response<RetryReply>, tonic::Status> {
             Err(tonic::Status::unimplemented("not scripted"))
         }
     }

@@ -197,6 +197,12 @@ pub mod paths {
             self.run.join("state")
         }
 
+        /// Where a supervisor notes how the last process of a service ended.
+        #[must_use]
+        pub fn exit(&self, service: &str) -> PathBuf {
+            self.run.join("exits").join(service)
+        }
+
         /// Key of exec grants.
         #[must_use]
         pub fn grant_key(&self) -> PathBuf {

@@ -8,6 +8,7 @@ pub mod backoff;
 pub mod beneath;
 pub mod boot;
 pub mod clock;
+pub mod contain;
 pub mod grant;
 pub mod lists;
 pub mod notify;

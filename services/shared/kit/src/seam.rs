@@ -2,10 +2,10 @@
 //!
 //! A process can die between any two instructions. What its successor meets depends only on which of the things that outlive
 //! it were done: changes of files, and what other processes were told. Each of these passes here, once before it and once
-//! after. Outside of tests nobody watches, and a passing is one look at a thread-local.
+//! after. Outside of tests nobody watches, and a passing is one look at a thread-local and one at a static.
 
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// What outlives the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -14,7 +14,13 @@ pub enum Seam {
     File,
     /// A status on its way to status-reporter, or its answer.
     Status,
+    /// A step in the work of one pod that changes nothing outside of the process.
+    Work,
 }
+
+/// What a watcher unwinds with where the whole process of a test is to end. Any other panic of a watcher is one of the step.
+#[derive(Debug)]
+pub struct Ended;
 
 /// Which side of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,6 +53,15 @@ thread_local! {
     static WATCHER: RefCell<Option<Arc<dyn Watcher>>> = const { RefCell::new(None) };
 }
 
+// Of all threads without one of their own.
+static EVERYWHERE: OnceLock<Arc<dyn Watcher>> = OnceLock::new();
+
+/// Has the passings of every thread of this process that has no watcher of its own told to `watcher`: for a test's process.
+/// The first call counts.
+pub fn watch_everywhere(watcher: Arc<dyn Watcher>) {
+    let _ = EVERYWHERE.set(watcher);
+}
+
 /// Has all passings of this thread told to `watcher`, until the thread ends.
 pub fn watch(watcher: Arc<dyn Watcher>) {
     WATCHER.with(|w| *w.borrow_mut() = Some(watcher));
@@ -56,7 +71,7 @@ pub fn watch(watcher: Arc<dyn Watcher>) {
 pub fn pass(seam: Seam, when: When, step: &'static str) {
     // A thread that ends has no watcher any more.
     let watcher = WATCHER.try_with(|w| w.borrow().clone()).ok().flatten();
-    if let Some(watcher) = watcher {
+    if let Some(watcher) = watcher.as_ref().or_else(|| EVERYWHERE.get()) {
         watcher.passes(Passing { seam, when, step });
     }
 }

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use prometheus_client::encoding::text::encode;
 use quintlet_proto::debug::v1 as wire;
 use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
@@ -20,6 +21,7 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::clock::Clock;
+use crate::contain;
 use crate::socket::{KEEPALIVE, Peer, PeerPolicy, incoming};
 
 /// How long open calls may go on after the server was told to stop.
@@ -188,6 +190,7 @@ impl Server {
                 observe_only(policy.clone(), request, next)
             }));
         }
+        let router = router.layer(axum::middleware::from_fn(contain_call));
         let routes = Routes::from(router);
         let server = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE))
@@ -210,6 +213,19 @@ impl Server {
 
 /// What any observer may call.
 const OBSERVABLE: [&str; 2] = ["/grpc.health.v1.Health/", "/quintlet.debug.v1.Debug/"];
+
+// A panic in one call ends that call with INTERNAL. Without this it would end the connection, and with it all other calls of
+// the client.
+async fn contain_call(
+    request: axum::extract::Request,
+    next: axum::middleware::Next,
+) -> axum::response::Response {
+    let called = std::panic::AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    called.unwrap_or_else(|payload| {
+        let panic = contain::caught(payload);
+        Status::internal(panic.to_string()).into_http()
+    })
+}
 
 /// Passes on what the user at the other end may call: everything by the policy, else what shows and changes nothing.
 async fn observe_only(

@@ -8,8 +8,10 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Spawns a task. A panic is logged under its name; release builds abort on it, since a service with a dead task is worse
-/// than one that its supervisor starts again.
+use crate::contain;
+
+/// Spawns a task. A panic is logged under its name and ends the process with [`contain::EXIT_PANIC`], since a service with a
+/// dead task is worse than one that its supervisor starts again. Work of one pod is run by [`contain::contained`] inside.
 pub fn spawn<T, F>(name: &'static str, future: F) -> JoinHandle<T>
 where
     F: Future<Output = T> + Send + 'static,
@@ -21,23 +23,32 @@ where
             Ok(value) => value,
             Err(panic) => {
                 tracing::error!(task = name, "task panicked");
-                std::panic::resume_unwind(panic)
+                contain::uncontained(panic)
             }
         }
     })
 }
 
-/// Runs work that blocks on a thread for such work, and waits for it. A panic of the work goes on in the caller.
+/// Runs the whole of a process, whose panic ends it as that of any task does.
+pub async fn main<T>(process: impl Future<Output = T>) -> T {
+    contain::panics_end_process();
+    match AssertUnwindSafe(process).catch_unwind().await {
+        Ok(value) => value,
+        Err(panic) => contain::uncontained(panic),
+    }
+}
+
+/// Runs work that may block on a thread for that. A panic goes on in the caller, as one of its own: work of a pod stays work of
+/// that pod.
 ///
-/// A caller that is dropped does not end the work.
+/// Cancellation safety: what has begun is done to its end, and nobody learns of it.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is shutting down and drops this caller, too.
-            Err(_) => std::future::pending().await,
-        },
+    let pod = contain::current();
+    match tokio::task::spawn_blocking(move || contain::elsewhere(pod, work)).await {
+        Ok(Ok(done)) => done,
+        Ok(Err(panic)) => panic.resume(),
+        // The runtime is shutting down, and takes the caller with it.
+        Err(_) => std::future::pending().await,
     }
 }
 

@@ -25,7 +25,8 @@ use tracing::Instrument as _;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Answers with the trace it runs in, the uid of who called and its own name; a timeout of 60 s never ends, and is counted.
+/// Answers with the trace it runs in, the uid of who called and its own name; a timeout of 60 s never ends, and is counted, one of
+/// 61 s panics.
 #[derive(Default)]
 struct Echo {
     name: &'static str,
@@ -45,6 +46,7 @@ impl ProbeExec for Echo {
             self.open.send_modify(|n| *n += 1);
             std::future::pending::<()>().await;
         }
+        assert_ne!(request.get_ref().timeout_seconds, 61, "no such timeout");
         let span = tracing::info_span!("Exec", pod.uid = request.get_ref().container_id);
         set_parent(&span, request.metadata());
         let uid = request.extensions().get::<Peer>().map(|p| p.uid);
@@ -81,6 +83,25 @@ fn me() -> u32 {
 
 fn request(id: &str, timeout_seconds: u32) -> ProbeExecRequest {
     ProbeExecRequest { container_id: id.to_owned(), timeout_seconds, ..ProbeExecRequest::default() }
+}
+
+#[tokio::test]
+async fn a_panic_in_a_call_ends_that_call_alone() {
+    let server = start(PeerPolicy::Any).await;
+    let mut one = ProbeExecClient::new(channel(server.path.clone()));
+    // Both on one connection.
+    let mut other = one.clone();
+    let asked = |timeout_seconds| ProbeExecRequest { timeout_seconds, ..ProbeExecRequest::default() };
+    one.exec(asked(1)).await.unwrap();
+    let hangs = tokio::spawn(async move { other.exec(asked(60)).await });
+    let panicked = one.exec(asked(61)).await.unwrap_err();
+    assert_eq!(panicked.code(), Code::Internal);
+    assert!(panicked.message().contains("no such timeout"), "{panicked}");
+    assert!(!hangs.is_finished(), "the connection is as it was");
+    one.exec(asked(1)).await.unwrap();
+    hangs.abort();
+    server.stop.cancel();
+    server.task.await.unwrap();
 }
 
 #[tokio::test]

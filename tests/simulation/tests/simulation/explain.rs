@@ -68,11 +68,14 @@ const END: [&str; 14] = [
     "VolumesUnmounting",
 ];
 
+// Seen in the tests of `containment`.
+const CONTAINED: [&str; 1] = ["InternalError"];
+
 #[test]
 fn every_reason_has_a_row() {
-    let rows: BTreeSet<&str> = BEFORE.into_iter().chain(START).chain(END).collect();
+    let rows: BTreeSet<&str> = BEFORE.into_iter().chain(START).chain(END).chain(CONTAINED).collect();
     assert_eq!(rows, Waiting::reasons());
-    assert_eq!(rows.len(), BEFORE.len() + START.len() + END.len(), "each has one");
+    assert_eq!(rows.len(), BEFORE.len() + START.len() + END.len() + CONTAINED.len(), "each has one");
 }
 
 /// A node, and all that was ever said of what its pods wait for.

@@ -7,6 +7,7 @@ mod begins;
 mod checkpoints;
 mod cleaning;
 mod comebacks;
+mod containment;
 mod cuts;
 mod edges;
 mod explain;

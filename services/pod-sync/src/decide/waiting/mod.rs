@@ -193,6 +193,11 @@ pub enum Waiting {
         /// Text.
         message: String,
     },
+    /// A panic or a death of a process in the work of the pod; it is left alone for a while.
+    InternalError {
+        /// What happened.
+        message: String,
+    },
     /// Admission refused it; it stays until somebody deletes it.
     Refused {
         /// Reason.
@@ -257,6 +262,7 @@ impl Waiting {
         Self::FinalDelete => "FinalDelete",
         Self::ResizeDeferred { .. } => "ResizeDeferred",
         Self::ResizeInfeasible { .. } => "ResizeInfeasible",
+        Self::InternalError { .. } => "InternalError",
         Self::Refused { .. } => "Refused",
     }
 
@@ -287,6 +293,7 @@ impl Waiting {
             | Self::StartFailed { message, .. }
             | Self::ResizeDeferred { message }
             | Self::ResizeInfeasible { message }
+            | Self::InternalError { message }
             | Self::Refused { message, .. } => message.clone(),
             Self::ImagePulling { image, .. } => format!("pulling image {image:?}"),
             Self::CrashLoop { exit_code, delay, .. } => {
@@ -355,6 +362,7 @@ impl Waiting {
             | Self::FinalDelete
             | Self::ResizeDeferred { .. }
             | Self::ResizeInfeasible { .. }
+            | Self::InternalError { .. }
             | Self::Refused { .. } => None,
         }
     }

@@ -352,6 +352,13 @@ impl PodSync for OnePod {
     ) -> Result<Response<wire::ListEventsReply>, Status> {
         Err(Status::unimplemented("not asked for"))
     }
+
+    async fn retry(
+        &self,
+        _: tonic::Request<wire::RetryRequest>,
+    ) -> Result<Response<wire::RetryReply>, Status> {
+        Err(Status::unimplemented("not asked for"))
+    }
 }
 
 /// What pod-sync was asked to checkpoint; one that may take no time fails.

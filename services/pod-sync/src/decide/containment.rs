@@ -1,0 +1,492 @@
+//! Which pods may be worked on, after panics in their work and after deaths of a process.
+//!
+//! A panic in the work of a pod makes that pod wait. A death of a process says only which pods were in work:
+//!
+//! 1. After two deaths in a row, each pod that was in work at one of them is *suspected*: suspected pods are worked on one at
+//!    a time, all others as ever. Three passes that end well release a pod.
+//! 2. A pod that was the only one in work, or the only suspected one, at two deaths is *set aside* for a while. Each further
+//!    such death sets it aside for twice as long.
+//! 3. Whatever was ended from outside (a signal of an operator, an ordered stop) or for a reason that nobody knows counts for
+//!    nothing.
+//!
+//! Deaths that are further apart than [`QUIET`] are not in a row, and a pod that was worked on for that long without a panic or
+//! a death is forgotten. `now` is CLOCK_BOOTTIME.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use quintlet_model::ids::PodUid;
+use serde::{Deserialize, Serialize};
+
+/// First wait after a panic; each further one doubles it.
+const PANIC_WAIT: Duration = Duration::from_secs(10);
+/// First wait of a pod that is set aside; each further one doubles it.
+const ASIDE_WAIT: Duration = Duration::from_secs(300);
+/// Longest wait of either kind.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+/// So long without a panic or a death, and what was before is forgotten.
+pub const QUIET: Duration = Duration::from_secs(600);
+/// Deaths in a row that make the pods in work suspected.
+const SUSPECTS: u32 = 2;
+/// Deaths with a pod alone in work that set it aside.
+const SETS_ASIDE: u32 = 2;
+/// Passes that end well and release a suspected pod.
+const RELEASES: u32 = 3;
+
+/// How a process ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cause {
+    /// By itself: aborted, a fault of memory, or a panic outside of the work of a pod. In words.
+    Crash(String),
+    /// The kernel's OOM killer ended it.
+    OutOfMemory,
+    /// It was told or made to end, or nobody knows how it ended.
+    Outside,
+}
+
+impl Cause {
+    fn in_words(&self) -> Option<&str> {
+        match self {
+            Self::Crash(how) => Some(how),
+            Self::OutOfMemory => Some("out of memory"),
+            Self::Outside => None,
+        }
+    }
+}
+
+/// Whether a pod may be worked on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// As ever.
+    Free,
+    /// While no other such pod is.
+    OneAtATime,
+    /// Not before then.
+    Waits(Wait),
+}
+
+/// Why a pod is left alone, and until when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wait {
+    /// Until then.
+    pub until: Duration,
+    /// What went wrong, in words.
+    pub message: String,
+    /// It is set aside after deaths of a process; else its work panicked.
+    pub is_aside: bool,
+}
+
+/// What is known of one pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Trouble {
+    // Panics in a row.
+    panics: u32,
+    // Deaths in a row with it in work.
+    deaths: u32,
+    // Deaths with it alone in work.
+    alone: u32,
+    // Times it was set aside.
+    asides: u32,
+    is_suspected: bool,
+    is_aside: bool,
+    // Passes since the last death that ended well.
+    passes: u32,
+    // Of the last panic or death.
+    last: Duration,
+    until: Duration,
+    message: String,
+}
+
+/// All pods of which something is known.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ledger {
+    // Deaths in a row.
+    deaths: u32,
+    last_death: Duration,
+    pods: BTreeMap<PodUid, Trouble>,
+}
+
+impl Ledger {
+    /// A process died while it worked on these pods. Returns those that are set aside for it.
+    pub fn died(
+        &mut self,
+        process: &str,
+        cause: &Cause,
+        in_work: &BTreeSet<PodUid>,
+        now: Duration,
+    ) -> Vec<PodUid> {
+        let Some(how) = cause.in_words() else { return Vec::new() };
+        if now.saturating_sub(self.last_death) > QUIET {
+            self.deaths = 0;
+            self.pods.values_mut().for_each(|trouble| trouble.deaths = 0);
+        }
+        self.deaths = self.deaths.saturating_add(1);
+        self.last_death = now;
+        let suspected: Vec<&PodUid> = in_work.iter().filter(|uid| self.is_suspected(uid)).collect();
+        let alone = match (in_work.len(), &suspected[..]) {
+            (1, _) => in_work.first().cloned(),
+            (_, [only]) => Some((*only).clone()),
+            (_, _) => None,
+        };
+        let mut aside = Vec::new();
+        for uid in in_work {
+            let trouble = self.pods.entry(uid.clone()).or_default();
+            trouble.deaths = trouble.deaths.saturating_add(1);
+            trouble.passes = 0;
+            trouble.last = now;
+            trouble.message = format!("{process} died while it worked on this pod: {how}");
+            if alone.as_ref() != Some(uid) {
+                continue;
+            }
+            trouble.alone = trouble.alone.saturating_add(1);
+            if trouble.alone >= SETS_ASIDE {
+                trouble.until = now.saturating_add(doubled(ASIDE_WAIT, trouble.asides));
+                trouble.asides = trouble.asides.saturating_add(1);
+                trouble.is_aside = true;
+                trouble.is_suspected = true;
+                aside.push(uid.clone());
+            }
+        }
+        if self.deaths >= SUSPECTS {
+            self.pods.values_mut().filter(|t| t.deaths > 0).for_each(|t| t.is_suspected = true);
+        }
+        aside
+    }
+
+    /// The work of a pod panicked. Returns what it waits for now.
+    pub fn panicked(&mut self, uid: &PodUid, message: String, now: Duration) -> Wait {
+        let trouble = self.pods.entry(uid.clone()).or_default();
+        let wait = doubled(PANIC_WAIT, trouble.panics);
+        trouble.panics = trouble.panics.saturating_add(1);
+        trouble.last = now;
+        // A pod that is aside stays so.
+        trouble.until = trouble.until.max(now.saturating_add(wait));
+        trouble.message = message;
+        Wait { until: trouble.until, message: trouble.message.clone(), is_aside: trouble.is_aside }
+    }
+
+    /// A pass over a pod ended well. Returns whether that changed anything.
+    pub fn worked(&mut self, uid: &PodUid, now: Duration) -> bool {
+        let Some(trouble) = self.pods.get_mut(uid) else { return false };
+        if now.saturating_sub(trouble.last.max(trouble.until)) > QUIET {
+            self.pods.remove(uid);
+            return true;
+        }
+        trouble.passes = trouble.passes.saturating_add(1);
+        let is_released = (trouble.is_suspected || trouble.is_aside) && trouble.passes >= RELEASES;
+        if is_released {
+            (trouble.is_suspected, trouble.is_aside) = (false, false);
+        }
+        is_released
+    }
+
+    /// The pod is another one now: where its work panicked it is tried at once. One that is set aside stays so, since whoever
+    /// may change a pod could otherwise end the process as often as they like.
+    pub fn changed(&mut self, uid: &PodUid) {
+        if let Some(trouble) = self.pods.get_mut(uid).filter(|trouble| !trouble.is_aside) {
+            trouble.until = Duration::ZERO;
+        }
+    }
+
+    /// An operator wants the pod to be tried now, and its waits to start over. Returns whether it waited.
+    ///
+    /// A pod that was set aside is worked on one at a time, and one more death with it alone sets it aside again.
+    pub fn retry(&mut self, uid: &PodUid, now: Duration) -> bool {
+        let Some(trouble) = self.pods.get_mut(uid) else { return false };
+        let waited = trouble.until > now;
+        trouble.until = Duration::ZERO;
+        (trouble.panics, trouble.asides, trouble.passes) = (0, 0, 0);
+        trouble.is_aside = false;
+        trouble.alone = trouble.alone.min(SETS_ASIDE.saturating_sub(1));
+        waited
+    }
+
+    /// Nothing is left of the pod.
+    pub fn forget(&mut self, uid: &PodUid) -> bool {
+        self.pods.remove(uid).is_some()
+    }
+
+    /// Whether a pod may be worked on.
+    #[must_use]
+    pub fn standing(&self, uid: &PodUid, now: Duration) -> Standing {
+        match self.pods.get(uid) {
+            Some(t) if t.until > now => {
+                Standing::Waits(Wait { until: t.until, message: t.message.clone(), is_aside: t.is_aside })
+            }
+            Some(t) if t.is_suspected => Standing::OneAtATime,
+            Some(_) | None => Standing::Free,
+        }
+    }
+
+    /// Whether anything is known of a pod.
+    #[must_use]
+    pub fn is_known(&self, uid: &PodUid) -> bool {
+        self.pods.contains_key(uid)
+    }
+
+    /// How many pods wait.
+    #[must_use]
+    pub fn waiting(&self, now: Duration) -> usize {
+        self.pods.values().filter(|trouble| trouble.until > now).count()
+    }
+
+    fn is_suspected(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|trouble| trouble.is_suspected)
+    }
+}
+
+// The wait after `times` earlier ones.
+fn doubled(first: Duration, times: u32) -> Duration {
+    first.saturating_mul(2_u32.saturating_pow(times)).min(LONGEST_WAIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn uid(name: &str) -> PodUid {
+        PodUid::parse(name).unwrap()
+    }
+
+    fn uids(names: &[&str]) -> BTreeSet<PodUid> {
+        names.iter().map(|name| uid(name)).collect()
+    }
+
+    fn secs(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    fn crash() -> Cause {
+        Cause::Crash("SIGABRT".to_owned())
+    }
+
+    fn word(ledger: &Ledger, name: &str, now: Duration) -> &'static str {
+        match ledger.standing(&uid(name), now) {
+            Standing::Free => "free",
+            Standing::OneAtATime => "one at a time",
+            Standing::Waits(Wait { is_aside: true, .. }) => "aside",
+            Standing::Waits(Wait { is_aside: false, .. }) => "waits",
+        }
+    }
+
+    #[test]
+    fn deaths_and_the_pods_in_work_say_who_is_free_suspected_or_aside() {
+        type Row<'a> = (&'a str, &'a [(u64, Cause, &'a [&'a str])], &'a [(&'a str, &'a str)]);
+        let rows: &[Row<'_>] = &[
+            ("one death says nothing", &[(0, crash(), &["a", "b"])], &[("a", "free"), ("b", "free")]),
+            (
+                "after two, all that were in work go one at a time",
+                &[(0, crash(), &["a", "b"]), (9, crash(), &["b", "c"])],
+                &[("a", "one at a time"), ("b", "one at a time"), ("c", "one at a time"), ("d", "free")],
+            ),
+            (
+                "deaths that are far apart are not in a row",
+                &[(0, crash(), &["a", "b"]), (700, crash(), &["a", "b"])],
+                &[("a", "free"), ("b", "free")],
+            ),
+            (
+                "alone twice is aside",
+                &[(0, crash(), &["a"]), (9, Cause::OutOfMemory, &["a"])],
+                &[("a", "aside")],
+            ),
+            (
+                "the only suspected one counts as alone",
+                &[
+                    (0, crash(), &["a", "b"]),
+                    (1, crash(), &["a", "b"]),
+                    (2, crash(), &["a", "x"]),
+                    (3, crash(), &["a", "y"]),
+                ],
+                &[("a", "aside"), ("b", "one at a time"), ("x", "one at a time"), ("y", "one at a time")],
+            ),
+            (
+                "two suspected ones at once blame neither",
+                &[
+                    (0, crash(), &["a", "b"]),
+                    (1, crash(), &["a", "b"]),
+                    (2, crash(), &["a", "b"]),
+                    (3, crash(), &["a", "b"]),
+                ],
+                &[("a", "one at a time"), ("b", "one at a time")],
+            ),
+            (
+                "kills from outside count for nothing, not even in between",
+                &[
+                    (0, Cause::Outside, &["a"]),
+                    (1, Cause::Outside, &["a"]),
+                    (2, crash(), &["a", "b"]),
+                    (3, Cause::Outside, &["a"]),
+                ],
+                &[("a", "free"), ("b", "free")],
+            ),
+            ("nobody was in work", &[(0, crash(), &[]), (1, crash(), &[])], &[("a", "free")]),
+        ];
+        for (name, deaths, want) in rows {
+            let mut ledger = Ledger::default();
+            let mut now = Duration::ZERO;
+            for (at, cause, in_work) in *deaths {
+                now = secs(1_000 + at);
+                ledger.died("pod-sync", cause, &uids(in_work), now);
+            }
+            for (pod, word_wanted) in *want {
+                assert_eq!(word(&ledger, pod, now), *word_wanted, "{name}: {pod}");
+            }
+        }
+    }
+
+    #[test]
+    fn waits_double_up_to_an_hour_and_a_pod_that_kills_again_is_aside_at_once() {
+        let mut ledger = Ledger::default();
+        let mut now = secs(10_000);
+        let mut waits = Vec::new();
+        for _ in 0..11 {
+            let wait = ledger.panicked(&uid("a"), "boom".to_owned(), now);
+            waits.push(wait.until.saturating_sub(now).as_secs());
+            assert_eq!(word(&ledger, "a", now), "waits");
+            now = wait.until;
+            assert_eq!(word(&ledger, "a", now), "free");
+        }
+        assert_eq!(waits, [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600]);
+
+        let mut aside = Vec::new();
+        ledger.died("pod-sync", &crash(), &uids(&["k"]), now);
+        for _ in 0..6 {
+            assert_eq!(ledger.died("pod-sync", &crash(), &uids(&["k"]), now), [uid("k")]);
+            let Standing::Waits(wait) = ledger.standing(&uid("k"), now) else { panic!("not aside") };
+            aside.push(wait.until.saturating_sub(now).as_secs());
+            assert_eq!(wait.message, "pod-sync died while it worked on this pod: SIGABRT");
+            now = wait.until;
+            assert_eq!(word(&ledger, "k", now), "one at a time");
+        }
+        assert_eq!(aside, [300, 600, 1200, 2400, 3600, 3600]);
+    }
+
+    #[test]
+    fn a_new_pod_is_tried_at_once_unless_the_old_one_ended_the_process() {
+        let mut ledger = Ledger::default();
+        let now = secs(10_000);
+        ledger.panicked(&uid("a"), "boom".to_owned(), now);
+        ledger.changed(&uid("a"));
+        assert_eq!(word(&ledger, "a", now), "free");
+        for _ in 0..2 {
+            ledger.died("pod-sync", &crash(), &uids(&["k"]), now);
+        }
+        ledger.changed(&uid("k"));
+        assert_eq!(word(&ledger, "k", now), "aside");
+        ledger.panicked(&uid("k"), "boom".to_owned(), now);
+        ledger.changed(&uid("k"));
+        assert_eq!(word(&ledger, "k", now), "aside", "a panic does not shorten it");
+    }
+
+    #[test]
+    fn a_retry_clears_the_wait_and_one_more_death_alone_sets_the_pod_aside_again() {
+        let mut ledger = Ledger::default();
+        let now = secs(10_000);
+        assert!(!ledger.retry(&uid("a"), now), "nothing is known of it");
+        for _ in 0..4 {
+            ledger.panicked(&uid("a"), "boom".to_owned(), now);
+            ledger.died("pod-sync", &crash(), &uids(&["k"]), now);
+        }
+        assert!(ledger.retry(&uid("a"), now) && ledger.retry(&uid("k"), now));
+        assert!(!ledger.retry(&uid("k"), now), "it waits no more");
+        assert_eq!((word(&ledger, "a", now), word(&ledger, "k", now)), ("free", "one at a time"));
+        let wait = ledger.panicked(&uid("a"), "boom".to_owned(), now);
+        assert_eq!(wait.until.saturating_sub(now), PANIC_WAIT, "it starts over");
+        ledger.died("pod-sync", &crash(), &uids(&["k"]), now);
+        assert_eq!(word(&ledger, "k", now), "aside");
+    }
+
+    #[test]
+    fn a_pod_that_works_is_released_and_forgotten() {
+        let mut ledger = Ledger::default();
+        let now = secs(10_000);
+        for _ in 0..2 {
+            ledger.died("pod-sync", &crash(), &uids(&["a", "b"]), now);
+        }
+        let worked: Vec<bool> = (0..4).map(|_| ledger.worked(&uid("a"), now)).collect();
+        assert_eq!(worked, [false, false, true, false], "the third pass releases it");
+        assert_eq!((word(&ledger, "a", now), word(&ledger, "b", now)), ("free", "one at a time"));
+        assert!(ledger.worked(&uid("b"), now.saturating_add(QUIET).saturating_add(secs(1))));
+        assert!(ledger.forget(&uid("a")));
+        assert_eq!(ledger, Ledger { deaths: 2, last_death: now, ..Ledger::default() });
+    }
+
+    // A process with some pods in work at a time, as the standings allow it.
+    #[derive(Debug, Clone)]
+    struct Round {
+        beside: Vec<usize>,
+        passes: usize,
+        killed_first: bool,
+    }
+
+    fn round() -> impl Strategy<Value = Round> {
+        (proptest::collection::vec(0..8_usize, 0..6), 0..3_usize, any::<bool>())
+            .prop_map(|(beside, passes, killed_first)| Round { beside, passes, killed_first })
+    }
+
+    proptest! {
+        // The pod `k` ends the process whenever it is worked on, and others are in work beside it.
+        #[test]
+        fn a_pod_that_always_kills_is_aside_after_four_deaths_and_the_others_are_released(
+            rounds in proptest::collection::vec(round(), 8)
+        ) {
+            let mut ledger = Ledger::default();
+            let mut now = secs(10_000);
+            let mut deaths = 0;
+            for round in &rounds {
+                now = now.saturating_add(secs(1));
+                if round.killed_first {
+                    // An operator's kill finds whoever is in work.
+                    let before = ledger.clone();
+                    let all = round.beside.iter().map(|n| uid(&format!("p{n}"))).chain([uid("k")]).collect();
+                    ledger.died("pod-sync", &Cause::Outside, &all, now);
+                    prop_assert_eq!(&ledger, &before);
+                }
+                if word(&ledger, "k", now) == "aside" {
+                    break;
+                }
+                let k_is_suspected = word(&ledger, "k", now) == "one at a time";
+                let mut in_work = uids(&["k"]);
+                for n in &round.beside {
+                    let other = format!("p{n}");
+                    // Suspected pods are worked on one at a time, and it is k's turn.
+                    let fits = word(&ledger, &other, now) == "free"
+                        || !k_is_suspected && word(&ledger, &other, now) == "one at a time"
+                            && in_work.iter().all(|u| word(&ledger, u.as_str(), now) == "free");
+                    if fits {
+                        in_work.insert(uid(&other));
+                    }
+                }
+                ledger.died("pod-sync", &crash(), &in_work, now);
+                deaths += 1;
+                for n in 0..round.passes {
+                    ledger.worked(&uid(&format!("p{n}")), now);
+                }
+            }
+            prop_assert_eq!(word(&ledger, "k", now), "aside");
+            prop_assert!(deaths <= 4, "{} deaths", deaths);
+            for n in 0..8 {
+                let other = format!("p{n}");
+                prop_assert_ne!(word(&ledger, &other, now), "aside", "{} is innocent", other);
+                (0..3).for_each(|_| { ledger.worked(&uid(&other), now); });
+                prop_assert_eq!(word(&ledger, &other, now), "free");
+            }
+        }
+
+        #[test]
+        fn kills_from_outside_set_nothing_aside_however_many(
+            kills in proptest::collection::vec((0..100_u64, proptest::collection::btree_set(0..4_u8, 0..4)), 0..50)
+        ) {
+            let mut ledger = Ledger::default();
+            let mut now = secs(10_000);
+            for (later, in_work) in kills {
+                now = now.saturating_add(secs(later));
+                let in_work = in_work.iter().map(|n| uid(&format!("p{n}"))).collect();
+                prop_assert!(ledger.died("pod-sync", &Cause::Outside, &in_work, now).is_empty());
+            }
+            prop_assert_eq!(ledger, Ledger::default());
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Contains panics to the work of one pod, and names the pod that a thread works on.
+//!
+//! [`contained`] polls a future with the pod's [`Work`] on the thread and returns a panic as a [`Panic`]. A panic outside of
+//! such work ends the process: see [`crate::task`]. The panic hook logs both, with the place and the pod.
+//!
+//! A watcher of [`crate::seam`] that unwinds with [`Ended`] ends the process of a test. Nothing here contains that.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
+use std::task::Poll;
+
+use crate::seam::Ended;
+
+/// Exit code of a process that a panic ended (`sysexits.h`: `EX_SOFTWARE`).
+pub const EXIT_PANIC: i32 = 70;
+
+/// A panic that was contained.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("panicked at {location}: {message}")]
+pub struct Panic {
+    /// The text of the panic.
+    pub message: String,
+    /// File, line and column.
+    pub location: String,
+}
+
+/// Learns when a thread starts and stops to execute work of a pod. Both are called for each poll: they must be cheap, and
+/// must not panic.
+pub trait OnThread: Send + Sync {
+    /// A thread executes the work from now on.
+    fn enters(&self);
+    /// That thread stops to execute it.
+    fn leaves(&self);
+}
+
+struct Named {
+    uid: String,
+    name: String,
+    on_thread: Option<Box<dyn OnThread>>,
+}
+
+/// The pod that some work is for. Clones are of the same work.
+#[derive(Clone)]
+pub struct Work(Arc<Named>);
+
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Work").field("uid", &self.0.uid).field("name", &self.0.name).finish_non_exhaustive()
+    }
+}
+
+impl Work {
+    /// Work for the pod with this UID. `name` is `namespace/name`, and may be empty where it is not known.
+    #[must_use]
+    pub fn new(uid: impl Into<String>, name: impl Into<String>) -> Self {
+        Self(Arc::new(Named { uid: uid.into(), name: name.into(), on_thread: None }))
+    }
+
+    /// As [`Work::new`]; `on_thread` learns when a thread executes it.
+    #[must_use]
+    pub fn marked(
+        uid: impl Into<String>,
+        name: impl Into<String>,
+        on_thread: impl OnThread + 'static,
+    ) -> Self {
+        let on_thread: Option<Box<dyn OnThread>> = Some(Box::new(on_thread));
+        Self(Arc::new(Named { uid: uid.into(), name: name.into(), on_thread }))
+    }
+
+    /// UID of the pod.
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        &self.0.uid
+    }
+
+    /// `namespace/name` of the pod.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    // This thread executes the work until the guard is dropped.
+    fn enter(&self) -> OnThisThread {
+        if let Some(on_thread) = &self.0.on_thread {
+            on_thread.enters();
+        }
+        OnThisThread { before: CURRENT.replace(Some(self.clone())) }
+    }
+}
+
+struct OnThisThread {
+    before: Option<Work>,
+}
+
+impl Drop for OnThisThread {
+    fn drop(&mut self) {
+        let work = CURRENT.replace(self.before.take());
+        if let Some(on_thread) = work.as_ref().and_then(|work| work.0.on_thread.as_ref()) {
+            on_thread.leaves();
+        }
+    }
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Work>> = const { RefCell::new(None) };
+    // The newest panic of this thread, from the hook to the one who contains it.
+    static LAST: RefCell<Option<Panic>> = const { RefCell::new(None) };
+}
+
+/// The work that this thread executes.
+#[must_use]
+pub fn current() -> Option<Work> {
+    CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
+}
+
+/// Runs a future as work of a pod. A panic in it drops the future and is returned.
+///
+/// Cancellation safety: that of the future.
+///
+/// # Errors
+/// The future panicked. What it shared with others may be half-changed; what it owned is gone.
+pub async fn contained<T>(work: Work, future: impl Future<Output = T>) -> Result<T, Panic> {
+    hook();
+    let mut future = pin!(future);
+    std::future::poll_fn(move |cx| {
+        let on_thread = work.enter();
+        let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx)));
+        drop(on_thread);
+        match polled {
+            Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
+            Ok(Poll::Pending) => Poll::Pending,
+            Err(payload) => Poll::Ready(Err(caught(payload))),
+        }
+    })
+    .await
+}
+
+/// As [`contained`], for work that does not wait.
+///
+/// # Errors
+/// As [`contained`].
+pub fn contained_now<T>(work: &Work, act: impl FnOnce() -> T) -> Result<T, Panic> {
+    hook();
+    let on_thread = work.enter();
+    let done = catch_unwind(AssertUnwindSafe(act));
+    drop(on_thread);
+    done.map_err(caught)
+}
+
+/// A panic on its way from the thread that may block to the task that waits for it.
+pub(crate) struct OnItsWay {
+    payload: Box<dyn Any + Send>,
+    last: Option<Panic>,
+}
+
+impl OnItsWay {
+    /// Goes on with it on this thread.
+    pub(crate) fn resume(self) -> ! {
+        LAST.set(self.last);
+        resume_unwind(self.payload)
+    }
+}
+
+/// Executes `act` on this thread as the work that another thread had at hand.
+pub(crate) fn elsewhere<T>(work: Option<Work>, act: impl FnOnce() -> T) -> Result<T, OnItsWay> {
+    let on_thread = work.as_ref().map(Work::enter);
+    let done = catch_unwind(AssertUnwindSafe(act));
+    drop(on_thread);
+    done.map_err(|payload| OnItsWay { payload, last: LAST.take() })
+}
+
+/// Makes a [`Panic`] of what [`std::panic::catch_unwind`] caught on this thread.
+pub(crate) fn caught(payload: Box<dyn Any + Send>) -> Panic {
+    if payload.is::<Ended>() {
+        resume_unwind(payload);
+    }
+    // Without the hook, or from `resume_unwind`, only the payload tells.
+    LAST.take()
+        .unwrap_or_else(|| Panic { message: message(&*payload).to_owned(), location: "unknown".to_owned() })
+}
+
+fn message(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+// A panic outside of contained work ends this process.
+static ENDS_PROCESS: AtomicBool = AtomicBool::new(false);
+
+/// From now on a panic of a task ends the process with [`EXIT_PANIC`]. For `main` alone: without it the panic goes on, as
+/// tests need it.
+pub fn panics_end_process() {
+    hook();
+    ENDS_PROCESS.store(true, Ordering::Relaxed);
+}
+
+/// Ends the process for a panic that nobody contains.
+pub(crate) fn uncontained(payload: Box<dyn Any + Send>) -> ! {
+    if ENDS_PROCESS.load(Ordering::Relaxed) && !payload.is::<Ended>() {
+        std::process::exit(EXIT_PANIC);
+    }
+    resume_unwind(payload)
+}
+
+static HOOK: Once = Once::new();
+
+fn hook() {
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let panic = Panic {
+                message: message(info.payload()).to_owned(),
+                location: info.location().map_or_else(|| "unknown".to_owned(), ToString::to_string),
+            };
+            let is_told = tell(&panic);
+            // A thread that ends has nobody to contain it.
+            let _ = LAST.try_with(|last| *last.borrow_mut() = Some(panic));
+            if !is_told {
+                before(info);
+            }
+        }));
+    });
+}
+
+// Logs a panic; false where that is left to the hook that was there before.
+fn tell(panic: &Panic) -> bool {
+    let Panic { message, location } = panic;
+    if let Some(work) = current() {
+        tracing::error!(
+            pod.name = work.name(),
+            pod.uid = work.uid(),
+            panic = message,
+            location,
+            "work of a pod panicked"
+        );
+        return true;
+    }
+    let is_process = ENDS_PROCESS.load(Ordering::Relaxed);
+    if is_process {
+        tracing::error!(panic = message, location, "panicked");
+    }
+    is_process
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::task::blocking;
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<&'static str>>>);
+
+    impl OnThread for Log {
+        fn enters(&self) {
+            self.0.lock().push("enters");
+        }
+        fn leaves(&self) {
+            self.0.lock().push("leaves");
+        }
+    }
+
+    fn uid() -> Option<String> {
+        current().map(|work| work.uid().to_owned())
+    }
+
+    #[tokio::test]
+    async fn a_panic_ends_the_work_of_its_pod_alone_and_is_returned_with_its_place() {
+        let work = Work::new("u1", "default/a");
+        let panic = contained(work.clone(), async {
+            tokio::task::yield_now().await;
+            assert_eq!(uid().as_deref(), Some("u1"));
+            panic!("index {} is wrong", 3)
+        })
+        .await
+        .map(|(): ()| ())
+        .unwrap_err();
+        assert_eq!(panic.message, "index 3 is wrong");
+        assert!(panic.location.contains("contain.rs:"), "{panic}");
+        assert_eq!(uid(), None, "nothing of the pod is left on the thread");
+        let panic = contained_now(&work, || -> () { panic!("at once") }).unwrap_err();
+        assert_eq!(panic.message, "at once");
+        assert_eq!(contained(work, async { 1 }).await, Ok(1));
+    }
+
+    #[tokio::test]
+    async fn a_panic_on_a_thread_that_may_block_is_of_the_pod_that_waits_for_it() {
+        let seen = contained(Work::new("u1", ""), async { blocking(uid).await }).await;
+        assert_eq!(seen, Ok(Some("u1".to_owned())));
+        let panic = contained(Work::new("u1", ""), async {
+            blocking(|| -> () { panic!("in a directory") }).await;
+        })
+        .await
+        .unwrap_err();
+        assert_eq!(panic.message, "in a directory");
+        assert!(panic.location.contains("contain.rs:"), "{panic}");
+    }
+
+    #[tokio::test]
+    async fn work_is_on_a_thread_only_while_it_is_executed() {
+        let log = Log::default();
+        let work = Work::marked("u1", "", log.clone());
+        let watched = log.clone();
+        contained(work, async move {
+            assert_eq!(watched.0.lock().split_off(0), ["enters"]);
+            tokio::task::yield_now().await;
+            assert_eq!(watched.0.lock().split_off(0), ["leaves", "enters"]);
+        })
+        .await
+        .unwrap();
+        assert_eq!(*log.0.lock(), ["leaves"]);
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_process_in_a_test_is_not_contained() {
+        let ended = std::thread::spawn(|| {
+            let _ = contained_now(&Work::new("u1", ""), || -> () { resume_unwind(Box::new(Ended)) });
+        })
+        .join();
+        assert!(ended.unwrap_err().is::<Ended>());
+    }
+}

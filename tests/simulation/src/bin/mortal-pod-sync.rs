@@ -1,0 +1,54 @@
+//! pod-sync, as a process of its own that dies by its own doing at a step in the work of one pod.
+//!
+//! `QUINTLET_DIES_AT`: the kind of step. `QUINTLET_DIES_FOR`: `namespace/name` of the pod. `QUINTLET_DIES_BY`: `abort`, `stack`
+//! or `task` (a panic outside of the pod's work).
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use quintlet_kit::contain;
+use quintlet_kit::seam::{self, Passing, Watcher, When};
+
+struct Death {
+    at: String,
+    of: String,
+    by: String,
+}
+
+impl Watcher for Death {
+    fn passes(&self, passing: Passing) {
+        let is_step = passing.when == When::Before && passing.step == self.at;
+        if !is_step || contain::current().is_none_or(|work| work.name() != self.of) {
+            return;
+        }
+        match self.by.as_str() {
+            "abort" => std::process::abort(),
+            "stack" => {
+                std::hint::black_box(deeper(0));
+            }
+            "task" => {
+                // Not on this thread, which is the pod's.
+                let dies = async { panic!("injected into a task") };
+                drop(quintlet_kit::task::spawn("dies", dies));
+            }
+            _ => {}
+        }
+    }
+}
+
+#[expect(unconditional_recursion, reason = "it is to overflow the stack")]
+fn deeper(depth: u64) -> u64 {
+    let room = std::hint::black_box([depth; 64]);
+    deeper(room[0].saturating_add(1)).saturating_add(depth)
+}
+
+fn main() -> ExitCode {
+    let given = |name: &str| std::env::var(name).unwrap_or_default();
+    let death = Death {
+        at: given("QUINTLET_DIES_AT"),
+        of: given("QUINTLET_DIES_FOR"),
+        by: given("QUINTLET_DIES_BY"),
+    };
+    seam::watch_everywhere(Arc::new(death));
+    pod_sync::main()
+}

@@ -1,0 +1,233 @@
+//! What goes wrong in the work of one pod stays with that pod.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use quintlet_kit::contain::EXIT_PANIC;
+use quintlet_kit::socket;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_proto::podsync::v1::{ExplainReply, ExplainRequest, RetryRequest};
+use quintlet_simulation::sim::LONG;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::wait::until;
+use tokio::process::{Child, Command};
+
+const REASON: &str = "InternalError";
+
+fn client(sim: &Sim) -> PodSyncClient<tonic::transport::Channel> {
+    PodSyncClient::new(socket::channel(sim.paths().podsync()))
+}
+
+async fn explain(sim: &Sim, pod: &str) -> ExplainReply {
+    let asked = client(sim).explain(ExplainRequest { pod: pod.to_owned() }).await;
+    asked.expect("pod-sync explains").into_inner()
+}
+
+async fn retry(sim: &Sim, pod: &str) -> bool {
+    let asked = client(sim).retry(RetryRequest { pod: pod.to_owned() }).await;
+    asked.expect("pod-sync tries again").into_inner().waited
+}
+
+async fn wait_contained(sim: &Sim, pod: &str, what: &str) {
+    sim.wait_view(pod, REASON, |view| {
+        view.waiting.as_ref().is_some_and(|w| {
+            w.reason == REASON && w.message.contains(what) && w.until_unix_ns > w.since_unix_ns
+        })
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_in_the_work_of_one_pod_ends_that_work_alone_and_retry_goes_on_with_it() {
+    // While it is taken over from its source, while it is decided on, on a thread that may block, and at the end.
+    for step in ["pod taken over", "actions decided", "cgroup made"] {
+        let sim = Sim::start(Options::default()).await;
+        sim.cuts().panic_at(Some((step, "bad")));
+        let bad = sim.create(pods::single("bad"));
+        let good: Vec<String> = (0..3).map(|n| sim.create(pods::single(&format!("good{n}")))).collect();
+        for (n, uid) in good.iter().enumerate() {
+            let name = format!("good{n}");
+            sim.wait_ready(&name).await;
+            sim.assert_started_once(&name, uid);
+        }
+        let text = format!("injected into {step:?}");
+        wait_contained(&sim, "bad", &text).await;
+        let shown = explain(&sim, "bad").await;
+        let waiting = shown.pod.and_then(|pod| pod.waiting).expect("it waits");
+        assert!(waiting.message.contains("panicked at ") && waiting.message.contains(&text), "{waiting:?}");
+        assert_eq!(shown.last_errors, [waiting.message], "{step}");
+        sim.wait_event("bad", REASON, |e| e.kind == "Warning" && e.reason == REASON).await;
+        // It is left alone: a second panic comes after a longer wait.
+        sim.cuts().panic_at(None);
+        assert!(retry(&sim, "bad").await, "{step}: it waited");
+        sim.wait_ready("bad").await;
+        assert_eq!(sim.sandboxes(&bad).len(), 1, "{step}");
+        assert!(!retry(&sim, "bad").await, "{step}: it does not wait any more");
+        // Its end is work of its own, too.
+        sim.cuts().panic_at(Some(("cgroup removed", "bad")));
+        sim.delete("bad", Some(0));
+        wait_contained(&sim, "bad", "injected into \"cgroup removed\"").await;
+        sim.cuts().panic_at(None);
+        assert!(retry(&sim, "bad").await);
+        sim.wait_gone("bad").await;
+        sim.wait_nothing_left(&bad).await;
+        for (n, uid) in good.iter().enumerate() {
+            sim.assert_started_once(&format!("good{n}"), uid);
+        }
+        sim.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_wait_after_a_panic_ends_by_itself() {
+    let sim = Sim::start(Options::default()).await;
+    sim.cuts().panic_at(Some(("actions decided", "bad")));
+    let _uid = sim.create(pods::single("bad"));
+    wait_contained(&sim, "bad", "injected").await;
+    sim.cuts().panic_at(None);
+    sim.wait_ready("bad").await;
+    sim.finish().await;
+}
+
+// pod-sync as a process of its own, started again as a supervisor does.
+struct Mortal<'a> {
+    sim: &'a Sim,
+    env: [(&'static str, &'static str); 3],
+    child: Option<Child>,
+}
+
+impl<'a> Mortal<'a> {
+    fn new(sim: &'a Sim, by: &'static str, at: &'static str) -> Self {
+        let env = [("QUINTLET_DIES_AT", at), ("QUINTLET_DIES_FOR", "default/bad"), ("QUINTLET_DIES_BY", by)];
+        Self { sim, env, child: None }
+    }
+
+    fn start(&mut self) {
+        let line = self.sim.pod_sync_line();
+        let path = self.sim.root_dir().with_file_name("mortal.log");
+        let log = std::fs::File::options().create(true).append(true).open(path);
+        let log = log.expect("a log can be written");
+        let child = Command::new(env!("CARGO_BIN_EXE_mortal-pod-sync"))
+            .args(&line[1..])
+            .envs(self.env)
+            .stdout(log.try_clone().expect("a log can be written"))
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn();
+        self.child = Some(child.expect("pod-sync can be started"));
+    }
+
+    fn pid(&self) -> Pid {
+        let id = self.child.as_ref().and_then(Child::id).expect("it runs");
+        Pid::from_raw(id.cast_signed())
+    }
+
+    // Its end, noted as supervisors note it.
+    async fn end(&mut self) -> ExitStatus {
+        let child = self.child.as_mut().expect("it was started");
+        let ended = tokio::time::timeout(LONG, child.wait()).await.expect("it ends in time").unwrap();
+        let note = match (ended.code(), ended.signal()) {
+            (Some(code), _) => format!("exit-code {code}"),
+            (None, Some(signal)) => {
+                let name = Signal::try_from(signal).expect("a signal").as_str().trim_start_matches("SIG");
+                format!("signal {name}")
+            }
+            (None, None) => "unknown".to_owned(),
+        };
+        let path = self.sim.paths().exit("pod-sync");
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, note).unwrap();
+        ended
+    }
+}
+
+async fn start_but_pod_sync() -> Sim {
+    let sim = Sim::prepare(Options::default()).await;
+    sim.disturb();
+    for service in Service::ALL.into_iter().filter(|service| *service != Service::PodSync) {
+        sim.up(service);
+    }
+    sim
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_ends_the_process_is_set_aside_and_the_others_run() {
+    for (by, at) in [("abort", "actions decided"), ("stack", "cgroup made")] {
+        let sim = start_but_pod_sync().await;
+        let _bad = sim.create(pods::single("bad"));
+        let good: Vec<String> = (0..5).map(|n| sim.create(pods::single(&format!("good{n}")))).collect();
+        let mut pod_sync = Mortal::new(&sim, by, at);
+        let mut deaths = 0;
+        loop {
+            pod_sync.start();
+            let is_aside = async {
+                wait_contained(&sim, "bad", "died while it worked on this pod").await;
+            };
+            tokio::select! {
+                () = is_aside => break,
+                ended = pod_sync.end() => {
+                    assert_eq!(ended.signal(), Some(Signal::SIGABRT as i32), "{by}: {ended}");
+                    deaths += 1;
+                    assert!(deaths <= 4, "{by}: it dies again and again");
+                }
+            }
+        }
+        assert!(deaths >= 2, "{by}: {deaths} deaths");
+        for (n, uid) in good.iter().enumerate() {
+            let name = format!("good{n}");
+            sim.wait_ready(&name).await;
+            sim.assert_started_once(&name, uid);
+        }
+        let shown = explain(&sim, "bad").await;
+        assert!(shown.last_errors.iter().any(|e| e.contains("SIGABRT")), "{by}: {:?}", shown.last_errors);
+        sim.wait_event("bad", REASON, |e| e.kind == "Warning" && e.reason == REASON).await;
+        // A change of the pod does not give it another chance to end the process; an operator does.
+        let before = pod_sync.pid();
+        sim.delete("bad", Some(0));
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(pod_sync.pid(), before, "{by}: a deletion does not end the wait");
+        assert!(kill(before, Signal::SIGKILL).is_ok());
+        pod_sync.end().await;
+        let mut harmless = Mortal::new(&sim, "", at);
+        harmless.start();
+        wait_contained(&sim, "bad", "died while it worked on this pod").await;
+        assert!(retry(&sim, "bad").await);
+        sim.wait_gone("bad").await;
+        sim.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kills_from_outside_and_a_panic_outside_of_pods_set_none_aside() {
+    let sim = start_but_pod_sync().await;
+    let _bad = sim.create(pods::single("bad"));
+    let mut pod_sync = Mortal::new(&sim, "", "");
+    for n in 0..6 {
+        pod_sync.start();
+        if n % 2 == 0 {
+            tokio::time::sleep(Duration::from_millis(100 * n)).await;
+        } else {
+            sim.wait_ready("bad").await;
+        }
+        kill(pod_sync.pid(), Signal::SIGKILL).unwrap();
+        assert_eq!(pod_sync.end().await.signal(), Some(Signal::SIGKILL as i32));
+    }
+    let mut panics = Mortal::new(&sim, "task", "pass");
+    for _ in 0..3 {
+        panics.start();
+        let ended = panics.end().await;
+        assert_eq!(ended.code(), Some(EXIT_PANIC), "{ended}");
+    }
+    pod_sync.start();
+    let view = sim.wait_view("bad", "Ready", |view| view.ready == "1/1").await;
+    assert!(view.waiting.is_none_or(|w| w.reason != REASON));
+    until("no warning", LONG, async || {
+        let warned = sim.warnings("bad");
+        if warned.iter().all(|e| e.reason != REASON) { Ok(()) } else { Err(warned) }
+    })
+    .await;
+    sim.finish().await;
+}
