@@ -46,20 +46,22 @@ pub fn parse(text: &str) -> Result<i64, String> {
             return Err(format!("{unit} is not a unit of time, want h, m, s, ms, us or ns"));
         };
         let too_long = || "longer than 290 years".to_owned();
-        let mut value = parse_digits(whole).ok_or_else(too_long)? * i128::from(*nanos);
+        let unit = i128::from(*nanos);
+        let mut value = parse_digits(whole).ok_or_else(too_long)?.saturating_mul(unit);
         // Digits far below a nanosecond do not count.
         let digits: String = fraction.chars().take(18).collect();
         if !digits.is_empty() {
             let scale = 10_i128.pow(u32::try_from(digits.len()).unwrap_or(18));
-            value += parse_digits(&digits).ok_or_else(too_long)? * i128::from(*nanos) / scale;
+            let part = parse_digits(&digits).ok_or_else(too_long)?.saturating_mul(unit);
+            value = value.saturating_add(part.checked_div(scale).unwrap_or(0));
         }
-        total += value;
+        total = total.saturating_add(value);
         if total > i128::from(i64::MAX) {
             return Err(too_long());
         }
         rest = tail;
     }
-    let total = if negative { -total } else { total };
+    let total = if negative { total.saturating_neg() } else { total };
     i64::try_from(total).map_err(|_| "longer than 290 years".to_owned())
 }
 
@@ -82,9 +84,9 @@ pub fn format(nanos: i64) -> String {
     let mut rest = nanos.unsigned_abs();
     for (unit, size) in UNITS.iter().filter(|(unit, _)| unit.is_ascii()) {
         let size = size.unsigned_abs();
-        if rest >= size {
-            out.push_str(&format!("{}{unit}", rest / size));
-            rest %= size;
+        if let Some(whole @ 1..) = rest.checked_div(size) {
+            out.push_str(&format!("{whole}{unit}"));
+            rest = rest.checked_rem(size).unwrap_or(0);
         }
     }
     out

@@ -6,6 +6,8 @@
 //!
 //! This crate reads files when it is told to and has no state and no tasks.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 pub mod cli;
 pub mod duration;
 mod foreign;

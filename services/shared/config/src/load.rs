@@ -179,7 +179,7 @@ impl Loader {
             Ok(text) => text,
             Err(error) => {
                 let before = &bytes[..error.valid_up_to()];
-                let line = 1 + before.iter().filter(|b| **b == b'\n').count();
+                let line = before.iter().filter(|b| **b == b'\n').count().saturating_add(1);
                 return self.error(file, line, "is not UTF-8");
             }
         };

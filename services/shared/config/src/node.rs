@@ -138,7 +138,7 @@ impl Node {
         let at = entries.iter().position(|e| e.key == key).unwrap_or_else(|| {
             let value = Node { data: Data::Null, origin: origin.clone() };
             entries.push(Entry { key: key.to_owned(), origin, value });
-            entries.len() - 1
+            entries.len().saturating_sub(1)
         });
         match rest {
             Some(rest) => entries[at].value.put(rest, value),

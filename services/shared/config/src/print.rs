@@ -55,7 +55,7 @@ fn below(out: &mut String, level: usize, value: &Node, origin: &Origin, secret: 
         Data::Map(entries) if !entries.is_empty() => {
             out.push('\n');
             for e in entries {
-                entry(out, level + 1, &e.key, &e.value, &e.value.origin, secret);
+                entry(out, level.saturating_add(1), &e.key, &e.value, &e.value.origin, secret);
             }
         }
         Data::List(elements) if !elements.is_empty() => {
@@ -64,7 +64,7 @@ fn below(out: &mut String, level: usize, value: &Node, origin: &Origin, secret: 
                 let _ = write!(out, "{}-", indent(level));
                 match &element.data {
                     Data::Map(entries) if !entries.is_empty() => object(out, level, entries, secret),
-                    _ => below(out, level + 1, element, &element.origin, secret),
+                    _ => below(out, level.saturating_add(1), element, &element.origin, secret),
                 }
             }
         }
@@ -78,9 +78,9 @@ fn below(out: &mut String, level: usize, value: &Node, origin: &Origin, secret: 
 /// A map that is an element of a list: its first key stands behind the dash.
 fn object(out: &mut String, level: usize, entries: &[crate::node::Entry], secret: bool) {
     for (at, e) in entries.iter().enumerate() {
-        let lead = if at == 0 { " ".to_owned() } else { indent(level + 1) };
+        let lead = if at == 0 { " ".to_owned() } else { indent(level.saturating_add(1)) };
         let _ = write!(out, "{lead}{}:", word(&e.key));
-        below(out, level + 1, &e.value, &e.value.origin, secret);
+        below(out, level.saturating_add(1), &e.value, &e.value.origin, secret);
     }
 }
 

@@ -100,7 +100,7 @@ impl Decoder {
             }
         };
         let Some(entry) = format.parse(line) else {
-            self.skipped += 1;
+            self.skipped = self.skipped.saturating_add(1);
             return Ok(Flow::More);
         };
         let begins = !std::mem::replace(&mut self.in_line, entry.is_part());
@@ -122,10 +122,10 @@ impl Decoder {
     }
 
     fn give(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Flow {
-        let left = self.options.limit_bytes.map_or(u64::MAX, |limit| limit - self.given);
+        let left = self.options.limit_bytes.map_or(u64::MAX, |limit| limit.saturating_sub(self.given));
         let taken = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         out.extend_from_slice(&bytes[..taken]);
-        self.given += taken as u64;
+        self.given = self.given.saturating_add(taken as u64);
         if self.options.limit_bytes == Some(self.given) { Flow::Full } else { Flow::More }
     }
 }

@@ -131,7 +131,7 @@ impl Followed {
         }
         self.file.seek(SeekFrom::Start(self.position))?;
         let read = fill(&mut self.file, block)?;
-        self.position += read as u64;
+        self.position = self.position.saturating_add(read as u64);
         Ok(if read == 0 { Step::Dry { rotating: false } } else { Step::Data })
     }
 
@@ -188,7 +188,7 @@ impl Followed {
         newer.dedup_by(|a, b| plain(a) == plain(b));
         let own = newer.iter().position(|name| self.is_own(Path::new(name)));
         // Without it, it was deleted already, and all there are came after it.
-        Between { open: None, names: newer.split_off(own.map_or(0, |i| i + 1)).into(), known }
+        Between { open: None, names: newer.split_off(own.map_or(0, |i| i.saturating_add(1))).into(), known }
     }
 
     /// Whether a rotated file is the one that is open here: the same, or compressed from it.

@@ -3,6 +3,8 @@
 //! The runtime writes `<time> <stdout|stderr> <tags> <text>\n`, where the tag `P` says that the text goes on in the next
 //! line; Docker's JSON lines are read, too. Everything here works on bytes: what a container writes need not be text.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod decode;
 pub mod follow;
 
@@ -136,7 +138,7 @@ impl Splitter {
     /// Gives each complete line, with its newline, to `take`, until that says stop.
     pub fn split(&mut self, mut bytes: &[u8], mut take: impl FnMut(&[u8]) -> Flow) -> Flow {
         while let Some(end) = bytes.iter().position(|b| *b == b'\n') {
-            let (line, after) = bytes.split_at(end + 1);
+            let (line, after) = bytes.split_at(end.saturating_add(1));
             bytes = after;
             let flow = if std::mem::take(&mut self.skipping) {
                 Flow::More
@@ -152,7 +154,7 @@ impl Splitter {
                 return flow;
             }
         }
-        if self.rest.len() + bytes.len() > MAX_LINE {
+        if self.rest.len().saturating_add(bytes.len()) > MAX_LINE {
             self.rest = Vec::new();
             self.skipping = true;
         } else if !self.skipping {
@@ -175,18 +177,18 @@ impl Splitter {
 pub fn tail_start(file: &mut (impl Read + Seek), lines: u64) -> std::io::Result<u64> {
     let len = file.seek(SeekFrom::End(0))?;
     let mut end = len;
-    let mut found = 0;
+    let mut found = 0_u64;
     let mut block = Vec::new();
     while end > 0 {
         let start = end.saturating_sub(BLOCK);
-        block.resize(usize::try_from(end - start).unwrap_or(0), 0);
+        block.resize(usize::try_from(end.saturating_sub(start)).unwrap_or(0), 0);
         file.seek(SeekFrom::Start(start))?;
         file.read_exact(&mut block)?;
         for (i, _) in block.iter().enumerate().rev().filter(|(_, b)| **b == b'\n') {
-            let after = start + i as u64 + 1;
+            let after = start.saturating_add(i as u64).saturating_add(1);
             // The newline at the end closes the last line.
             if after < len || lines == 0 {
-                found += 1;
+                found = found.saturating_add(1);
                 if found >= lines.max(1) {
                     return Ok(after);
                 }

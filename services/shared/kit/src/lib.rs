@@ -2,6 +2,8 @@
 //!
 //! Tasks: [`server::Server::serve`] spawns one per connection, [`task`] names them all. Nothing here knows of pods.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 pub mod args;
 pub mod atomic_file;
 pub mod backoff;

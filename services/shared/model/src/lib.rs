@@ -2,6 +2,8 @@
 //!
 //! This crate decides nothing and does no I/O. Wire types become these types in [`convert`] and nowhere else.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 pub mod convert;
 pub mod hash;
 pub mod ids;

@@ -40,13 +40,13 @@ impl Quantity {
     /// Whole units.
     #[must_use]
     pub fn from_units(value: i64, format: Format) -> Self {
-        Self { nanos: i128::from(value) * NANO, format }
+        Self { nanos: i128::from(value).saturating_mul(NANO), format }
     }
 
     /// Thousandths, written as decimal.
     #[must_use]
     pub fn from_milli(value: i64) -> Self {
-        Self { nanos: i128::from(value) * (NANO / 1000), format: Format::Decimal }
+        Self { nanos: i128::from(value).saturating_mul(NANO / 1000), format: Format::Decimal }
     }
 
     /// Reads `100m`, `1.5Gi`, `2e3`…; finer than a nano unit rounds up, beyond 2^63-1 caps.
@@ -77,15 +77,15 @@ impl Quantity {
         for (i, d) in whole.bytes().chain(fraction.bytes()).enumerate() {
             let in_fraction = i >= whole.len();
             if digits < 10_i128.pow(24) {
-                digits = digits * 10 + i128::from(d - b'0');
-                scale -= i32::from(in_fraction);
+                digits = digits.saturating_mul(10).saturating_add(i128::from(d.saturating_sub(b'0')));
+                scale = scale.saturating_sub(i32::from(in_fraction));
             } else {
                 rest_nonzero |= d != b'0';
-                scale += i32::from(!in_fraction);
+                scale = scale.saturating_add(i32::from(!in_fraction));
             }
         }
         // value = digits * 10^scale * 10^ten * multiplier; in nanos another 10^9. Multiplier is at most 2^60.
-        let exponent = scale + ten + 9;
+        let exponent = scale.saturating_add(ten).saturating_add(9);
         let nanos = if digits == 0 {
             0
         } else if exponent >= 0 {
@@ -99,12 +99,16 @@ impl Quantity {
                 None => return Some(Self { nanos: if negative { -MAX } else { MAX }, format }),
                 Some(product) => match 10_i128.checked_pow(exponent.unsigned_abs()) {
                     None => 1,
-                    Some(p) => product / p + i128::from(product % p != 0 || rest_nonzero),
+                    Some(p) => {
+                        let whole = product.checked_div(p).unwrap_or(MAX);
+                        let has_rest = product.checked_rem(p).unwrap_or(0) != 0 || rest_nonzero;
+                        whole.saturating_add(i128::from(has_rest))
+                    }
                 },
             }
         };
         let nanos = nanos.min(MAX);
-        Some(Self { nanos: if negative { -nanos } else { nanos }, format })
+        Some(Self { nanos: if negative { nanos.saturating_neg() } else { nanos }, format })
     }
 
     /// Reads a quantity of an API object; one that is none counts as zero (the API server never stores such).
@@ -126,7 +130,7 @@ impl Quantity {
     }
 
     fn scaled(self, unit: i128) -> i64 {
-        let up = self.nanos.div_euclid(unit) + i128::from(self.nanos.rem_euclid(unit) != 0);
+        let up = div_ceil(self.nanos, unit);
         i64::try_from(up).unwrap_or(if up < 0 { i64::MIN } else { i64::MAX })
     }
 
@@ -147,6 +151,12 @@ impl Quantity {
     pub fn to_api(self) -> ApiQuantity {
         ApiQuantity(self.to_string())
     }
+}
+
+// `unit` is never zero here; a quantity has at most `MAX` nanos, so the sum does not reach the limit.
+fn div_ceil(nanos: i128, unit: i128) -> i128 {
+    let whole = nanos.checked_div_euclid(unit).unwrap_or(MAX);
+    whole.saturating_add(i128::from(nanos.checked_rem_euclid(unit).unwrap_or(0) != 0))
 }
 
 // (multiplier, power of ten, format)
@@ -204,7 +214,7 @@ impl Add for Quantity {
     /// Keeps the way the left is written, unless it is zero.
     fn add(self, other: Self) -> Self {
         let format = if self.nanos == 0 { other.format } else { self.format };
-        Self { nanos: (self.nanos + other.nanos).clamp(-MAX, MAX), format }
+        Self { nanos: self.nanos.saturating_add(other.nanos).clamp(-MAX, MAX), format }
     }
 }
 
@@ -212,7 +222,7 @@ impl Sub for Quantity {
     type Output = Self;
     fn sub(self, other: Self) -> Self {
         let format = if self.nanos == 0 { other.format } else { self.format };
-        Self { nanos: (self.nanos - other.nanos).clamp(-MAX, MAX), format }
+        Self { nanos: self.nanos.saturating_sub(other.nanos).clamp(-MAX, MAX), format }
     }
 }
 
@@ -230,25 +240,34 @@ impl fmt::Display for Quantity {
         }
         // A binary quantity is whole; one below 1Ki is written as decimal.
         if self.format == Format::Binary && self.nanos.abs() >= 1024 * NANO {
-            let mut value = self.nanos.div_euclid(NANO) + i128::from(self.nanos.rem_euclid(NANO) != 0);
-            let mut power = 0;
-            while value % 1024 == 0 && power < 6 {
+            let mut value = div_ceil(self.nanos, NANO);
+            let mut suffixes = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"].into_iter();
+            let mut suffix = "";
+            while value % 1024 == 0
+                && let Some(larger) = suffixes.next()
+            {
                 value /= 1024;
-                power += 1;
+                suffix = larger;
             }
-            return write!(f, "{value}{}", ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"][power]);
+            return write!(f, "{value}{suffix}");
         }
         let mut value = self.nanos;
-        let mut power = 0;
-        while value % 1000 == 0 && power < 9 {
+        // Each suffix with its power of ten.
+        let larger =
+            [("u", -6), ("m", -3), ("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
+        let mut larger = larger.into_iter();
+        let (mut suffix, mut exponent) = ("n", -9);
+        while value % 1000 == 0
+            && let Some(next) = larger.next()
+        {
             value /= 1000;
-            power += 1;
+            (suffix, exponent) = next;
         }
-        if self.format == Format::Exponent {
-            let exponent = (i32::try_from(power).unwrap_or(0) - 3) * 3;
-            return if exponent == 0 { write!(f, "{value}") } else { write!(f, "{value}e{exponent}") };
+        match self.format {
+            Format::Exponent if exponent == 0 => write!(f, "{value}"),
+            Format::Exponent => write!(f, "{value}e{exponent}"),
+            Format::Decimal | Format::Binary => write!(f, "{value}{suffix}"),
         }
-        write!(f, "{value}{}", ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"][power])
     }
 }
 

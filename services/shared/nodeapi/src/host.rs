@@ -59,7 +59,7 @@ fn interface(line: &str) -> Option<Interface> {
         return None;
     }
     let figures: Vec<u64> = figures.split_whitespace().filter_map(|f| f.parse().ok()).collect();
-    let traffic = |at: usize| match figures.get(at..at + 4)? {
+    let traffic = |at: usize| match figures.get(at..at.saturating_add(4))? {
         [bytes, packets, errors, dropped] => {
             Some(Traffic { bytes: *bytes, packets: *packets, errors: *errors, dropped: *dropped })
         }

@@ -9,6 +9,8 @@
 //!
 //! Tasks: one per listener, connection and upgraded connection; `reload`, which reads files again that have changed.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 pub mod answer;
 pub mod args;
 mod audit;

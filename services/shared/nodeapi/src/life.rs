@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
+use quintlet_kit::clock::deadline_after;
 use quintlet_kit::task;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
@@ -46,28 +47,28 @@ pub(crate) enum Verdict {
 
 impl State {
     fn judge(&self, now: Instant, limits: &Limits) -> Verdict {
-        let ends = |since: Instant| match since + limits.linger {
+        let ends = |since: Instant| match deadline_after(since, limits.linger) {
             last if now >= last => Verdict::Over,
             last => Verdict::Ends(last),
         };
         if !self.trusted {
             let begin = if self.heard { limits.stranger } else { limits.header };
-            let last = self.accepted + begin.min(limits.stranger);
+            let last = deadline_after(self.accepted, begin.min(limits.stranger));
             return match self.refused {
                 _ if now >= last => Verdict::Over,
                 Some(refused) => ends(refused),
                 None => Verdict::Goes(last),
             };
         }
-        let idle = self.idle + limits.idle;
+        let idle = deadline_after(self.idle, limits.idle);
         match self.in_flight {
             // What was not sent of the answer that was given up goes with the connection.
             0 if self.stalled => ends(self.idle),
-            _ if self.stalled => Verdict::Ends(now + limits.idle),
+            _ if self.stalled => Verdict::Ends(deadline_after(now, limits.idle)),
             0 if now >= idle => ends(idle),
             0 => Verdict::Goes(idle),
             // Looked at again when the last answer has ended.
-            _ => Verdict::Goes(now + limits.idle),
+            _ => Verdict::Goes(deadline_after(now, limits.idle)),
         }
     }
 }
@@ -123,7 +124,7 @@ impl Life {
     pub(crate) fn request(self: &Arc<Self>) -> InFlight {
         let mut state = self.state.lock();
         state.heard = true;
-        state.in_flight += 1;
+        state.in_flight = state.in_flight.saturating_add(1);
         drop(state);
         self.changed.notify_one();
         InFlight(self.clone())
@@ -151,7 +152,7 @@ pub(crate) struct InFlight(Arc<Life>);
 impl Drop for InFlight {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
-        state.in_flight -= 1;
+        state.in_flight = state.in_flight.saturating_sub(1);
         state.idle = Instant::now();
         drop(state);
         self.0.changed.notify_one();
@@ -171,7 +172,7 @@ impl Progress {
     async fn stalled(&self, patience: Duration) {
         loop {
             let since = *self.0.lock();
-            let look = since.unwrap_or_else(Instant::now) + patience;
+            let look = deadline_after(since.unwrap_or_else(Instant::now), patience);
             if look <= Instant::now() {
                 return;
             }

@@ -122,10 +122,10 @@ impl Count {
         let mut of: HashMap<Network, (usize, u64)> = HashMap::new();
         for (id, connection) in self.open.iter().filter(|(_, c)| !c.trusted) {
             let (many, oldest) = of.entry(connection.network).or_insert((0, *id));
-            (*many, *oldest) = (*many + 1, (*oldest).min(*id));
+            (*many, *oldest) = (many.saturating_add(1), (*oldest).min(*id));
         }
         of.into_iter()
-            .max_by_key(|(_, (many, oldest))| (*many, u64::MAX - oldest))
+            .max_by_key(|(_, (many, oldest))| (*many, u64::MAX.saturating_sub(*oldest)))
             .map(|(network, _)| network)
     }
 
@@ -168,7 +168,7 @@ impl Gate {
             }
         }
         let id = count.next;
-        count.next += 1;
+        count.next = count.next.saturating_add(1);
         let displaced = CancellationToken::new();
         count.open.insert(id, Connection { network, trusted: false, displaced: displaced.clone() });
         Some(Pass { gate: self.clone(), id, displaced })
@@ -221,7 +221,7 @@ impl Waiting {
         if of_network >= limits.reviews_per_address || waiting.values().sum::<usize>() >= limits.reviews {
             return None;
         }
-        waiting.insert(network, of_network + 1);
+        waiting.insert(network, of_network.saturating_add(1));
         Some(Turn { waiting: self.clone(), network })
     }
 }
@@ -230,7 +230,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let mut waiting = self.waiting.0.lock();
         if let Some(n) = waiting.get_mut(&self.network) {
-            *n -= 1;
+            *n = n.saturating_sub(1);
             if *n == 0 {
                 waiting.remove(&self.network);
             }

@@ -257,7 +257,7 @@ fn make(host: &str, now: jiff::Timestamp) -> Result<(String, String), rcgen::Err
     };
     const YEAR: i64 = 365 * 24 * 3600;
     let from = |seconds: i64| {
-        let at = jiff::Timestamp::from_second(now.as_second() + seconds).unwrap_or(now);
+        let at = jiff::Timestamp::from_second(now.as_second().saturating_add(seconds)).unwrap_or(now);
         let date = at.to_zoned(jiff::tz::TimeZone::UTC);
         rcgen::date_time_ymd(i32::from(date.year()), date.month().unsigned_abs(), date.day().unsigned_abs())
     };

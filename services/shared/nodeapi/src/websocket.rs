@@ -8,6 +8,7 @@ use bytes::{Buf as _, Bytes};
 use futures::stream::{SplitSink, SplitStream};
 use futures::{SinkExt as _, StreamExt as _};
 use http::{HeaderMap, HeaderValue, header};
+use quintlet_kit::clock::deadline_after;
 use quintlet_spdy::{Connection, Stream, Writer};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader};
 use tokio::sync::mpsc::Receiver;
@@ -227,7 +228,7 @@ async fn down<C>(mut output: Output, mut client: SplitSink<WebSocketStream<C>, M
 where
     C: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut ping = interval_at(Instant::now() + PING, PING);
+    let mut ping = interval_at(deadline_after(Instant::now(), PING), PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut status = Some(());
     let mut last = None;
@@ -255,7 +256,7 @@ where
             None => match channel {
                 STDOUT => output.stdout = None,
                 STDERR => output.stderr = None,
-                _ => (status, last) = (None, Some(Instant::now() + DRAIN)),
+                _ => (status, last) = (None, Some(deadline_after(Instant::now(), DRAIN))),
             },
         }
     }
@@ -286,7 +287,7 @@ where
     let (mut read, mut write) = tokio::io::split(runtime);
     let (mut to_client, mut from_client) = server(client).await.split();
     let up = async {
-        let mut silent_until = Some(Instant::now() + first);
+        let mut silent_until = Some(deadline_after(Instant::now(), first));
         loop {
             let message = tokio::select! {
                 message = from_client.next() => message,
@@ -306,7 +307,7 @@ where
         }
     };
     let down = async {
-        let mut ping = interval_at(Instant::now() + PING, PING);
+        let mut ping = interval_at(deadline_after(Instant::now(), PING), PING);
         ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut buffer = vec![0; BLOCK];
         loop {

@@ -6,6 +6,8 @@
 //! the connection. One writes frames. There is no flow control beyond that of the socket, as servers do not have it either.
 //! Both end with the connection, and when [`Connection::close`] is called or its last handle is dropped.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod dial;
 
 use std::collections::HashMap;
@@ -37,6 +39,8 @@ const MAX_HEAD: usize = 64 << 10;
 /// Largest frame that is taken: servers send blocks of 32 KiB.
 const MAX_FRAME: usize = 1 << 20;
 
+/// The largest id that fits the 31 bits of a stream id in a frame.
+const MAX_STREAM_ID: u32 = 0x7fff_ffff;
 const VERSION: u16 = 3;
 const SYN_STREAM: u16 = 1;
 const RST_STREAM: u16 = 3;
@@ -194,12 +198,15 @@ impl Connection {
         self.shared.stop.cancel();
     }
 
-    /// Opens a stream. None: the connection is gone.
+    /// Opens a stream. Returns `None` when the connection is gone or has used all its stream ids.
     pub async fn stream(&self, headers: &[(&str, &str)]) -> Option<Stream> {
         // Ids must grow on the wire, and the compressed blocks depend on those before: one at a time.
         let mut opening = self.shared.opening.lock().await;
         let id = opening.next;
-        opening.next += 2;
+        if id > MAX_STREAM_ID {
+            return None;
+        }
+        opening.next = id.saturating_add(2);
         let (sender, blocks) = mpsc::channel(BLOCKS);
         {
             let mut streams = self.shared.streams.lock();
@@ -230,7 +237,7 @@ async fn head(read: &mut (impl AsyncBufRead + Unpin)) -> io::Result<(u16, usize)
         let mut line = String::new();
         // Taken from a server on this machine: a line is bounded by the whole.
         let n = (&mut *read).take(MAX_HEAD as u64).read_line(&mut line).await?;
-        total += n;
+        total = n.saturating_add(total);
         if n == 0 || total > MAX_HEAD {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -303,7 +310,7 @@ async fn read_frames(mut read: impl AsyncRead + Unpin, shared: &Shared) -> io::R
 fn frame(head: u32, flags: u8, body: &[u8]) -> Vec<u8> {
     // Blocks are far shorter than 24 bits can tell.
     let length = u32::try_from(body.len()).unwrap_or(0) & 0x00ff_ffff;
-    let mut out = Vec::with_capacity(8 + body.len());
+    let mut out = Vec::with_capacity(body.len().saturating_add(8));
     out.extend(head.to_be_bytes());
     out.extend((u32::from(flags) << 24 | length).to_be_bytes());
     out.extend(body);
@@ -329,7 +336,7 @@ fn header_block(zlib: &mut Compress, headers: &[(&str, &str)]) -> io::Result<Vec
         }
     }
     // Headers are short: twice their length and the marks of a flush are room enough.
-    let mut out = Vec::with_capacity(plain.len() * 2 + 64);
+    let mut out = Vec::with_capacity(plain.len().saturating_mul(2).saturating_add(64));
     match zlib.compress_vec(&plain, &mut out, FlushCompress::Sync) {
         Ok(Status::Ok | Status::BufError) => Ok(out),
         Ok(Status::StreamEnd) | Err(_) => Err(io::ErrorKind::InvalidData.into()),

@@ -36,14 +36,14 @@ impl Gate {
         let now = Instant::now();
         let mut told = self.0.lock();
         if told.len() >= KEPT && !told.contains_key(&fault) {
-            told.retain(|_, t| now - t.at < EVERY);
+            told.retain(|_, t| now.duration_since(t.at) < EVERY);
             if told.len() >= KEPT {
                 told.clear();
             }
         }
         match told.get_mut(&fault) {
-            Some(last) if now - last.at < EVERY => {
-                last.held_back += 1;
+            Some(last) if now.duration_since(last.at) < EVERY => {
+                last.held_back = last.held_back.saturating_add(1);
                 None
             }
             other => {

@@ -3,6 +3,8 @@
 //! [`init`] installs the process's subscriber once: logs go to stderr, spans go to the in-memory [`SpanRing`]
 //! that `debug.v1` serves and, with an endpoint, to an OTLP collector from a thread of the exporter's own.
 //! Nothing here waits for a collector: what it cannot take is dropped.
+
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 mod gate;
 mod logs;
 pub mod metrics;

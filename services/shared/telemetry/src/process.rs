@@ -54,7 +54,7 @@ impl Figures {
         };
         let most = limits.lines().find_map(|l| l.strip_prefix("Max open files")?.split_whitespace().next());
         Self {
-            cpu_seconds: field(14).zip(field(15)).map(|(user, system)| seconds(user + system)),
+            cpu_seconds: field(14).zip(field(15)).map(|(user, system)| seconds(user.saturating_add(system))),
             start_seconds: boot.zip(field(22)).map(|(boot, after)| boot + seconds(after)),
             virtual_bytes: memory("VmSize:"),
             resident_bytes: memory("VmRSS:"),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lru::LruCache;
 use parking_lot::Mutex;
+use quintlet_kit::clock::deadline_after;
 use tokio::time::Instant;
 
 /// Answers kept, of each kind: more users than a node has ever seen at a time; a key is 32 bytes.
@@ -40,7 +41,7 @@ impl<V: Clone> Cache<V> {
     /// Keeps an answer for `ttl`.
     pub fn put(&self, key: Key, value: V, now: Instant, ttl: Duration) {
         if !ttl.is_zero() {
-            self.entries.lock().put(key, (now + ttl, value));
+            self.entries.lock().put(key, (deadline_after(now, ttl), value));
         }
     }
 }

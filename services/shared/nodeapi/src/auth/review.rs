@@ -184,14 +184,14 @@ impl Reviewer {
             // The semaphore is never closed.
             let _permit = permits.acquire().await;
             let mut wait = FIRST_WAIT;
-            let mut step = 1;
+            let mut step = 1_u32;
             loop {
                 let api: Api<K> = Api::all(self.client.read().clone());
                 match api.create(&PostParams::default(), review).await.map_err(ReviewError::Api) {
                     Err(error) if error.is_retryable() && step < STEPS => {
                         tokio::time::sleep(wait).await;
-                        wait = wait * 3 / 2;
-                        step += 1;
+                        wait = wait.saturating_mul(3) / 2;
+                        step = step.saturating_add(1);
                     }
                     answer => return answer,
                 }

@@ -210,14 +210,14 @@ fn processes(dir: &Path, depth: usize) -> Vec<u32> {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
         let inside: Vec<PathBuf> =
             entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect();
-        pids.extend(inside.iter().flat_map(|dir| processes(dir, depth - 1)));
+        pids.extend(inside.iter().flat_map(|dir| processes(dir, depth.saturating_sub(1))));
     }
     pids
 }
 
 /// Shares that make this weight, back from the runtime's linear rule.
 fn shares(weight: u64) -> u64 {
-    2 + weight.saturating_sub(1).saturating_mul(262_142) / 9_999
+    (weight.saturating_sub(1).saturating_mul(262_142) / 9_999).saturating_add(2)
 }
 
 /// `8:0 rbytes=1 wbytes=2 rios=3 wios=4 …`

@@ -52,9 +52,9 @@ pub(super) fn file_system(path: &Path, time: &str) -> Value {
     let unit = fs.fragment_size();
     json!({
         "time": time,
-        "availableBytes": fs.blocks_available() * unit,
-        "capacityBytes": fs.blocks() * unit,
-        "usedBytes": (fs.blocks() - fs.blocks_free()) * unit,
+        "availableBytes": fs.blocks_available().saturating_mul(unit),
+        "capacityBytes": fs.blocks().saturating_mul(unit),
+        "usedBytes": fs.blocks().saturating_sub(fs.blocks_free()).saturating_mul(unit),
         "inodesFree": fs.files_free(),
         "inodes": fs.files(),
         "inodesUsed": fs.files().saturating_sub(fs.files_free()),
@@ -86,10 +86,10 @@ pub(super) fn logs(dir: &Path, fs: &Value, time: &str) -> Value {
         .flatten()
         .filter_map(|e| e.metadata().ok())
         .filter(|file| !file.is_dir())
-        .map(|file| file.blocks() * BLOCK)
+        .map(|file| file.blocks().saturating_mul(BLOCK))
         .collect();
     // Of no file nothing is told, not even zero.
-    let (bytes, inodes) = (files.iter().copied().reduce(|a, b| a + b), files.len() as u64);
+    let (bytes, inodes) = (files.iter().copied().reduce(u64::saturating_add), files.len() as u64);
     within(fs, json!(time), bytes, bytes.map(|_| inodes))
 }
 
