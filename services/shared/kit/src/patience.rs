@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::clock::deadline_after;
+
 /// For how long after a start a peer that was never there is no fault.
 pub const START_UP: Duration = Duration::from_secs(30);
 
@@ -27,7 +29,7 @@ pub struct Patience {
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { until: Instant::now() + START_UP, last: None }
+        Self { until: deadline_after(Instant::now(), START_UP), last: None }
     }
 }
 

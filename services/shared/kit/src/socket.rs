@@ -245,7 +245,7 @@ fn is_trusted(server: u32, owner: u32) -> bool {
 /// It does not within `limit`: `TimedOut`, with the last reason.
 pub async fn wait_ready(path: &Path, limit: Duration) -> io::Result<()> {
     let mut client = HealthClient::new(channel(path.to_owned()));
-    let deadline = tokio::time::Instant::now() + limit;
+    let deadline = crate::clock::deadline_after(tokio::time::Instant::now(), limit);
     let mut last = "no answer".to_owned();
     loop {
         match tokio::time::timeout_at(deadline, client.check(HealthCheckRequest::default())).await {

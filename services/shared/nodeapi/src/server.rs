@@ -29,6 +29,8 @@ use crate::limits::{Gate, Limits};
 pub const GRACE: Duration = Duration::from_secs(3);
 /// A peer that has vanished is noticed after about so long.
 const KEEPALIVE: Duration = Duration::from_secs(30);
+/// Interval between TCP keepalive probes of a connection that does not answer.
+const KEEPALIVE_PROBES: Duration = Duration::from_secs(10);
 
 /// Who is at the other end; in the extensions of every request.
 #[derive(Debug, Clone)]
@@ -99,7 +101,7 @@ impl<H: Handler> Listener<H> {
     async fn converse(self, stream: TcpStream, address: SocketAddr, life: Life) {
         // Without these a connection still works.
         let _ = stream.set_nodelay(true);
-        let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3);
+        let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_PROBES);
         let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(&keepalive);
         let life = Arc::new(life);
         let stream = Impatient::new(stream, life.clone());

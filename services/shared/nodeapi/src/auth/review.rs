@@ -190,7 +190,7 @@ impl Reviewer {
                 match api.create(&PostParams::default(), review).await.map_err(ReviewError::Api) {
                     Err(error) if error.is_retryable() && step < STEPS => {
                         tokio::time::sleep(wait).await;
-                        wait = wait.saturating_mul(3) / 2;
+                        wait = wait.saturating_mul(3).checked_div(2).unwrap_or(wait);
                         step = step.saturating_add(1);
                     }
                     answer => return answer,
