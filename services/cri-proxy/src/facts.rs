@@ -138,6 +138,21 @@ pub fn registry_host(image: &str) -> &str {
     }
 }
 
+/// Whether a request asks the runtime for more than the CRI has.
+///
+/// # Errors
+/// The message cannot be read. It must not be sent then: what a runtime reads in it is not known.
+pub fn asks_verbosely(method: &str, message: &Bytes) -> Result<bool, prost::DecodeError> {
+    let message = message.clone();
+    Ok(match method {
+        "Status" => v1::StatusRequest::decode(message)?.verbose,
+        "PodSandboxStatus" => v1::PodSandboxStatusRequest::decode(message)?.verbose,
+        "ContainerStatus" => v1::ContainerStatusRequest::decode(message)?.verbose,
+        "ImageStatus" => v1::ImageStatusRequest::decode(message)?.verbose,
+        _ => false,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -263,6 +263,21 @@ impl Forwarder {
             Err(error) => return refuse(Code::InvalidArgument, format!("{}: {error}", row.method)),
         };
         if row.class == Class::Read {
+            if !matches!(socket, Socket::Admin | Socket::Sync) {
+                // Beyond the CRI the runtime tells the environment of a container, which has values of Secrets.
+                match facts::asks_verbosely(row.method, &message) {
+                    Ok(false) => {}
+                    Ok(true) => {
+                        self.metrics.denied(row.method, socket);
+                        let why = "verbose is not allowed on the socket";
+                        let message = format!("{}: {why} {}", row.method, socket.name());
+                        return refuse(Code::PermissionDenied, message);
+                    }
+                    Err(error) => {
+                        return refuse(Code::InvalidArgument, format!("{}: {error}", row.method));
+                    }
+                }
+            }
             let facts = Facts::default();
             return self.run(&Call { policy: row, headers, body, facts, budget, held }, None).await;
         }

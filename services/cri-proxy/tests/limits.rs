@@ -239,3 +239,39 @@ async fn a_log_is_read_in_the_directory_of_logs_and_nowhere_else_whatever_the_ru
     }
     assert_eq!(read(format!("{inside}/none/0.log")).await.unwrap_err().code(), tonic::Code::NotFound);
 }
+
+#[tokio::test]
+async fn environments_are_told_on_the_sockets_of_root_alone() {
+    let bench = Bench::start().await;
+    let methods =
+        ["ContainerStatus", "PodSandboxStatus", "Status"].map(|m| format!("/runtime.v1.RuntimeService/{m}"));
+    let container = |verbose| v1::ContainerStatusRequest { container_id: "c".into(), verbose };
+    let sandbox = |verbose| v1::PodSandboxStatusRequest { pod_sandbox_id: "s".into(), verbose };
+    let bodies = |verbose| {
+        [
+            reply::framed(&container(verbose)),
+            reply::framed(&sandbox(verbose)),
+            reply::framed(&v1::StatusRequest { verbose }),
+        ]
+    };
+    for method in &methods {
+        bench.script.on(method, [good(&v1::ContainerStatusResponse::default())]);
+    }
+    for (socket, allowed) in
+        [(Socket::Admin, true), (Socket::Sync, true), (Socket::Read, false), (Socket::NodeApi, false)]
+    {
+        for verbose in [false, true] {
+            for (method, body) in methods.iter().zip(bodies(verbose)) {
+                let before = bench.script.seen(method).len();
+                let got = bench.call(socket, method, &[], body).await;
+                let sent = bench.script.seen(method).len() - before;
+                let want = if allowed || !verbose { ("0", "ok", 1) } else { ("7", "not-dispatched", 0) };
+                assert_eq!((got.code(), got.outcome(), sent), want, "{socket:?} {method} {verbose}");
+            }
+        }
+    }
+    // A runtime may read what this proxy cannot: a name that is no text, then the same field again, and verbose.
+    let body = [&[0, 0, 0, 0, 8, 0x0a, 1, 0xff, 0x0a, 1, b'c', 0x10, 1][..]].concat();
+    let got = bench.call(Socket::Read, &methods[0], &[], body.into()).await;
+    assert_eq!((got.code(), got.outcome()), ("3", "not-dispatched"));
+}

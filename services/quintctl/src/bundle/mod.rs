@@ -13,7 +13,7 @@ use flate2::write::GzEncoder;
 use futures::StreamExt as _;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{ContainerStatusRequest, ListContainersRequest};
-use quintlet_kit::paths::Paths;
+use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{MetricsRequest, TracesRequest};
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
@@ -234,7 +234,8 @@ async fn secrets_of_environments(
 ) -> Result<(), Error> {
     let by_uid: BTreeMap<&str, &Value> =
         pods.iter().filter_map(|pod| Some((pod.pointer("/metadata/uid")?.as_str()?, pod))).collect();
-    let peer = Peer::cri_proxy(paths);
+    // The other sockets do not tell environments.
+    let peer = Peer::new("cri-proxy", paths.cri(CriSocket::Admin));
     let client = RuntimeServiceClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
     let listed = peer.answer(client.clone().list_containers(ListContainersRequest::default())).await?;
     let wanted = listed.containers.iter().filter_map(|container| {

@@ -71,9 +71,8 @@ impl Processes {
         if self.running.is_empty() {
             let _ = std::fs::remove_file(&self.file);
         } else if let Ok(bytes) = serde_json::to_vec(&self.running) {
-            // Written beside and renamed, as a reader comes after a crash.
-            let new = self.file.with_extension("new");
-            let _ = std::fs::write(&new, bytes).and_then(|()| std::fs::rename(&new, &self.file));
+            // Without the file a supervisor that comes after a crash ends nothing; the services run on.
+            let _ = quintlet_kit::atomic_file::write(&self.file, &bytes, 0o600);
         }
     }
 }
