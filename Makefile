@@ -10,7 +10,7 @@ RUNTIMES := trixie sid
 RUNTIME_TESTS := $(foreach test,start_stop exits manifests api kill races features housekeeping reboot resize,--test $(test))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
 
-.PHONY: all install build check test fuzz test-runtimes vm bench bench-scale run
+.PHONY: all install build check test fuzz test-runtimes histories vm bench bench-scale run
 
 all: build
 
@@ -59,6 +59,10 @@ vm:
 	scripts/install.sh vm
 	$(CARGO) build --locked --bins -p quintlet -p quintlet-testapi
 	BIN_DIR=$(CURDIR)/target/debug tests/vm/run.sh
+
+# Random histories of a simulated node, as root; CASES of them, where `make test` has 60. What fails prints its seed.
+histories:
+	QSIM_CASES=$(or $(CASES),2000) $(CARGO) test --locked -p quintlet-simulation --test simulation whatever_happens -- --nocapture
 
 # Against the raw runtime in the same run; wants an idle machine. ARGS="--pods 20 --rounds 1" for a quick look.
 bench: build

@@ -97,11 +97,30 @@ logs() {
 until_true 60 web_is_ready || { logs; exit 1; }
 cat "$work/pods"
 
-say "killing each service; the pod stays as it is"
+# The pod web and pods like it under other names.
+pod_named() {
+    sed "s/^  name: web\$/  name: $1/; s/quintlet.dev\/expect: .*/quintlet.dev\/expect: Ready/" "$repo/examples/web.yaml"
+}
+ready() {
+    pods | tee "$work/pods" | grep -Eq "^$1[^ ]* +1/1 +Running" || { cat "$work/pods"; false; }
+}
+healthy() {
+    docker-compose exec -T pod-sync quintctl health
+}
+until_true 60 healthy || { logs; exit 1; }
+
+say "killing each service; it serves again, a new pod becomes Ready, and the first one stays as it is"
 for service in cri-proxy pleg-service probe-service status-reporter pod-sync; do
-    docker kill --signal KILL "$(docker-compose ps -q $service)" > /dev/null
-    docker start "$(docker-compose ps -q $service)" > /dev/null
+    container=$(docker-compose ps -q $service)
+    docker kill --signal KILL "$container" > /dev/null
+    # What is waited for below does not hold now.
+    ! healthy > "$work/last" 2>&1 || { say "$service was killed and all are healthy"; cat "$work/last" >&2; exit 1; }
+    docker start "$container" > /dev/null
+    until_true 30 healthy || { logs; exit 1; }
+    pod_named "after-$service" > "$work/manifests/after-$service.yaml"
+    until_true 60 ready "after-$service" || { logs; exit 1; }
     until_true 30 web_is_ready || { logs; exit 1; }
+    rm "$work/manifests/after-$service.yaml"
 done
 grep -Eq '^web[^ ]* +1/1 +Running +0( |$)' "$work/pods" || { say "the pod was restarted:"; cat "$work/pods" >&2; logs; exit 1; }
 

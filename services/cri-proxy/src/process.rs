@@ -56,7 +56,7 @@ pub async fn main() -> anyhow::Result<()> {
         let serving = server::serve_metrics(address, stop.clone());
         drop(task::spawn("metrics", async move {
             if let Err(error) = serving.await {
-                tracing::warn!(%address, error = error_chain(&error), "no metrics over HTTP");
+                tracing::error!(%address, error = error_chain(&error), "no metrics over HTTP");
             }
         }));
     }

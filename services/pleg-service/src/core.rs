@@ -90,6 +90,8 @@ pub(crate) struct Nomination {
     pub(crate) list: bool,
     /// The ids are from a list: for a pod not known yet, they are all there are.
     pub(crate) complete: bool,
+    /// CLOCK_BOOTTIME of the start of the list that contains the pod, where a list led to this.
+    pub(crate) listed: Option<Duration>,
     /// A relist named it: nobody waits.
     pub(crate) by_relist: bool,
     /// Nobody waits, and what is expected is seen by another inspection most often.
@@ -114,6 +116,7 @@ pub(crate) struct Work {
     pub(crate) ids: BTreeSet<String>,
     pub(crate) list: bool,
     pub(crate) complete: bool,
+    pub(crate) listed: Option<Duration>,
     pub(crate) expects: Vec<(String, HintKind)>,
     pub(crate) waiters: Vec<oneshot::Sender<Answer>>,
     pub(crate) trace: Option<Trace>,
@@ -129,6 +132,7 @@ impl Work {
         self.ids.extend(n.ids);
         self.list |= n.list;
         self.complete |= n.complete;
+        self.listed = self.listed.max(n.listed);
         self.expects.extend(n.expect);
         self.waiters.extend(n.waiter);
         // The first cause names the trace; the others share its inspection.
@@ -193,7 +197,7 @@ impl Core {
     /// An inspection begins. Its ticket is larger than that of every inspection that began before it.
     pub(crate) fn begins(&self) -> u64 {
         let mut under_way = self.under_way.lock();
-        under_way.last += 1;
+        under_way.last = under_way.last.saturating_add(1);
         let ticket = under_way.last;
         under_way.began.insert(ticket, Instant::now());
         ticket

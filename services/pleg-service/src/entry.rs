@@ -57,6 +57,23 @@ pub(crate) enum Verdict {
     Gone(Vec<Change>),
 }
 
+/// One inspection and its result.
+#[derive(Debug)]
+pub(crate) struct Looked<'a> {
+    /// Larger than the ticket of every inspection that began before this one.
+    pub(crate) ticket: u64,
+    /// CLOCK_BOOTTIME of its start.
+    pub(crate) began: Duration,
+    /// CLOCK_BOOTTIME of its end.
+    pub(crate) ended: Duration,
+    /// The pod's names, for an inspection that finds nothing to name it.
+    pub(crate) pod: Option<&'a PodRef>,
+    /// CLOCK_BOOTTIME of the newest evidence that the runtime has the pod: the start of a list that contains it.
+    pub(crate) listed: Option<Duration>,
+    /// What it found, or why it failed.
+    pub(crate) found: Result<Found, String>,
+}
+
 /// One pod, as its owner keeps it.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -65,18 +82,21 @@ pub(crate) struct Entry {
     record: Option<SharedPodRuntime>,
     /// Ticket of the last inspection applied; tickets are drawn when an inspection begins.
     applied: Option<u64>,
+    /// CLOCK_BOOTTIME of the end of the last inspection that found nothing of the pod.
+    absent: Option<Duration>,
     /// The last addresses seen and the sandbox that had them.
     addresses: Option<(SandboxId, Vec<IpAddr>)>,
 }
 
 impl Entry {
-    pub(crate) fn new(uid: PodUid) -> Self {
-        Self { uid, record: None, applied: None, addresses: None }
+    /// `absent` is when the pod was last found to be gone, CLOCK_BOOTTIME.
+    pub(crate) fn new(uid: PodUid, absent: Option<Duration>) -> Self {
+        Self { uid, record: None, applied: None, absent, addresses: None }
     }
 
     /// The entry of a pod that may have been published before.
-    pub(crate) fn published(uid: PodUid, record: Option<SharedPodRuntime>) -> Self {
-        Self { record, ..Self::new(uid) }
+    pub(crate) fn published(uid: PodUid, record: Option<SharedPodRuntime>, absent: Option<Duration>) -> Self {
+        Self { record, ..Self::new(uid, absent) }
     }
 
     pub(crate) fn record(&self) -> Option<&PodRuntime> {
@@ -98,14 +118,12 @@ impl Entry {
         self.record.clone()
     }
 
-    /// Applies an inspection that began at `observed` with `ticket`. `pod` names the pod where nothing found does.
-    pub(crate) fn apply(
-        &mut self,
-        ticket: u64,
-        observed: Duration,
-        pod: Option<&PodRef>,
-        found: Result<Found, String>,
-    ) -> Verdict {
+    /// Applies an inspection.
+    ///
+    /// A failed inspection of a pod without a record makes a record only if the runtime had the pod after it was last found
+    /// to be gone. Otherwise readers would be told of a pod that is not there, and then a second time that it is gone.
+    pub(crate) fn apply(&mut self, looked: Looked<'_>) -> Verdict {
+        let Looked { ticket, began, ended, pod, listed, found } = looked;
         if self.applied.is_some_and(|last| ticket <= last) {
             return Verdict::Stale;
         }
@@ -114,6 +132,7 @@ impl Entry {
         let mut new = match found {
             Ok(found) if found.sandboxes.is_empty() && found.containers.is_empty() => {
                 self.addresses = None;
+                self.absent = Some(ended);
                 return match old {
                     Some(old) => Verdict::Gone(changes(Some(&old), None)),
                     None => Verdict::Nothing,
@@ -122,21 +141,21 @@ impl Entry {
             Ok(found) => {
                 let known =
                     found.pod.or_else(|| pod.cloned()).or_else(|| old.as_ref().map(|o| o.pod.clone()));
-                let mut new = PodRuntime::empty(
-                    known.unwrap_or_else(|| nameless(&self.uid)),
-                    Cursor::default(),
-                    observed,
-                );
+                let mut new =
+                    PodRuntime::empty(known.unwrap_or_else(|| nameless(&self.uid)), Cursor::default(), began);
                 new.sandboxes = found.sandboxes;
                 new.containers = found.containers;
                 new.sort();
                 self.keep_addresses(&mut new);
                 new
             }
+            Err(_) if old.is_none() && listed.is_none_or(|at| self.absent.is_some_and(|gone| at < gone)) => {
+                return Verdict::Nothing;
+            }
             Err(text) => {
                 let mut new = old.as_deref().cloned().unwrap_or_else(|| {
                     let pod = pod.cloned().unwrap_or_else(|| nameless(&self.uid));
-                    PodRuntime::empty(pod, Cursor::default(), observed)
+                    PodRuntime::empty(pod, Cursor::default(), began)
                 });
                 new.error = Some(text);
                 new

@@ -22,7 +22,7 @@ pub(crate) fn next_pause(last: Option<Duration>) -> Duration {
     match last {
         None => FIRST,
         Some(last) if last >= DOUBLING_MAX => SLOW,
-        Some(last) => (last * 2).min(DOUBLING_MAX),
+        Some(last) => last.saturating_mul(2).min(DOUBLING_MAX),
     }
 }
 

@@ -24,7 +24,8 @@ pub fn problem(last_list_age: Option<Duration>, threshold: Duration) -> Option<S
 pub fn go_duration(d: Duration) -> String {
     let ns = d.as_nanos();
     let fraction = |value: u128, unit: u128, digits: usize| {
-        let text = format!("{}.{:0digits$}", value / unit, value % unit);
+        let (whole, rest) = (value.checked_div(unit), value.checked_rem(unit));
+        let text = format!("{}.{:0digits$}", whole.unwrap_or(0), rest.unwrap_or(0));
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
     };
     match ns {

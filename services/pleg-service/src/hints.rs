@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use quintlet_kit::clock::deadline_after;
 use quintlet_kit::patience::{Patience, Say};
 use quintlet_model::ids::PodUid;
 use quintlet_proto::common::v1::Trace;
@@ -89,7 +90,7 @@ fn take(core: &Arc<Core>, resolver: &mpsc::Sender<Unknown>, event: HintEvent) {
         HintEvent::Hint { kind, id, pod, trace, at_unix_ns } => {
             if at_unix_ns > 0 {
                 // Two clocks: one that is behind is no negative time.
-                let ns = core.clock.wall().as_nanosecond() - i128::from(at_unix_ns);
+                let ns = core.clock.wall().as_nanosecond().saturating_sub(i128::from(at_unix_ns));
                 let took = Duration::from_nanos(u64::try_from(ns).unwrap_or(0));
                 core.metrics.hint_latency.observe(took.as_secs_f64());
             }
@@ -139,8 +140,8 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
         let now = Instant::now();
         for unknown in batch.drain(..) {
             let pause = unknown_pause(unknown.kind);
-            let due = now + pause.unwrap_or_default();
-            let new = || Pending { hints: Vec::new(), pause, due, until: now + longest };
+            let due = deadline_after(now, pause.unwrap_or_default());
+            let new = || Pending { hints: Vec::new(), pause, due, until: deadline_after(now, longest) };
             let known = pending.entry(unknown.id).or_insert_with(new);
             if due < known.due {
                 (known.due, known.pause) = (due, pause);
@@ -159,6 +160,7 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
         if due.is_empty() {
             continue;
         }
+        let listed = core.clock.boot();
         let found = match find(&core, &due).await {
             Ok(found) => found,
             Err(error) => {
@@ -169,12 +171,13 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
         for id in due {
             if let Some((uid, place)) = found.get(&id).cloned() {
                 for (kind, trace) in pending.remove(&id).map(|p| p.hints).unwrap_or_default() {
-                    core.nominate(&uid, place.clone().nomination(id.clone(), kind, trace));
+                    let nomination = place.clone().nomination(id.clone(), kind, trace);
+                    core.nominate(&uid, Nomination { listed: Some(listed), ..nomination });
                 }
             } else if let Some(p) = pending.get_mut(&id) {
                 let pause = next_pause(p.pause);
                 p.pause = Some(pause);
-                p.due = Instant::now() + pause;
+                p.due = deadline_after(Instant::now(), pause);
                 if p.due > p.until {
                     pending.remove(&id);
                     core.metrics.hints_unknown.inc();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_kit::backoff::Backoff;
+use quintlet_kit::clock::deadline_after;
 use quintlet_kit::contain::{Work as PodWork, contained};
 use quintlet_kit::seam::{self, Seam};
 use quintlet_model::ids::PodUid;
@@ -16,7 +17,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use crate::core::{Core, Mailbox, Work};
-use crate::entry::{Entry, Verdict, effect_shows};
+use crate::entry::{Entry, Looked, Verdict, effect_shows};
 use crate::expect::{STARTS_LATER, next_pause, patience};
 use crate::inspect::{Targets, inspect};
 use crate::metrics::ResultLabel;
@@ -59,14 +60,14 @@ pub(crate) async fn keep_owning(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailb
 
 /// Runs the pod's entry until the pod is gone.
 pub(crate) async fn own(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
-    let mut entry = Entry::published(uid.clone(), core.store.get(&uid));
+    let mut entry = Entry::published(uid.clone(), core.store.get(&uid), core.store.gone_at(&uid));
     let mut expectations = Expectations::new();
     let mut retry: Option<Instant> = None;
     loop {
         let (nominated, urgent) = {
             let mut work = mailbox.work.lock();
             if !work.nominated {
-                let due = Instant::now() + STARTS_LATER;
+                let due = deadline_after(Instant::now(), STARTS_LATER);
                 let unseen = |(id, kind): &(String, HintKind)| !effect_shows(*kind, id, entry.record());
                 for expected in work.expects.drain(..).filter(unseen) {
                     expect(&mut expectations, expected, due);
@@ -110,7 +111,7 @@ pub(crate) async fn own(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
         let looking = Box::pin(once(&core, &mut entry, &uid, &work, &expectations).instrument(span));
         let answer = looking.await;
         drop((slot, lane));
-        retry = answer.is_err().then(|| Instant::now() + RETRY);
+        retry = answer.is_err().then(|| deadline_after(Instant::now(), RETRY));
         settle(&mut expectations, &entry);
         for waiter in work.waiters {
             // Who no longer waits does not care.
@@ -176,7 +177,16 @@ async fn once(
         tracing::warn!(pod.name = pod, pod.uid = %uid, %error, "the pod could not be inspected");
     }
     let before = entry.record().map(|r| r.pod.clone());
-    let verdict = entry.apply(ticket, observed, work.pod.as_ref(), found.map_err(|e| e.to_string()));
+    let ended = core.clock.boot();
+    let verdict = entry.apply(Looked {
+        ticket,
+        began: observed,
+        ended,
+        pod: work.pod.as_ref(),
+        // What the runtime answered, usable or not, was about this pod.
+        listed: if failure.as_ref().is_some_and(ReadError::is_data) { Some(ended) } else { work.listed },
+        found: found.map_err(|e| e.to_string()),
+    });
     let trace = propagate::current_trace();
     let reply = match verdict {
         Verdict::Changed(changes) => {
@@ -188,7 +198,7 @@ async fn once(
             (placed, cursor)
         }
         Verdict::Gone(changes) => {
-            let cursor = core.store.remove(uid, trace.clone());
+            let cursor = core.store.remove(uid, ended, trace.clone());
             if let Some(pod) = before {
                 core.readers.announce(changes, &pod, cursor, trace.as_ref());
             }
@@ -211,7 +221,7 @@ async fn once(
 }
 
 fn expect(expectations: &mut Expectations, expected: (String, HintKind), due: Instant) {
-    let until = patience(expected.1).map(|p| Instant::now() + p);
+    let until = patience(expected.1).map(|p| deadline_after(Instant::now(), p));
     expectations.insert(expected, Expectation { pause: None, due, until });
 }
 
@@ -225,7 +235,7 @@ fn settle(expectations: &mut Expectations, entry: &Entry) {
         if e.due <= now {
             let pause = next_pause(e.pause);
             e.pause = Some(pause);
-            e.due = now + pause;
+            e.due = deadline_after(now, pause);
         }
         true
     });

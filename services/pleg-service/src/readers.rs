@@ -319,7 +319,7 @@ mod tests {
         for n in 0..=crate::store::TOMBSTONES {
             let uid = PodUid::parse(&format!("u{n}")).unwrap();
             readers.store.publish(PodRuntime::empty(pod(&uid), Cursor::default(), Duration::ZERO), None);
-            readers.store.remove(&uid, None);
+            readers.store.remove(&uid, Duration::ZERO, None);
         }
         assert!(matches!(watcher.next().await.event, Some(Event::Resync(_))));
         assert!(matches!(watcher.next().await.event, Some(Event::SnapshotBegin(_))));

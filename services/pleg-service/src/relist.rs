@@ -38,7 +38,7 @@ pub(crate) async fn run(core: Arc<Core>) {
     loop {
         let now = Instant::now();
         if let Some(last) = began.replace(now) {
-            core.metrics.relist_interval.observe((now - last).as_secs_f64());
+            core.metrics.relist_interval.observe(now.saturating_duration_since(last).as_secs_f64());
         }
         let result = list(&core, now).await;
         core.metrics.relist_duration.observe(now.elapsed().as_secs_f64());
@@ -75,7 +75,7 @@ impl Breath {
 
     /// One item is done with.
     async fn one(&mut self) {
-        self.0 -= 1;
+        self.0 = self.0.saturating_sub(1);
         if self.0 == 0 {
             self.0 = SLICE;
             tokio::task::yield_now().await;
@@ -143,6 +143,7 @@ fn nomination(core: &Core, uid: &PodUid, listed: Listed, observed: Duration) -> 
         containers: listed.containers.into_iter().map(|c| (c.id, c.sandbox_id)).collect(),
         list: absent,
         complete: true,
+        listed: Some(observed),
         ..Nomination::default()
     })
 }
@@ -155,25 +156,26 @@ async fn by_pod(
     breath: &mut Breath,
 ) -> HashMap<PodUid, Listed> {
     let mut pods = HashMap::<PodUid, Listed>::new();
-    let (mut unlabelled, mut running) = (0, 0);
+    let (mut unlabelled, mut running) = (0_i64, 0_i64);
     let mut states = HashMap::<ContainerState, i64>::new();
     for s in sandboxes {
         breath.one().await;
         let Some(pod) = &s.pod else {
-            unlabelled += 1;
+            unlabelled = unlabelled.saturating_add(1);
             continue;
         };
         let listed = pods.entry(pod.uid.clone()).or_default();
         let ran = listed.sandboxes.iter().any(|s| s.state == SandboxState::Ready);
-        running += i64::from(!ran && s.state == SandboxState::Ready);
+        running = running.saturating_add((!ran && s.state == SandboxState::Ready).into());
         listed.pod = Some(pod.clone());
         listed.sandboxes.push(s);
     }
     for c in containers {
         breath.one().await;
-        *states.entry(c.state).or_default() += 1;
+        let count = states.entry(c.state).or_default();
+        *count = count.saturating_add(1);
         let Some(pod) = &c.pod else {
-            unlabelled += 1;
+            unlabelled = unlabelled.saturating_add(1);
             continue;
         };
         let listed = pods.entry(pod.uid.clone()).or_default();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use quintlet_model::ids::PodUid;
@@ -20,6 +21,8 @@ pub(crate) struct Latest {
     pub(crate) uid: PodUid,
     /// None: gone.
     pub(crate) pod: Option<SharedPodRuntime>,
+    /// CLOCK_BOOTTIME by which the pod was gone; zero for a pod that is there, and in a follower.
+    pub(crate) gone: Duration,
     /// Trace of the inspection that saw it.
     pub(crate) trace: Option<Trace>,
 }
@@ -106,7 +109,7 @@ impl Store {
 
     /// The leader had nothing to send for a while.
     pub(crate) fn note_beat(&self) {
-        self.beats.send_modify(|n| *n += 1);
+        self.beats.send_modify(|n| *n = n.saturating_add(1));
     }
 
     pub(crate) fn revs(&self) -> watch::Receiver<u64> {
@@ -130,6 +133,12 @@ impl Store {
         inner.by_rev.get(inner.pods.get(uid)?)?.pod.clone()
     }
 
+    /// When the pod was last found to be gone, CLOCK_BOOTTIME; `None` if it is there or not remembered.
+    pub(crate) fn gone_at(&self, uid: &PodUid) -> Option<Duration> {
+        let inner = self.inner.read();
+        inner.by_rev.get(inner.pods.get(uid)?).filter(|l| l.pod.is_none()).map(|l| l.gone)
+    }
+
     pub(crate) fn pod_of(&self, id: &str) -> Option<PodUid> {
         self.inner.read().ids.get(id).cloned()
     }
@@ -137,7 +146,7 @@ impl Store {
     pub(crate) fn len(&self) -> usize {
         // One guard: a second read behind a waiting writer never ends.
         let inner = self.inner.read();
-        inner.pods.len() - inner.tombstones.len()
+        inner.pods.len().saturating_sub(inner.tombstones.len())
     }
 
     /// A new state of a pod. Returns it with its place.
@@ -152,11 +161,11 @@ impl Store {
         pod
     }
 
-    /// A pod is gone.
-    pub(crate) fn remove(&self, uid: &PodUid, trace: Option<Trace>) -> Cursor {
+    /// A pod is gone, by an inspection that ended at `gone`, CLOCK_BOOTTIME.
+    pub(crate) fn remove(&self, uid: &PodUid, gone: Duration, trace: Option<Trace>) -> Cursor {
         let mut inner = self.inner.write();
         let at = inner.next();
-        inner.bury(uid, at.rev, trace, self.tombstones);
+        inner.bury(uid, at.rev, gone, trace, self.tombstones);
         drop(inner);
         self.rev.send_replace(at.rev);
         at
@@ -171,7 +180,7 @@ impl Store {
 
     /// The leader has a pod no more.
     pub(crate) fn follow_gone(&self, uid: &PodUid, rev: u64, trace: Option<Trace>) {
-        self.inner.write().bury(uid, rev, trace, self.tombstones);
+        self.inner.write().bury(uid, rev, Duration::ZERO, trace, self.tombstones);
         self.rev.send_replace(rev);
     }
 
@@ -248,7 +257,7 @@ impl Inner {
 
     /// The place of the next change.
     fn next(&self) -> Cursor {
-        Cursor { epoch: self.epoch, rev: self.rev + 1 }
+        Cursor { epoch: self.epoch, rev: self.rev.saturating_add(1) }
     }
 
     fn put(&mut self, pod: SharedPodRuntime, trace: Option<Trace>) {
@@ -257,12 +266,12 @@ impl Inner {
         for id in pod.ids() {
             self.ids.insert(id, uid.clone());
         }
-        self.link(Latest { rev: pod.cursor.rev, uid, pod: Some(pod), trace });
+        self.link(Latest { rev: pod.cursor.rev, uid, pod: Some(pod), gone: Duration::ZERO, trace });
     }
 
-    fn bury(&mut self, uid: &PodUid, rev: u64, trace: Option<Trace>, tombstones: usize) {
+    fn bury(&mut self, uid: &PodUid, rev: u64, gone: Duration, trace: Option<Trace>, tombstones: usize) {
         self.unlink(uid);
-        self.link(Latest { rev, uid: uid.clone(), pod: None, trace });
+        self.link(Latest { rev, uid: uid.clone(), pod: None, gone, trace });
         self.tombstones.push_back(rev);
         while self.tombstones.len() > tombstones {
             if let Some(old) = self.tombstones.pop_front() {
@@ -296,8 +305,6 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use quintlet_model::ids::PodRef;
 
     use super::*;
@@ -322,7 +329,7 @@ mod tests {
         for uid in ["a", "b", "a", "c"] {
             store.publish(pod(uid), None);
         }
-        store.remove(&PodUid::parse("b").unwrap(), None);
+        store.remove(&PodUid::parse("b").unwrap(), Duration::ZERO, None);
         let all = [(3, "a".to_owned(), true), (4, "c".to_owned(), true), (5, "b".to_owned(), false)];
         assert_eq!(after(&store, 0), all);
         assert_eq!(after(&store, 3), all[1..]);
@@ -342,9 +349,9 @@ mod tests {
         assert_eq!(at(7, 0), Start::Here);
         let not = |start| matches!(start, Start::Not(_));
         assert!(not(at(6, 2)) && not(at(8, 2)) && not(at(7, 3)));
-        store.remove(&PodUid::parse("a").unwrap(), None);
+        store.remove(&PodUid::parse("a").unwrap(), Duration::ZERO, None);
         assert_eq!(at(7, 2), Start::Here);
-        store.remove(&PodUid::parse("b").unwrap(), None);
+        store.remove(&PodUid::parse("b").unwrap(), Duration::ZERO, None);
         assert!(not(at(7, 2)), "the end of a is forgotten");
         assert!(matches!(store.next_after(Cursor { epoch: 7, rev: 2 }), Next::Lost));
         assert_eq!(at(7, 3), Start::Here);

@@ -4,13 +4,17 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Bench, Watch, options};
+use parking_lot::Mutex;
 use pleg_service::seams::HintKind;
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 use quintlet_proto::pleg::v1 as pb;
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Rule};
+use tokio::time::Instant;
 use tonic::Code;
 
 #[derive(Debug, Clone)]
@@ -93,8 +97,31 @@ fn count_ends(before: &Picture, now: &Picture, ends: &mut BTreeMap<String, usize
     }
 }
 
+/// Longest time from an inspection that finds nothing to its watchers. Messages cost next to no time here: it is paused.
+const NOTICED: Duration = Duration::from_millis(100);
+
+/// When which pods had something in the runtime: each entry holds until the next.
+type Presence = Vec<(Instant, BTreeSet<String>)>;
+
+/// Whether the pod had nothing in the runtime at some moment of the [`NOTICED`] before `at`.
+fn was_absent(presence: &Presence, uid: &str, at: Instant) -> bool {
+    let ends = presence.iter().skip(1).map(|(begin, _)| *begin).chain([at + NOTICED]);
+    let mut times = presence.iter().zip(ends);
+    times.any(|((begin, pods), end)| *begin <= at && end + NOTICED >= at && !pods.contains(uid))
+}
+
 async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration) {
     let bench = Bench::new(options(exit_lag), true, |_| {});
+    let mut prompt = bench.watch(None).await;
+    let gone = Arc::<Mutex<Vec<(String, Instant)>>>::default();
+    let (seen, mut presence) = (Arc::clone(&gone), vec![(Instant::now(), BTreeSet::new())]);
+    let prompt = tokio::spawn(async move {
+        loop {
+            prompt.step().await;
+            let uid = prompt.log.last().and_then(|word| word.strip_prefix("gone "));
+            seen.lock().extend(uid.map(|uid| (uid.to_owned(), Instant::now())));
+        }
+    });
     let follower = bench.follower(&bench.socket, "follower.sock");
     follower.wait_serving(true).await;
     let mut watches = Vec::new();
@@ -193,7 +220,9 @@ async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration) {
                 runtime.up().unwrap();
             }
         }
-        count_ends(&before, &of_runtime(&bench.runtime), &mut ends);
+        let now = of_runtime(&bench.runtime);
+        count_ends(&before, &now, &mut ends);
+        presence.push((Instant::now(), now.into_keys().collect()));
         for late in copies {
             let (to, hints) = (bench.hints.clone(), hints.clone());
             let send = move || hints.iter().for_each(|(kind, id)| to.hint(*kind, id));
@@ -209,6 +238,10 @@ async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration) {
     }
     bench.runtime.unscript_all();
     tokio::time::sleep(Duration::from_secs(35)).await;
+    prompt.abort();
+    for (uid, at) in gone.lock().iter() {
+        assert!(was_absent(&presence, uid, *at), "{uid} was called gone while the runtime had it");
+    }
     let expected = of_runtime(&bench.runtime);
     for watch in watches.iter_mut().chain([&mut wanderer]) {
         let limit = tokio::time::Instant::now() + Duration::from_secs(30);
@@ -228,15 +261,55 @@ async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration) {
     }
 }
 
+/// The number of cases: PROPTEST_CASES, or this.
+fn cases_or(default: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
+
+/// Runs a history in paused time.
+fn check(acts: Vec<(Act, Vec<u16>)>, lag: u64) {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(run(acts, Duration::from_millis(lag)));
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 200, ..ProptestConfig::default() })]
+    // More cases: PROPTEST_CASES=10000. What fails is kept beside this file and has to be committed.
+    #![proptest_config(ProptestConfig {
+        cases: cases_or(48),
+        max_shrink_iters: 200,
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn once_it_is_quiet_the_cache_is_the_runtime(
         acts in proptest::collection::vec((act(), copies()), 1..60),
         lag in prop_oneof![Just(0u64), 1..400u64],
     ) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        runtime.block_on(run(acts, Duration::from_millis(lag)));
+        check(acts, lag);
     }
+}
+
+/// A start that is still expected keeps the owner of the pod in place after the pod is gone; the runtime's restart makes an
+/// inspection of that owner fail.
+#[test]
+fn a_pod_that_is_gone_is_not_called_gone_again_after_a_failed_inspection() {
+    let history = [
+        (Act::AddSandbox { pod: 1, attempt: 0 }, vec![]),
+        (Act::ExitSandbox(0), vec![]),
+        (Act::Wait(0), vec![]),
+        (Act::AddContainer { sandbox: 0, started: true }, vec![0]),
+        (Act::Wait(1074), vec![]),
+        (Act::Wait(1735), vec![]),
+        (Act::RemoveSandbox(0), vec![]),
+        (Act::Wait(260), vec![]),
+        (Act::AddSandbox { pod: 0, attempt: 0 }, vec![]),
+        (Act::Wait(468), vec![0]),
+        (Act::Wait(781), vec![715, 0]),
+        (Act::Wait(1387), vec![794, 3900]),
+        (Act::Restart, vec![]),
+        (Act::AddContainer { sandbox: 32, started: true }, vec![1699]),
+    ];
+    check(history.to_vec(), 240);
 }

@@ -120,7 +120,7 @@ pub fn kind(kind: ProbeType) -> i32 {
 pub fn cut(text: &str, max: usize) -> &str {
     let mut end = text.len().min(max);
     while !text.is_char_boundary(end) {
-        end -= 1;
+        end = end.saturating_sub(1);
     }
     &text[..end]
 }

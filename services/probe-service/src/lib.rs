@@ -4,14 +4,19 @@
 //! - [`decide`] says what a probe does next and what an attempt means, without I/O or a clock.
 //! - `slot` holds one probe with its memory; `worker` is its task, one per (pod, container, probe type).
 //! - [`handlers`] make the attempts: HTTP, TCP and gRPC from here, commands through cri-proxy's probe socket.
+//! - [`evaluations`] keeps the newest evaluations for observers, who resume by a cursor.
 //! - [`prober`] keeps all probes; [`mailbox`] holds what the driver has not taken yet, the latest memory per probe and
 //!   a bounded number of evaluations. [`service`] is the gRPC surface.
 //!
 //! Life cycle: probes come with the driver's targets and go by its word only. Without a driver they go on. When the
 //! service stops, memory is gone here and lives on in pod-sync, which hands it over to the next one.
 
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 pub mod convert;
 pub mod decide;
+pub mod evaluations;
 pub mod handlers;
 pub mod mailbox;
 pub mod metrics;

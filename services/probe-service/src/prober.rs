@@ -14,19 +14,16 @@ use quintlet_model::probe::{ProbeKey, ProbeType};
 use quintlet_proto::common::v1::Trace;
 use quintlet_proto::probe::v1 as wire;
 use quintlet_proto::probe::v1::drive_report::Report;
-use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
 use crate::decide;
+use crate::evaluations::Evaluations;
 use crate::handlers::Attempts;
 use crate::mailbox::Mailbox;
 use crate::metrics::Metrics;
 use crate::slot::Slot;
 use crate::target::{Pod, Target};
 use crate::worker;
-
-/// Evaluations an observer may lag behind: three seconds of 330 probes with a period of 1 s.
-pub const WATCH_CAPACITY: usize = 1024;
 
 /// Gives a number from 0 to 1 for the jitter of a probe.
 pub type Chance = Box<dyn Fn() -> f64 + Send + Sync>;
@@ -47,7 +44,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     chance: Chance,
     driver: Mutex<Option<Arc<Mailbox>>>,
-    observers: broadcast::Sender<wire::Evaluation>,
+    pub(crate) evaluations: Evaluations,
 }
 
 #[derive(Debug, Default)]
@@ -81,13 +78,6 @@ impl Shared {
             tell(driver);
         }
     }
-
-    pub(crate) fn observe(&self, evaluation: impl FnOnce() -> wire::Evaluation) {
-        if self.observers.receiver_count() > 0 {
-            // Fails only when the last observer has just gone.
-            let _ = self.observers.send(evaluation());
-        }
-    }
 }
 
 impl fmt::Debug for Shared {
@@ -101,8 +91,9 @@ impl Prober {
     #[must_use]
     pub fn new(attempts: Arc<dyn Attempts>, clock: Clock, metrics: Metrics, chance: Chance) -> Self {
         let born = clock.boot();
-        let observers = broadcast::Sender::new(WATCH_CAPACITY);
-        let shared = Shared { attempts, clock, born, metrics, chance, driver: Mutex::new(None), observers };
+        // Later runs begin later in the same boot; no reader keeps a cursor over a boot.
+        let evaluations = Evaluations::new(u64::try_from(born.as_nanos()).unwrap_or(u64::MAX).max(1));
+        let shared = Shared { attempts, clock, born, metrics, chance, driver: Mutex::new(None), evaluations };
         Self { shared: Arc::new(shared), table: Arc::default() }
     }
 
@@ -112,6 +103,8 @@ impl Prober {
         let mailbox = Arc::new(Mailbox::new(self.shared.metrics.dropped.clone()));
         let mut table = self.table.lock();
         table.released.clear();
+        // Each driver counts its assignments anew.
+        table.pods.values_mut().for_each(|entry| entry.generation = 0);
         if let Some(old) = self.shared.driver.lock().replace(Arc::clone(&mailbox)) {
             old.replaced.cancel();
         }
@@ -222,10 +215,10 @@ impl Prober {
         Ok(())
     }
 
-    /// Every evaluation from now on.
+    /// The evaluations of this run that are kept.
     #[must_use]
-    pub fn observe(&self) -> broadcast::Receiver<wire::Evaluation> {
-        self.shared.observers.subscribe()
+    pub fn evaluations(&self) -> &Evaluations {
+        &self.shared.evaluations
     }
 
     /// Counts evaluations that an observer missed.

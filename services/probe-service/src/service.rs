@@ -1,21 +1,22 @@
 //! `quintlet.probe.v1` over gRPC.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
-use futures::Stream;
+use futures::{Stream, StreamExt as _};
 use quintlet_kit::{error_chain, task};
 use quintlet_proto::probe::v1 as wire;
 use quintlet_proto::probe::v1::drive_report::Report;
 use quintlet_proto::probe::v1::drive_request::Request as Said;
 use quintlet_proto::probe::v1::probe_server::Probe;
 use quintlet_proto::probe::v1::watch_event::Event;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::convert;
+use crate::evaluations::{Next, Start};
 use crate::mailbox::Mailbox;
 use crate::prober::{Prober, Replaced};
 
@@ -98,37 +99,68 @@ impl Probe for ProbeService {
         &self,
         request: Request<wire::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let uid = request.into_inner().uid;
-        let (prober, stop, evaluations) = (self.prober.clone(), self.stop.clone(), self.prober.observe());
-        let hello = Some(Event::Hello(quintlet_proto::hello()));
-        let events = futures::stream::unfold((evaluations, hello), move |(mut evaluations, first)| {
-            let (prober, stop, uid) = (prober.clone(), stop.clone(), uid.clone());
-            async move {
-                let event = match first {
-                    Some(hello) => hello,
-                    None => loop {
-                        // Receiving is cancel safe.
-                        let received = tokio::select! {
-                            () = stop.cancelled() => return None,
-                            received = evaluations.recv() => received,
-                        };
-                        match received {
-                            Ok(evaluation) if uid.is_empty() || evaluation.uid == uid => {
-                                break Event::Evaluation(evaluation);
-                            }
-                            Ok(_) => {}
-                            Err(RecvError::Lagged(count)) => {
-                                prober.count_missed(count);
-                                break Event::Missed(wire::Missed { count });
-                            }
-                            Err(RecvError::Closed) => return None,
-                        }
-                    },
-                };
-                Some((Ok(wire::WatchEvent { event: Some(event), trace: None }), (evaluations, None)))
-            }
+        let wire::WatchRequest { uid, resume, .. } = request.into_inner();
+        let observer = Observer::new(self.prober.clone(), uid, resume);
+        let events = futures::stream::unfold(observer, |mut observer| async move {
+            let event = observer.next().await;
+            Some((Ok(event), observer))
         });
+        let events = events.take_until(self.stop.clone().cancelled_owned());
         Ok(Response::new(Box::pin(events)))
+    }
+}
+
+/// One Watch: a place in the evaluations.
+struct Observer {
+    prober: Prober,
+    /// Of the only pod it is about; empty: all.
+    uid: String,
+    last: watch::Receiver<u64>,
+    at: u64,
+    /// What is to be said first.
+    first: VecDeque<Event>,
+}
+
+impl Observer {
+    fn new(prober: Prober, uid: String, resume: Option<wire::Cursor>) -> Self {
+        let last = prober.evaluations().last();
+        let mut first = VecDeque::from([Event::Hello(quintlet_proto::hello())]);
+        let at = match prober.evaluations().start(resume) {
+            Start::After(at) => at,
+            Start::Resync(at, reason) => {
+                first.push_back(Event::Resync(wire::Resync { reason: reason.to_owned() }));
+                at
+            }
+        };
+        Self { prober, uid, last, at, first }
+    }
+
+    async fn next(&mut self) -> wire::WatchEvent {
+        let event = loop {
+            if let Some(first) = self.first.pop_front() {
+                break first;
+            }
+            self.last.mark_unchanged();
+            match self.prober.evaluations().after(self.at) {
+                Next::Evaluation(at, evaluation) => {
+                    self.at = at;
+                    if self.uid.is_empty() || evaluation.uid == self.uid {
+                        break Event::Evaluation(wire::Evaluation::clone(&evaluation));
+                    }
+                }
+                Next::Missed(count, at) => {
+                    self.at = at;
+                    self.prober.count_missed(count);
+                    break Event::Missed(wire::Missed { count });
+                }
+                // The sender lives as long as the prober.
+                Next::End => {
+                    let _ = self.last.changed().await;
+                }
+            }
+        };
+        let cursor = Some(self.prober.evaluations().cursor(self.at));
+        wire::WatchEvent { event: Some(event), cursor, trace: None }
     }
 }
 

@@ -216,7 +216,7 @@ impl Slot {
         if let Some(unhealthy) = self.unhealthy(&memory, &attempt).filter(|_| passed || !stalled) {
             shared.with_driver(|driver| driver.unhealthy(unhealthy, propagate::current_trace()));
         }
-        shared.observe(|| self.evaluation(shared, &state, raw, took));
+        shared.evaluations.push(self.evaluation(shared, &state, raw, took));
     }
 
     fn unhealthy(&self, memory: &ProbeMemory, attempt: &Attempt) -> Option<wire::Unhealthy> {

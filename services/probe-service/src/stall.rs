@@ -15,7 +15,7 @@ pub(crate) async fn watch<T>(clock: &Clock, work: impl Future<Output = T>) -> (T
     let mut work = pin!(work);
     let mut last = clock.boot();
     let mut stalled = false;
-    let late = |last: Duration| clock.boot().saturating_sub(last) > TICK + LIMIT;
+    let late = |last: Duration| clock.boot().saturating_sub(last) > TICK.saturating_add(LIMIT);
     loop {
         // Dropping the sleep loses a look only; the work is pinned outside.
         tokio::select! {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_kit::backoff::Backoff;
+use quintlet_kit::clock::deadline_after;
 use quintlet_kit::contain::{Work, contained};
 use quintlet_kit::seam::{self, Seam};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
@@ -21,7 +22,7 @@ const LONGEST_AFTER_PANIC: Duration = Duration::from_secs(3600);
 /// Missed ticks collapse into one. A container that has just started, or whose initial delay has just passed, is
 /// probed at once and the rate counts from there; nothing else moves the ticks.
 pub(crate) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, jitter: Duration) {
-    let mut ticker = interval_at(Instant::now() + jitter, slot.period());
+    let mut ticker = interval_at(deadline_after(Instant::now(), jitter), slot.period());
     ticker.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let work = Work::new(slot.key.uid.as_str(), format!("{}/{}", slot.pod.namespace, slot.pod.name));
     let mut after_panic = Backoff::new(AFTER_PANIC, 2, LONGEST_AFTER_PANIC);

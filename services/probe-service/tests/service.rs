@@ -109,7 +109,7 @@ async fn a_pod_is_driven_watched_handed_on_and_released() {
         async move { probe_service::run(&run, "0", &[], stop).await }
     });
     let mut client = client(&run).await;
-    let watch = wire::WatchRequest { hello: Some(quintlet_proto::hello()), uid: "u1".into() };
+    let watch = wire::WatchRequest { hello: Some(quintlet_proto::hello()), uid: "u1".into(), resume: None };
     let mut events = client.watch(watch).await.unwrap().into_inner();
     assert!(matches!(events.message().await.unwrap().unwrap().event, Some(Event::Hello(_))));
 

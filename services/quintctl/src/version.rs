@@ -13,9 +13,6 @@ use crate::text::{NOTHING, age, clean, or_nothing, table};
 /// Version of this program.
 const OWN: &str = env!("CARGO_PKG_VERSION");
 
-/// Commit of this program.
-const OWN_COMMIT: Option<&str> = option_env!("QUINTLET_COMMIT");
-
 /// One program.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -47,7 +44,7 @@ pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
 
 /// Asks all services.
 pub async fn fetch(paths: &Paths) -> Vec<Row> {
-    let commit = OWN_COMMIT.unwrap_or("unknown");
+    let commit = quintlet_kit::build::commit();
     let own = Row {
         service: "quintctl".to_owned(),
         version: Some(OWN.to_owned()),

@@ -239,7 +239,7 @@ impl Probe for FakeProbe {
             ..probe::Evaluation::default()
         };
         let event = watch_event::Event::Evaluation(evaluation);
-        Ok(events(vec![probe::WatchEvent { event: Some(event), trace: None }]))
+        Ok(events(vec![probe::WatchEvent { event: Some(event), cursor: None, trace: None }]))
     }
 }
 

@@ -23,6 +23,7 @@ const PROGRAMS: [(&str, Run); 6] = [
 ];
 
 fn main() -> ExitCode {
+    quintlet_kit::build::set_commit(env!("QUINTLET_BUILT_FROM"));
     let mut line = std::env::args_os();
     let called = line.next().unwrap_or_default();
     match program(Path::new(&called).file_name().unwrap_or_default()) {

@@ -12,6 +12,9 @@ use crate::rate::{Limiter, Rate};
 /// How long one call may take.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Cause of a refusal (k8s.io/api/core/v1: NamespaceTerminatingCause).
+const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
+
 const JSON: &str = "application/json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 
@@ -36,6 +39,9 @@ pub enum ApiFailure {
     /// 401, 403: credentials or rules may change.
     #[error("denied: {0}")]
     Denied(String),
+    /// 403: the namespace is being terminated, so nothing is created in it any more.
+    #[error("the namespace is being terminated: {0}")]
+    NamespaceEnding(String),
     /// 429.
     #[error("too many requests")]
     TooMany {
@@ -64,7 +70,11 @@ impl ApiFailure {
             | Self::Server(_)
             | Self::Unreachable(_)
             | Self::Panicked(_) => true,
-            Self::NotFound(_) | Self::AlreadyExists(_) | Self::Invalid(_) | Self::Refused(_) => false,
+            Self::NotFound(_)
+            | Self::AlreadyExists(_)
+            | Self::Invalid(_)
+            | Self::Refused(_)
+            | Self::NamespaceEnding(_) => false,
         }
     }
 
@@ -79,6 +89,7 @@ impl ApiFailure {
             | Self::Invalid(_)
             | Self::Refused(_)
             | Self::Denied(_)
+            | Self::NamespaceEnding(_)
             | Self::Server(_)
             | Self::Panicked(_) => false,
         }
@@ -99,11 +110,14 @@ impl From<kube::Error> for ApiFailure {
         match error {
             kube::Error::Api(status) => {
                 let message = status.message.clone();
+                let causes = status.details.iter().flat_map(|d| &d.causes);
+                let ending = causes.into_iter().any(|c| c.reason == NAMESPACE_TERMINATING);
                 match (status.code, status.reason.as_str()) {
                     (404, _) => Self::NotFound(message),
                     (409, "AlreadyExists") => Self::AlreadyExists(message),
                     (409 | 410, _) => Self::Conflict(message),
                     (422, _) => Self::Invalid(message),
+                    (403, _) if ending => Self::NamespaceEnding(message),
                     (401 | 403, _) => Self::Denied(message),
                     (429, _) => {
                         let seconds =

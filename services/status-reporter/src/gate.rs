@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use quintlet_kit::clock::deadline_after;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -48,7 +49,7 @@ impl Gate {
                     (Some(hold), _) => hold,
                     (None, None) => return,
                     (None, Some(pause)) if state.next <= now => {
-                        state.next = now + pause;
+                        state.next = deadline_after(now, pause);
                         return;
                     }
                     (None, Some(_)) => state.next,
@@ -74,11 +75,11 @@ impl Gate {
     pub fn failed(&self, retry_after: Option<Duration>) {
         let mut state = self.state.lock();
         let now = Instant::now();
-        let pause = state.pause.map_or(FIRST, |p| (p * 2).min(LONGEST));
+        let pause = state.pause.map_or(FIRST, |p| p.saturating_mul(2).min(LONGEST));
         state.pause = Some(pause);
-        state.next = now + pause;
+        state.next = deadline_after(now, pause);
         if let Some(after) = retry_after {
-            let until = now + after;
+            let until = deadline_after(now, after);
             state.hold = Some(state.hold.map_or(until, |h| h.max(until)));
         }
     }

@@ -29,7 +29,7 @@ impl Term {
     /// Renewed after a quarter of its time.
     #[must_use]
     pub fn of(seconds: u32) -> Self {
-        Self { seconds, every: Duration::from_secs(u64::from(seconds)) / 4 }
+        Self { seconds, every: Duration::from_millis(u64::from(seconds).saturating_mul(250)) }
     }
 }
 
@@ -60,7 +60,8 @@ pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
     match outcome {
         Ok(()) => Next::Rest,
         Err(_) if failures >= TRIES => {
-            let doubled = FIRST_PAUSE * 2_u32.saturating_pow((failures - TRIES).min(10));
+            let doubled =
+                FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(TRIES).min(10)));
             Next::Pause(doubled.min(LONGEST_PAUSE))
         }
         // Somebody else wrote it, or it went: what is there must be read.
@@ -73,6 +74,7 @@ pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
         Err(
             ApiFailure::Refused(_)
             | ApiFailure::Denied(_)
+            | ApiFailure::NamespaceEnding(_)
             | ApiFailure::TooMany { .. }
             | ApiFailure::Server(_)
             | ApiFailure::Unreachable(_)
@@ -142,7 +144,7 @@ impl Keeper {
 
     /// Renews, however long it takes.
     async fn renew(&self, lease: &mut Option<Value>) {
-        let mut failures = 0;
+        let mut failures = 0_u32;
         loop {
             let outcome = match lease.as_ref() {
                 Some(known) => self.update(known).await,
@@ -154,7 +156,7 @@ impl Keeper {
                     next(Ok(()), failures)
                 }
                 Err(failure) => {
-                    failures += 1;
+                    failures = failures.saturating_add(1);
                     debug!(%failure, failures, "the lease is not renewed");
                     if failures == TRIES {
                         warn!(%failure, "the node's lease cannot be renewed");

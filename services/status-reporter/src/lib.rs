@@ -8,6 +8,9 @@
 //! Tasks: `status-write` (at most 64), `status-retry`, `node`, `lease`, `events`, `kubeconfig`, one `peer-health` per
 //! service, one `report-stream` per caller. All memory can be rebuilt from pod-sync and the API server.
 
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 pub mod api;
 pub mod args;
 pub mod clients;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use quintlet_kit::clock::deadline_after;
 use tokio::time::Instant;
 
 /// Calls per second, and calls at once before that counts.
@@ -36,8 +37,12 @@ impl Limiter {
     /// With the whole burst to give.
     #[must_use]
     pub fn new(rate: Rate) -> Self {
-        let pause = Duration::from_secs(1) / rate.per_second;
-        Self { pause, credit: pause.saturating_mul(rate.burst - 1), due: Mutex::new(Instant::now()) }
+        let pause = Duration::from_secs(1).checked_div(rate.per_second).unwrap_or(Duration::ZERO);
+        Self {
+            pause,
+            credit: pause.saturating_mul(rate.burst.saturating_sub(1)),
+            due: Mutex::new(Instant::now()),
+        }
     }
 
     /// Waits for its turn. A wait that is given up has used its turn.
@@ -47,7 +52,7 @@ impl Limiter {
             let now = Instant::now();
             // Time nobody used is credit, and no more of it than that.
             let mine = (*due).max(now);
-            *due = mine + self.pause;
+            *due = deadline_after(mine, self.pause);
             mine.duration_since(now).saturating_sub(self.credit)
         };
         tokio::time::sleep(wait).await;

@@ -249,7 +249,7 @@ impl Shared {
             entry.queued = None;
             let Some((update, _)) = &entry.waiting else { continue };
             entry.writing = Some(update.stamp);
-            state.in_flight += 1;
+            state.in_flight = state.in_flight.saturating_add(1);
             let work = Arc::clone(shared).work(uid);
             quintlet_kit::task::spawn("status-write", work);
         }
@@ -381,6 +381,6 @@ fn pause(failures: u32, failure: &ApiFailure) -> Duration {
         let doubled = AFTER_PANIC.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)));
         return doubled.min(LONGEST_AFTER_PANIC);
     }
-    let doubled = FIRST_PAUSE * 2_u32.saturating_pow(failures.saturating_sub(1).min(10));
+    let doubled = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1).min(10)));
     failure.retry_after().unwrap_or_else(|| doubled.min(LONGEST_PAUSE))
 }

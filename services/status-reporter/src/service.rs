@@ -92,7 +92,7 @@ fn status(failure: &ApiFailure) -> Status {
         ApiFailure::AlreadyExists(_) => Status::already_exists(text),
         ApiFailure::Conflict(_) => Status::aborted(text),
         ApiFailure::Invalid(_) | ApiFailure::Refused(_) => Status::invalid_argument(text),
-        ApiFailure::Denied(_) => Status::permission_denied(text),
+        ApiFailure::Denied(_) | ApiFailure::NamespaceEnding(_) => Status::permission_denied(text),
         ApiFailure::TooMany { .. } => Status::resource_exhausted(text),
         ApiFailure::Server(_) | ApiFailure::Unreachable(_) => Status::unavailable(text),
         ApiFailure::Panicked(_) => Status::internal(text),

@@ -86,15 +86,36 @@ async fn a_restart_leaves_ready_as_it_is_and_foreign_conditions_alone() {
     api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
     service.stop().await;
     let foreign = json!({"type": "KernelDeadlock", "status": "False"});
+    // Whoever turns Ready off and on again writes another time.
+    let long_ago = "2020-01-01T00:00:00Z";
     api.edit("nodes/status", "", "n1", |n| {
-        n["status"]["conditions"].as_array_mut().unwrap().push(foreign.clone())
+        let conditions = n["status"]["conditions"].as_array_mut().unwrap();
+        let ready = conditions.iter_mut().find(|c| c["type"] == "Ready").unwrap();
+        ready["lastTransitionTime"] = json!(long_ago);
+        conditions.push(foreign.clone());
     })
     .unwrap();
-    let before = ready(&api.get("nodes", "", "n1").unwrap()).0.to_owned();
+    let since = |node: &Value| {
+        let conditions = node["status"]["conditions"].as_array().unwrap();
+        conditions.iter().find(|c| c["type"] == "Ready").unwrap()["lastTransitionTime"].clone()
+    };
     api.reset_counts();
-    let mut service = Running::start(Some(&api)).await;
+    let settings = Settings { update_every: Duration::from_millis(1), ..Settings::default() };
+    let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
     api.wait_for_requests("get nodes", 1, PATIENCE).await;
-    assert_eq!(ready(&api.get("nodes", "", "n1").unwrap()).0, before);
+    // It has read the node and knows no facts yet: for now it must write nothing about Ready.
+    let turned = async {
+        while since(&api.get("nodes", "", "n1").unwrap()) == long_ago {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let turned = tokio::time::timeout(Duration::from_millis(500), turned).await;
+    assert!(turned.is_err(), "Ready was turned without facts");
+    service.facts_of("127.0.0.2", &[]).await;
+    let node = api
+        .wait_for("nodes", "", "n1", PATIENCE, |n| n["status"]["addresses"][0]["address"] == "127.0.0.2")
+        .await;
+    assert_eq!((ready(&node).0, &since(&node)), ("True", &json!(long_ago)), "{node:#}");
     service.facts(&["x"]).await;
     let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "False").await;
     assert!(node["status"]["conditions"].as_array().unwrap().contains(&foreign), "{node:#}");
@@ -467,26 +488,32 @@ async fn the_node_is_written_as_often_as_the_configuration_says() {
 #[tokio::test]
 async fn writes_of_pods_keep_to_a_rate_that_is_set() {
     let api = TestApi::start().await;
-    let settings = Settings { pods: Rate::new(20, 5), ..Settings::default() };
-    let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
+    // Without a rate the calls take a small part of what they take with it.
+    let free = write_mirrors(&api, None).await;
+    let spaced = write_mirrors(&api, Rate::new(2, 5)).await;
+    let least = Duration::from_secs(1);
+    assert!(spaced >= least, "five calls at once, at least two more half a second apart: {spaced:?}");
+    assert!(free < least, "the same without a rate: {free:?}");
+}
+
+/// Makes seven mirror pods; how long that took.
+async fn write_mirrors(api: &TestApi, pods: Option<Rate>) -> Duration {
+    let settings = Settings { pods, ..Settings::default() };
+    let mut service = Running::start_with(Some(api), Clock::system(), true, settings).await;
     api.wait_for("nodes", "", "n1", PATIENCE, |n| !n.is_null()).await;
     let start = tokio::time::Instant::now();
-    for n in 0..15 {
+    for n in 0..7 {
         let pod = json!({
-            "metadata": {"name": format!("web-{n}"), "namespace": "default", "uid": "static",
+            "metadata": {"name": format!("web-{}-{n}", pods.is_some()), "namespace": "default", "uid": "static",
                 "annotations": {"kubernetes.io/config.mirror": "a", "kubernetes.io/config.hash": "a"}},
             "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "busybox:1"}]},
         });
         let request = wire::EnsureMirrorRequest { pod: pod.to_string().into_bytes() };
         assert!(service.client.ensure_mirror(request).await.unwrap().into_inner().created);
     }
-    let least = Duration::from_millis(10 * 50);
-    assert!(
-        start.elapsed() >= least,
-        "five calls at once, at least ten more 50 ms apart: {:?}",
-        start.elapsed()
-    );
+    let took = start.elapsed();
     service.stop().await;
+    took
 }
 
 #[tokio::test]
@@ -511,4 +538,42 @@ async fn events_keep_to_their_rate() {
     let least = Duration::from_millis(10 * 50);
     assert!(start.elapsed() >= least, "five at once, ten more 50 ms apart: {:?}", start.elapsed());
     stop.cancel();
+}
+
+/// Tests run on one thread, and so do the tasks that they start.
+#[tokio::test]
+async fn an_event_that_is_refused_because_its_namespace_ends_is_no_warning() {
+    for (failure, level) in [(Failure::NamespaceTerminating, "info"), (Failure::Forbidden, "warn")] {
+        let lines = quintlet_telemetry::Lines::default();
+        let log = quintlet_telemetry::kept("status-reporter", tracing::Level::INFO, &lines);
+        let _of_this_thread = tracing::dispatcher::set_default(&log);
+        let api = TestApi::start().await;
+        api.faults().fail("create events", usize::MAX, failure.clone());
+        let stop = CancellationToken::new();
+        let client = status_reporter::api::ApiClient::new(api.client());
+        let recorder = Recorder::start(client, "n1", Clock::system(), Metrics::register(), stop.clone());
+        let event = Occurrence {
+            kind: "Pod".into(),
+            namespace: "default".into(),
+            name: "ending".into(),
+            event_type: "Warning".into(),
+            reason: "Unhealthy".into(),
+            ..Occurrence::default()
+        };
+        assert!(recorder.record(event));
+        let told = async {
+            loop {
+                let line = lines.all().into_iter().find(|line| line.contains("event dropped"));
+                if let Some(line) = line {
+                    return line;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let line = tokio::time::timeout(PATIENCE, told).await.expect("the event is given up");
+        let line: Value = serde_json::from_str(&line).unwrap();
+        let told = line["level"].as_str().unwrap_or_default().to_lowercase();
+        assert_eq!(told, level, "{failure:?}: {line}");
+        stop.cancel();
+    }
 }

@@ -3,6 +3,7 @@
 
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
+use proptest::test_runner::FileFailurePersistence;
 use quintlet_model::pod_status::equal;
 use serde_json::{Map, Value, json};
 use status_reporter::status::merge::merge;
@@ -84,7 +85,12 @@ fn foreign(status: &Value) -> Vec<Value> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    // What fails is kept beside this file and has to be committed.
+    #![proptest_config(ProptestConfig {
+        cases: 2000,
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn a_patch_from_what_is_live_leads_to_what_is_wanted(live in status(), desired in status(), could_run: bool) {

@@ -371,9 +371,11 @@ async fn a_foreign_edit_that_pod_sync_has_seen_is_put_right() {
         .api
         .edit("pods/status", "default", "web", |p| p["status"]["conditions"][0]["status"] = json!("False"))
         .unwrap();
-    bench.reporter.submit(update(&edited, 1, running("True")));
+    // pod-sync reports the same status again, with a new version and the edited object as its base.
+    bench.reporter.submit(update(&edited, 2, running("True")));
     bench.written().await;
     assert_eq!(ready(&bench.live("web")), "True");
+    assert_eq!(bench.api.counts().of("patch pods/status"), 2);
 }
 
 #[tokio::test]

@@ -10,6 +10,8 @@ use nix::sys::signal::Signal;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::socket;
 use quintlet_localnode::Containerd;
+use quintlet_proto::debug::v1::MetricsRequest;
+use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::podsync::v1 as podsync;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_testapi::TestApi;
@@ -58,6 +60,9 @@ pub struct Options {
 
 /// What the wall clock of the services adds to the machine's, for libfaketime.
 const CLOCK: &str = "clock";
+
+/// The second instance of probe-service, where a test has one.
+const SECOND_PROBER: &str = "probe-1";
 
 /// The user of the node API.
 pub const NODE_API_UID: u32 = 65_533;
@@ -209,6 +214,39 @@ impl Node {
             boot: None,
         };
         self.services.insert("node-api", Service::start(plan));
+    }
+
+    /// Starts a second instance of probe-service, the service and instance `probe-1`, and waits until it serves.
+    ///
+    /// # Panics
+    /// It does not serve for long.
+    pub async fn add_prober(&mut self) {
+        let first = self.services["probe-service"].plan.clone();
+        let id = |arg: &OsString| if arg == "probe-0" { OsString::from(SECOND_PROBER) } else { arg.clone() };
+        let plan = Plan {
+            name: SECOND_PROBER,
+            args: first.args.iter().map(id).collect(),
+            log: self.logs.dir.join(format!("{SECOND_PROBER}.log")),
+            ..first
+        };
+        self.services.insert(SECOND_PROBER, Service::start(plan));
+        self.wait_serving(SECOND_PROBER, LONG).await;
+    }
+
+    /// The value of a counter of a service, as its metrics have it; zero before it first counts.
+    ///
+    /// # Panics
+    /// The service does not answer for long.
+    pub async fn counter(&self, service: &str, name: &str) -> u64 {
+        let mut client = DebugClient::new(self.health_channel(service));
+        let text = until(&format!("metrics of {service}"), LONG, async || {
+            client.metrics(MetricsRequest::default()).await
+        })
+        .await
+        .into_inner()
+        .text;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.map_or(0, |v| v.trim().parse().expect("a counter is a whole number"))
     }
 
     /// What a service has logged so far.
@@ -513,6 +551,7 @@ impl Node {
             "cri-proxy" => self.paths.cri(CriSocket::Admin),
             "pleg-service" => self.paths.pleg(),
             "probe-service" => self.paths.probe("probe-0"),
+            SECOND_PROBER => self.paths.probe(SECOND_PROBER),
             "status-reporter" => self.paths.status(),
             "node-api" => self.paths.node_api(),
             _ => self.paths.podsync(),
@@ -581,6 +620,12 @@ impl Node {
         assert!(drained, "pod-sync does not end after SIGUSR1");
         let left = self.listed().await;
         assert!(left.sandboxes.is_empty() && left.containers.is_empty(), "pods are left: {left:#?}");
+        if self.services.contains_key(SECOND_PROBER) {
+            assert!(
+                take(&mut self.services, SECOND_PROBER).terminate().await,
+                "{SECOND_PROBER} does not end"
+            );
+        }
         for name in ["status-reporter", "probe-service", "pleg-service", "cri-proxy"] {
             assert!(take(&mut self.services, name).terminate().await, "{name} does not end after SIGTERM");
         }

@@ -23,6 +23,10 @@ pub struct Span {
     pub service: String,
     /// Trace it belongs to, in hex.
     pub trace: String,
+    /// Its own id, in hex.
+    pub id: String,
+    /// Id of the span that it is a part of, in hex; empty for the root of a trace.
+    pub parent: String,
     /// Name.
     pub name: String,
     /// Attributes with text values.
@@ -71,14 +75,24 @@ impl Receiver {
         self.spans.0.lock().clone()
     }
 
-    /// The services in each trace.
-    #[must_use]
-    pub fn services(&self) -> BTreeMap<String, BTreeSet<String>> {
-        let mut traces: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        for span in self.spans.0.lock().iter() {
-            traces.entry(span.trace.clone()).or_default().insert(span.service.clone());
+    /// The spans of the one trace whose root has this name and is about this pod: each is a part of another one of them.
+    ///
+    /// # Errors
+    /// There is none so far, or more than one, or a span has a parent that is not in the trace.
+    pub fn tree(&self, root: &str, pod_uid: &str) -> Result<Vec<Span>, String> {
+        let all = self.spans();
+        let is_root =
+            |s: &&Span| s.name == root && s.attributes.get("pod.uid").is_some_and(|uid| uid == pod_uid);
+        let roots: Vec<&Span> = all.iter().filter(is_root).collect();
+        let [root] = roots[..] else { return Err(format!("{} spans {root:?}: {roots:?}", roots.len())) };
+        if !root.parent.is_empty() {
+            return Err(format!("the root is a part of something: {root:?}"));
         }
-        traces
+        let of_trace: Vec<Span> = all.iter().filter(|s| s.trace == root.trace).cloned().collect();
+        let ids: BTreeSet<&str> = of_trace.iter().map(|s| s.id.as_str()).collect();
+        let lost: Vec<&Span> =
+            of_trace.iter().filter(|s| s.id != root.id && !ids.contains(s.parent.as_str())).collect();
+        if lost.is_empty() { Ok(of_trace) } else { Err(format!("spans without their parents: {lost:#?}")) }
     }
 }
 
@@ -94,7 +108,9 @@ impl TraceService for Spans {
             for span in of_process.scope_spans.into_iter().flat_map(|s| s.spans) {
                 self.0.lock().push(Span {
                     service: service.clone(),
-                    trace: span.trace_id.iter().map(|b| format!("{b:02x}")).collect(),
+                    trace: hex(&span.trace_id),
+                    id: hex(&span.span_id),
+                    parent: hex(&span.parent_span_id),
                     attributes: texts(&span.attributes),
                     name: span.name,
                 });
@@ -102,6 +118,10 @@ impl TraceService for Spans {
         }
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 fn texts(attributes: &[opentelemetry_proto::tonic::common::v1::KeyValue]) -> BTreeMap<String, String> {

@@ -1,4 +1,4 @@
-//! A pod's life with an API server, and one trace of it through all five services.
+//! A pod's life with an API server, and the traces of its creation and its end through the services.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 use quintlet_e2e::bins::SERVICES;
 use quintlet_e2e::node::page;
-use quintlet_e2e::otlp::Receiver;
+use quintlet_e2e::otlp::{Receiver, Span};
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
 use quintlet_localnode::images;
@@ -92,8 +92,23 @@ fn assert_running_status(pod: &Seen) {
     assert!(raw["imageID"].as_str().is_some_and(|id| id.contains("sha256:")), "{raw}");
 }
 
+/// Waits until the trace with this root is whole and has spans of these services.
+async fn wait_trace(receiver: &Receiver, root: &str, uid: &str, services: &[&str]) -> Vec<Span> {
+    until(&format!("the whole trace {root:?}"), LONG, async || {
+        let spans = receiver.tree(root, uid)?;
+        let seen: BTreeSet<&str> = spans.iter().map(|s| s.service.as_str()).collect();
+        if services.iter().all(|s| seen.contains(s)) { Ok(spans) } else { Err(format!("{seen:?}")) }
+    })
+    .await
+}
+
+/// Whether cri-proxy has made this call in the trace.
+fn has_call(spans: &[Span], method: &str) -> bool {
+    spans.iter().any(|s| s.service == "cri-proxy" && s.name.contains(method))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_of_the_api_server_lives_and_goes_in_one_trace() {
+async fn a_pod_of_the_api_server_comes_in_one_trace_and_goes_in_another() {
     lives_and_goes(Options::with_api("api")).await;
 }
 
@@ -101,7 +116,7 @@ async fn a_pod_of_the_api_server_lives_and_goes_in_one_trace() {
 /// --run-ignored only real`, where no node NAME runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a real cluster in QUINTLET_KUBECONFIG, QUINTLET_NODE_KUBECONFIG and QUINTLET_NODE"]
-async fn a_pod_of_a_real_api_server_lives_and_goes_in_one_trace() {
+async fn a_pod_of_a_real_api_server_comes_in_one_trace_and_goes_in_another() {
     lives_and_goes(Options::with_real_api("api-real")).await;
 }
 
@@ -160,16 +175,8 @@ async fn lives_and_goes(options: Options) {
     assert_eq!(token.split('.').count(), 3, "not a JWT: {token:?}");
     wait_reasons(&node, &uid, &["Pulled", "Created", "Started"]).await;
 
-    // All of it is one trace, the pod's own.
-    until("a trace with spans of all five services", LONG, async || {
-        let traces = receiver.services();
-        let of_pod = |t: &String| {
-            receiver.spans().iter().any(|s| s.trace == *t && s.attributes.get("pod.uid") == Some(&uid))
-        };
-        let all = |services: &BTreeSet<String>| SERVICES.iter().all(|s| services.contains(*s));
-        if traces.iter().any(|(t, services)| all(services) && of_pod(t)) { Ok(()) } else { Err(traces) }
-    })
-    .await;
+    let created = wait_trace(&receiver, "create default/full", &uid, &SERVICES).await;
+    assert!(has_call(&created, "StartContainer"), "{created:#?}");
 
     // A label changes no container.
     let container = pod.container("main");
@@ -199,6 +206,10 @@ async fn lives_and_goes(options: Options) {
     assert_eq!(std::fs::read_to_string(node.scratch().join("pre-stop")).unwrap().trim(), "ran");
     wait_reasons(&node, &uid, &["Killing"]).await;
     node.wait_gone(&uid).await;
+    let services = ["cri-proxy", "pleg-service", "status-reporter", "pod-sync"];
+    let ended = wait_trace(&receiver, "terminate default/full", &uid, &services).await;
+    assert!(has_call(&ended, "StopContainer") && has_call(&ended, "RemovePodSandbox"), "{ended:#?}");
+    assert_ne!(ended[0].trace, created[0].trace);
     api.wait_for("pods", "default", "job", LONG, Value::is_null).await;
 
     let renewed = |l: &Value| l["spec"]["renewTime"] != lease["spec"]["renewTime"];

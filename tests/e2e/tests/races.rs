@@ -22,18 +22,25 @@ const ROUNDS: u64 = 6;
 /// Making five pods takes about so long, and stopping them too.
 const SPREAD_MS: u64 = 1200;
 
+/// Kills that must have cut a call, of the two in each round: most of the time of a round, some call is in flight.
+const MET: usize = 4;
+
+/// Calls that pod-sync sent and of which it does not know what came of them.
+const UNKNOWN: &str = "quintlet_runtime_calls_unknown_total";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cri_proxy_killed_inside_its_calls_makes_nothing_twice() {
     let seed: u64 = std::env::var("QUINTLET_E2E_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(42);
     println!("QUINTLET_E2E_SEED={seed}");
     let mut rng = StdRng::seed_from_u64(seed);
     let node = Node::start(Options::standalone("races")).await;
+    let mut met = 0;
     for round in 0..ROUNDS {
         let names: Vec<String> = (0..PODS).map(|i| format!("race-{round}-{i}")).collect();
         for name in &names {
             node.pod_manifest(&pods::probed(name));
         }
-        kill_after(&node, rng.random_range(20..SPREAD_MS)).await;
+        met += usize::from(kill_after(&node, rng.random_range(20..SPREAD_MS)).await);
         let mut uids = Vec::new();
         for name in &names {
             let pod = node.wait_ready(name).await;
@@ -45,11 +52,13 @@ async fn a_cri_proxy_killed_inside_its_calls_makes_nothing_twice() {
         for name in &names {
             node.remove_manifest(&format!("{name}.yaml"));
         }
-        kill_after(&node, rng.random_range(20..SPREAD_MS)).await;
+        met += usize::from(kill_after(&node, rng.random_range(20..SPREAD_MS)).await);
         for uid in &uids {
             node.wait_gone(uid).await;
         }
     }
+    println!("{met} of {} kills cut a call", 2 * ROUNDS);
+    assert!(met >= MET, "only {met} of {} kills cut a call", 2 * ROUNDS);
     let log = node.log("pod-sync");
     let told = |reason: &str| ["Unhealthy", "MissingClusterDNS"].contains(&reason);
     let reasons = log.lines().filter_map(|l| l.split_once("warning event reason=")?.1.split(' ').next());
@@ -58,10 +67,14 @@ async fn a_cri_proxy_killed_inside_its_calls_makes_nothing_twice() {
     node.down().await;
 }
 
-/// Kills at an arbitrary moment: that it falls into some call is what the many rounds are for.
-async fn kill_after(node: &Node, ms: u64) {
-    println!("kill after {ms} ms");
+/// Kills at an arbitrary moment; whether the kill cut a call.
+async fn kill_after(node: &Node, ms: u64) -> bool {
+    let before = node.counter("pod-sync", UNKNOWN).await;
     tokio::time::sleep(Duration::from_millis(ms)).await;
     let starts = node.kill9("cri-proxy");
     node.wait_back("cri-proxy", starts, Duration::from_secs(2)).await;
+    // pod-sync has learnt of it by now: the connection broke before the new process served.
+    let cut = node.counter("pod-sync", UNKNOWN).await.saturating_sub(before);
+    println!("killed after {ms} ms: {cut} calls cut");
+    cut > 0
 }

@@ -57,7 +57,23 @@ fn at(seconds: u64) -> Duration {
 }
 
 fn entry() -> Entry {
-    Entry::new(pod_ref().uid)
+    Entry::new(pod_ref().uid, None)
+}
+
+/// Applies the inspection with this ticket, made in the second of the same number.
+fn apply(entry: &mut Entry, ticket: u64, found: Result<Found, String>) -> Verdict {
+    apply_listed(entry, ticket, None, found)
+}
+
+/// Applies an inspection that a list of the second `listed` asked for.
+fn apply_listed(
+    entry: &mut Entry,
+    ticket: u64,
+    listed: Option<u64>,
+    found: Result<Found, String>,
+) -> Verdict {
+    let (began, ended) = (at(ticket), at(ticket));
+    entry.apply(Looked { ticket, began, ended, pod: None, listed: listed.map(at), found })
 }
 
 #[test]
@@ -103,9 +119,8 @@ fn every_row_of_the_kubelets_event_table() {
 #[test]
 fn a_sandbox_makes_the_same_events_without_a_container_name() {
     let mut e = entry();
-    e.apply(1, at(1), None, Ok(found(vec![sandbox("s", 0, SandboxState::Ready, None)], vec![])));
-    let verdict =
-        e.apply(2, at(2), None, Ok(found(vec![sandbox("s", 0, SandboxState::NotReady, None)], vec![])));
+    apply(&mut e, 1, Ok(found(vec![sandbox("s", 0, SandboxState::Ready, None)], vec![])));
+    let verdict = apply(&mut e, 2, Ok(found(vec![sandbox("s", 0, SandboxState::NotReady, None)], vec![])));
     let died = Change { kind: ChangeKind::Died, id: "s".to_owned(), container: String::new(), exit_code: 0 };
     assert_eq!(verdict, Verdict::Changed(vec![died]));
 }
@@ -115,28 +130,48 @@ fn an_inspection_that_began_before_the_last_one_applied_is_dropped() {
     let mut e = entry();
     let running = || Ok(found(vec![], vec![container("c", ContainerState::Running)]));
     let exited = || Ok(found(vec![], vec![container("c", ContainerState::Exited)]));
-    assert!(matches!(e.apply(5, at(5), None, exited()), Verdict::Changed(_)));
-    assert_eq!(e.apply(4, at(4), None, running()), Verdict::Stale);
-    assert_eq!(e.apply(5, at(5), None, Err("late".to_owned())), Verdict::Stale);
+    assert!(matches!(apply(&mut e, 5, exited()), Verdict::Changed(_)));
+    assert_eq!(apply(&mut e, 4, running()), Verdict::Stale);
+    assert_eq!(apply(&mut e, 5, Err("late".to_owned())), Verdict::Stale);
     assert_eq!(e.record().unwrap().containers[0].state, ContainerState::Exited);
-    assert_eq!(e.apply(6, at(6), None, exited()), Verdict::Same);
+    assert_eq!(apply(&mut e, 6, exited()), Verdict::Same);
     assert_eq!(e.record().unwrap().observed, at(6));
 }
 
 #[test]
 fn a_failed_inspection_keeps_the_last_good_state_with_the_error() {
     let mut e = entry();
-    e.apply(1, at(1), None, Ok(found(vec![], vec![container("c", ContainerState::Running)])));
-    assert_eq!(e.apply(2, at(2), None, Err("no answer".to_owned())), Verdict::Changed(vec![]));
-    assert_eq!(e.apply(3, at(3), None, Err("no answer".to_owned())), Verdict::Same, "told once");
+    apply(&mut e, 1, Ok(found(vec![], vec![container("c", ContainerState::Running)])));
+    assert_eq!(apply(&mut e, 2, Err("no answer".to_owned())), Verdict::Changed(vec![]));
+    assert_eq!(apply(&mut e, 3, Err("no answer".to_owned())), Verdict::Same, "told once");
     let record = e.record().unwrap();
     assert_eq!(
         (record.error.as_deref(), record.containers.len(), record.observed),
         (Some("no answer"), 1, at(1))
     );
-    let back = e.apply(4, at(4), None, Ok(found(vec![], vec![container("c", ContainerState::Running)])));
+    let back = apply(&mut e, 4, Ok(found(vec![], vec![container("c", ContainerState::Running)])));
     assert_eq!(back, Verdict::Changed(vec![]));
     assert_eq!(e.record().unwrap().error, None);
+}
+
+#[test]
+fn a_failed_inspection_makes_a_record_only_of_a_pod_that_a_list_has_had_since_it_was_gone() {
+    let down = || Err("down".to_owned());
+    let running = || Ok(found(vec![], vec![container("c", ContainerState::Running)]));
+    let nothing = || Ok(found(vec![], vec![]));
+    let mut e = entry();
+    assert_eq!(apply(&mut e, 1, down()), Verdict::Nothing, "no list has had the pod");
+    assert_eq!(apply_listed(&mut e, 2, Some(1), down()), Verdict::Changed(vec![]), "a list has had it");
+    assert_eq!(e.record().unwrap().error.as_deref(), Some("down"));
+    assert!(matches!(apply(&mut e, 3, running()), Verdict::Changed(_)));
+    assert!(matches!(apply(&mut e, 4, nothing()), Verdict::Gone(_)));
+    for (ticket, listed) in [(5, None), (6, Some(3))] {
+        assert_eq!(apply_listed(&mut e, ticket, listed, down()), Verdict::Nothing, "listed {listed:?}");
+    }
+    assert_eq!(apply(&mut e, 7, nothing()), Verdict::Nothing, "gone is said once");
+    assert_eq!(apply_listed(&mut e, 8, Some(8), down()), Verdict::Changed(vec![]), "made again since");
+    let mut e = Entry::new(pod_ref().uid, Some(at(4)));
+    assert_eq!(apply_listed(&mut e, 9, Some(3), down()), Verdict::Nothing, "the owner before found it gone");
 }
 
 #[test]
@@ -147,21 +182,21 @@ fn addresses_stay_with_a_stopped_sandbox_also_across_errors_until_a_newer_one_is
         sandbox.unwrap().ips.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     let mut e = entry();
-    e.apply(1, at(1), None, Ok(found(vec![sandbox("s0", 0, Ready, Some("10.0.0.1"))], vec![])));
-    e.apply(2, at(2), None, Ok(found(vec![sandbox("s0", 0, NotReady, None)], vec![])));
+    apply(&mut e, 1, Ok(found(vec![sandbox("s0", 0, Ready, Some("10.0.0.1"))], vec![])));
+    apply(&mut e, 2, Ok(found(vec![sandbox("s0", 0, NotReady, None)], vec![])));
     assert_eq!(ips(&e, "s0"), ["10.0.0.1"]);
-    e.apply(3, at(3), None, Err("down".to_owned()));
-    e.apply(4, at(4), None, Ok(found(vec![sandbox("s0", 0, NotReady, None)], vec![])));
+    apply(&mut e, 3, Err("down".to_owned()));
+    apply(&mut e, 4, Ok(found(vec![sandbox("s0", 0, NotReady, None)], vec![])));
     assert_eq!(ips(&e, "s0"), ["10.0.0.1"], "kept across an error");
     let both = vec![sandbox("s0", 0, NotReady, None), sandbox("s1", 1, NotReady, None)];
-    e.apply(5, at(5), None, Ok(found(both, vec![])));
+    apply(&mut e, 5, Ok(found(both, vec![])));
     assert_eq!((ips(&e, "s0"), ips(&e, "s1")), (vec!["10.0.0.1".to_owned()], vec![]), "its owner's alone");
     let both = vec![sandbox("s0", 0, NotReady, None), sandbox("s1", 1, Ready, None)];
-    e.apply(6, at(6), None, Ok(found(both, vec![])));
+    apply(&mut e, 6, Ok(found(both, vec![])));
     assert!(ips(&e, "s0").is_empty(), "a newer one is ready");
-    e.apply(7, at(7), None, Ok(found(vec![sandbox("s2", 2, Ready, Some("10.0.0.2"))], vec![])));
-    assert!(matches!(e.apply(8, at(8), None, Ok(found(vec![], vec![]))), Verdict::Gone(_)));
-    e.apply(9, at(9), None, Ok(found(vec![sandbox("s2", 2, NotReady, None)], vec![])));
+    apply(&mut e, 7, Ok(found(vec![sandbox("s2", 2, Ready, Some("10.0.0.2"))], vec![])));
+    assert!(matches!(apply(&mut e, 8, Ok(found(vec![], vec![]))), Verdict::Gone(_)));
+    apply(&mut e, 9, Ok(found(vec![sandbox("s2", 2, NotReady, None)], vec![])));
     assert!(ips(&e, "s2").is_empty(), "the pod was gone");
 }
 

@@ -105,9 +105,10 @@ impl Pleg {
             .map_err(|_| ObserveError::Unavailable("no answer".to_owned()))?
             .map_err(|s| ObserveError::Unavailable(s.message().to_owned()))?
             .into_inner();
-        let epoch = reply.cursor.unwrap_or_default().epoch;
+        let at = Cursor::from(reply.cursor.unwrap_or_default());
+        let epoch = at.epoch;
         let Some(record) = reply.pod else {
-            self.cache.write().pods.remove(uid);
+            self.drop_until(uid, at);
             return Ok(Observed { epoch, pod: None });
         };
         let pod =
@@ -119,11 +120,22 @@ impl Pleg {
         Ok(Observed { epoch, pod: Some(pod) })
     }
 
-    // True if it changed what is known.
+    /// Removes a pod that was gone at `at`. A record of a later place stays: replies and the stream are not ordered.
+    fn drop_until(&self, uid: &PodUid, at: Cursor) {
+        let mut cache = self.cache.write();
+        if cache.pods.get(uid).is_some_and(|have| have.cursor <= at) {
+            cache.pods.remove(uid);
+        }
+    }
+
+    /// Keeps a record unless something newer is known; returns whether it did. A pod that the stream has called gone since is
+    /// not brought back by a reply that came late: what the stream has reached and the cache lacks is gone.
     fn apply(&self, pod: SharedPodRuntime) -> bool {
         let mut cache = self.cache.write();
+        let passed = cache.complete && cache.cursor.is_some_and(|at| at >= pod.cursor);
         match cache.pods.get(&pod.pod.uid) {
             Some(have) if have.cursor >= pod.cursor => false,
+            None if passed => false,
             Some(_) | None => {
                 cache.pods.insert(pod.pod.uid.clone(), pod);
                 true
@@ -210,6 +222,8 @@ impl Pleg {
                 Some(wire::watch_event::Event::SnapshotEnd(_)) => {
                     snapshot = false;
                     let epoch = at.unwrap_or_default().epoch;
+                    // The place counts again from the end of the snapshot on.
+                    self.cache.write().cursor = None;
                     let seen: HashSet<PodUid> =
                         records.drain(..).filter_map(|r| Some(self.take(r, epoch)?.0)).collect();
                     let gone: Vec<PodUid> = {
@@ -304,6 +318,28 @@ mod tests {
         ) -> Result<Response<wire::HealthReply>, Status> {
             Err(Status::unimplemented(""))
         }
+    }
+
+    #[test]
+    fn a_reply_that_is_late_neither_brings_a_pod_back_nor_removes_a_newer_record() {
+        let pleg = Pleg::new("/nowhere".into(), Arc::default());
+        let uid = PodUid::parse("u").unwrap();
+        let at = |rev| Cursor { epoch: EPOCH, rev };
+        let apply = |rev| pleg.apply(Arc::new(convert::pod_runtime(record(rev), EPOCH).unwrap()));
+        let known = || pleg.get(&uid).map(|p| p.cursor.rev);
+        assert!(apply(4), "nothing is known before the first snapshot");
+        {
+            let mut cache = pleg.cache.write();
+            (cache.complete, cache.cursor) = (true, Some(at(6)));
+        }
+        pleg.drop_until(&uid, at(3));
+        assert_eq!(known(), Some(4), "gone before, and made again");
+        pleg.drop_until(&uid, at(6));
+        assert_eq!(known(), None);
+        assert!(!apply(5), "the stream has passed it");
+        assert_eq!(known(), None, "a reply of before the end");
+        assert!(apply(7));
+        assert_eq!(known(), Some(7), "made again since");
     }
 
     #[tokio::test]

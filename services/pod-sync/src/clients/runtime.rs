@@ -9,6 +9,7 @@ use http::uri::PathAndQuery;
 use k8s_cri::v1 as cri;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use prometheus_client::metrics::counter::Counter;
 use quintlet_kit::clock::{self, Clock, bounded};
 use quintlet_kit::lists;
 use quintlet_model::ids::{ContainerId, SandboxId};
@@ -70,6 +71,7 @@ pub struct Runtime {
     clock: Clock,
     /// Limit of a call (`runtimeRequestTimeout`).
     call: Duration,
+    unknown: Counter,
 }
 
 /// Output of a command in a container.
@@ -95,7 +97,7 @@ macro_rules! call {
         let request = $self.request($request, $limit);
         // Boxed: a worker must not carry the state of its largest call for all its life.
         let sent = Box::pin(client.$method(request));
-        $self.finish($name, $limit, sent).await
+        $self.counted($self.finish($name, $limit, sent).await)
     }};
 }
 
@@ -116,7 +118,12 @@ impl Runtime {
     #[must_use]
     pub fn new(path: PathBuf, epoch: u64, clock: Clock, call: Duration) -> Self {
         let channel = quintlet_kit::socket::channel(path);
+        let unknown = quintlet_telemetry::metrics::counter(
+            "quintlet_runtime_calls_unknown",
+            "Runtime calls that were sent and of which it is not known what came of them",
+        );
         Self {
+            unknown,
             runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE),
             channel: channel.clone(),
             images: ImageServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE),
@@ -173,6 +180,14 @@ impl Runtime {
                 message: format!("no answer within {}", humantime::format_duration(limit)),
             }),
         }
+    }
+
+    /// Counts an answer that leaves unknown what came of the call.
+    fn counted<T>(&self, answer: Result<T, CallError>) -> Result<T, CallError> {
+        if answer.as_ref().is_err_and(|error| error.outcome == Outcome::Unknown) {
+            self.unknown.inc();
+        }
+        answer
     }
 
     /// RunPodSandbox.

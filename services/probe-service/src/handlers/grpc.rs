@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use quintlet_kit::clock::deadline_after;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
@@ -16,7 +17,7 @@ use super::{Attempt, USER_AGENT, dial, go_duration, go_status};
 const RECONNECT: Duration = Duration::from_millis(100);
 
 pub(super) async fn probe(host: &str, port: u16, service: &str, timeout: Duration) -> Attempt {
-    let deadline = Instant::now() + timeout;
+    let deadline = deadline_after(Instant::now(), timeout);
     let to = dial::join_host_port(host, port);
     let within = go_duration(timeout);
     let channel = match timeout_at(deadline, connect(host.to_owned(), port, &to)).await {

@@ -13,6 +13,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper_util::rt::TokioIo;
+use quintlet_kit::clock::deadline_after;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -33,7 +34,7 @@ const BODY_TIMED_OUT: &str =
     "context deadline exceeded (Client.Timeout or context cancellation while reading body)";
 
 pub(super) async fn probe(get: &HttpGet, host: &str, port: u16, timeout: Duration) -> Attempt {
-    let deadline = Instant::now() + timeout;
+    let deadline = deadline_after(Instant::now(), timeout);
     let url = Url::of_probe(get.tls, host, port, &get.path);
     let failure =
         |url: &dyn std::fmt::Display, error: &str| Attempt::Failure(format!("Get \"{url}\": {error}"));
@@ -42,14 +43,14 @@ pub(super) async fn probe(get: &HttpGet, host: &str, port: u16, timeout: Duratio
         Err(error) => return failure(&url, &error),
     };
     let mut request = Get { url, headers, host_header };
-    let mut sent = 0;
+    let mut sent = 0_usize;
     loop {
         let exchange = match timeout_at(deadline, request.send()).await {
             Ok(Ok(exchange)) => exchange,
             Ok(Err(error)) => return failure(&request.url, &error),
             Err(_) => return failure(&request.url, TIMED_OUT),
         };
-        sent += 1;
+        sent = sent.saturating_add(1);
         let status = exchange.response.status();
         let location = exchange.response.headers().get(header::LOCATION);
         if let (true, Some(location)) = (is_redirect(status), location) {

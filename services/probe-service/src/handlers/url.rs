@@ -115,7 +115,10 @@ fn rooted(target: String) -> String {
 fn has_bad_escape(text: &str) -> bool {
     let bytes = text.as_bytes();
     let hex = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_hexdigit);
-    bytes.iter().enumerate().any(|(at, &b)| b == b'%' && !(hex(at + 1) && hex(at + 2)))
+    bytes
+        .iter()
+        .enumerate()
+        .any(|(at, &b)| b == b'%' && !(hex(at.saturating_add(1)) && hex(at.saturating_add(2))))
 }
 
 /// Escapes what may not stand in a request line, and `also`.
@@ -141,7 +144,7 @@ fn without_dots(target: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     let segments: Vec<&str> = path.split('/').skip(usize::from(path.starts_with('/'))).collect();
     for (at, segment) in segments.iter().enumerate() {
-        let last = at + 1 == segments.len();
+        let last = at.saturating_add(1) == segments.len();
         match *segment {
             "." | ".." => {
                 if *segment == ".." {

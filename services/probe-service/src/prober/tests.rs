@@ -8,6 +8,7 @@ use quintlet_model::probe::{ProbeMemory, ProbeResult};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
+use crate::evaluations::Next;
 use crate::handlers::{Attempt, Broken};
 use crate::target::{Handler, Probe, View};
 
@@ -331,7 +332,6 @@ async fn a_node_full_of_old_containers_is_spread_over_a_period_unless_handed_ove
 #[tokio::test(start_paused = true)]
 async fn the_series_of_a_probe_end_with_it_and_observers_see_every_evaluation() {
     let rig = Rig::new([pass()]);
-    let mut observer = rig.prober.observe();
     let driver = rig.prober.attach();
     rig.prober.set(&driver, pod("series", 1, view(), Some(memory(1))), None).unwrap();
     rig.run(Duration::from_millis(1500)).await;
@@ -344,7 +344,9 @@ async fn the_series_of_a_probe_end_with_it_and_observers_see_every_evaluation() 
     assert!(series().iter().any(|l| l.starts_with("prober_probe_duration_seconds_bucket")), "{:?}", series());
     rig.prober.remove(&driver, &uid("series"), 1).unwrap();
     assert!(series().is_empty(), "{:?}", series());
-    let seen = observer.try_recv().unwrap();
+    let Next::Evaluation(1, seen) = rig.prober.evaluations().after(0) else {
+        panic!("no evaluation is kept")
+    };
     assert_eq!((seen.pod_name.as_str(), seen.run, seen.output.as_str()), ("series", 1, "ok"));
 }
 
@@ -396,4 +398,56 @@ async fn a_panic_in_the_probe_of_one_pod_harms_no_other_and_is_tried_again_ever_
     rig.run(Duration::from_secs(4)).await;
     let all = told(&driver).await;
     assert!(is_ready(&all, "a "), "{all:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_largest_values_of_every_field_end_no_task() {
+    let largest = u32::MAX;
+    for (initial_delay_seconds, started_boottime_ns, attempts) in
+        [(0, 1, 1), (largest, 1, 0), (0, u64::MAX, 1), (largest, u64::MAX, 0)]
+    {
+        let rig = Rig::new([fail()]);
+        let driver = rig.prober.attach();
+        let memory = wire::Memory {
+            container_id: "c1".into(),
+            counter: u64::MAX,
+            result: wire::Outcome::Success as i32,
+            last: wire::Outcome::Failure as i32,
+            run: largest,
+            on_hold: false,
+        };
+        let spec = wire::ProbeSpec {
+            r#type: wire::ProbeType::Readiness as i32,
+            handler: Some(wire::probe_spec::Handler::Grpc(wire::Grpc {
+                port: largest,
+                service: String::new(),
+            })),
+            initial_delay_seconds,
+            period_seconds: largest,
+            timeout_seconds: largest,
+            success_threshold: largest,
+            failure_threshold: largest,
+            memory: Some(memory),
+        };
+        let container = wire::ContainerTarget {
+            name: "app".into(),
+            container_id: "c1".into(),
+            running: true,
+            started_boottime_ns,
+            started: true,
+            probes: vec![spec],
+        };
+        let target = wire::PodTarget {
+            uid: "u1".into(),
+            generation: u64::MAX,
+            pod_ip: "10.0.0.1".into(),
+            containers: vec![container],
+            ..Default::default()
+        };
+        rig.prober.set(&driver, crate::convert::pod(target).unwrap(), None).unwrap();
+        rig.run(Duration::from_millis(500)).await;
+        assert_eq!(rig.begun().len(), attempts, "{initial_delay_seconds} {started_boottime_ns}");
+        let table = rig.prober.table.lock();
+        assert!(table.workers().all(|worker| !worker.task.is_finished()), "{initial_delay_seconds}");
+    }
 }

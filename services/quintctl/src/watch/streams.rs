@@ -13,7 +13,7 @@ use quintlet_proto::pleg::v1::{LifecycleRequest, lifecycle_event};
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{WatchPodsRequest, watch_pods_event};
 use quintlet_proto::probe::v1::probe_client::ProbeClient;
-use quintlet_proto::probe::v1::{WatchRequest, watch_event};
+use quintlet_proto::probe::v1::{Cursor, WatchRequest, watch_event};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -236,12 +236,19 @@ pub(super) async fn probers(paths: Paths, out: mpsc::Sender<Line>) {
 
 async fn probes(peer: Peer, out: mpsc::Sender<Line>) {
     let mut link = Link::new(&peer.service);
-    again!(peer, link, out, follow_probes(&peer, &mut link, &out));
+    let mut at = None;
+    again!(peer, link, out, follow_probes(&peer, &mut link, &out, &mut at));
 }
 
-async fn follow_probes(peer: &Peer, link: &mut Link, out: &mpsc::Sender<Line>) -> Result<(), Error> {
+/// `at` is the place of the last evaluation that was shown: a stream that was cut goes on there.
+async fn follow_probes(
+    peer: &Peer,
+    link: &mut Link,
+    out: &mpsc::Sender<Line>,
+    at: &mut Option<Cursor>,
+) -> Result<(), Error> {
     let mut client = ProbeClient::new(peer.channel().await?);
-    let request = WatchRequest { hello: Some(quintlet_proto::hello()), uid: String::new() };
+    let request = WatchRequest { hello: Some(quintlet_proto::hello()), uid: String::new(), resume: *at };
     let mut stream = peer.answer(client.watch(request)).await?;
     if !say(out, link.back(process(peer).await, "")).await {
         return Ok(());
@@ -252,8 +259,13 @@ async fn follow_probes(peer: &Peer, link: &mut Link, out: &mpsc::Sender<Line>) -
             Some(watch_event::Event::Missed(m)) => {
                 service_line(&peer.service, format!("{} results missed", m.count))
             }
-            Some(watch_event::Event::Hello(_)) | None => continue,
+            // What is kept of the new run follows.
+            Some(watch_event::Event::Resync(_) | watch_event::Event::Hello(_)) | None => {
+                *at = message.cursor.or(*at);
+                continue;
+            }
         };
+        *at = message.cursor.or(*at);
         if out.send(line).await.is_err() {
             break;
         }

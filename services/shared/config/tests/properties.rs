@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 use quintlet_config::load::Config;
 use quintlet_config::mistakes::{Mistake, render};
 use quintlet_config::node::Origin;
@@ -116,7 +117,12 @@ fn field() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    // What fails is kept beside this file and has to be committed.
+    #![proptest_config(ProptestConfig {
+        cases: 1000,
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn any_bytes_are_a_configuration_or_mistakes(bytes in prop::collection::vec(any::<u8>(), 0..400), strict: bool) {

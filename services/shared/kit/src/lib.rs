@@ -9,6 +9,7 @@ pub mod atomic_file;
 pub mod backoff;
 pub mod beneath;
 pub mod boot;
+pub mod build;
 pub mod clock;
 pub mod contain;
 pub mod grant;

@@ -304,7 +304,7 @@ impl Debug for DebugService {
         Ok(Response::new(wire::BuildReply {
             service: self.name.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            commit: option_env!("QUINTLET_COMMIT").unwrap_or("unknown").to_owned(),
+            commit: crate::build::commit().to_owned(),
             pid: std::process::id(),
             uptime_seconds: self.clock.boot().saturating_sub(self.started).as_secs_f64(),
         }))

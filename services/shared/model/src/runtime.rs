@@ -222,10 +222,11 @@ impl PodRuntime {
         self.containers.iter().filter(move |c| Some(&c.sandbox_id) == id.as_ref())
     }
 
-    /// No container runs and no sandbox is ready.
+    /// No container runs and no sandbox is ready. While the pod cannot be inspected, nobody knows.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.containers.iter().all(|c| c.state != ContainerState::Running)
+        self.error.is_none()
+            && self.containers.iter().all(|c| c.state != ContainerState::Running)
             && self.sandboxes.iter().all(|s| s.state != SandboxState::Ready)
     }
 
@@ -275,3 +276,19 @@ impl Known {
 
 /// Shared, since many readers hold one inspection.
 pub type SharedPodRuntime = Arc<PodRuntime>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::PodUid;
+
+    #[test]
+    fn a_pod_that_cannot_be_inspected_is_not_known_to_be_quiet() {
+        let uid = PodUid::parse("u").unwrap();
+        let pod = PodRef { uid, namespace: "default".into(), name: "web".into() };
+        let mut runtime = PodRuntime::empty(pod, Cursor::default(), Duration::ZERO);
+        assert!(runtime.is_quiet());
+        runtime.error = Some("no answer".to_owned());
+        assert!(!runtime.is_quiet());
+    }
+}

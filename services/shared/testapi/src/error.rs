@@ -70,6 +70,21 @@ impl ApiError {
             .about(resource, name)
     }
 
+    /// 403: nothing is created in a namespace that is being terminated
+    /// (k8s.io/apiserver/pkg/admission/plugin/namespace/lifecycle).
+    pub(crate) fn terminating(resource: &Resource, name: &str) -> Self {
+        let why = "unable to create new content in namespace default because it is being terminated";
+        let mut error = Self::forbidden(resource, name, why);
+        let cause = json!({
+            "reason": "NamespaceTerminating", "field": "metadata.namespace",
+            "message": "namespace default is being terminated",
+        });
+        if let Some(details) = &mut error.details {
+            details["causes"] = json!([cause]);
+        }
+        error
+    }
+
     /// 422: one or more fields are wrong; each cause is (reason, field, message).
     pub(crate) fn invalid(resource: &Resource, name: &str, causes: &[(&str, String, String)]) -> Self {
         let all: Vec<String> =

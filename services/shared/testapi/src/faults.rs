@@ -103,6 +103,8 @@ pub enum Failure {
     Unauthorized,
     /// 403.
     Forbidden,
+    /// 403 for what would be created in a namespace that is being terminated.
+    NamespaceTerminating,
     /// 422.
     Invalid,
     /// The connection breaks before the request is worked on.

@@ -134,6 +134,7 @@ fn as_error(failure: &Failure, target: &Target) -> Option<Response> {
         }
         Failure::Unauthorized => ApiError::new(401, "Unauthorized", "Unauthorized"),
         Failure::Forbidden => ApiError::forbidden(resource, name, "on demand"),
+        Failure::NamespaceTerminating => ApiError::terminating(resource, name),
         Failure::Invalid => {
             let cause = ("FieldValueInvalid", "status".to_owned(), "Invalid value: on demand".to_owned());
             ApiError::invalid(resource, name, &[cause])

@@ -122,7 +122,7 @@ impl Correlator {
         };
         let decision = match self.written.get_mut(&key) {
             Some(written) => {
-                written.count += 1;
+                written.count = written.count.saturating_add(1);
                 event["metadata"]["name"] = json!(written.name);
                 event["firstTimestamp"] = json!(written.first);
                 event["count"] = json!(written.count);

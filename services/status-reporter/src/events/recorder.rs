@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::Occurrence;
 use super::correlate::{Correlator, CountKey, Decision};
@@ -71,7 +71,9 @@ impl Recorder {
         if !queued && self.metrics.events_dropped.inc().is_multiple_of(100) {
             warn!("the event queue is full: events are lost");
         }
-        self.metrics.events_queued.set(i64::try_from(QUEUE - queue.capacity()).unwrap_or(i64::MAX));
+        self.metrics
+            .events_queued
+            .set(i64::try_from(QUEUE.saturating_sub(queue.capacity())).unwrap_or(i64::MAX));
         queued
     }
 }
@@ -120,7 +122,11 @@ impl Writer {
     fn settle(&mut self, key: &CountKey, answer: Result<Value, ApiFailure>) {
         match answer {
             Ok(event) => self.correlator.stored(key, &event),
-            Err(failure) => warn!(%failure, "an event is given up"),
+            // It goes with its namespace: nobody can read its events any more.
+            Err(failure @ ApiFailure::NamespaceEnding(_)) => {
+                info!(%failure, "event dropped, its namespace ends");
+            }
+            Err(failure) => warn!(%failure, "event dropped"),
         }
     }
 }
@@ -140,7 +146,7 @@ where
         match call().await {
             Err(ApiFailure::Unreachable(_)) if start.elapsed() < PATIENCE => {
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
             }
             answer => return answer,
         }

@@ -83,7 +83,7 @@ impl HealthBoard {
     #[must_use]
     pub fn peers(&self) -> Vec<Peer> {
         let now = self.clock.boot();
-        let fresh = ASK_EVERY + ANSWER_WITHIN;
+        let fresh = ASK_EVERY.saturating_add(ANSWER_WITHIN);
         let peer = |seen: &Seen| {
             let silent = now.saturating_sub(seen.last_good);
             Peer {

@@ -195,7 +195,7 @@ impl NodeKeeper {
             // Without facts by then the node is made without them.
             let _no_facts = tokio::time::timeout(FACTS_WITHIN, self.facts.changed()).await;
         }
-        let mut failures = 0;
+        let mut failures = 0_u32;
         loop {
             let attempt = if self.register {
                 self.register(&initial, started).await
@@ -208,7 +208,7 @@ impl NodeKeeper {
                     return found;
                 }
                 Err(failure) => {
-                    failures += 1;
+                    failures = failures.saturating_add(1);
                     if failures == 1 {
                         warn!(%failure, node = %self.name, "the node cannot be registered yet");
                         self.reached.set_not_serving(NODE).await;
@@ -257,5 +257,5 @@ fn is_ready(node: &Value) -> bool {
 }
 
 fn pause(failures: u32) -> Duration {
-    (FIRST_PAUSE * 2_u32.saturating_pow(failures.saturating_sub(1).min(10))).min(LONGEST_PAUSE)
+    FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1).min(10))).min(LONGEST_PAUSE)
 }

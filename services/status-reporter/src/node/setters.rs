@@ -271,7 +271,7 @@ fn condition_mut<'a>(node: &'a mut Value, kind: &str) -> &'a mut Value {
     let at = at.unwrap_or_else(|| {
         let all = conditions.as_array_mut().map(|all| {
             all.push(json!({ "type": kind }));
-            all.len() - 1
+            all.len().saturating_sub(1)
         });
         all.unwrap_or_default()
     });

@@ -21,7 +21,7 @@ pub fn normalize(status: &mut Value) {
     }
     // Every container of the spec has a status.
     let containers: usize = STATUS_LISTS.iter().map(|l| list(status, l).len()).sum();
-    let limit = MESSAGES_LIMIT / containers.max(1);
+    let limit = MESSAGES_LIMIT.checked_div(containers).unwrap_or(MESSAGES_LIMIT);
     for name in STATUS_LISTS {
         let Some(statuses) = status.get_mut(name).and_then(Value::as_array_mut) else { continue };
         for container in statuses.iter_mut() {

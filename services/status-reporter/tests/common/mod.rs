@@ -75,10 +75,19 @@ impl Running {
         self.facts_with(json!({}), observed, not_ready).await;
     }
 
+    /// Facts of a node that has this address.
+    pub async fn facts_of(&mut self, address: &str, not_ready: &[&str]) {
+        self.send_facts(json!({}), address, Clock::system().boot(), not_ready).await;
+    }
+
     pub async fn facts_with(&mut self, metadata: Value, observed: Duration, not_ready: &[&str]) {
+        self.send_facts(metadata, "127.0.0.1", observed, not_ready).await;
+    }
+
+    async fn send_facts(&mut self, metadata: Value, address: &str, observed: Duration, not_ready: &[&str]) {
         let node = json!({"metadata": metadata, "status": {
             "capacity": {"cpu": "2", "memory": "1Gi", "pods": "110", "ephemeral-storage": "9Gi"},
-            "nodeInfo": {"bootID": "b", "kubeletVersion": "v1.36.0"}, "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "nodeInfo": {"bootID": "b", "kubeletVersion": "v1.36.0"}, "addresses": [{"type": "InternalIP", "address": address}],
         }});
         let request = wire::UpdateNodeRequest {
             source: "pod-sync".into(),

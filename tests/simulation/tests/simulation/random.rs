@@ -17,10 +17,10 @@ use quintlet_testkit::wait::until;
 use serde_json::json;
 use tonic::Code;
 
-/// Sequences tried; half a minute of one machine with two cores.
-const CASES: usize = 30;
-/// Nodes at once: most of their time is waiting for back-offs.
-const AT_ONCE: usize = 6;
+/// Sequences tried, unless `QSIM_CASES` says how many: `make histories` tries thousands.
+const CASES: usize = 60;
+/// Nodes at once: a part of their time is waiting for back-offs and graces.
+const AT_ONCE: usize = 8;
 /// Names of pods a sequence is about.
 const PODS: usize = 4;
 
@@ -249,7 +249,10 @@ fn unsettled(sim: &Sim, lost: &BTreeSet<usize>) -> Vec<String> {
 }
 
 async fn case(actions: Vec<Action>) {
-    let sim = Sim::start(Options::default()).await;
+    let mut sim = Sim::prepare(Options::default()).await;
+    // With the back-off of 10 s a sequence would be waiting nearly always.
+    sim.set_pod_sync_args(&["--max-container-restart-period=1s"]);
+    sim.start_all();
     let foreign = sim.runtime.add_sandbox("foreign-uid", "foreign", "default", 0);
     let theirs = sim.runtime.add_container(&foreign, &ContainerSeed::running("theirs"));
     sim.runtime.behave("theirs", Behaviour::default());
@@ -289,6 +292,20 @@ fn seed() -> [u8; 32] {
     seed
 }
 
+/// How many sequences.
+fn cases() -> usize {
+    std::env::var("QSIM_CASES").map_or(CASES, |n| n.parse().expect("QSIM_CASES is a number"))
+}
+
+/// CPU time of this process so far.
+fn cpu() -> Duration {
+    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).unwrap();
+    let time = |t: nix::sys::time::TimeVal| {
+        Duration::new(t.tv_sec().unsigned_abs(), 1000 * u32::try_from(t.tv_usec()).unwrap())
+    };
+    time(usage.user_time()) + time(usage.system_time())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::print_stderr)]
 async fn whatever_happens_pods_end_up_as_wanted_and_nothing_is_there_twice() {
@@ -298,8 +315,9 @@ async fn whatever_happens_pods_end_up_as_wanted_and_nothing_is_there_twice() {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     let strategy = prop::collection::vec(action(), 4..24);
-    let cases: Vec<Vec<Action>> =
-        (0..CASES).map(|_| strategy.new_tree(&mut runner).unwrap().current()).collect();
+    let count = cases();
+    let cases = (0..count).map(|_| strategy.new_tree(&mut runner).unwrap().current());
+    let began = tokio::time::Instant::now();
     let trials = futures::stream::iter(cases)
         .map(|actions| async move {
             let told = format!("{actions:?}");
@@ -316,9 +334,11 @@ async fn whatever_happens_pods_end_up_as_wanted_and_nothing_is_there_twice() {
         .filter_map(std::future::ready)
         .collect::<Vec<String>>();
     let failed = tokio::task::LocalSet::new().run_until(trials).await;
+    let took = began.elapsed();
+    eprintln!("{count} sequences in {took:.1?}, {AT_ONCE} at once; CPU time {:.1?}", cpu());
     assert!(
         failed.is_empty(),
-        "QSIM_SEED={hex}: {} of {CASES} failed:\n{}",
+        "QSIM_SEED={hex}: {} of {count} failed:\n{}",
         failed.len(),
         failed.join("\n\n")
     );

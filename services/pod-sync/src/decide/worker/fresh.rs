@@ -95,3 +95,18 @@ impl Freshness {
         self.epoch = epoch;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_pleg_service_calls_gone_is_asked_for_before_anything_is_decided() {
+        let mut fresh = Freshness::default();
+        assert_eq!(fresh.look(None), Look::Ask { full: true });
+        fresh.looked(7);
+        assert_eq!(fresh.look(None), Look::Ask { full: false });
+        fresh.acted(Duration::from_secs(1));
+        assert_eq!(fresh.look(None), Look::Ask { full: false });
+    }
+}

@@ -1,0 +1,228 @@
+//! Decides which instance of probe-service probes which pod. No I/O; the time is an argument.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::Hasher as _;
+use std::time::Duration;
+
+use quintlet_model::ids::PodUid;
+use tokio::time::Instant;
+
+/// An instance that is back within this time keeps its pods, and the final memory of a pod is waited for this long.
+pub(super) const ABSENT: Duration = Duration::from_secs(2);
+
+/// Where a pod is probed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Nowhere: no instance was live since the pod came.
+    Nowhere,
+    /// At an instance.
+    At(String),
+    /// Nowhere for the moment: the instance was asked at `since` to stop and to answer with the final memory.
+    Leaving {
+        /// The instance.
+        from: String,
+        /// When it was asked.
+        since: Instant,
+    },
+}
+
+impl Place {
+    /// The instance that has the pod or had it last.
+    pub(super) fn instance(&self) -> Option<&str> {
+        match self {
+            Self::Nowhere => None,
+            Self::At(id) | Self::Leaving { from: id, .. } => Some(id),
+        }
+    }
+}
+
+/// What to do about the place of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nothing.
+    Stay,
+    /// Ask the instance that has the pod for the final memory.
+    Release,
+    /// Assign the pod to this instance, with the next generation.
+    Assign(String),
+}
+
+/// Decides about a pod at `place`. `best` is the live instance that is to have the pod, `None` where no instance is live.
+///
+/// A pod stays where it is while no instance is live: to take it from an instance that may come back helps nobody. An instance
+/// that is not live is not asked for anything, since it has not answered for [`ABSENT`].
+pub(super) fn decide(
+    place: &Place,
+    best: Option<&str>,
+    is_live: impl Fn(&str) -> bool,
+    now: Instant,
+) -> Step {
+    match place {
+        Place::Nowhere => best.map_or(Step::Stay, |best| Step::Assign(best.to_owned())),
+        Place::At(id) => match best {
+            Some(best) if best != id && is_live(id) => Step::Release,
+            Some(best) if best != id => Step::Assign(best.to_owned()),
+            Some(_) | None => Step::Stay,
+        },
+        Place::Leaving { from, since } if now.saturating_duration_since(*since) >= ABSENT => {
+            Step::Assign(best.unwrap_or(from).to_owned())
+        }
+        Place::Leaving { .. } => Step::Stay,
+    }
+}
+
+/// What is known of one instance.
+#[derive(Debug, Clone, Copy, Default)]
+struct Instance {
+    /// Since when its socket is not there.
+    missing: Option<Instant>,
+    /// When the oldest question was asked that it has not answered.
+    silent: Option<Instant>,
+    /// Whether it counted as live when [`Instances::turned`] was last called.
+    was_live: bool,
+}
+
+impl Instance {
+    fn is_live(&self, now: Instant) -> bool {
+        let short = |since: Option<Instant>| since.is_none_or(|t| now.saturating_duration_since(t) < ABSENT);
+        short(self.missing) && short(self.silent)
+    }
+}
+
+/// The instances of probe-service, by id.
+#[derive(Debug, Default)]
+pub(super) struct Instances(BTreeMap<String, Instance>);
+
+impl Instances {
+    /// Takes over whose sockets are there. An instance without one is forgotten after [`ABSENT`].
+    pub(super) fn found(&mut self, present: &BTreeSet<String>, now: Instant) {
+        for id in present {
+            self.0.entry(id.clone()).or_default().missing = None;
+        }
+        for (id, instance) in &mut self.0 {
+            if !present.contains(id) {
+                instance.missing.get_or_insert(now);
+            }
+        }
+        self.0.retain(|_, i| i.missing.is_none_or(|t| now.saturating_duration_since(t) < ABSENT));
+    }
+
+    /// An instance has answered. Returns whether that is news.
+    pub(super) fn answered(&mut self, id: &str) -> bool {
+        self.0.get_mut(id).is_some_and(|i| i.silent.take().is_some())
+    }
+
+    /// A question asked at `asked` has no answer so far. Returns whether that is news.
+    pub(super) fn silent(&mut self, id: &str, asked: Instant) -> bool {
+        self.0.get_mut(id).is_some_and(|i| i.silent.replace(i.silent.unwrap_or(asked)).is_none())
+    }
+
+    /// Whether an instance may have pods now.
+    pub(super) fn is_live(&self, id: &str, now: Instant) -> bool {
+        self.0.get(id).is_some_and(|i| i.is_live(now))
+    }
+
+    /// Whether time alone may change which instances are live.
+    pub(super) fn is_pending(&self, now: Instant) -> bool {
+        self.0.values().any(|i| i.is_live(now) && (i.missing.is_some() || i.silent.is_some()))
+    }
+
+    /// The live instance with the highest hash of the pod and its id, so that one instance more or less moves only its own share.
+    pub(super) fn best(&self, uid: &PodUid, now: Instant) -> Option<&str> {
+        let live = self.0.iter().filter(|(_, i)| i.is_live(now)).map(|(id, _)| id.as_str());
+        live.max_by_key(|id| {
+            let mut hash = std::hash::DefaultHasher::new();
+            hash.write(uid.as_str().as_bytes());
+            hash.write(id.as_bytes());
+            hash.finish()
+        })
+    }
+
+    /// Instances that have become live (`true`) or have stopped being live since the last call.
+    pub(super) fn turned(&mut self, now: Instant) -> Vec<(String, bool)> {
+        let turned = self.0.iter_mut().filter_map(|(id, i)| {
+            let live = i.is_live(now);
+            (std::mem::replace(&mut i.was_live, live) != live).then(|| (id.clone(), live))
+        });
+        turned.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(id: &str) -> Place {
+        Place::At(id.to_owned())
+    }
+
+    fn assign(id: &str) -> Step {
+        Step::Assign(id.to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_moves_from_a_live_instance_by_release_and_from_a_dead_one_at_once() {
+        let now = Instant::now() + Duration::from_secs(10);
+        let leaving = |ms| Place::Leaving { from: "a".into(), since: now - Duration::from_millis(ms) };
+        let live = ["a", "b"];
+        for (what, place, best, live, want) in [
+            ("no instance yet", Place::Nowhere, None, &[][..], Step::Stay),
+            ("the first instance", Place::Nowhere, Some("a"), &live[..1], assign("a")),
+            ("where it belongs", at("a"), Some("a"), &live[..], Step::Stay),
+            ("another is better", at("a"), Some("b"), &live[..], Step::Release),
+            ("its instance is away", at("a"), Some("b"), &live[1..], assign("b")),
+            ("nobody else is there", at("a"), None, &[][..], Step::Stay),
+            ("asked just now", leaving(0), Some("b"), &live[..], Step::Stay),
+            ("asked 1.999 s ago", leaving(1999), Some("b"), &live[..], Step::Stay),
+            ("no answer for 2 s", leaving(2000), Some("b"), &live[..], assign("b")),
+            ("the better one has gone", leaving(2000), Some("a"), &live[..1], assign("a")),
+            ("both have gone", leaving(2000), None, &[][..], assign("a")),
+        ] {
+            assert_eq!(decide(&place, best, |id| live.contains(&id), now), want, "{what}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_instance_is_live_for_two_seconds_without_its_socket_or_an_answer() {
+        let (start, both) = (Instant::now(), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
+        let after = |ms| start + Duration::from_millis(ms);
+        let mut instances = Instances::default();
+        instances.found(&both, start);
+        assert_eq!(instances.turned(start), [("a".to_owned(), true), ("b".to_owned(), true)]);
+        assert!(!instances.is_pending(start) && !instances.answered("a"));
+        assert!(instances.silent("a", after(100)) && !instances.silent("a", after(600)), "the oldest counts");
+        assert!(instances.is_live("a", after(2099)) && instances.is_pending(after(2099)));
+        assert!(!instances.is_live("a", after(2100)) && !instances.is_pending(after(2100)));
+        assert_eq!(instances.turned(after(2100)), [("a".to_owned(), false)]);
+        assert!(instances.answered("a") && instances.is_live("a", after(2101)));
+        let one = BTreeSet::from(["b".to_owned()]);
+        instances.found(&one, after(3000));
+        assert!(instances.is_live("a", after(4999)) && !instances.is_live("a", after(5000)));
+        instances.found(&both, after(4999));
+        assert!(instances.is_live("a", after(9000)), "it came back in time");
+        instances.found(&one, after(9000));
+        instances.found(&one, after(11_000));
+        assert!(!instances.silent("a", after(11_000)), "it is forgotten");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_instance_more_moves_only_its_own_share() {
+        let now = Instant::now();
+        let with = |ids: &[&str]| {
+            let mut instances = Instances::default();
+            instances.found(&ids.iter().map(|id| (*id).to_owned()).collect(), now);
+            instances
+        };
+        let (two, three) = (with(&["a", "b"]), with(&["a", "b", "c"]));
+        let mut moved = 0;
+        for i in 0..300 {
+            let uid = PodUid::parse(&format!("pod-{i}")).unwrap();
+            let (before, after) = (two.best(&uid, now), three.best(&uid, now));
+            if before != after {
+                assert_eq!(after, Some("c"));
+                moved += 1;
+            }
+        }
+        assert!((50..150).contains(&moved), "{moved}");
+    }
+}

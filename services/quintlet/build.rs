@@ -1,0 +1,20 @@
+//! Gives the program the commit that it is built from: that of `QUINTLET_COMMIT` where it is set, else that of the git checkout.
+
+#[path = "build/commit.rs"]
+mod commit;
+
+use std::path::{Path, PathBuf};
+
+fn main() {
+    println!("cargo::rerun-if-env-changed=QUINTLET_COMMIT");
+    let given = std::env::var("QUINTLET_COMMIT").ok().filter(|commit| !commit.is_empty());
+    // The workspace's own repository: a source archive may lie within another one.
+    let manifest = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
+    let root = manifest.ancestors().nth(2).unwrap_or(Path::new("."));
+    let found = commit::find(root);
+    for path in &found.depends_on {
+        println!("cargo::rerun-if-changed={}", path.display());
+    }
+    let commit = given.or(found.commit).unwrap_or_else(|| "unknown".to_owned());
+    println!("cargo::rustc-env=QUINTLET_BUILT_FROM={commit}");
+}
