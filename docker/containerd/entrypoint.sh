@@ -6,8 +6,9 @@ set -eu
 cgroup_root=${CGROUP_ROOT:-/quintlet-compose}
 export CONTAINERD_ADDRESS="${CONTAINERD_ADDRESS:-/run/quintlet/runtime/containerd.sock}"
 
-# Docker mounts it read-only; the bridge plugin turns on forwarding in this network namespace.
-[ -w /proc/sys/net/ipv4/ip_forward ] || mount -o remount,rw /proc/sys
+# Docker mounts it read-only; the bridge plugin turns on forwarding in this network namespace. It is opened, since busybox's
+# `test -w` is true for root whatever the mount says.
+(: >> /proc/sys/net/ipv4/ip_forward) 2>/dev/null || mount -o remount,rw /proc/sys
 
 stop() {
     trap '' TERM INT

@@ -43,10 +43,14 @@ impl Peer {
         Self::new("pleg-service", paths.pleg())
     }
 
-    /// cri-proxy, on the socket for readers.
+    /// cri-proxy, on the first of its sockets that exists here: the one for readers on a node, another one in a container.
     #[must_use]
     pub fn cri_proxy(paths: &Paths) -> Self {
-        Self::new("cri-proxy", paths.cri(CriSocket::Read))
+        // Every socket answers for health; a container has those of its own service only.
+        let of_all =
+            [CriSocket::Read, CriSocket::Sync, CriSocket::Admin, CriSocket::NodeApi, CriSocket::Probe];
+        let here = of_all.into_iter().find(|socket| paths.cri(*socket).exists());
+        Self::new("cri-proxy", paths.cri(here.unwrap_or(CriSocket::Read)))
     }
 
     /// status-reporter.

@@ -320,8 +320,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_reply_that_is_late_neither_brings_a_pod_back_nor_removes_a_newer_record() {
+    #[tokio::test]
+    async fn a_reply_that_is_late_neither_brings_a_pod_back_nor_removes_a_newer_record() {
         let pleg = Pleg::new("/nowhere".into(), Arc::default());
         let uid = PodUid::parse("u").unwrap();
         let at = |rev| Cursor { epoch: EPOCH, rev };

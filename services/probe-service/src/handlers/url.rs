@@ -96,10 +96,16 @@ fn split_authority(authority: &str) -> Option<(String, Option<u16>)> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (host, rest) = rest.split_once(']')?;
-            (host, rest.strip_prefix(':').unwrap_or(rest))
+            // Brackets stand around an IPv6 address, with a zone perhaps, and only a port may follow (net/url: parseHost).
+            before(host, '%').parse::<std::net::Ipv6Addr>().ok()?;
+            (host, if rest.is_empty() { rest } else { rest.strip_prefix(':')? })
         }
+        None if authority.contains(['[', ']']) => return None,
         None => authority.split_once(':').unwrap_or((authority, "")),
     };
+    if !port.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
     let port = if port.is_empty() { None } else { Some(port.parse().ok()?) };
     (!host.is_empty()).then(|| (host.to_owned(), port))
 }
@@ -195,7 +201,15 @@ mod tests {
         }
         assert_eq!(base.join("http://[fd00::1]:81/").unwrap().host, "fd00::1");
         assert_eq!(base.join("ftp://x/").unwrap_err(), "unsupported protocol scheme \"ftp\"");
-        assert!(base.join("http://:80/").is_err());
+        for location in [
+            "http://:80/",
+            "http://[fd00::1]80/",
+            "http://[fd]/",
+            "http://a[fd00::1]/",
+            "http://10.0.0.1:+80/",
+        ] {
+            assert!(base.join(location).is_err(), "{location:?}");
+        }
         assert!(base.join("/%zz").is_err());
     }
 }

@@ -618,7 +618,7 @@ pub const KUBELET: &[Row] = &[
     Row::new("tracing.endpoint", Kind::Checked(kind::collector), "").own_flag("otlp-endpoint").honoured(
         ALL,
         "OTLP/gRPC endpoint of traces, host:port or a URL; without it spans stay in memory",
-        &["fields_of_telemetry_arrive", "a_pod_of_the_api_server_lives_and_goes_in_one_trace"],
+        &["fields_of_telemetry_arrive", "a_pod_of_the_api_server_comes_in_one_trace_and_goes_in_another"],
     ),
     Row::new("tracing.samplingRatePerMillion", Kind::Int(0, 1_000_000), "")
         .not_yet(PodSync, Some("1000000")),
