@@ -1,6 +1,6 @@
 //! Targets for probe-service's instances, and what they remember.
 //!
-//! Instances are found as sockets in one directory and asked for their health once a second; [`shards`] decides which of them
+//! Instances are found as sockets in one directory and asked for their health once a second; `shards` decides which of them
 //! probes which pod. A pod moves in three steps: its instance is asked to release it, answers with the final memory, and the
 //! other instance gets the pod with that memory and the next generation. What the first one reports of a lower generation
 //! after that is dropped.
