@@ -491,13 +491,18 @@ fn pod_grace(pod: &Value, asked: Option<i64>) -> Grace {
     }
 }
 
+/// Returns a period as the API server computes it: nanoseconds in 64 bits, which wrap around.
+fn period_as_go(seconds: i64) -> jiff::SignedDuration {
+    jiff::SignedDuration::from_nanos(seconds.wrapping_mul(1_000_000_000))
+}
+
 fn mark_deleted(object: &mut Value, period: i64) {
     let meta = &mut object["metadata"];
     let already: Option<Timestamp> = meta["deletionTimestamp"].as_str().and_then(|t| t.parse().ok());
     let begun = match already {
         Some(until) => {
             let earlier = meta["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
-            until - jiff::SignedDuration::from_secs(earlier)
+            until - period_as_go(earlier)
         }
         None => Timestamp::now(),
     };
@@ -506,7 +511,7 @@ fn mark_deleted(object: &mut Value, period: i64) {
     {
         meta["generation"] = json!(generation + 1);
     }
-    let until = begun + jiff::SignedDuration::from_secs(period);
+    let until = begun + period_as_go(period);
     meta["deletionTimestamp"] = json!(until.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
     meta["deletionGracePeriodSeconds"] = json!(period);
 }

@@ -1,0 +1,83 @@
+//! Reads from a pod's status and events what became of it.
+
+use serde_json::Value;
+
+/// What became of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It runs and is Ready, or has ended well.
+    Good,
+    /// It has a reason, in its status.
+    Reason(String),
+    /// It has no reason in its status, but a Warning. It may still become Ready.
+    Warning(String),
+}
+
+/// Reasons that follow each other while nothing changes, by the first.
+const SAME: [(&str, &str); 2] = [("ImagePullBackOff", "ErrImagePull"), ("CrashLoopBackOff", "ended")];
+
+/// Reads the verdict on a pod; none as long as there is no reason for what it does.
+///
+/// `warnings` are the reasons of its Warning events, oldest first.
+#[must_use]
+pub fn of(pod: &Value, warnings: &[String]) -> Option<Verdict> {
+    let status = &pod["status"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let list = |name: &str| status[name].as_array().cloned().unwrap_or_default();
+    let is_ready = list("conditions").iter().any(|c| c["type"] == "Ready" && c["status"] == "True");
+    if is_ready || status["phase"] == "Succeeded" {
+        return Some(Verdict::Good);
+    }
+    if status["phase"] == "Failed" {
+        return Some(Verdict::Reason(format!("Failed {}", text(&status["reason"]))));
+    }
+    let all = [list("initContainerStatuses"), list("containerStatuses")].concat();
+    let waiting = all.iter().map(|c| text(&c["state"]["waiting"]["reason"]));
+    let reason =
+        waiting.into_iter().find(|r| !["", "ContainerCreating", "PodInitializing"].contains(&r.as_str()));
+    if let Some(reason) = reason {
+        let same = SAME.iter().find(|(later, _)| *later == reason);
+        return Some(Verdict::Reason(same.map_or(reason, |(_, first)| (*first).to_owned())));
+    }
+    if all.iter().any(|c| c["state"]["terminated"].is_object() || c["lastState"]["terminated"].is_object()) {
+        return Some(Verdict::Reason("ended".to_owned()));
+    }
+    warnings.first().map(|reason| Verdict::Warning(reason.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_verdict_is_the_reason_in_the_status_or_else_the_first_warning() {
+        let waiting = |reason: &str| json!({"status": {"containerStatuses": [{"state": {"waiting": {"reason": reason}}}]}});
+        let reason = |r: &str| Some(Verdict::Reason(r.to_owned()));
+        for (pod, warnings, want) in [
+            (json!({"status": {"phase": "Pending"}}), vec![], None),
+            (waiting("ContainerCreating"), vec![], None),
+            (
+                waiting("ContainerCreating"),
+                vec!["FailedMount", "x"],
+                Some(Verdict::Warning("FailedMount".to_owned())),
+            ),
+            (waiting("ImagePullBackOff"), vec!["Failed"], reason("ErrImagePull")),
+            (waiting("CreateContainerConfigError"), vec![], reason("CreateContainerConfigError")),
+            (
+                json!({"status": {"phase": "Failed", "reason": "UnexpectedAdmissionError"}}),
+                vec![],
+                reason("Failed UnexpectedAdmissionError"),
+            ),
+            (
+                json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}),
+                vec!["Unhealthy"],
+                Some(Verdict::Good),
+            ),
+        ] {
+            let warnings: Vec<String> = warnings.into_iter().map(str::to_owned).collect();
+            assert_eq!(of(&pod, &warnings), want, "{pod}");
+        }
+    }
+}
