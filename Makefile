@@ -30,7 +30,7 @@ check: install
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	scripts/helm-lint.sh
 	tests/systemd.sh
-	tests/security.sh
+	tests/docs.py
 
 # All tests, those with a real containerd included; as root.
 test:

