@@ -84,7 +84,7 @@ impl Adaptive {
         let relative = cost / *usual;
         *usual += (cost - *usual) * USUAL_SHARE;
         self.window.push(relative);
-        if self.window.len() >= (2 * self.limit).max(8) {
+        if self.window.len() >= self.limit.saturating_mul(2).max(8) {
             self.close_window();
         }
         self.limit
@@ -108,17 +108,17 @@ impl Adaptive {
             if self.direction == Direction::Down {
                 self.step(Direction::Up);
             } else {
-                self.limit = (self.limit * 3 / 4).max(MIN);
+                self.limit = (self.limit.saturating_mul(3) / 4).max(MIN);
                 self.direction = Direction::Down;
             }
         } else {
             self.direction = Direction::Still;
-            self.quiet += 1;
+            self.quiet = self.quiet.saturating_add(1);
             if self.quiet >= QUIET_WINDOWS {
                 self.quiet = 0;
                 match self.limit.cmp(&START) {
-                    std::cmp::Ordering::Less => self.limit += 1,
-                    std::cmp::Ordering::Greater => self.limit -= 1,
+                    std::cmp::Ordering::Less => self.limit = self.limit.saturating_add(1),
+                    std::cmp::Ordering::Greater => self.limit = self.limit.saturating_sub(1),
                     std::cmp::Ordering::Equal => {}
                 }
             }
@@ -130,8 +130,8 @@ impl Adaptive {
         // A smaller step would change the cost too little to be seen.
         let by = (self.limit / 8).max(1);
         self.limit = match direction {
-            Direction::Up => (self.limit + by).min(MAX),
-            Direction::Down => (self.limit - by).max(MIN),
+            Direction::Up => self.limit.saturating_add(by).min(MAX),
+            Direction::Down => self.limit.saturating_sub(by).max(MIN),
             Direction::Still => self.limit,
         };
     }

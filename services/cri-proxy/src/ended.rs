@@ -62,7 +62,7 @@ impl Ended {
         if inner.ends.len() == REMEMBERED
             && let Some(forgotten) = inner.ends.pop_front()
         {
-            inner.since = inner.since.max(forgotten.entered + Duration::from_nanos(1));
+            inner.since = inner.since.max(forgotten.entered.saturating_add(Duration::from_nanos(1)));
         }
         inner.ends.push_back(End { key, entered, reply });
     }

@@ -44,7 +44,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(limiter) = self.limiter.take() {
             let mut state = limiter.0.lock();
-            state.in_flight -= 1;
+            state.in_flight = state.in_flight.saturating_sub(1);
             limiter.admit(&mut state);
         }
     }
@@ -58,11 +58,11 @@ impl Limiter {
     fn admit(&self, state: &mut State) {
         while state.in_flight < state.limit {
             let Some(waiter) = state.queue.pop_front() else { return };
-            state.in_flight += 1;
+            state.in_flight = state.in_flight.saturating_add(1);
             if let Err(mut unwanted) = waiter.send(Permit { limiter: Some(self.clone()) }) {
                 // Its caller went away. Its drop must not come back for the lock held here.
                 unwanted.limiter = None;
-                state.in_flight -= 1;
+                state.in_flight = state.in_flight.saturating_sub(1);
             }
         }
     }
@@ -84,7 +84,7 @@ impl Limiter {
         let turn = {
             let mut state = self.0.lock();
             if state.in_flight < state.limit && state.queue.is_empty() {
-                state.in_flight += 1;
+                state.in_flight = state.in_flight.saturating_add(1);
                 return Some(Permit { limiter: Some(self.clone()) });
             }
             if state.queue.len() >= MAX_QUEUE {
@@ -168,7 +168,7 @@ impl Lanes {
             Lane::Pull => self.hosts.lock().values().map(|l| l.load().1).sum(),
             _ => 0,
         };
-        (in_flight, waiting + of_hosts)
+        (in_flight, waiting.saturating_add(of_hosts))
     }
 
     /// Takes in the answer to a call of the adaptive lane; returns the limit then.

@@ -9,6 +9,10 @@
 //! Tasks: `listen` per socket, `connection` per caller, `mutation` per mutating call (it outlives its caller),
 //! `runtime-connection` per connection to the runtime, `runtime-events`, `health`, `log-reader` per log being read. Stopping: health says NOT_SERVING,
 //! nobody new is let in, unary calls in flight get 5 s, then every connection ends.
+
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 pub mod adaptive;
 pub mod args;
 pub mod budget;

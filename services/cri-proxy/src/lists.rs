@@ -125,7 +125,7 @@ impl Cutter {
     /// Bytes held.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.out.len() - PREFIX
+        self.out.len().saturating_sub(PREFIX)
     }
 
     /// Takes bytes in; the messages that are full go to `full`, in their frames.
@@ -137,7 +137,7 @@ impl Cutter {
             if self.left > 0 {
                 let (now, later) = data.split_at(self.left.min(data.len()));
                 self.out.extend_from_slice(now);
-                self.left -= now.len();
+                self.left = self.left.saturating_sub(now.len());
                 data = later;
                 self.read_items(full)?;
                 continue;
@@ -147,9 +147,10 @@ impl Cutter {
                 (0, flag @ 2..) => return Err(BadList::Flag(flag)),
                 _ => {}
             }
-            let (now, later) = data.split_at((PREFIX - self.has).min(data.len()));
-            self.prefix[self.has..self.has + now.len()].copy_from_slice(now);
-            self.has += now.len();
+            let (now, later) = data.split_at(PREFIX.saturating_sub(self.has).min(data.len()));
+            let has = self.has.saturating_add(now.len());
+            self.prefix[self.has..has].copy_from_slice(now);
+            self.has = has;
             data = later;
             if self.has == PREFIX {
                 let [_, length @ ..] = self.prefix;
@@ -167,24 +168,27 @@ impl Cutter {
     fn read_items(&mut self, full: &mut Vec<Bytes>) -> Result<(), BadList> {
         loop {
             let begun = self.out.get(self.item..).unwrap_or_default();
-            let at = self.length - self.left - begun.len();
+            let at = self.length.saturating_sub(self.left).saturating_sub(begun.len());
             let length = match field_length(begun) {
                 Field::Is(length) if length <= begun.len() => length,
                 // The rest of it is to come, if there is any.
                 Field::Is(_) | Field::Short if self.left > 0 || begun.is_empty() => return Ok(()),
                 Field::Is(_) | Field::Short | Field::Bad => return Err(BadList::Field { at }),
             };
-            if self.item + length > self.chunk + PREFIX && self.item > PREFIX {
+            // The item is whole: it ends within `out`.
+            if self.item.saturating_add(length) > self.chunk.saturating_add(PREFIX) && self.item > PREFIX {
                 full.push(self.cut());
             }
-            self.item += length;
+            self.item = self.item.saturating_add(length);
         }
     }
 
     /// The whole items so far as a message in its frame.
     fn cut(&mut self) -> Bytes {
         let begun = self.out.split_off(self.item);
-        let mut next = BytesMut::with_capacity(PREFIX + self.chunk.min(CHUNK) + begun.len() + SLACK);
+        let mut next = BytesMut::with_capacity(
+            self.chunk.min(CHUNK).saturating_add(begun.len()).saturating_add(PREFIX + SLACK),
+        );
         next.extend_from_slice(&[0; PREFIX]);
         next.extend_from_slice(&begun);
         self.item = PREFIX;
@@ -197,7 +201,7 @@ impl Cutter {
     /// [`BadList::Cut`] when the answer was not whole.
     pub fn finish(self) -> Result<Option<Bytes>, BadList> {
         if self.left > 0 || self.has > 0 {
-            return Err(BadList::Cut { missing: self.left.max((PREFIX - self.has) % PREFIX) });
+            return Err(BadList::Cut { missing: self.left.max(PREFIX.saturating_sub(self.has) % PREFIX) });
         }
         Ok((self.held() > 0).then(|| sealed(self.out)))
     }
@@ -206,7 +210,7 @@ impl Cutter {
 /// A message behind the room for its prefix, with its prefix.
 fn sealed(mut message: BytesMut) -> Bytes {
     // At most MAX_MESSAGE, which is less.
-    let length = u32::try_from(message.len() - PREFIX).unwrap_or(u32::MAX);
+    let length = u32::try_from(message.len().saturating_sub(PREFIX)).unwrap_or(u32::MAX);
     message[1..PREFIX].copy_from_slice(&length.to_be_bytes());
     message.freeze()
 }
@@ -247,9 +251,9 @@ fn field_length(bytes: &[u8]) -> Field {
 fn varint(bytes: &[u8]) -> Result<(u64, usize), Field> {
     let mut value = 0u64;
     for (i, byte) in (0u32..10).zip(bytes) {
-        value |= u64::from(byte & 0x7f) << (7 * i);
+        value |= u64::from(byte & 0x7f) << i.saturating_mul(7);
         if byte & 0x80 == 0 {
-            return Ok((value, i as usize + 1));
+            return Ok((value, (i as usize).saturating_add(1)));
         }
     }
     Err(if bytes.len() < 10 { Field::Short } else { Field::Bad })

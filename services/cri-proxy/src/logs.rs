@@ -14,6 +14,7 @@ use notify::Watcher as _;
 use prost::Message as _;
 use quintlet_crilog::follow::{Followed, LINGER, Step};
 use quintlet_kit::beneath::Dir;
+use quintlet_kit::clock::deadline_after;
 use quintlet_kit::task;
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
@@ -144,14 +145,18 @@ impl Reader {
     async fn follow(mut self) {
         let grown = Arc::new(Notify::new());
         let _watcher = watch(&self.path, &grown);
-        let mut next_question = Instant::now() + POLL;
+        let mut next_question = deadline_after(Instant::now(), POLL);
         let mut ended = false;
         loop {
             let Some(rotating) = self.drain(true).await else { return };
             if ended && !rotating {
                 return;
             }
-            let wake = if rotating { next_question.min(Instant::now() + LINGER) } else { next_question };
+            let wake = if rotating {
+                next_question.min(deadline_after(Instant::now(), LINGER))
+            } else {
+                next_question
+            };
             // All only wait.
             tokio::select! {
                 () = grown.notified() => {}
@@ -161,7 +166,7 @@ impl Reader {
             if Instant::now() >= next_question {
                 // What it wrote last is in the file by the time it no longer runs: read once more.
                 ended = !self.logs.still_runs(&self.container_id).await;
-                next_question = Instant::now() + POLL;
+                next_question = deadline_after(Instant::now(), POLL);
             }
         }
     }

@@ -101,7 +101,7 @@ impl Reader {
                     // Asking a socket that is not there costs nothing; a runtime that answers badly gets a rest.
                     if self.upstream.is_connected().await {
                         tokio::time::sleep(pause).await;
-                        pause = (pause * 2).min(MAX_PAUSE);
+                        pause = pause.saturating_mul(2).min(MAX_PAUSE);
                     } else {
                         pause = RECONNECT_EVERY;
                         tokio::time::sleep(pause).await;

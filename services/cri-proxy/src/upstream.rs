@@ -157,7 +157,7 @@ impl Upstream {
         match result {
             Ok(sender) => {
                 state.failed = None;
-                state.made += 1;
+                state.made = state.made.saturating_add(1);
                 state.sender = Some(sender.clone());
                 Ok(sender)
             }

@@ -106,7 +106,7 @@ impl Forwarder {
 
     /// Queues, asks and gives away message by message; returns what is left to be said.
     async fn give_list(&self, call: &Call, twins: Twins, giver: Giver) -> Reply {
-        self.busy.send_modify(|n| *n += 1);
+        self.busy.send_modify(|n| *n = n.saturating_add(1));
         let _busy = Busy(&self.busy);
         let (row, span) = (call.policy, Span::current());
         let arrived = Instant::now();
@@ -289,7 +289,8 @@ impl Taken {
         let Some(giver) = &mut self.giver else {
             return if full.is_empty() { Ok(()) } else { Err(End::TooLarge) };
         };
-        giver.held.add(self.cutter.held() + full.iter().map(Bytes::len).sum::<usize>() - before);
+        let after = full.iter().map(Bytes::len).fold(self.cutter.held(), usize::saturating_add);
+        giver.held.add(after.saturating_sub(before));
         for message in full {
             giver.give(message, reply).await?;
         }
