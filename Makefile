@@ -28,6 +28,7 @@ check: install
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	scripts/crate-lints.sh
 	scripts/helm-lint.sh
 	tests/systemd.sh
 	tests/docs.py

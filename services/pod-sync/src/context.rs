@@ -272,7 +272,7 @@ impl Views {
     /// Shows a pod.
     pub fn show(&self, uid: &PodUid, mut view: View) {
         self.version.send_modify(|v| {
-            *v += 1;
+            *v = v.saturating_add(1);
             view.version = *v;
             self.pods.write().insert(uid.clone(), Arc::new(view));
         });
@@ -285,7 +285,7 @@ impl Views {
             let mut pods = self.pods.write();
             let Some(shown) = pods.get_mut(uid) else { return false };
             let Some(mut view) = change(shown) else { return false };
-            *v += 1;
+            *v = v.saturating_add(1);
             view.version = *v;
             *shown = Arc::new(view);
             true
@@ -313,7 +313,7 @@ impl Views {
     /// Shows a pod no more.
     pub fn hide(&self, uid: &PodUid) {
         if self.pods.write().remove(uid).is_some() {
-            self.version.send_modify(|v| *v += 1);
+            self.version.send_modify(|v| *v = v.saturating_add(1));
         }
         self.is_known(uid);
     }
@@ -349,7 +349,7 @@ impl Views {
         all.insert(source, new);
         drop(all);
         if changed {
-            self.version.send_modify(|v| *v += 1);
+            self.version.send_modify(|v| *v = v.saturating_add(1));
         }
     }
 

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use quintlet_kit::clock::deadline_after;
 use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -26,7 +27,7 @@ impl Default for First {
 impl First {
     /// A static pod came.
     pub fn came(&self, uid: &PodUid) {
-        let until = Instant::now() + PATIENCE;
+        let until = deadline_after(Instant::now(), PATIENCE);
         self.0.send_modify(|ahead| {
             ahead.insert(uid.clone(), until);
         });
@@ -35,7 +36,7 @@ impl First {
     /// What kept it was nothing of its own: it is waited for as if it came now, where it still is.
     pub fn was_cut(&self, uid: &PodUid) {
         self.0.send_if_modified(|ahead| {
-            ahead.get_mut(uid).map(|until| *until = Instant::now() + PATIENCE).is_some()
+            ahead.get_mut(uid).map(|until| *until = deadline_after(Instant::now(), PATIENCE)).is_some()
         });
     }
 

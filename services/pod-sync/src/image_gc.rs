@@ -37,7 +37,7 @@ pub async fn run(ctx: Arc<Context>, policy: Policy, stop: CancellationToken) {
                 wait = FIRST;
             }
             Err(Failure::Failed(why)) => {
-                failures += 1;
+                failures = u32::saturating_add(failures, 1);
                 tracing::warn!(why, "image garbage collection failed");
                 // Once may be a statistic that was late.
                 if failures > 1 {
@@ -83,8 +83,8 @@ async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), 
     for mountpoint in ctx.runtime.image_mountpoints().await? {
         let disk = nix::sys::statvfs::statvfs(mountpoint.as_str())
             .map(|s| Disk {
-                capacity: s.blocks() * s.fragment_size(),
-                available: s.blocks_available() * s.fragment_size(),
+                capacity: s.blocks().saturating_mul(s.fragment_size()),
+                available: s.blocks_available().saturating_mul(s.fragment_size()),
             })
             .map_err(|e| Failure::Failed(format!("{mountpoint}: {e}")))?;
         if disk.capacity == 0 {
@@ -101,7 +101,7 @@ async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), 
             }
             match remove(&ctx.runtime, image, "its room is needed").await {
                 Ok(()) => {
-                    freed += image.size;
+                    freed = u64::saturating_add(freed, image.size);
                     there.remove(&image.id);
                 }
                 Err(Failure::Failed(why)) => tracing::info!(image = image.id, why, "image not removed"),

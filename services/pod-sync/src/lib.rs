@@ -8,6 +8,9 @@
 //! Life cycle: take the root directory ([`owner`]), put back the records of an earlier run ([`state`]), follow the other
 //! services, then the sources. SIGTERM leaves every pod running. SIGUSR1 removes the pods of manifests, then ends.
 
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 pub mod addresses;
 pub mod allocations;
 pub mod args;
@@ -289,7 +292,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let table_clock = ctx.clock.clone();
     let mut table = Table::new(ctx, manifests, admission, &kinds);
     table.restore(known);
-    let limit = STUCK.max(2 * args.sync_frequency);
+    let limit = STUCK.max(args.sync_frequency.saturating_mul(2));
     let watching = watch_loop(table.heartbeat(), limit, LOOK, table_clock, health, stop.clone());
     tasks.spawn("watch-sync-loop", watching);
     table.run(sources, drain, stop.clone()).await;

@@ -403,14 +403,16 @@ fn count(root: &Path, pods: &[(PodUid, Arc<Pod>)]) -> (Counts, Counts) {
         let dir = paths::pod_dir(root, uid);
         for volume in referenced(pod) {
             let plugin = plugin(volume);
-            *desired.entry(plugin.to_owned()).or_default() += 1;
+            let wanted = desired.entry(plugin.to_owned()).or_default();
+            *wanted = wanted.saturating_add(1);
             // What the runtime or the host has is there as soon as the pod's directory is.
             let place = match plugin {
                 "kubernetes.io/host-path" | "kubernetes.io/image" => dir.clone(),
                 _ => dir.join("volumes").join(plugin.replace('/', "~")).join(&volume.name),
             };
             if place.exists() {
-                *actual.entry(plugin.to_owned()).or_default() += 1;
+                let found = actual.entry(plugin.to_owned()).or_default();
+                *found = found.saturating_add(1);
             }
         }
     }

@@ -382,7 +382,8 @@ pub fn addresses(name: &str, ips: &[IpAddr]) -> Vec<NodeAddress> {
 /// Capacity of the machine: CPUs, memory, huge pages, disk of the root directory, pods.
 #[must_use]
 pub fn capacity(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
-    let disk = nix::sys::statvfs::statvfs(&settings.root_dir).map_or(0, |s| s.blocks() * s.fragment_size());
+    let disk = nix::sys::statvfs::statvfs(&settings.root_dir)
+        .map_or(0, |s| s.blocks().saturating_mul(s.fragment_size()));
     [
         ("cpu", cpus().to_string()),
         ("memory", format!("{}Ki", settings.memory_bytes / 1024)),

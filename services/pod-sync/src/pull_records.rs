@@ -168,7 +168,8 @@ impl PullRecords {
             image: image.to_owned(),
         };
         write(&self.pulling_dir.join(file_name(image)), &file)?;
-        inner.intents.entry(image.to_owned()).or_default().running += 1;
+        let intent = inner.intents.entry(image.to_owned()).or_default();
+        intent.running = intent.running.saturating_add(1);
         Ok(Begun { records: self, image: image.to_owned(), ended: false })
     }
 

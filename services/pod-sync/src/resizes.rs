@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use quintlet_kit::clock::deadline_after;
 use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 
@@ -21,7 +22,7 @@ pub(crate) struct Resizes {
 
 impl Resizes {
     pub(crate) fn new() -> Self {
-        Self { pods: Vec::new(), moved: false, retry: Instant::now() + FIRST_RETRY }
+        Self { pods: Vec::new(), moved: false, retry: deadline_after(Instant::now(), FIRST_RETRY) }
     }
 
     /// A pod asks for something else than it has.
@@ -58,11 +59,11 @@ impl Resizes {
         }
         if !sources_ready {
             // The next snapshot of a source brings it up again.
-            self.retry = Instant::now() + FIRST_RETRY;
+            self.retry = deadline_after(Instant::now(), FIRST_RETRY);
             return Vec::new();
         }
         self.moved = false;
-        self.retry = Instant::now() + RETRY;
+        self.retry = deadline_after(Instant::now(), RETRY);
         std::mem::take(&mut self.pods)
     }
 

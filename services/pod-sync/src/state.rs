@@ -212,9 +212,10 @@ impl StateDir {
     }
 
     fn parse(&self, bytes: &[u8]) -> Result<PodRecord, String> {
-        let end = bytes.iter().position(|&b| b == b'\n').ok_or("no header")?;
-        let header = std::str::from_utf8(&bytes[..end]).map_err(|_| "header is not text")?;
-        let body = &bytes[end + 1..];
+        let mut parts = bytes.splitn(2, |&b| b == b'\n');
+        let header = parts.next().unwrap_or_default();
+        let body = parts.next().ok_or("no header")?;
+        let header = std::str::from_utf8(header).map_err(|_| "header is not text")?;
         let fields: Vec<&str> = header.split(' ').collect();
         let [magic, schema, boot, sum] = fields[..] else { return Err("header is torn".to_owned()) };
         if magic != "quintlet" || schema != SCHEMA.to_string() {

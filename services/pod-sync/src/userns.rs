@@ -44,7 +44,8 @@ impl WireFile {
             return None;
         };
         let whole = |n: u32| n > 0 && n.is_multiple_of(UNIT);
-        let usable = whole(first) && whole(length) && first.checked_add(length - 1).is_some();
+        let last = length.checked_sub(1).and_then(|behind| first.checked_add(behind));
+        let usable = whole(first) && whole(length) && last.is_some();
         (self.uid_mappings == self.gid_mappings && usable).then_some(Range { first, length })
     }
 }
@@ -58,7 +59,7 @@ struct Range {
 
 impl Range {
     fn overlaps(self, other: Self) -> bool {
-        let last = |r: Self| r.first + (r.length - 1);
+        let last = |r: Self| r.first.saturating_add(r.length.saturating_sub(1));
         self.first <= last(other) && other.first <= last(self)
     }
 
@@ -118,6 +119,14 @@ pub enum BadPool {
         /// Ids of a pod.
         ids: u32,
     },
+    /// The range ends behind the largest id.
+    #[error("{all} subordinate ids from {first} do not fit into 32 bits")]
+    OutOfIds {
+        /// First id.
+        first: u32,
+        /// Ids there are.
+        all: u32,
+    },
     /// The range is too small.
     #[error("{ids} subordinate ids are not enough for {pods} pods")]
     Small {
@@ -132,7 +141,8 @@ impl Pool {
     /// One range of `ids` for each of `pods`, right after the host's own, as far as ids go.
     #[must_use]
     pub fn after_the_host(pods: u32, ids: u32) -> Self {
-        Self { first: ids, ranges: pods.min(u32::MAX / ids - 1), ids }
+        let fitting = u32::MAX.checked_div(ids).unwrap_or(0);
+        Self { first: ids, ranges: pods.min(fitting.saturating_sub(1)), ids }
     }
 
     /// What is set aside for the host user `kubelet`, where there is one and `getsubids` can tell; else
@@ -166,12 +176,17 @@ impl Pool {
         if !all.is_multiple_of(ids) {
             return Err(BadPool::Uneven { all, ids });
         }
-        let ranges = all / ids;
+        if all.checked_sub(1).is_some_and(|behind| first.checked_add(behind).is_none()) {
+            return Err(BadPool::OutOfIds { first, all });
+        }
+        let ranges = all.checked_div(ids).unwrap_or(0);
         if ranges < pods { Err(BadPool::Small { ids: all, pods }) } else { Ok(Self { first, ranges, ids }) }
     }
 
     fn ranges(self) -> impl Iterator<Item = Range> {
-        (0..self.ranges).map(move |i| Range { first: self.first + i * self.ids, length: self.ids })
+        // No range is outside of u32: each way of making a pool sees to it.
+        let firsts = (0..self.ranges).filter_map(move |i| self.first.checked_add(i.checked_mul(self.ids)?));
+        firsts.map(move |first| Range { first, length: self.ids })
     }
 }
 
@@ -355,6 +370,11 @@ mod tests {
                 line(131_072, 131_073),
                 line(131_072, 131_073),
                 Err(BadPool::Uneven { all: 131_073, ids: UNIT }),
+            ),
+            (
+                line(u32::MAX - 65_535, 131_072),
+                line(u32::MAX - 65_535, 131_072),
+                Err(BadPool::OutOfIds { first: u32::MAX - 65_535, all: 131_072 }),
             ),
             (line(65_536, 65_536), line(65_536, 65_536), Err(BadPool::Small { ids: 65_536, pods: 2 })),
         ] {

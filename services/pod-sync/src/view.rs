@@ -141,7 +141,7 @@ pub fn columns(pod: &Pod, status: &PodStatus, ends: bool) -> Columns {
     };
     let (mut ready, mut total) = (0, spec.containers.len());
     let mut count = |s: &ContainerStatus| {
-        out.restarts += u32::try_from(s.restart_count).unwrap_or(0);
+        out.restarts = out.restarts.saturating_add(u32::try_from(s.restart_count).unwrap_or(0));
         if let Some(t) =
             s.last_state.as_ref().and_then(|l| l.terminated.as_ref()).and_then(|t| t.finished_at.as_ref())
         {
@@ -155,11 +155,11 @@ pub fn columns(pod: &Pod, status: &PodStatus, ends: bool) -> Columns {
     for (i, c) in inits.iter().enumerate() {
         let s = status.init_container_statuses.iter().flatten().find(|s| s.name == c.name);
         if pod::is_sidecar(c) {
-            total += 1;
+            total = usize::saturating_add(total, 1);
             if let Some(s) = s {
                 count(s);
                 if s.ready {
-                    ready += 1;
+                    ready = usize::saturating_add(ready, 1);
                 }
                 if s.started == Some(true) {
                     continue;
@@ -181,7 +181,7 @@ pub fn columns(pod: &Pod, status: &PodStatus, ends: bool) -> Columns {
         let Some(s) = status.container_statuses.iter().flatten().find(|s| s.name == c.name) else { continue };
         count(s);
         if s.ready {
-            ready += 1;
+            ready = usize::saturating_add(ready, 1);
         }
         let state = s.state.clone().unwrap_or_default();
         if let Some(w) = state.waiting.and_then(|w| w.reason).filter(|r| !r.is_empty()) {

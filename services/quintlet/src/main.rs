@@ -1,6 +1,9 @@
 //! The five services and quintctl in one file, run by its name: a node that runs all of them has their common code in
 //! memory once. `pod-sync` and the others are links to it; without a link, `quintlet pod-sync …` is the same.
 
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;

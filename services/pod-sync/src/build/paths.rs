@@ -32,8 +32,9 @@ pub fn container_log_path(container: &str, restarts: u32) -> String {
 #[must_use]
 pub fn legacy_log_name(pod: &PodRef, container: &str, id: &str) -> String {
     const SUFFIX: &str = ".log";
+    const LONGEST_STEM: usize = 255 - SUFFIX.len();
     let mut name = format!("{}_{}_{container}-{id}", pod.name, pod.namespace);
-    let mut end = name.len().min(255 - SUFFIX.len());
+    let mut end = name.len().min(LONGEST_STEM);
     while !name.is_char_boundary(end) {
         end = end.saturating_sub(1);
     }

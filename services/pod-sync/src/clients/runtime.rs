@@ -403,7 +403,7 @@ impl Runtime {
         let seconds = limit.map_or(0, |d| i64::try_from(d.as_secs()).unwrap_or(i64::MAX));
         let request =
             cri::ExecSyncRequest { container_id: id.to_string(), cmd: command.to_vec(), timeout: seconds };
-        let wait = limit.map_or(PULL, |d| d + self.call);
+        let wait = limit.map_or(PULL, |d| d.saturating_add(self.call));
         call!(self, runtime, exec_sync, "ExecSync", wait, request).map(ExecOutput::of)
     }
 

@@ -157,7 +157,8 @@ pub fn sandbox_decision(pod: &Pod, runtime: &PodRuntime) -> SandboxDecision {
     let Some(newest) = runtime.sandboxes.first() else {
         return SandboxDecision::Create { attempt: 0, replaces: None, why: SandboxChange::None };
     };
-    let create = |replaces, why| SandboxDecision::Create { attempt: newest.attempt + 1, replaces, why };
+    let create =
+        |replaces, why| SandboxDecision::Create { attempt: newest.attempt.saturating_add(1), replaces, why };
     let host_network = pod::host_network(pod);
     if runtime.sandboxes.iter().filter(|s| s.state == SandboxState::Ready).count() > 1 {
         return create(Some(newest.id.clone()), SandboxChange::SeveralReady);
@@ -329,7 +330,7 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
             )
         } else {
             match plan::of_container(pod, container, running, actuated, &mut actions.resize) {
-                Change::InPlace => kept += 1,
+                Change::InPlace => kept = usize::saturating_add(kept, 1),
                 Change::Restart => {
                     actions.to_kill.push(resize_kill(container, running));
                     actions.to_start.push(index);
@@ -415,7 +416,7 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
         .any(|c| matches!(c.state, ContainerState::Created | ContainerState::Running));
     // "The one after it was reached before", or, with regular containers there, all were.
     let mut previous = initialized;
-    let last = inits.len() - 1;
+    let last = inits.len().saturating_sub(1);
 
     for (index, container) in inits.iter().enumerate().rev() {
         // What an init container did for an earlier sandbox does not count in this one.
@@ -464,7 +465,7 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
                         if index == last {
                             initialized = true;
                         } else if !previous {
-                            actions.init_to_start.push(index + 1);
+                            actions.init_to_start.push(index.saturating_add(1));
                         }
                         if definition_changed(container, status) {
                             actions.to_kill.push(kill(
@@ -501,7 +502,7 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
                 } else if index == last {
                     initialized = true;
                 } else {
-                    actions.init_to_start.push(index + 1);
+                    actions.init_to_start.push(index.saturating_add(1));
                 }
             }
             ContainerState::Unknown => {

@@ -230,7 +230,7 @@ fn without_instance(
         // With it the container counts as stopped, not as never started, and the pod does not fall back to Pending.
         status.last_state = Some(forced(STATUS_UNKNOWN, LOST_WHEN_DELETED, UNKNOWN_EXIT_CODE));
         if context.pod.metadata.deletion_timestamp.is_none() {
-            status.restart_count += 1;
+            status.restart_count = status.restart_count.saturating_add(1);
         }
     }
     status

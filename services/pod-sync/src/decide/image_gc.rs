@@ -139,8 +139,10 @@ fn is_used(image: &Image, in_use: &BTreeSet<String>) -> bool {
 /// Percent of a disk in use.
 #[must_use]
 pub fn usage(disk: Disk) -> u64 {
-    let free = disk.available.min(disk.capacity).saturating_mul(100) / disk.capacity.max(1);
-    100 - free
+    let free = u128::from(disk.available.min(disk.capacity)).saturating_mul(100);
+    // A disk without capacity has nothing free.
+    let percent = free.checked_div(u128::from(disk.capacity)).unwrap_or(0);
+    100_u64.saturating_sub(u64::try_from(percent).unwrap_or(100))
 }
 
 /// Bytes to free; none below the threshold.
@@ -149,7 +151,7 @@ pub fn to_free(disk: Disk, policy: Policy) -> Option<u64> {
     if policy.high >= 100 || usage(disk) < u64::from(policy.high) {
         return None;
     }
-    let wanted = disk.capacity / 100 * u64::from(100 - policy.low.min(100));
+    let wanted = (disk.capacity / 100).saturating_mul(u64::from(100_u8.saturating_sub(policy.low)));
     Some(wanted.saturating_sub(disk.available)).filter(|bytes| *bytes > 0)
 }
 

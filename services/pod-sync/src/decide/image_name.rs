@@ -42,7 +42,7 @@ fn parse(image: &str) -> Result<bool, String> {
     if !well_formed {
         return Err(INVALID.to_owned());
     }
-    if domain.len() + 1 + path.len() > LONGEST {
+    if domain.len().saturating_add(1).saturating_add(path.len()) > LONGEST {
         return Err(format!("repository name must not be more than {LONGEST} characters"));
     }
     if let Some(digest) = digest {

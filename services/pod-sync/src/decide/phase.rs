@@ -1,6 +1,7 @@
 //! The phase of a pod from its container statuses (status.md B6).
 
 use std::fmt;
+use std::num::Saturating;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated, ContainerStatus, Pod};
 use quintlet_model::pod;
@@ -102,9 +103,10 @@ pub fn phase(
     initialized_in_sandbox: bool,
     is_terminal: bool,
 ) -> Phase {
-    let (mut pending_init, mut failed_init, mut pending_sidecar) = (0, 0, 0);
-    let (mut unknown, mut running, mut waiting) = (0, 0, 0);
-    let (mut stopped, mut succeeded, mut stopped_final) = (0, 0, 0);
+    let none = Saturating(0_u32);
+    let (mut pending_init, mut failed_init, mut pending_sidecar) = (none, none, none);
+    let (mut unknown, mut running, mut waiting) = (none, none, none);
+    let (mut stopped, mut succeeded, mut stopped_final) = (none, none, none);
 
     for c in pod::init_containers(pod) {
         let seen = see(init, &c.name);
@@ -152,13 +154,13 @@ pub fn phase(
     }
 
     let ended = if stopped == succeeded { Phase::Succeeded } else { Phase::Failed };
-    if failed_init > 0 {
+    if failed_init > none {
         Phase::Failed
-    } else if pending_init > 0 || (pending_sidecar > 0 && !initialized_in_sandbox) || waiting > 0 {
+    } else if pending_init > none || (pending_sidecar > none && !initialized_in_sandbox) || waiting > none {
         Phase::Pending
-    } else if running > 0 && unknown == 0 {
+    } else if running > none && unknown == none {
         Phase::Running
-    } else if running == 0 && stopped > 0 && unknown == 0 {
+    } else if running == none && stopped > none && unknown == none {
         if is_terminal && !pod::is_static(pod) {
             ended
         } else if stopped != stopped_final {

@@ -222,7 +222,7 @@ pub fn milli_to_quota(milli: i64, period_us: u64) -> i64 {
     if milli <= 0 {
         return 0;
     }
-    let quota = i128::from(milli) * i128::from(period_us) / 1000;
+    let quota = i128::from(milli).saturating_mul(i128::from(period_us)) / 1000;
     i64::try_from(quota).unwrap_or(i64::MAX).max(MIN_QUOTA_US)
 }
 
@@ -232,17 +232,8 @@ pub fn shares_to_milli(shares: i64) -> i64 {
     if shares < 2 {
         return 0;
     }
-    i64::try_from((i128::from(shares) * 1000).div_ceil_i(1024)).unwrap_or(i64::MAX)
-}
-
-trait DivCeil {
-    fn div_ceil_i(self, by: i128) -> i128;
-}
-
-impl DivCeil for i128 {
-    fn div_ceil_i(self, by: i128) -> i128 {
-        (self + by - 1) / by
-    }
+    let thousandfold = i128::from(shares).saturating_mul(1000);
+    i64::try_from(thousandfold.saturating_add(1023) / 1024).unwrap_or(i64::MAX)
 }
 
 /// Quota to thousandths of a CPU; no quota is 0.
@@ -251,13 +242,15 @@ pub fn quota_to_milli(quota_us: i64, period_us: i64) -> i64 {
     if quota_us <= 0 || period_us <= 0 {
         return 0;
     }
-    i64::try_from(i128::from(quota_us) * 1000 / i128::from(period_us)).unwrap_or(i64::MAX)
+    let milli = i128::from(quota_us).saturating_mul(1000).checked_div(i128::from(period_us));
+    milli.and_then(|m| i64::try_from(m).ok()).unwrap_or(i64::MAX)
 }
 
 /// cpu.weight of the groups the agent itself writes (linear; container weights are the OCI runtime's business).
 #[must_use]
 pub fn shares_to_weight(shares: u64) -> u64 {
-    if shares >= MAX_SHARES { 10_000 } else { 1 + (shares.max(MIN_SHARES) - 2) * 9999 / 262_142 }
+    let above = shares.clamp(MIN_SHARES, MAX_SHARES).saturating_sub(MIN_SHARES);
+    (above.saturating_mul(9999) / 262_142).saturating_add(1)
 }
 
 /// cpu.weight to shares.
@@ -392,13 +385,15 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 
     let extra = match pod_resources(pod).and_then(|r| r.requests.as_ref()).and_then(|r| r.get(MEMORY)) {
         Some(own) if count > 0 => {
             let containers = memory(aggregate(pod, container_requests));
-            Quantity::of(own).value().saturating_sub(containers) / i64::try_from(count).unwrap_or(1)
+            let shared = Quantity::of(own).value().saturating_sub(containers);
+            shared.checked_div(i64::try_from(count).unwrap_or(i64::MAX)).unwrap_or(0)
         }
         Some(_) | None => 0,
     };
     let score = |request: i64| {
-        let scaled = i128::from(request.saturating_add(extra)) * 1000 / i128::from(node_memory.max(1));
-        1000_i64.saturating_sub(i64::try_from(scaled).unwrap_or(1000))
+        let scaled = i128::from(request.saturating_add(extra)).saturating_mul(1000);
+        let share = scaled.checked_div(i128::from(node_memory.max(1))).and_then(|s| i64::try_from(s).ok());
+        1000_i64.saturating_sub(share.unwrap_or(1000))
     };
     let mut adjust = score(memory(container_requests(container)));
     let sidecar = pod::init_containers(pod).iter().any(|c| c.name == container.name && pod::is_sidecar(c));

@@ -380,7 +380,7 @@ fn normalize(pod: &Pod, status: &mut PodStatus) {
     let ephemeral = spec.ephemeral_containers.as_ref().map_or(0, Vec::len);
     let count =
         spec.containers.len().saturating_add(pod::init_containers(pod).len()).saturating_add(ephemeral);
-    let room = TERMINATION_MESSAGES_MAX / count.max(1);
+    let room = TERMINATION_MESSAGES_MAX.checked_div(count).unwrap_or(TERMINATION_MESSAGES_MAX);
     truncated(&mut status.start_time);
     for c in status.conditions.iter_mut().flatten() {
         truncated(&mut c.last_probe_time);
@@ -441,7 +441,7 @@ pub fn terminate(pod: &Pod, old: Option<&PodStatus>, now: jiff::Timestamp) -> Po
     if let Some(init) = &mut status.init_container_statuses {
         // Those at the end that never began are left as they are: saying how they ended would be a lie.
         let untouched = init.iter().rev().take_while(|s| never_began(s)).count();
-        let until = (init.len() - untouched).max(1).min(init.len());
+        let until = init.len().saturating_sub(untouched).max(1).min(init.len());
         init[..until].iter_mut().filter(|s| !ended(s)).for_each(force);
     }
     if !pod::is_static(pod) && !Phase::parse(status.phase.as_deref()).is_some_and(Phase::is_terminal) {

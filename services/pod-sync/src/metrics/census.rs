@@ -123,7 +123,7 @@ fn working(pods: &[Counted], runtime_only: usize) -> BTreeMap<WorkingLabel, usiz
         let is_static = if pod.is_static { "true" } else { "" };
         // One without a worker yet is not worked on.
         if let Some(count) = counts.get_mut(&WorkingLabel { lifecycle, config, r#static: is_static }) {
-            *count += 1;
+            *count = usize::saturating_add(*count, 1);
         }
     }
     let of_runtime = WorkingLabel { lifecycle: "terminating", config: "runtime_only", r#static: "unknown" };

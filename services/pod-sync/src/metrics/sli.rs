@@ -69,7 +69,7 @@ impl Starts {
     pub fn pulled(&self, uid: &str, took: Duration) {
         let mut pulls = self.pulls.lock();
         if let Some(total) = PodUid::parse(uid).ok().and_then(|uid| pulls.get_mut(&uid)) {
-            *total += took;
+            *total = total.saturating_add(took);
         }
     }
 

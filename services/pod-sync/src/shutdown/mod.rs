@@ -214,7 +214,7 @@ async fn allow_delay(session: &dyn Session, wanted: Duration) -> Result<(), Logi
             return Ok(());
         }
         tokio::time::sleep(wait).await;
-        wait *= 2;
+        wait = wait.saturating_mul(2);
         now = session.max_delay().await?;
     }
     if now >= wanted { Ok(()) } else { Err(LoginError::TooShort { wanted, now }) }

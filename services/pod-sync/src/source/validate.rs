@@ -286,7 +286,7 @@ pub fn is_dns_label(text: &str) -> bool {
         && bytes.len() <= 63
         && bytes.iter().all(|&b| alnum(b) || b == b'-')
         && alnum(bytes[0])
-        && alnum(bytes[bytes.len() - 1])
+        && bytes.last().is_some_and(|&b| alnum(b))
 }
 
 /// RFC 1123 subdomain: labels joined by dots, at most 253.
@@ -298,7 +298,7 @@ pub fn is_dns_subdomain(text: &str) -> bool {
 fn is_long_label(text: &str) -> bool {
     let alnum = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let bytes = text.as_bytes();
-    bytes.iter().all(|&b| alnum(b) || b == b'-') && alnum(bytes[0]) && alnum(bytes[bytes.len() - 1])
+    bytes.iter().all(|&b| alnum(b) || b == b'-') && alnum(bytes[0]) && bytes.last().is_some_and(|&b| alnum(b))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use quintlet_kit::clock::deadline_after;
 use tokio::time::Instant;
 
 use super::Table;
@@ -22,7 +23,7 @@ pub(super) enum Manifests {
 impl Manifests {
     pub(super) fn of(sources: &[SourceKind]) -> Self {
         if sources.contains(&SourceKind::File) {
-            Self::Awaited { until: Instant::now() + READ, api: None }
+            Self::Awaited { until: deadline_after(Instant::now(), READ), api: None }
         } else {
             Self::Read
         }

@@ -475,7 +475,7 @@ impl Worker {
         let until = left.iter().map(|v| v.until).max().filter(|until| *until > now)?;
         let victims = left.iter().map(|v| v.uid.to_string()).collect();
         self.wait_for(&waiting::Waiting::MakingRoom { victims }, Some(until));
-        Some(until - now)
+        Some(until.saturating_sub(now))
     }
 
     // Takes over what the source says.

@@ -70,7 +70,7 @@ impl Worker {
                     let message = resize_message("error", pod, generation, &why);
                     ctx.events.pod(pod, EventType::Warning, "ResizeError", &message, "");
                 }
-                self.resize_hold = self.ctx.clock.boot() + jitter(ERROR_WAIT);
+                self.resize_hold = self.ctx.clock.boot().saturating_add(jitter(ERROR_WAIT));
                 Ok(())
             }
         }

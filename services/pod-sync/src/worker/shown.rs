@@ -107,7 +107,7 @@ fn same_wait(a: Option<&Waiting>, b: Option<&Waiting>) -> bool {
             a.reason == b.reason
                 && a.message == b.message
                 && a.container == b.container
-                && (a.until_unix_ns - b.until_unix_ns).abs() < 100_000_000
+                && a.until_unix_ns.abs_diff(b.until_unix_ns) < 100_000_000
         }
         (None, None) => true,
         (Some(_), None) | (None, Some(_)) => false,

@@ -158,7 +158,7 @@ impl Worker {
         if let Err(Halt::Failed { after, .. }) = &acted {
             // What failed rings the bell too; it must not be tried again for that.
             let wait = after.unwrap_or_else(|| jitter(ERROR_WAIT));
-            self.hold_all = self.ctx.clock.boot() + wait;
+            self.hold_all = self.ctx.clock.boot().saturating_add(wait);
             return acted.map(|()| Next::Again).map_err(|halt| halt.after(wait));
         }
         acted?;
@@ -509,7 +509,7 @@ fn held_from(reason: &str, boot: Duration) -> Option<Held> {
             (wait, wait)
         }
     };
-    Some(Held { if_ended: boot + if_ended, until: boot + until })
+    Some(Held { if_ended: boot.saturating_add(if_ended), until: boot.saturating_add(until) })
 }
 
 fn ephemeral_containers(pod: &Pod) -> Vec<Container> {

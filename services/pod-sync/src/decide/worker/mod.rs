@@ -505,7 +505,7 @@ impl Judge for Sound {}
 /// `d` and up to half of it more, so that pods that failed together do not come back together. `chance` is in `[0, 1)`.
 #[must_use]
 pub fn jitter(d: Duration, chance: f64) -> Duration {
-    d + d.mul_f64(chance * 0.5)
+    d.saturating_add(d.mul_f64(chance * 0.5))
 }
 
 /// What a worker has taken.
