@@ -11,6 +11,7 @@ use crate::clients::events::EventType;
 use crate::clients::runtime::{CallError, Runtime};
 use crate::context::Context;
 use crate::decide::image_gc::{Disk, Image, Images, Policy, to_free, usage};
+use crate::decide::image_name;
 
 /// Until the runtime has answered for the first time, and the least between two looks.
 const FIRST: Duration = Duration::from_secs(5);
@@ -156,11 +157,9 @@ async fn in_use(ctx: &Context) -> Result<BTreeSet<String>, Failure> {
     for view in ctx.views.all() {
         let volumes = pods::spec(&view.pod).volumes.iter().flatten();
         let references = volumes.filter_map(|v| v.image.as_ref()?.reference.as_deref());
-        out.extend(references.map(crate::credentials::keyring::full_name));
+        out.extend(references.map(image_name::full_name));
     }
-    out.extend(
-        ctx.runtime.sandbox_image().await?.iter().map(|name| crate::credentials::keyring::full_name(name)),
-    );
+    out.extend(ctx.runtime.sandbox_image().await?.iter().map(|name| image_name::full_name(name)));
     Ok(out)
 }
 

@@ -15,11 +15,11 @@ use quintlet_kit::clock::Clock;
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
-use crate::credentials::keyring;
 use crate::decide::image_access::{
     self, AccountUsed, Answer, Known, Look, Openers, Origin, SecretUsed, VerificationPolicy,
 };
 use crate::decide::image_gc::Image;
+use crate::decide::image_name;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 /// Versions that may be read.
@@ -180,7 +180,7 @@ impl PullRecords {
         let left: Vec<String> =
             inner.intents.iter().filter(|(_, i)| i.running == 0).map(|(image, _)| image.clone()).collect();
         for image in left {
-            let name = keyring::full_name(&image);
+            let name = image_name::full_name(&image);
             let mut came = images.iter().filter(|i| i.names.contains(&name));
             let recorded = came.try_for_each(|i| self.learn(&mut inner, &image, &i.id, Openers::default()));
             match recorded {
@@ -219,7 +219,7 @@ impl PullRecords {
         let old = inner.pulled.get(id).map(|p| &p.known);
         let mut known = old.cloned().unwrap_or_default();
         if openers != Openers::default() {
-            known.entry(keyring::repository(image)).or_default().learn(openers);
+            known.entry(image_name::repository(image)).or_default().learn(openers);
         }
         if old == Some(&known) {
             return Ok(());
@@ -260,7 +260,7 @@ impl Inner {
             None if self.intents.contains_key(image) || self.is_unreadable(image, id) => Origin::Begun,
             None => Origin::Preloaded,
         };
-        image_access::look(policy, &keyring::repository(image), origin)
+        image_access::look(policy, &image_name::repository(image), origin)
     }
 
     fn is_unreadable(&self, image: &str, id: &str) -> bool {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::credentials::keyring;
+use crate::decide::image_name;
 
 /// Pulls at once from one registry where the settings say nothing.
 const PER_REGISTRY: usize = 4;
@@ -94,11 +94,11 @@ impl PullLanes {
     /// Runs a pull once both lanes have room.
     pub async fn run<T>(&self, image: &str, pull: impl Future<Output = T>) -> T {
         let lane = {
-            let repository = keyring::repository(image);
+            let repository = image_name::repository(image);
             let mut registries = self.registries.lock();
             // Lanes nobody stands in are not kept.
             registries.retain(|_, lane| Arc::strong_count(lane) > 1);
-            let lane = registries.entry(keyring::registry(&repository).to_owned());
+            let lane = registries.entry(image_name::registry(&repository).to_owned());
             Arc::clone(lane.or_insert_with(|| Arc::new(Semaphore::new(self.per_registry))))
         };
         let _first = lane.acquire().await;

@@ -9,11 +9,7 @@ use serde::Deserialize;
 use sha2::Digest as _;
 
 use super::glob;
-
-/// Registry of images without one.
-const DEFAULT_REGISTRY: &str = "docker.io";
-/// Under this key credentials for the default registry may stand too, as docker itself writes it.
-const DEFAULT_KEY: &str = "index.docker.io";
+use crate::decide::image_name::{DEFAULT_DOMAIN, LEGACY_DEFAULT_DOMAIN, registry};
 
 /// A user of a registry.
 #[derive(Clone, PartialEq, Eq)]
@@ -141,7 +137,7 @@ impl<T: Clone> Keyring<T> {
         Self { by_key: by_key.into_iter().rev().collect() }
     }
 
-    /// Every credential that may be for `repository` (see [`repository`]), best first.
+    /// Every credential that may be for `repository` (see [`image_name::repository`](crate::decide::image_name::repository)), best first.
     #[must_use]
     pub fn lookup(&self, repository: &str) -> Vec<T> {
         let matching: Vec<T> = self
@@ -150,10 +146,10 @@ impl<T: Clone> Keyring<T> {
             .filter(|(key, _)| matches(key, repository))
             .flat_map(|(_, credentials)| credentials.iter().cloned())
             .collect();
-        if !matching.is_empty() || registry(repository) != DEFAULT_REGISTRY {
+        if !matching.is_empty() || registry(repository) != DEFAULT_DOMAIN {
             return matching;
         }
-        let default = self.by_key.iter().find(|(key, _)| key == DEFAULT_KEY);
+        let default = self.by_key.iter().find(|(key, _)| key == LEGACY_DEFAULT_DOMAIN);
         default.map(|(_, credentials)| credentials.clone()).unwrap_or_default()
     }
 }
@@ -164,43 +160,6 @@ fn normal_key(key: &str) -> String {
     let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let path = if path.starts_with("/v1/") || path.starts_with("/v2/") { &path[3..] } else { path };
     if path == "/" { host.to_owned() } else { format!("{host}{path}") }
-}
-
-/// The repository of an image, with its registry and without tag and digest: `docker.io/library/busybox`.
-#[must_use]
-pub fn repository(image: &str) -> String {
-    let named = image.split_once('@').map_or(image, |(name, _)| name);
-    let last = named.rsplit('/').next().unwrap_or(named);
-    let tag = last.find(':').and_then(|at| last.get(at..)).unwrap_or_default();
-    let named = named.strip_suffix(tag).unwrap_or(named);
-    let (host, rest) = match named.split_once('/') {
-        Some((host, rest)) if host.contains(['.', ':']) || host == "localhost" => (host, rest),
-        Some(_) | None => (DEFAULT_REGISTRY, named),
-    };
-    let host = if host == DEFAULT_KEY { DEFAULT_REGISTRY } else { host };
-    if host == DEFAULT_REGISTRY && !rest.contains('/') {
-        format!("{host}/library/{rest}")
-    } else {
-        format!("{host}/{rest}")
-    }
-}
-
-/// The whole name of an image, with registry and tag or digest, as the runtime lists it.
-#[must_use]
-pub fn full_name(image: &str) -> String {
-    let repository = repository(image);
-    let last = image.rsplit('/').next().unwrap_or_default();
-    match (image.split_once('@'), last.split_once(':')) {
-        (Some((_, digest)), _) => format!("{repository}@{digest}"),
-        (None, Some((_, tag))) => format!("{repository}:{tag}"),
-        (None, None) => format!("{repository}:latest"),
-    }
-}
-
-/// Host and port of a repository's registry.
-#[must_use]
-pub fn registry(repository: &str) -> &str {
-    repository.split_once('/').map_or(repository, |(host, _)| host)
 }
 
 /// Reports whether credentials under a key or pattern (`*.example.com:5000/team`) are for a repository: the ports are equal,
@@ -224,6 +183,7 @@ pub fn matches(key: &str, repository: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decide::image_name::repository;
 
     fn user(name: &str) -> Credential {
         Credential { username: name.to_owned(), password: format!("{name}-pass") }
@@ -241,31 +201,6 @@ mod tests {
         };
         assert_eq!(of("u&", "p"), "c0e27c8a013d89c8959efe636a9f867b000615e1a76f39b4bc83f3d7b9b30f2e");
         assert_eq!(of("u", ""), "a67095390396c5936dbf649847f03cd8fe40afea9cb9488eaff8699dc6b53dcb");
-    }
-
-    #[test]
-    fn an_image_has_a_repository_with_a_registry() {
-        for (image, want) in [
-            ("busybox", "docker.io/library/busybox"),
-            ("busybox:1.36", "docker.io/library/busybox"),
-            ("team/app@sha256:00", "docker.io/team/app"),
-            ("index.docker.io/team/app", "docker.io/team/app"),
-            ("docker.io/busybox", "docker.io/library/busybox"),
-            ("localhost/app", "localhost/app"),
-            ("h:5000/a/b:1", "h:5000/a/b"),
-            ("h.example/a/b:1@sha256:00", "h.example/a/b"),
-        ] {
-            assert_eq!(repository(image), want, "{image}");
-        }
-        assert_eq!(registry("h:5000/a/b"), "h:5000");
-        for (image, want) in [
-            ("busybox", "docker.io/library/busybox:latest"),
-            ("h:5000/a:1", "h:5000/a:1"),
-            ("h:5000/a", "h:5000/a:latest"),
-            ("team/a:1@sha256:00", "docker.io/team/a@sha256:00"),
-        ] {
-            assert_eq!(full_name(image), want);
-        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use self::node_files::NodeFiles;
 use self::plugins::{Account, Accounts, Plugins, TokenAttributes};
 use crate::build::objects::ObjectSource;
 use crate::decide::image_access::{AccountUsed, Openers, SecretUsed};
+use crate::decide::image_name;
 use crate::volumes::token::{TokenCache, TokenKey, TokenSource};
 
 /// Life of a token for a plugin, seconds: what the API server gives where nothing is asked for.
@@ -61,7 +62,7 @@ impl Credentials {
             return all;
         };
         self.tokens.purge(now);
-        for (place, wanted) in plugins.wanted(&keyring::repository(image)) {
+        for (place, wanted) in plugins.wanted(&image_name::repository(image)) {
             let account = match self.account(wanted, &name, pod, source, objects, now).await {
                 Ok(account) => account,
                 Err(why) => {
@@ -133,7 +134,7 @@ impl Credentials {
         accounts: &Accounts,
         now: Duration,
     ) -> Result<Vec<Presented>, BadSecret> {
-        let repository = keyring::repository(image);
+        let repository = image_name::repository(image);
         let mut all = of_secrets(secrets)?.lookup(&repository);
         let files = Arc::clone(&self.files);
         let read = tokio::task::spawn_blocking(move || files.keyring(now)).await;

@@ -17,6 +17,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::keyring::{self, Credential, Keyring};
 use crate::decide::image_access::AccountUsed;
+use crate::decide::image_name;
 
 /// A plugin gets this long (pkg/credentialprovider/plugin).
 const LIMIT: Duration = Duration::from_secs(60);
@@ -187,7 +188,7 @@ impl Keys {
     fn of(image: &str, repository: &str, who: &str) -> Self {
         Self {
             image: format!("{who}\0image {image}"),
-            registry: format!("{who}\0registry {}", keyring::registry(repository)),
+            registry: format!("{who}\0registry {}", image_name::registry(repository)),
             global: format!("{who}\0global"),
         }
     }
@@ -552,7 +553,7 @@ END"#
     }
 
     async fn lookup(plugins: &Plugins, image: &str) -> Vec<(String, String)> {
-        let found = plugins.lookup(image, &keyring::repository(image), &Accounts::new()).await;
+        let found = plugins.lookup(image, &image_name::repository(image), &Accounts::new()).await;
         found.into_iter().map(|(c, _)| (c.username, c.password)).collect()
     }
 

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::image_name;
+
 /// Records grow by credentials that were only recognised up to this many: namespaces come and go (pullmanager).
 const MOST_LEARNT: usize = 100;
 
@@ -70,7 +72,7 @@ impl Allowlist {
                 (_, Some(prefix)) => list.prefixes.push(prefix.to_owned()),
                 ("", None) => return bad("is empty"),
                 (p, None) if p.contains('*') => return bad("is a pattern that does not end in /*"),
-                (p, None) if crate::credentials::keyring::repository(p) != p => {
+                (p, None) if image_name::repository(p) != p => {
                     return bad("is not the whole name of an image: its registry, no tag, no digest");
                 }
                 (p, None) => list.names.push(p.to_owned()),

@@ -2,7 +2,10 @@
 
 /// Longest repository with its registry, bytes.
 const LONGEST: usize = 255;
-const DEFAULT_DOMAIN: &str = "docker.io";
+/// Registry of images without one.
+pub const DEFAULT_DOMAIN: &str = "docker.io";
+/// The name that docker itself writes for the default registry.
+pub const LEGACY_DEFAULT_DOMAIN: &str = "index.docker.io";
 const INVALID: &str = "invalid reference format";
 
 /// The name with a tag, as the runtime is asked for it.
@@ -15,6 +18,43 @@ pub fn with_tag(image: &str) -> Result<String, String> {
         Ok(false) => Ok(format!("{image}:latest")),
         Err(why) => Err(format!("couldn't parse image name {image:?}: {why}")),
     }
+}
+
+/// Returns the repository of an image, with its registry and without tag and digest: `docker.io/library/busybox`.
+#[must_use]
+pub fn repository(image: &str) -> String {
+    let named = image.split_once('@').map_or(image, |(name, _)| name);
+    let last = named.rsplit('/').next().unwrap_or(named);
+    let tag = last.find(':').and_then(|at| last.get(at..)).unwrap_or_default();
+    let named = named.strip_suffix(tag).unwrap_or(named);
+    let (host, rest) = match named.split_once('/') {
+        Some((host, rest)) if host.contains(['.', ':']) || host == "localhost" => (host, rest),
+        Some(_) | None => (DEFAULT_DOMAIN, named),
+    };
+    let host = if host == LEGACY_DEFAULT_DOMAIN { DEFAULT_DOMAIN } else { host };
+    if host == DEFAULT_DOMAIN && !rest.contains('/') {
+        format!("{host}/library/{rest}")
+    } else {
+        format!("{host}/{rest}")
+    }
+}
+
+/// Returns the whole name of an image, with registry and tag or digest, as the runtime lists it.
+#[must_use]
+pub fn full_name(image: &str) -> String {
+    let repository = repository(image);
+    let last = image.rsplit('/').next().unwrap_or_default();
+    match (image.split_once('@'), last.split_once(':')) {
+        (Some((_, digest)), _) => format!("{repository}@{digest}"),
+        (None, Some((_, tag))) => format!("{repository}:{tag}"),
+        (None, None) => format!("{repository}:latest"),
+    }
+}
+
+/// Returns host and port of a repository's registry.
+#[must_use]
+pub fn registry(repository: &str) -> &str {
+    repository.split_once('/').map_or(repository, |(host, _)| host)
 }
 
 // Whether it has a tag or a digest.
@@ -141,6 +181,31 @@ fn check_digest(digest: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_has_a_repository_with_a_registry() {
+        for (image, want) in [
+            ("busybox", "docker.io/library/busybox"),
+            ("busybox:1.36", "docker.io/library/busybox"),
+            ("team/app@sha256:00", "docker.io/team/app"),
+            ("index.docker.io/team/app", "docker.io/team/app"),
+            ("docker.io/busybox", "docker.io/library/busybox"),
+            ("localhost/app", "localhost/app"),
+            ("h:5000/a/b:1", "h:5000/a/b"),
+            ("h.example/a/b:1@sha256:00", "h.example/a/b"),
+        ] {
+            assert_eq!(repository(image), want, "{image}");
+        }
+        assert_eq!(registry("h:5000/a/b"), "h:5000");
+        for (image, want) in [
+            ("busybox", "docker.io/library/busybox:latest"),
+            ("h:5000/a:1", "h:5000/a:1"),
+            ("h:5000/a", "h:5000/a:latest"),
+            ("team/a:1@sha256:00", "docker.io/team/a@sha256:00"),
+        ] {
+            assert_eq!(full_name(image), want);
+        }
+    }
 
     #[test]
     fn a_name_gets_the_tag_latest_where_it_has_neither_tag_nor_digest() {
