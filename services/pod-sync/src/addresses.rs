@@ -1,12 +1,12 @@
 //! The node's addresses, found anew now and then: they may come after this process, and change (pkg/kubelet/nodestatus/setters.go).
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::RwLock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+use crate::build::node_ips::NodeIps;
 
 /// How often they are looked up.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -16,34 +16,6 @@ const RETRY: Duration = Duration::from_secs(1);
 const LOOKUP: Duration = Duration::from_secs(2);
 /// The same for the first time, when the Node waits for an address.
 const FIRST_LOOKUP: Duration = Duration::from_millis(250);
-
-/// Addresses of the node as they are now, primary first; at most one per family. Clones share them.
-#[derive(Debug, Clone, Default)]
-pub struct NodeIps(Arc<RwLock<Vec<IpAddr>>>);
-
-impl From<Vec<IpAddr>> for NodeIps {
-    fn from(ips: Vec<IpAddr>) -> Self {
-        Self(Arc::new(RwLock::new(ips)))
-    }
-}
-
-impl NodeIps {
-    /// As they are now.
-    #[must_use]
-    pub fn get(&self) -> Vec<IpAddr> {
-        self.0.read().clone()
-    }
-
-    /// The primary one.
-    #[must_use]
-    pub fn first(&self) -> Option<IpAddr> {
-        self.0.read().first().copied()
-    }
-
-    fn set(&self, ips: &[IpAddr]) {
-        *self.0.write() = ips.to_vec();
-    }
-}
 
 /// What addresses are chosen from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

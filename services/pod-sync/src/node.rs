@@ -40,8 +40,6 @@ const STATUS_RETRY: Duration = Duration::from_millis(100);
 const DOWN_AFTER: Duration = Duration::from_secs(30);
 /// How often facts are sent at least; status-reporter calls them old after 30 s.
 const FACTS_PERIOD: Duration = Duration::from_secs(10);
-/// Pods a node takes unless it is told (`maxPods`).
-pub const MAX_PODS: u32 = 110;
 /// What can be reserved; `pid` is no part of capacity.
 pub const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 /// The version that the API server's skew rules are applied to.

@@ -1,14 +1,16 @@
 //! From the command line, and so from the configuration, to what the node is and allows.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 
 use crate::args::Args;
 use crate::build::NodeSettings;
+use crate::build::resources::hugepage_sizes;
+use crate::build::security::thermal_throttle_paths;
 use crate::decide::qos::ResourceList;
 use crate::decide::quantity::Quantity;
-use crate::{addresses, node};
+use crate::{addresses, cgroup, node};
 
 /// Settings and facts of the node.
 ///
@@ -28,9 +30,27 @@ pub(crate) fn settings(args: &Args) -> anyhow::Result<NodeSettings> {
         resolv_conf: Some(args.resolv_conf.clone()).filter(|f| !f.is_empty()).map(PathBuf::from),
         ..NodeSettings::default()
     };
-    settings.detect();
+    detect(&mut settings);
     resources(args, &mut settings)?;
     Ok(settings)
+}
+
+/// Fills the facts of the machine: memory, cgroup version, huge pages, swap controller, SELinux, AppArmor, thermal throttling.
+fn detect(settings: &mut NodeSettings) {
+    use procfs::Current as _;
+    if let Ok(info) = procfs::Meminfo::current() {
+        settings.memory_bytes = i64::try_from(info.mem_total).unwrap_or(i64::MAX);
+    }
+    settings.cgroup_v2 = cgroup::is_v2(Path::new("/sys/fs/cgroup"));
+    settings.swap_controller = !settings.cgroup_v2
+        && Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
+        || settings.cgroup_v2 && cgroup::has_swap_controller();
+    settings.single_process_oom_kill = !settings.cgroup_v2;
+    settings.app_armor = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled")
+        .is_ok_and(|enabled| enabled.trim() == "Y");
+    settings.selinux = Path::new("/sys/fs/selinux/enforce").exists();
+    settings.hugepage_sizes = hugepage_sizes(Path::new("/sys/kernel/mm/hugepages"));
+    settings.thermal_throttle = thermal_throttle_paths(Path::new("/sys/devices/system/cpu"));
 }
 
 /// What pods may have. The facts of the machine are there already.

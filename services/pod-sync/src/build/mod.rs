@@ -7,7 +7,6 @@
 
 use std::path::PathBuf;
 
-use crate::addresses::NodeIps;
 use crate::decide::qos::{CgroupSettings, ResourceList};
 
 pub mod container;
@@ -22,6 +21,7 @@ pub mod hostname;
 pub mod hosts;
 pub mod mounts;
 pub mod newer;
+pub mod node_ips;
 pub mod objects;
 pub mod paths;
 pub mod resources;
@@ -32,6 +32,11 @@ pub mod subpath;
 
 #[cfg(test)]
 pub(crate) mod testing;
+
+use self::node_ips::NodeIps;
+
+/// Pods a node takes where `maxPods` is not set.
+const MAX_PODS: u32 = 110;
 
 /// What configurations take from the node: settings and facts.
 #[derive(Debug, Clone)]
@@ -100,7 +105,7 @@ impl Default for NodeSettings {
             cluster_dns: Vec::new(),
             resolv_conf: Some(PathBuf::from("/etc/resolv.conf")),
             seccomp_default: false,
-            max_pods: crate::node::MAX_PODS,
+            max_pods: MAX_PODS,
             reserved: ResourceList::new(),
             eviction_reserve: ResourceList::new(),
             enforce_reserved: true,
@@ -117,28 +122,6 @@ impl Default for NodeSettings {
             app_armor: false,
             thermal_throttle: Vec::new(),
         }
-    }
-}
-
-impl NodeSettings {
-    /// Fills the facts that the machine itself tells: memory, cgroup version, huge pages, swap controller,
-    /// SELinux, thermal throttling.
-    pub fn detect(&mut self) {
-        use procfs::Current as _;
-        if let Ok(info) = procfs::Meminfo::current() {
-            self.memory_bytes = i64::try_from(info.mem_total).unwrap_or(i64::MAX);
-        }
-        self.cgroup_v2 = crate::cgroup::is_v2(std::path::Path::new("/sys/fs/cgroup"));
-        self.swap_controller = !self.cgroup_v2
-            && std::path::Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
-            || self.cgroup_v2 && crate::cgroup::has_swap_controller();
-        self.single_process_oom_kill = !self.cgroup_v2;
-        self.app_armor = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled")
-            .is_ok_and(|enabled| enabled.trim() == "Y");
-        self.selinux = std::path::Path::new("/sys/fs/selinux/enforce").exists();
-        self.hugepage_sizes = resources::hugepage_sizes(std::path::Path::new("/sys/kernel/mm/hugepages"));
-        self.thermal_throttle =
-            security::thermal_throttle_paths(std::path::Path::new("/sys/devices/system/cpu"));
     }
 }
 

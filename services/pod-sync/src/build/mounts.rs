@@ -18,9 +18,22 @@ use super::env::{expand_sub_path, sorted};
 use super::error::ConfigError;
 use super::hostname::host_name;
 use super::{HandlerFeatures, NodeSettings, hosts, paths, subpath};
-use crate::volumes::MountedVolumes;
 
 const ETC_HOSTS: &str = "/etc/hosts";
+
+/// A volume on the node, ready to be mounted into containers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountedVolume {
+    /// Path on the node; empty for an image, which only the runtime has.
+    pub host_path: PathBuf,
+    /// The volume's kind does not let containers write.
+    pub read_only: bool,
+    /// SELinux labels of its files are the runtime's to set.
+    pub relabel: bool,
+}
+
+/// Volumes of a pod by their name in its spec.
+pub type MountedVolumes = BTreeMap<String, MountedVolume>;
 
 /// What mounts are made from.
 #[derive(Debug, Clone, Copy)]
@@ -249,7 +262,6 @@ pub fn new_termination_log(pod_dir: &Path, container: &str) -> io::Result<PathBu
 mod tests {
     use super::*;
     use crate::build::testing::pod_of;
-    use crate::volumes::MountedVolume;
     use serde_json::{Value, json};
 
     struct Root {

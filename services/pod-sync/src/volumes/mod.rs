@@ -37,6 +37,7 @@ pub mod token;
 #[cfg(test)]
 mod tests;
 
+use crate::build::mounts::{MountedVolume, MountedVolumes};
 use crate::build::objects::{ObjectError, ObjectSource};
 use crate::build::{NodeSettings, paths, subpath};
 use crate::decide::quantity::Quantity;
@@ -48,20 +49,6 @@ use mount_table::{MountTable, ProcMountTable};
 use payload::Selection;
 use teardown::OrphanError;
 use token::{TokenCache, TokenKey, TokenSource};
-
-/// A volume on the node, ready to be mounted into containers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MountedVolume {
-    /// Path on the node; empty for an image, which only the runtime has.
-    pub host_path: PathBuf,
-    /// The volume's kind does not let containers write.
-    pub read_only: bool,
-    /// SELinux labels of its files are the runtime's to set.
-    pub relabel: bool,
-}
-
-/// Volumes of a pod by their name in its spec.
-pub type MountedVolumes = BTreeMap<String, MountedVolume>;
 
 /// The volumes of a pod that are ready.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -42,6 +42,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
+use crate::build::mounts::MountedVolumes;
 use crate::clients::events::{self, EventType};
 use crate::clients::pleg::{ObserveError, Observed};
 use crate::clients::status::Ack;
@@ -60,7 +61,6 @@ use crate::metrics;
 use crate::mirror::Keeper;
 use crate::state::{PodRecord, Termination};
 use crate::view::{Decision, Waiting, unix_ns};
-use crate::volumes::MountedVolumes;
 
 /// After an error of this pod (pkg/kubelet/pod_workers.go), with jitter up to half of it.
 const ERROR_WAIT: Duration = Duration::from_secs(10);
