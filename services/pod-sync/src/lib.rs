@@ -52,6 +52,7 @@ pub mod table;
 mod test_server;
 pub mod userns;
 pub mod view;
+mod volume_counts;
 pub mod volumes;
 pub mod worker;
 
@@ -216,7 +217,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     tasks.spawn("shutdown", waits);
     tasks.spawn("pull-intents", image_gc::recover_pulls(Arc::clone(&ctx), stop.clone()));
     tasks.spawn("image-gc", image_gc::run(Arc::clone(&ctx), args.images.policy(), stop.clone()));
-    tasks.spawn("volume-counts", metrics::count_volumes(Arc::clone(&ctx), stop.clone()));
+    tasks.spawn("volume-counts", volume_counts::run(Arc::clone(&ctx), stop.clone()));
     let period = args.resources.volume_stats_agg_period;
     tasks.spawn("storage", storage::run(Arc::clone(&ctx), period, stop.clone()));
     tasks.spawn("unhealthy", unhealthy_events(Arc::clone(&ctx), unhealthy, stop.clone()));

@@ -5,27 +5,18 @@ mod sli;
 
 pub use census::{Census, Counted};
 
-use std::collections::BTreeMap;
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus, Volume};
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use quintlet_model::ids::PodUid;
 use quintlet_telemetry::metrics::{
-    Buckets, counter, counter_family, float_gauge, gauge, gauge_family, histogram_family_of, histogram_of,
+    Buckets, counter, counter_family, float_gauge, gauge, histogram_family_of, histogram_of,
 };
-use tokio_util::sync::CancellationToken;
-
-use crate::build::paths;
-use crate::context::Context;
-use crate::volumes::referenced;
 
 /// Seconds from when a pod was first seen until it runs.
 const POD_START: [f64; 25] = [
@@ -34,11 +25,6 @@ const POD_START: [f64; 25] = [
 ];
 /// Prometheus' own default.
 const WORKER: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
-/// Seconds of an operation on a volume.
-const STORAGE: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
-/// How often volumes are counted.
-const COUNT_EVERY: Duration = Duration::from_secs(10);
-
 /// Which list of the spec a container stands in.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ContainerLabel {
@@ -66,13 +52,6 @@ pub struct OperationLabel {
     operation_type: &'static str,
 }
 
-/// Volumes of a kind that are wanted, or there.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct VolumesLabel {
-    plugin_name: String,
-    state: &'static str,
-}
-
 /// As which handler of the runtime a sandbox runs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct HandlerLabel {
@@ -89,15 +68,6 @@ pub struct RejectionLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct SourceLabel {
     metric_source: &'static str,
-}
-
-/// An operation on a volume.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct StorageLabel {
-    migrated: &'static str,
-    operation_name: &'static str,
-    status: &'static str,
-    volume_plugin: String,
 }
 
 /// Types of containers, as labels.
@@ -122,8 +92,6 @@ pub struct PodMetrics {
     /// Seconds from when a pod was first seen until it runs.
     pub pod_start: Histogram,
     worker: Family<OperationLabel, Histogram, Buckets>,
-    storage: Family<StorageLabel, Histogram, Buckets>,
-    volumes: Family<VolumesLabel, Gauge>,
     measured: Family<SourceLabel, Histogram, Buckets>,
     sandboxes: Family<HandlerLabel, Histogram, Buckets>,
     sandbox_errors: Family<HandlerLabel, Counter>,
@@ -192,12 +160,6 @@ impl Default for PodMetrics {
                 "Duration in seconds of a pass over a pod, by operation type: create, update, sync or kill",
                 WORKER,
             ),
-            storage: histogram_family_of(
-                "storage_operation_duration_seconds",
-                "Storage operation duration",
-                STORAGE,
-            ),
-            volumes: gauge_family("volume_manager_total_volumes", "Number of volumes in Volume Manager"),
             shutdown_start: float_gauge(
                 "kubelet_graceful_shutdown_start_time_seconds",
                 "Last graceful shutdown start time since unix epoch in seconds",
@@ -227,17 +189,6 @@ impl PodMetrics {
         self.worker.get_or_create(&OperationLabel { operation_type }).observe(took.as_secs_f64());
     }
 
-    /// An operation on a volume is over.
-    pub fn volume(&self, operation_name: &'static str, plugin: &str, ok: bool, took: Duration) {
-        let label = StorageLabel {
-            migrated: "false",
-            operation_name,
-            status: if ok { "success" } else { "fail-unknown" },
-            volume_plugin: plugin.to_owned(),
-        };
-        self.storage.get_or_create(&label).observe(took.as_secs_f64());
-    }
-
     /// The runtime made a sandbox, or did not.
     pub fn sandbox(&self, handler: &str, took: Duration, ok: bool) {
         let label = HandlerLabel { runtime_handler: handler.to_owned() };
@@ -261,12 +212,6 @@ impl PodMetrics {
     pub fn changed(&self, old: Option<&PodStatus>, new: &PodStatus) {
         for ended in terminations(old, new) {
             self.terminated.get_or_create(&ended).inc();
-        }
-    }
-
-    fn set_volumes(&self, state: &'static str, counts: &BTreeMap<String, i64>) {
-        for (plugin_name, count) in counts {
-            self.volumes.get_or_create(&VolumesLabel { plugin_name: plugin_name.clone(), state }).set(*count);
         }
     }
 }
@@ -339,84 +284,6 @@ pub fn began_to_run(old: Option<&PodStatus>, new: &PodStatus) -> bool {
     let phase = |s: &PodStatus| s.phase.clone().unwrap_or_default();
     let waited = old.is_none_or(|s| matches!(phase(s).as_str(), "" | "Pending" | "Unknown"));
     waited && phase(new) == "Running"
-}
-
-/// What the kubelet calls the kind of a volume.
-#[must_use]
-pub fn plugin(volume: &Volume) -> &'static str {
-    if volume.config_map.is_some() {
-        "kubernetes.io/configmap"
-    } else if volume.secret.is_some() {
-        "kubernetes.io/secret"
-    } else if volume.projected.is_some() {
-        "kubernetes.io/projected"
-    } else if volume.downward_api.is_some() {
-        "kubernetes.io/downward-api"
-    } else if volume.empty_dir.is_some() {
-        "kubernetes.io/empty-dir"
-    } else if volume.host_path.is_some() {
-        "kubernetes.io/host-path"
-    } else if volume.image.is_some() {
-        "kubernetes.io/image"
-    } else {
-        "unknown"
-    }
-}
-
-/// Counts the volumes that pods want and those that are there, now and then, until told to stop.
-pub async fn count_volumes(ctx: Arc<Context>, stop: CancellationToken) {
-    let (mut desired, mut actual) = (BTreeMap::new(), BTreeMap::new());
-    loop {
-        let pods: Vec<(PodUid, Arc<Pod>)> = ctx
-            .views
-            .all()
-            .into_iter()
-            .filter(|view| !ctx.is_over(&view.pod_ref.uid))
-            .map(|view| (view.pod_ref.uid.clone(), Arc::clone(&view.pod)))
-            .collect();
-        let root = ctx.node.root_dir.clone();
-        let counted = tokio::task::spawn_blocking(move || count(&root, &pods)).await;
-        if let Ok((wanted, there)) = counted {
-            for (state, counts, now) in [
-                ("desired_state_of_world", &mut desired, wanted),
-                ("actual_state_of_world", &mut actual, there),
-            ] {
-                // What is gone is none, not what it was.
-                counts.values_mut().for_each(|count| *count = 0);
-                counts.extend(now);
-                ctx.metrics.set_volumes(state, counts);
-            }
-        }
-        // Both only wait.
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(COUNT_EVERY) => {}
-        }
-    }
-}
-
-type Counts = BTreeMap<String, i64>;
-
-fn count(root: &Path, pods: &[(PodUid, Arc<Pod>)]) -> (Counts, Counts) {
-    let (mut desired, mut actual) = (Counts::new(), Counts::new());
-    for (uid, pod) in pods {
-        let dir = paths::pod_dir(root, uid);
-        for volume in referenced(pod) {
-            let plugin = plugin(volume);
-            let wanted = desired.entry(plugin.to_owned()).or_default();
-            *wanted = wanted.saturating_add(1);
-            // What the runtime or the host has is there as soon as the pod's directory is.
-            let place = match plugin {
-                "kubernetes.io/host-path" | "kubernetes.io/image" => dir.clone(),
-                _ => dir.join("volumes").join(plugin.replace('/', "~")).join(&volume.name),
-            };
-            if place.exists() {
-                let found = actual.entry(plugin.to_owned()).or_default();
-                *found = found.saturating_add(1);
-            }
-        }
-    }
-    (desired, actual)
 }
 
 #[cfg(test)]
@@ -500,34 +367,5 @@ mod tests {
         ] {
             assert_eq!(began_to_run(old.map(phase).as_ref(), &phase(new)), want, "{old:?} {new}");
         }
-    }
-
-    #[test]
-    fn volumes_are_counted_as_they_are_wanted_and_as_they_are_there() {
-        let root = tempfile::tempdir().unwrap();
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": "p"},
-            "spec": {
-                "containers": [{"name": "c", "volumeMounts": [
-                    {"name": "config", "mountPath": "/a"}, {"name": "late", "mountPath": "/b"},
-                    {"name": "host", "mountPath": "/c"},
-                ]}],
-                "volumes": [
-                    {"name": "config", "configMap": {"name": "m"}}, {"name": "late", "configMap": {"name": "n"}},
-                    {"name": "host", "hostPath": {"path": "/"}}, {"name": "unused", "emptyDir": {}},
-                ],
-            },
-        }))
-        .unwrap();
-        let uid = PodUid::parse("u1").unwrap();
-        let place = paths::pod_dir(root.path(), &uid).join("volumes/kubernetes.io~configmap/config");
-        std::fs::create_dir_all(place).unwrap();
-        let (desired, actual) = count(root.path(), &[(uid, Arc::new(pod))]);
-        let of = |counts: &Counts| counts.iter().map(|(k, v)| (k.clone(), *v)).collect::<Vec<_>>();
-        let named = |all: &[(&str, i64)]| {
-            all.iter().map(|(k, v)| (format!("kubernetes.io/{k}"), *v)).collect::<Vec<_>>()
-        };
-        assert_eq!(of(&desired), named(&[("configmap", 2), ("host-path", 1)]));
-        assert_eq!(of(&actual), named(&[("configmap", 1), ("host-path", 1)]));
     }
 }

@@ -24,9 +24,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::context::{Context, PodWork};
-use crate::metrics::plugin;
 use crate::serve::Service;
 use crate::view::unix_ns;
+use crate::volumes::metrics::plugin;
 use crate::volumes::referenced;
 
 /// How often it is looked for pods that are due, new ones among them.

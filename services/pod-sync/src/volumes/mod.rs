@@ -28,6 +28,7 @@ pub mod empty_dir;
 pub mod error;
 pub mod host_path;
 pub mod layout;
+pub mod metrics;
 pub mod mount_table;
 pub mod ownership;
 pub mod payload;
@@ -41,10 +42,10 @@ use crate::build::mounts::{MountedVolume, MountedVolumes};
 use crate::build::objects::{ObjectError, ObjectSource};
 use crate::build::{NodeSettings, paths, subpath};
 use crate::decide::quantity::Quantity;
-use crate::metrics::PodMetrics;
 use atomic::Payload;
 use empty_dir::{EmptyDir, Medium};
 use error::{Step, TearDownError, VolumeError, VolumeFailure};
+use metrics::VolumeMetrics;
 use mount_table::{MountTable, ProcMountTable};
 use payload::Selection;
 use teardown::OrphanError;
@@ -83,7 +84,7 @@ const MOST_FILES: usize = 128 << 20;
 #[derive(Clone)]
 pub struct Volumes {
     root: PathBuf,
-    metrics: PodMetrics,
+    metrics: VolumeMetrics,
     table: Arc<dyn MountTable>,
     tokens: Arc<TokenCache>,
 }
@@ -129,15 +130,15 @@ impl Plan {
 
 /// Setting up one volume, for the metrics: objects are fetched at another time than files are written.
 struct Mount {
-    metrics: PodMetrics,
+    metrics: VolumeMetrics,
     plugin: &'static str,
     began: Instant,
     took: Duration,
 }
 
 impl Mount {
-    fn begin(metrics: &PodMetrics, volume: &Volume) -> Self {
-        let plugin = crate::metrics::plugin(volume);
+    fn begin(metrics: &VolumeMetrics, volume: &Volume) -> Self {
+        let plugin = metrics::plugin(volume);
         Self { metrics: metrics.clone(), plugin, began: Instant::now(), took: Duration::ZERO }
     }
 
@@ -150,7 +151,7 @@ impl Mount {
     }
 
     fn done(self, ok: bool) {
-        self.metrics.volume("volume_mount", self.plugin, ok, self.took);
+        self.metrics.observe("volume_mount", self.plugin, ok, self.took);
     }
 }
 
@@ -164,7 +165,7 @@ impl Volumes {
     /// The same with another mount table.
     #[must_use]
     pub fn with_table(root: PathBuf, table: Arc<dyn MountTable>) -> Self {
-        Self { root, metrics: PodMetrics::default(), table, tokens: Arc::default() }
+        Self { root, metrics: VolumeMetrics::default(), table, tokens: Arc::default() }
     }
 
     /// Makes the pod's directories and every volume a container refers to. Doing it again brings files up to date and
@@ -249,7 +250,7 @@ impl Volumes {
             let done = teardown::tear_down_pod(&dir, &*table);
             // All of a pod's volumes go in one sweep.
             for plugin in plugins {
-                metrics.volume("volume_unmount", &plugin, done.is_ok(), began.elapsed());
+                metrics.observe("volume_unmount", &plugin, done.is_ok(), began.elapsed());
             }
             done
         };
