@@ -3,15 +3,14 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Bench, options};
 use pleg_service::Periods;
 use pleg_service::seams::{HintEvent, HintKind};
-use quintlet_kit::{contain, seam};
 use quintlet_proto::pleg::v1 as pb;
 use quintlet_testkit::fake_runtime::{Call, ContainerSeed, FakeRuntime, Method, Rule};
+use quintlet_testkit::pod_panics::PodPanics;
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -502,33 +501,6 @@ async fn more_hints_of_unknown_ids_than_can_wait_are_made_up_for_by_a_list() {
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
 }
 
-/// Panics in the work of one pod while it is told to.
-struct Panics {
-    uid: String,
-    on: std::sync::atomic::AtomicBool,
-}
-
-impl Panics {
-    // On this thread, which runs everything of the test.
-    fn of(uid: &str) -> Arc<Self> {
-        let panics = Arc::new(Self { uid: uid.to_owned(), on: true.into() });
-        seam::watch(Arc::clone(&panics) as Arc<dyn seam::Watcher>);
-        panics
-    }
-
-    fn stop(&self) {
-        self.on.store(false, std::sync::atomic::Ordering::SeqCst);
-    }
-}
-
-impl seam::Watcher for Panics {
-    fn passes(&self, passing: seam::Passing) {
-        let is_it = contain::current().is_some_and(|work| work.uid() == self.uid);
-        let is_on = self.on.load(std::sync::atomic::Ordering::SeqCst);
-        assert!(!(is_it && is_on), "injected into {:?}", passing.step);
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_the_owner_of_one_pod_harms_no_other_and_the_pod_is_looked_at_again() {
     let (mut bad, mut good) = (String::new(), String::new());
@@ -539,7 +511,7 @@ async fn a_panic_in_the_owner_of_one_pod_harms_no_other_and_the_pod_is_looked_at
     });
     let mut watch = bench.watch(None).await;
     watch.snapshot().await;
-    let panics = Panics::of("u1");
+    let panics = PodPanics::start("u1");
     for id in [&bad, &good] {
         bench.runtime.exit(id, 3);
         bench.hints.hint(HintKind::Exited, id);

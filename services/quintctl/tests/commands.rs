@@ -19,6 +19,7 @@ use quintlet_proto::probe::v1::probe_server::{Probe, ProbeServer};
 use quintlet_proto::probe::v1::{self as probe, watch_event};
 use quintlet_proto::runtime::v1::proxy_info_server::{ProxyInfo, ProxyInfoServer};
 use quintlet_proto::runtime::v1::{HintSource, ProxyInfoReply, ProxyInfoRequest, SourceState};
+use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Options};
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -638,7 +639,9 @@ async fn logs_are_those_of_the_newest_instance_and_follow_it_into_the_next() {
 }
 
 /// Planted where a bundle looks, each in its own form.
-const PLANTED: [&str; 9] = [
+const PLANTED: [&str; 11] = [
+    "key-ref-hunter2",
+    "env-from-hunter2",
     "env-hunter2",
     "args-hunter2",
     "annotation-hunter2",
@@ -654,17 +657,27 @@ const PLANTED: [&str; 9] = [
 async fn a_debug_bundle_has_everything_but_secrets() {
     let node = Node::start(true);
     let base = node.dir.path();
-    let [env, args, annotation, message, volume, bearer, jwt, pem, kubeconfig] = PLANTED;
+    let [key_ref, env_from, env, args, annotation, message, volume, bearer, jwt, pem, kubeconfig] = PLANTED;
     let secret_pod = serde_json::json!({
         "metadata": {"name": "web", "uid": UID, "annotations": {"kubectl.kubernetes.io/last-applied-configuration": annotation}},
-        "spec": {"containers": [{"name": "app", "image": "shop:1", "args": [format!("--password={args}")], "env": [{"name": "PASSWORD", "value": env}]}]},
+        "spec": {"containers": [{"name": "app", "image": "shop:1", "args": [format!("--password={args}")], "env": [
+            {"name": "PASSWORD", "value": env},
+            {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+            {"name": "PIN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "pin"}}},
+        ], "envFrom": [{"secretRef": {"name": "s"}}]}]},
         "status": {"phase": "Running", "containerStatuses": [
             {"name": "app", "restartCount": 1, "lastState": {"terminated": {"exitCode": 3, "message": message}}}]}
     });
     let fake = FakePodSync {
         pod: Some(secret_pod.to_string()),
-        event: format!("{env} and {volume} leaked into an event"),
+        event: format!("{env}, {volume}, {key_ref}, {env_from} and <q7> leaked into an event"),
     };
+    // Only the runtime knows the values of Secrets in the environment.
+    let runtime = FakeRuntime::start(&Paths::new(base).cri(CriSocket::Admin), Options::silent()).unwrap();
+    let sandbox = runtime.add_sandbox(UID, "web", "default", 0);
+    let envs = [("KEY", key_ref), ("PIN", "q7"), ("TAKEN_WHOLE", env_from)];
+    let envs = envs.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    let _id = runtime.add_container(&sandbox, &ContainerSeed { envs, ..ContainerSeed::running("app") });
     std::fs::remove_file(Paths::new(base).podsync()).unwrap();
     node.serve(&Paths::new(base).podsync(), Server::new("pod-sync").add_service(PodSyncServer::new(fake)));
     let (logs, root) = (base.join("logs"), base.join("root"));
@@ -703,7 +716,7 @@ async fn a_debug_bundle_has_everything_but_secrets() {
     for (name, part) in [
         ("pods.json", "shop:1"),
         ("pods.json", "PASSWORD"),
-        ("events.json", "leaked into an event"),
+        ("events.json", "<[redacted]> leaked into an event"),
         ("health.txt", "pleg-service"),
         ("version.json", "\"service\": \"pod-sync\""),
         ("metrics/pod-sync.txt", "# EOF"),

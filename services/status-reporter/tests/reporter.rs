@@ -2,13 +2,12 @@
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_kit::clock::Clock;
-use quintlet_kit::{contain, seam};
 use quintlet_model::ids::PodUid;
 use quintlet_testapi::{Failure, TestApi};
+use quintlet_testkit::pod_panics::PodPanics;
 use serde_json::{Value, json};
 use status_reporter::api::ApiClient;
 use status_reporter::metrics::Metrics;
@@ -428,38 +427,11 @@ async fn standalone_says_at_once_that_there_is_no_api() {
     assert_eq!(acks.recv().await.unwrap().verdict, Verdict::NoApi);
 }
 
-/// Panics in the work of one pod while it is told to.
-struct Panics {
-    uid: String,
-    on: std::sync::atomic::AtomicBool,
-}
-
-impl Panics {
-    // On this thread, which runs everything of the test.
-    fn of(uid: &str) -> Arc<Self> {
-        let panics = Arc::new(Self { uid: uid.to_owned(), on: true.into() });
-        seam::watch(Arc::clone(&panics) as Arc<dyn seam::Watcher>);
-        panics
-    }
-
-    fn stop(&self) {
-        self.on.store(false, std::sync::atomic::Ordering::SeqCst);
-    }
-}
-
-impl seam::Watcher for Panics {
-    fn passes(&self, passing: seam::Passing) {
-        let is_it = contain::current().is_some_and(|work| work.uid() == self.uid);
-        let is_on = self.on.load(std::sync::atomic::Ordering::SeqCst);
-        assert!(!(is_it && is_on), "injected into {:?}", passing.step);
-    }
-}
-
 #[tokio::test]
 async fn a_panic_in_the_write_of_one_status_harms_no_other_and_the_pods_next_one_is_written() {
     let mut bench = Bench::start().await;
     let (bad, good) = (bench.pod("bad"), bench.pod("good"));
-    let panics = Panics::of(bad["metadata"]["uid"].as_str().unwrap());
+    let panics = PodPanics::start(bad["metadata"]["uid"].as_str().unwrap());
     bench.reporter.submit(update(&bad, 1, running("False")));
     let ack = bench.ack().await;
     let Verdict::Queued(why) = ack.verdict else { panic!("{ack:?}") };

@@ -197,13 +197,14 @@ async fn pages_tell_of_the_pods_and_of_all_services() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_summary_tells_of_volumes_and_of_all_that_a_pod_has_on_the_disk() {
     const WRITTEN: u64 = 3 << 20;
+    const HOSTS: u64 = 8 << 20;
     let extra = vec![("pod-sync", "--volume-stats-agg-period=1s".to_owned())];
     let node = Node::start(Options { node_api: true, extra, ..Options::with_api("node-api-volumes") }).await;
     // As on many nodes: the node API's user cannot look into the runtime's directory.
     let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     std::fs::set_permissions(node.containerd.dir().join("root"), closed).unwrap();
     let script = "echo some words; head -c 3145728 /dev/zero > /scratch/f; head -c 1048576 /dev/zero > /memory/f; \
-                  head -c 2097152 /dev/zero > /layer; trap 'exit 0' TERM; sleep 100000 & wait";
+                  head -c 2097152 /dev/zero > /layer; head -c 8388608 /dev/zero >> /etc/hosts; trap 'exit 0' TERM; sleep 100000 & wait";
     let mut pod = pods::bound(pods::script("writer", script));
     let mounts =
         ["scratch", "memory", "facts", "host"].map(|n| json!({"name": n, "mountPath": format!("/{n}")}));
@@ -228,6 +229,7 @@ async fn the_summary_tells_of_volumes_and_of_all_that_a_pod_has_on_the_disk() {
         used(&volume(pod, "scratch")) >= WRITTEN
             && used(&volume(pod, "memory")) >= 1 << 20
             && used(&pod["containers"][0]["rootfs"]) >= 2 << 20
+            && used(&pod["ephemeral-storage"]) >= HOSTS
     })
     .await;
     let pod = &summary["pods"][0];
@@ -250,8 +252,9 @@ async fn the_summary_tells_of_volumes_and_of_all_that_a_pod_has_on_the_disk() {
     let main = &pod["containers"][0];
     assert!(main["logs"]["usedBytes"].as_u64() > Some(0) && main["logs"]["inodesUsed"] == 1, "{main}");
     let whole = &pod["ephemeral-storage"];
-    let least = used(&scratch) + used(&main["rootfs"]) + used(&main["logs"]);
-    assert!((least..least + (1 << 20)).contains(&used(whole)), "memory does not count: {whole} for {least}");
+    let least = used(&scratch) + used(&main["rootfs"]) + used(&main["logs"]) + HOSTS;
+    let all = least..least + (1 << 20);
+    assert!(all.contains(&used(whole)), "/etc/hosts counts, memory does not: {whole} is not in {all:?}");
     assert_eq!(whole["capacityBytes"], summary["node"]["fs"]["capacityBytes"]);
     let runtime = &summary["node"]["runtime"];
     for fs in [&runtime["imageFs"], &runtime["containerFs"], &main["rootfs"]] {

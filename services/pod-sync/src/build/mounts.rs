@@ -360,6 +360,22 @@ mod tests {
     }
 
     #[test]
+    fn a_hosts_file_that_a_container_grew_is_written_anew_for_the_next_container() {
+        let root = Root::new();
+        let start = || {
+            let spec = json!({"containers": [{"name": "c"}]});
+            root.run(spec, &["10.0.0.5"], HandlerFeatures::default()).unwrap();
+        };
+        start();
+        let path = root.dir.path().join("pods/u1/etc-hosts");
+        let text = fs::read(&path).unwrap();
+        fs::write(&path, vec![b'#'; 1 << 20]).unwrap();
+        start();
+        assert_eq!(fs::metadata(&path).unwrap().len(), u64::try_from(text.len()).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), text);
+    }
+
+    #[test]
     fn a_mount_that_breaks_a_rule_says_which() {
         let root = Root::new();
         let m = |more: Value| {

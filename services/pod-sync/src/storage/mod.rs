@@ -279,7 +279,7 @@ mod tests {
         at("empty-dir", "memory");
         at("empty-dir", "unused");
         at("configmap", "config");
-        fs::write(dir.path().join("etc-hosts"), "x").unwrap();
+        fs::write(dir.path().join("etc-hosts"), vec![1; 4 << 20]).unwrap();
         let count = |place: &Path| walk::usage(place, || Ok(()));
         let storage = measure(&uid("u1"), &pod(), dir.path(), Timestamp::UNIX_EPOCH, count);
         let told: Vec<_> = storage
@@ -293,7 +293,9 @@ mod tests {
             scratch.used_bytes >= 1 << 20 && scratch.capacity_bytes > scratch.available_bytes,
             "{scratch:?}"
         );
-        assert_eq!(storage.hosts.unwrap().inodes_used, 1);
+        let hosts = storage.hosts.unwrap();
+        assert_eq!(hosts.inodes_used, 1);
+        assert!(hosts.used_bytes >= 4 << 20, "a file that a container grew counts in full: {hosts:?}");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 use std::collections::VecDeque;
 
 use futures::future::BoxFuture;
-use quintlet_kit::{contain, seam};
 use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::probe::{ProbeMemory, ProbeResult};
+use quintlet_testkit::pod_panics::PodPanics;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
@@ -350,38 +350,11 @@ async fn the_series_of_a_probe_end_with_it_and_observers_see_every_evaluation() 
     assert_eq!((seen.pod_name.as_str(), seen.run, seen.output.as_str()), ("series", 1, "ok"));
 }
 
-/// Panics in the work of one pod while it is told to.
-struct Panics {
-    uid: String,
-    on: std::sync::atomic::AtomicBool,
-}
-
-impl Panics {
-    // On this thread, which runs everything of the test.
-    fn of(uid: &str) -> Arc<Self> {
-        let panics = Arc::new(Self { uid: uid.to_owned(), on: true.into() });
-        seam::watch(Arc::clone(&panics) as Arc<dyn seam::Watcher>);
-        panics
-    }
-
-    fn stop(&self) {
-        self.on.store(false, std::sync::atomic::Ordering::SeqCst);
-    }
-}
-
-impl seam::Watcher for Panics {
-    fn passes(&self, passing: seam::Passing) {
-        let is_it = contain::current().is_some_and(|work| work.uid() == self.uid);
-        let is_on = self.on.load(std::sync::atomic::Ordering::SeqCst);
-        assert!(!(is_it && is_on), "injected into {:?}", passing.step);
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_the_probe_of_one_pod_harms_no_other_and_is_tried_again_ever_less_often() {
     let rig = Rig::new([pass()]);
     let driver = rig.prober.attach();
-    let panics = Panics::of("a");
+    let panics = PodPanics::start("a");
     for name in ["a", "b"] {
         rig.prober.set(&driver, pod(name, 1, view(), None), None).unwrap();
     }

@@ -1,18 +1,17 @@
 //! Test doubles and waiting, for the tests of every crate.
 //!
 //! [`fake_runtime`] is a container runtime in memory behind a real CRI socket; [`logind`] a bus with somebody who tells of
-//! shutdowns; [`wait`] waits for a predicate with a deadline. Nothing here runs outside tests.
+//! shutdowns; [`pod_panics`] injects panics into the work of one pod; [`wait`] waits for a predicate with a deadline. Nothing here runs
+//! outside tests.
 
 pub mod fake_runtime;
 pub mod fields;
 pub mod logind;
+pub mod pod_panics;
 pub mod wait;
 
 /// Starts a task of a test double. These have no names: a test names its own scene.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "kit's named tasks are for services; test doubles must not need kit"
-)]
+#[expect(clippy::disallowed_methods, reason = "kit's named tasks are for services")]
 pub(crate) fn spawn<F>(future: F) -> tokio::task::JoinHandle<F::Output>
 where
     F: Future + Send + 'static,

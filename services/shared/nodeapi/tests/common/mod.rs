@@ -107,11 +107,22 @@ impl Api {
     /// With a runtime behind it, which has the pod's sandbox and container, and a streaming server that says everything back.
     pub(crate) async fn with_runtime(limits: Limits, more: &[&str]) -> (Self, FakeRuntime) {
         let echo = echo_server().await;
+        Self::with_streaming_server(limits, more, echo).await
+    }
+
+    /// Starts a node API in front of a runtime that has the pod's sandbox and container, and whose streaming server is at
+    /// `streaming`.
+    pub(crate) async fn with_streaming_server(
+        limits: Limits,
+        more: &[&str],
+        streaming: SocketAddr,
+    ) -> (Self, FakeRuntime) {
         let mut runtime = None;
         let api = Self::start_with(limits, |dir| {
             let socket = Paths::new(&dir.join("run")).cri(CriSocket::NodeApi);
             std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
-            let options = Options { streaming_base: Some(format!("http://{echo}")), ..Options::silent() };
+            let options =
+                Options { streaming_base: Some(format!("http://{streaming}")), ..Options::silent() };
             runtime = Some(FakeRuntime::start(&socket, options).unwrap());
             more.iter().map(|s| (*s).to_owned()).collect()
         })

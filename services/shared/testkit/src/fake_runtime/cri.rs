@@ -1,5 +1,6 @@
 //! The runtime service.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -413,7 +414,7 @@ impl RuntimeService for Cri {
                         world.containers.get(&q.container_id).ok_or_else(|| no_container(&q.container_id))?;
                     Ok(v1::ContainerStatusResponse {
                         status: Some(container.status.clone()),
-                        ..Default::default()
+                        info: if q.verbose { container.info() } else { HashMap::new() },
                     })
                 },
             )

@@ -53,6 +53,8 @@ pub struct ContainerSeed {
     pub image: String,
     /// Annotations.
     pub annotations: HashMap<String, String>,
+    /// Environment, as `(name, value)`.
+    pub envs: Vec<(String, String)>,
     /// Started at once.
     pub running: bool,
 }
@@ -66,6 +68,7 @@ impl ContainerSeed {
             attempt: 0,
             image: "busybox".to_owned(),
             annotations: HashMap::new(),
+            envs: Vec::new(),
             running: true,
         }
     }
@@ -138,6 +141,13 @@ impl ContainerRecord {
     #[must_use]
     pub fn name(&self) -> &str {
         self.config.metadata.as_ref().map_or("", |m| &m.name)
+    }
+
+    /// Returns what a verbose ContainerStatus adds, as containerd has it: the OCI runtime specification, with the environment.
+    pub(crate) fn info(&self) -> HashMap<String, String> {
+        let env: Vec<String> = self.config.envs.iter().map(|e| format!("{}={}", e.key, e.value)).collect();
+        let info = serde_json::json!({"runtimeSpec": {"process": {"env": env}}});
+        HashMap::from([("info".to_owned(), info.to_string())])
     }
 
     /// UID of its pod, by its label.
@@ -313,6 +323,11 @@ impl World {
                 (CONTAINER_NAME.to_owned(), seed.name.clone()),
             ]),
             annotations: seed.annotations.clone(),
+            envs: seed
+                .envs
+                .iter()
+                .map(|(key, value)| v1::KeyValue { key: key.clone(), value: value.clone() })
+                .collect(),
             ..Default::default()
         }
     }
