@@ -81,3 +81,20 @@ fn a_pod_of_the_api_server_with_an_extreme_value_is_decoded_or_refused_as_a_whol
     });
     outcomes.assert_expected("api.txt");
 }
+
+#[test]
+fn every_manifest_of_the_repository_that_a_kubelet_accepts_is_accepted() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut accepted = 0;
+    for file in
+        ["examples/crasher.yaml", "examples/once.yaml", "examples/web.yaml", "tests/manifests/bad/good.yaml"]
+    {
+        let bytes = std::fs::read(root.join(file)).unwrap();
+        let mut out = Snapshot::default();
+        let origin = Origin { kind: SourceKind::File, place: file, node: "node" };
+        decode::manifest(&bytes, origin, &mut out);
+        assert!(out.problems.is_empty(), "{file}: {:?}", out.problems);
+        accepted += out.pods.len();
+    }
+    assert!(accepted >= 4, "{accepted} pods");
+}

@@ -234,10 +234,10 @@ impl Fnv128 {
 /// The defaults the API server would have set (pkg/apis/core/v1/defaults.go).
 pub fn set_defaults(pod: &mut Pod) {
     let Some(spec) = pod.spec.as_mut() else { return };
-    spec.restart_policy.get_or_insert_with(|| "Always".to_owned());
-    spec.dns_policy.get_or_insert_with(|| "ClusterFirst".to_owned());
+    default_text(&mut spec.restart_policy, "Always");
+    default_text(&mut spec.dns_policy, "ClusterFirst");
     spec.termination_grace_period_seconds.get_or_insert(30);
-    spec.scheduler_name.get_or_insert_with(|| "default-scheduler".to_owned());
+    default_text(&mut spec.scheduler_name, "default-scheduler");
     spec.security_context.get_or_insert_with(PodSecurityContext::default);
     spec.enable_service_links.get_or_insert(true);
     let host_network = spec.host_network.unwrap_or(false);
@@ -258,7 +258,7 @@ pub fn set_defaults(pod: &mut Pod) {
             v.default_mode.get_or_insert(0o644);
             for item in v.items.iter_mut().flatten() {
                 if let Some(field) = item.field_ref.as_mut() {
-                    field.api_version.get_or_insert_with(|| "v1".to_owned());
+                    default_text(&mut field.api_version, "v1");
                 }
             }
         }
@@ -270,7 +270,7 @@ pub fn set_defaults(pod: &mut Pod) {
                 }
                 for item in source.downward_api.iter_mut().flat_map(|d| d.items.iter_mut().flatten()) {
                     if let Some(field) = item.field_ref.as_mut() {
-                        field.api_version.get_or_insert_with(|| "v1".to_owned());
+                        default_text(&mut field.api_version, "v1");
                     }
                 }
             }
@@ -282,20 +282,27 @@ pub fn set_defaults(pod: &mut Pod) {
     pod_resources(pod);
 }
 
+// In Go's types a text that is empty is a text that is not set.
+fn default_text(field: &mut Option<String>, default: &str) {
+    if field.as_deref().unwrap_or_default().is_empty() {
+        *field = Some(default.to_owned());
+    }
+}
+
 fn container_defaults(container: &mut Container, host_network: bool) {
-    container.termination_message_path.get_or_insert_with(|| "/dev/termination-log".to_owned());
-    container.termination_message_policy.get_or_insert_with(|| "File".to_owned());
+    default_text(&mut container.termination_message_path, "/dev/termination-log");
+    default_text(&mut container.termination_message_policy, "File");
     default_pull_policy(&mut container.image_pull_policy, container.image.as_deref());
     for port in container.ports.iter_mut().flatten() {
-        port.protocol.get_or_insert_with(|| "TCP".to_owned());
-        if host_network {
-            port.host_port.get_or_insert(port.container_port);
+        default_text(&mut port.protocol, "TCP");
+        if host_network && port.host_port.unwrap_or(0) == 0 {
+            port.host_port = Some(port.container_port);
         }
     }
     for env in container.env.iter_mut().flatten() {
         let Some(from) = env.value_from.as_mut() else { continue };
         if let Some(field) = from.field_ref.as_mut() {
-            field.api_version.get_or_insert_with(|| "v1".to_owned());
+            default_text(&mut field.api_version, "v1");
         }
         if let Some(key) = from.file_key_ref.as_mut() {
             key.optional.get_or_insert(false);
@@ -332,12 +339,8 @@ fn default_pull_policy(policy: &mut Option<String>, image: Option<&str>) {
 }
 
 fn http_defaults(http: &mut HTTPGetAction) {
-    if http.path.as_deref().unwrap_or_default().is_empty() {
-        http.path = Some("/".to_owned());
-    }
-    if http.scheme.as_deref().unwrap_or_default().is_empty() {
-        http.scheme = Some("HTTP".to_owned());
-    }
+    default_text(&mut http.path, "/");
+    default_text(&mut http.scheme, "HTTP");
 }
 
 // A pod with resources of its own: huge pages are limited as its containers are together, and it asks for what they ask for
@@ -534,17 +537,17 @@ mod tests {
             (
                 "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: []}\n",
                 "spec.containers",
-                "required",
+                "Required value",
             ),
             (
                 "apiVersion: v1\nkind: Pod\nmetadata: {name: X_}\nspec: {containers: [{name: a, image: b}]}\n",
                 "metadata.name",
-                "DNS",
+                "RFC 1123 subdomain",
             ),
             (
                 "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: a}]}\n",
                 "spec.containers[0].image",
-                "required",
+                "Required value",
             ),
             (
                 "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: 5, image: b}]}\n",

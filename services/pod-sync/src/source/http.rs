@@ -263,13 +263,13 @@ mod tests {
         .await;
         let mut source = Source::start(&url(&server), trust(RootCertStore::empty()));
         for (name, status, body, want, problem) in [
-            ("the first is bad: the source is not seen", 200, bad.clone(), None, "DNS"),
+            ("the first is bad: the source is not seen", 200, bad.clone(), None, "RFC 1123"),
             ("nor is it by one that cannot be had", 500, String::new(), None, "status 500"),
             ("one pod", 200, pod("a"), some(&["a-n1"]), ""),
             ("a list", 200, two.clone(), some(&["a-n1", "b-n1"]), ""),
-            ("one bad item rejects all", 200, bad.clone(), None, "DNS"),
+            ("one bad item rejects all", 200, bad.clone(), None, "RFC 1123"),
             ("not found", 404, String::new(), None, "status 404"),
-            ("the same body again brings back what was wrong with it", 200, bad, None, "DNS"),
+            ("the same body again brings back what was wrong with it", 200, bad, None, "RFC 1123"),
             ("good again", 200, two.clone(), some(&["a-n1", "b-n1"]), ""),
             ("not found again", 404, String::new(), None, "status 404"),
             ("the same body again: nothing is wrong any more", 200, two, None, ""),

@@ -1,350 +1,345 @@
-//! What the API server would have refused, for pods that never passed it (pkg/apis/core/validation).
+//! Validation of static pods, which no API server has validated (`pkg/apis/core/validation: ValidatePodCreate`).
 //!
-//! The checks are those that the node itself depends on; a field the runtime judges is left to the runtime.
+//! Paths and texts of the errors are those of upstream. References to API objects that a static pod may not make are refused,
+//! too (`pkg/kubelet/config: tryDecodeSinglePod`). Every check is linear in the size of the pod.
 
-use std::collections::BTreeSet;
+mod containers;
+mod errors;
+mod names;
+mod resources;
+mod scheduling;
+mod security;
+#[cfg(test)]
+mod tests;
+mod volumes;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Probe, Volume};
+use std::collections::BTreeMap;
 
-/// One field that cannot stay as it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FieldError {
-    /// Path, as in `spec.containers[0].image`.
-    pub field: String,
-    /// What is wrong.
-    pub message: String,
-}
+use k8s_openapi::api::core::v1::{HostAlias, Pod, PodDNSConfig, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference};
+use quintlet_model::ids::PodUid;
 
-#[derive(Default)]
-struct Errors(Vec<FieldError>);
+use self::errors::Errors;
+pub use self::errors::FieldError;
 
-impl Errors {
-    fn add(&mut self, field: impl Into<String>, message: impl Into<String>) {
-        self.0.push(FieldError { field: field.into(), message: message.into() });
-    }
-}
+/// Most bytes of all annotations together.
+const MAX_ANNOTATIONS: usize = 256 << 10;
+const MAX_NAMESERVERS: usize = 3;
+const MAX_SEARCHES: usize = 32;
+const MAX_SEARCH_BYTES: usize = 2048;
+const MAX_FIELD_MANAGER: usize = 128;
+const MAX_SUBRESOURCE: usize = 256;
+const MAX_HOSTNAME_OVERRIDE: usize = 64;
+const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
+const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
+const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
+const APP_ARMOR_CONTAINER: &str = "container.apparmor.security.beta.kubernetes.io/";
+const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// Everything wrong with a static pod, in the order of its fields.
+/// Returns the errors of a static pod whose defaults are set.
 #[must_use]
 pub fn static_pod(pod: &Pod) -> Vec<FieldError> {
     let mut errors = Errors::default();
-    let name = pod.metadata.name.as_deref().unwrap_or_default();
-    if !is_dns_subdomain(name) {
-        errors.add(
-            "metadata.name",
-            format!("{name:?} is not a DNS subdomain (lower-case letters, digits, '-' and '.', at most 253)"),
-        );
-    }
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    if !is_dns_label(namespace) {
-        errors.add("metadata.namespace", format!("{namespace:?} is not a DNS label"));
-    }
-    if let Some(uid) = pod.metadata.uid.as_deref()
-        && let Err(e) = quintlet_model::ids::PodUid::parse(uid)
-    {
-        errors.add("metadata.uid", e.to_string());
-    }
+    metadata(&pod.metadata, &mut errors);
     match pod.spec.as_ref() {
-        None => errors.add("spec", "required"),
-        Some(spec) => pod_spec(spec, &mut errors),
+        None => errors.required("spec", ""),
+        Some(spec) => {
+            annotations_of_profiles(pod.metadata.annotations.as_ref(), spec, &mut errors);
+            pod_spec(pod, spec, &mut errors);
+        }
     }
-    errors.0
+    errors.into_vec()
 }
 
-fn pod_spec(spec: &PodSpec, errors: &mut Errors) {
-    if spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
-        errors.add("spec.resourceClaims", "static pods may not reference resourceclaims");
+// apimachinery/pkg/api/validation: ValidateObjectMeta
+fn metadata(meta: &ObjectMeta, errors: &mut Errors) {
+    if let Some(prefix) = meta.generate_name.as_deref().filter(|p| !p.is_empty()) {
+        // A prefix may end as a name may not.
+        let name = prefix.strip_suffix('-').map_or_else(|| prefix.to_owned(), |p| format!("{p}a"));
+        errors.format("metadata.generateName", prefix, names::dns_subdomain(&name));
     }
-    if spec.containers.is_empty() {
-        errors.add("spec.containers", "required: at least one container");
+    match meta.name.as_deref() {
+        None | Some("") => errors.required("metadata.name", "name or generateName is required"),
+        Some(name) => errors.format("metadata.name", name, names::dns_subdomain(name)),
     }
-    one_of(errors, "spec.restartPolicy", spec.restart_policy.as_deref(), &["Always", "OnFailure", "Never"]);
-    one_of(
-        errors,
-        "spec.dnsPolicy",
-        spec.dns_policy.as_deref(),
-        &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"],
-    );
-    if spec.termination_grace_period_seconds.is_some_and(|s| s < 0) {
-        errors.add("spec.terminationGracePeriodSeconds", "must not be negative");
+    match meta.namespace.as_deref() {
+        None | Some("") => errors.required("metadata.namespace", ""),
+        Some(namespace) => errors.format("metadata.namespace", namespace, names::dns_label(namespace)),
     }
-    if spec.active_deadline_seconds.is_some_and(|s| s < 1) {
-        errors.add("spec.activeDeadlineSeconds", "must be at least 1");
+    if let Some(uid) = meta.uid.as_deref()
+        && let Err(e) = PodUid::parse(uid)
+    {
+        errors.invalid("metadata.uid", uid, e);
     }
-    if spec.service_account_name.as_deref().is_some_and(|s| !s.is_empty()) {
-        errors.add("spec.serviceAccountName", "static pods may not reference serviceaccounts");
+    if let Some(generation) = meta.generation.filter(|g| *g < 0) {
+        errors.invalid("metadata.generation", generation, names::NOT_NEGATIVE);
     }
-    if spec.ephemeral_containers.as_ref().is_some_and(|c| !c.is_empty()) {
-        errors.add("spec.ephemeralContainers", "cannot be set on create");
-    }
-    let mut volumes = BTreeSet::new();
-    for (i, volume) in spec.volumes.iter().flatten().enumerate() {
-        let path = format!("spec.volumes[{i}]");
-        if !is_dns_label(&volume.name) {
-            errors.add(format!("{path}.name"), format!("{:?} is not a DNS label", volume.name));
-        } else if !volumes.insert(volume.name.as_str()) {
-            errors.add(format!("{path}.name"), format!("duplicate name {:?}", volume.name));
+    labels(meta.labels.as_ref(), "metadata.labels", errors);
+    annotations(meta.annotations.as_ref(), errors);
+    owners(meta.owner_references.as_deref().unwrap_or_default(), errors);
+    for (i, finalizer) in meta.finalizers.iter().flatten().enumerate() {
+        let path = format!("metadata.finalizers[{i}]");
+        errors.format(&path, finalizer, names::qualified(finalizer));
+        if !finalizer.contains('/') && !STANDARD_FINALIZERS.contains(&finalizer.as_str()) {
+            let detail = "name is neither a standard finalizer name nor is it fully qualified";
+            errors.invalid(&path, finalizer.as_str(), detail);
         }
-        static_volume(volume, &path, errors);
     }
-    let mut names = BTreeSet::new();
-    let init = spec
-        .init_containers
-        .iter()
-        .flatten()
-        .enumerate()
-        .map(|(i, c)| (format!("spec.initContainers[{i}]"), c, true));
-    let regular =
-        spec.containers.iter().enumerate().map(|(i, c)| (format!("spec.containers[{i}]"), c, false));
-    for (path, c, is_init) in init.chain(regular) {
-        if !names.insert(c.name.clone()) {
-            errors.add(format!("{path}.name"), format!("duplicate name {:?}", c.name));
-        }
-        container(c, is_init, &path, &volumes, errors);
+    for (i, entry) in meta.managed_fields.iter().flatten().enumerate() {
+        managed_fields(entry, &format!("metadata.managedFields[{i}]"), errors);
     }
 }
 
-fn container(c: &Container, is_init: bool, path: &str, volumes: &BTreeSet<&str>, errors: &mut Errors) {
-    if c.name.is_empty() {
-        errors.add(format!("{path}.name"), "required");
-    } else if !is_dns_label(&c.name) {
-        errors.add(format!("{path}.name"), format!("{:?} is not a DNS label", c.name));
-    }
-    match c.image.as_deref() {
-        None | Some("") => errors.add(format!("{path}.image"), "required"),
-        Some(image) if image.trim() != image => {
-            errors.add(format!("{path}.image"), "must not begin or end with a blank")
-        }
-        Some(_) => {}
-    }
-    one_of(
-        errors,
-        format!("{path}.imagePullPolicy"),
-        c.image_pull_policy.as_deref(),
-        &["Always", "IfNotPresent", "Never"],
-    );
-    one_of(
-        errors,
-        format!("{path}.restartPolicy"),
-        c.restart_policy.as_deref(),
-        &["Always", "OnFailure", "Never"],
-    );
-    one_of(
-        errors,
-        format!("{path}.terminationMessagePolicy"),
-        c.termination_message_policy.as_deref(),
-        &["File", "FallbackToLogsOnError"],
-    );
-    for (i, port) in c.ports.iter().flatten().enumerate() {
-        if !(1..=65535).contains(&port.container_port) {
-            errors.add(
-                format!("{path}.ports[{i}].containerPort"),
-                format!("{} is not between 1 and 65535", port.container_port),
-            );
-        }
-        if let Some(p) = port.host_port
-            && !(0..=65535).contains(&p)
-        {
-            errors.add(format!("{path}.ports[{i}].hostPort"), format!("{p} is not between 0 and 65535"));
-        }
-        one_of(
-            errors,
-            format!("{path}.ports[{i}].protocol"),
-            port.protocol.as_deref(),
-            &["TCP", "UDP", "SCTP"],
-        );
-    }
-    for (i, env) in c.env.iter().flatten().enumerate() {
-        if env.name.is_empty() || env.name.contains('=') {
-            errors.add(
-                format!("{path}.env[{i}].name"),
-                format!("{:?} is not the name of a variable", env.name),
-            );
-        }
-        if env.value.as_deref().is_some_and(|v| !v.is_empty()) && env.value_from.is_some() {
-            errors.add(format!("{path}.env[{i}].valueFrom"), "may not be given together with value");
-        }
-    }
-    let mut paths = BTreeSet::new();
-    for (i, mount) in c.volume_mounts.iter().flatten().enumerate() {
-        if !volumes.contains(mount.name.as_str()) {
-            errors.add(format!("{path}.volumeMounts[{i}].name"), format!("no volume named {:?}", mount.name));
-        }
-        if mount.mount_path.is_empty() {
-            errors.add(format!("{path}.volumeMounts[{i}].mountPath"), "required");
-        } else if !paths.insert(mount.mount_path.as_str()) {
-            errors.add(
-                format!("{path}.volumeMounts[{i}].mountPath"),
-                format!("{:?} is mounted twice", mount.mount_path),
-            );
-        }
-    }
-    let sidecar = c.restart_policy.as_deref() == Some("Always");
-    for (name, p) in [
-        ("livenessProbe", &c.liveness_probe),
-        ("readinessProbe", &c.readiness_probe),
-        ("startupProbe", &c.startup_probe),
-    ] {
-        let Some(p) = p else { continue };
-        if is_init && !sidecar {
-            errors.add(
-                format!("{path}.{name}"),
-                "may not be set for init containers without restartPolicy=Always",
-            );
-            continue;
-        }
-        probe(p, name, &format!("{path}.{name}"), errors);
+// apimachinery/pkg/apis/meta/v1/validation: ValidateLabels
+fn labels(labels: Option<&BTreeMap<String, String>>, path: &str, errors: &mut Errors) {
+    for (key, value) in labels.into_iter().flatten() {
+        errors.format(path, key, names::qualified(key));
+        errors.format(path, value, names::label_value(value));
     }
 }
 
-fn probe(p: &Probe, name: &str, path: &str, errors: &mut Errors) {
-    let handlers = [p.exec.is_some(), p.http_get.is_some(), p.tcp_socket.is_some(), p.grpc.is_some()];
-    match handlers.iter().filter(|h| **h).count() {
-        0 => errors.add(path, "must specify a handler type"),
-        1 => {}
-        _ => errors.add(path, "may not specify more than 1 handler type"),
+fn annotations(annotations: Option<&BTreeMap<String, String>>, errors: &mut Errors) {
+    let path = "metadata.annotations";
+    let mut bytes: usize = 0;
+    for (key, value) in annotations.into_iter().flatten() {
+        errors.format(path, key, names::qualified(&key.to_lowercase()));
+        bytes = bytes.saturating_add(key.len()).saturating_add(value.len());
     }
-    for (field, value) in [
-        ("initialDelaySeconds", p.initial_delay_seconds),
-        ("timeoutSeconds", p.timeout_seconds),
-        ("periodSeconds", p.period_seconds),
-        ("successThreshold", p.success_threshold),
-        ("failureThreshold", p.failure_threshold),
-    ] {
-        if value.is_some_and(|v| v < 0) {
-            errors.add(format!("{path}.{field}"), "must not be negative");
-        }
-    }
-    if name != "readinessProbe" && p.success_threshold.is_some_and(|v| v != 1) {
-        errors.add(format!("{path}.successThreshold"), "must be 1");
-    }
-    if name == "readinessProbe" && p.termination_grace_period_seconds.is_some() {
-        errors.add(format!("{path}.terminationGracePeriodSeconds"), "must not be set for readinessProbes");
-    }
-    if p.exec.as_ref().is_some_and(|e| e.command.as_ref().is_none_or(Vec::is_empty)) {
-        errors.add(format!("{path}.exec.command"), "required");
+    if bytes > MAX_ANNOTATIONS {
+        errors.too_long(path, MAX_ANNOTATIONS);
     }
 }
 
-// The kubelet refuses every reference to an API object from a static pod. ConfigMaps and Secrets are allowed here since
-// they may stand among the manifests (standalone use); others have nowhere to come from.
-fn static_volume(volume: &Volume, path: &str, errors: &mut Errors) {
-    if volume.persistent_volume_claim.is_some() {
-        errors.add(
-            format!("{path}.persistentVolumeClaim"),
-            "static pods may not reference persistentvolumeclaims",
-        );
-    }
-    if volume.ephemeral.is_some() {
-        errors.add(
-            format!("{path}.ephemeral"),
-            "static pods may not reference persistentvolumeclaims (via ephemeral volumes)",
-        );
-    }
-    if volume.csi.is_some() {
-        errors.add(format!("{path}.csi"), "static pods may not reference csidrivers (via CSI volumes)");
-    }
-    if volume.glusterfs.is_some() {
-        errors.add(
-            format!("{path}.glusterfs"),
-            "static pods may not reference endpoints (via glusterFS volumes)",
-        );
-    }
-    if volume.azure_file.is_some() {
-        errors.add(
-            format!("{path}.azureFile"),
-            "static pods may not reference secrets (via azureFile volumes)",
-        );
-    }
-    for source in volume.projected.iter().flat_map(|p| p.sources.iter().flatten()) {
-        for (there, what) in [
-            (source.service_account_token.is_some(), "serviceaccounts (via projected volumes)"),
-            (source.cluster_trust_bundle.is_some(), "clustertrustbundles"),
-            (source.pod_certificate.is_some(), "podcertificates"),
-        ] {
-            if there {
-                errors.add(format!("{path}.projected"), format!("static pods may not reference {what}"));
+// ValidatePodSpecificAnnotations
+fn annotations_of_profiles(
+    annotations: Option<&BTreeMap<String, String>>,
+    spec: &PodSpec,
+    errors: &mut Errors,
+) {
+    for (key, value) in annotations.into_iter().flatten() {
+        let path = format_args!("metadata.annotations[{key}]");
+        if key == DELETION_COST && value.parse::<i32>().is_err() {
+            errors.invalid(path, value.as_str(), "must be a 32bit integer");
+        }
+        if key == SECCOMP_POD || key.starts_with(SECCOMP_CONTAINER) {
+            let path = format!("metadata.annotations.{key}");
+            match value.strip_prefix("localhost/") {
+                Some(profile) => errors.format(&path, profile, names::descending_path(profile)),
+                None if ["runtime/default", "docker/default", "unconfined"].contains(&value.as_str()) => {}
+                None => errors.invalid(&path, value.as_str(), "must be a valid seccomp profile"),
+            }
+        }
+        if let Some(container) = key.strip_prefix(APP_ARMOR_CONTAINER) {
+            let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
+            if !all.any(|c| c.name == container) {
+                errors.invalid(path, container, "container not found");
+            }
+            let is_known = ["", "runtime/default", "unconfined"].contains(&value.as_str());
+            if !is_known && !value.starts_with("localhost/") {
+                errors.invalid(
+                    path,
+                    value.as_str(),
+                    format_args!("invalid AppArmor profile name: {value:?}"),
+                );
             }
         }
     }
 }
 
-fn one_of(errors: &mut Errors, field: impl Into<String>, value: Option<&str>, allowed: &[&str]) {
-    if let Some(value) = value
-        && !allowed.contains(&value)
-    {
-        errors.add(field, format!("unsupported value {value:?}: want one of {}", allowed.join(", ")));
+fn owners(owners: &[OwnerReference], errors: &mut Errors) {
+    let path = "metadata.ownerReferences";
+    let mut has_controller = false;
+    for owner in owners {
+        let (group, version) = owner.api_version.split_once('/').unwrap_or(("", &owner.api_version));
+        if version.is_empty() || version.contains('/') {
+            errors.invalid(
+                format_args!("{path}.apiVersion"),
+                owner.api_version.as_str(),
+                "version must not be empty",
+            );
+        }
+        for (field, value) in [("kind", &owner.kind), ("name", &owner.name), ("uid", &owner.uid)] {
+            if value.is_empty() {
+                errors.invalid(format_args!("{path}.{field}"), "", "must not be empty");
+            }
+        }
+        if owner.kind == "Event" && (group, version) == ("", "v1") {
+            errors.invalid(path, owner.kind.as_str(), "is disallowed from being an owner");
+        }
+        if owner.controller == Some(true) {
+            if has_controller {
+                errors.invalid(
+                    path,
+                    owner.name.as_str(),
+                    "Only one reference can have Controller set to true",
+                );
+            }
+            has_controller = true;
+        }
     }
 }
 
-/// RFC 1123 label: lower-case letters, digits and `-`, at most 63.
-#[must_use]
-pub fn is_dns_label(text: &str) -> bool {
-    let alnum = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let bytes = text.as_bytes();
-    !bytes.is_empty()
-        && bytes.len() <= 63
-        && bytes.iter().all(|&b| alnum(b) || b == b'-')
-        && alnum(bytes[0])
-        && bytes.last().is_some_and(|&b| alnum(b))
+fn managed_fields(entry: &ManagedFieldsEntry, path: &str, errors: &mut Errors) {
+    let operation = entry.operation.as_deref().unwrap_or_default();
+    if !["Apply", "Update"].contains(&operation) {
+        errors.invalid(format_args!("{path}.operation"), operation, "must be `Apply` or `Update`");
+    }
+    let kind = entry.fields_type.as_deref().unwrap_or_default();
+    if !["", "FieldsV1"].contains(&kind) {
+        errors.invalid(format_args!("{path}.fieldsType"), kind, "must be `FieldsV1`");
+    }
+    let manager = entry.manager.as_deref().unwrap_or_default();
+    if manager.len() > MAX_FIELD_MANAGER {
+        errors.too_long(format_args!("{path}.fieldManager"), MAX_FIELD_MANAGER);
+    }
+    if manager.chars().any(char::is_control) {
+        errors.invalid(
+            format_args!("{path}.fieldManager"),
+            manager,
+            "should only contain printable characters",
+        );
+    }
+    if entry.subresource.as_ref().is_some_and(|s| s.len() > MAX_SUBRESOURCE) {
+        errors.too_long(format_args!("{path}.subresource"), MAX_SUBRESOURCE);
+    }
 }
 
-/// RFC 1123 subdomain: labels joined by dots, at most 253.
-#[must_use]
-pub fn is_dns_subdomain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(|label| !label.is_empty() && is_long_label(label))
+// ValidatePodSpec
+fn pod_spec(pod: &Pod, spec: &PodSpec, errors: &mut Errors) {
+    api_references(spec, errors);
+    let volumes = volumes::all(spec, errors);
+    containers::all(spec, &volumes, errors);
+    if spec.ephemeral_containers.as_ref().is_some_and(|c| !c.is_empty()) {
+        errors.forbidden("spec.ephemeralContainers", "cannot be set on create");
+    }
+    resources::of_pod(pod, spec, errors);
+    errors.word("spec.restartPolicy", spec.restart_policy.as_deref(), &["Always", "OnFailure", "Never"]);
+    errors.word(
+        "spec.dnsPolicy",
+        spec.dns_policy.as_deref(),
+        &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
+    );
+    labels(spec.node_selector.as_ref(), "spec.nodeSelector", errors);
+    security::of_pod(spec, errors);
+    scheduling::all(spec, errors);
+    dns_config(spec.dns_config.as_ref(), spec.dns_policy.as_deref(), errors);
+    for (i, gate) in spec.readiness_gates.iter().flatten().enumerate() {
+        let path = format_args!("spec.readinessGates[{i}].conditionType");
+        errors.format(path, &gate.condition_type, names::qualified(&gate.condition_type));
+    }
+    if let Some(seconds) = spec.active_deadline_seconds
+        && !(1..=i64::from(i32::MAX)).contains(&seconds)
+    {
+        errors.invalid("spec.activeDeadlineSeconds", seconds, names::IN_DEADLINE);
+    }
+    hostname(spec, errors);
+    for (i, alias) in spec.host_aliases.iter().flatten().enumerate() {
+        host_alias(alias, &format!("spec.hostAliases[{i}]"), errors);
+    }
+    if let Some(name) = spec.priority_class_name.as_deref().filter(|n| !n.is_empty()) {
+        errors.format("spec.priorityClassName", name, names::dns_subdomain(name));
+    }
+    if let Some(name) = spec.runtime_class_name.as_deref() {
+        errors.format("spec.runtimeClassName", name, names::dns_subdomain(name));
+    }
+    errors.word_if_set(
+        "spec.preemptionPolicy",
+        spec.preemption_policy.as_deref(),
+        &["PreemptLowerPriority", "Never"],
+    );
+    resources::list("spec.overhead.limits", spec.overhead.as_ref(), resources::Of::Container, errors);
+    match spec.os.as_ref().map(|os| os.name.as_str()) {
+        None | Some("linux" | "windows") => {}
+        Some("") => errors.required("spec.os.name", "cannot be empty"),
+        Some(other) => errors.unsupported("spec.os", other, &["linux", "windows"]),
+    }
 }
 
-fn is_long_label(text: &str) -> bool {
-    let alnum = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let bytes = text.as_bytes();
-    bytes.iter().all(|&b| alnum(b) || b == b'-') && alnum(bytes[0]) && bytes.last().is_some_and(|&b| alnum(b))
+// What only the API server has: a kubelet refuses to run a static pod with such references. ConfigMaps and Secrets are allowed
+// here, since they may stand among the manifests.
+fn api_references(spec: &PodSpec, errors: &mut Errors) {
+    if spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
+        errors.plain("spec.resourceClaims", "static pods may not reference resourceclaims");
+    }
+    if spec.service_account_name.as_deref().is_some_and(|s| !s.is_empty()) {
+        errors.plain("spec.serviceAccountName", "static pods may not reference serviceaccounts");
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::{Value, json};
-
-    #[test]
-    fn a_static_pod_may_not_refer_to_what_only_the_api_server_has() {
-        let errors = |spec: Value| {
-            let pod: Pod = serde_json::from_value(
-                json!({"metadata": {"name": "a", "namespace": "n", "uid": "u"}, "spec": spec}),
-            )
-            .unwrap();
-            static_pod(&pod).into_iter().map(|e| e.message).collect::<Vec<_>>()
-        };
-        let volume = |source: Value| {
-            let mut volume = json!({"name": "v"});
-            volume.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
-            json!({"containers": [{"name": "c", "image": "i"}], "volumes": [volume]})
-        };
-        for (source, want) in [
-            (json!({"persistentVolumeClaim": {"claimName": "x"}}), "persistentvolumeclaims"),
-            (json!({"ephemeral": {}}), "persistentvolumeclaims (via ephemeral volumes)"),
-            (json!({"csi": {"driver": "x"}}), "csidrivers (via CSI volumes)"),
-            (json!({"glusterfs": {"endpoints": "x", "path": "y"}}), "endpoints (via glusterFS volumes)"),
-            (json!({"azureFile": {"secretName": "x", "shareName": "y"}}), "secrets (via azureFile volumes)"),
-            (
-                json!({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
-                "serviceaccounts (via projected volumes)",
-            ),
-            (
-                json!({"projected": {"sources": [{"clusterTrustBundle": {"path": "t"}}]}}),
-                "clustertrustbundles",
-            ),
-            (
-                json!({"projected": {"sources": [{"podCertificate": {"keyType": "k", "signerName": "s"}}]}}),
-                "podcertificates",
-            ),
-        ] {
-            let got = errors(volume(source));
-            assert!(got.contains(&format!("static pods may not reference {want}")), "{want}: {got:?}");
+fn hostname(spec: &PodSpec, errors: &mut Errors) {
+    for (field, value) in [("hostname", &spec.hostname), ("subdomain", &spec.subdomain)] {
+        if let Some(value) = value.as_deref().filter(|v| !v.is_empty()) {
+            errors.format(format_args!("spec.{field}"), value, names::dns_label(value));
         }
-        let claims = json!({"containers": [{"name": "c", "image": "i"}], "resourceClaims": [{"name": "r"}]});
-        assert_eq!(errors(claims), ["static pods may not reference resourceclaims"]);
-        let fields = json!({"projected": {"sources": [{"downwardAPI": {"items": []}}]}});
-        assert_eq!(errors(volume(fields)), Vec::<String>::new());
+    }
+    let Some(name) = spec.hostname_override.as_deref() else { return };
+    let path = "spec.hostnameOverride";
+    errors.format(path, name, names::dns_subdomain(name));
+    if name.len() > MAX_HOSTNAME_OVERRIDE {
+        errors.too_long(path, MAX_HOSTNAME_OVERRIDE);
+    }
+    if spec.host_network == Some(true) {
+        errors.forbidden(path, "cannot be set when `hostNetwork` is true");
+    }
+    if spec.set_hostname_as_fqdn == Some(true) {
+        errors.forbidden(path, "cannot be set when `setHostnameAsFQDN` is true");
+    }
+}
+
+fn host_alias(alias: &HostAlias, path: &str, errors: &mut Errors) {
+    errors.format(format_args!("{path}.ip"), &alias.ip, names::ip(&alias.ip));
+    for (i, name) in alias.hostnames.iter().flatten().enumerate() {
+        errors.format(format_args!("{path}.hostnames[{i}]"), name, names::dns_subdomain(name));
+    }
+}
+
+// validatePodDNSConfig
+fn dns_config(config: Option<&PodDNSConfig>, policy: Option<&str>, errors: &mut Errors) {
+    let path = "spec.dnsConfig";
+    let servers = config.and_then(|c| c.nameservers.as_deref()).unwrap_or_default();
+    if policy == Some("None") {
+        if config.is_none() {
+            return errors.required(path, "must provide `dnsConfig` when `dnsPolicy` is None");
+        }
+        if servers.is_empty() {
+            return errors.required(
+                format_args!("{path}.nameservers"),
+                "must provide at least one DNS nameserver when `dnsPolicy` is None",
+            );
+        }
+    }
+    let Some(config) = config else { return };
+    if servers.len() > MAX_NAMESERVERS {
+        let detail = format_args!("must not have more than {MAX_NAMESERVERS} nameservers");
+        errors.invalid(format_args!("{path}.nameservers"), servers.len(), detail);
+    }
+    for (i, server) in servers.iter().enumerate() {
+        errors.format(format_args!("{path}.nameservers[{i}]"), server, names::ip(server));
+    }
+    let searches = config.searches.as_deref().unwrap_or_default();
+    if searches.len() > MAX_SEARCHES {
+        let detail = format_args!("must not have more than {MAX_SEARCHES} search paths");
+        errors.invalid(format_args!("{path}.searches"), searches.len(), detail);
+    }
+    let spaces = searches.len().saturating_sub(1);
+    let bytes = searches.iter().fold(spaces, |sum, s| sum.saturating_add(s.len()));
+    if bytes > MAX_SEARCH_BYTES {
+        let detail = format_args!(
+            "must not have more than {MAX_SEARCH_BYTES} characters (including spaces) in the search list"
+        );
+        errors.invalid(format_args!("{path}.searches"), searches.len(), detail);
+    }
+    for (i, search) in searches.iter().enumerate().filter(|(_, s)| *s != ".") {
+        let name = search.strip_suffix('.').unwrap_or(search);
+        errors.format(
+            format_args!("{path}.searches[{i}]"),
+            search,
+            names::dns_subdomain_with_underscore(name),
+        );
+    }
+    for (i, option) in config.options.iter().flatten().enumerate() {
+        if option.name.as_deref().unwrap_or_default().is_empty() {
+            errors.required(format_args!("{path}.options[{i}]"), "must not be empty");
+        }
     }
 }

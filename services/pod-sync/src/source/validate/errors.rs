@@ -1,0 +1,165 @@
+//! Errors of fields, with the texts of upstream (apimachinery/pkg/util/validation/field).
+
+use std::fmt::{self, Display};
+
+/// Errors of a pod beyond this number are counted only.
+const MOST: usize = 100;
+/// Characters of a bad value that an error repeats.
+const SHOWN: usize = 256;
+
+/// An error of one field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldError {
+    /// Path, as in `spec.containers[0].image`.
+    pub field: String,
+    /// Kind of error, value and what the value must be.
+    pub message: String,
+}
+
+/// A value as an error repeats it.
+pub(super) enum Bad<'a> {
+    Text(&'a str),
+    Number(i128),
+    Flag(bool),
+}
+
+impl Display for Bad<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => match text.char_indices().nth(SHOWN) {
+                Some((end, _)) => write!(f, "{:?}...", text.get(..end).unwrap_or_default()),
+                None => write!(f, "{text:?}"),
+            },
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Flag(flag) => write!(f, "{flag}"),
+        }
+    }
+}
+
+impl<'a> From<&'a str> for Bad<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<i32> for Bad<'_> {
+    fn from(number: i32) -> Self {
+        Self::Number(number.into())
+    }
+}
+
+impl From<i64> for Bad<'_> {
+    fn from(number: i64) -> Self {
+        Self::Number(number.into())
+    }
+}
+
+impl From<usize> for Bad<'_> {
+    fn from(number: usize) -> Self {
+        Self::Number(i128::try_from(number).unwrap_or(i128::MAX))
+    }
+}
+
+impl From<bool> for Bad<'_> {
+    fn from(flag: bool) -> Self {
+        Self::Flag(flag)
+    }
+}
+
+/// Errors found so far.
+#[derive(Default)]
+pub(super) struct Errors {
+    found: Vec<FieldError>,
+    more: usize,
+}
+
+impl Errors {
+    pub(super) fn into_vec(mut self) -> Vec<FieldError> {
+        if self.more > 0 {
+            let message = format!("{} more errors", self.more);
+            self.found.push(FieldError { field: "spec".to_owned(), message });
+        }
+        self.found
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.found.len().saturating_add(self.more)
+    }
+
+    pub(super) fn plain(&mut self, field: impl Display, message: impl Display) {
+        if self.found.len() < MOST {
+            self.found.push(FieldError { field: field.to_string(), message: message.to_string() });
+        } else {
+            self.more = self.more.saturating_add(1);
+        }
+    }
+
+    pub(super) fn invalid<'a>(
+        &mut self,
+        field: impl Display,
+        value: impl Into<Bad<'a>>,
+        detail: impl Display,
+    ) {
+        self.plain(field, format_args!("Invalid value: {}: {detail}", value.into()));
+    }
+
+    pub(super) fn required(&mut self, field: impl Display, detail: &str) {
+        let colon = if detail.is_empty() { "" } else { ": " };
+        self.plain(field, format_args!("Required value{colon}{detail}"));
+    }
+
+    pub(super) fn forbidden(&mut self, field: impl Display, detail: &str) {
+        self.plain(field, format_args!("Forbidden: {detail}"));
+    }
+
+    pub(super) fn duplicate<'a>(&mut self, field: impl Display, value: impl Into<Bad<'a>>) {
+        self.plain(field, format_args!("Duplicate value: {}", value.into()));
+    }
+
+    pub(super) fn not_found(&mut self, field: impl Display, value: &str, detail: &str) {
+        let colon = if detail.is_empty() { "" } else { ": " };
+        self.plain(field, format_args!("Not found: {}{colon}{detail}", Bad::Text(value)));
+    }
+
+    pub(super) fn too_long(&mut self, field: impl Display, most: usize) {
+        self.plain(field, format_args!("Too long: may not be more than {most} bytes"));
+    }
+
+    pub(super) fn too_many(&mut self, field: impl Display, count: usize, most: usize) {
+        self.plain(field, format_args!("Too many: {count}: must have at most {most} items"));
+    }
+
+    pub(super) fn unsupported(&mut self, field: impl Display, value: &str, supported: &[&str]) {
+        let quoted: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
+        let value = Bad::Text(value);
+        self.plain(
+            field,
+            format_args!("Unsupported value: {value}: supported values: {}", quoted.join(", ")),
+        );
+    }
+
+    /// A value that does not have its format, once for each rule it breaks.
+    pub(super) fn format(&mut self, field: impl Display, value: &str, broken: Vec<&'static str>) {
+        for rule in broken {
+            self.invalid(&field, value, rule);
+        }
+    }
+
+    /// A word of a list that must be there.
+    pub(super) fn word(&mut self, field: impl Display, value: Option<&str>, supported: &[&str]) {
+        match value.unwrap_or_default() {
+            "" => self.required(field, ""),
+            word if supported.contains(&word) => {}
+            word => self.unsupported(field, word, supported),
+        }
+    }
+
+    /// A word of a list that may be absent, but not empty.
+    pub(super) fn word_if_set(&mut self, field: impl Display, value: Option<&str>, supported: &[&str]) {
+        if let Some(word) = value
+            && !supported.contains(&word)
+        {
+            self.unsupported(field, word, supported);
+        }
+    }
+}
