@@ -9,13 +9,13 @@ use crate::table::{Document, FLAGS, FlagVerdict, Row, Service, Verdict};
 pub fn page() -> String {
     let mut out = String::from(
         "# From the kubelet to Quintlet: flags and fields\n\n\
-         Made from the table in `services/shared/config/src/table`; a test compares. Every service takes the same file\n\
-         (`--config FILE`, drop-ins with `--config-dir DIR`); `SERVICE --print-config` shows what counts and why.\n\n\
+         Generated from the table in `services/shared/config/src/table`; a test compares. Every service reads the same file\n\
+         (`--config FILE`, drop-ins with `--config-dir DIR`); `SERVICE --print-config` shows each value with its origin.\n\n\
          - **honoured**: has its effect, shown by a test.\n\
-         - **not yet**: read and checked; named in one warning at start if it asks for something that is missing.\n\
-         - **ignored**: warned of if it is not the default.\n\
-         - **refused**: nothing starts with it.\n\n\
-         Duration fields take Go's form (`1m30s`, `1.5h`). Zero or nothing means the default, as with the kubelet, but in\n\
+         - **not yet**: read and checked; listed in one warning at start if it asks for something that is missing.\n\
+         - **ignored**: a warning if it is not the default.\n\
+         - **refused**: an error; no service starts.\n\n\
+         Duration fields take Go's form (`1m30s`, `1.5h`). Zero or an empty value means the default, as with the kubelet, except in\n\
          fields marked °.\n",
     );
     fields(&mut out);
@@ -41,8 +41,8 @@ fn fields(out: &mut String) {
 fn own(out: &mut String) {
     out.push_str(
         "\n## Fields of QuintletConfiguration\n\n\
-         `apiVersion: quintlet.dev/v1alpha1`, a second document in the same file: what the kubelet has as flags only, and\n\
-         what only Quintlet has.\n\n\
+         `apiVersion: quintlet.dev/v1alpha1`, a second document in the same file. It has what the kubelet has as flags only,\n\
+         and what only Quintlet has.\n\n\
          | kubelet flag | field | default | Quintlet |\n|---|---|---|---|\n",
     );
     for row in Document::Quintlet.rows() {
