@@ -4,6 +4,8 @@
 //! Each service gets copies in a directory of root that it may read and nobody else may enter, and never the files themselves.
 //! A copy follows its original, since credentials are rotated. No service can write where root writes.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
@@ -33,6 +35,8 @@ pub(super) enum Form {
     Plain,
     /// A kubeconfig: the files that it names are put into it.
     Kubeconfig,
+    /// A directory of drop-in configuration files: those that it has at the time.
+    DropIns,
 }
 
 /// One file for one service.
@@ -48,12 +52,16 @@ pub(super) struct Handed {
 
 /// Keeps copies fresh.
 #[derive(Debug, Default)]
-pub(super) struct Copies(Vec<(Handed, Option<Vec<u8>>)>);
+pub(super) struct Copies {
+    files: Vec<Handed>,
+    // What was written, by the path of the copy.
+    written: BTreeMap<PathBuf, Vec<u8>>,
+}
 
 impl Copies {
     /// Makes the first copies. Returns them, and for each file that could not be copied the reason.
     pub(super) fn make(files: Vec<Handed>) -> (Self, Vec<(Handed, io::Error)>) {
-        let mut copies = Self(files.into_iter().map(|file| (file, None)).collect());
+        let mut copies = Self { files, written: BTreeMap::new() };
         let failed = copies.refresh();
         (copies, failed)
     }
@@ -61,24 +69,50 @@ impl Copies {
     /// Copies what has changed.
     fn refresh(&mut self) -> Vec<(Handed, io::Error)> {
         let mut failed = Vec::new();
-        for (file, last) in &mut self.0 {
-            let content = match file.form {
-                Form::Plain => std::fs::read(&file.from),
-                Form::Kubeconfig => whole(&file.from).map(String::into_bytes),
-            };
-            let done = content.and_then(|content| {
-                if last.as_ref() != Some(&content) {
-                    let owner = Owner { uid: 0, gid: file.gid };
-                    atomic_file::write_owned(&file.to, &content, MODE, owner)?;
-                    *last = Some(content);
-                }
-                Ok(())
-            });
-            if let Err(error) = done {
-                failed.push((file.clone(), error));
+        for file in self.files.clone() {
+            match file.form {
+                Form::Plain | Form::Kubeconfig => failed.extend(self.copy(file)),
+                Form::DropIns => match self.drop_ins(&file) {
+                    Ok(files) => failed.extend(files.into_iter().filter_map(|file| self.copy(file))),
+                    Err(error) => failed.push((file, error)),
+                },
             }
         }
         failed
+    }
+
+    // Copies one file, if it has changed. Returns it with the reason if it cannot be copied.
+    fn copy(&mut self, file: Handed) -> Option<(Handed, io::Error)> {
+        let content = match file.form {
+            Form::Kubeconfig => whole(&file.from).map(String::into_bytes),
+            Form::Plain | Form::DropIns => std::fs::read(&file.from),
+        };
+        let copied = content.and_then(|content| {
+            if self.written.get(&file.to) != Some(&content) {
+                let owner = Owner { uid: 0, gid: file.gid };
+                atomic_file::write_owned(&file.to, &content, MODE, owner)?;
+                self.written.insert(file.to.clone(), content);
+            }
+            Ok(())
+        });
+        copied.err().map(|error| (file, error))
+    }
+
+    // The files of a directory of drop-ins. Copies whose originals are gone are removed.
+    fn drop_ins(&mut self, dir: &Handed) -> io::Result<Vec<Handed>> {
+        let names = conf_files(&dir.from)?;
+        for gone in conf_files(&dir.to)?.difference(&names) {
+            let copy = dir.to.join(gone);
+            std::fs::remove_file(&copy)?;
+            self.written.remove(&copy);
+        }
+        let file = |name: &OsString| Handed {
+            from: dir.from.join(name),
+            to: dir.to.join(name),
+            form: Form::Plain,
+            ..dir.clone()
+        };
+        Ok(names.iter().map(file).collect())
     }
 
     /// Copies what has changed, for ever.
@@ -97,6 +131,18 @@ impl Copies {
             }
         }
     }
+}
+
+// Names of the configuration files in a directory, which may be missing.
+fn conf_files(dir: &Path) -> io::Result<BTreeSet<OsString>> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        entries => entries?,
+    };
+    let paths = entries.map(|entry| entry.map(|entry| PathBuf::from(entry.file_name())));
+    let is_conf = |path: &PathBuf| path.extension().is_some_and(|e| e == "conf");
+    let names = paths.filter(|path| path.as_ref().map_or(true, is_conf));
+    names.map(|path| path.map(PathBuf::into_os_string)).collect()
 }
 
 /// Makes the directory of the node API's own certificates. One that is there stays whose it is: it may be the kubelet's.
@@ -215,5 +261,39 @@ mod tests {
         assert!(copies.refresh().is_empty());
         assert_eq!(std::fs::metadata(&to).unwrap().ino(), written, "unchanged, not written again");
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "host");
+    }
+    #[test]
+    fn drop_ins_that_are_added_or_removed_later_are_so_for_services_too() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let [from, to] = ["conf.d", "copies"].map(|name| dir.path().join(name));
+        std::fs::create_dir(&to).unwrap();
+        std::fs::write(to.join("of-an-earlier-run.conf"), "old").unwrap();
+        let found = || {
+            let entries = std::fs::read_dir(&to).unwrap().map(|e| e.unwrap().path());
+            let mut files: Vec<_> = entries
+                .map(|path| (path.file_name().unwrap().to_owned(), std::fs::read_to_string(path).unwrap()))
+                .collect();
+            files.sort();
+            files
+        };
+        let file = |name: &str, text: &str| (OsString::from(name), text.to_owned());
+        let (mut copies, failed) = Copies::make(vec![handed(&from, &to, Form::DropIns)]);
+        assert!(failed.is_empty(), "{failed:?}");
+        assert_eq!(found(), [], "there is no directory yet");
+        std::fs::create_dir(&from).unwrap();
+        std::fs::write(from.join("10-a.conf"), "one").unwrap();
+        std::fs::write(from.join("notes.txt"), "no configuration").unwrap();
+        assert!(copies.refresh().is_empty());
+        assert_eq!(found(), [file("10-a.conf", "one")]);
+        std::fs::write(from.join("20-b.conf"), "two").unwrap();
+        std::fs::write(from.join("10-a.conf"), "changed").unwrap();
+        assert!(copies.refresh().is_empty());
+        assert_eq!(found(), [file("10-a.conf", "changed"), file("20-b.conf", "two")]);
+        std::fs::remove_file(from.join("10-a.conf")).unwrap();
+        assert!(copies.refresh().is_empty());
+        assert_eq!(found(), [file("20-b.conf", "two")]);
     }
 }

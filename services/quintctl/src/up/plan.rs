@@ -143,10 +143,7 @@ pub(super) fn handed(args: &UpArgs, layout: &Layout, users: Option<Users>) -> Ve
             }
         };
         hand(layout.config.as_ref(), CONFIG, Form::Plain);
-        for file in layout.config_dir.iter().flat_map(|dir| drop_ins(dir)) {
-            let to = Path::new(CONFIG_DIR).join(file.file_name().unwrap_or_default());
-            hand(Some(&file), &to.to_string_lossy(), Form::Plain);
-        }
+        hand(layout.config_dir.as_ref(), CONFIG_DIR, Form::DropIns);
         if name == NODE_API {
             hand(args.client_ca_file.as_ref(), CLIENT_CA, Form::Plain);
             hand(args.tls_cert_file.as_ref(), TLS_CERT, Form::Plain);
@@ -157,12 +154,6 @@ pub(super) fn handed(args: &UpArgs, layout: &Layout, users: Option<Users>) -> Ve
         }
     }
     out
-}
-
-/// The files that a directory of drop-ins has now.
-fn drop_ins(dir: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "conf")).collect()
 }
 
 /// Names of the copies.
@@ -382,8 +373,8 @@ mod tests {
             let of_service = copies.iter().filter(|c| c.service == name);
             of_service.map(|c| c.from.to_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
-        assert_eq!(of("pleg-service"), ["/w/c.yaml"]);
-        assert_eq!(of(NODE_API), ["/w/c.yaml", "/k"]);
+        assert_eq!(of("pleg-service"), ["/w/c.yaml", "/d"]);
+        assert_eq!(of(NODE_API), ["/w/c.yaml", "/d", "/k"]);
         assert!(of("pod-sync").is_empty() && handed(&args, &layout, None).is_empty());
     }
 
