@@ -171,6 +171,10 @@ impl Upstream {
 
     async fn connect(&self) -> Result<SendRequest<Body>, String> {
         let stream = UnixStream::connect(&*self.path).await.map_err(|e| e.to_string())?;
+        let server = stream.peer_cred().map_err(|e| e.to_string())?.uid();
+        if !is_trusted(server, nix::unistd::geteuid().as_raw()) {
+            return Err(format!("the socket is served by uid {server} and not by root: not trusted"));
+        }
         // No HTTP/2 pings: a socket on this machine says at once when its peer ends, Go's gRPC servers hang up on
         // frequent ones, and a runtime that hangs must cost calls their deadline, not their connection.
         let (sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
@@ -181,13 +185,19 @@ impl Upstream {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|e| e.to_string())?;
-        drop(quintlet_kit::task::spawn("runtime-connection", async move {
+        drop(quintlet_kit::task::spawn_contained("runtime-connection", None, async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "the connection to the runtime ended");
             }
         }));
         Ok(sender)
     }
+}
+
+/// Whether a user may be the runtime of a proxy that runs as `own`. Whoever is gets the environment of every container, and says
+/// what is removed from the node.
+fn is_trusted(server: u32, own: u32) -> bool {
+    server == 0 || server == own
 }
 
 /// Whether HTTP/2 itself says that the server did nothing with the request.

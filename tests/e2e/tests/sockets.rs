@@ -263,6 +263,23 @@ async fn each_socket_is_open_to_the_users_that_the_table_names_and_to_nobody_els
             }
         }
     }
+    // What changes something on pod-sync's socket is for root alone, whoever may read there.
+    let podsync = path_of(&run, "podsync");
+    for (service, user) in users.iter().map(|(service, user)| (service.as_str(), user)) {
+        let output = connect(user, &[Path::new("retry"), &podsync]).output().unwrap();
+        let got = String::from_utf8(output.stdout).unwrap();
+        let may_connect = service == "node-api" || service == "status-reporter";
+        let is_right = match got.trim() {
+            "NotFound" => user.uid == 0,
+            "PermissionDenied" => user.uid != 0 && may_connect,
+            // The connection is refused.
+            "Unavailable" | "Unknown" => user.uid != 0 && !may_connect,
+            _ => false,
+        };
+        if !is_right {
+            wrong.push(format!("PodSync.Retry by {service}: {got}"));
+        }
+    }
     // Who serves it and who may enter its directory.
     for (socket, path) in sockets.iter().zip(&paths) {
         let meta = std::fs::metadata(path.parent().unwrap()).unwrap();
@@ -338,9 +355,15 @@ async fn a_socket_that_another_user_planted_is_not_trusted() {
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let error = quintlet_kit::socket::connect(&planted).await.map(drop).unwrap_err();
+    // A runtime may be in a directory of anybody's: it has to be root's all the same.
+    nix::unistd::chown(planted.parent().unwrap(), Some(STRANGER.into()), None).unwrap();
+    let runtime = cri_proxy::upstream::Upstream::new(planted.clone()).ensure().await.unwrap_err();
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(line, "listening\n");
+    let runtime = runtime.to_string();
+    let want = format!("the socket is served by uid {STRANGER} and not by root: not trusted");
+    assert!(runtime.ends_with(&want) && runtime.contains("pleg.sock"), "{runtime}");
     assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{error}");
     assert!(error.to_string().contains(&STRANGER.to_string()), "{error}");
 }

@@ -1,5 +1,6 @@
 //! Tries sockets as one user, for the test of who may connect to which: `connect UID GID GROUPS SOCKET...`, GROUPS with commas
-//! between them or `-`. Prints a line `SOCKET OUTCOME` for each. `connect UID GID GROUPS serve SOCKET` listens instead.
+//! between them or `-`. Prints a line `SOCKET OUTCOME` for each. `connect UID GID GROUPS serve SOCKET` listens instead, and
+//! `connect UID GID GROUPS retry SOCKET` prints the code that `PodSync.Retry` of a pod that does not exist is answered with.
 //!
 //! The outcome is `all` where every method may be called, `health` where only health and metrics may, and `nothing`.
 #![allow(clippy::print_stdout, reason = "it is what the test reads")]
@@ -11,6 +12,8 @@ use anyhow::Context as _;
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 use quintlet_proto::debug::v1::BuildRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
+use quintlet_proto::podsync::v1::RetryRequest;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
@@ -42,6 +45,15 @@ fn main() -> anyhow::Result<()> {
             let _listener = tokio::net::UnixListener::bind(socket).context(socket.clone())?;
             println!("listening");
             return std::future::pending().await;
+        }
+        if let [retry, socket] = rest
+            && retry == "retry"
+        {
+            let mut client = PodSyncClient::new(quintlet_kit::socket::channel(socket.into()));
+            let asked = client.retry(RetryRequest { pod: "default/no-such-pod".to_owned() });
+            let answer = tokio::time::timeout(ANSWER, asked).await.context("no answer")?;
+            println!("{:?}", answer.map_or_else(|status| status.code(), |_| Code::Ok));
+            return Ok(());
         }
         for socket in rest {
             println!("{socket} {}", outcome(Path::new(socket)).await);
