@@ -57,6 +57,12 @@ for unit in "$units"/*.service; do
     esac
 done
 
+# pod-sync tells a death of these by itself from a kill by what systemd notes.
+for service in cri-proxy pod-sync; do
+    grep -q "^ExecStopPost=.*/run/quintlet/exits/$service'" "$units/quintlet-$service.service" ||
+        fail "$service does not note how it ended"
+done
+
 # A service sees the node's identity only if it is started with one.
 for service in cri-proxy pleg-service probe-service; do
     grep -q '^InaccessiblePaths=.*-/etc/quintlet/kubeconfig' "$units/quintlet-$service.service" ||

@@ -12,6 +12,8 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use quintlet_kit::clock::{Clock, bounded, deadline_after};
+use quintlet_kit::contain::{self, Work, contained_request};
+use quintlet_kit::seam::{self, Seam};
 use quintlet_kit::task;
 use quintlet_model::outcome::{JOIN_ONLY_HEADER, Outcome};
 use quintlet_telemetry::propagate;
@@ -292,6 +294,8 @@ impl Forwarder {
         if let Some(uid) = &facts.pod_uid {
             Span::current().record("pod.uid", uid.as_str());
         }
+        // The caller names the pod of every call that is for one; a request itself often names a container only.
+        let work = contain::current().or_else(|| facts.pod_uid.as_ref().map(|uid| Work::new(uid, "")));
         let terms = match Terms::read(given, socket == Socket::Sync)
             .and_then(|terms| self.fence.check(terms, self.clock.boot()).map(|()| terms))
         {
@@ -326,7 +330,7 @@ impl Forwarder {
                     let (entered, kept) = (self.clock.boot(), (row.method == EXEC_SYNC).then_some(key));
                     let work = async move {
                         let terms = lead.terms();
-                        let reply = this.run(&call, Some(&terms)).await;
+                        let reply = this.run_contained(work, &call, &terms).await;
                         // Who looks in between finds it in flight.
                         if let Some(key) = kept {
                             this.ended.note(key, entered, &reply);
@@ -351,7 +355,7 @@ impl Forwarder {
                 let (sender, answer) = watch::channel(None);
                 let this = self.clone();
                 let work = async move {
-                    let reply = this.run(&call, Some(&Arc::new(Mutex::new(terms)))).await;
+                    let reply = this.run_contained(work, &call, &Arc::new(Mutex::new(terms))).await;
                     sender.send_replace(Some(Arc::new(reply)));
                 };
                 drop(task::spawn("mutation", work.instrument(Span::current())));
@@ -365,6 +369,17 @@ impl Forwarder {
         self.metrics.fenced(refusal.name());
         self.metrics.done(method, Outcome::NotDispatched, None);
         Reply::refused(refusal.code(), format!("{method}: {refusal}"), Outcome::NotDispatched, queued)
+    }
+
+    // A panic ends this call alone. What the runtime did of it is not known.
+    async fn run_contained(&self, work: Option<Work>, call: &Call, terms: &Arc<Mutex<Terms>>) -> Reply {
+        let ran = contained_request(work, self.run(call, Some(terms))).await;
+        ran.unwrap_or_else(|panic| {
+            self.metrics.done(call.policy.method, Outcome::Unknown, None);
+            let reply = Reply::panicked(&panic);
+            note(&Span::current(), &reply);
+            reply
+        })
     }
 
     /// Queues and sends one unary call. With terms it is fenced right before it is sent.
@@ -432,6 +447,7 @@ impl Forwarder {
     }
 
     async fn queue(&self, call: &Call, terms: Option<&Arc<Mutex<Terms>>>) -> Result<Slot, NoSlot> {
+        seam::around(Seam::Work, "call queued", || ());
         let mut turn = pin!(self.lanes.enter(call.policy.lane, call.facts.registry.as_deref()));
         loop {
             let Some(deadline) = terms.and_then(|t| t.lock().deadline) else {

@@ -15,6 +15,7 @@ use prost::Message as _;
 use quintlet_crilog::follow::{Followed, LINGER, Step};
 use quintlet_kit::beneath::Dir;
 use quintlet_kit::clock::deadline_after;
+use quintlet_kit::contain::{self, contained_request};
 use quintlet_kit::task;
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
@@ -104,8 +105,13 @@ impl pb::container_logs_server::ContainerLogs for ContainerLogs {
         let (chunks, receiver) = mpsc::channel(QUEUE);
         let reader =
             Reader { logs: self.clone(), container_id, path, log: Some(log), chunks, _permit: permit };
+        let (pod, failed) = (contain::current(), reader.chunks.clone());
         drop(task::spawn("log-reader", async move {
-            if follow { reader.follow().await } else { reader.once().await }
+            let reading = async { if follow { reader.follow().await } else { reader.once().await } };
+            // A log that is cut short must not look complete.
+            if let Err(panic) = contained_request(pod, reading).await {
+                let _ = failed.send(Err(Status::internal(format!("cri-proxy {panic}")))).await;
+            }
         }));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }

@@ -79,7 +79,7 @@ async fn node_api(line: Vec<OsString>) -> anyhow::Result<()> {
     tracing::info!(address = ?api.address(), "serving");
     let stop = CancellationToken::new();
     let serving = task::spawn("serve", api.serve(stop.clone()));
-    let liveness = Liveness::of([loaded.args.common.paths().node_api()]);
+    let liveness = Liveness::of([loaded.args.common.paths().node_api()]).and_loop_if_any(server::HTTPS_LOOP);
     drop(task::spawn("notify", notify::run(liveness, stop.clone())));
     until_stopped(stop, serving, telemetry).await
 }

@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use http_body_util::combinators::UnsyncBoxBody;
+use quintlet_kit::contain::Panic;
 use quintlet_model::outcome::{OUTCOME_TRAILER, Outcome, QUEUED_MS_TRAILER};
 use tonic::{Code, Status};
 
@@ -61,6 +62,13 @@ impl Reply {
             ours: true,
             held,
         }
+    }
+
+    /// The answer to a call whose handling panicked. The call may have been sent before.
+    #[must_use]
+    pub fn panicked(panic: &Panic) -> Self {
+        let message = format!("cri-proxy {panic}");
+        Self::refused(Code::Internal, message, Outcome::Unknown, Duration::ZERO)
     }
 
     /// An answer of the runtime, frames and outcome still to come.

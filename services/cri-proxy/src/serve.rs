@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
-use quintlet_kit::{server, task};
+use quintlet_kit::{contain, server, task};
 use quintlet_proto::runtime::v1 as pb;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
@@ -27,7 +27,7 @@ use crate::hints::Hub;
 use crate::logs::ContainerLogs;
 use crate::metrics::Metrics;
 use crate::policy::{self, Socket, Verdict};
-use crate::reply::{self, Body};
+use crate::reply::{self, Body, Reply};
 use crate::services::{Events, Grants, Info, OBSERVE_EVERY, ProbeExec};
 use crate::source::{Reader, RuntimeInfo};
 use crate::upstream::Upstream;
@@ -251,7 +251,7 @@ impl Door {
                     conversation.await;
                     drop(place);
                 });
-                drop(task::spawn("connection", work));
+                drop(task::spawn_contained("connection", None, work));
             }
             Ok(uid) => {
                 self.metrics.refused_peers.inc();
@@ -270,7 +270,7 @@ impl Door {
         let service = hyper::service::service_fn(move |request| {
             let door = self.clone();
             // Boxed: one call's future is large, and a connection may hold thousands.
-            let answer: BoxFuture<'static, Response<Body>> = Box::pin(door.answer(request));
+            let answer: BoxFuture<'static, Response<Body>> = Box::pin(door.answer_contained(request));
             async move { Ok::<_, Infallible>(answer.await) }
         });
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
@@ -292,6 +292,13 @@ impl Door {
         if let Err(error) = ended {
             tracing::debug!(socket = socket.name(), %error, "a connection failed");
         }
+    }
+
+    // Without this a panic would end the connection, and all other calls of the client with it.
+    async fn answer_contained(self, request: Request<Incoming>) -> Response<Body> {
+        let work = contain::Work::of_request(request.headers());
+        let answered = contain::contained_request(work, Box::pin(self.answer(request))).await;
+        answered.unwrap_or_else(|panic| Reply::panicked(&panic).into_response())
     }
 
     async fn answer(self, request: Request<Incoming>) -> Response<Body> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::notify::Heartbeat;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::{Cursor, SharedPodRuntime};
 use quintlet_proto::common::v1::Trace;
@@ -168,6 +169,8 @@ pub(crate) struct Core {
     pub(crate) lists: Mutex<Lists>,
     /// Asks for a full list at once. One that is asked for during a list runs after it.
     pub(crate) relist_now: Notify,
+    /// Of the loop of full lists.
+    pub(crate) heartbeat: Heartbeat,
     mailboxes: Mutex<HashMap<PodUid, Arc<Mailbox>>>,
     under_way: Mutex<UnderWay>,
 }
@@ -177,6 +180,7 @@ impl Core {
         // Later runs begin later in the same boot; nothing that holds a cursor outlives a boot.
         let epoch = u64::try_from(clock.boot().as_nanos()).unwrap_or(u64::MAX).max(1);
         let readers = Readers::new(Store::new(epoch, TOMBSTONES), clock.clone(), periods.beat);
+        let heartbeat = Heartbeat::new(clock.clone());
         Arc::new(Self {
             runtime,
             clock,
@@ -189,6 +193,7 @@ impl Core {
             hints: watch::Sender::new(HintState { source: "none", live: false }),
             lists: Mutex::default(),
             relist_now: Notify::new(),
+            heartbeat,
             mailboxes: Mutex::default(),
             under_way: Mutex::default(),
         })

@@ -10,13 +10,13 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use k8s_cri::v1;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_kit::contain::NamingInterceptor;
 use quintlet_kit::lists::{self, List, MAX_MESSAGE};
 use quintlet_model::ids::PodRef;
 use quintlet_model::labels;
 use quintlet_model::runtime::{Container, Sandbox};
 use quintlet_proto::runtime::v1::WatchHintsRequest;
 use quintlet_proto::runtime::v1::runtime_events_client::RuntimeEventsClient;
-use quintlet_telemetry::propagate::PropagatingInterceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
@@ -41,7 +41,7 @@ impl CriRuntime {
     #[must_use]
     pub fn new(socket: PathBuf, limit: Duration) -> Self {
         let channel = quintlet_kit::socket::channel(socket.clone());
-        let service = InterceptedService::new(channel, PropagatingInterceptor);
+        let service = InterceptedService::new(channel, NamingInterceptor);
         let client = RuntimeServiceClient::new(service.clone()).max_decoding_message_size(MAX_MESSAGE);
         Self { socket, client, service, limit }
     }
@@ -61,7 +61,7 @@ impl CriRuntime {
     }
 }
 
-type Service = InterceptedService<Channel, PropagatingInterceptor>;
+type Service = InterceptedService<Channel, NamingInterceptor>;
 
 impl CriRuntime {
     /// All items of a list. An error loses the items that came before it.

@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_kit::clock::Clock;
-use quintlet_kit::server::HealthHandle;
+use quintlet_kit::server::{HealthHandle, RELIST_LOOP};
 use quintlet_proto::pleg::v1::pleg_server::PlegServer;
 use tokio_util::sync::CancellationToken;
 
@@ -71,8 +71,10 @@ pub fn start(
     // The stream is opened first: what happens between it and the first list is then in one of the two.
     let hints = hints::run(Arc::clone(&core), hints);
     let relist = relist::run(Arc::clone(&core));
+    let watch = core.heartbeat.clone().watch(RELIST_LOOP, stuck(periods), health.clone(), stop.clone());
     let judge = judge(Arc::clone(&core), health);
     quintlet_kit::task::spawn("hints", stop.clone().run_until_cancelled_owned(hints));
+    quintlet_kit::task::spawn("watch-relist", watch);
     quintlet_kit::task::spawn("relist", stop.clone().run_until_cancelled_owned(relist));
     quintlet_kit::task::spawn("health", stop.clone().run_until_cancelled_owned(judge));
     PlegServer::new(PlegService::new(core, stop.clone()))
@@ -93,6 +95,15 @@ pub fn start_following(
     quintlet_kit::task::spawn("follower", stop.clone().run_until_cancelled_owned(run));
     quintlet_kit::task::spawn("health", stop.clone().run_until_cancelled_owned(judge));
     PlegServer::new(follower)
+}
+
+/// Least time without progress after which the loop of full lists counts as stuck.
+const STUCK: Duration = Duration::from_secs(300);
+
+// A runtime that hangs is no reason to start this process again: each of its calls has a limit.
+fn stuck(periods: Periods) -> Duration {
+    let longest = periods.call.max(periods.relist).max(periods.relist_live);
+    longest.saturating_mul(2).max(STUCK)
 }
 
 /// SERVING once the first full list is in and while lists succeed.

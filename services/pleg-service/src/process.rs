@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use quintlet_kit::args::paths::CriSocket;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::notify::{self, Liveness};
-use quintlet_kit::server::{Server, serve_metrics};
+use quintlet_kit::server::{RELIST_LOOP, Server, serve_metrics};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use tokio_util::sync::CancellationToken;
 
@@ -66,7 +66,7 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
         tracing::info!(?reason, "stopping");
         signal.cancel();
     });
-    let liveness = Liveness::of([paths.pleg()]);
+    let liveness = Liveness::of([paths.pleg()]).and_loop_if_any(RELIST_LOOP);
     quintlet_kit::task::spawn("notify", notify::run(liveness, stop.clone()));
     let served = quintlet_kit::task::main(server.serve(listener, PeerPolicy::root_and_self(), stop)).await;
     telemetry.shutdown().await;

@@ -36,6 +36,7 @@ pub(crate) async fn run(core: Arc<Core>) {
     let mut began: Option<Instant> = None;
     let mut runtime = Patience::default();
     loop {
+        core.heartbeat.beat();
         let now = Instant::now();
         if let Some(last) = began.replace(now) {
             core.metrics.relist_interval.observe(now.saturating_duration_since(last).as_secs_f64());
@@ -54,6 +55,7 @@ pub(crate) async fn run(core: Arc<Core>) {
                 Say::Again => tracing::debug!(%error, "list failed"),
             },
         }
+        core.heartbeat.beat();
         let failing = result.is_err();
         core.lists.lock().error = result.err().map(|e| e.to_string());
         let period = if failing { core.relist_period().min(RETRY) } else { core.relist_period() };
@@ -87,6 +89,7 @@ async fn list(core: &Arc<Core>, began: Instant) -> Result<(), ReadError> {
     let observed = core.clock.boot();
     let wall = core.clock.wall();
     let sandboxes = core.runtime.sandboxes(Filter::All).await?;
+    core.heartbeat.beat();
     let containers = core.runtime.containers(Filter::All).await?;
     core.metrics.last_seen.set(wall.as_second());
     core.lists.lock().last = Some(began);
@@ -114,7 +117,10 @@ async fn list(core: &Arc<Core>, began: Instant) -> Result<(), ReadError> {
     if first {
         // Readers get their first picture when every pod of the first list has been looked at, with or without success.
         let looks = futures::stream::iter(first_looks);
-        let look = |(uid, nomination)| async move { drop(core.inspect(&uid, nomination).await) };
+        let look = |(uid, nomination)| async move {
+            drop(core.inspect(&uid, nomination).await);
+            core.heartbeat.beat();
+        };
         looks.for_each_concurrent(FIRST_LOOKS, look).await;
         core.store.set_primed();
         tracing::info!(pods = core.store.len(), epoch = core.store.epoch(), "first full list is in");

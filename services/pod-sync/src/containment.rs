@@ -1,10 +1,12 @@
 //! Keeps what goes wrong in the work of one pod to that pod: see [`crate::decide::containment`] for the rules.
 //!
 //! [`Containment::contained`] runs all work that is for one pod: a pass of its worker, its mirror, its removal. The pods in
-//! work are in a file ([`marks`]); how the last process ended is in another, by its supervisor ([`exits`]).
+//! work are in a file ([`marks`]); how the last process ended is in another, by its supervisor ([`exits`]). A death of cri-proxy
+//! is held against the pods whose calls broke with it ([`peers`]).
 
 pub mod exits;
 pub mod marks;
+pub mod peers;
 
 use std::io;
 use std::path::PathBuf;

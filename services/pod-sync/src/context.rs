@@ -193,6 +193,15 @@ impl Context {
         }
     }
 
+    /// Runs work of a pod that does not wait, unless the pod waits after a panic or a death. After a panic, which has been logged,
+    /// the pod goes on: this is for work that comes round by itself.
+    pub fn unless_it_waits<T>(&self, uid: &PodUid, work: impl FnOnce() -> T) -> Option<T> {
+        if self.containment.wait(uid).is_some() {
+            return None;
+        }
+        self.containment.contained_now(uid, String::new(), work).ok()
+    }
+
     /// Takes note of a panic in the work of a pod, and has its worker show what it waits for now. `object`: the pod, where it
     /// is not shown yet.
     pub fn panicked(&self, pod: &PodWork, panic: &Panic, object: Option<&Arc<Pod>>) {

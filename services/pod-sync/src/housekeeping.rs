@@ -146,7 +146,7 @@ pub struct Sweeper {
 
 impl Sweeper {
     /// Sweeps once a minute. `known` has every pod that anything is known of, in the runtime too.
-    pub fn tick(&mut self, ctx: &Context, known: &HashSet<PodUid>) {
+    pub fn tick(&mut self, ctx: &Arc<Context>, known: &HashSet<PodUid>) {
         let now = ctx.clock.boot();
         if self.last.is_some_and(|last| now.saturating_sub(last) < SWEEP) {
             return;
@@ -162,29 +162,32 @@ impl Sweeper {
             .filter(|c| c.state != ContainerState::Exited)
             .map(|c| c.id.to_string())
             .collect();
-        let links = ctx.container_logs_dir.clone();
+        let ctx = Arc::clone(ctx);
         // Logs may be large.
-        tokio::task::spawn_blocking(move || {
-            for dir in dead_log_dirs(&logs, &known) {
-                if let Err(e) = tree::remove(&dir) {
+        let sweep = task::blocking(move || {
+            for (uid, dir) in dead_log_dirs(&logs, &known) {
+                let removed = ctx.unless_it_waits(&uid, || tree::remove(&dir));
+                if let Some(Err(e)) = removed {
                     tracing::warn!(dir = %dir.display(), error = %e, "logs of a pod that is gone not removed");
                 }
             }
-            for link in links.iter().flat_map(|dir| dangling_links(dir, &running)) {
+            for link in ctx.container_logs_dir.iter().flat_map(|dir| dangling_links(dir, &running)) {
                 let _ = std::fs::remove_file(link);
             }
         });
+        drop(task::spawn("sweep-logs", sweep));
     }
 }
 
-fn dead_log_dirs(dir: &Path, known: &HashSet<PodUid>) -> Vec<PathBuf> {
+fn dead_log_dirs(dir: &Path, known: &HashSet<PodUid>) -> Vec<(PodUid, PathBuf)> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let dead = entries.filter(|e| {
+    let dead = entries.filter_map(|e| {
         let name = e.file_name();
-        let uid = name.to_str().and_then(gc::log_dir_uid).and_then(|u| PodUid::parse(u).ok());
-        uid.is_some_and(|uid| !known.contains(&uid)) && e.file_type().is_ok_and(|t| t.is_dir())
+        let uid = name.to_str().and_then(gc::log_dir_uid).and_then(|u| PodUid::parse(u).ok())?;
+        let is_dead = !known.contains(&uid) && e.file_type().is_ok_and(|t| t.is_dir());
+        is_dead.then(|| (uid, e.path()))
     });
-    dead.map(|e| e.path()).collect()
+    dead.collect()
 }
 
 // A log that is rotated is not there for a moment: the link of a container that runs stays.
@@ -201,12 +204,14 @@ fn dangling_links(dir: &Path, running: &HashSet<String>) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Pods that nobody knows and of which there is a directory under our root, or a cgroup that bears our mark. Others' cgroups
-/// are not gone by: under a shared root they may be those of another agent.
-#[must_use]
-pub fn orphaned(ctx: &Context, known: &HashSet<PodUid>) -> BTreeSet<PodUid> {
-    let marked = ctx.cgroups.marked(known);
-    list(&paths::pods_dir(&ctx.node.root_dir), known).into_iter().chain(marked).collect()
+/// Lists the pods that nobody knows and of which there is a directory under our root, or a cgroup that bears our mark. A cgroup
+/// without our mark does not count: under a shared root it may be another agent's.
+pub async fn orphaned(ctx: Arc<Context>, known: HashSet<PodUid>) -> BTreeSet<PodUid> {
+    task::blocking(move || {
+        let marked = ctx.cgroups.marked(&known);
+        list(&paths::pods_dir(&ctx.node.root_dir), &known).into_iter().chain(marked).collect()
+    })
+    .await
 }
 
 fn list(dir: &Path, known: &HashSet<PodUid>) -> Vec<PodUid> {
@@ -290,7 +295,8 @@ mod tests {
         }
         std::fs::write(dir.path().join("default_file_u4"), "").unwrap();
         let known = [PodUid::parse("u1").unwrap()].into();
-        assert_eq!(dead_log_dirs(dir.path(), &known), [dir.path().join("default_web_u2")]);
+        let dead = (PodUid::parse("u2").unwrap(), dir.path().join("default_web_u2"));
+        assert_eq!(dead_log_dirs(dir.path(), &known), [dead]);
         assert!(dead_log_dirs(&dir.path().join("nowhere"), &known).is_empty());
     }
 

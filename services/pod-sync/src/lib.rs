@@ -208,6 +208,9 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
             stop.clone(),
         ),
     );
+    let (broken, exit_note) = (ctx.runtime.broken(), paths.exit(containment::peers::CRI_PROXY));
+    let deaths = containment::peers::follow(Arc::clone(&ctx), broken, exit_note, stop.clone());
+    tasks.spawn("cri-proxy-deaths", deaths);
     tasks.spawn("pleg-follow", Arc::clone(&pleg).follow(stop.clone()));
     tasks.spawn("probes", Arc::clone(&probes).run(stop.clone()));
     tasks.spawn("statuses", Arc::clone(&statuses).run(stop.clone()));
@@ -290,12 +293,10 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let admission =
         Arc::new(node::NodeAdmission::new(settings, &labels, view, client, runtime_state, shutting_down));
     tasks.spawn("container-logs", logs::run(Arc::clone(&ctx), args.container_logs(), stop.clone()));
-    let table_clock = ctx.clock.clone();
     let mut table = Table::new(ctx, manifests, admission, &kinds);
     table.restore(known);
     let limit = STUCK.max(args.sync_frequency.saturating_mul(2));
-    let watching = watch_loop(table.heartbeat(), limit, LOOK, table_clock, health, stop.clone());
-    tasks.spawn("watch-sync-loop", watching);
+    tasks.spawn("watch-sync-loop", table.heartbeat().watch(SYNC_LOOP, limit, health, stop.clone()));
     table.run(sources, drain, stop.clone()).await;
 
     stop.cancel();
@@ -310,33 +311,6 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
 
 /// A loop that has not come round for so long is stuck (pkg/kubelet/kubelet.go:syncLoopHealthCheck).
 const STUCK: std::time::Duration = std::time::Duration::from_secs(300);
-/// Time between checks of the loop's heartbeat.
-const LOOK: std::time::Duration = std::time::Duration::from_secs(5);
-
-/// Reports to health whether the heartbeat is younger than `limit`; healthz and the watchdog pings depend on it.
-async fn watch_loop(
-    heartbeat: table::Heartbeat,
-    limit: std::time::Duration,
-    every: std::time::Duration,
-    clock: Clock,
-    health: quintlet_kit::server::HealthHandle,
-    stop: CancellationToken,
-) {
-    loop {
-        if heartbeat.age(&clock) > limit {
-            tracing::error!(?limit, "the sync loop took longer than expected");
-            health.set_not_serving(SYNC_LOOP).await;
-        } else {
-            health.set_serving(SYNC_LOOP).await;
-        }
-        // Both only wait.
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(every) => {}
-        }
-    }
-}
-
 fn credentials(args: &Args, clock: &Clock) -> anyhow::Result<Credentials> {
     let plugins = match (&args.pulls.provider_config, &args.pulls.provider_bin_dir) {
         (Some(config), Some(bin_dir)) => Some(Plugins::load(config, bin_dir, clock.clone())?),
@@ -427,59 +401,5 @@ async fn unhealthy_events(
         let list = if init { "initContainers" } else { "containers" };
         let path = format!("spec.{list}{{{}}}", u.container);
         ctx.events.pod(&view.pod, EventType::Warning, &u.reason, &u.message, &path);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use quintlet_kit::notify::{Liveness, Stalled};
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_stalled_sync_loop_stops_the_watchdog_pings_until_it_goes_on() {
-        let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("podsync.sock");
-        let stop = CancellationToken::new();
-        let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1000));
-        let server = Server::new("pod-sync");
-        let health = server.health();
-        health.set_serving(SYNC_LOOP).await;
-        let listener = bind_unix(&socket, 0o600).unwrap();
-        let serving = spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));
-        let heartbeat = table::Heartbeat::default();
-        heartbeat.beat(&clock);
-        let watching = watch_loop(
-            heartbeat.clone(),
-            STUCK,
-            Duration::from_millis(10),
-            clock.clone(),
-            health,
-            stop.clone(),
-        );
-        let watching = spawn("watch-sync-loop", watching);
-        let liveness = Liveness::of([socket]).and_loop(SYNC_LOOP);
-        // What systemd is sent depends on this check alone (quintlet_kit::notify).
-        let check = || liveness.check(Duration::from_secs(10));
-
-        clock.advance(STUCK);
-        assert_eq!(check().await, Ok(()), "the loop has its whole limit");
-        clock.advance(Duration::from_secs(1));
-        let limit = Duration::from_secs(10);
-        let becomes = async |want: Result<(), Stalled>| {
-            quintlet_testkit::wait::until("the loop's state", limit, async || match check().await {
-                seen if seen == want => Ok(()),
-                seen => Err(seen),
-            })
-            .await;
-        };
-        becomes(Err(Stalled::Loop { name: SYNC_LOOP })).await;
-        heartbeat.beat(&clock);
-        becomes(Ok(())).await;
-        stop.cancel();
-        watching.await.unwrap();
-        serving.await.unwrap().unwrap();
     }
 }

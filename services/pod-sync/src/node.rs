@@ -14,6 +14,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::contain::contained_request;
+use quintlet_kit::task;
 use quintlet_proto::status::v1 as wire;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -154,7 +156,7 @@ async fn set_up_cgroups(
     }
     let has_tiers = cgroups.has_tiers();
     let cgroups = cgroups.clone();
-    let made = tokio::task::spawn_blocking(move || cgroups.set_up(limits)).await;
+    let made = contained_request(None, task::blocking(move || cgroups.set_up(limits))).await;
     match made {
         Ok(Ok(())) if has_tiers => {
             let message = "Updated Node Allocatable limit across pods";

@@ -4,12 +4,13 @@ mod manifests;
 mod resize;
 mod upkeep;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
+use quintlet_kit::notify::Heartbeat;
 use quintlet_kit::seam::{self, Seam};
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::{labels, pod as pods};
@@ -102,6 +103,8 @@ pub struct Table {
     again: HashSet<PodUid>,
     // Rings when the Node was read for those.
     node_read: Arc<Notify>,
+    // Lists directories of pods that nobody knows.
+    listing: Option<JoinHandle<BTreeSet<PodUid>>>,
     sweeper: Sweeper,
     pace: Pace,
     resizes: Resizes,
@@ -113,21 +116,12 @@ pub struct Table {
     unborn: HashSet<PodUid>,
 }
 
-/// When the loop last came round: CLOCK_BOOTTIME in milliseconds. Clones share it.
-#[derive(Debug, Clone, Default)]
-pub struct Heartbeat(Arc<std::sync::atomic::AtomicU64>);
-
-impl Heartbeat {
-    pub(crate) fn beat(&self, clock: &quintlet_kit::clock::Clock) {
-        let now = u64::try_from(clock.boot().as_millis()).unwrap_or(u64::MAX);
-        self.0.store(now, std::sync::atomic::Ordering::Relaxed);
-    }
-
-    /// How long that was ago.
-    #[must_use]
-    pub fn age(&self, clock: &quintlet_kit::clock::Clock) -> Duration {
-        let last = Duration::from_millis(self.0.load(std::sync::atomic::Ordering::Relaxed));
-        clock.boot().saturating_sub(last)
+// What a listing found, once it ended. Cancellation safety: the listing goes on.
+async fn found(listing: &mut Option<JoinHandle<BTreeSet<PodUid>>>) -> BTreeSet<PodUid> {
+    match listing {
+        // One that panicked ends the process.
+        Some(listing) => listing.await.unwrap_or_default(),
+        None => std::future::pending().await,
     }
 }
 
@@ -152,8 +146,7 @@ impl Table {
         admission: Arc<dyn Admission>,
         sources: &[SourceKind],
     ) -> Self {
-        let heartbeat = Heartbeat::default();
-        heartbeat.beat(&ctx.clock);
+        let heartbeat = Heartbeat::new(ctx.clock.clone());
         let stores = sources.iter().map(|s| (*s, SourceStore::new(s.name()))).collect();
         Self {
             ctx,
@@ -168,6 +161,7 @@ impl Table {
             unsure: HashMap::new(),
             again: HashSet::new(),
             node_read: Arc::default(),
+            listing: None,
             sweeper: Sweeper::default(),
             pace: Pace::default(),
             resizes: Resizes::new(),
@@ -241,7 +235,7 @@ impl Table {
             let ctx = Arc::clone(&self.ctx);
             let node_read = Arc::clone(&self.node_read);
             let late = self.manifests.due();
-            self.heartbeat.beat(&ctx.clock);
+            self.heartbeat.beat();
             // Snapshots stay queued, the rest is level-triggered: a dropped arm loses nothing.
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -252,6 +246,7 @@ impl Table {
                 () = late => self.manifests_read(),
                 _ = housekeeping.tick() => self.housekeeping(),
                 () = ctx.wakes.stranger() => self.housekeeping(),
+                listed = found(&mut self.listing) => self.remove_listed(listed),
                 () = node_read.notified() => self.admit_unsure(),
                 () = ctx.allocations.room() => self.resizes.moved(),
                 () = self.resizes.due() => {}

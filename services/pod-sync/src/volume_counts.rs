@@ -9,6 +9,8 @@ use k8s_openapi::api::core::v1::Pod;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use quintlet_kit::contain::contained_request;
+use quintlet_kit::task;
 use quintlet_model::ids::PodUid;
 use quintlet_telemetry::metrics::gauge_family;
 use tokio_util::sync::CancellationToken;
@@ -42,7 +44,7 @@ pub(crate) async fn run(ctx: Arc<Context>, stop: CancellationToken) {
             .map(|view| (view.pod_ref.uid.clone(), Arc::clone(&view.pod)))
             .collect();
         let root = ctx.node.root_dir.clone();
-        let counted = tokio::task::spawn_blocking(move || count(&root, &pods)).await;
+        let counted = contained_request(None, task::blocking(move || count(&root, &pods))).await;
         if let Ok((wanted, there)) = counted {
             for (state, counts, now) in [
                 ("desired_state_of_world", &mut desired, wanted),

@@ -7,7 +7,7 @@ use k8s_cri::v1::VersionRequest;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::notify::Liveness;
 use quintlet_kit::paths::Paths;
-use quintlet_kit::server::{NODE, SYNC_LOOP};
+use quintlet_kit::server::{HTTPS_LOOP, NODE, RELIST_LOOP, SYNC_LOOP};
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
 use quintlet_proto::pleg::v1::{HealthReply, HealthRequest};
 use quintlet_proto::runtime::v1::proxy_info_client::ProxyInfoClient;
@@ -113,13 +113,12 @@ pub async fn run(args: &HealthArgs, paths: &Paths, format: Format) -> Result<boo
 
 /// What systemd's watchdog goes by as well.
 async fn live(named: Named, peer: &Peer) -> Row {
+    let socket = Liveness::of([peer.path.clone()]);
     let liveness = match named {
-        Named::PodSync => Liveness::of([peer.path.clone()]).and_loop(SYNC_LOOP),
-        Named::CriProxy
-        | Named::PlegService
-        | Named::ProbeService
-        | Named::StatusReporter
-        | Named::NodeApi => Liveness::of([peer.path.clone()]),
+        Named::PodSync => socket.and_loop(SYNC_LOOP),
+        Named::PlegService => socket.and_loop_if_any(RELIST_LOOP),
+        Named::NodeApi => socket.and_loop_if_any(HTTPS_LOOP),
+        Named::CriProxy | Named::ProbeService | Named::StatusReporter => socket,
     };
     let checked = liveness.check(LIVE).await;
     Row {

@@ -84,9 +84,10 @@ impl Forwarder {
         let (head, begun) = oneshot::channel();
         let (last, end) = oneshot::channel();
         let giver = Giver { to, head: Some(head), next: Instant::now(), held: held.clone() };
-        let this = self.clone();
+        let (this, pod) = (self.clone(), contain::current());
         let work = async move {
-            let reply = this.give_list(&call, twins, giver).await;
+            let given = contained_request(pod, this.give_list(&call, twins, giver)).await;
+            let reply = given.unwrap_or_else(|panic| Reply::panicked(&panic));
             // Nobody waits for it where the caller went away.
             let _ = last.send(reply);
         };

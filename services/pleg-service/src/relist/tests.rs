@@ -207,3 +207,47 @@ async fn no_message_of_a_watch_of_a_full_node_is_larger_than_its_pod() {
     assert_eq!(pods, PODS);
     assert!((4_000..8_000).contains(&largest), "{largest}");
 }
+
+/// Fails every list, or hangs in it.
+struct Away {
+    hangs: bool,
+}
+
+#[async_trait]
+impl ContainerRuntime for Away {
+    async fn sandboxes(&self, _: Filter) -> Result<Vec<ListedSandbox>, ReadError> {
+        if self.hangs {
+            std::future::pending::<()>().await;
+        }
+        Err(ReadError::Timeout { what: "ListPodSandbox", limit: Duration::ZERO })
+    }
+
+    async fn containers(&self, _: Filter) -> Result<Vec<ListedContainer>, ReadError> {
+        Ok(Vec::new())
+    }
+
+    async fn sandbox(&self, _: &str) -> Result<Option<(PodRef, Sandbox)>, ReadError> {
+        Ok(None)
+    }
+
+    async fn container(&self, _: &str, _: &str) -> Result<Option<Container>, ReadError> {
+        Ok(None)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failing_lists_keep_the_heartbeat_and_a_list_that_never_ends_stops_it() {
+    for hangs in [false, true] {
+        let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1000));
+        let core = Core::new(Arc::new(Away { hangs }), clock.clone(), Periods::default());
+        let running = quintlet_kit::task::spawn("relist", run(Arc::clone(&core)));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for _ in 0..3 {
+            clock.advance(Duration::from_secs(600));
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            let age = core.heartbeat.age();
+            assert_eq!(age > crate::stuck(core.periods), hangs, "{age:?}");
+        }
+        running.abort();
+    }
+}

@@ -99,6 +99,7 @@ impl Pleg {
     pub async fn observe(&self, uid: &PodUid, known: Known, full: bool) -> Result<Observed, ObserveError> {
         let mut request = tonic::Request::new(request(uid, &known, full));
         quintlet_telemetry::propagate::inject(request.metadata_mut());
+        quintlet_kit::contain::name_pod(request.metadata_mut());
         let mut client = self.client.clone();
         let reply = tokio::time::timeout(OBSERVE, client.observe(request))
             .await

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
@@ -22,6 +23,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::build::newer::{CreateContainer, NewerConfig, SandboxUpdated, UpdateSandbox};
 use crate::cgroup::Driver;
+use crate::containment::peers::BrokenCalls;
 use crate::decide::image_gc::Image;
 
 /// RunPodSandbox may take this many times as long as another call: networking and a cold disk are inside it.
@@ -72,6 +74,7 @@ pub struct Runtime {
     /// Limit of a call (`runtimeRequestTimeout`).
     call: Duration,
     unknown: Counter,
+    broken: Arc<BrokenCalls>,
 }
 
 /// Output of a command in a container.
@@ -130,7 +133,14 @@ impl Runtime {
             epoch,
             clock,
             call,
+            broken: Arc::default(),
         }
+    }
+
+    /// Returns the pods whose calls ended with the connection to cri-proxy.
+    #[must_use]
+    pub fn broken(&self) -> Arc<BrokenCalls> {
+        Arc::clone(&self.broken)
     }
 
     fn request<T>(&self, message: T, limit: Duration) -> Request<T> {
@@ -143,6 +153,7 @@ impl Runtime {
             MetadataValue::from(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)),
         );
         quintlet_telemetry::propagate::inject(metadata);
+        quintlet_kit::contain::name_pod(metadata);
         request
     }
 
@@ -163,16 +174,17 @@ impl Runtime {
                     message: "proxy gave an answer and no success".to_owned(),
                 }),
             },
-            Ok(Err(status)) => Err(CallError {
-                method,
-                outcome: outcome(status.metadata()).unwrap_or(if is_unconnected(&status) {
-                    Outcome::NotDispatched
-                } else {
+            Ok(Err(status)) => {
+                let outcome = outcome(status.metadata()).unwrap_or_else(|| {
+                    if is_unconnected(&status) {
+                        return Outcome::NotDispatched;
+                    }
+                    self.broken.add_current();
                     Outcome::Unknown
-                }),
-                code: status.code(),
-                message: status.message().to_owned(),
-            }),
+                });
+                let message = status.message().to_owned();
+                Err(CallError { method, outcome, code: status.code(), message })
+            }
             Err(_) => Err(CallError {
                 method,
                 outcome: Outcome::Unknown,

@@ -137,11 +137,9 @@ impl Credentials {
         let repository = image_name::repository(image);
         let mut all = of_secrets(secrets)?.lookup(&repository);
         let files = Arc::clone(&self.files);
-        let read = tokio::task::spawn_blocking(move || files.keyring(now)).await;
-        if let Ok(node) = read {
-            let of_node = |credential| Presented { credential, owner: Owner::Node };
-            all.extend(node.lookup(&repository).into_iter().map(of_node));
-        }
+        let node = quintlet_kit::task::blocking(move || files.keyring(now)).await;
+        let of_node = |credential| Presented { credential, owner: Owner::Node };
+        all.extend(node.lookup(&repository).into_iter().map(of_node));
         if let Some(plugins) = &self.plugins {
             for (credential, account) in plugins.lookup(image, &repository, accounts).await {
                 let owner = account.map_or(Owner::Node, Owner::Account);

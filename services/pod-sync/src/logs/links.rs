@@ -15,13 +15,12 @@ pub struct Link {
     pub target: PathBuf,
 }
 
-/// Makes links that are missing and removes broken ones that lead into `pod_logs_dir`; others are not ours.
+/// Removes broken links that lead into `pod_logs_dir`, but those of these names. Links that lead elsewhere are not ours.
 ///
 /// # Errors
-/// The directory cannot be read.
-pub fn keep(dir: &Path, pod_logs_dir: &Path, wanted: &[Link]) -> io::Result<()> {
+/// The directory cannot be made or read.
+pub fn remove_broken(dir: &Path, pod_logs_dir: &Path, names: &HashSet<&str>) -> io::Result<()> {
     fs::create_dir_all(dir)?;
-    let names: HashSet<&str> = wanted.iter().map(|l| l.name.as_str()).collect();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let Ok(target) = fs::read_link(entry.path()) else { continue };
@@ -30,7 +29,12 @@ pub fn keep(dir: &Path, pod_logs_dir: &Path, wanted: &[Link]) -> io::Result<()> 
             remove(&entry.path());
         }
     }
-    for link in wanted {
+    Ok(())
+}
+
+/// Makes links that are missing.
+pub fn make(dir: &Path, links: &[Link]) {
+    for link in links {
         let path = dir.join(&link.name);
         match fs::read_link(&path) {
             Ok(target) if target == link.target => continue,
@@ -44,7 +48,6 @@ pub fn keep(dir: &Path, pod_logs_dir: &Path, wanted: &[Link]) -> io::Result<()> 
             tracing::debug!(link = %path.display(), %error, "log not linked");
         }
     }
-    Ok(())
 }
 
 fn remove(path: &Path) {

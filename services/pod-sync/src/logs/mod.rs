@@ -16,12 +16,13 @@ use quintlet_kit::beneath::Dir;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task;
 use quintlet_model::ids::ContainerId;
-use quintlet_model::runtime::{ContainerState, PodRuntime};
+use quintlet_model::runtime::{ContainerState, PodRuntime, SharedPodRuntime};
 use tokio_util::sync::CancellationToken;
 
 use crate::build::paths;
 use crate::clients::runtime::{CallError, Runtime};
-use crate::context::Context;
+use crate::containment::Containment;
+use crate::context::{Context, PodWork};
 use links::Link;
 
 /// `containerLogMaxSize`, `containerLogMaxFiles`, `containerLogMaxWorkers` and `containerLogMonitorInterval` of a
@@ -67,20 +68,32 @@ pub async fn run(ctx: Arc<Context>, settings: Settings, stop: CancellationToken)
         let pods: Vec<_> = pods.into_iter().filter(|pod| ctx.is_ours(pod)).collect();
         let logs: Vec<_> = pods.iter().flat_map(|pod| logs(pod, &ctx.node.pod_logs_dir)).collect();
         if settings.container_log_max_size >= 0 {
-            look_at_all(&ctx.runtime, &ctx.clock, &settings, &logs).await;
+            look_at_all(&ctx.runtime, &ctx.clock, &ctx.containment, &settings, &logs).await;
         }
         if let Some(dir) = ctx.container_logs_dir.clone() {
-            let wanted: Vec<Link> = pods.iter().flat_map(|pod| wanted(pod, &ctx.node.pod_logs_dir)).collect();
-            let pod_logs_dir = ctx.node.pod_logs_dir.clone();
-            // A failure of the file system is tried again at the next interval.
-            let _ = tokio::task::spawn_blocking(move || links::keep(&dir, &pod_logs_dir, &wanted)).await;
+            let ctx = Arc::clone(&ctx);
+            task::blocking(move || keep_links(&ctx, &dir, &pods)).await;
         }
+    }
+}
+
+// A failure of the file system is tried again at the next interval.
+fn keep_links(ctx: &Context, dir: &Path, pods: &[SharedPodRuntime]) {
+    let logs = &ctx.node.pod_logs_dir;
+    let wanted: Vec<(&PodRuntime, Vec<Link>)> = pods.iter().map(|pod| (&**pod, wanted(pod, logs))).collect();
+    let names = wanted.iter().flat_map(|(_, links)| links).map(|link| link.name.as_str()).collect();
+    if links::remove_broken(dir, logs, &names).is_err() {
+        return;
+    }
+    for (pod, links) in &wanted {
+        ctx.unless_it_waits(&pod.pod.uid, || links::make(dir, links));
     }
 }
 
 /// The log of one running container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Log {
+    pod: PodWork,
     id: ContainerId,
     /// The directory of all pods' logs, beneath which nothing follows a link.
     root: PathBuf,
@@ -92,7 +105,12 @@ fn logs(pod: &PodRuntime, pod_logs_dir: &Path) -> Vec<Log> {
     pod.containers
         .iter()
         .filter(|c| c.state == ContainerState::Running)
-        .map(|c| Log { id: c.id.clone(), root: pod_logs_dir.to_owned(), path: PathBuf::from(&c.log_path) })
+        .map(|c| Log {
+            pod: PodWork::of(&pod.pod),
+            id: c.id.clone(),
+            root: pod_logs_dir.to_owned(),
+            path: PathBuf::from(&c.log_path),
+        })
         .filter(|log| is_within(&log.path, pod_logs_dir))
         .collect()
 }
@@ -113,13 +131,6 @@ fn is_within(path: &Path, dir: &Path) -> bool {
     path.starts_with(dir) && !path.components().any(|c| c == std::path::Component::ParentDir)
 }
 
-// Name and UID of the pod whose log it is: a log's second directory is `namespace_name_uid`.
-fn pod_of(log: &Path) -> (String, &str) {
-    let dir = log.ancestors().nth(2).and_then(|dir| dir.file_name()?.to_str()).unwrap_or_default();
-    let (pod, uid) = dir.rsplit_once('_').unwrap_or((dir, ""));
-    (pod.replacen('_', "/", 1), uid)
-}
-
 /// Why a log was not rotated.
 #[derive(Debug, thiserror::Error)]
 enum RotateError {
@@ -129,14 +140,25 @@ enum RotateError {
     Reopen(#[source] CallError),
 }
 
-async fn look_at_all(runtime: &impl Reopen, clock: &Clock, settings: &Settings, logs: &[Log]) {
+async fn look_at_all(
+    runtime: &impl Reopen,
+    clock: &Clock,
+    containment: &Containment,
+    settings: &Settings,
+    logs: &[Log],
+) {
     futures::stream::iter(logs)
         .for_each_concurrent(settings.container_log_max_workers, |log| async {
-            if let Err(error) = look(runtime, clock, settings, log).await {
-                let (pod, uid) = pod_of(&log.path);
+            let PodWork { uid, name } = &log.pod;
+            if containment.wait(uid).is_some() {
+                return;
+            }
+            let look = look(runtime, clock, settings, log);
+            // After a panic, which has been logged, the log is looked at again at the next interval.
+            if let Ok(Err(error)) = containment.contained(uid, name.clone(), look).await {
                 tracing::warn!(
-                    pod.name = pod,
-                    pod.uid = uid,
+                    pod.name = name,
+                    pod.uid = %uid,
                     container.id = %log.id,
                     log = %log.path.display(),
                     error = quintlet_kit::error_chain(&error),

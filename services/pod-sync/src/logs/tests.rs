@@ -3,9 +3,11 @@ use std::io::Read as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use parking_lot::Mutex;
+use quintlet_kit::contain;
+use quintlet_model::ids::PodUid;
 use quintlet_model::outcome::Outcome;
 
-use super::links::{Link, keep};
+use super::links::{Link, make, remove_broken};
 use super::rotate::{make_room, plan};
 use super::*;
 
@@ -116,6 +118,16 @@ const SETTINGS: Settings = Settings {
     container_log_monitor_interval: Duration::from_secs(10),
 };
 
+fn pod(uid: &str) -> PodWork {
+    PodWork { uid: PodUid::parse(uid).unwrap(), name: format!("default/{uid}") }
+}
+
+fn containment(dir: &Path, clock: &Clock) -> Containment {
+    let paths = quintlet_kit::paths::Paths::new(&dir.join("run"));
+    std::fs::create_dir_all(paths.state_dir()).unwrap();
+    Containment::open(&paths, "boot".to_owned(), clock.clone()).unwrap()
+}
+
 async fn looked(text: Option<&str>, refuse: Option<Outcome>) -> (tempfile::TempDir, usize, bool) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("0.log");
@@ -124,7 +136,8 @@ async fn looked(text: Option<&str>, refuse: Option<Outcome>) -> (tempfile::TempD
     }
     let runtime = Fake { log: path.clone(), refuse, calls: Mutex::new(0) };
     let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(1));
-    let log = Log { id: ContainerId::parse("c1").unwrap(), root: dir.path().to_owned(), path };
+    let id = ContainerId::parse("c1").unwrap();
+    let log = Log { pod: pod("u1"), id, root: dir.path().to_owned(), path };
     let done = look(&runtime, &clock, &SETTINGS, &log).await;
     let calls = *runtime.calls.lock();
     (dir, calls, done.is_ok())
@@ -190,17 +203,56 @@ async fn no_more_logs_are_rotated_at_once_than_there_are_workers() {
     let dir = tempfile::tempdir().unwrap();
     let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(1));
     let log = |n| Log {
+        pod: pod(&format!("u{n}")),
         id: ContainerId::parse(&format!("c{n}")).unwrap(),
         root: dir.path().to_owned(),
         path: dir.path().join(format!("{n}")),
     };
     let logs: Vec<Log> = (0..6).map(log).collect();
+    let containment = containment(dir.path(), &clock);
     for (workers, seconds) in [(1, 6), (3, 2)] {
         let (runtime, began) = (Slow::default(), tokio::time::Instant::now());
         let settings = Settings { container_log_max_workers: workers, ..SETTINGS };
-        look_at_all(&runtime, &clock, &settings, &logs).await;
+        look_at_all(&runtime, &clock, &containment, &settings, &logs).await;
         assert_eq!((*runtime.most.lock(), began.elapsed().as_secs()), (workers, seconds));
     }
+}
+
+/// Panics for one container, and notes the pods that it is asked for.
+struct Panics(Mutex<Vec<String>>);
+
+#[async_trait::async_trait]
+impl Reopen for Panics {
+    async fn reopen(&self, id: &ContainerId) -> Result<(), CallError> {
+        self.0.lock().push(contain::current().expect("it is work of a pod").uid().to_owned());
+        assert_ne!(id.as_str(), "c1", "injected");
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_panic_over_one_log_ends_that_work_alone_and_a_pod_that_waits_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(10_000));
+    let containment = containment(dir.path(), &clock);
+    let log = |n| Log {
+        pod: pod(&format!("u{n}")),
+        id: ContainerId::parse(&format!("c{n}")).unwrap(),
+        root: dir.path().to_owned(),
+        path: dir.path().join(format!("{n}")),
+    };
+    let logs: Vec<Log> = (0..3).map(log).collect();
+    let asked = async || {
+        let runtime = Panics(Mutex::default());
+        look_at_all(&runtime, &clock, &containment, &SETTINGS, &logs).await;
+        let mut asked = runtime.0.into_inner();
+        asked.sort();
+        asked
+    };
+    assert_eq!(asked().await, ["u0", "u1", "u2"]);
+    let panic = contain::Panic { message: "boom".to_owned(), location: "here".to_owned() };
+    containment.panicked(&PodUid::parse("u2").unwrap(), &panic);
+    assert_eq!(asked().await, ["u0", "u1"]);
 }
 
 #[test]
@@ -214,12 +266,9 @@ fn links_are_kept_and_broken_ones_that_are_ours_are_collected() {
     symlink("/somewhere/else.log", links.join("foreign.log")).unwrap();
     symlink(pods.join("gone.log"), links.join("old.log")).unwrap();
     let link = |name: &str, target: &str| Link { name: name.into(), target: pods.join(target) };
-    keep(
-        &links,
-        &pods,
-        &[link("new.log", "0.log"), link("old.log", "0.log"), link("early.log", "not-yet.log")],
-    )
-    .unwrap();
+    let wanted = [link("new.log", "0.log"), link("old.log", "0.log"), link("early.log", "not-yet.log")];
+    remove_broken(&links, &pods, &wanted.iter().map(|l| l.name.as_str()).collect()).unwrap();
+    make(&links, &wanted);
     let mut found: Vec<_> = std::fs::read_dir(&links)
         .unwrap()
         .map(|e| e.unwrap())

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use notify::Watcher as _;
 use parking_lot::Mutex;
+use quintlet_kit::contain::contained_request;
+use quintlet_kit::task;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -187,7 +189,7 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
         }
         let read = {
             let reader = Arc::clone(&reader);
-            tokio::task::spawn_blocking(move || reader.lock().read(why)).await
+            contained_request(None, task::blocking(move || reader.lock().read(why))).await
         };
         match read {
             // Dropping an update on stop is harmless: nobody is left to act on it.

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use quintlet_kit::contain::contained_request;
+use quintlet_kit::task;
 use quintlet_proto::podsync::v1 as wire;
 use tokio::time::Instant;
 
@@ -36,9 +38,8 @@ impl Places {
             },
         };
         // A file system that is far away may not answer; that holds up nobody else. A panic in there has been logged.
-        tokio::task::spawn_blocking(|| places.into_iter().filter_map(measure).collect())
-            .await
-            .unwrap_or_default()
+        let measured = task::blocking(|| places.into_iter().filter_map(measure).collect());
+        contained_request(None, measured).await.unwrap_or_default()
     }
 }
 

@@ -1,6 +1,6 @@
 //! What comes round every few seconds: orphans, tiers, mirrors nobody wants (pod-sync.md §9.1).
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -63,7 +63,25 @@ impl Table {
         }
         let wanted = self.pods.keys().chain(self.unsure.keys());
         let known: HashSet<PodUid> = wanted.chain(self.orphans.keys()).cloned().chain(present).collect();
-        for uid in crate::housekeeping::orphaned(&self.ctx, &known) {
+        if self.listing.is_none() {
+            let listing = crate::housekeeping::orphaned(Arc::clone(&self.ctx), known.clone());
+            self.listing = Some(quintlet_kit::task::spawn("list-orphans", listing));
+        }
+        self.ctx.metrics.starts.retain(&known);
+        self.ctx.allocations.retain(&known.iter().map(PodUid::as_str).collect());
+        self.sweeper.tick(&self.ctx, &known);
+    }
+
+    // Removes directories that were listed as orphans and still are: a pod may have come since.
+    pub(super) fn remove_listed(&mut self, listed: BTreeSet<PodUid>) {
+        self.listing = None;
+        let Some(runtime) = self.ctx.pleg.all() else { return };
+        let present: HashSet<&PodUid> = runtime.iter().map(|pod| &pod.pod.uid).collect();
+        for uid in listed {
+            let wanted = self.pods.contains_key(&uid) || self.unsure.contains_key(&uid);
+            if wanted || self.orphans.contains_key(&uid) || present.contains(&uid) {
+                continue;
+            }
             if self.ctx.containment.wait(&uid).is_some() {
                 continue;
             }
@@ -72,9 +90,6 @@ impl Table {
                 quintlet_kit::task::spawn("orphan-dir", crate::housekeeping::remove_dir(ctx, uid.clone()));
             self.orphans.insert(uid, task);
         }
-        self.ctx.metrics.starts.retain(&known);
-        self.ctx.allocations.retain(&known.iter().map(PodUid::as_str).collect());
-        self.sweeper.tick(&self.ctx, &known);
     }
 
     // Every pod of the table, whatever the sources have said.

@@ -48,9 +48,6 @@ pub enum VolumeError {
         names(.0)
     )]
     Volumes(Vec<VolumeFailure>),
-    /// The work was cut off while the process stops.
-    #[error("the volume task did not finish")]
-    Cancelled,
 }
 
 fn names(failures: &[VolumeFailure]) -> String {

@@ -224,7 +224,6 @@ impl Volumes {
                 tracing::warn!(pod.uid = %uid, error = %e, "volume refresh failed, retrying");
                 Vec::new()
             }
-            Err(VolumeError::Cancelled) => Vec::new(),
         }
     }
 

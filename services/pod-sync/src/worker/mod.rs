@@ -240,7 +240,6 @@ impl Worker {
                         // What it knew may be half-changed: the table makes another worker from the record.
                         return;
                     };
-                    ctx.containment.worked(&pod.uid);
                     match told {
                         Told::Later(wait) => wait,
                         Told::End | Told::Work(..) | Told::Wait(..) => break,
@@ -335,6 +334,10 @@ impl Worker {
         }
         self.save();
         let outcome = self.outcome(next, first_event);
+        // A pass that was cut has not shown that the pod does no harm.
+        if outcome != Outcome::Cut {
+            self.ctx.containment.worked(&self.pod_ref.uid);
+        }
         let told = self.ctx.fleet.done(&self.pod_ref.uid, outcome);
         if outcome == Outcome::Advance {
             self.ctx.allocations.freed();

@@ -167,7 +167,6 @@ impl Worker {
                 let error = failures.first().map(|f| f.problem.clone());
                 waiting::Waiting::Volumes { unmounted, error }
             }
-            VolumeError::Cancelled => return Halt::Cut(e.to_string()),
         };
         Halt::failed(waiting, e).after(super::jitter(self.mount_wait.next_wait()))
     }

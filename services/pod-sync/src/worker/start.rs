@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_kit::seam;
+use quintlet_kit::task::blocking;
 use quintlet_model::hash::container_hash;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::pod as pods;
@@ -131,7 +132,9 @@ impl Worker {
         config: cri::PodSandboxConfig,
     ) -> Result<(SandboxId, Vec<IpAddr>), Halt> {
         let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
-        if let Err(e) = seam::file("log directory made", || std::fs::create_dir_all(&logs)) {
+        let made =
+            blocking(move || seam::file("log directory made", || std::fs::create_dir_all(&logs))).await;
+        if let Err(e) = made {
             return Err(self.no_sandbox(pod, "Failed to create log directory", &e.to_string()));
         }
         self.save();
@@ -218,7 +221,7 @@ impl Worker {
         }
         self.record.starting.remove(&container.name);
         self.ctx.events.pod(pod, EventType::Normal, "Started", "Container started", &field_path);
-        self.link_log(container, &id, restarts);
+        self.link_log(container, &id, restarts).await;
         self.post_start(pod, container, &id, ips, &field_path).await
     }
 
@@ -312,7 +315,7 @@ impl Worker {
         // A pull takes its time.
         self.unless_ending()?;
         self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
-        let restarts = self.next_attempt(pass, &container.name);
+        let restarts = self.next_attempt(pass, &container.name).await;
         let config = match self.container_config(pass, container, restarts, &ready, ips).await {
             Ok(config) => config,
             Err(e) => {
@@ -434,7 +437,9 @@ impl Worker {
         })?;
         let mounts = self.mounts(pod, container, &env, ips).await?;
         let log_dir = paths::pod_log_dir(&node.pod_logs_dir, &self.pod_ref).join(&container.name);
-        seam::file("container's log directory made", || std::fs::create_dir_all(&log_dir)).map_err(|e| {
+        let dir = log_dir.clone();
+        let make = move || seam::file("container's log directory made", || std::fs::create_dir_all(&dir));
+        blocking(make).await.map_err(|e| {
             ConfigError::invalid(format!("create container log directory {}: {e}", log_dir.display()))
         })?;
         let user = ImageUser::of(ready.image.uid.as_ref().map(|u| u.value), &ready.image.username);
@@ -456,24 +461,25 @@ impl Worker {
     }
 
     // Without any instance left, the log files still know how often it ran.
-    fn next_attempt(&self, pass: &Pass, container: &str) -> u32 {
+    async fn next_attempt(&self, pass: &Pass, container: &str) -> u32 {
         let dir = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref).join(container);
-        let names: Vec<String> = std::fs::read_dir(dir)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter_map(|e| e.file_name().into_string().ok())
-            .collect();
+        let read = move || -> Vec<String> {
+            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+            entries.filter_map(|e| e.file_name().into_string().ok()).collect()
+        };
+        let names = blocking(read).await;
         decide_sync::next_attempt(&pass.runtime, container, names.iter().map(String::as_str))
     }
 
     // /var/log/containers is what log collectors read.
-    fn link_log(&self, container: &Container, id: &ContainerId, restarts: u32) {
+    async fn link_log(&self, container: &Container, id: &ContainerId, restarts: u32) {
         let Some(dir) = self.ctx.container_logs_dir.as_deref() else { return };
         let log = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref)
             .join(paths::container_log_path(&container.name, restarts));
         let link = dir.join(paths::legacy_log_name(&self.pod_ref, &container.name, id.as_str()));
-        if let Err(e) = seam::file("log linked", || std::os::unix::fs::symlink(&log, &link))
+        let path = link.clone();
+        let make = move || seam::file("log linked", || std::os::unix::fs::symlink(&log, &path));
+        if let Err(e) = blocking(make).await
             && e.kind() != std::io::ErrorKind::AlreadyExists
         {
             tracing::debug!(pod.uid = %self.pod_ref.uid, link = %link.display(), error = %e, "log not linked");

@@ -13,10 +13,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::task::Poll;
 
+use http::HeaderMap;
+use quintlet_telemetry::propagate::PropagatingInterceptor;
+use tonic::metadata::{MetadataMap, MetadataValue};
+
 use crate::seam::Ended;
 
 /// Exit code of a process that a panic ended (`sysexits.h`: `EX_SOFTWARE`).
 pub const EXIT_PANIC: i32 = 70;
+
+/// Metadata of a request: UID of the pod that the request is for. A service that panics in the request names the pod.
+pub const POD_UID_HEADER: &str = "quintlet-pod-uid";
 
 /// A panic that was contained.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -83,6 +90,13 @@ impl Work {
         &self.0.name
     }
 
+    /// Returns the pod that a request names in its metadata ([`POD_UID_HEADER`]).
+    #[must_use]
+    pub fn of_request(headers: &HeaderMap) -> Option<Self> {
+        let uid = headers.get(POD_UID_HEADER)?.to_str().ok()?;
+        Some(Self::new(uid, ""))
+    }
+
     // This thread executes the work until the guard is dropped.
     fn enter(&self) -> OnThisThread {
         if let Some(on_thread) = &self.0.on_thread {
@@ -117,6 +131,25 @@ pub fn current() -> Option<Work> {
     CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
 }
 
+/// Names the pod that this thread works for in the metadata of a request.
+pub fn name_pod(metadata: &mut MetadataMap) {
+    if let Some(uid) = current().and_then(|work| MetadataValue::try_from(work.uid()).ok()) {
+        metadata.insert(POD_UID_HEADER, uid);
+    }
+}
+
+/// For a client: adds the trace context to each request, and the pod that the request is for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NamingInterceptor;
+
+impl tonic::service::Interceptor for NamingInterceptor {
+    fn call(&mut self, request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
+        let mut request = PropagatingInterceptor.call(request)?;
+        name_pod(request.metadata_mut());
+        Ok(request)
+    }
+}
+
 /// Runs a future as work of a pod. A panic in it drops the future and is returned.
 ///
 /// Cancellation safety: that of the future.
@@ -124,10 +157,18 @@ pub fn current() -> Option<Work> {
 /// # Errors
 /// The future panicked. What it shared with others may be half-changed; what it owned is gone.
 pub async fn contained<T>(work: Work, future: impl Future<Output = T>) -> Result<T, Panic> {
+    contained_request(Some(work), future).await
+}
+
+/// As [`contained`], for a request that may name no pod.
+///
+/// # Errors
+/// As [`contained`].
+pub async fn contained_request<T>(work: Option<Work>, future: impl Future<Output = T>) -> Result<T, Panic> {
     hook();
     let mut future = pin!(future);
     std::future::poll_fn(move |cx| {
-        let on_thread = work.enter();
+        let on_thread = work.as_ref().map(Work::enter);
         let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx)));
         drop(on_thread);
         match polled {

@@ -4,14 +4,19 @@
 //! process and starts it again. Outside systemd nothing is checked and nothing is sent.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
+use crate::clock::Clock;
+use crate::server::HealthHandle;
 use crate::socket::channel;
 
 /// Checks in one watchdog period: a check that takes its whole time leaves room for another one.
@@ -22,6 +27,73 @@ const WITHOUT_WATCHDOG: Duration = Duration::from_secs(1);
 
 /// Time between checks until the service is ready.
 const UNTIL_READY: Duration = Duration::from_millis(50);
+
+/// Interval between two looks at a heartbeat.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// When a loop last made progress: CLOCK_BOOTTIME in milliseconds. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Heartbeat {
+    last: Arc<AtomicU64>,
+    clock: Clock,
+}
+
+impl Heartbeat {
+    /// The heartbeat of a loop that begins now.
+    #[must_use]
+    pub fn new(clock: Clock) -> Self {
+        let heartbeat = Self { last: Arc::default(), clock };
+        heartbeat.beat();
+        heartbeat
+    }
+
+    /// The loop makes progress.
+    pub fn beat(&self) {
+        let now = u64::try_from(self.clock.boot().as_millis()).unwrap_or(u64::MAX);
+        self.last.store(now, Ordering::Relaxed);
+    }
+
+    /// Returns the time since the last progress.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.clock.boot().saturating_sub(Duration::from_millis(self.last.load(Ordering::Relaxed)))
+    }
+
+    /// Reports the loop as `name` to health until told to stop: serving while the heartbeat is not older than `limit`.
+    pub async fn watch(
+        self,
+        name: &'static str,
+        limit: Duration,
+        health: HealthHandle,
+        stop: CancellationToken,
+    ) {
+        self.watch_every(LOOK_EVERY, name, limit, health, stop).await;
+    }
+
+    async fn watch_every(
+        self,
+        every: Duration,
+        name: &'static str,
+        limit: Duration,
+        health: HealthHandle,
+        stop: CancellationToken,
+    ) {
+        loop {
+            let age = self.age();
+            if age > limit {
+                tracing::error!(name, ?age, ?limit, "loop makes no progress");
+                health.set_not_serving(name).await;
+            } else {
+                health.set_serving(name).await;
+            }
+            // Both only wait.
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(every) => {}
+            }
+        }
+    }
+}
 
 /// Why a service does not count as alive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -50,13 +122,14 @@ pub enum Stalled {
 pub struct Liveness {
     sockets: Vec<PathBuf>,
     loop_name: Option<&'static str>,
+    is_loop_optional: bool,
 }
 
 impl Liveness {
     /// The service's own sockets answer a health check.
     #[must_use]
     pub fn of(sockets: impl IntoIterator<Item = PathBuf>) -> Self {
-        Self { sockets: sockets.into_iter().collect(), loop_name: None }
+        Self { sockets: sockets.into_iter().collect(), loop_name: None, is_loop_optional: false }
     }
 
     /// In addition, health on the first socket says that `name` serves.
@@ -64,6 +137,12 @@ impl Liveness {
     pub fn and_loop(mut self, name: &'static str) -> Self {
         self.loop_name = Some(name);
         self
+    }
+
+    /// As [`Self::and_loop`], of a service that may run without this loop: its health does not know the name then.
+    #[must_use]
+    pub fn and_loop_if_any(self, name: &'static str) -> Self {
+        Self { is_loop_optional: true, ..self.and_loop(name) }
     }
 
     /// Checks everything once, on new connections, within `limit` for each socket.
@@ -83,6 +162,7 @@ impl Liveness {
                     return Err(Stalled::Loop { name });
                 }
                 (_, Ok(Ok(_))) => {}
+                (Some(_), Ok(Err(status))) if self.is_loop_optional && status.code() == Code::NotFound => {}
                 (_, Ok(Err(status))) => return Err(silent(status.message().to_owned())),
             }
         }
@@ -142,8 +222,7 @@ async fn drive<C>(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     use parking_lot::Mutex;
 
@@ -226,6 +305,45 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_stalled_loop_stops_the_watchdog_pings_until_it_goes_on() {
+        let limit = Duration::from_secs(300);
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s.sock");
+        let stop = CancellationToken::new();
+        let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1000));
+        let server = Server::new("test");
+        let health = server.health();
+        let listener = bind_unix(&socket, 0o600).unwrap();
+        let serving = crate::task::spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));
+        let heartbeat = Heartbeat::new(clock.clone());
+        health.set_serving("loop").await;
+        let watch =
+            heartbeat.clone().watch_every(Duration::from_millis(10), "loop", limit, health, stop.clone());
+        let watching = crate::task::spawn("watch", watch);
+        let liveness = Liveness::of([socket]).and_loop("loop");
+        // What systemd is sent depends on this check alone.
+        let check = || liveness.check(Duration::from_secs(10));
+
+        clock.advance(limit);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(check().await, Ok(()), "the loop has its whole limit");
+        let becomes = async |want: Result<(), Stalled>| {
+            let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+            while check().await != want {
+                assert!(tokio::time::Instant::now() < deadline, "it does not become {want:?}");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        clock.advance(Duration::from_secs(1));
+        becomes(Err(stalled())).await;
+        heartbeat.beat();
+        becomes(Ok(())).await;
+        stop.cancel();
+        watching.await.unwrap();
+        serving.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
     async fn not_serving_counts_only_for_the_loop_that_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s.sock");
@@ -239,7 +357,10 @@ mod tests {
         let alive = Liveness::of([path]);
         let limit = Duration::from_secs(10);
         assert_eq!(alive.check(limit).await, Ok(()), "a peer that is away does not come back by a restart");
-        let alive = alive.and_loop("loop");
+        let other = alive.clone().and_loop("other").check(limit).await;
+        assert!(matches!(other, Err(Stalled::Silent { .. })), "{other:?}");
+        assert_eq!(alive.clone().and_loop_if_any("other").check(limit).await, Ok(()));
+        let alive = alive.and_loop_if_any("loop");
         assert_eq!(alive.check(limit).await, Ok(()));
         health.set_not_serving("loop").await;
         assert_eq!(alive.check(limit).await, Err(stalled()));

@@ -5,7 +5,6 @@ use std::convert::Infallible;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures::FutureExt as _;
 use prometheus_client::encoding::text::encode;
 use quintlet_proto::debug::v1 as wire;
 use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
@@ -34,6 +33,12 @@ pub const MAX_STREAMS: u32 = 4096;
 
 /// What pod-sync's health calls its sync loop: it serves while the loop makes progress.
 pub const SYNC_LOOP: &str = "syncloop";
+
+/// What pleg-service's health calls its loop of full lists: it serves while the loop makes progress, whatever a list ends with.
+pub const RELIST_LOOP: &str = "relist";
+
+/// What node-api's health calls the loop that accepts HTTPS connections: it serves while the loop makes progress.
+pub const HTTPS_LOOP: &str = "https";
 
 /// What status-reporter's health calls the Node object: it serves while the API server gives and takes it.
 pub const NODE: &str = "node";
@@ -220,11 +225,9 @@ async fn contain_call(
     request: axum::extract::Request,
     next: axum::middleware::Next,
 ) -> axum::response::Response {
-    let called = std::panic::AssertUnwindSafe(next.run(request)).catch_unwind().await;
-    called.unwrap_or_else(|payload| {
-        let panic = contain::caught(payload);
-        Status::internal(panic.to_string()).into_http()
-    })
+    let work = contain::Work::of_request(request.headers());
+    let called = contain::contained_request(work, next.run(request)).await;
+    called.unwrap_or_else(|panic| Status::internal(panic.to_string()).into_http())
 }
 
 /// Passes on what the user at the other end may call: everything by the policy, else what shows and changes nothing.

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::contain;
+use crate::contain::{self, Panic, Work, contained_request};
 
 /// Spawns a task. A panic is logged under its name and ends the process with [`contain::EXIT_PANIC`], since a service with a
 /// dead task is worse than one that its supervisor starts again. Work of one pod is run by [`contain::contained`] inside.
@@ -27,6 +27,19 @@ where
             }
         }
     })
+}
+
+/// As [`spawn`], for a task that serves one client or one pod: a panic is logged with the pod of `work` and ends this task alone.
+pub fn spawn_contained<T, F>(
+    name: &'static str,
+    work: Option<Work>,
+    future: F,
+) -> JoinHandle<Result<T, Panic>>
+where
+    F: Future<Output = T> + Send + 'static,
+    T: Send + 'static,
+{
+    spawn(name, contained_request(work, future))
 }
 
 /// Runs the whole of a process, whose panic ends it as that of any task does.
@@ -106,6 +119,16 @@ mod tests {
         let caller = spawn("caller", async { blocking(|| panic!("of the work")).await });
         let panic = caller.await.unwrap_err().into_panic();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"of the work"));
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_a_contained_task_is_its_result_and_names_the_pod() {
+        let uid = || contain::current().map(|work| work.uid().to_owned());
+        let named = spawn_contained("named", Some(Work::new("u1", "")), async move { uid() });
+        assert_eq!(named.await.unwrap(), Ok(Some("u1".to_owned())));
+        let panic = spawn_contained("panics", None, async { panic!("of the task") }).await.unwrap();
+        let panic: Panic = panic.map(|(): ()| ()).unwrap_err();
+        assert_eq!(panic.message, "of the task");
     }
 
     #[tokio::test(start_paused = true)]

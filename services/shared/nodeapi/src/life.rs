@@ -194,7 +194,7 @@ where
     fn execute(&self, stream: F) {
         let progress = Arc::new(Progress::default());
         let (watched, life) = (progress.clone(), self.0.clone());
-        drop(task::spawn("node-api-stream", async move {
+        drop(task::spawn_contained("node-api-stream", None, async move {
             // Dropping the stream frees all that it has but its last piece, before which h2 does not say that it is reset.
             tokio::select! {
                 _ = STREAM.scope(progress, stream) => {}

@@ -12,6 +12,8 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::{Frame, Incoming, SizeHint};
 use percent_encoding::percent_decode_str;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::contain::{Work, contained_request};
+use quintlet_kit::seam::{self, Seam};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -163,7 +165,8 @@ impl Handler for Routes {
             Arc::new(self.state.counters.request(request.method(), route, self.port == Port::ReadOnly));
         // For who goes on after the answer: an upgraded connection.
         request.extensions_mut().insert(Arc::clone(&under_way));
-        let answer = self.answer(request).await;
+        let path = request.uri().path().to_owned();
+        let answer = unless_panicked(&path, Box::pin(self.answer(request))).await;
         answer.map(|body| Body::new(Counted { body, _under_way: under_way }))
     }
 }
@@ -220,7 +223,9 @@ impl Routes {
                 if let Some(peer) = &peer {
                     peer.life.trust();
                 }
-                let answer = self.page(request, self.state.debugging).await;
+                // Here and not only around the whole: the audit has an entry for this request, too.
+                let path = request.uri().path().to_owned();
+                let answer = unless_panicked(&path, Box::pin(self.page(request, self.state.debugging))).await;
                 (user, answer, Verdict::Allowed)
             }
             Err((user, answer)) => {
@@ -272,6 +277,7 @@ impl Routes {
         let first = path.split('/').nth(1).unwrap_or_default();
         let found = PAGES.iter().find(|(name, ..)| *name == first);
         let Some((_, page, needs_debugging)) = found else { return not_found() };
+        seam::around(Seam::Work, "page answered", || ());
         if *needs_debugging && !debugging {
             return match page {
                 Page::Configz | Page::Statusz | Page::Flagz | Page::Checkpoint => not_found(),
@@ -383,6 +389,23 @@ impl Routes {
     }
 }
 
+/// Pages whose path goes on with the namespace and the name of a pod.
+const OF_PODS: [&str; 6] = ["containerLogs", "exec", "attach", "portForward", "run", "checkpoint"];
+
+/// The pod that a path names. Its UID is not known here.
+fn pod_of(path: &str) -> Option<Work> {
+    let first = path.split('/').nth(1)?;
+    let parts = segments(path);
+    let (Some(namespace), Some(name)) = (parts.first(), parts.get(1)) else { return None };
+    OF_PODS.contains(&first).then(|| Work::new("", format!("{namespace}/{name}")))
+}
+
+/// The answer, or 500 with the text of the panic that answering ended with.
+async fn unless_panicked(path: &str, answer: impl Future<Output = Answer>) -> Answer {
+    let answered = contained_request(pod_of(path), answer).await;
+    answered.unwrap_or_else(|panic| error(StatusCode::INTERNAL_SERVER_ERROR, format!("node-api {panic}")))
+}
+
 fn refused(user: &User, needed: crate::auth::authz::Needed, refusal: &Refusal) -> Answer {
     match refusal {
         Refusal::Denied => error(
@@ -464,6 +487,20 @@ pub fn segments(path: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_names_its_pod() {
+        for (path, want) in [
+            ("/containerLogs/default/web/main", Some("default/web")),
+            ("/exec/kube-system/a/u1/main", Some("kube-system/a")),
+            ("/portForward/default/web", Some("default/web")),
+            ("/portForward/default", None),
+            ("/metrics/resource/x", None),
+            ("/", None),
+        ] {
+            assert_eq!(pod_of(path).as_ref().map(Work::name), want, "{path}");
+        }
+    }
 
     #[test]
     fn paths_are_counted_in_the_kubelets_buckets() {

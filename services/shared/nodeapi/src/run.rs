@@ -8,6 +8,8 @@ use std::time::Duration;
 use quintlet_config::Loaded;
 use quintlet_config::table::{CHECKPOINTS, SPLIT_STREAMS};
 use quintlet_kit::clock::Clock;
+use quintlet_kit::notify::Heartbeat;
+use quintlet_kit::server::HTTPS_LOOP;
 use quintlet_kit::{server as kit_server, task};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -28,7 +30,7 @@ use crate::metrics::Board;
 use crate::node::Node;
 use crate::reload::Files;
 use crate::routes::{Port, Routes, State};
-use crate::server::{GRACE, Listener};
+use crate::server::{GRACE, Listener, STUCK};
 use crate::stats::{Places, Stats};
 use crate::tls::{self, Serving, TlsError};
 use crate::zpages::Settings;
@@ -212,14 +214,20 @@ impl NodeApi {
             limits: state.limits,
             gate: self.gate.clone(),
             counters: state.counters.clone(),
+            heartbeat: Heartbeat::new(state.clock.clone()),
             tasks: state.tasks.clone(),
             stop: stop.clone(),
             cut: state.cut.clone(),
         };
         let tasks = task::TaskGroup::new();
         tasks.spawn("reload", self.files.keep_fresh(stop.clone()));
+        let server = kit_server::Server::new("node-api").observers(&self.observers);
+        let health = server.health();
         if let Some(main) = self.main {
-            tasks.spawn("listen", listener(Port::Main, Some(self.acceptor)).run(main));
+            let listener = listener(Port::Main, Some(self.acceptor));
+            let watch = listener.heartbeat.clone().watch(HTTPS_LOOP, STUCK, health.clone(), stop.clone());
+            tasks.spawn("watch-listener", watch);
+            tasks.spawn("listen", listener.run(main));
         }
         if let Some(read_only) = self.read_only {
             // A gate of its own: nobody has to show there that they may.
@@ -239,8 +247,6 @@ impl NodeApi {
                 }
             });
         }
-        let server = kit_server::Server::new("node-api").observers(&self.observers);
-        let health = server.health();
         health.set_serving("").await;
         let own = server.serve(self.socket, quintlet_kit::socket::PeerPolicy::root_and_self(), stop.clone());
         tasks.spawn("own-socket", async move {

@@ -13,6 +13,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use quintlet_kit::notify::Heartbeat;
 use quintlet_kit::task;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -31,6 +32,11 @@ pub const GRACE: Duration = Duration::from_secs(3);
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Interval between TCP keepalive probes of a connection that does not answer.
 const KEEPALIVE_PROBES: Duration = Duration::from_secs(10);
+
+/// Time between two heartbeats of a listener without clients.
+const BEAT_EVERY: Duration = Duration::from_secs(5);
+/// A listener without a heartbeat for this long is stuck.
+pub const STUCK: Duration = Duration::from_secs(60);
 
 /// Who is at the other end; in the extensions of every request.
 #[derive(Debug, Clone)]
@@ -62,6 +68,8 @@ pub struct Listener<H> {
     pub gate: Gate,
     /// What is counted.
     pub counters: Counters,
+    /// Tells that connections are accepted.
+    pub heartbeat: Heartbeat,
     /// Tasks of connections.
     pub tasks: TaskTracker,
     /// Nobody new is let in.
@@ -74,10 +82,12 @@ impl<H: Handler> Listener<H> {
     /// Accepts until stopped.
     pub async fn run(self, listener: TcpListener) {
         loop {
+            self.heartbeat.beat();
             // Dropping accept loses nothing: the connection stays in the backlog.
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 () = self.stop.cancelled() => return,
+                () = tokio::time::sleep(BEAT_EVERY) => continue,
             };
             let (stream, address) = match accepted {
                 Ok(accepted) => accepted,
@@ -94,7 +104,7 @@ impl<H: Handler> Listener<H> {
                 continue;
             };
             let work = self.clone().converse(stream, address, Life::new(pass, self.limits));
-            drop(task::spawn("node-api-connection", self.tasks.track_future(Box::pin(work))));
+            drop(task::spawn_contained("node-api-connection", None, self.tasks.track_future(Box::pin(work))));
         }
     }
 
@@ -183,5 +193,50 @@ impl<H: Handler> Listener<H> {
                 () = tokio::time::sleep_until(next) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+    use quintlet_kit::clock::Clock;
+
+    use super::*;
+
+    #[derive(Clone)]
+    struct Nothing;
+
+    impl Handler for Nothing {
+        async fn handle(&self, _: Request<Incoming>) -> Response<Body> {
+            crate::answer::text(StatusCode::OK, "")
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listener_without_clients_has_a_heartbeat_and_one_that_is_stuck_has_none() {
+        let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1000));
+        let heartbeat = Heartbeat::new(clock.clone());
+        let listener = Listener {
+            handler: Nothing,
+            tls: None,
+            limits: Limits::default(),
+            gate: Gate::default(),
+            counters: Counters::default(),
+            heartbeat: heartbeat.clone(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            cut: CancellationToken::new(),
+        };
+        let bound = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let accepting = task::spawn("listen", listener.run(bound));
+        for _ in 0..3 {
+            clock.advance(STUCK.saturating_mul(2));
+            tokio::time::sleep(BEAT_EVERY.saturating_mul(2)).await;
+            assert_eq!(heartbeat.age(), Duration::ZERO);
+        }
+        accepting.abort();
+        clock.advance(STUCK.saturating_mul(2));
+        tokio::time::sleep(BEAT_EVERY.saturating_mul(2)).await;
+        assert!(heartbeat.age() > STUCK);
     }
 }

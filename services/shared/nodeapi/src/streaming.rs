@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, h
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use k8s_cri::v1;
-use quintlet_kit::task;
+use quintlet_kit::{contain, task};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tonic::{Code, Status};
@@ -304,7 +304,7 @@ async fn pass_on(state: &State, action: Action, place: Place, request: &mut Requ
         open.dec();
         drop((permit, life, under_way));
     };
-    drop(task::spawn("node-api-upgraded", state.tasks.track_future(work)));
+    drop(task::spawn_contained("node-api-upgraded", contain::current(), state.tasks.track_future(work)));
     answer.map(|_| Body::empty())
 }
 
@@ -316,7 +316,7 @@ async fn dial(url: &str, request: &Request<Incoming>, form: &Form) -> Result<Res
     let stream = quintlet_spdy::dial(&uri).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake::<_, Body>(TokioIo::new(stream)).await?;
-    drop(task::spawn("node-api-to-runtime", async move {
+    drop(task::spawn_contained("node-api-to-runtime", contain::current(), async move {
         if let Err(error) = connection.with_upgrades().await {
             tracing::debug!(%error, "the runtime's streaming server hung up");
         }

@@ -12,6 +12,7 @@ use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{ExplainReply, ExplainRequest, RetryRequest};
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::{Method, Rule};
 use quintlet_testkit::wait::until;
 use tokio::process::{Child, Command};
 
@@ -79,6 +80,88 @@ async fn a_panic_in_the_work_of_one_pod_ends_that_work_alone_and_retry_goes_on_w
         }
         sim.finish().await;
     }
+}
+
+// cri-proxy ends as `note` says, and is started again once pod-sync has read the note.
+async fn end_cri_proxy(sim: &Sim, note: &str) {
+    let path = sim.paths().exit("cri-proxy");
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    sim.kill(Service::CriProxy).await;
+    std::fs::write(&path, note).unwrap();
+    until("the note is read", LONG, async || if path.exists() { Err("it is there") } else { Ok(()) }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_whose_calls_end_cri_proxy_is_set_aside_and_a_kill_sets_none_aside() {
+    for (note, is_aside) in [("signal ABRT", true), ("signal KILL", false), ("exit-code 70", false)] {
+        let sim = Sim::start(Options::default()).await;
+        let good = sim.create(pods::single("good"));
+        sim.wait_ready("good").await;
+        let hang = sim.runtime.script(Rule::on(Method::RunPodSandbox).about("bad").hang());
+        let _bad = sim.create(pods::single("bad"));
+        for n in 1..=2 {
+            sim.wait_calls(Method::RunPodSandbox, "bad", n).await;
+            end_cri_proxy(&sim, note).await;
+            if n == 2 && is_aside {
+                wait_contained(&sim, "bad", "cri-proxy died while it worked on this pod: SIGABRT").await;
+            }
+            sim.up(Service::CriProxy);
+        }
+        if !is_aside {
+            sim.wait_calls(Method::RunPodSandbox, "bad", 3).await;
+            end_cri_proxy(&sim, note).await;
+            sim.up(Service::CriProxy);
+        }
+        sim.runtime.unscript(hang);
+        if is_aside {
+            let calls = sim.calls_about(Method::RunPodSandbox, "bad");
+            // Others run beside it.
+            let _late = sim.create(pods::single("late"));
+            sim.wait_ready("late").await;
+            assert_eq!(sim.calls_about(Method::RunPodSandbox, "bad"), calls, "it is not tried");
+            assert!(retry(&sim, "bad").await, "{note}");
+        }
+        sim.wait_ready("bad").await;
+        assert_eq!(sim.warnings("bad").iter().any(|e| e.reason == REASON), is_aside, "{note}");
+        sim.assert_started_once("good", &good);
+        sim.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_whose_calls_ended_cri_proxy_together_are_worked_on_one_at_a_time_after_it() {
+    let sim = Sim::start(Options::default()).await;
+    let hang = sim.runtime.script(Rule::on(Method::RunPodSandbox).hang());
+    let names = ["one", "two", "three"];
+    let _uids = names.map(|name| sim.create(pods::single(name)));
+    let tried = || names.map(|name| sim.calls_about(Method::RunPodSandbox, name));
+    for n in 1..=2 {
+        for name in names {
+            sim.wait_calls(Method::RunPodSandbox, name, n).await;
+        }
+        end_cri_proxy(&sim, "signal SEGV").await;
+        if n == 2 {
+            // Passes without cri-proxy do not clear a pod.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        sim.up(Service::CriProxy);
+    }
+    until("the next try", LONG, async || {
+        let tried = tried();
+        if tried.iter().sum::<usize>() > 6 { Ok(()) } else { Err(tried) }
+    })
+    .await;
+    // Without their turns all three are tried within 100 ms.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut after = tried();
+    after.sort_unstable();
+    assert_eq!(after, [2, 2, 3], "one is tried and the others wait for it");
+    sim.runtime.unscript(hang);
+    sim.restart(Service::CriProxy).await;
+    for name in names {
+        sim.wait_ready(name).await;
+    }
+    sim.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
