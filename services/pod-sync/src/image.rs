@@ -210,7 +210,7 @@ struct Pulled<'a> {
     begun: Begun<'a>,
 }
 
-// Whether the pod may use an image that is there (pod-sync.md §7.6).
+// Whether the pod may use an image that is there (`pkg/kubelet/images/pullmanager: MustAttemptImagePull`).
 async fn may_use(ctx: &Context, wanted: Wanted<'_>, image: &str, id: &str) -> bool {
     match ctx.pull_records.access(image, id) {
         Access::Free => return true,

@@ -1,4 +1,4 @@
-//! Removes images that nobody uses, by age and where the disk is full (pod-sync.md §9.4).
+//! Removes unused images by age and by disk usage (`pkg/kubelet/images: GarbageCollect`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Mirror pods: the API server's copies of static pods (pod-sync.md §2).
+//! Mirror pods: the API server's copies of static pods (`pkg/kubelet/pod: MirrorClient`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

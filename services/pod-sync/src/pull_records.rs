@@ -1,5 +1,5 @@
 //! Which images were pulled here and with whose credentials, in the kubelet's files below `image_manager` in the root
-//! directory (pod-sync.md §7.6), so that one node agent can follow the other.
+//! directory (`pkg/kubelet/images/pullmanager`), so that one node agent can follow the other.
 //!
 //! An intent is written before a pull and goes once its outcome is recorded. One that is left means that the image may have
 //! come with credentials that nobody knows any more. Files are small, and written only when a pull begins or ends.

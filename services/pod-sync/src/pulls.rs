@@ -1,4 +1,4 @@
-//! How many images are pulled at once, and how often a pull may begin (pod-sync.md §7.4).
+//! Limits concurrent image pulls and their rate (`pkg/kubelet/images: imagePuller`).
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Resizes that wait to be allocated: when they are looked at, and in which order (pod-sync.md §10.2).
+//! Pending resizes: when they are retried, and in which order (`pkg/kubelet/allocation: retryPendingResizes`).
 
 use std::time::Duration;
 

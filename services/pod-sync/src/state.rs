@@ -1,4 +1,4 @@
-//! What must outlive the process, one record per pod, written before the act it tells of (DESIGN §4).
+//! Records that outlive the process, one per pod, each written before the action that it describes (docs/design/state.md).
 //!
 //! A record is a line with version, boot id and checksum, then JSON. One that is torn, foreign or of another boot is
 //! dropped with a warning; it never stops anything.

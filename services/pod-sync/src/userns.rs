@@ -1,4 +1,4 @@
-//! Ranges of ids for pods with a user namespace of their own (pod-sync.md §6.7, pkg/kubelet/userns).
+//! Ranges of ids for pods with a user namespace of their own (`pkg/kubelet/userns`).
 //!
 //! A pod's range is in `pods/<uid>/userns`, written before anything of the pod is made: it outlives this process and is
 //! read again at start. No two pods share an id, and none has the host's first range.

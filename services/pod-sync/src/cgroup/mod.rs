@@ -1,4 +1,4 @@
-//! Cgroups of pods, both versions, both drivers (resources.md §2, §3, §6).
+//! Cgroups of pods, both versions, both drivers (`pkg/kubelet/cm`).
 //!
 //! A small writer of its own rather than `cgroups-rs`: that takes its hierarchies from this process's mount table, so
 //! neither tests nor a second root can move it, and it fails where a controller is missing, which is usual on version

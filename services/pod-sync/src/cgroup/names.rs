@@ -1,4 +1,4 @@
-//! What groups are called, by driver (resources.md §3.1).
+//! Names of cgroups, per driver (`pkg/kubelet/cm: CgroupName`).
 
 use std::path::PathBuf;
 

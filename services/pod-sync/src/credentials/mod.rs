@@ -1,4 +1,4 @@
-//! Credentials for pulls: the pod's secrets, the node's files, plugins, in this order (pod-sync.md §7.5).
+//! Credentials for image pulls, in this order: the pod's secrets, files of the node, plugins (`pkg/credentialprovider: DockerKeyring`).
 
 mod glob;
 pub mod keyring;

@@ -1,4 +1,4 @@
-//! Credentials of the node: docker's own files (pod-sync.md §7.5).
+//! Credentials of the node, from Docker's configuration files (`pkg/credentialprovider: ReadDockerConfigJSONFile`).
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What to do about a pod, given its spec and what the runtime says (pod-sync.md §5.1-§5.5).
+//! Computes the actions for a pod from its spec and its runtime state (`pkg/kubelet/kuberuntime: computePodActions`).
 //!
 //! Crash-loop back-off is not asked here: a container that backs off is in the start list (that is what keeps the pod
 //! alive), and [`super::backoff`] says when its turn comes.

@@ -1,4 +1,4 @@
-//! Every branch of pod-sync.md §5.1 to §5.5, a row each, named as the spec has it.
+//! Tests each branch of `pkg/kubelet/kuberuntime: computePodActions` with a row.
 
 use super::tests::{container, pod, simple, with_init, with_sidecars};
 use super::*;
@@ -81,9 +81,9 @@ fn every_branch_of_the_spec_has_a_row() {
     let changed = |r: RuntimeBuilder| r.edit(|c| c.annotations.clear());
 
     let rows: Vec<Row> = vec![
-        // §5.1
+        // PodSandboxChanged
         (
-            "5.1 none: create, attempt 0",
+            "sandbox: none: create, attempt 0",
             simple("Always"),
             none(),
             &[],
@@ -91,7 +91,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod", "sandbox@0", "start 0", "start 1"],
         ),
         (
-            "5.1 more than one ready: recreate",
+            "sandbox: more than one ready: recreate",
             simple("Always"),
             ready().sandbox(SandboxState::Ready),
             &[],
@@ -99,7 +99,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod", "sandbox@2", "start 0", "start 1"],
         ),
         (
-            "5.1 newest not ready: recreate",
+            "sandbox: newest not ready: recreate",
             simple("Always"),
             gone(ready()),
             &[],
@@ -107,7 +107,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod", "sandbox@1", "start 0", "start 1"],
         ),
         (
-            "5.1 network mode differs: recreate",
+            "sandbox: network mode differs: recreate",
             host.clone(),
             ready(),
             &[],
@@ -115,7 +115,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod", "sandbox@1", "start 0"],
         ),
         (
-            "5.1 network without address: recreate",
+            "sandbox: network without address: recreate",
             simple("Always"),
             ready().edit_sandbox(|s| s.ips.clear()),
             &[],
@@ -123,7 +123,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod", "sandbox@1", "start 0", "start 1"],
         ),
         (
-            "5.1 host network without address: keep",
+            "sandbox: host network without address: keep",
             host,
             ready()
                 .edit_sandbox(|s| {
@@ -135,18 +135,18 @@ fn every_branch_of_the_spec_has_a_row() {
             false,
             &[],
         ),
-        // §5.2
+        // RestartAllContainers
         (
-            "5.2 restart all: targets, init, sources; what runs is killed",
+            "restart all: targets, init, sources; what runs is killed",
             all.clone(),
             ready().exited("i0", 0).running("a").exited("b", 42),
             &[],
             true,
             &["reset! a-0", "reset i0-0", "reset b-0"],
         ),
-        // §5.3
+        // computePodActions: the sandbox is created
         (
-            "5.3 Never, not the first attempt, ran before: only kill",
+            "new sandbox: Never, not the first attempt, ran before: only kill",
             simple("Never"),
             gone(ready().exited("a", 0)),
             &[],
@@ -154,7 +154,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod"],
         ),
         (
-            "5.3 Never, nothing ran yet: recreate",
+            "new sandbox: Never, nothing ran yet: recreate",
             simple("Never"),
             gone(ready()),
             &[],
@@ -162,7 +162,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod", "sandbox@1", "start 0", "start 1"],
         ),
         (
-            "5.3 OnFailure leaves out what exited 0",
+            "new sandbox: OnFailure leaves out what exited 0",
             simple("OnFailure"),
             gone(ready().exited("a", 0).exited("b", 1)),
             &[],
@@ -170,7 +170,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod", "sandbox@1", "start 1"],
         ),
         (
-            "5.3 its own OnFailure leaves it out too",
+            "new sandbox: its own OnFailure leaves it out too",
             own("OnFailure"),
             gone(ready().exited("a", 0).exited("b", 0)),
             &[],
@@ -178,7 +178,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod", "sandbox@1", "start 1"],
         ),
         (
-            "5.3 nothing to start and something was created: only kill",
+            "new sandbox: nothing to start and something was created: only kill",
             simple("OnFailure"),
             gone(ready().exited("a", 0).exited("b", 0)),
             &[],
@@ -186,16 +186,16 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod"],
         ),
         (
-            "5.3 init containers: only the first, all their records go",
+            "new sandbox: init containers: only the first, all their records go",
             with_init("Always"),
             gone(ready().exited("i0", 0).exited("a", 1)),
             &[],
             false,
             &["kill-pod", "sandbox@1", "prune i0-0", "init 0"],
         ),
-        // §5.4
+        // computePodActions: the sandbox is kept
         (
-            "5.4 ephemeral without status starts",
+            "same sandbox: ephemeral without status starts",
             ephemeral.clone(),
             ready().running("a").running("b"),
             &[],
@@ -203,7 +203,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["ephemeral 0"],
         ),
         (
-            "5.4 ephemeral is never restarted",
+            "same sandbox: ephemeral is never restarted",
             ephemeral,
             ready().running("a").running("b").exited("e", 1),
             &[],
@@ -211,16 +211,16 @@ fn every_branch_of_the_spec_has_a_row() {
             &[],
         ),
         (
-            "5.4 not initialized: no regular container",
+            "same sandbox: not initialized: no regular container",
             with_init("Always"),
             ready().running("i0"),
             &[],
             false,
             &[],
         ),
-        ("5.4 absent starts", simple("Always"), ready().running("a"), &[], false, &["start 1"]),
+        ("same sandbox: absent starts", simple("Always"), ready().running("a"), &[], false, &["start 1"]),
         (
-            "5.4 unknown is killed and started",
+            "same sandbox: unknown is killed and started",
             simple("Always"),
             ready().unknown("a").running("b"),
             &[],
@@ -228,7 +228,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill a-0 UnknownState", "start 0"],
         ),
         (
-            "5.4 definition changed: restart whatever the policy",
+            "same sandbox: definition changed: restart whatever the policy",
             simple("Never"),
             changed(ready().running("b").running("a")),
             &[],
@@ -236,7 +236,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill a-0 DefinitionChanged", "start 0"],
         ),
         (
-            "5.4 liveness failure: kill and start",
+            "same sandbox: liveness failure: kill and start",
             simple("Always"),
             ready().running("a").running("b"),
             &[(Liveness, "a-0", Failure)],
@@ -244,7 +244,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill a-0 LivenessProbe", "start 0"],
         ),
         (
-            "5.4 startup failure: kill and start",
+            "same sandbox: startup failure: kill and start",
             simple("OnFailure"),
             ready().running("a").running("b"),
             &[(Startup, "a-0", Failure)],
@@ -252,7 +252,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill a-0 StartupProbe", "start 0"],
         ),
         (
-            "5.4 liveness before startup",
+            "same sandbox: liveness before startup",
             simple("Always"),
             ready().running("a").running("b"),
             &[(Startup, "a-0", Failure), (Liveness, "a-0", Failure)],
@@ -260,7 +260,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill a-0 LivenessProbe", "start 0"],
         ),
         (
-            "5.4 kill under Never: no start",
+            "same sandbox: kill under Never: no start",
             simple("Never"),
             ready().running("a").running("b"),
             &[(Liveness, "a-0", Failure)],
@@ -268,7 +268,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill a-0 LivenessProbe"],
         ),
         (
-            "5.4 its own Never overrides: no start",
+            "same sandbox: its own Never overrides: no start",
             own("Never"),
             ready().running("a").running("b"),
             &[(Liveness, "a-0", Failure)],
@@ -276,7 +276,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill a-0 LivenessProbe"],
         ),
         (
-            "5.4 keep",
+            "same sandbox: keep",
             simple("Always"),
             ready().running("a").running("b"),
             &[(Liveness, "a-0", Success), (Startup, "b-0", Unknown)],
@@ -284,7 +284,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &[],
         ),
         (
-            "5.4 nothing kept, nothing to start: the pod is killed",
+            "same sandbox: nothing kept, nothing to start: the pod is killed",
             simple("Never"),
             ready().exited("a", 0).exited("b", 1),
             &[],
@@ -292,35 +292,35 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod"],
         ),
         (
-            "5.4 in the start list is enough to live on",
+            "same sandbox: in the start list is enough to live on",
             simple("Always"),
             ready().exited("a", 1).exited("b", 1),
             &[],
             false,
             &["start 0", "start 1"],
         ),
-        // §5.5
+        // computeInitContainerActions
         (
-            "5.5 no init containers: initialized",
+            "init: no init containers: initialized",
             simple("Always"),
             ready(),
             &[],
             false,
             &["start 0", "start 1"],
         ),
-        ("5.5 none ran: the first", with_init("Always"), ready(), &[], false, &["init 0"]),
-        ("5.5 created: again", with_init("Always"), ready().created("i0"), &[], false, &["init 0"]),
+        ("init: none ran: the first", with_init("Always"), ready(), &[], false, &["init 0"]),
+        ("init: created: again", with_init("Always"), ready().created("i0"), &[], false, &["init 0"]),
         (
-            "5.5 plain init runs: wait",
+            "init: plain init runs: wait",
             with_init("Always"),
             ready().exited("i0", 0).running("i1"),
             &[],
             false,
             &[],
         ),
-        ("5.5 succeeded: the next", with_init("Always"), ready().exited("i0", 0), &[], false, &["init 1"]),
+        ("init: succeeded: the next", with_init("Always"), ready().exited("i0", 0), &[], false, &["init 1"]),
         (
-            "5.5 the last succeeded: initialized",
+            "init: the last succeeded: initialized",
             with_init("Always"),
             ready().exited("i0", 0).exited("i1", 0),
             &[],
@@ -328,7 +328,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["start 0"],
         ),
         (
-            "5.5 a regular one created or running: initialized",
+            "init: a regular one created or running: initialized",
             with_init("Always"),
             ready().running("a"),
             &[],
@@ -336,7 +336,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &[],
         ),
         (
-            "5.5 a regular one that exited does not count",
+            "init: a regular one that exited does not count",
             with_init("Always"),
             ready().exited("a", 1),
             &[],
@@ -344,7 +344,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["init 0"],
         ),
         (
-            "5.5 failed and restartable: again",
+            "init: failed and restartable: again",
             with_init("OnFailure"),
             ready().exited("i0", 1),
             &[],
@@ -352,7 +352,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["init 0"],
         ),
         (
-            "5.5 failed for good: the pod is killed",
+            "init: failed for good: the pod is killed",
             with_init("Never"),
             ready().exited("i0", 1),
             &[],
@@ -360,7 +360,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod"],
         ),
         (
-            "5.5 OOMKilled with code 0 is a failure",
+            "init: OOMKilled with code 0 is a failure",
             with_init("Never"),
             ready().exited("i0", 0).edit(|c| c.reason = "OOMKilled".into()),
             &[],
@@ -368,7 +368,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod"],
         ),
         (
-            "5.5 unknown plain init, restartable: kill and start",
+            "init: unknown plain init, restartable: kill and start",
             with_init("Always"),
             ready().unknown("i0"),
             &[],
@@ -376,7 +376,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill i0-0 UnknownState", "init 0"],
         ),
         (
-            "5.5 unknown plain init, Never: the pod is killed",
+            "init: unknown plain init, Never: the pod is killed",
             with_init("Never"),
             ready().unknown("i0"),
             &[],
@@ -384,7 +384,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod"],
         ),
         (
-            "5.5 unknown sidecar: kill and start",
+            "init: unknown sidecar: kill and start",
             with_sidecars("Never"),
             ready().unknown("s0"),
             &[],
@@ -392,7 +392,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill s0-0 UnknownState", "init 0"],
         ),
         (
-            "5.5 sidecar's startup has no result: wait",
+            "init: sidecar's startup has no result: wait",
             with_sidecars("Always"),
             ready().running("s0"),
             &[],
@@ -400,7 +400,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &[],
         ),
         (
-            "5.5 sidecar's startup is neither: wait",
+            "init: sidecar's startup is neither: wait",
             with_sidecars("Always"),
             ready().running("s0"),
             &[(Startup, "s0-0", Unknown)],
@@ -408,7 +408,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &[],
         ),
         (
-            "5.5 sidecar's startup failed: kill and start",
+            "init: sidecar's startup failed: kill and start",
             with_sidecars("Always"),
             ready().running("s0"),
             &[(Startup, "s0-0", Failure)],
@@ -416,7 +416,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill s0-0 StartupProbe", "init 0"],
         ),
         (
-            "5.5 sidecar started: the next",
+            "init: sidecar started: the next",
             with_sidecars("Always"),
             ready().running("s0"),
             started,
@@ -424,7 +424,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["init 1"],
         ),
         (
-            "5.5 the last sidecar started: initialized",
+            "init: the last sidecar started: initialized",
             with_sidecars("Always"),
             ready().running("s0").exited("i1", 0).running("s2"),
             started,
@@ -432,7 +432,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["start 0"],
         ),
         (
-            "5.5 sidecar's definition changed: kill and start",
+            "init: sidecar's definition changed: kill and start",
             with_sidecars("Always"),
             changed(ready().exited("i1", 0).running("s2").running("a").running("s0")),
             started,
@@ -440,7 +440,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill s0-0 DefinitionChanged", "init 0"],
         ),
         (
-            "5.5 sidecar's liveness failed: kill and start",
+            "init: sidecar's liveness failed: kill and start",
             with_sidecars("Always"),
             ready().running("s0").exited("i1", 0).running("s2").running("a"),
             &[(Startup, "s0-0", Success), (Liveness, "s0-0", Failure)],
@@ -448,7 +448,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill s0-0 LivenessProbe", "init 0"],
         ),
         (
-            "5.5 sidecar exited: start",
+            "init: sidecar exited: start",
             with_sidecars("Always"),
             ready().running("s0").exited("i1", 0).exited("s2", 1).running("a"),
             started,
@@ -456,7 +456,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["init 2"],
         ),
         (
-            "5.5 sidecar absent beside regular ones: start",
+            "init: sidecar absent beside regular ones: start",
             with_sidecars("Always"),
             ready().running("s0").exited("i1", 0).running("a"),
             started,
@@ -471,20 +471,41 @@ fn every_branch_of_the_spec_has_a_row() {
             false,
             &["prune i0-0"],
         ),
-        // §5.6
-        ("5.6 deleted: nothing starts", deleted, ready().running("a").exited("b", 1), &[], false, &[]),
-        ("5.6 created: start", simple("Never"), ready().created("a").running("b"), &[], false, &["start 0"]),
+        // ShouldContainerBeRestarted
         (
-            "5.6 rule Restart matches under Never: start",
+            "restart policy: deleted: nothing starts",
+            deleted,
+            ready().running("a").exited("b", 1),
+            &[],
+            false,
+            &[],
+        ),
+        (
+            "restart policy: created: start",
+            simple("Never"),
+            ready().created("a").running("b"),
+            &[],
+            false,
+            &["start 0"],
+        ),
+        (
+            "restart policy: rule Restart matches under Never: start",
             ruled.clone(),
             ready().exited("a", 7),
             &[],
             false,
             &["start 0"],
         ),
-        ("5.6 no rule matches: the policy", ruled, ready().exited("a", 8), &[], false, &["kill-pod"]),
         (
-            "5.6 rules without a policy of its own do not count",
+            "restart policy: no rule matches: the policy",
+            ruled,
+            ready().exited("a", 8),
+            &[],
+            false,
+            &["kill-pod"],
+        ),
+        (
+            "restart policy: rules without a policy of its own do not count",
             unkept,
             ready().exited("a", 7),
             &[],
@@ -492,7 +513,7 @@ fn every_branch_of_the_spec_has_a_row() {
             &["kill-pod"],
         ),
         (
-            "5.6 a rule that restarts all restarts where nobody resets",
+            "restart policy: a rule that restarts all restarts where nobody resets",
             all,
             ready().exited("i0", 0).running("a").exited("b", 42),
             &[],

@@ -1,4 +1,4 @@
-//! Every branch of pod-sync.md §10.4 that the actions of a pod have, a row each.
+//! Tests each branch of `pkg/kubelet/kuberuntime: computePodResizeAction` with a row.
 
 use super::tests::container;
 use super::*;
@@ -82,17 +82,10 @@ fn every_branch_of_a_resize_has_a_row() {
     };
     type Case = (&'static str, Pod, Pod, RuntimeBuilder, Probes, &'static [&'static str]);
     let rows: Vec<Case> = vec![
+        ("NotRequired: in place", one("1"), one("2"), ready().running("a").running("b"), &[], &["cpu a-0"]),
+        ("nothing differs: keep", one("1"), one("1000m"), ready().running("a").running("b"), &[], &[]),
         (
-            "10.4 NotRequired: in place",
-            one("1"),
-            one("2"),
-            ready().running("a").running("b"),
-            &[],
-            &["cpu a-0"],
-        ),
-        ("10.4 nothing differs: keep", one("1"), one("1000m"), ready().running("a").running("b"), &[], &[]),
-        (
-            "10.4 RestartContainer: kill and start, the pod's group follows",
+            "RestartContainer: kill and start, the pod's group follows",
             again("1"),
             again("2"),
             ready().running("a").running("b"),
@@ -100,7 +93,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["kill a-0 Resize", "pod", "start 0"],
         ),
         (
-            "10.4 the only container restarts: the pod is not killed for it",
+            "the only container restarts: the pod is not killed for it",
             alone("1"),
             alone("2"),
             ready().running("a"),
@@ -108,7 +101,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["kill a-0 Resize", "pod", "start 0"],
         ),
         (
-            "10.4 not running: it starts with what it is to have",
+            "not running: it starts with what it is to have",
             one("1"),
             one("2"),
             ready().exited("a", 1).running("b"),
@@ -116,7 +109,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["start 0"],
         ),
         (
-            "5.4 a failed probe comes before a resize",
+            "same sandbox: a failed probe comes before a resize",
             one("1"),
             one("2"),
             ready().running("a").running("b"),
@@ -124,7 +117,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["kill a-0 LivenessProbe", "start 0"],
         ),
         (
-            "5.4 another definition comes before a resize",
+            "same sandbox: another definition comes before a resize",
             again("1"),
             again("2"),
             ready().running("b").running("a").edit(|c| c.annotations.clear()),
@@ -132,7 +125,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["kill a-0 DefinitionChanged", "start 0"],
         ),
         (
-            "5.5 a running plain init: in place",
+            "init: a running plain init: in place",
             plain("1"),
             plain("2"),
             ready().running("i"),
@@ -140,7 +133,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["cpu i-0"],
         ),
         (
-            "5.5 a running plain init that restarts",
+            "init: a running plain init that restarts",
             plain_again("1"),
             plain_again("2"),
             ready().running("i"),
@@ -148,7 +141,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["kill i-0 Resize", "pod", "init 0"],
         ),
         (
-            "5.5 a plain init that is done is not looked at",
+            "init: a plain init that is done is not looked at",
             plain("1"),
             plain("2"),
             ready().exited("i", 0).running("a"),
@@ -156,7 +149,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &[],
         ),
         (
-            "5.5 a sidecar: in place",
+            "init: a sidecar: in place",
             side("1"),
             side("2"),
             ready().running("s").running("a"),
@@ -164,7 +157,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["cpu s-0"],
         ),
         (
-            "5.5 a sidecar that restarts",
+            "init: a sidecar that restarts",
             side_again("1"),
             side_again("2"),
             ready().running("s").running("a"),
@@ -172,7 +165,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["kill s-0 Resize", "pod", "init 0"],
         ),
         (
-            "5.5 a sidecar that has not started is not resized yet",
+            "init: a sidecar that has not started is not resized yet",
             probed("1"),
             probed("2"),
             ready().running("s"),
@@ -180,7 +173,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &[],
         ),
         (
-            "5.5 a sidecar's failed probe comes before its resize",
+            "init: a sidecar's failed probe comes before its resize",
             probed("1"),
             probed("2"),
             ready().running("s").running("a"),
@@ -191,7 +184,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["kill s-0 LivenessProbe", "init 0"],
         ),
         (
-            "10.4 the pod level: its group, and the container without a limit of its own",
+            "the pod level: its group, and the container without a limit of its own",
             level("1"),
             level("2"),
             ready().running("a"),
@@ -199,7 +192,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["cpu a-0", "pod"],
         ),
         (
-            "10.4 the pod level: a container with a limit of its own keeps it",
+            "the pod level: a container with a limit of its own keeps it",
             level_and_own("1"),
             level_and_own("2"),
             ready().running("a"),
@@ -207,7 +200,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["pod"],
         ),
         (
-            "5.3 a new sandbox: everything starts with what it is to have",
+            "new sandbox: everything starts with what it is to have",
             one("1"),
             one("2"),
             ready().running("a").running("b").edit_sandbox(|s| s.state = SandboxState::NotReady),

@@ -1,4 +1,4 @@
-//! How long a pod has been active, by a clock that nobody steps (DESIGN, invariant 7).
+//! Measures how long a pod has been active, on CLOCK_BOOTTIME (ARCHITECTURE.md, invariant 7).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Crash-loop and image-pull back-off (pod-sync.md §6.4, §7.3), on boottime.
+//! Crash-loop and image-pull back-off (`pkg/kubelet/kuberuntime: doBackOff`, `pkg/kubelet/images: EnsureImageExists`), on boottime.
 //!
 //! State is per pod and kept on disk across a restart of pod-sync; times are CLOCK_BOOTTIME, so a record of another boot
 //! is worth nothing. When a container finished is known by the runtime's wall clock only: the caller translates it to

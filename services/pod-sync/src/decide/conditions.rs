@@ -1,4 +1,4 @@
-//! The conditions of a pod that the node agent owns (status.md B5).
+//! The conditions of a pod that the node agent owns (`pkg/kubelet/status/generate.go`).
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

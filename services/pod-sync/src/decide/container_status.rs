@@ -1,4 +1,4 @@
-//! The status of each container from what the runtime says and what was said before (status.md B3, pod-sync.md A.3).
+//! Computes container statuses from runtime state and the previous status (`pkg/kubelet: convertToAPIContainerStatuses`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -444,7 +444,7 @@ fn volume_mounts(context: &Context<'_>, container: &SpecContainer) -> Option<Vec
     )
 }
 
-/// Started and Ready (probe.md §13), by container id: nothing carries over from an earlier instance of the name.
+/// Started and Ready (`pkg/kubelet/prober: UpdatePodStatus`), by container id: nothing carries over from an earlier instance of the name.
 fn started_and_ready(
     context: &Context<'_>,
     list: List,

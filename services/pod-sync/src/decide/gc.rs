@@ -1,12 +1,11 @@
-//! What of a pod the runtime no longer has to keep (pod-sync.md §9.3).
+//! Selects dead containers and sandboxes for removal (`pkg/kubelet/kuberuntime: containerGC`).
 
 use std::time::Duration;
 
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::runtime::{Container, ContainerState, PodRuntime, SandboxState};
 
-/// Instances of a container that stay: the one that runs or ran last, and the one before it, for its status and logs
-/// (DESIGN §4).
+/// Instances of a container that stay: the one that runs or ran last, and the one before it, for its status and logs.
 const KEPT_INSTANCES: usize = 2;
 
 /// Which dead containers of a pod that stays are kept.

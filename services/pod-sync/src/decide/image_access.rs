@@ -1,4 +1,4 @@
-//! Whether a pod may use an image that is already there (pod-sync.md §7.6).
+//! Decides whether a pod may use an image that is already present (`pkg/kubelet/images/pullmanager: MustAttemptImagePull`).
 //!
 //! An image that was pulled with somebody's credentials is not everybody's: whoever wants it shows credentials that opened
 //! it before, or pulls it again.

@@ -1,4 +1,4 @@
-//! Which images go (pod-sync.md §9.4).
+//! Selects images for removal (`pkg/kubelet/images: freeSpace`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Snapshots of a source to changes (pod-sync.md §1.6).
+//! Derives additions, updates and removals from snapshots of a source (`pkg/kubelet/config: podStorage.merge`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -175,7 +175,7 @@ impl SourceStore {
             next.insert(uid, Entry { given, pod: Arc::clone(&pod) });
             list.push(Change { op, pod });
         }
-        // The older one has the first choice of the room (pod-sync.md §3.1).
+        // The older one has the first choice of the room (`pkg/kubelet: HandlePodAdditions`).
         added.sort_by_key(|change| created(&change.pod));
         let gone = std::mem::replace(&mut self.pods, next);
         merged.changes = gone

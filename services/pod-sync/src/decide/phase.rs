@@ -1,4 +1,4 @@
-//! The phase of a pod from its container statuses (status.md B6).
+//! Computes the phase of a pod from its container statuses (`pkg/kubelet: getPhase`).
 
 use std::fmt;
 use std::num::Saturating;

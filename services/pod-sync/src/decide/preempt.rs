@@ -1,4 +1,4 @@
-//! Which pods go so that a critical one fits (pod-sync.md §8.2, pkg/kubelet/preemption).
+//! Selects pods to preempt for a critical pod (`pkg/kubelet/preemption`).
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;

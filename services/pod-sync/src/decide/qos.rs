@@ -1,4 +1,5 @@
-//! QoS class, pod aggregation, OOM scores and the numbers of cgroups (resources.md §2, §3.5, §4, §6).
+//! QoS class, pod aggregation, OOM scores and the numbers of cgroups
+//! (`pkg/apis/core/v1/helper/qos`, `pkg/kubelet/qos`, `pkg/kubelet/cm: ResourceConfigForPod`).
 
 use std::collections::BTreeMap;
 use std::fmt;

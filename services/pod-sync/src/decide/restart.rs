@@ -1,4 +1,4 @@
-//! Whether a container that stopped is started again (pod-sync.md §5.6).
+//! Decides whether an exited container is restarted (`pkg/kubelet/container: ShouldContainerBeRestarted`).
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 use quintlet_model::pod;

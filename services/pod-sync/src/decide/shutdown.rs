@@ -1,4 +1,4 @@
-//! In which order pods end when the machine shuts down, and how long each group of them gets (pod-sync.md §10.5).
+//! Orders pods for a node shutdown and sets the grace period of each group (`pkg/kubelet/nodeshutdown: groupByPriority`).
 
 use std::time::Duration;
 

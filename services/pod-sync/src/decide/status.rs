@@ -1,4 +1,4 @@
-//! The API status of a pod (status.md parts A and B).
+//! The API status of a pod (`pkg/kubelet: generateAPIPodStatus`, `pkg/kubelet/status`).
 //!
 //! [`generate`] makes the status of every pass; it builds on the last one made (`old`), so that transition times, start
 //! time and restart counts move only forward. status-reporter merges it with the API server's copy.
@@ -189,8 +189,8 @@ fn shown(list: &qos::ResourceList) -> Option<BTreeMap<String, Quantity>> {
     Some(qos::to_api(list)).filter(|l| !l.is_empty())
 }
 
-// While it runs, what its group has: a resize that is not made yet shows what is (status.md B2). Only a cgroup knows no request for
-// memory. Also without any, as an empty object.
+// While the pod runs, its status shows the resources of its cgroup, so a resize that is not actuated yet is not shown
+// (`pkg/kubelet: generateAPIPodStatus`). A cgroup has no memory request. Without any resources the status has an empty object.
 fn pod_resources(
     input: &StatusInput<'_>,
     phase: Phase,

@@ -1,5 +1,4 @@
-//! The small decisions around a pass: what comes before acting, and what a worker starts as (pod-sync.md §4.2, §4.4,
-//! §4.9, §6.3).
+//! Small decisions of a sync pass: checks before acting, and the initial work of a worker (`pkg/kubelet: UpdatePod, SyncPod`).
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use quintlet_model::ids::PodUid;

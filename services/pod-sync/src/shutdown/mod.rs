@@ -1,4 +1,4 @@
-//! Ends the pods before the machine shuts down (pod-sync.md §10.5).
+//! Ends the pods before the machine shuts down (`pkg/kubelet/nodeshutdown`).
 //!
 //! One task holds a delay inhibitor of logind, so that a shutdown waits; when it is told of one, it says so to whoever
 //! admits pods and to the Node, ends the pods group by group, and lets go. A shutdown that is called off is over at once:

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Snapshot, SourceKind, SourceSender, Update};
 
-/// While the API server refuses, it is asked again at most this often (DESIGN, invariant 9).
+/// Shortest interval between requests while the API server refuses them (ARCHITECTURE.md, invariant 9).
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Watches the pods bound to `node` and sends the whole set after every change. Nothing is sent before the first

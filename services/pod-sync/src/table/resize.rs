@@ -1,4 +1,4 @@
-//! Resizes: what pods ask for against what they have, and whether they get it (pod-sync.md §10.2, §10.3).
+//! Allocates resizes: compares desired with allocated resources and admits the change (`pkg/kubelet/allocation`).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What comes round every few seconds: orphans, tiers, mirrors nobody wants (pod-sync.md §9.1).
+//! Periodic cleanup: orphaned pods, QoS cgroups, stale mirror pods (`pkg/kubelet: HandlePodCleanups`).
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Volumes of pods: set up, kept fresh, taken down (pkg/volume, volumes-env.md).
+//! Volumes of pods: set up, kept fresh, taken down (`pkg/volume`, `pkg/kubelet/volumemanager`).
 //!
 //! [`Volumes`] owns them. It keeps no state of its own but a cache of tokens: what is mounted and what is ready is
 //! read from disk and the mount table, so a restart of the agent finds everything as it left it. Calls for one pod

@@ -1,4 +1,4 @@
-//! Giving running containers other resources (pod-sync.md §10.4).
+//! Changes the resources of running containers (`pkg/kubelet/kuberuntime: doPodResizeAction`).
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Making a sandbox and starting containers in it (pod-sync.md §6.2-§6.3).
+//! Creates a sandbox and starts containers in it (`pkg/kubelet/kuberuntime: SyncPod, startContainer`).
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -136,7 +136,7 @@ impl Worker {
             self.wait_for(&waiting::Waiting::Runtime { error: None }, None);
             return Err(Halt::Cut("the runtime's status has not been read".to_owned()));
         }
-        // A pod that has its network already does not need another (DESIGN §5.10).
+        // A pod that already has its network does not need another one (ARCHITECTURE.md, invariant 10).
         if gate == SyncGate::NetworkNotReady && actions.create_sandbox {
             let message = network.unwrap_or_default();
             let text = format!("network is not ready: {message}");

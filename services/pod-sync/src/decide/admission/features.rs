@@ -1,4 +1,4 @@
-//! What a pod needs of a node that tells of its features (pod-sync.md §8.1, component-helpers/nodedeclaredfeatures).
+//! Infers the declared node features that a pod requires (`component-helpers/nodedeclaredfeatures`).
 //!
 //! Updates need nothing more: what a resize may need is declared by every node of this agent. The gate PodLevelResources is
 //! fixed, so that PodLevelResourcesNotSupported is never a reason.

@@ -1,4 +1,4 @@
-//! Whether the node takes a pod (pod-sync.md §8.1), first refusal wins.
+//! Admits or rejects a pod; the first rejection wins (`pkg/kubelet/allocation: canAdmitPod`).
 
 mod app_armor;
 mod features;

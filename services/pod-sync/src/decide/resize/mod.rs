@@ -1,4 +1,4 @@
-//! In-place resize (pod-sync.md §10): what a pod was given, whether it gets what it asks for now, and in which order the
+//! In-place resize (`pkg/kubelet/allocation`): what a pod was given, whether it gets what it asks for now, and in which order the
 //! change is made.
 //!
 //! Three sets of resources: *desired* is the source's spec; *allocated* is what the node granted, and all a worker sees;
@@ -7,7 +7,7 @@
 //! survive lie on disk.
 //!
 //! Where this differs from the kubelet, and why:
-//! - A checkpoint that cannot be read is put aside, never fatal (DESIGN §5.6): what was allocated is then taken from the
+//! - A checkpoint that cannot be read is put aside, never fatal (ARCHITECTURE.md, invariant 6): what was allocated is then taken from the
 //!   record of the pod or from the status the API server has ([`allocation::of_status`]), so that no running pod is refused
 //!   or restarted for it.
 //! - A container without an actuated record is compared with what the runtime reports, and is taken as up to date where that

@@ -1,4 +1,4 @@
-//! Whether a pod gets what it asks for now (pod-sync.md §10.2, §10.3).
+//! Decides whether a resize is feasible now, deferred or infeasible (`pkg/kubelet/allocation: handlePodResourcesResize`).
 
 use std::cmp::Reverse;
 

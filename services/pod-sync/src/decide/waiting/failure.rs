@@ -2,7 +2,8 @@
 
 use crate::decide::container_status::WaitingReason;
 
-/// How a start failed: the reasons that become a container's waiting reason (pod-sync.md §6.1).
+/// How a start failed: the reasons that become a container's waiting reason
+/// (`pkg/kubelet/container: SyncResult`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StartFailure {
     /// It exits again and again.

@@ -1,4 +1,4 @@
-//! Whether what is known of the runtime is newer than the last action (DESIGN §5.2).
+//! Decides whether cached runtime state is newer than the last action on a pod (ARCHITECTURE.md, invariant 2).
 
 use std::time::Duration;
 

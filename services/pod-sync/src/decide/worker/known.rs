@@ -1,5 +1,5 @@
-//! What others may ask about a pod (pod-sync.md §4.7). The answer for a UID nobody knows changes once every source has
-//! spoken: before, a running pod may still turn out to be wanted.
+//! Predicates about a pod's worker (`pkg/kubelet: podWorkers.ShouldPodContainersBeTerminating` and others). For an unknown UID the
+//! answer changes once every source is ready: before that, a running pod may still turn out to be desired.
 
 use quintlet_model::ids::PodUid;
 

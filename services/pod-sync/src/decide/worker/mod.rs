@@ -1,4 +1,4 @@
-//! What every pod's worker is to do: one pure transition function, [`Workers::step`] (pod-sync.md §4).
+//! Decides the next work of each pod worker with one pure transition function, [`Workers::step`] (`pkg/kubelet: podWorkers`).
 //!
 //! State and input give state and [`Effect`]s; time and chance are arguments. The driver (`worker`, `table`) tells what
 //! happened and carries the effects out, nothing else. Each line of the table that was taken is named by a [`Rule`].

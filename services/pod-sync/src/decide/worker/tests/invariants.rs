@@ -1,4 +1,4 @@
-//! What must never be, by its number in DESIGN §5. Kept apart from the table: it believes only inputs and effects.
+//! Checks the invariants of ARCHITECTURE.md, by their numbers there, from inputs and effects only, independently of the transition table.
 //!
 //! 4, 8 and 11 hold by what the table has no words for: no effect opens a socket or writes an object, no input has a credential,
 //! and none says that a service is there. That effects are about known pods only is looked at here. 2 is looked at by itself,
