@@ -4,6 +4,7 @@
 - Every relative link of a page leads to a file, and to a heading of it.
 - Every file and test in a column "shown by" or "test" exists in the crate that the cell names before it.
 - Every `make TARGET` is a target of the Makefile.
+- No committed file refers to a document that is not in the repository.
 """
 
 import functools
@@ -16,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # The least number of names that the checks must find: a check that reads nothing finds no problem.
 LEAST_LINKS = 40
 LEAST_NAMES = 250
+LEAST_REFERENCES = 100
 
 problems = []
 
@@ -145,12 +147,36 @@ def check_targets(path):
                 problem(path, number, f"no target {target} in the Makefile")
 
 
+# Section signs and names of documents that this repository never had.
+FOREIGN = re.compile("\u00a7|\\bDESIG[N]\\b|\\bCONVENTION[S]\\b|\\bEXPERIENC[E]\\b")
+NAMED = re.compile(r"(?<![\w*/$}.-])[\w./-]*\w\.md\b|(?<![\w/.-])docs/[\w./-]*\w")
+
+
+def check_references(path):
+    """Fixtures and corpora are data, not text of ours."""
+    if re.search(r"/(corpus|fixtures)/|\.(svg|lock|binpb)$", path):
+        return 0
+    count = 0
+    for number, line in enumerate(text(path).splitlines(), 1):
+        line = re.sub(r"[a-z]+://[^\s)>`\"]+", "", line)
+        if found := FOREIGN.search(line):
+            problem(path, number, f"refers to a document that is not in the repository: {found[0]}")
+        for name in NAMED.findall(line):
+            count += 1
+            if not any(place.exists() for place in (ROOT / name, (ROOT / path).parent / name)):
+                problem(path, number, f"refers to a document that is not in the repository: {name}")
+    return count
+
+
 def main():
     pages = [path for path in FILES if path.endswith(".md")]
     links = sum(check_links(path) for path in pages)
     names = sum(check_names(path) for path in pages)
     for path in pages:
         check_targets(path)
+    references = sum(check_references(path) for path in FILES)
+    if references < LEAST_REFERENCES:
+        problems.append(f"only {references} references to documents found, at least {LEAST_REFERENCES} expected")
     if links < LEAST_LINKS:
         problems.append(f"only {links} links found, at least {LEAST_LINKS} expected")
     if names < LEAST_NAMES:
@@ -158,7 +184,7 @@ def main():
     if problems:
         print("\n".join(problems), file=sys.stderr)
         return 1
-    print(f"docs: ok, {len(pages)} pages, {links} links, {names} files and tests")
+    print(f"docs: ok, {len(pages)} pages, {links} links, {names} files and tests, {references} references")
     return 0
 
 

@@ -71,7 +71,7 @@ async fn wait_reasons(node: &Node, uid: &str, want: &[&str]) {
     .await;
 }
 
-/// What spec/status.md asks of a running pod.
+/// Status fields that a kubelet reports for a running pod.
 fn assert_running_status(pod: &Seen) {
     assert_eq!(pod.phase(), "Running");
     for kind in ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"] {

@@ -13,7 +13,7 @@ use quintlet_e2e::bins::SERVICES;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
 
-/// DESIGN §11: a service that was killed serves again within this.
+/// Time within which a killed service serves again.
 const BACK: Duration = Duration::from_secs(2);
 
 /// How old a young pod is when the kill comes.

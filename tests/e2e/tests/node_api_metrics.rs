@@ -1,4 +1,4 @@
-//! The kubelet's metrics that others rely on, on a real runtime, through the API server's proxy (node-api.md §4.4, status.md F).
+//! Tests the kubelet's metrics that other tools rely on, on a real runtime, through the API server's proxy.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use quintlet_e2e::node::NODE;

@@ -1,4 +1,4 @@
-//! Measures what DESIGN §11 has goals for, against the same work sent straight to the runtime, and prints JSON.
+//! Measures the figures of docs/benchmarks.md, and the same work sent straight to the runtime, and prints JSON.
 //!
 //! Rounds are interleaved (raw at each number in flight, then Quintlet), so that a machine that gets slower gets slower for all;
 //! each number is the median of its rounds. Wants release builds and an idle machine.

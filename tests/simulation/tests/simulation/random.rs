@@ -219,7 +219,7 @@ fn unsettled(sim: &Sim, lost: &BTreeSet<usize>) -> Vec<String> {
             as_policy && running == 0
         } else {
             let as_wanted = running + done == names.len() && running > 0 && (done > 0 || seen.is_ready());
-            // A lost sandbox of a pod that never restarts is not made again, as by the kubelet (pod-sync.md §5.3): what was
+            // A lost sandbox of a pod that never restarts is not made again, as by the kubelet (`computePodActions`): what was
             // not started in it by then waits for good.
             let has_sandbox = sim.sandboxes(seen.uid()).iter().any(|s| s.ready());
             let stranded = policy == "Never"

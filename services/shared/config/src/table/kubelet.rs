@@ -1,4 +1,4 @@
-//! Fields of KubeletConfiguration v1beta1 (kubelet 1.36), in the order of `spec/node-api.md` §10.2.
+//! Fields of KubeletConfiguration v1beta1 (kubelet 1.36), in the order of `pkg/kubelet/apis/config: KubeletConfiguration`.
 
 use super::Row;
 use super::Service::{CriProxy, NodeApi, Pleg, PodSync, StatusReporter};

@@ -1,4 +1,4 @@
-//! Pods with their statistics: the runtime's, and from cgroups what those leave out (shared/spec/resources.md, section 10).
+//! Collects statistics of pods from the runtime, and from cgroups what the runtime leaves out (`pkg/kubelet/stats`).
 //!
 //! A pod that the runtime's list of pods lacks comes from its list of containers where there is no list of pods, and from its own
 //! group where it runs all the same.
