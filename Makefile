@@ -41,6 +41,7 @@ test:
 	$(CARGO) build --locked --bins $(BIN_FLAGS) -p quintlet
 	BIN_DIR=$(CURDIR)/target/debug tests/compose.sh
 	$(CARGO) $(TEST) --workspace --locked
+	$(CARGO) test --workspace --doc --locked
 
 # Runs each fuzz target for 30 s, two at a time. Commit additions to tests/fuzz/corpus together with the fix.
 fuzz:

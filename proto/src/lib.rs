@@ -10,12 +10,56 @@ pub mod common {
     }
 }
 /// Runtime hints and probe execs (cri-proxy).
+///
+/// Prints runtime events, as cri-proxy receives them:
+///
+/// ```no_run
+/// use quintlet_proto::runtime::v1::runtime_event::Event;
+/// use quintlet_proto::runtime::v1::{WatchHintsRequest, runtime_events_client::RuntimeEventsClient};
+///
+/// # async fn watch() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut proxy = RuntimeEventsClient::connect("unix:///run/quintlet/cri/read/cri.sock").await?;
+/// let request = WatchHintsRequest { hello: Some(quintlet_proto::hello()) };
+/// let mut events = proxy.watch(request).await?.into_inner();
+/// while let Some(event) = events.message().await? {
+///     match event.event {
+///         Some(Event::Source(source)) => println!("source {:?}, live: {}", source.source(), source.live),
+///         Some(Event::Hint(hint)) => println!("{:?} {}", hint.kind(), hint.id),
+///         // This client was too slow and missed events: list everything.
+///         Some(Event::Overrun(_)) => println!("missed events"),
+///         _ => {}
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub mod runtime {
     pub mod v1 {
         tonic::include_proto!("quintlet.runtime.v1");
     }
 }
 /// Runtime state of pods (pleg-service).
+///
+/// Prints the latest state of each pod, as it changes:
+///
+/// ```no_run
+/// use quintlet_proto::pleg::v1::{WatchRequest, pleg_client::PlegClient, watch_event::Event};
+///
+/// # async fn watch() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut pleg = PlegClient::connect("unix:///run/quintlet/pleg/pleg.sock").await?;
+/// let request = WatchRequest { hello: Some(quintlet_proto::hello()), resume: None };
+/// let mut events = pleg.watch(request).await?.into_inner();
+/// while let Some(event) = events.message().await? {
+///     // To resume after a lost connection, keep `event.cursor` and send it as `resume`.
+///     match event.event {
+///         Some(Event::Pod(pod)) => println!("{}/{}: {} containers", pod.namespace, pod.name, pod.containers.len()),
+///         Some(Event::Gone(pod)) => println!("{} is gone", pod.uid),
+///         _ => {}
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub mod pleg {
     pub mod v1 {
         tonic::include_proto!("quintlet.pleg.v1");

@@ -1,7 +1,21 @@
-//! Container logs on disk: lines out of blocks, entries out of lines, the last lines of a file, a file through rotations.
+//! Reads container logs on disk: splits lines, decodes entries, finds the last lines, and follows a file through rotations.
 //!
-//! The runtime writes `<time> <stdout|stderr> <tags> <text>\n`, where the tag `P` says that the text goes on in the next
-//! line; Docker's JSON lines are read, too. Everything here works on bytes: what a container writes need not be text.
+//! A CRI runtime writes `<time> <stdout|stderr> <tags> <text>\n`, where the tag `P` says that the text continues in the next line.
+//! Docker's JSON lines are supported, too. Everything works on bytes, since the output of a container need not be text.
+//!
+//! ```
+//! use quintlet_crilog::{Decoder, Options, Stream};
+//!
+//! let log = b"2026-01-02T03:04:05.6Z stdout P hello, \n\
+//!     2026-01-02T03:04:05.7Z stderr F an error\n\
+//!     2026-01-02T03:04:05.8Z stdout F world\n";
+//! let mut decoder = Decoder::new(Options { stream: Some(Stream::Stdout), ..Options::default() });
+//! let mut text = Vec::new();
+//! decoder.decode(log, &mut text)?;
+//! decoder.end(&mut text)?;
+//! assert_eq!(text, b"hello, world\n");
+//! # Ok::<(), quintlet_crilog::Unsupported>(())
+//! ```
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 

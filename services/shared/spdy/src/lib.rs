@@ -1,10 +1,35 @@
-//! The client's half of SPDY/3.1, as far as a streaming server of a container runtime needs it: streams that the client
-//! opens, data both ways, half-closing. The server's header blocks say nothing that matters here and are not read, so that
-//! the dictionary of the protocol is not needed; the client's own are compressed without it, which zlib allows.
+//! A client for SPDY/3.1, as far as the streaming server of a container runtime needs it: streams that the client opens, data in
+//! both directions, half-closing.
 //!
-//! Tasks: one reads frames and hands data to the streams' channels, which are bounded: a stream whose reader is slow holds up
-//! the connection. One writes frames. There is no flow control beyond that of the socket, as servers do not have it either.
-//! Both end with the connection, and when [`Connection::close`] is called or its last handle is dropped.
+//! The client does not read the server's header blocks, so it needs no dictionary of the protocol. It compresses its own header blocks
+//! without the dictionary, which zlib allows.
+//!
+//! One task reads frames and passes data to the channels of the streams. The channels are bounded: a slow reader of one stream delays the
+//! whole connection. Another task writes frames. Flow control is that of the socket, as with the servers. Both tasks end with the
+//! connection, on [`Connection::close`], and when the last handle is dropped.
+//!
+//! [`Connection::open`] connects to a URL of the runtime. Here the server is the other end of a pipe:
+//!
+//! ```
+//! use quintlet_spdy::Connection;
+//! use tokio::io::AsyncReadExt as _;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> std::io::Result<()> {
+//! let (client, mut server) = tokio::io::duplex(1024);
+//! let (read, write) = tokio::io::split(client);
+//! let connection = Connection::over(read, write);
+//! let stdin = connection.stream(&[("streamType", "stdin")]).await.expect("the connection is open");
+//! assert!(stdin.writer.send(b"hello").await);
+//! stdin.writer.end().await;
+//!
+//! // Version 3, SYN_STREAM.
+//! let mut frame = [0; 4];
+//! server.read_exact(&mut frame).await?;
+//! assert_eq!(frame, [0x80, 3, 0, 1]);
+//! # Ok(())
+//! # }
+//! ```
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
