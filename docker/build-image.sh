@@ -1,10 +1,10 @@
 #!/bin/sh
-# Makes the images quintlet:$TAG (the services) and quintlet-containerd:$TAG (a runtime to try them with) from what is on
-# this machine. No registry is asked.
+# Builds the images quintlet:$TAG (the services) and quintlet-containerd:$TAG (a runtime to try them with) from binaries of this
+# machine. Needs no registry.
 #
 #   BIN_DIR=target/release docker/build-image.sh [services|containerd]...
 #
-# BIN_DIR      where the services were built (default: target/debug)
+# BIN_DIR      directory of the built services (default: target/debug)
 # TAG          tag of the images (default: dev)
 # DOCKER_HOST  the Docker Engine, as the docker client reads it
 set -eu
@@ -13,13 +13,13 @@ here=$(cd "$(dirname "$0")" && pwd)
 repo=$(dirname "$here")
 bin_dir=${BIN_DIR:-$repo/target/debug}
 tag=${TAG:-dev}
-# The users of the services that need no root, each with a group of the same id, and the group of those that watch others.
+# Users of the services without root, each with a group of the same ID, and the group of services that watch others.
 pleg=65530 probe=65531 reporter=65532 node_api=65533 watch=65529
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
 
-# add TREE PROGRAM [PLACE]: a program with all the libraries it loads, at the places it looks for them.
+# add TREE PROGRAM [PLACE]: adds a program and the libraries that it loads, at the paths where it looks for them.
 add() {
     program=$(readlink -f "$2")
     place=${3:-/usr/local/bin/$(basename "$2")}
@@ -36,7 +36,7 @@ find_program() {
     }
 }
 
-# build NAME TREE: as an archive, since copying a tree into an image loses its owners.
+# build NAME TREE: builds from an archive, since copying a tree into an image loses the owners of files.
 build() {
     mkdir "$2.context"
     tar -C "$2" -cf "$2.context/tree.tar" .
@@ -65,7 +65,7 @@ image_services() {
     for name in cri-proxy pleg-service probe-service status-reporter pod-sync quintctl; do
         ln -s quintlet "$tree/usr/local/bin/$name"
     done
-    # Named volumes begin as these directories: sockets in them get the group of their directory.
+    # Named volumes start as copies of these directories: sockets in them get the group of the directory.
     while read -r dir owner group mode; do
         install -d -m "$mode" -o "$owner" -g "$group" "$tree/run/quintlet/$dir"
     done <<END
@@ -111,7 +111,7 @@ image_containerd() {
     build "quintlet-containerd:$tag" "$tree"
 }
 
-# The images pods are made of, for nodes without a registry: pause and busybox.
+# Images for pods on nodes without a registry: pause and busybox.
 pod_images() {
     mkdir -p "$work/pause" "$work/busybox" "$(dirname "$1")"
     cc -static -Os -s -o "$work/pause/pause" "$repo/services/shared/localnode/src/pause.c"

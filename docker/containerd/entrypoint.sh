@@ -1,6 +1,6 @@
 #!/bin/sh
-# Starts containerd with the images pods need. When it is told to stop, everything it runs goes with its PID namespace;
-# the cgroups are in the host's tree and are removed here.
+# Starts containerd with the images that pods need. On a stop signal, its containers end with the PID namespace. Their cgroups are in the
+# host's tree and are removed here.
 set -eu
 
 cgroup_root=${CGROUP_ROOT:-/quintlet-compose}
@@ -33,7 +33,7 @@ stop() {
 }
 trap stop TERM INT
 
-# start ADDRESS: runs containerd and waits until it answers there.
+# start ADDRESS: starts containerd and waits until it answers at the address.
 start() {
     containerd --address "$1" &
     containerd=$!
@@ -43,14 +43,14 @@ start() {
     done
 }
 
-# Nobody sees this runtime before it has the images: without them a sandbox fails once and waits for its back-off.
+# Loads the images before the socket is visible: without them a sandbox would fail once and back off.
 start /tmp/import.sock
 ctr --address /tmp/import.sock -n k8s.io images import --snapshotter "${SNAPSHOTTER:-overlayfs}" /usr/share/quintlet/images.tar
 kill -TERM "$containerd"
 wait "$containerd" || true
 
 start "$CONTAINERD_ADDRESS"
-# A signal ends the wait before containerd has ended.
+# A signal ends the wait before containerd has exited.
 while kill -0 "$containerd" 2>/dev/null; do
     wait "$containerd" || true
 done
