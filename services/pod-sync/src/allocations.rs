@@ -260,7 +260,7 @@ impl Allocations {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::pod_json;
+    use quintlet_testkit::pods::pod_json;
     use serde_json::json;
 
     fn pod(cpu: &str) -> Arc<Pod> {

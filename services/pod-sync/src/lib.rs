@@ -3,7 +3,7 @@
 //! Tasks: a source each (`source`), the sync loop ([`table`]), a worker per pod ([`worker`]), a follower of pleg-service, a
 //! driver per instance of probe-service, the streams to status-reporter ([`clients`]), the runtime poll and the node facts
 //! ([`node`]), and the server of podsync.v1 ([`serve`]). Workers are woken by bells, never fed by queues; what they
-//! decide is in [`decide`], which does no I/O.
+//! decide is in [`pod_sync_decisions`], which does no I/O.
 //!
 //! Life cycle: take the root directory ([`owner`]), put back the records of an earlier run ([`state`]), follow the other
 //! services, then the sources. SIGTERM leaves every pod running. SIGUSR1 removes the pods of manifests, then ends.
@@ -22,7 +22,6 @@ pub mod cluster;
 pub mod containment;
 pub mod context;
 pub mod credentials;
-pub mod decide;
 pub mod first;
 pub mod fleet;
 pub mod housekeeping;
@@ -72,6 +71,8 @@ use quintlet_proto::podsync::v1::pod_sync_server::PodSyncServer;
 use quintlet_proto::podsync::v1::storage_server::StorageServer;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
+
+use pod_sync_decisions as decide;
 
 use crate::args::Args;
 use crate::clients::Wakes;

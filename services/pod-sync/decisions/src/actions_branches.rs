@@ -2,7 +2,7 @@
 
 use super::tests::{container, pod, simple, with_init, with_sidecars};
 use super::*;
-use crate::decide::testing::{RuntimeBuilder, id, pod_json, time};
+use quintlet_testkit::pods::{RuntimeBuilder, id, pod_json, time};
 use serde_json::json;
 
 type Probes = &'static [(ProbeType, &'static str, ProbeResult)];

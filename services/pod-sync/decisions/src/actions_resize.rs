@@ -2,8 +2,8 @@
 
 use super::tests::container;
 use super::*;
-use crate::decide::resize::allocation::of_pod;
-use crate::decide::testing::{RuntimeBuilder, id, pod_json};
+use crate::resize::allocation::of_pod;
+use quintlet_testkit::pods::{RuntimeBuilder, id, pod_json};
 use serde_json::{Value, json};
 
 fn sized(name: &str, cpu: &str) -> Value {

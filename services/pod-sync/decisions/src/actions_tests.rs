@@ -1,6 +1,6 @@
 use super::*;
-use crate::decide::testing::{RuntimeBuilder, id, pod_json, time};
 use proptest::prelude::*;
+use quintlet_testkit::pods::{RuntimeBuilder, id, pod_json, time};
 use serde_json::{Value, json};
 
 pub(super) fn container(name: &str) -> Value {

@@ -38,7 +38,7 @@ impl Started {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::at;
+    use quintlet_testkit::pods::at;
 
     #[test]
     fn a_clock_that_is_set_makes_no_pod_older_or_younger() {

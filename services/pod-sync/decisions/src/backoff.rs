@@ -316,9 +316,9 @@ mod tests {
     }
 
     fn exit_of(id: &str, at: jiff::Timestamp) -> RuntimeContainer {
-        let runtime = crate::decide::testing::RuntimeBuilder::ready().exited("c", 1).build();
+        let runtime = quintlet_testkit::pods::RuntimeBuilder::ready().exited("c", 1).build();
         let finished_unix_ns = i64::try_from(at.as_nanosecond()).unwrap();
-        let id = crate::decide::testing::id(id);
+        let id = quintlet_testkit::pods::id(id);
         RuntimeContainer { id, finished_unix_ns, ..runtime.containers[0].clone() }
     }
 

@@ -264,8 +264,8 @@ pub fn all_containers_restarting(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::{RuntimeBuilder, pod_json};
     use quintlet_model::runtime::SandboxState;
+    use quintlet_testkit::pods::{RuntimeBuilder, pod_json};
     use serde_json::{Value, json};
 
     fn statuses(list: Value) -> Vec<ContainerStatus> {

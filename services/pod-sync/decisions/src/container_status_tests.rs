@@ -1,5 +1,5 @@
 use super::*;
-use crate::decide::testing::{RuntimeBuilder, at, id, pod_json, time};
+use quintlet_testkit::pods::{RuntimeBuilder, at, id, pod_json, time};
 use serde_json::{Value, json};
 
 struct World {

@@ -85,7 +85,7 @@ pub fn log_dir_uid(name: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::RuntimeBuilder;
+    use quintlet_testkit::pods::RuntimeBuilder;
 
     fn names(runtime: &PodRuntime, fate: Fate) -> Vec<String> {
         let name = |id: &ContainerId| {

@@ -176,7 +176,7 @@ pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<Stop> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::{RuntimeBuilder, pod_json};
+    use quintlet_testkit::pods::{RuntimeBuilder, pod_json};
     use serde_json::json;
 
     #[test]

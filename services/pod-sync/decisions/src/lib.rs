@@ -15,6 +15,9 @@
 //! `is_terminal`, [`status::terminate`] last; [`status::with_kill_override`] for what the agent itself ends. Sources go
 //! through [`merge::SourceStore`], new pods through [`admission::admit`]; [`preempt::victims`] makes room for critical ones.
 
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 pub mod actions;
 pub mod active;
 pub mod admission;
@@ -43,8 +46,6 @@ pub mod shutdown;
 mod simulation_tests;
 pub mod status;
 pub mod sync;
-#[cfg(test)]
-pub(crate) mod testing;
 pub mod unsupported;
 pub mod waiting;
 pub mod worker;

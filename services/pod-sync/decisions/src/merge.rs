@@ -193,9 +193,9 @@ impl SourceStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::{at, time};
     use proptest::prelude::*;
     use quintlet_model::pod::annotation;
+    use quintlet_testkit::pods::{at, time};
     use serde_json::json;
 
     fn arcs(pods: Vec<Pod>) -> Vec<Arc<Pod>> {

@@ -176,7 +176,7 @@ pub fn phase(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::pod_json;
+    use quintlet_testkit::pods::pod_json;
     use serde_json::{Value, json};
 
     fn running() -> Value {

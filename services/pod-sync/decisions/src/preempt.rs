@@ -122,7 +122,7 @@ pub fn victims<'a>(by: &Pod, active: &[&'a Pod], short: &[Shortage]) -> Result<V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::pod_json;
+    use quintlet_testkit::pods::pod_json;
     use serde_json::{Value, json};
 
     fn pod(name: &str, requests: Value, limits: Value, priority: Option<i32>) -> Pod {

@@ -95,7 +95,7 @@ pub fn resolve_port(port: &IntOrString, container: Option<&Container>) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::{RuntimeBuilder, at};
+    use quintlet_testkit::pods::{RuntimeBuilder, at};
 
     const NS: i64 = 1_000_000_000;
 

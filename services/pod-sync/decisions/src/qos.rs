@@ -415,7 +415,7 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::pod_json;
+    use quintlet_testkit::pods::pod_json;
     use serde_json::{Value, json};
 
     fn c(name: &str, requests: Value, limits: Value) -> Value {
@@ -485,7 +485,7 @@ mod tests {
     #[test]
     fn the_api_has_the_last_word_on_the_class() {
         let mut p = pod(json!([c("a", json!({}), json!({}))]));
-        p.status = Some(crate::decide::testing::status_json(json!({"qosClass": "Guaranteed"})));
+        p.status = Some(quintlet_testkit::pods::status_json(json!({"qosClass": "Guaranteed"})));
         assert_eq!(qos_class(&p), QosClass::Guaranteed);
     }
 

@@ -144,7 +144,7 @@ pub fn restart_all_triggered(pod: &Pod, runtime: &PodRuntime, old: &PodStatus) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::{RuntimeBuilder, pod_json};
+    use quintlet_testkit::pods::{RuntimeBuilder, pod_json};
     use serde_json::{Value, json};
 
     fn container(own: Option<&str>, rules: Value) -> Container {
@@ -237,7 +237,7 @@ mod tests {
             assert_eq!(should_container_be_restarted(&c, &p, &runtime), want, "{name}");
         }
         let mut deleted = pod("Always");
-        deleted.metadata.deletion_timestamp = Some(crate::decide::testing::time(0));
+        deleted.metadata.deletion_timestamp = Some(quintlet_testkit::pods::time(0));
         assert!(!should_container_be_restarted(&c, &deleted, &with(|r| r)));
     }
 

@@ -20,8 +20,8 @@ use super::grace::termination_plan;
 use super::probes::ProbeView;
 use super::status::{NodeFacts, StatusInput, generate};
 use super::sync::next_attempt;
-use super::testing::{RuntimeBuilder, at, id, pod_json};
 use super::waiting::{Holds, from_status};
+use quintlet_testkit::pods::{RuntimeBuilder, at, id, pod_json};
 
 /// What the world does between two passes.
 #[derive(Debug, Clone)]

@@ -1,7 +1,7 @@
 use super::*;
-use crate::decide::testing::{RuntimeBuilder, at, id, pod_json, status_json, time};
 use quintlet_model::probe::{ProbeResult, ProbeType};
 use quintlet_model::runtime::SandboxState;
+use quintlet_testkit::pods::{RuntimeBuilder, at, id, pod_json, status_json, time};
 use serde_json::{Value, json};
 
 struct World {

@@ -105,7 +105,7 @@ fn log_number(file: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::{RuntimeBuilder, pod_json, status_json};
+    use quintlet_testkit::pods::{RuntimeBuilder, pod_json, status_json};
     use serde_json::json;
 
     fn pod(policy: &str) -> Pod {

@@ -55,7 +55,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::decide::testing::pod_json;
+    use quintlet_testkit::pods::pod_json;
 
     #[test]
     fn resource_claims_keep_a_pod_from_starting_with_the_kubelets_event() {

@@ -492,7 +492,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::decide::testing::RuntimeBuilder;
+    use quintlet_testkit::pods::RuntimeBuilder;
 
     #[test]
     fn an_ephemeral_container_sees_the_newest_instance_of_its_target_or_is_not_made() {

@@ -1,4 +1,4 @@
-//! Pods and runtime states for the tables of this folder.
+//! Pods and runtime states for tests of decisions.
 
 use std::time::Duration;
 
@@ -11,16 +11,17 @@ use quintlet_model::runtime::{Container, ContainerState, Cursor, PodRuntime, San
 use serde_json::{Value, json};
 
 /// 2026-01-01T00:00:00Z plus `seconds`.
-pub(crate) fn at(seconds: i64) -> jiff::Timestamp {
+pub fn at(seconds: i64) -> jiff::Timestamp {
     jiff::Timestamp::from_second(1_767_225_600 + seconds).unwrap()
 }
 
-pub(crate) fn time(seconds: i64) -> Time {
+/// The same as a time of the API.
+pub fn time(seconds: i64) -> Time {
     Time(at(seconds))
 }
 
 /// A pod `web` in `default` with this spec, of the API server.
-pub(crate) fn pod_json(spec: Value) -> Pod {
+pub fn pod_json(spec: Value) -> Pod {
     serde_json::from_value(json!({
         "metadata": {"name": "web", "namespace": "default", "uid": "u1", "generation": 1,
             "annotations": {"kubernetes.io/config.source": "api"}},
@@ -29,30 +30,33 @@ pub(crate) fn pod_json(spec: Value) -> Pod {
     .unwrap()
 }
 
-pub(crate) fn status_json(status: Value) -> PodStatus {
+/// Parses the status of a pod.
+pub fn status_json(status: Value) -> PodStatus {
     serde_json::from_value(status).unwrap()
 }
 
 /// Builds what the runtime says; each container call adds a newer instance.
 #[derive(Clone)]
-pub(crate) struct RuntimeBuilder {
+pub struct RuntimeBuilder {
     runtime: PodRuntime,
     clock: i64,
 }
 
 impl RuntimeBuilder {
-    pub(crate) fn none() -> Self {
+    /// Starts with a pod of which the runtime has nothing.
+    pub fn none() -> Self {
         let pod =
             PodRef { uid: PodUid::parse("u1").unwrap(), namespace: "default".into(), name: "web".into() };
         Self { runtime: PodRuntime::empty(pod, Cursor::default(), Duration::ZERO), clock: 0 }
     }
 
     /// One ready sandbox with an address.
-    pub(crate) fn ready() -> Self {
+    pub fn ready() -> Self {
         Self::none().sandbox(SandboxState::Ready)
     }
 
-    pub(crate) fn sandbox(mut self, state: SandboxState) -> Self {
+    /// Adds a sandbox, the newest.
+    pub fn sandbox(mut self, state: SandboxState) -> Self {
         self.clock += 1;
         let attempt = u32::try_from(self.runtime.sandboxes.len()).unwrap();
         self.runtime.sandboxes.push(Sandbox {
@@ -70,12 +74,14 @@ impl RuntimeBuilder {
         self
     }
 
-    pub(crate) fn edit_sandbox(mut self, edit: impl FnOnce(&mut Sandbox)) -> Self {
+    /// Changes the newest sandbox.
+    pub fn edit_sandbox(mut self, edit: impl FnOnce(&mut Sandbox)) -> Self {
         edit(self.runtime.sandboxes.last_mut().unwrap());
         self
     }
 
-    pub(crate) fn add(mut self, name: &str, state: ContainerState, exit_code: i32) -> Self {
+    /// Adds an instance of a container to the newest sandbox.
+    pub fn add(mut self, name: &str, state: ContainerState, exit_code: i32) -> Self {
         self.clock += 1;
         let attempt = u32::try_from(self.runtime.instances(name).count()).unwrap();
         let base = at(0).as_nanosecond() as i64;
@@ -123,33 +129,40 @@ impl RuntimeBuilder {
         self
     }
 
-    pub(crate) fn edit(mut self, edit: impl FnOnce(&mut Container)) -> Self {
+    /// Changes the newest instance.
+    pub fn edit(mut self, edit: impl FnOnce(&mut Container)) -> Self {
         edit(self.runtime.containers.last_mut().unwrap());
         self
     }
 
-    pub(crate) fn running(self, name: &str) -> Self {
+    /// Adds an instance that runs.
+    pub fn running(self, name: &str) -> Self {
         self.add(name, ContainerState::Running, 0)
     }
 
-    pub(crate) fn created(self, name: &str) -> Self {
+    /// Adds an instance that was created and not started.
+    pub fn created(self, name: &str) -> Self {
         self.add(name, ContainerState::Created, 0)
     }
 
-    pub(crate) fn unknown(self, name: &str) -> Self {
+    /// Adds an instance whose state the runtime does not know.
+    pub fn unknown(self, name: &str) -> Self {
         self.add(name, ContainerState::Unknown, 0)
     }
 
-    pub(crate) fn exited(self, name: &str, exit_code: i32) -> Self {
+    /// Adds an instance that has exited.
+    pub fn exited(self, name: &str, exit_code: i32) -> Self {
         self.add(name, ContainerState::Exited, exit_code)
     }
 
-    pub(crate) fn build(mut self) -> PodRuntime {
+    /// Returns the runtime state, newest first.
+    pub fn build(mut self) -> PodRuntime {
         self.runtime.sort();
         self.runtime
     }
 }
 
-pub(crate) fn id(text: &str) -> ContainerId {
+/// Parses the ID of a container.
+pub fn id(text: &str) -> ContainerId {
     ContainerId::parse(text).unwrap()
 }

@@ -6,7 +6,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 
-use crate::decide::restart::has_restart_all_rule;
+use crate::restart::has_restart_all_rule;
 
 /// Names of features that the pod needs and the node does not declare, in the order of the alphabet.
 pub(super) fn missing(pod: &Pod, declared: &[&str]) -> Vec<&'static str> {

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use super::Rejection;
-use crate::decide::qos::{self, ResourceList};
+use crate::qos::{self, ResourceList};
 
 /// A resource of which there is not enough.
 #[derive(Debug, Clone, PartialEq, Eq)]

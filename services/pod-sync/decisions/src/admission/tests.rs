@@ -1,6 +1,6 @@
 use super::*;
-use crate::decide::quantity::Quantity;
-use crate::decide::testing::pod_json;
+use crate::quantity::Quantity;
+use quintlet_testkit::pods::pod_json;
 use serde_json::{Value, json};
 
 fn node() -> Node {

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use quintlet_model::pod;
 use serde::{Deserialize, Serialize};
 
-use crate::decide::quantity::Quantity;
+use crate::quantity::Quantity;
 
 /// What a resize can change of a container.
 const RESIZABLE: [&str; 2] = ["cpu", "memory"];
@@ -148,7 +148,7 @@ fn take_over(own: Option<&mut Amounts>, told: &Amounts) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::{pod_json, status_json};
+    use quintlet_testkit::pods::{pod_json, status_json};
     use serde_json::{Value, json};
 
     fn pod(resources: Value) -> Pod {

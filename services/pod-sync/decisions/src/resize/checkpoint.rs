@@ -80,8 +80,8 @@ fn checksum(data: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::resize::allocation::of_pod;
-    use crate::decide::testing::pod_json;
+    use crate::resize::allocation::of_pod;
+    use quintlet_testkit::pods::pod_json;
     use serde_json::json;
 
     fn entries() -> Entries {

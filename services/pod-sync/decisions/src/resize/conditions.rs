@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::verdict::Pending;
-use crate::decide::conditions::{RESIZE_IN_PROGRESS, RESIZE_PENDING, condition};
+use crate::conditions::{RESIZE_IN_PROGRESS, RESIZE_PENDING, condition};
 
 /// Reason of PodResizeInProgress while the runtime, or a check before it, refuses the change.
 pub const ERROR: &str = "Error";
@@ -118,8 +118,8 @@ impl ResizeConditions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::resize::verdict::Reason;
-    use crate::decide::testing::{at, time};
+    use crate::resize::verdict::Reason;
+    use quintlet_testkit::pods::{at, time};
 
     fn waits(reason: Reason, message: &str) -> Pending {
         Pending { reason, cause: String::new(), message: message.to_owned() }

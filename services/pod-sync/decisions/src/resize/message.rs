@@ -59,7 +59,7 @@ pub fn resize_message(what: &str, of: &Pod, generation: Option<i64>, error: &str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::pod_json;
+    use quintlet_testkit::pods::pod_json;
     use serde_json::json;
 
     #[test]

@@ -7,8 +7,8 @@ use quintlet_model::pod;
 use quintlet_model::runtime::{Container, ContainerState, PodRuntime};
 
 use super::allocation::PodResources;
-use crate::decide::qos::{self, PodCgroup};
-use crate::decide::quantity::{Format, Quantity};
+use crate::qos::{self, PodCgroup};
+use crate::quantity::{Format, Quantity};
 
 /// What a resize changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

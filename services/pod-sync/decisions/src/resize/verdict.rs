@@ -7,7 +7,7 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 
 use super::plan::{Policy, Resource, policy};
-use crate::decide::qos::{self, QosClass, ResourceList};
+use crate::qos::{self, QosClass, ResourceList};
 
 /// Why a resize waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +141,7 @@ pub fn sort(queue: &mut [Candidate]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::testing::{at, pod_json};
+    use quintlet_testkit::pods::{at, pod_json};
     use serde_json::{Value, json};
 
     fn pod(resources: Value) -> Pod {

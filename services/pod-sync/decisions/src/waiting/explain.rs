@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 
 use super::Holds;
-use crate::decide::actions::{self, PodActions, SandboxDecision};
+use crate::actions::{self, PodActions, SandboxDecision};
 
 /// What was decided, a line each; nothing to do is one line too.
 #[must_use]

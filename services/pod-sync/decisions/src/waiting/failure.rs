@@ -1,6 +1,6 @@
 //! Why a container was not started.
 
-use crate::decide::container_status::WaitingReason;
+use crate::container_status::WaitingReason;
 
 /// How a start failed: the reasons that become a container's waiting reason
 /// (`pkg/kubelet/container: SyncResult`).

@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use quintlet_model::pod;
 
 use super::{StartFailure, Waiting};
-use crate::decide::conditions;
-use crate::decide::resize::verdict::Reason;
-use crate::decide::restart::RESTARTING_ALL;
+use crate::conditions;
+use crate::resize::verdict::Reason;
+use crate::restart::RESTARTING_ALL;
 
 /// A wait and its times.
 #[derive(Debug, Clone, PartialEq, Eq)]

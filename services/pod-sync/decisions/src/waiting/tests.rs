@@ -3,10 +3,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::*;
-use crate::decide::actions::{ActionInput, compute_actions, sandbox_decision};
-use crate::decide::conditions;
-use crate::decide::probes::ProbeView;
-use crate::decide::testing::{RuntimeBuilder, at, pod_json, status_json, time};
+use crate::actions::{ActionInput, compute_actions, sandbox_decision};
+use crate::conditions;
+use crate::probes::ProbeView;
+use quintlet_testkit::pods::{RuntimeBuilder, at, pod_json, status_json, time};
 use serde_json::{Value, json};
 
 fn status(list: Value, init: Value) -> PodStatus {

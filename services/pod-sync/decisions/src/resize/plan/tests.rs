@@ -1,7 +1,7 @@
 use super::*;
-use crate::decide::resize::allocation::of_pod;
-use crate::decide::testing::{RuntimeBuilder, pod_json};
+use crate::resize::allocation::of_pod;
 use quintlet_model::runtime::Resources;
+use quintlet_testkit::pods::{RuntimeBuilder, pod_json};
 use serde_json::{Value, json};
 
 fn pod(containers: Value) -> Pod {
@@ -189,7 +189,7 @@ fn the_group_grows_before_its_containers_and_shrinks_after_them() {
 #[test]
 fn memory_is_not_taken_from_under_what_is_in_use() {
     let update = |name: &str, from, to| ContainerUpdate {
-        id: crate::decide::testing::id(name),
+        id: quintlet_testkit::pods::id(name),
         name: name.to_owned(),
         from: Amounts { limit: from, request: None },
         to: Amounts { limit: to, request: None },

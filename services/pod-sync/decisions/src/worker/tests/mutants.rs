@@ -15,7 +15,7 @@ use super::super::{
     jitter,
 };
 use super::history::{Happens, Tamper, happens, play, play_spoilt};
-use crate::decide::testing::RuntimeBuilder;
+use quintlet_testkit::pods::RuntimeBuilder;
 
 const LENGTH: usize = 120;
 const HISTORIES: usize = 600;

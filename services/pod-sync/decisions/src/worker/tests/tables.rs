@@ -10,7 +10,7 @@ use super::super::{
     Cause, Effect, Facts, Input, Judge as _, Kill, Kind, Outcome, PodGrace, Sound, Step, Work, Workers,
 };
 use super::history::{RESYNC, uid};
-use crate::decide::status::{KillCause, KillOverride};
+use crate::status::{KillCause, KillOverride};
 
 fn workers() -> Workers {
     Workers::new(RESYNC)
