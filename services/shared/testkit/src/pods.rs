@@ -1,4 +1,5 @@
 //! Pods and runtime states for tests of decisions.
+#![allow(clippy::unwrap_used, reason = "data of a test that does not parse is a mistake in that test")]
 
 use std::time::Duration;
 
