@@ -4,6 +4,7 @@
 - Every relative link of a page leads to a file, and to a heading of it.
 - Every file and test in a column "shown by" or "test" exists in the crate that the cell names before it.
 - Every `make TARGET` is a target of the Makefile.
+- README.md stays short.
 - No committed file refers to a document that is not in the repository.
 """
 
@@ -18,6 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LEAST_LINKS = 40
 LEAST_NAMES = 250
 LEAST_REFERENCES = 100
+# README.md says what a newcomer needs; everything else has a page in docs/.
+README_BYTES = 8192
 
 problems = []
 
@@ -177,6 +180,8 @@ def main():
     references = sum(check_references(path) for path in FILES)
     if references < LEAST_REFERENCES:
         problems.append(f"only {references} references to documents found, at least {LEAST_REFERENCES} expected")
+    if (size := (ROOT / "README.md").stat().st_size) > README_BYTES:
+        problems.append(f"README.md has {size} bytes, {README_BYTES} at most")
     if links < LEAST_LINKS:
         problems.append(f"only {links} links found, at least {LEAST_LINKS} expected")
     if names < LEAST_NAMES:
