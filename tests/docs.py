@@ -3,6 +3,8 @@
 
 - Every relative link of a page leads to a file, and to a heading of it.
 - Every file and test in a column "shown by" or "test" exists in the crate that the cell names before it.
+- Every path in backticks that begins at the root of the repository exists.
+- The code map in ARCHITECTURE.md names directories that exist, and has every crate.
 - Every `make TARGET` is a target of the Makefile.
 - README.md stays short.
 - No committed file refers to a document that is not in the repository.
@@ -150,6 +152,34 @@ def check_targets(path):
                 problem(path, number, f"no target {target} in the Makefile")
 
 
+def check_paths(path):
+    for number, line in enumerate(without_code(text(path)).splitlines(), 1):
+        for name in re.findall(r"`((?:services|tests|scripts|docker|docs|proto|charts|examples)/[\w./*-]*)`", line):
+            if not any(any(place.glob(name.rstrip("/"))) for place in (ROOT, (ROOT / path).parent)):
+                problem(path, number, f"no file {name}")
+
+
+def check_code_map():
+    """Lines of the map: `DIR/  …` at the root, `  DIR/  DIR/  …` below the directory named last at the root."""
+    page = text("ARCHITECTURE.md")
+    block = re.search(r"^## Code map\n+```\n(.*?)^```", page, flags=re.S | re.M)
+    first = page[: block.start(1)].count("\n") + 1
+    named, root = set(), pathlib.PurePath()
+    for number, line in enumerate(block[1].splitlines(), first):
+        names = re.match(r" *((?:(?:[\w-]+/)+(?:\s+|$))*)", line)[1].split()
+        if not names:
+            continue
+        if not line.startswith(" "):
+            root = pathlib.PurePath(names[0])
+        for directory in names if not line.startswith(" ") else [root / name for name in names]:
+            named.add(pathlib.PurePath(directory))
+            if not (ROOT / directory).is_dir():
+                problem("ARCHITECTURE.md", number, f"no directory {directory}")
+    for name, directory in CRATES.items():
+        if directory not in named:
+            problem("ARCHITECTURE.md", first, f"the code map lacks the crate {name} in {directory}")
+
+
 # Section signs and names of documents that this repository never had.
 FOREIGN = re.compile("\u00a7|\\bDESIG[N]\\b|\\bCONVENTION[S]\\b|\\bEXPERIENC[E]\\b")
 NAMED = re.compile(r"(?<![\w*/$}.-])[\w./-]*\w\.md\b|(?<![\w/.-])docs/[\w./-]*\w")
@@ -177,6 +207,8 @@ def main():
     names = sum(check_names(path) for path in pages)
     for path in pages:
         check_targets(path)
+        check_paths(path)
+    check_code_map()
     references = sum(check_references(path) for path in FILES)
     if references < LEAST_REFERENCES:
         problems.append(f"only {references} references to documents found, at least {LEAST_REFERENCES} expected")
