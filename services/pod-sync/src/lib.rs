@@ -14,14 +14,12 @@
 pub mod addresses;
 pub mod allocations;
 pub mod args;
-pub mod build;
 pub mod cgroup;
 pub mod checkpoint;
 pub mod clients;
 pub mod cluster;
 pub mod containment;
 pub mod context;
-pub mod credentials;
 pub mod first;
 pub mod fleet;
 pub mod housekeeping;
@@ -36,8 +34,6 @@ pub mod node_status;
 pub mod owner;
 pub mod pod_cidrs;
 mod process;
-pub mod pull_records;
-pub mod pulls;
 mod redirect;
 mod resizes;
 pub mod serve;
@@ -52,7 +48,6 @@ mod test_server;
 pub mod userns;
 pub mod view;
 mod volume_counts;
-pub mod volumes;
 pub mod worker;
 
 pub use crate::process::main;
@@ -72,7 +67,10 @@ use quintlet_proto::podsync::v1::storage_server::StorageServer;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use pod_sync_cri_config as build;
 use pod_sync_decisions as decide;
+use pod_sync_images::{credentials, pull_records, pulls};
+use pod_sync_volumes as volumes;
 
 use crate::args::Args;
 use crate::clients::Wakes;

@@ -118,7 +118,6 @@ mod tests {
 
     use super::*;
     use crate::build::resources::container_resources;
-    use crate::build::testing::pod_of;
     use crate::context::RuntimeState;
     use crate::decide::admission::Verdict;
     use crate::decide::image_access::{Allowlist, VerificationPolicy};
@@ -126,6 +125,7 @@ mod tests {
     use crate::node::{NodeAdmission, RESERVABLE};
     use crate::source::api::ClusterView;
     use crate::table::Admission as _;
+    use quintlet_testkit::pods::pod_of;
 
     const KUBELET: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
     const OWN: &str = "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n";

@@ -172,7 +172,7 @@ pub fn ephemeral_as_container(e: &EphemeralContainer) -> Container {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::testing::pod_of;
+    use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 
     fn build(container: Value) -> Result<ContainerConfig, String> {

@@ -1,5 +1,5 @@
-//! What is newer than the CRI bindings: UpdatePodSandboxResources, and fields of CreateContainer (parts of images as
-//! volumes, stop signals).
+//! Messages and fields of the CRI that the generated bindings lack: UpdatePodSandboxResources, and fields of CreateContainer
+//! (image volumes with a sub path, stop signals).
 //!
 //! On the wire an embedded message may come in parts, which its reader merges: the second part of the container's
 //! configuration has these fields. A runtime that does not know them passes them over, and then refuses the mount
@@ -80,7 +80,7 @@ const SIGNALS: [&str; 65] = [
 
 /// The newer part of a container's configuration.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct NewerConfig {
+pub struct CriExtensions {
     /// Mounts of images, each with its place among all mounts, in that order.
     pub mounts: Vec<(usize, ImageMount)>,
     /// `lifecycle.stopSignal`; 0 for none.
@@ -137,7 +137,7 @@ pub struct UpdateSandbox {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SandboxUpdated {}
 
-impl NewerConfig {
+impl CriExtensions {
     /// Whether the usual request says all there is.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -159,7 +159,7 @@ pub struct CreateContainer {
 impl CreateContainer {
     /// Of the usual request and what is newer.
     #[must_use]
-    pub fn new(usual: cri::CreateContainerRequest, newer: &NewerConfig) -> Self {
+    pub fn new(usual: cri::CreateContainerRequest, newer: &CriExtensions) -> Self {
         let mut config = usual.config.unwrap_or_default();
         let mut part = Part { mounts: Vec::new(), stop_signal: newer.stop_signal };
         if !newer.mounts.is_empty() {
@@ -208,7 +208,7 @@ mod tests {
             image_sub_path: "sub".to_owned(),
             ..ImageMount::default()
         };
-        let newer = NewerConfig { mounts: vec![(0, mount.clone())], stop_signal: 23 };
+        let newer = CriExtensions { mounts: vec![(0, mount.clone())], stop_signal: 23 };
         let bytes = CreateContainer::new(usual.clone(), &newer).encode_to_vec();
 
         let old = cri::CreateContainerRequest::decode(&bytes[..]).unwrap();

@@ -253,8 +253,8 @@ fn fit(config: &mut DnsConfig, warnings: &mut Vec<DnsWarning>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::testing::pod_of;
     use quintlet_model::ids::PodUid;
+    use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 
     fn node() -> NodeSettings {

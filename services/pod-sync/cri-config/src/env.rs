@@ -353,8 +353,8 @@ pub fn expand_sub_path(expression: &str, env: &BTreeMap<String, String>) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::objects::ObjectKind;
-    use crate::build::testing::pod_of;
+    use crate::objects::ObjectKind;
+    use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 
     struct Case {

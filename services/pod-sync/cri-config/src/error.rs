@@ -27,7 +27,8 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    pub(crate) fn invalid(text: impl Into<String>) -> Self {
+    /// Returns the error with this text, which becomes the message of the waiting container.
+    pub fn invalid(text: impl Into<String>) -> Self {
         Self::Invalid(text.into())
     }
 

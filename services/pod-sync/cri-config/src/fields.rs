@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 use quintlet_model::pod;
 
 use super::error::ConfigError;
-use crate::decide::qos::{self, ResourceList};
-use crate::decide::quantity::{Format, Quantity};
+use pod_sync_decisions::qos::{self, ResourceList};
+use pod_sync_decisions::quantity::{Format, Quantity};
 
 /// A metadata field: `metadata.name`, `.namespace`, `.uid`, `.labels`, `.annotations` and one key of these.
 ///
@@ -158,7 +158,7 @@ fn default_limit(of: ResourceField<'_>, resource: &str) -> Quantity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::testing::pod_of;
+    use quintlet_testkit::pods::pod_of;
     use serde_json::json;
 
     #[test]

@@ -127,7 +127,7 @@ fn subdomain_problem(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::testing::pod_of;
+    use quintlet_testkit::pods::pod_of;
     use serde_json::json;
 
     #[test]

@@ -1,15 +1,21 @@
-//! From a pod to what the runtime is asked for: sandbox and container configurations.
+//! The CRI configuration of a pod's sandbox and containers: what RunPodSandbox and CreateContainer carry.
+//!
+//! There are no tasks and no channels.
 //!
 //! Functions here are pure but for three edges: [`env::EnvObjects::fetch`] asks an [`objects::ObjectSource`],
 //! [`subpath`] and [`mounts::make_mounts`] prepare files below the pod's directory, and [`dns::read_resolv_conf`]
 //! reads the node's file. The texts of [`error::ConfigError`] are the kubelet's, since they become the message of
 //! a container that waits with `CreateContainerConfigError`.
 
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 use std::path::PathBuf;
 
-use crate::decide::qos::{CgroupSettings, ResourceList};
+use pod_sync_decisions::qos::{CgroupSettings, ResourceList};
 
 pub mod container;
+pub mod cri_extensions;
 pub mod dns;
 pub mod env;
 pub mod env_file;
@@ -20,7 +26,6 @@ pub mod go_json;
 pub mod hostname;
 pub mod hosts;
 pub mod mounts;
-pub mod newer;
 pub mod node_ips;
 pub mod objects;
 pub mod paths;
@@ -29,9 +34,6 @@ pub mod sandbox;
 pub mod security;
 pub mod services;
 pub mod subpath;
-
-#[cfg(test)]
-pub(crate) mod testing;
 
 use self::node_ips::NodeIps;
 

@@ -70,7 +70,7 @@ pub fn make_mounts(input: MountsInput<'_>) -> Result<Vec<Mount>, ConfigError> {
     for (index, mount) in input.container.volume_mounts.iter().flatten().enumerate() {
         own_hosts |= mount.mount_path == ETC_HOSTS;
         if is_image(input.pod, &mount.name) {
-            // The runtime mounts it: see `newer`.
+            // The runtime mounts it: see `cri_extensions`.
             continue;
         }
         out.push(volume_mount(input, mount, index, &pod_dir)?);
@@ -106,8 +106,9 @@ fn file_mount(host: &Path, inside: &str, relabel: bool) -> Mount {
     }
 }
 
-/// The path inside a container that a relative one stands for.
-pub(crate) fn absolute(path: &str) -> String {
+/// Returns the path inside a container that a relative one stands for.
+#[must_use]
+pub fn absolute(path: &str) -> String {
     if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
 }
 
@@ -261,7 +262,7 @@ pub fn new_termination_log(pod_dir: &Path, container: &str) -> io::Result<PathBu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::testing::pod_of;
+    use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 
     struct Root {

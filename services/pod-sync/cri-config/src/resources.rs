@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_model::pod;
 
 use super::NodeSettings;
-use crate::decide::qos::{self, ResourceList};
-use crate::decide::quantity::Quantity;
+use pod_sync_decisions::qos::{self, ResourceList};
+use pod_sync_decisions::quantity::Quantity;
 
 fn linux(requests: &ResourceList, limits: &ResourceList, node: &NodeSettings) -> LinuxContainerResources {
     let milli = |l: &ResourceList| l.get("cpu").map(|q| q.milli_value());
@@ -138,7 +138,7 @@ pub fn hugepage_sizes(dir: &Path) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::testing::pod_of;
+    use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 
     fn of(pod_level: Value, resources: Value, node: &NodeSettings) -> LinuxContainerResources {

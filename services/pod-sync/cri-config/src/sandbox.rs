@@ -138,7 +138,7 @@ pub fn port_mappings(container: &Container) -> Vec<PortMapping> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::testing::pod_of;
+    use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 
     fn build(spec: Value) -> Result<PodSandboxConfig, ConfigError> {

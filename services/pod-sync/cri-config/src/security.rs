@@ -350,7 +350,7 @@ pub fn container_context(
 #[allow(deprecated)]
 mod tests {
     use super::*;
-    use crate::build::testing::pod_of;
+    use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 
     fn context(

@@ -15,11 +15,11 @@ use quintlet_kit::clock::Clock;
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
-use crate::decide::image_access::{
+use pod_sync_decisions::image_access::{
     self, AccountUsed, Answer, Known, Look, Openers, Origin, SecretUsed, VerificationPolicy,
 };
-use crate::decide::image_gc::Image;
-use crate::decide::image_name;
+use pod_sync_decisions::image_gc::Image;
+use pod_sync_decisions::image_name;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 /// Versions that may be read.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::decide::image_name;
+use pod_sync_decisions::image_name;
 
 /// Pulls at once from one registry where the settings say nothing.
 const PER_REGISTRY: usize = 4;

@@ -1,6 +1,6 @@
 use super::files::*;
 use super::*;
-use crate::build::testing::pod_of;
+use quintlet_testkit::pods::pod_of;
 use serde_json::{Value, json};
 
 fn uid(text: &str) -> PodUid {

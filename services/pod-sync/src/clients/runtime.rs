@@ -21,7 +21,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
-use crate::build::newer::{CreateContainer, NewerConfig, SandboxUpdated, UpdateSandbox};
+use crate::build::cri_extensions::{CreateContainer, CriExtensions, SandboxUpdated, UpdateSandbox};
 use crate::cgroup::Driver;
 use crate::containment::peers::BrokenCalls;
 use crate::decide::image_gc::Image;
@@ -262,7 +262,7 @@ impl Runtime {
         &self,
         sandbox: &SandboxId,
         config: cri::ContainerConfig,
-        newer: &NewerConfig,
+        newer: &CriExtensions,
         sandbox_config: cri::PodSandboxConfig,
     ) -> Result<ContainerId, CallError> {
         let request = cri::CreateContainerRequest {

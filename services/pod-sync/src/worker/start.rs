@@ -15,9 +15,9 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 use super::sync::Kind;
 use super::{Halt, Pass, Step, Worker};
 use crate::build::container::{ContainerInput, container_config};
+use crate::build::cri_extensions::{self, CriExtensions, ImageMount};
 use crate::build::env::{EnvInput, EnvObjects, make_env};
 use crate::build::error::ConfigError;
-use crate::build::newer::{self, ImageMount, NewerConfig};
 use crate::build::sandbox::{SandboxInput, sandbox_config};
 use crate::build::security::ImageUser;
 use crate::build::{dns, paths};
@@ -346,7 +346,7 @@ impl Worker {
     }
 
     // Image volumes and the stop signal, or what is wrong with an image that it mounts.
-    fn newer_config(&self, container: &Container) -> Result<NewerConfig, WaitingReason> {
+    fn newer_config(&self, container: &Container) -> Result<CriExtensions, WaitingReason> {
         // Every mount of a volume is one in the request, and those that pod-sync adds come after them.
         let mounts = container.volume_mounts.iter().flatten().enumerate();
         let mounts = mounts.filter_map(|(place, m)| Some((place, m, self.image_volumes.get(&m.name)?)));
@@ -362,9 +362,9 @@ impl Worker {
             };
             Ok((place, mount))
         });
-        Ok(NewerConfig {
+        Ok(CriExtensions {
             mounts: mounts.collect::<Result<_, _>>()?,
-            stop_signal: newer::stop_signal(container),
+            stop_signal: cri_extensions::stop_signal(container),
         })
     }
 

@@ -14,9 +14,9 @@ use rustix::mount::MountFlags;
 
 use super::mount_table::{self, MountEntry, MountTable};
 use super::ownership;
-use crate::build::NodeSettings;
-use crate::decide::qos;
-use crate::decide::quantity::Quantity;
+use pod_sync_cri_config::NodeSettings;
+use pod_sync_decisions::qos;
+use pod_sync_decisions::quantity::Quantity;
 
 /// What an emptyDir stands on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -210,9 +210,9 @@ fn mount_tmpfs(path: &Path, size: i64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::subpath::unmount_all;
-    use crate::build::testing::pod_of;
-    use crate::volumes::mount_table::ProcMountTable;
+    use crate::mount_table::ProcMountTable;
+    use pod_sync_cri_config::subpath::unmount_all;
+    use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 
     fn dir(root: &Path, medium: Medium, fs_group: Option<u32>) -> EmptyDir {

@@ -58,8 +58,8 @@ pub fn share_root(root: &Path, table: &dyn MountTable) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::subpath::unmount_all;
-    use crate::volumes::mount_table::ProcMountTable;
+    use crate::mount_table::ProcMountTable;
+    use pod_sync_cri_config::subpath::unmount_all;
 
     #[test]
     fn the_root_is_shared_once() {
@@ -73,7 +73,7 @@ mod tests {
         rustix::mount::mount_change(tmp.path(), MountPropagationFlags::PRIVATE).unwrap();
         let first = share_root(&root, &ProcMountTable);
         let second = share_root(&root, &ProcMountTable);
-        let count = crate::volumes::mount_table::below(&ProcMountTable, &root).unwrap().len();
+        let count = crate::mount_table::below(&ProcMountTable, &root).unwrap().len();
         unmount_all(&root).unwrap();
         unmount_all(tmp.path()).unwrap();
         assert!(first.unwrap());

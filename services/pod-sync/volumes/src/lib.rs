@@ -5,6 +5,9 @@
 //! are made by that pod's worker, one at a time. Objects are fetched first, then files are touched, in a blocking
 //! task that a caller that goes away does not cut in half.
 
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -38,16 +41,16 @@ pub mod token;
 #[cfg(test)]
 mod tests;
 
-use crate::build::mounts::{MountedVolume, MountedVolumes};
-use crate::build::objects::{ObjectError, ObjectSource};
-use crate::build::{NodeSettings, paths, subpath};
-use crate::decide::quantity::Quantity;
 use atomic::Payload;
 use empty_dir::{EmptyDir, Medium};
 use error::{Step, TearDownError, VolumeError, VolumeFailure};
 use metrics::VolumeMetrics;
 use mount_table::{MountTable, ProcMountTable};
 use payload::Selection;
+use pod_sync_cri_config::mounts::{MountedVolume, MountedVolumes};
+use pod_sync_cri_config::objects::{ObjectError, ObjectSource};
+use pod_sync_cri_config::{NodeSettings, paths, subpath};
+use pod_sync_decisions::quantity::Quantity;
 use teardown::OrphanError;
 use token::{TokenCache, TokenKey, TokenSource};
 

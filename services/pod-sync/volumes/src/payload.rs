@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, DownwardAPIVolumeFile, Ke
 use quintlet_model::pod;
 
 use super::atomic::{FileProjection, Payload};
-use crate::build::NodeSettings;
-use crate::build::container::ephemeral_as_container;
-use crate::build::fields::{ResourceField, metadata_field, resource_field};
+use pod_sync_cri_config::NodeSettings;
+use pod_sync_cri_config::container::ephemeral_as_container;
+use pod_sync_cri_config::fields::{ResourceField, metadata_field, resource_field};
 
 /// Which keys become files, and how.
 #[derive(Debug, Clone, Copy)]
@@ -175,7 +175,7 @@ pub fn token_file(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::testing::pod_of;
+    use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 
     fn shown(payload: Result<Payload, String>) -> Result<Vec<(String, String, u32)>, String> {

@@ -231,8 +231,8 @@ fn remove_volume_dirs(volumes: &Path) -> Result<(), (PathBuf, io::Error)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::subpath;
-    use crate::volumes::mount_table::{MountEntry, ProcMountTable};
+    use crate::mount_table::{MountEntry, ProcMountTable};
+    use pod_sync_cri_config::subpath;
 
     struct Told(Vec<PathBuf>);
 

@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::build::objects::ObjectKind;
-use crate::build::testing::pod_of;
-use crate::volumes::token::Token;
+use crate::token::Token;
+use pod_sync_cri_config::objects::ObjectKind;
+use quintlet_testkit::pods::pod_of;
 
 #[derive(Default)]
 struct Objects {
@@ -152,7 +152,7 @@ async fn every_kind_is_set_up_once_and_taken_down_without_a_trace() {
     assert_eq!(fs::read_link(at("proj").join("..data")).unwrap(), version);
     assert!(at("disk").join("mine").exists());
 
-    let dirs = crate::build::paths::pod_dir(node.dir.path(), &node.uid).join("volumes");
+    let dirs = pod_sync_cri_config::paths::pod_dir(node.dir.path(), &node.uid).join("volumes");
     let left = || {
         fs::read_dir(&dirs)
             .into_iter()

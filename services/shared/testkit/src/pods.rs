@@ -31,6 +31,22 @@ pub fn pod_json(spec: Value) -> Pod {
     .unwrap()
 }
 
+/// The same with the defaults that CRI configurations rely on.
+pub fn pod_of(mut spec: Value) -> Pod {
+    if spec.get("enableServiceLinks").is_none() {
+        spec["enableServiceLinks"] = json!(true);
+    }
+    if spec.get("securityContext").is_none() {
+        spec["securityContext"] = json!({});
+    }
+    serde_json::from_value(json!({
+        "metadata": {"name": "web", "namespace": "default", "uid": "u1",
+            "annotations": {"kubernetes.io/config.source": "api"}},
+        "spec": spec,
+    }))
+    .unwrap()
+}
+
 /// Parses the status of a pod.
 pub fn status_json(status: Value) -> PodStatus {
     serde_json::from_value(status).unwrap()

@@ -1,6 +1,6 @@
 //! Files of variables, as `fileKeyRef` reads them.
 
-use pod_sync::build::env_file::parse;
+use pod_sync_cri_config::env_file::parse;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;

@@ -1,6 +1,6 @@
 //! Which pull secret is for which image: a line with the key, a line with the image's repository.
 
-use pod_sync::credentials::keyring::matches;
+use pod_sync_images::credentials::keyring::matches;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;

@@ -1,6 +1,6 @@
 //! The node's resolv.conf.
 
-use pod_sync::build::dns::{ResolvConf, parse_resolv_conf};
+use pod_sync_cri_config::dns::{ResolvConf, parse_resolv_conf};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use sha2::Digest as _;
 
 use super::glob;
-use crate::decide::image_name::{DEFAULT_DOMAIN, LEGACY_DEFAULT_DOMAIN, registry};
+use pod_sync_decisions::image_name::{DEFAULT_DOMAIN, LEGACY_DEFAULT_DOMAIN, registry};
 
 /// A user of a registry.
 #[derive(Clone, PartialEq, Eq)]
@@ -137,7 +137,7 @@ impl<T: Clone> Keyring<T> {
         Self { by_key: by_key.into_iter().rev().collect() }
     }
 
-    /// Every credential that may be for `repository` (see [`image_name::repository`](crate::decide::image_name::repository)), best first.
+    /// Every credential that may be for `repository` (see [`image_name::repository`](pod_sync_decisions::image_name::repository)), best first.
     #[must_use]
     pub fn lookup(&self, repository: &str) -> Vec<T> {
         let matching: Vec<T> = self
@@ -183,7 +183,7 @@ pub fn matches(key: &str, repository: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::image_name::repository;
+    use pod_sync_decisions::image_name::repository;
 
     fn user(name: &str) -> Credential {
         Credential { username: name.to_owned(), password: format!("{name}-pass") }

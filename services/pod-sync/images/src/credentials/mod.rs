@@ -16,10 +16,10 @@ use quintlet_model::pod as pods;
 use self::keyring::{Credential, Keyring, Malformed, parse_config_json, parse_dockercfg};
 use self::node_files::NodeFiles;
 use self::plugins::{Account, Accounts, Plugins, TokenAttributes};
-use crate::build::objects::ObjectSource;
-use crate::decide::image_access::{AccountUsed, Openers, SecretUsed};
-use crate::decide::image_name;
-use crate::volumes::token::{TokenCache, TokenKey, TokenSource};
+use pod_sync_cri_config::objects::ObjectSource;
+use pod_sync_decisions::image_access::{AccountUsed, Openers, SecretUsed};
+use pod_sync_decisions::image_name;
+use pod_sync_volumes::token::{TokenCache, TokenKey, TokenSource};
 
 /// Life of a token for a plugin, seconds: what the API server gives where nothing is asked for.
 const TOKEN_SECONDS: i64 = 3600;

@@ -16,8 +16,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::{Semaphore, watch};
 
 use super::keyring::{self, Credential, Keyring};
-use crate::decide::image_access::AccountUsed;
-use crate::decide::image_name;
+use pod_sync_decisions::image_access::AccountUsed;
+use pod_sync_decisions::image_name;
 
 /// A plugin gets this long (pkg/credentialprovider/plugin).
 const LIMIT: Duration = Duration::from_secs(60);
