@@ -102,8 +102,8 @@ async fn a_restart_leaves_ready_as_it_is_and_foreign_conditions_alone() {
     api.reset_counts();
     let settings = Settings { update_every: Duration::from_millis(1), ..Settings::default() };
     let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
-    api.wait_for_requests("get nodes", 1, PATIENCE).await;
-    // It has read the node and knows no facts yet: for now it must write nothing about Ready.
+    // After its attempt to create the node the service reads it, and knows no facts yet: it must write nothing about Ready.
+    api.wait_for_requests("create nodes", 1, PATIENCE).await;
     let turned = async {
         while since(&api.get("nodes", "", "n1").unwrap()) == long_ago {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -178,6 +178,7 @@ async fn send(
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
     use crate::test_server::TestServer as Server;
@@ -210,6 +211,20 @@ mod tests {
                 assert!(server.asked()[0].starts_with("GET /a%20b?x=1 HTTP/1.1\r\n"), "{:?}", server.asked());
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_may_take_a_day() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let slow = async {
+            let (mut peer, _) = listener.accept().await.unwrap();
+            let _ = peer.read(&mut [0; 4096]).await.unwrap();
+            tokio::time::sleep(std::time::Duration::from_secs(24 * 3600)).await;
+            peer.write_all(status(200).as_bytes()).await.unwrap();
+        };
+        let (sent, ()) = tokio::join!(hook(json!({"port": port})), slow);
+        assert_eq!(sent, Ok(Sent::AsAsked));
     }
 
     #[tokio::test]

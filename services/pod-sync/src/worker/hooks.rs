@@ -95,6 +95,15 @@ pub(super) async fn run(
     Err(HookError::failed("invalid handler"))
 }
 
+/// Waits for a postStart hook, which has no time limit in the kubelet either, or for the end of its pod. Returns none if the pod
+/// ends first; the hook is then dropped.
+async fn unless_ending<T>(hook: impl Future<Output = T>, ending: impl Future<Output = ()>) -> Option<T> {
+    tokio::select! {
+        done = hook => Some(done),
+        () = ending => None,
+    }
+}
+
 fn command(exec: &ExecAction) -> Vec<String> {
     exec.command.clone().unwrap_or_default()
 }
@@ -144,12 +153,9 @@ impl Worker {
         let began = self.record.post_starts.get(id.as_str()).copied().flatten();
         self.record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
         self.save();
-        // A hook has no time limit, as in the kubelet. The end of the pod ends the wait: a command is left to the runtime,
-        // which ends it with its container; a request is dropped.
-        let ran = tokio::select! {
-            ran = run(&self.ctx, Some(pod), Some(container), hook, id, ips, began) => ran,
-            () = self.until_ending() => return Err(NotStarted::Ends),
-        };
+        // Where the pod ends, a command is left to the runtime, which ends it with its container; a request is dropped.
+        let ran = run(&self.ctx, Some(pod), Some(container), hook, id, ips, began);
+        let Some(ran) = unless_ending(ran, self.until_ending()).await else { return Err(NotStarted::Ends) };
         let why = match ran {
             Ok(()) => {
                 self.record.post_starts.remove(id.as_str());
@@ -228,6 +234,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_post_start_hook_may_take_a_day_and_ends_with_its_pod() {
+        let day = Duration::from_secs(24 * 3600);
+        let hook = |takes| async move { tokio::time::sleep(takes).await };
+        assert_eq!(unless_ending(hook(day), std::future::pending()).await, Some(()));
+        let ending = tokio::time::sleep(Duration::from_secs(1));
+        assert_eq!(unless_ending(hook(day), ending).await, None);
+    }
 
     #[test]
     fn a_failed_hook_reads_as_with_the_kubelet() {

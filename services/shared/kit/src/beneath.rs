@@ -341,7 +341,15 @@ mod tests {
         let outside = fs::metadata(p.outside.join("file")).unwrap().ino();
         fs::rename(p.root.join("a/b"), p.root.join("b")).unwrap();
         let stop = atomic::AtomicBool::new(false);
+        /// Stops the thread that swaps, also when the test fails.
+        struct Stop<'a>(&'a atomic::AtomicBool);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, atomic::Ordering::Relaxed);
+            }
+        }
         std::thread::scope(|s| {
+            let _stop = Stop(&stop);
             s.spawn(|| {
                 let flags = rustix::fs::RenameFlags::EXCHANGE;
                 while !stop.load(atomic::Ordering::Relaxed) {
@@ -351,12 +359,11 @@ mod tests {
             let mut opened = 0;
             for _ in 0..2000 {
                 if let Ok(file) = p.dir.read(Path::new("b/file")) {
-                    assert_ne!(file.metadata().unwrap().ino(), outside);
+                    assert_ne!(file.metadata().unwrap().ino(), outside, "a file outside was opened");
                     opened += 1;
                 }
             }
-            stop.store(true, atomic::Ordering::Relaxed);
-            assert!(opened > 0);
+            assert!(opened > 0, "the file was never opened");
         });
     }
 }

@@ -342,6 +342,9 @@ pub fn open_root(path: &Path) -> io::Result<OwnedFd> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
+
+    use rustix::mount::{MountFlags, UnmountFlags};
 
     use super::*;
 
@@ -356,11 +359,31 @@ mod tests {
         }
     }
 
+    /// A directory for a deep tree, removed by rm: the recursion of `TempDir` would overflow the stack after a failure.
+    struct DeepDir(PathBuf);
+
+    impl DeepDir {
+        fn new() -> Self {
+            // In memory: a disk takes a minute for so many directories.
+            let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+            Self(temp.unwrap().keep())
+        }
+    }
+
+    impl Drop for DeepDir {
+        fn drop(&mut self) {
+            let removed = std::process::Command::new("rm").arg("-rf").arg(&self.0).status();
+            assert!(removed.is_ok_and(|status| status.success()), "{} is left behind", self.0.display());
+        }
+    }
+
     /// Runs `work` on a thread with a stack that a recursion would not fit into.
     fn on_a_small_stack(work: impl FnOnce() + Send) {
         std::thread::scope(|s| {
-            let thread = std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(s, work).unwrap();
-            thread.join().unwrap();
+            let thread = std::thread::Builder::new().name("small stack".to_owned()).stack_size(256 << 10);
+            if let Err(panic) = thread.spawn_scoped(s, work).unwrap().join() {
+                std::panic::resume_unwind(panic);
+            }
         });
     }
 
@@ -399,9 +422,8 @@ mod tests {
 
     #[test]
     fn a_tree_of_20_000_levels_is_walked_and_removed_with_few_open_directories() {
-        // In memory: a disk takes a minute for so many directories.
-        let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-        let root = temp.path().join("root");
+        let temp = DeepDir::new();
+        let root = temp.0.join("root");
         fs::create_dir(&root).unwrap();
         deep(&root, 20_000);
         on_a_small_stack(|| {
@@ -428,6 +450,41 @@ mod tests {
             remove(&temp.path().join(format!("branch-{branch}"))).unwrap();
         }
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 0);
+    }
+
+    /// A mount that is gone with the test, also when it fails.
+    struct Mounted(PathBuf);
+
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
+        }
+    }
+
+    #[test]
+    fn nothing_on_another_mount_is_visited_or_removed() {
+        for kind in ["tmpfs", "bind mount of the same file system"] {
+            let temp = tempfile::tempdir().unwrap();
+            let [root, outside] = ["root", "outside"].map(|n| temp.path().join(n));
+            let place = root.join("a/mounted");
+            fs::create_dir_all(&place).unwrap();
+            fs::create_dir(&outside).unwrap();
+            if kind == "tmpfs" {
+                rustix::mount::mount("tmpfs", &place, "tmpfs", MountFlags::empty(), None).unwrap();
+            } else {
+                rustix::mount::mount_bind(&outside, &place).unwrap();
+            }
+            let mounted = Mounted(place.clone());
+            fs::write(place.join("precious"), "x").unwrap();
+            let count = counted(&root);
+            assert_eq!((count.files, count.dirs), (0, 2), "{kind}: what is on the mount was visited");
+            let error = remove(&root).unwrap_err();
+            assert!(place.join("precious").exists(), "{kind}: a file on the mount was removed");
+            assert_eq!(error.kind(), io::ErrorKind::CrossesDevices, "{kind}: {error}");
+            drop(mounted);
+            remove(&root).unwrap();
+            assert!(!root.exists(), "{kind}");
+        }
     }
 
     #[test]

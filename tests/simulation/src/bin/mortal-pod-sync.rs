@@ -1,7 +1,7 @@
 //! pod-sync, as a process of its own that dies by its own doing at a step in the work of one pod.
 //!
-//! `QUINTLET_DIES_AT`: the kind of step. `QUINTLET_DIES_FOR`: `namespace/name` of the pod. `QUINTLET_DIES_BY`: `abort`, `stack`
-//! or `task` (a panic outside of the pod's work).
+//! `QUINTLET_DIES_AT`: the kind of step. `QUINTLET_DIES_FOR`: `namespace/name` of the pod. `QUINTLET_DIES_BY`: `abort`, `stack`,
+//! `task` (a panic outside of the pod's work) or `block` (blocks the thread, after the file `QUINTLET_DIES_NOTE` is made).
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ struct Death {
     at: String,
     of: String,
     by: String,
+    note: String,
 }
 
 impl Watcher for Death {
@@ -31,6 +32,12 @@ impl Watcher for Death {
                 let dies = async { panic!("injected into a task") };
                 drop(quintlet_kit::task::spawn("dies", dies));
             }
+            "block" => {
+                std::fs::write(&self.note, "").expect("the note can be written");
+                loop {
+                    std::thread::park();
+                }
+            }
             _ => {}
         }
     }
@@ -48,6 +55,7 @@ fn main() -> ExitCode {
         at: given("QUINTLET_DIES_AT"),
         of: given("QUINTLET_DIES_FOR"),
         by: given("QUINTLET_DIES_BY"),
+        note: given("QUINTLET_DIES_NOTE"),
     };
     seam::watch_everywhere(Arc::new(death));
     pod_sync::main()

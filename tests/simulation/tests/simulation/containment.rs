@@ -1,6 +1,7 @@
 //! What goes wrong in the work of one pod stays with that pod.
 
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -196,11 +197,25 @@ impl<'a> Mortal<'a> {
         let child = Command::new(env!("CARGO_BIN_EXE_mortal-pod-sync"))
             .args(&line[1..])
             .envs(self.env)
+            .env("QUINTLET_DIES_NOTE", self.blocked())
             .stdout(log.try_clone().expect("a log can be written"))
             .stderr(log)
             .kill_on_drop(true)
             .spawn();
         self.child = Some(child.expect("pod-sync can be started"));
+    }
+
+    // The file that exists once a thread is blocked in the work of the pod.
+    fn blocked(&self) -> PathBuf {
+        self.sim.root_dir().with_file_name("blocked")
+    }
+
+    async fn wait_blocked(&self) {
+        let path = self.blocked();
+        until("a thread that is blocked in the work of the pod", LONG, async || {
+            std::fs::remove_file(&path).map_err(|e| e.to_string())
+        })
+        .await;
     }
 
     fn pid(&self) -> Pid {
@@ -297,6 +312,14 @@ async fn kills_from_outside_and_a_panic_outside_of_pods_set_none_aside() {
         }
         kill(pod_sync.pid(), Signal::SIGKILL).unwrap();
         assert_eq!(pod_sync.end().await.signal(), Some(Signal::SIGKILL as i32));
+    }
+    // While a thread executes the work of the pod, which is on record then.
+    let mut blocked = Mortal::new(&sim, "block", "actions decided");
+    for _ in 0..4 {
+        blocked.start();
+        blocked.wait_blocked().await;
+        kill(blocked.pid(), Signal::SIGKILL).unwrap();
+        assert_eq!(blocked.end().await.signal(), Some(Signal::SIGKILL as i32));
     }
     let mut panics = Mortal::new(&sim, "task", "pass");
     for _ in 0..3 {
