@@ -1,6 +1,6 @@
 # Builds, checks, tests and runs Quintlet. Every target works on a fresh Debian machine with a Rust toolchain.
 
-BINS := cri-proxy pleg-service probe-service status-reporter pod-sync quintctl
+BINS := cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl
 BIN_FLAGS := $(foreach bin,$(BINS),-p $(bin))
 CARGO := cargo
 

@@ -62,7 +62,7 @@ image_services() {
     [ -x "$bin_dir/quintlet" ] || { echo "build-image: no $bin_dir/quintlet" >&2; exit 1; }
     add "$tree" "$bin_dir/quintlet"
     strip "$tree/usr/local/bin/quintlet" 2>/dev/null || true
-    for name in cri-proxy pleg-service probe-service status-reporter pod-sync quintctl; do
+    for name in cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl; do
         ln -s quintlet "$tree/usr/local/bin/$name"
     done
     # Named volumes start as copies of these directories: sockets in them get the group of the directory.

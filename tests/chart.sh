@@ -153,7 +153,7 @@ for service in cri-proxy pleg-service probe-service containerd; do
 done
 has default status-reporter "--node-name=\$(NODE_NAME)-quintlet"
 # The port that is served is the port that is published, and never the kubelet's.
-has default node-api "command: [cri-proxy]"
+has default node-api "command: [node-api]"
 has default node-api "--node-api-port=10350"
 has default pod-sync "--node-api-port=10350"
 has default node-api "containerPort: 10350"

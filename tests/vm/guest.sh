@@ -111,7 +111,7 @@ until_true 120 test -s /etc/quintlet/kubeconfig
 
 # What a package does.
 install -m 0755 $here/bin/quintlet /usr/bin/quintlet
-for name in cri-proxy pleg-service probe-service status-reporter pod-sync quintctl; do ln -sf quintlet /usr/bin/$name; done
+for name in cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl; do ln -sf quintlet /usr/bin/$name; done
 install -m 0644 $here/systemd/*.service $here/systemd/*.target /usr/lib/systemd/system/
 install -m 0644 $here/systemd/quintlet.sysusers /usr/lib/sysusers.d/quintlet.conf
 install -m 0644 $here/systemd/quintlet.tmpfiles /usr/lib/tmpfiles.d/quintlet.conf

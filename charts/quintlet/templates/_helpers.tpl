@@ -91,9 +91,6 @@ pod-sync:
 {{/* Arguments of one service. Takes root and part. */}}
 {{- define "quintlet.args" -}}
 {{- $values := .root.Values -}}
-{{- if eq .part "node-api" }}
-- node-api
-{{- end }}
 {{- if $values.config }}
 - --config=/etc/quintlet/config/config.yaml
 {{- end }}
@@ -177,7 +174,7 @@ pod-sync:
 {{- $part := .part -}}
 - name: {{ $part }}
   {{- include "quintlet.image" (dict "root" .root "image" "services") | nindent 2 }}
-  command: [{{ ternary "cri-proxy" $part (eq $part "node-api") }}]
+  command: [{{ $part }}]
   args:
     {{- include "quintlet.args" . | nindent 4 }}
   {{- if eq $part "node-api" }}

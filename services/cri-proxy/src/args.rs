@@ -9,12 +9,7 @@ use quintlet_kit::args::{CommonArgs, user_id};
 
 /// Owns the container runtime: every CRI call, image pull and runtime event of this node goes through it.
 #[derive(Debug, Clone, Parser)]
-#[command(
-    name = "cri-proxy",
-    version,
-    after_help = "`cri-proxy node-api` is another process: it serves the node's HTTPS API as a client of this one. \
-                  See `cri-proxy node-api --help`."
-)]
+#[command(name = "cri-proxy", version)]
 pub struct Args {
     /// The runtime's socket.
     #[arg(long, alias = "container-runtime-endpoint", value_name = "URL", default_value = "unix:///run/containerd/containerd.sock", value_parser = endpoint)]
@@ -42,9 +37,6 @@ pub struct Args {
     #[command(flatten)]
     pub config: ConfigArgs,
 }
-
-/// First word of the command line of the other process that this binary can be.
-pub const NODE_API: &str = "node-api";
 
 /// A user that may connect to a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

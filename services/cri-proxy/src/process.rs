@@ -1,20 +1,14 @@
 //! The process: from its command line to its exit code.
 
-use std::ffi::OsString;
-
 use anyhow::Context as _;
 use quintlet_config::Service;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::notify::{self, Liveness};
 use quintlet_kit::paths::CriSocket;
 use quintlet_kit::{error_chain, server, signals, task};
-use quintlet_nodeapi::limits::Limits;
-use quintlet_nodeapi::{NodeApi, NodeApiArgs};
-use quintlet_telemetry::TelemetryGuard;
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::args::{Args, NODE_API};
+use crate::args::Args;
 use crate::policy::Socket;
 use crate::serve::{CONNECTIONS, Config, Proxy};
 use crate::{budget, hints};
@@ -25,10 +19,6 @@ use crate::{budget, hints};
 /// What keeps it from serving.
 #[tokio::main]
 pub async fn main() -> anyhow::Result<()> {
-    let line: Vec<OsString> = std::env::args_os().collect();
-    if line.get(1).is_some_and(|word| word == NODE_API) {
-        return Box::pin(node_api(line[1..].to_vec())).await;
-    }
     let loaded = quintlet_config::parse::<Args>(Service::CriProxy);
     let args = loaded.args.clone();
     let telemetry = quintlet_telemetry::init("cri-proxy", &args.common.telemetry())?;
@@ -63,32 +53,6 @@ pub async fn main() -> anyhow::Result<()> {
     let serving = task::spawn("serve", proxy.serve(stop.clone()));
     let liveness = Liveness::of(CriSocket::ALL.map(|socket| paths.cri(socket)));
     drop(task::spawn("notify", notify::run(liveness, stop.clone())));
-    until_stopped(stop, serving, telemetry).await
-}
-
-/// The other process: none of the above runs in it.
-async fn node_api(line: Vec<OsString>) -> anyhow::Result<()> {
-    let loaded = match quintlet_config::cli::read::<NodeApiArgs>(Service::NodeApi, line) {
-        Ok(loaded) => loaded,
-        Err(end) => end.exit(),
-    };
-    let telemetry = quintlet_telemetry::init("node-api", &loaded.args.common.telemetry())?;
-    loaded.tell();
-    quintlet_kit::contain::panics_end_process();
-    let api = NodeApi::bind(&loaded, Limits::default(), Clock::system()).await?;
-    tracing::info!(address = ?api.address(), "serving");
-    let stop = CancellationToken::new();
-    let serving = task::spawn("serve", api.serve(stop.clone()));
-    let liveness = Liveness::of([loaded.args.common.paths().node_api()]).and_loop_if_any(server::HTTPS_LOOP);
-    drop(task::spawn("notify", notify::run(liveness, stop.clone())));
-    until_stopped(stop, serving, telemetry).await
-}
-
-async fn until_stopped(
-    stop: CancellationToken,
-    serving: JoinHandle<()>,
-    telemetry: TelemetryGuard,
-) -> anyhow::Result<()> {
     let reason = signals::stop_signal().await;
     tracing::info!(?reason, "stopping");
     stop.cancel();

@@ -64,7 +64,7 @@ pub struct Args {
     /// Addresses of the pods of a node without an API server, told to the runtime; with one, its Node says them.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "CIDR")]
     pub pod_cidr: String,
-    /// Port of the node API (`cri-proxy node-api`), published in the Node; 0 when there is none.
+    /// Port of the node API, published in the Node; 0 when there is none.
     #[arg(long, alias = "port", value_name = "PORT", default_value_t = 10250)]
     pub node_api_port: u16,
     /// A label for the node, `key=value`; may be given more than once.

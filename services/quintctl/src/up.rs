@@ -273,7 +273,7 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
         .map_err(|source| UpError::Os { action: "find the current directory", source })?;
     let layout = Layout::resolve(&args, &cwd);
     let bin_dir = bin_dir(&args)?;
-    check(&layout, &bin_dir)?;
+    check(&args, &layout, &bin_dir)?;
     let node = args.node_name.clone().unwrap_or_else(quintlet_kit::args::host_name);
     let mut judge = expectations(&args, &layout, &node)?;
 
@@ -595,8 +595,9 @@ fn bin_dir(args: &UpArgs) -> Result<PathBuf, UpError> {
     Ok(own.parent().unwrap_or(Path::new("/")).to_path_buf())
 }
 
-fn check(layout: &Layout, bin_dir: &Path) -> Result<(), UpError> {
-    let names: Vec<&str> = SERVICES.into_iter().filter(|name| !bin_dir.join(name).is_file()).collect();
+fn check(args: &UpArgs, layout: &Layout, bin_dir: &Path) -> Result<(), UpError> {
+    let wanted = SERVICES.into_iter().chain(Some(NODE_API).filter(|_| plan::has_node_api(args)));
+    let names: Vec<&str> = wanted.filter(|name| !bin_dir.join(name).is_file()).collect();
     if !names.is_empty() {
         return Err(UpError::NoBinaries { names, dir: bin_dir.to_path_buf() });
     }

@@ -1,4 +1,4 @@
-//! The five services and quintctl in one file, run by its name: a node that runs all of them has their common code in
+//! The services and quintctl in one file, run by its name: a node that runs all of them has their common code in
 //! memory once. `pod-sync` and the others are links to it; without a link, `quintlet pod-sync …` is the same.
 
 // A value of a pod, a runtime or a file must not end this process.
@@ -16,8 +16,9 @@ const USAGE: u8 = 64;
 
 type Run = fn() -> ExitCode;
 
-const PROGRAMS: [(&str, Run); 6] = [
+const PROGRAMS: [(&str, Run); 7] = [
     ("cri-proxy", || exit_code("cri-proxy", cri_proxy::main())),
+    ("node-api", || exit_code("node-api", node_api::main())),
     ("pleg-service", || exit_code("pleg-service", pleg_service::main())),
     ("pod-sync", pod_sync::main),
     ("probe-service", || exit_code("probe-service", probe_service::main())),

@@ -1,12 +1,12 @@
-//! One file, six programs: which it is says its name, or its first argument.
+//! One file, seven programs: which it is says its name, or its first argument.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_quintlet");
-const NAMES: [&str; 6] =
-    ["cri-proxy", "pleg-service", "pod-sync", "probe-service", "quintctl", "status-reporter"];
+const NAMES: [&str; 7] =
+    ["cri-proxy", "node-api", "pleg-service", "pod-sync", "probe-service", "quintctl", "status-reporter"];
 
 fn run(program: &Path, args: &[&str]) -> Output {
     Command::new(program).args(args).output().unwrap()

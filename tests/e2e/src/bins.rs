@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 /// Names the directory of the binaries; without it they are beside the test's own build.
 pub const BIN_DIR_ENV: &str = "QUINTLET_BIN_DIR";
 
-/// The services, in start order.
+/// The services that every node runs, in start order.
 pub const SERVICES: [&str; 5] = ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync"];
 
-/// The directory that has all five binaries and quintctl.
+/// The directory that has the binaries of all services and quintctl.
 ///
 /// # Panics
 /// One is missing.
 #[must_use]
 pub fn dir() -> PathBuf {
     let dir = std::env::var_os(BIN_DIR_ENV).map_or_else(profile_dir, PathBuf::from);
-    for name in SERVICES.into_iter().chain(["quintctl"]) {
+    for name in SERVICES.into_iter().chain(["node-api", "quintctl"]) {
         let path = dir.join(name);
         assert!(
             path.is_file(),

@@ -187,9 +187,7 @@ impl Node {
     fn start_node_api(&mut self, bin_dir: &Path, kubeconfig: Option<&Path>, extra: &[(&str, String)]) {
         let base = self.base.path();
         let mut args: Vec<OsString> =
-            ["node-api", "--healthz-port", "0", "--address", "0.0.0.0", "--node-name", NODE]
-                .map(Into::into)
-                .into();
+            ["--healthz-port", "0", "--address", "0.0.0.0", "--node-name", NODE].map(Into::into).into();
         let more = [
             ("--node-api-port", self.node_api_port.to_string().into()),
             ("--run-dir", base.join("run").into_os_string()),
@@ -206,7 +204,7 @@ impl Node {
         args.extend(extra.iter().filter(|(of, _)| *of == "node-api").map(|(_, arg)| OsString::from(arg)));
         let plan = Plan {
             name: "node-api",
-            binary: bin_dir.join("cri-proxy"),
+            binary: bin_dir.join("node-api"),
             args,
             env: Vec::new(),
             log: self.logs.dir.join("node-api.log"),

@@ -20,13 +20,11 @@ fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// The five, and the second process of cri-proxy's binary.
+/// The five that every node runs, and node-api.
 const ALL: [&str; 6] = [SERVICES[0], SERVICES[1], SERVICES[2], SERVICES[3], SERVICES[4], "node-api"];
 
 fn command(name: &str) -> Command {
-    let mut command = Command::new(bins::dir().join(if name == "node-api" { "cri-proxy" } else { name }));
-    command.args((name == "node-api").then_some(name));
-    command
+    Command::new(bins::dir().join(name))
 }
 
 fn run(name: &str, args: &[&str]) -> Output {

@@ -157,7 +157,7 @@ fn bin_dir(place: &Path) -> PathBuf {
     let copy = place.join("bin");
     std::fs::create_dir(&copy).unwrap();
     std::fs::copy(built.join("quintlet"), copy.join("quintlet")).unwrap();
-    for name in bins::SERVICES.into_iter().chain(["quintctl"]) {
+    for name in bins::SERVICES.into_iter().chain(["node-api", "quintctl"]) {
         std::os::unix::fs::symlink("quintlet", copy.join(name)).unwrap();
     }
     copy
@@ -321,7 +321,7 @@ async fn each_socket_is_open_to_the_users_that_the_table_names_and_to_nobody_els
     let log = up.dir.path().join("logs/node-api.log");
     let line = loop {
         let text = std::fs::read_to_string(&log).unwrap();
-        if let Some(line) = text.lines().find(|line| line.starts_with("cri-proxy: ")) {
+        if let Some(line) = text.lines().find(|line| line.starts_with("node-api: ")) {
             break line.to_owned();
         }
         assert!(std::time::Instant::now() < deadline, "no error in the log: {text}");

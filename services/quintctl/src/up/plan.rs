@@ -85,7 +85,7 @@ pub(super) struct Plan {
     pub(super) user: Option<User>,
 }
 
-/// The second process of cri-proxy's binary.
+/// Runs only where there is an API server.
 pub(super) const NODE_API: &str = "node-api";
 
 /// The binaries of the five services, in start order.
@@ -123,7 +123,7 @@ pub(super) fn services(
     names
         .map(|name| Plan {
             name,
-            binary: if name == NODE_API { "cri-proxy" } else { name },
+            binary: name,
             args: arguments(name, args, layout, runtime, node, users),
             user: users.and_then(|users| users.user(name)),
         })
@@ -181,9 +181,6 @@ fn arguments(
         given.map(|given| handed.as_ref().map_or_else(|| given.clone(), |dir| dir.join(copy)))
     };
     let mut line = Line::default();
-    if name == NODE_API {
-        line.0.push(NODE_API.into());
-    }
     line.option("--config", readable(layout.config.as_ref(), CONFIG));
     line.option("--config-dir", readable(layout.config_dir.as_ref(), CONFIG_DIR));
     if args.strict {
@@ -358,14 +355,13 @@ mod tests {
         let layout = Layout::resolve(&args, Path::new("/w"));
         for users in [None, Some(Users::of(&args))] {
             for plan in services(&args, &layout, &runtime(), "n1", users) {
-                let begin = usize::from(plan.name == NODE_API);
                 let handed = format!("/run/quintlet/handed/{}", plan.name);
                 let (file, dir) = match plan.user {
                     Some(_) => (format!("{handed}/config.yaml"), format!("{handed}/conf.d")),
                     None => ("/w/c.yaml".to_owned(), "/d".to_owned()),
                 };
                 let want = ["--config", &file, "--config-dir", &dir, "--strict"];
-                assert_eq!(plan.args[begin..begin + 5], want, "{}", plan.name);
+                assert_eq!(plan.args[..5], want, "{}", plan.name);
             }
         }
         let copies = handed(&args, &layout, Some(Users::of(&args)));
@@ -405,10 +401,10 @@ mod tests {
         assert!(line("cri-proxy").ends_with("--allow-uid node-api=7"));
         assert!(line("pleg-service").ends_with("--observer-uid 65532 --observer-uid 7"));
         let api = plans.iter().find(|p| p.name == NODE_API).unwrap();
-        assert_eq!((api.binary, api.user.clone()), ("cri-proxy", users.user(NODE_API)));
+        assert_eq!((api.binary, api.user.clone()), (NODE_API, users.user(NODE_API)));
         assert_eq!(
             line(NODE_API),
-            "node-api --run-dir /run/quintlet --log-level info --log-format text --node-name n1 --node-api-port 10250 \
+            "--run-dir /run/quintlet --log-level info --log-format text --node-name n1 --node-api-port 10250 \
              --healthz-port 10248 --kubeconfig /run/quintlet/handed/node-api/kubeconfig \
              --tls-cert-file /run/quintlet/handed/node-api/tls.crt \
              --tls-private-key-file /run/quintlet/handed/node-api/tls.key \

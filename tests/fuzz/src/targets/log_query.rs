@@ -1,11 +1,11 @@
 //! Queries of logs (`/logs/?query=`), up to the command line of journalctl.
 
+use node_api::fuzzing::{self, Journal};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
-use quintlet_nodeapi::fuzzing::{self, Journal};
 
 use super::Target;
 use crate::bytes::{self, Inputs};

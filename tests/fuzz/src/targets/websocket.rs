@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
+use node_api::fuzzing::channels;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use quintlet_nodeapi::fuzzing::channels;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 

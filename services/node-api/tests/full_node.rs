@@ -2,9 +2,9 @@
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use http_body_util::BodyExt as _;
+use node_api::node::Node;
+use node_api::pods;
 use quintlet_kit::paths::{CriSocket, Paths};
-use quintlet_nodeapi::node::Node;
-use quintlet_nodeapi::pods;
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Options};
 
 #[tokio::test]

@@ -5,7 +5,7 @@ mod common;
 
 use common::Api;
 use http::StatusCode;
-use quintlet_nodeapi::limits::Limits;
+use node_api::limits::Limits;
 use quintlet_testkit::fake_runtime::Method;
 use serde_json::{Value, json};
 use tonic::Code;

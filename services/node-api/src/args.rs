@@ -23,7 +23,7 @@ pub enum Mode {
 /// The node's HTTPS API: logs, exec, attach, port-forward, pods, statistics and metrics. Needs neither root nor the
 /// runtime's socket; asks cri-proxy and pod-sync.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "node-api", bin_name = "cri-proxy node-api", version)]
+#[command(name = "node-api", version)]
 pub struct NodeApiArgs {
     /// Name of the node. Default: the host's name in lower case
     #[arg(long, alias = "hostname-override", value_parser = quintlet_kit::args::node_name, value_name = "NAME")]

@@ -5,7 +5,7 @@ mod common;
 
 use common::Api;
 use http::{Method, StatusCode};
-use quintlet_nodeapi::limits::Limits;
+use node_api::limits::Limits;
 
 async fn start(more: &[&str]) -> Api {
     let api = Api::start(Limits::default(), more).await;

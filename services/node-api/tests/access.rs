@@ -5,9 +5,9 @@ mod common;
 
 use common::{Api, Ca, PATIENCE, args};
 use http::{Method, StatusCode};
+use node_api::limits::Limits;
+use node_api::{NodeApi, StartError};
 use quintlet_kit::clock::Clock;
-use quintlet_nodeapi::limits::Limits;
-use quintlet_nodeapi::{NodeApi, StartError};
 use tokio::io::AsyncWriteExt as _;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

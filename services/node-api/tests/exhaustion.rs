@@ -11,7 +11,7 @@ use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use quintlet_nodeapi::limits::Limits;
+use node_api::limits::Limits;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use common::{Api, Ca, PATIENCE, args, plain};
 use http::{Method, StatusCode};
+use node_api::limits::Limits;
+use node_api::{NodeApi, StartError};
 use quintlet_kit::clock::Clock;
-use quintlet_nodeapi::limits::Limits;
-use quintlet_nodeapi::{NodeApi, StartError};
 use rustls::pki_types::ServerName;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;

@@ -9,9 +9,9 @@ use common::Api;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
+use node_api::limits::Limits;
 use quintlet_kit::contain;
 use quintlet_kit::seam::{self, Passing, Watcher};
-use quintlet_nodeapi::limits::Limits;
 
 /// Panics in requests that are for the pod `default/web`.
 struct Panics;

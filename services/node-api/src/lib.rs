@@ -1,6 +1,6 @@
 //! The node's HTTPS API: what the API server, kubectl and metrics scrapers ask a node for.
 //!
-//! A process of its own (`cri-proxy node-api`) without root and without the runtime's socket, so that the one network
+//! A process of its own without root and without the runtime's socket, so that the one network
 //! listener, TLS and upgrades never share a process with the runtime's owner. It is a client of cri-proxy's `node-api`
 //! socket, of pod-sync's read side, and of the others' `debug.v1`; it keeps no state but caches.
 //!
@@ -32,6 +32,7 @@ pub mod metrics;
 mod negotiate;
 pub mod node;
 pub mod pods;
+mod process;
 mod reload;
 pub mod routes;
 mod run;
@@ -44,4 +45,5 @@ pub mod websocket;
 pub mod zpages;
 
 pub use args::NodeApiArgs;
+pub use process::main;
 pub use run::{NodeApi, StartError};

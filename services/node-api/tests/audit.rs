@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use common::Api;
 use http::Method;
+use node_api::limits::Limits;
 use parking_lot::Mutex;
-use quintlet_nodeapi::limits::Limits;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt as _};

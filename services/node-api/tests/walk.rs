@@ -5,7 +5,7 @@ mod common;
 
 use common::{Api, Ca, Identity};
 use http::{Method, StatusCode};
-use quintlet_nodeapi::limits::Limits;
+use node_api::limits::Limits;
 
 /// Every endpoint, the rights that each let it be used, and what the right user gets with neither runtime nor upgrade.
 const ENDPOINTS: &[(&str, &str, &[&str], u16)] = &[
