@@ -27,6 +27,7 @@ pub mod image;
 pub mod image_gc;
 pub mod logs;
 pub mod machine;
+mod measured;
 pub mod metrics;
 pub mod mirror;
 pub mod node;
@@ -52,6 +53,7 @@ pub mod worker;
 
 pub use crate::process::main;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -61,6 +63,7 @@ use quintlet_kit::paths::CriSocket;
 use quintlet_kit::server::{SYNC_LOOP, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::task::{TaskGroup, spawn};
+use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1::checkpoints_server::CheckpointsServer;
 use quintlet_proto::podsync::v1::pod_sync_server::PodSyncServer;
 use quintlet_proto::podsync::v1::storage_server::StorageServer;
@@ -85,6 +88,7 @@ use crate::credentials::Credentials;
 use crate::credentials::node_files::{NodeFiles, Places};
 use crate::credentials::plugins::Plugins;
 use crate::decide::backoff::Delays;
+use crate::decide::containment::Cause;
 use crate::first::First;
 use crate::pull_records::PullRecords;
 use crate::pulls::PullLanes;
@@ -188,7 +192,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
             Pool::of_host(settings.max_pods, args.resources.ids_per_pod)?,
         ),
         metrics: metrics::PodMetrics::default(),
-        measured: storage::Measured::default(),
+        measured: measured::Measured::default(),
         dead: args.resources.dead_containers(),
         crash_loop: Delays { max: args.resources.max_container_restart_period, ..Delays::default() },
         first: First::default(),
@@ -208,7 +212,12 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         ),
     );
     let (broken, exit_note) = (ctx.runtime.broken(), paths.exit(containment::peers::CRI_PROXY));
-    let deaths = containment::peers::follow(Arc::clone(&ctx), broken, exit_note, stop.clone());
+    let blamer = Arc::clone(&ctx);
+    let blame = move |cause: &Cause, pods: &BTreeSet<PodUid>| {
+        blamer.containment.died(containment::peers::CRI_PROXY, cause, pods);
+        pods.iter().for_each(|uid| blamer.wakes.wake(uid));
+    };
+    let deaths = containment::peers::follow(broken, exit_note, ctx.clock.clone(), blame, stop.clone());
     tasks.spawn("cri-proxy-deaths", deaths);
     tasks.spawn("pleg-follow", Arc::clone(&pleg).follow(stop.clone()));
     tasks.spawn("probes", Arc::clone(&probes).run(stop.clone()));

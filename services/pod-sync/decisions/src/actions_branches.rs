@@ -2,6 +2,7 @@
 
 use super::tests::{container, pod, simple, with_init, with_sidecars};
 use super::*;
+use quintlet_model::runtime::SandboxState;
 use quintlet_testkit::pods::{RuntimeBuilder, id, pod_json, time};
 use serde_json::json;
 

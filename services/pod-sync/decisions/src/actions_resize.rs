@@ -3,6 +3,7 @@
 use super::tests::container;
 use super::*;
 use crate::resize::allocation::of_pod;
+use quintlet_model::runtime::SandboxState;
 use quintlet_testkit::pods::{RuntimeBuilder, id, pod_json};
 use serde_json::{Value, json};
 

@@ -1,5 +1,7 @@
 use super::*;
+use crate::sandbox::SandboxChange;
 use proptest::prelude::*;
+use quintlet_model::runtime::SandboxState;
 use quintlet_testkit::pods::{RuntimeBuilder, id, pod_json, time};
 use serde_json::{Value, json};
 

@@ -227,14 +227,14 @@ pub fn initialized(
 #[must_use]
 pub fn ready_to_start(pod: &Pod, runtime: &PodRuntime) -> PodCondition {
     let keep = matches!(
-        super::actions::sandbox_decision(pod, runtime),
-        super::actions::SandboxDecision::Keep { .. }
+        super::sandbox::sandbox_decision(pod, runtime),
+        super::sandbox::SandboxDecision::Keep { .. }
     );
     condition(READY_TO_START, keep, "", "")
 }
 
 /// AllContainersRestarting, for pods with such a rule. `triggered`: see
-/// [`super::restart::restart_all_triggered`].
+/// [`super::restart_all::restart_all_triggered`].
 #[must_use]
 pub fn all_containers_restarting(
     pod: &Pod,

@@ -41,6 +41,8 @@ pub mod reconcile;
 pub mod resize;
 pub use quintlet_model::quantity;
 pub mod restart;
+pub mod restart_all;
+pub mod sandbox;
 pub mod shutdown;
 #[cfg(test)]
 mod simulation_tests;

@@ -1,6 +1,6 @@
 //! Decides whether an exited container is restarted (`pkg/kubelet/container: ShouldContainerBeRestarted`).
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_model::pod;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 
@@ -109,35 +109,6 @@ pub fn is_restart_all_source(container: &Container, runtime: &PodRuntime) -> boo
     runtime.newest(&container.name).is_some_and(|c| {
         c.state == ContainerState::Exited
             && matching_rule(container, c.exit_code) == Some(RuleAction::RestartAll)
-    })
-}
-
-/// A restart of all containers was asked for: by an exit now, by one in `old`, or earlier and not finished.
-#[must_use]
-pub fn restart_all_triggered(pod: &Pod, runtime: &PodRuntime, old: &PodStatus) -> bool {
-    if !has_restart_all_rule(pod) {
-        return false;
-    }
-    let already = old
-        .conditions
-        .iter()
-        .flatten()
-        .any(|c| c.type_ == super::conditions::ALL_CONTAINERS_RESTARTING && c.status == "True");
-    if already {
-        return true;
-    }
-    let statuses =
-        || old.container_statuses.iter().flatten().chain(old.init_container_statuses.iter().flatten());
-    pod::spec(pod).containers.iter().chain(pod::init_containers(pod)).any(|c| {
-        is_restart_all_source(c, runtime)
-            || statuses().filter(|s| s.name == c.name).any(|s| {
-                s.state.as_ref().and_then(|s| s.terminated.as_ref()).is_some_and(|t| {
-                    // A forced state is not an exit.
-                    t.reason.as_deref() != Some(RESTARTING_ALL)
-                        && t.reason.as_deref() != Some(super::container_status::STATUS_UNKNOWN)
-                        && matching_rule(c, t.exit_code) == Some(RuleAction::RestartAll)
-                })
-            })
     })
 }
 

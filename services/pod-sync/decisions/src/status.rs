@@ -26,7 +26,8 @@ use super::phase::{Phase, phase};
 use super::probes::ProbeView;
 use super::qos;
 use super::resize::allocation::{self, PodResources};
-use super::restart::{container_should_restart, has_restart_all_rule, restart_all_triggered};
+use super::restart::{container_should_restart, has_restart_all_rule};
+use super::restart_all::restart_all_triggered;
 
 /// Reason of a pod past its activeDeadlineSeconds.
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";

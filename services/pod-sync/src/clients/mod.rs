@@ -1,5 +1,6 @@
 //! The other services as pod-sync sees them. Wire types end here.
 
+pub mod broken_calls;
 pub mod events;
 pub mod pleg;
 pub mod probes;

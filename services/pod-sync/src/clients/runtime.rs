@@ -23,7 +23,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::build::cri_extensions::{CreateContainer, CriExtensions, SandboxUpdated, UpdateSandbox};
 use crate::cgroup::Driver;
-use crate::containment::peers::BrokenCalls;
+use crate::clients::broken_calls::BrokenCalls;
 use crate::decide::image_gc::Image;
 
 /// RunPodSandbox may take this many times as long as another call: networking and a cold disk are inside it.

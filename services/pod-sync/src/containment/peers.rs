@@ -9,23 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::contain;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::PodUid;
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::exits;
-use crate::context::Context;
+use crate::clients::broken_calls::BrokenCalls;
 use crate::decide::containment::Cause;
 
 /// Name of the service, as its supervisor has it.
 pub const CRI_PROXY: &str = "cri-proxy";
 
-/// Calls that break within this time after the first one broke with the same death.
-const TOGETHER: Duration = Duration::from_millis(100);
 /// Limit of the wait for the supervisor's note.
 const NOTED_WITHIN: Duration = Duration::from_secs(3);
 /// A note that is older than this when the first call breaks is of an earlier process.
@@ -33,46 +28,19 @@ const NOTED_BEFORE: Duration = Duration::from_secs(1);
 /// Interval between two looks for the note.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Pods whose calls to cri-proxy broke without an answer.
-#[derive(Debug, Default)]
-pub struct BrokenCalls {
-    pods: Mutex<BTreeSet<PodUid>>,
-    added: Notify,
-}
-
-impl BrokenCalls {
-    /// Adds the pod whose work this thread executes. Calls outside of the work of a pod add none.
-    pub fn add_current(&self) {
-        let Some(uid) = contain::current().and_then(|work| PodUid::parse(work.uid()).ok()) else { return };
-        self.pods.lock().insert(uid);
-        self.added.notify_one();
-    }
-
-    // Waits for a broken call. Returns when it broke, and the pods of all calls that broke together with it.
-    async fn together(&self, clock: &Clock) -> (Timestamp, BTreeSet<PodUid>) {
-        self.added.notified().await;
-        let began = clock.wall();
-        tokio::time::sleep(TOGETHER).await;
-        (began, std::mem::take(&mut *self.pods.lock()))
-    }
-}
-
-/// Holds deaths of cri-proxy against the pods whose calls broke, until told to stop. `exit_note`: where the supervisor of
+/// Finds deaths of cri-proxy and gives each with its pods to `blame`, until told to stop. `exit_note`: where the supervisor of
 /// cri-proxy notes how the process ended.
 pub async fn follow(
-    ctx: Arc<Context>,
     broken: Arc<BrokenCalls>,
     exit_note: PathBuf,
+    clock: Clock,
+    blame: impl Fn(&Cause, &BTreeSet<PodUid>),
     stop: CancellationToken,
 ) {
-    let blame = |cause: &Cause, pods: &BTreeSet<PodUid>| {
-        ctx.containment.died(CRI_PROXY, cause, pods);
-        pods.iter().for_each(|uid| ctx.wakes.wake(uid));
-    };
     // A death that was not counted when this process stops is not counted at all.
     tokio::select! {
         () = stop.cancelled() => {}
-        () = find_deaths(&broken, &exit_note, &ctx.clock, blame) => {}
+        () = find_deaths(&broken, &exit_note, &clock, blame) => {}
     }
 }
 
@@ -119,6 +87,7 @@ fn take_if_newer(path: &Path, oldest: Timestamp) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use quintlet_kit::contain::{Work, contained};
     use quintlet_testkit::wait::until;
 

@@ -4,10 +4,8 @@
 //! Here, since volumes and the runtime's directories belong to root. One task measures one pod after the other, each once per `volumeStatsAggPeriod`
 //! (pkg/kubelet/server/stats), and works a tenth of the time, so that a volume of a million files costs no pod its disk.
 
-mod runtime;
 mod walk;
 
-use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +13,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Volume};
-use parking_lot::RwLock;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::storage_server::Storage;
@@ -24,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::context::{Context, PodWork};
+use crate::measured::figures;
 use crate::serve::Service;
 use crate::view::unix_ns;
 use crate::volumes::metrics::plugin;
@@ -41,31 +39,6 @@ const FILES: u32 = 64;
 /// File systems in memory: the kernel keeps count of them.
 const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;
-
-/// What is known of each pod, and where the runtime has its files.
-#[derive(Debug, Default)]
-pub struct Measured(RwLock<HashMap<PodUid, Known>>, runtime::Places);
-
-#[derive(Debug)]
-struct Known {
-    storage: wire::PodStorage,
-    at: Instant,
-}
-
-impl Measured {
-    /// Those that were not measured for `period`, after all that are not among `pods` are forgotten.
-    fn due(&self, pods: &[(PodUid, Arc<Pod>)], period: Duration) -> Vec<(PodUid, Arc<Pod>)> {
-        let there: HashSet<&PodUid> = pods.iter().map(|(uid, _)| uid).collect();
-        let mut known = self.0.write();
-        known.retain(|uid, _| there.contains(uid));
-        let is_due = |uid: &PodUid| known.get(uid).is_none_or(|known| known.at.elapsed() >= period);
-        pods.iter().filter(|(uid, _)| is_due(uid)).cloned().collect()
-    }
-
-    fn all(&self) -> Vec<wire::PodStorage> {
-        self.0.read().values().map(|known| known.storage.clone()).collect()
-    }
-}
 
 /// Measures pods until told to stop; a `period` of zero: never.
 pub async fn run(ctx: Arc<Context>, period: Duration, stop: CancellationToken) {
@@ -106,7 +79,7 @@ pub async fn run(ctx: Arc<Context>, period: Duration, stop: CancellationToken) {
                 return;
             }
             if let Some(storage) = measured {
-                ctx.measured.0.write().insert(uid, Known { storage, at: Instant::now() });
+                ctx.measured.put(uid, storage);
             }
         }
         // Both only wait.
@@ -204,19 +177,6 @@ fn usage(
     Ok(wire::DiskUsage { used_bytes: used.bytes, inodes_used: used.inodes, ..whole })
 }
 
-/// A whole file system.
-fn figures(fs: &rustix::fs::StatFs) -> wire::DiskUsage {
-    let block = u64::try_from(fs.f_bsize).unwrap_or(0);
-    wire::DiskUsage {
-        available_bytes: fs.f_bavail.saturating_mul(block),
-        capacity_bytes: fs.f_blocks.saturating_mul(block),
-        used_bytes: fs.f_blocks.saturating_sub(fs.f_bfree).saturating_mul(block),
-        inodes: fs.f_files,
-        inodes_free: fs.f_ffree,
-        inodes_used: fs.f_files.saturating_sub(fs.f_ffree),
-    }
-}
-
 fn is_mount(place: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt as _;
     let parent = place.parent().unwrap_or(place);
@@ -230,7 +190,7 @@ impl Storage for Service {
         _: Request<wire::ListStorageRequest>,
     ) -> Result<Response<wire::ListStorageReply>, Status> {
         let measured = &self.ctx.measured;
-        let runtime = measured.1.look(|| self.ctx.runtime.file_systems()).await;
+        let runtime = measured.file_systems.look(|| self.ctx.runtime.file_systems()).await;
         Ok(Response::new(wire::ListStorageReply { pods: measured.all(), runtime }))
     }
 }
@@ -311,30 +271,6 @@ mod tests {
         rustix::mount::unmount(&place, rustix::mount::UnmountFlags::empty()).unwrap();
         let usage = storage.volumes[0].usage.unwrap();
         assert_eq!((usage.used_bytes, usage.capacity_bytes, usage.inodes_used), (1 << 20, 8 << 20, 2));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn each_pod_is_measured_once_in_a_period_and_one_that_is_gone_is_forgotten() {
-        let measured = Measured::default();
-        let pods = ["u1", "u2"].map(|name| (uid(name), Arc::new(Pod::default())));
-        let period = Duration::from_secs(60);
-        let due = |pods: &[(PodUid, Arc<Pod>)]| -> Vec<String> {
-            measured.due(pods, period).iter().map(|(uid, _)| uid.to_string()).collect()
-        };
-        let put = |name: &str| {
-            let storage = wire::PodStorage { uid: name.to_owned(), ..Default::default() };
-            measured.0.write().insert(uid(name), Known { storage, at: Instant::now() });
-        };
-        assert_eq!(due(&pods), ["u1", "u2"]);
-        put("u1");
-        tokio::time::advance(period / 2).await;
-        put("u2");
-        assert_eq!(due(&pods), [""; 0]);
-        tokio::time::advance(period / 2).await;
-        assert_eq!(due(&pods), ["u1"]);
-        assert_eq!(due(&pods[..1]), ["u1"]);
-        let left: Vec<String> = measured.all().into_iter().map(|s| s.uid).collect();
-        assert_eq!(left, ["u1"]);
     }
 
     #[test]

@@ -4,7 +4,8 @@ use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 
 use super::Holds;
-use crate::actions::{self, PodActions, SandboxDecision};
+use crate::actions::PodActions;
+use crate::sandbox::{SandboxChange, SandboxDecision};
 
 /// What was decided, a line each; nothing to do is one line too.
 #[must_use]
@@ -18,11 +19,11 @@ pub fn explain(pod: &Pod, actions: &PodActions, sandbox: &SandboxDecision, holds
         let why = match sandbox {
             SandboxDecision::Keep { .. } => "",
             SandboxDecision::Create { why, .. } => match why {
-                actions::SandboxChange::None => "there is none",
-                actions::SandboxChange::SeveralReady => "more than one is ready",
-                actions::SandboxChange::NotReady => "the newest is not ready",
-                actions::SandboxChange::NetworkMode => "its network mode differs from the spec",
-                actions::SandboxChange::NoAddress => "it has no address",
+                SandboxChange::None => "there is none",
+                SandboxChange::SeveralReady => "more than one is ready",
+                SandboxChange::NotReady => "the newest is not ready",
+                SandboxChange::NetworkMode => "its network mode differs from the spec",
+                SandboxChange::NoAddress => "it has no address",
             },
         };
         lines.push(format!("make sandbox, attempt {}: {why}", actions.attempt));

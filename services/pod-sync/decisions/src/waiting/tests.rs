@@ -3,9 +3,10 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::*;
-use crate::actions::{ActionInput, compute_actions, sandbox_decision};
+use crate::actions::{ActionInput, compute_actions};
 use crate::conditions;
 use crate::probes::ProbeView;
+use crate::sandbox::sandbox_decision;
 use quintlet_testkit::pods::{RuntimeBuilder, at, pod_json, status_json, time};
 use serde_json::{Value, json};
 

@@ -17,11 +17,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Directories, as last heard, and when.
 #[derive(Debug, Default)]
-pub(super) struct Places(Mutex<Option<(Instant, Vec<String>)>>);
+pub(crate) struct FileSystems(Mutex<Option<(Instant, Vec<String>)>>);
 
-impl Places {
+impl FileSystems {
     /// What each has now; asks the runtime where they are when that is due.
-    pub(super) async fn look<F>(&self, ask: impl FnOnce() -> F) -> Vec<wire::RuntimeFileSystem>
+    pub(crate) async fn look<F>(&self, ask: impl FnOnce() -> F) -> Vec<wire::RuntimeFileSystem>
     where
         F: Future<Output = Result<Vec<String>, CallError>>,
     {
@@ -58,7 +58,7 @@ mod tests {
     async fn the_runtime_is_asked_once_a_minute_and_one_that_hangs_leaves_what_it_said() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().display().to_string();
-        let places = Places::default();
+        let places = FileSystems::default();
         let unknown = places.look(pending).await;
         assert!(unknown.is_empty(), "{unknown:?}");
         let said = vec![place.clone(), "/nowhere/at/all".to_owned()];

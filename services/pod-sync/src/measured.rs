@@ -1,0 +1,96 @@
+//! What pods' volumes and the runtime's file systems take on the disk, as it was last measured.
+
+mod file_systems;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use parking_lot::RwLock;
+use quintlet_model::ids::PodUid;
+use quintlet_proto::podsync::v1 as wire;
+use tokio::time::Instant;
+
+use self::file_systems::FileSystems;
+
+/// The last measurement of each pod's volumes, and the file systems of the runtime.
+#[derive(Debug, Default)]
+pub struct Measured {
+    pods: RwLock<HashMap<PodUid, Known>>,
+    /// The file systems of the runtime.
+    pub(crate) file_systems: FileSystems,
+}
+
+#[derive(Debug)]
+struct Known {
+    storage: wire::PodStorage,
+    at: Instant,
+}
+
+impl Measured {
+    /// Those that were not measured for `period`, after all that are not among `pods` are forgotten.
+    pub(crate) fn due(&self, pods: &[(PodUid, Arc<Pod>)], period: Duration) -> Vec<(PodUid, Arc<Pod>)> {
+        let there: HashSet<&PodUid> = pods.iter().map(|(uid, _)| uid).collect();
+        let mut known = self.pods.write();
+        known.retain(|uid, _| there.contains(uid));
+        let is_due = |uid: &PodUid| known.get(uid).is_none_or(|known| known.at.elapsed() >= period);
+        pods.iter().filter(|(uid, _)| is_due(uid)).cloned().collect()
+    }
+
+    /// Returns the last result of each pod.
+    pub(crate) fn all(&self) -> Vec<wire::PodStorage> {
+        self.pods.read().values().map(|known| known.storage.clone()).collect()
+    }
+
+    /// Keeps the result of a pod that was measured just now.
+    pub(crate) fn put(&self, uid: PodUid, storage: wire::PodStorage) {
+        self.pods.write().insert(uid, Known { storage, at: Instant::now() });
+    }
+}
+
+/// A whole file system.
+pub(crate) fn figures(fs: &rustix::fs::StatFs) -> wire::DiskUsage {
+    let block = u64::try_from(fs.f_bsize).unwrap_or(0);
+    wire::DiskUsage {
+        available_bytes: fs.f_bavail.saturating_mul(block),
+        capacity_bytes: fs.f_blocks.saturating_mul(block),
+        used_bytes: fs.f_blocks.saturating_sub(fs.f_bfree).saturating_mul(block),
+        inodes: fs.f_files,
+        inodes_free: fs.f_ffree,
+        inodes_used: fs.f_files.saturating_sub(fs.f_ffree),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uid(name: &str) -> PodUid {
+        PodUid::parse(name).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_pod_is_measured_once_in_a_period_and_one_that_is_gone_is_forgotten() {
+        let measured = Measured::default();
+        let pods = ["u1", "u2"].map(|name| (uid(name), Arc::new(Pod::default())));
+        let period = Duration::from_secs(60);
+        let due = |pods: &[(PodUid, Arc<Pod>)]| -> Vec<String> {
+            measured.due(pods, period).iter().map(|(uid, _)| uid.to_string()).collect()
+        };
+        let put = |name: &str| {
+            let storage = wire::PodStorage { uid: name.to_owned(), ..Default::default() };
+            measured.put(uid(name), storage);
+        };
+        assert_eq!(due(&pods), ["u1", "u2"]);
+        put("u1");
+        tokio::time::advance(period / 2).await;
+        put("u2");
+        assert_eq!(due(&pods), [""; 0]);
+        tokio::time::advance(period / 2).await;
+        assert_eq!(due(&pods), ["u1"]);
+        assert_eq!(due(&pods[..1]), ["u1"]);
+        let left: Vec<String> = measured.all().into_iter().map(|s| s.uid).collect();
+        assert_eq!(left, ["u1"]);
+    }
+}
