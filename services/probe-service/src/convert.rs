@@ -1,4 +1,4 @@
-//! Wire types of `quintlet.probe.v1` to the types of this crate and back.
+//! Converts wire types of `quintlet.probe.v1` to the types of this crate, and back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,18 +13,14 @@ use crate::target::{Handler, HttpGet, Pod, Probe, Target, View};
 /// Longest output in a report, in bytes.
 pub const MAX_REPORT_OUTPUT: usize = 1024;
 
-/// Reads a pod UID.
-///
-/// # Errors
-/// It is not usable.
 pub fn uid(value: &str) -> Result<PodUid, ConvertError> {
     PodUid::parse(value).map_err(|source| ConvertError::Id { field: "uid", source })
 }
 
-/// Reads a target. What is zero gets the default of the API: period 10 s, timeout 1 s, thresholds 1 and 3.
+/// Converts a target. A field that is zero gets the default of the API: period 10 s, timeout 1 s, thresholds 1 and 3.
 ///
 /// # Errors
-/// An id, a probe type or a memory cannot be understood. An unknown handler is no error: it fails when probed.
+/// An ID, a probe type or a memory is invalid. An unknown handler is no error: its attempts are unknown.
 pub fn pod(wire: wire::PodTarget) -> Result<Pod, ConvertError> {
     let pod = PodRef { uid: uid(&wire.uid)?, namespace: wire.namespace.into(), name: wire.name.into() };
     let mut probes = Vec::new();
@@ -96,7 +92,7 @@ fn probe(spec: wire::ProbeSpec) -> Result<Probe, ConvertError> {
     })
 }
 
-/// The report of what is remembered of one probe.
+/// Returns the report of the memory of one probe.
 #[must_use]
 pub fn result(key: &ProbeKey, generation: u64, memory: &ProbeMemory, output: &str) -> wire::Result {
     wire::Result {
@@ -109,13 +105,12 @@ pub fn result(key: &ProbeKey, generation: u64, memory: &ProbeMemory, output: &st
     }
 }
 
-/// A probe type on the wire.
 #[must_use]
 pub fn kind(kind: ProbeType) -> i32 {
     wire::ProbeType::from(kind) as i32
 }
 
-/// The longest beginning of `text` that has at most `max` bytes.
+/// Returns the longest prefix of `text` that has at most `max` bytes.
 #[must_use]
 pub fn cut(text: &str, max: usize) -> &str {
     let mut end = text.len().min(max);

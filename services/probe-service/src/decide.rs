@@ -1,7 +1,7 @@
-//! What a probe does next and what an attempt means: plain functions of what is known.
+//! Computes the next step of a probe and the meaning of an attempt. No I/O; the time is an argument.
 //!
-//! The steps are those of the kubelet's `pkg/kubelet/prober/worker.go:doProbe`. Two differences: a run of equal
-//! results starts anew with a new container instance, and a pod without an address is not probed over the network.
+//! The steps are those of `pkg/kubelet/prober: worker.doProbe`, with two differences. A run of equal results starts at zero with a
+//! new container instance. A pod without an address is not probed over the network.
 
 use std::time::Duration;
 
@@ -10,62 +10,58 @@ use quintlet_model::probe::{ProbeMemory, ProbeResult, ProbeType};
 
 use crate::target::{Probe, View};
 
-/// A container that had started this long before the service did is no new one: it gets no initial value
-/// (the kubelet's grace constant).
+/// A container that started this long before the service did is not new and gets no initial result (`pkg/kubelet/prober:
+/// probeRestartGracePeriod`).
 pub const RESTART_GRACE: Duration = Duration::from_secs(10);
 
-/// What to do now.
+/// The next step of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Gate {
-    /// Nothing; a change of the view or the next tick asks again.
-    Idle(Why),
-    /// Nothing before this much time has passed: the initial delay.
+pub enum NextStep {
+    /// No attempt until the view of the container changes or the next period begins.
+    Idle(IdleReason),
+    /// No attempt for this long: the rest of the initial delay.
     After(Duration),
-    /// The container stopped: its result is this memory.
+    /// The container stopped. This memory, with a failed result, replaces the current one.
     Stopped(ProbeMemory),
-    /// Probe this instance.
+    /// An attempt on this container instance.
     Probe(ContainerId),
 }
 
-/// Why a probe is idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
-    /// There is no container instance, or it has not started.
+pub enum IdleReason {
+    /// The container has no instance, or its instance has not started.
     NoContainer,
-    /// It rests until the next container instance.
+    /// The result is final for this container instance (`pkg/kubelet/prober: worker.onHold`).
     OnHold,
-    /// The container stopped and this is known.
+    /// The container stopped, and its memory says so.
     Stopped,
-    /// The startup probe has passed.
     StartupPassed,
-    /// The startup probe has not passed.
+    /// The startup probe has not passed yet.
     NotStarted,
     /// The pod has no address.
     NoAddress,
 }
 
-/// What one attempt says of a container.
+/// The result of one attempt, before thresholds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Raw {
-    /// It passed.
+pub enum ProbeAttempt {
     Success,
-    /// It failed.
     Failure,
-    /// It says nothing: the attempt broke, or the prober was stalled.
+    /// The attempt could not be made, or the prober stalled during it.
     Unknown,
 }
 
-/// Which memory to go on with: of two about the instance in `view`, the one with the higher counter. With none the
-/// instance is new to us and gets its initial value.
+/// Returns the memory to continue with for the container instance in `view`: of `own` and `seed` the one with the higher counter, or
+/// an initial memory if neither is about this instance. Returns none if there is no instance.
 ///
-/// None where there is no instance. `born` is the CLOCK_BOOTTIME of the start of this service.
+/// `service_started` is the CLOCK_BOOTTIME of the start of this service.
 #[must_use]
-pub fn adopt(
+pub fn select_memory(
     probe: &Probe,
     view: &View,
     own: Option<&ProbeMemory>,
     seed: Option<&ProbeMemory>,
-    born: Duration,
+    service_started: Duration,
 ) -> Option<ProbeMemory> {
     let id = view.container_id.as_ref()?;
     let own = own.filter(|m| m.container_id == *id);
@@ -77,7 +73,7 @@ pub fn adopt(
         (None, None) => Some(ProbeMemory {
             container_id: id.clone(),
             counter: 0,
-            result: if known_before(view, born) { None } else { Some(initial(probe.kind)) },
+            result: if known_before(view, service_started) { None } else { Some(initial(probe.kind)) },
             last: ProbeResult::Unknown,
             run: 0,
             on_hold: false,
@@ -85,10 +81,11 @@ pub fn adopt(
     }
 }
 
-/// Whether the container was there before this service was: then "not ready" would be an invention.
-fn known_before(view: &View, born: Duration) -> bool {
+/// Reports whether the container ran before this service did. An initial "not ready" would then be wrong.
+fn known_before(view: &View, service_started: Duration) -> bool {
     view.running
-        && (view.started || view.started_at.is_some_and(|at| at.saturating_add(RESTART_GRACE) < born))
+        && (view.started
+            || view.started_at.is_some_and(|at| at.saturating_add(RESTART_GRACE) < service_started))
 }
 
 fn initial(kind: ProbeType) -> ProbeResult {
@@ -99,48 +96,52 @@ fn initial(kind: ProbeType) -> ProbeResult {
     }
 }
 
-/// What to do now, at `now` on CLOCK_BOOTTIME. `memory` is what [`adopt`] gave for this view.
+/// Returns the next step at `now` on CLOCK_BOOTTIME. `memory` is that of [`select_memory`] for this view.
 #[must_use]
-pub fn gate(probe: &Probe, view: &View, memory: Option<&ProbeMemory>, now: Duration) -> Gate {
+pub fn next_step(probe: &Probe, view: &View, memory: Option<&ProbeMemory>, now: Duration) -> NextStep {
     let (Some(id), Some(memory)) = (&view.container_id, memory) else {
-        return Gate::Idle(Why::NoContainer);
+        return NextStep::Idle(IdleReason::NoContainer);
     };
     if memory.on_hold {
-        return Gate::Idle(Why::OnHold);
+        return NextStep::Idle(IdleReason::OnHold);
     }
     let Some(started_at) = view.started_at else {
-        // Created and not started yet: it cannot have failed.
-        return Gate::Idle(Why::NoContainer);
+        // A container that has not started cannot have failed.
+        return NextStep::Idle(IdleReason::NoContainer);
     };
     if !view.running {
         if memory.result == Some(ProbeResult::Failure) {
-            return Gate::Idle(Why::Stopped);
+            return NextStep::Idle(IdleReason::Stopped);
         }
         let counter = memory.counter.saturating_add(1);
-        return Gate::Stopped(ProbeMemory { result: Some(ProbeResult::Failure), counter, ..memory.clone() });
+        return NextStep::Stopped(ProbeMemory {
+            result: Some(ProbeResult::Failure),
+            counter,
+            ..memory.clone()
+        });
     }
     match (probe.kind, view.started) {
-        (ProbeType::Startup, true) => return Gate::Idle(Why::StartupPassed),
-        (ProbeType::Readiness | ProbeType::Liveness, false) => return Gate::Idle(Why::NotStarted),
+        (ProbeType::Startup, true) => return NextStep::Idle(IdleReason::StartupPassed),
+        (ProbeType::Readiness | ProbeType::Liveness, false) => return NextStep::Idle(IdleReason::NotStarted),
         (ProbeType::Startup, false) | (ProbeType::Readiness | ProbeType::Liveness, true) => {}
     }
     if probe.handler.host(&view.pod_ip) == Some("") {
-        return Gate::Idle(Why::NoAddress);
+        return NextStep::Idle(IdleReason::NoAddress);
     }
     let age = now.saturating_sub(started_at);
     if age < probe.initial_delay {
-        return Gate::After(probe.initial_delay.saturating_sub(age));
+        return NextStep::After(probe.initial_delay.saturating_sub(age));
     }
-    Gate::Probe(id.clone())
+    NextStep::Probe(id.clone())
 }
 
-/// What is remembered after an attempt on the instance `memory` is about. None: the attempt says nothing.
+/// Returns the memory after an attempt on the container instance of `memory`, or none if the attempt is unknown.
 #[must_use]
-pub fn evaluate(probe: &Probe, memory: &ProbeMemory, raw: Raw) -> Option<ProbeMemory> {
-    let (last, threshold) = match raw {
-        Raw::Success => (ProbeResult::Success, probe.success_threshold),
-        Raw::Failure => (ProbeResult::Failure, probe.failure_threshold),
-        Raw::Unknown => return None,
+pub fn evaluate(probe: &Probe, memory: &ProbeMemory, attempt: ProbeAttempt) -> Option<ProbeMemory> {
+    let (last, threshold) = match attempt {
+        ProbeAttempt::Success => (ProbeResult::Success, probe.success_threshold),
+        ProbeAttempt::Failure => (ProbeResult::Failure, probe.failure_threshold),
+        ProbeAttempt::Unknown => return None,
     };
     let run = if memory.last == last { memory.run.saturating_add(1).min(threshold) } else { 1 };
     let mut next = ProbeMemory { counter: memory.counter.saturating_add(1), last, run, ..memory.clone() };
@@ -160,26 +161,27 @@ pub fn evaluate(probe: &Probe, memory: &ProbeMemory, raw: Raw) -> Option<ProbeMe
     Some(next)
 }
 
-/// Whether a driver has to hear of `new` after `old`: anything but the counter changed.
+/// Reports whether anything but the counter changed, so that the driver needs a report.
 #[must_use]
-pub fn is_news(old: Option<&ProbeMemory>, new: &ProbeMemory) -> bool {
+pub fn is_changed(old: Option<&ProbeMemory>, new: &ProbeMemory) -> bool {
     old.is_none_or(|old| ProbeMemory { counter: new.counter, ..old.clone() } != *new)
 }
 
-/// How long to wait before the first evaluation: a part of one period (`unit`, 0 to 1) for a container that was
-/// there before the service, when the service is younger than the period and nothing was handed over to it. This
-/// spreads the probes of a whole node; a probe that goes on where another stopped must not wait.
+/// Returns the wait before the first evaluation: the fraction `unit` (0 to 1) of the period, or zero.
+///
+/// The wait spreads the probes of a node after a start of the service. It applies to a container that ran before the service, within
+/// one period of the start, and only without a memory of another instance: a probe that is handed over must not pause.
 #[must_use]
 pub fn jitter(
     probe: &Probe,
     view: &View,
     handed_over: bool,
-    born: Duration,
+    service_started: Duration,
     now: Duration,
     unit: f64,
 ) -> Duration {
-    let young = now.saturating_sub(born) < probe.period;
-    if handed_over || !young || !known_before(view, born) {
+    let young = now.saturating_sub(service_started) < probe.period;
+    if handed_over || !young || !known_before(view, service_started) {
         return Duration::ZERO;
     }
     probe.period.mul_f64(unit.clamp(0.0, 1.0))

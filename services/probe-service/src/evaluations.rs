@@ -1,4 +1,4 @@
-//! The newest evaluations in the order in which they were made, for observers who read at their own pace.
+//! The newest evaluations, in order, for observers that read at their own pace.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,30 +7,31 @@ use parking_lot::Mutex;
 use quintlet_proto::probe::v1 as wire;
 use tokio::sync::watch;
 
-/// Evaluations kept for observers that are behind or away: three seconds of 330 probes with a period of 1 s.
+/// Evaluations that are kept: three seconds of 330 probes with a period of 1 s.
 pub const CAPACITY: usize = 1024;
 
-/// Where an observer begins.
+/// The position at which an observer starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// After this evaluation.
+    /// After the evaluation with this number.
     After(u64),
-    /// The cursor is not of this run, and why: everything kept follows, which is what comes after this evaluation.
+    /// The cursor is invalid for the given reason. The observer starts after the evaluation with this number, so that it reads all
+    /// evaluations that are kept.
     Resync(u64, &'static str),
 }
 
-/// What comes next for an observer.
+/// The next item for an observer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Next {
-    /// The evaluation with this number.
+    /// An evaluation, with its number.
     Evaluation(u64, Arc<wire::Evaluation>),
-    /// So many are no longer kept; the observer goes on after the evaluation with the given number.
+    /// The number of evaluations that are no longer kept, and the number of the evaluation after which the observer continues.
     Missed(u64, u64),
-    /// Nothing yet.
+    /// There is no newer evaluation.
     End,
 }
 
-/// The evaluations of one run of the service. Numbers begin at 1.
+/// The evaluations of one run of the service, numbered from 1.
 #[derive(Debug)]
 pub struct Evaluations {
     epoch: u64,
@@ -39,36 +40,36 @@ pub struct Evaluations {
 }
 
 impl Evaluations {
-    /// None yet. Later runs have larger epochs.
+    /// Creates an empty list. Later runs of the service have larger epochs.
     #[must_use]
     pub fn new(epoch: u64) -> Self {
         Self { epoch, kept: Mutex::default(), last: watch::Sender::new(0) }
     }
 
-    /// Adds one; the oldest goes when there is no room.
+    /// Appends an evaluation, and drops the oldest if there are [`CAPACITY`].
     pub fn push(&self, evaluation: wire::Evaluation) {
         let mut kept = self.kept.lock();
         if kept.len() >= CAPACITY {
             kept.pop_front();
         }
         kept.push_back(Arc::new(evaluation));
-        // Under the lock, so that the number and what is kept belong together.
+        // The lock is held so that the number matches the list.
         self.last.send_modify(|last| *last = last.saturating_add(1));
     }
 
-    /// The number of the last evaluation, and its changes.
+    /// Returns the number of the last evaluation, to be watched for changes.
     #[must_use]
     pub fn last(&self) -> watch::Receiver<u64> {
         self.last.subscribe()
     }
 
-    /// The cursor after the evaluation with this number.
+    /// Returns the cursor after the evaluation with this number.
     #[must_use]
     pub fn cursor(&self, seq: u64) -> wire::Cursor {
         wire::Cursor { epoch: self.epoch, seq }
     }
 
-    /// Where an observer with this cursor begins; without one, after the last evaluation.
+    /// Returns the position at which an observer with this cursor starts; without a cursor, after the last evaluation.
     #[must_use]
     pub fn start(&self, resume: Option<wire::Cursor>) -> Start {
         let kept = self.kept.lock();
@@ -76,13 +77,13 @@ impl Evaluations {
         let oldest = last.saturating_sub(u64::try_from(kept.len()).unwrap_or(u64::MAX));
         match resume {
             None => Start::After(last),
-            Some(at) if at.epoch != self.epoch => Start::Resync(oldest, "probe-service was restarted since"),
+            Some(at) if at.epoch != self.epoch => Start::Resync(oldest, "probe-service was restarted"),
             Some(at) if at.seq > last => Start::Resync(oldest, "the cursor is ahead of this service"),
             Some(at) => Start::After(at.seq),
         }
     }
 
-    /// What comes after the evaluation with the number `at`.
+    /// Returns the item after the evaluation with the number `at`.
     #[must_use]
     pub fn after(&self, at: u64) -> Next {
         let kept = self.kept.lock();
@@ -121,7 +122,7 @@ mod tests {
             (at(7, 3), Start::After(3)),
             (at(7, 5), Start::After(5)),
             (at(7, 6), Start::Resync(0, "the cursor is ahead of this service")),
-            (at(6, 3), Start::Resync(0, "probe-service was restarted since")),
+            (at(6, 3), Start::Resync(0, "probe-service was restarted")),
         ] {
             assert_eq!(some.start(resume), want, "{resume:?}");
         }
@@ -130,6 +131,6 @@ mod tests {
         let more = filled(CAPACITY + 3);
         assert_eq!(more.after(1), Next::Missed(2, 3));
         assert!(matches!(more.after(3), Next::Evaluation(4, e) if e.run == 4));
-        assert_eq!(more.start(at(1, 1)), Start::Resync(3, "probe-service was restarted since"));
+        assert_eq!(more.start(at(1, 1)), Start::Resync(3, "probe-service was restarted"));
     }
 }

@@ -1,18 +1,19 @@
-//! probe-service: probes containers and remembers the results. It decides nothing about a pod and holds no
-//! credentials; pod-sync drives it over `quintlet.probe.v1`.
+//! probe-service runs the probes of containers and remembers their results. It makes no decision about a pod and holds no
+//! credentials. pod-sync drives it over `quintlet.probe.v1`.
 //!
-//! - [`decide`] says what a probe does next and what an attempt means, without I/O or a clock.
-//! - `slot` holds one probe with its memory; `worker` is its task, one per (pod, container, probe type).
-//! - [`handlers`] make the attempts: HTTP, TCP and gRPC from here, commands through cri-proxy's probe socket.
-//! - [`evaluations`] keeps the newest evaluations for observers, who resume by a cursor.
-//! - [`prober`] keeps all probes; [`mailbox`] holds what the driver has not taken yet, the latest memory per probe and
-//!   a bounded number of evaluations. [`service`] is the gRPC surface.
+//! - [`decide`] computes the next step of a probe and the meaning of an attempt, without I/O or a clock.
+//! - `slot` holds one probe with its memory. `worker` is the task of a probe: one per pod, container and probe type.
+//! - [`handlers`] make the attempts: HTTP, TCP and gRPC from this process, commands through cri-proxy's probe socket.
+//! - [`evaluations`] keeps the newest evaluations for observers, which resume by a cursor.
+//! - [`prober`] owns all probes. [`mailbox`] holds the reports that the driver has not taken yet: the latest memory of each
+//!   probe and a bounded number of failed evaluations. [`service`] serves gRPC.
 //!
-//! Life cycle: probes come with the driver's targets and go by its word only. Without a driver they go on. When the
-//! service stops, memory is gone here and lives on in pod-sync, which hands it over to the next one.
+//! Life cycle: only the driver adds and removes probes. Probes continue while there is no driver. The memory of probes ends with
+//! the process; pod-sync keeps a copy and hands it over to the next instance.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "no other crate builds on this one")]
 
 pub mod convert;
 pub mod decide;
@@ -49,30 +50,22 @@ use crate::service::ProbeService;
 /// Name of the service in health, logs and traces.
 pub const SERVICE: &str = "probe-service";
 
-/// Who may open the socket: its user and group, and root.
+/// Mode of the socket: its user, its group and root may connect.
 const SOCKET_MODE: u32 = 0o660;
 
-/// Why the service ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The socket cannot be made.
-    #[error("the socket {} cannot be made", path.display())]
-    Bind {
-        /// Where.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The transport failed.
-    #[error("serving ended")]
+    #[error("failed to bind socket {}", path.display())]
+    Bind { path: PathBuf, source: io::Error },
+    #[error("failed to serve gRPC")]
     Serve(#[source] tonic::transport::Error),
 }
 
-/// Probes and serves `<run>/probe/<id>.sock` until `stop` is cancelled; removes the socket at the end. `observers` may ask
-/// it for health and metrics.
+/// Probes and serves `<run>/probe/<id>.sock` until `stop` is cancelled, then removes the socket. The users `observers` may ask
+/// for health and metrics.
 ///
 /// # Errors
-/// The socket cannot be made, or the transport fails.
+/// The socket cannot be bound, or the transport fails.
 pub async fn run(
     run_dir: &Path,
     id: &str,
@@ -82,8 +75,8 @@ pub async fn run(
     let paths = Paths::new(run_dir);
     let socket = paths.probe(id);
     let attempts = RealAttempts::new(&paths.cri(CriSocket::Probe));
-    let chance = Box::new(rand::random::<f64>);
-    let prober = Prober::new(Arc::new(attempts), Clock::system(), Metrics::new(), chance);
+    let jitter = Box::new(rand::random::<f64>);
+    let prober = Prober::new(Arc::new(attempts), Clock::system(), Metrics::new(), jitter);
     let listener =
         bind_unix(&socket, SOCKET_MODE).map_err(|source| RunError::Bind { path: socket.clone(), source })?;
     let server = Server::new(SERVICE).observers(observers);
@@ -91,7 +84,7 @@ pub async fn run(
     let service = ProbeServer::new(ProbeService::new(prober.clone(), stop.clone()));
     let served = server.add_service(service).serve(listener, PeerPolicy::root_and_self(), stop).await;
     prober.shutdown();
-    // An instance that has gone for good is not to be waited for.
+    // pod-sync waits for an instance as long as its socket exists.
     let _ = std::fs::remove_file(&socket);
     served.map_err(RunError::Serve)
 }

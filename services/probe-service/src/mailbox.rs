@@ -1,5 +1,5 @@
-//! What waits for a driver to take it: the latest memory per probe, a bounded number of evaluations for events, and
-//! answers. Putting something in never waits.
+//! Reports that wait for a driver: the latest memory of each probe, a bounded number of failed evaluations, and answers. Adding a
+//! report never waits.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,11 +12,11 @@ use quintlet_proto::probe::v1::drive_report::Report;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// Evaluations kept for events: 110 pods with two containers of three probes, each failing once while a driver is
-/// away for one period, is 660. Results have no bound of their own: there is one per probe.
+/// Failed evaluations that are kept. 110 pods with two containers of three probes that each fail once in one period make 660.
+/// Results need no bound: there is one per probe.
 pub const UNHEALTHY_CAPACITY: usize = 1024;
 
-/// The box of one driver.
+/// The reports for one driver.
 #[derive(Debug)]
 pub struct Mailbox {
     inner: Mutex<Inner>,
@@ -34,19 +34,19 @@ struct Inner {
 }
 
 impl Mailbox {
-    /// An empty box; `dropped` counts evaluations that found no room.
+    /// Creates an empty mailbox. `dropped` counts failed evaluations that are dropped.
     #[must_use]
     pub fn new(dropped: Counter) -> Self {
         Self { inner: Mutex::default(), filled: Notify::new(), dropped, replaced: CancellationToken::new() }
     }
 
-    /// Puts in the latest memory of a probe, in place of an earlier one that waits.
+    /// Adds the latest memory of a probe, and drops an earlier one.
     pub fn result(&self, key: ProbeKey, result: wire::Result, trace: Option<Trace>) {
         self.inner.lock().results.insert(key, (result, trace));
         self.filled.notify_one();
     }
 
-    /// Puts in an evaluation for an event; the oldest goes when there is no room.
+    /// Adds a failed evaluation, and drops the oldest if there are [`UNHEALTHY_CAPACITY`].
     pub fn unhealthy(&self, unhealthy: wire::Unhealthy, trace: Option<Trace>) {
         let mut inner = self.inner.lock();
         if inner.unhealthy.len() >= UNHEALTHY_CAPACITY {
@@ -58,19 +58,20 @@ impl Mailbox {
         self.filled.notify_one();
     }
 
-    /// Puts in an answer to something the driver said; there are no more of them than of what it says.
+    /// Adds the answer to a request of the driver. The requests bound the number of answers.
     pub fn answer(&self, answer: Report) {
         self.inner.lock().answers.push_back(answer);
         self.filled.notify_one();
     }
 
-    /// Forgets results of probes that are gone.
+    /// Drops the result of a probe that was removed.
     pub fn forget(&self, key: &ProbeKey) {
         self.inner.lock().results.remove(key);
     }
 
-    /// Takes all there is, waiting for something. Results come before answers, so that what an answer concludes has
-    /// been said. Dropping the wait loses nothing.
+    /// Waits for reports and takes all. Results come before answers, so that an answer follows the results that it completes.
+    ///
+    /// Cancellation safety: no report is lost.
     pub async fn take(&self) -> Vec<wire::DriveReport> {
         loop {
             let batch = self.take_now();

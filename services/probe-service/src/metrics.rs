@@ -1,4 +1,4 @@
-//! The kubelet's probe metrics and our own.
+//! Metrics: those that the kubelet has for probes, and further ones.
 
 use std::time::Duration;
 
@@ -29,14 +29,11 @@ struct Seconds {
     namespace: String,
 }
 
-/// What an evaluation counts as.
+/// The label `result` of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
-    /// Passed.
     Successful,
-    /// Failed.
     Failed,
-    /// It says nothing.
     Unknown,
 }
 
@@ -52,23 +49,19 @@ impl Counted {
     }
 }
 
-/// All of them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     total: Family<Total, Counter>,
     seconds: Family<Seconds, Histogram, LatencyBuckets>,
-    /// Probes there are.
     pub workers: Gauge,
-    /// Attempts that overlapped a stall of this process.
     pub stalls: Counter,
-    /// Evaluations that no driver heard of in time.
+    /// Failed evaluations that no driver took in time.
     pub dropped: Counter,
-    /// Evaluations that an observer was too slow for.
     pub missed: Counter,
 }
 
 impl Metrics {
-    /// Registers them, or finds them registered.
+    /// Registers the metrics, or returns those that are registered.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -80,23 +73,23 @@ impl Metrics {
                 "prober_probe_duration_seconds",
                 "Duration in seconds for a probe response",
             ),
-            workers: metrics::gauge("quintlet_probe_workers", "Probes there are"),
+            workers: metrics::gauge("quintlet_probe_workers", "Number of probes"),
             stalls: metrics::counter(
                 "quintlet_probe_stalls",
-                "Attempts that overlapped a stall of the prober itself and were not counted as failures",
+                "Probe attempts that did not count because the prober stalled",
             ),
             dropped: metrics::counter(
                 "quintlet_probe_unhealthy_dropped",
-                "Failed evaluations dropped since the driver did not take them, bound 1024",
+                "Failed evaluations that were dropped because pod-sync did not take them; 1024 are kept",
             ),
             missed: metrics::counter(
                 "quintlet_probe_watch_missed",
-                "Evaluations that observers missed by being slow, bound 1024 each",
+                "Evaluations that slow observers missed; 1024 are kept",
             ),
         }
     }
 
-    /// Counts one evaluation that took `took`; failures have no duration, as in the kubelet.
+    /// Counts one evaluation. Failures have no duration (`pkg/kubelet/prober: prober.probe`).
     pub fn evaluated(&self, pod: &PodRef, key: &ProbeKey, counted: Counted, took: Duration) {
         self.total.get_or_create(&total(pod, key, counted)).inc();
         match counted {
@@ -107,7 +100,7 @@ impl Metrics {
         }
     }
 
-    /// Removes the series of a probe that ended.
+    /// Removes the series of a probe.
     pub fn remove(&self, pod: &PodRef, key: &ProbeKey) {
         for counted in Counted::ALL {
             self.total.remove(&total(pod, key, counted));

@@ -1,4 +1,4 @@
-//! All probes of this instance, its driver and its observers.
+//! The probes of this instance, its driver and its observers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -25,24 +25,24 @@ use crate::slot::Slot;
 use crate::target::{Pod, Target};
 use crate::worker;
 
-/// Gives a number from 0 to 1 for the jitter of a probe.
-pub type Chance = Box<dyn Fn() -> f64 + Send + Sync>;
+/// Returns a random number from 0 to 1 for the jitter of a probe.
+pub type JitterSource = Box<dyn Fn() -> f64 + Send + Sync>;
 
-/// All probes of this instance. Cheap to clone.
+/// The probes of this instance. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Prober {
     shared: Arc<Shared>,
     table: Arc<Mutex<Table>>,
 }
 
-/// What every probe needs. Locks are taken in the order table, slot, driver.
+/// State that all probes share. Lock order: table, slot, driver.
 pub(crate) struct Shared {
     pub(crate) attempts: Arc<dyn Attempts>,
     pub(crate) clock: Clock,
     /// CLOCK_BOOTTIME of the start of this service.
-    pub(crate) born: Duration,
+    pub(crate) service_started: Duration,
     pub(crate) metrics: Metrics,
-    chance: Chance,
+    jitter: JitterSource,
     driver: Mutex<Option<Arc<Mailbox>>>,
     pub(crate) evaluations: Evaluations,
 }
@@ -50,7 +50,7 @@ pub(crate) struct Shared {
 #[derive(Debug, Default)]
 struct Table {
     pods: HashMap<PodUid, Entry>,
-    /// Pods given away on this driver's word: what it said of them before is late.
+    /// Generations of pods that this driver has released: its earlier targets of these pods are stale.
     released: HashMap<PodUid, u64>,
 }
 
@@ -67,7 +67,7 @@ struct Worker {
     task: JoinHandle<()>,
 }
 
-/// The driver has been replaced: what it says does not count any more.
+/// Another driver has replaced this one, whose requests are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("replaced by another driver")]
 pub struct Replaced;
@@ -82,28 +82,30 @@ impl Shared {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("born", &self.born).finish_non_exhaustive()
+        f.debug_struct("Shared").field("service_started", &self.service_started).finish_non_exhaustive()
     }
 }
 
 impl Prober {
-    /// Without probes. `chance` spreads the probes of a node after a start.
+    /// Creates a prober without probes. `jitter` spreads the probes of a node after a start.
     #[must_use]
-    pub fn new(attempts: Arc<dyn Attempts>, clock: Clock, metrics: Metrics, chance: Chance) -> Self {
-        let born = clock.boot();
-        // Later runs begin later in the same boot; no reader keeps a cursor over a boot.
-        let evaluations = Evaluations::new(u64::try_from(born.as_nanos()).unwrap_or(u64::MAX).max(1));
-        let shared = Shared { attempts, clock, born, metrics, chance, driver: Mutex::new(None), evaluations };
+    pub fn new(attempts: Arc<dyn Attempts>, clock: Clock, metrics: Metrics, jitter: JitterSource) -> Self {
+        let service_started = clock.boot();
+        // CLOCK_BOOTTIME grows over the runs of one boot, and no observer keeps a cursor over a boot.
+        let epoch = u64::try_from(service_started.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let evaluations = Evaluations::new(epoch);
+        let driver = Mutex::new(None);
+        let shared = Shared { attempts, clock, service_started, metrics, jitter, driver, evaluations };
         Self { shared: Arc::new(shared), table: Arc::default() }
     }
 
-    /// A new driver, in place of any other. Its box holds everything remembered, then the end of the replay.
+    /// Replaces the driver. The mailbox of the new one holds all memory, then the end of the replay.
     #[must_use]
     pub fn attach(&self) -> Arc<Mailbox> {
         let mailbox = Arc::new(Mailbox::new(self.shared.metrics.dropped.clone()));
         let mut table = self.table.lock();
         table.released.clear();
-        // Each driver counts its assignments anew.
+        // Each driver numbers its assignments from one.
         table.pods.values_mut().for_each(|entry| entry.generation = 0);
         if let Some(old) = self.shared.driver.lock().replace(Arc::clone(&mailbox)) {
             old.replaced.cancel();
@@ -116,7 +118,7 @@ impl Prober {
         mailbox
     }
 
-    /// The driver is gone; probing goes on.
+    /// Removes the driver. Probes continue.
     pub fn detach(&self, driver: &Arc<Mailbox>) {
         let mut current = self.shared.driver.lock();
         if current.as_ref().is_some_and(|c| Arc::ptr_eq(c, driver)) {
@@ -124,7 +126,7 @@ impl Prober {
         }
     }
 
-    /// Adds a pod, or replaces what is known of it. Lower generations are dropped.
+    /// Adds a pod or updates its probes. Ignores a generation that is lower than the current one.
     ///
     /// # Errors
     /// `driver` has been replaced.
@@ -170,7 +172,7 @@ impl Prober {
         Ok(())
     }
 
-    /// Stops probing a pod and forgets it.
+    /// Removes a pod with its probes.
     ///
     /// # Errors
     /// `driver` has been replaced.
@@ -182,7 +184,7 @@ impl Prober {
         Ok(())
     }
 
-    /// Stops probing a pod, forgets it, and puts its final memory into the driver's box.
+    /// Removes a pod with its probes, and reports its final memory to the driver.
     ///
     /// # Errors
     /// `driver` has been replaced.
@@ -202,7 +204,7 @@ impl Prober {
         Ok(())
     }
 
-    /// The driver has said all it wants: other pods go.
+    /// Removes all pods but `wanted`, after the driver has sent all its targets.
     ///
     /// # Errors
     /// `driver` has been replaced.
@@ -215,18 +217,15 @@ impl Prober {
         Ok(())
     }
 
-    /// The evaluations of this run that are kept.
     #[must_use]
     pub fn evaluations(&self) -> &Evaluations {
         &self.shared.evaluations
     }
 
-    /// Counts evaluations that an observer missed.
     pub fn count_missed(&self, missed: u64) {
         self.shared.metrics.missed.inc_by(missed);
     }
 
-    /// Ends all probes.
     pub fn shutdown(&self) {
         let mut table = self.table.lock();
         let all: Vec<_> = table.pods.keys().cloned().collect();
@@ -249,11 +248,12 @@ impl Prober {
         };
         let slot = Arc::new(Slot::new(key, pod.pod.clone(), target));
         slot.update(&self.shared, target, pod.generation, trace);
-        let Shared { born, clock, chance, .. } = &*self.shared;
+        let Shared { service_started, clock, jitter, .. } = &*self.shared;
         let handed_over =
             target.seed.as_ref().is_some_and(|s| Some(&s.container_id) == target.view.container_id.as_ref());
-        let jitter = decide::jitter(&target.probe, &target.view, handed_over, *born, clock.boot(), chance());
-        // What the first update woke is the worker's first tick.
+        let (started, now) = (*service_started, clock.boot());
+        let jitter = decide::jitter(&target.probe, &target.view, handed_over, started, now, jitter());
+        // The first tick of the worker stands in for the wake of the first update.
         let _ = slot.wake.notified().now_or_never();
         let task = self.spawn(&slot, jitter);
         Worker { slot, period: target.probe.period, task }

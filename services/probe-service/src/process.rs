@@ -1,4 +1,4 @@
-//! The process: from its command line to its exit code.
+//! The process of probe-service, from its command line to its exit code.
 
 use std::time::Duration;
 
@@ -31,10 +31,10 @@ fn instance_id(value: &str) -> Result<String, String> {
     Ok(value.to_owned())
 }
 
-/// Runs `probe-service` as its own process: reads the command line, and ends it on a usage error.
+/// Runs probe-service as its own process. Exits with 64 on a usage error.
 ///
 /// # Errors
-/// What keeps it from serving.
+/// The service cannot start, or serving fails.
 pub fn main() -> anyhow::Result<()> {
     let loaded = quintlet_config::parse::<Args>(Service::Probe);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -51,9 +51,9 @@ async fn serve(loaded: Loaded<Args>) -> anyhow::Result<()> {
     tasks.spawn("stop-signal", {
         let stop = stop.clone();
         async move {
-            // Without a signal the service may still end by itself.
+            // The service may also end without a signal.
             tokio::select! {
-                reason = signals::stop_signal() => tracing::info!(?reason, "stopping"),
+                reason = signals::stop_signal() => tracing::info!(?reason, "stopping service"),
                 () = stop.cancelled() => {}
             }
             stop.cancel();
@@ -63,18 +63,18 @@ async fn serve(loaded: Loaded<Args>) -> anyhow::Result<()> {
         let stop = stop.clone();
         tasks.spawn("metrics", async move {
             if let Err(error) = server::serve_metrics(address, stop).await {
-                tracing::error!(%address, error = %error_chain(&error), "no metrics over HTTP");
+                tracing::error!(%address, error = %error_chain(&error), "serve metrics failed");
             }
         });
     }
     let liveness = Liveness::of([args.common.paths().probe(&args.id)]);
     tasks.spawn("notify", notify::run(liveness, stop.clone()));
-    tracing::info!(id = args.id, "probe-service starts");
+    tracing::info!(id = args.id, "starting probe-service");
     let serving = crate::run(&args.common.run_dir, &args.id, &args.common.observer_uid, stop.clone());
     let served = quintlet_kit::task::main(serving).await;
     stop.cancel();
     for name in tasks.shutdown(Duration::from_secs(1)).await {
-        tracing::warn!(task = name, "did not end in time");
+        tracing::warn!(task = name, "task did not stop in time");
     }
     telemetry.shutdown().await;
     Ok(served?)

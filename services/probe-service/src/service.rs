@@ -1,4 +1,4 @@
-//! `quintlet.probe.v1` over gRPC.
+//! Serves `quintlet.probe.v1` over gRPC.
 
 use std::collections::{HashSet, VecDeque};
 use std::pin::Pin;
@@ -8,7 +8,7 @@ use futures::{Stream, StreamExt as _};
 use quintlet_kit::{error_chain, task};
 use quintlet_proto::probe::v1 as wire;
 use quintlet_proto::probe::v1::drive_report::Report;
-use quintlet_proto::probe::v1::drive_request::Request as Said;
+use quintlet_proto::probe::v1::drive_request::Request as DriveCommand;
 use quintlet_proto::probe::v1::probe_server::Probe;
 use quintlet_proto::probe::v1::watch_event::Event;
 use tokio::sync::watch;
@@ -20,7 +20,7 @@ use crate::evaluations::{Next, Start};
 use crate::mailbox::Mailbox;
 use crate::prober::{Prober, Replaced};
 
-/// The service. Its streams end when `stop` is cancelled.
+/// The gRPC service. Its streams end when `stop` is cancelled.
 #[derive(Debug, Clone)]
 pub struct ProbeService {
     prober: Prober,
@@ -28,7 +28,6 @@ pub struct ProbeService {
 }
 
 impl ProbeService {
-    /// Serves `prober`.
     #[must_use]
     pub fn new(prober: Prober, stop: CancellationToken) -> Self {
         Self { prober, stop }
@@ -47,20 +46,20 @@ impl Probe for ProbeService {
         request: Request<Streaming<wire::DriveRequest>>,
     ) -> Result<Response<Self::DriveStream>, Status> {
         let driver = self.prober.attach();
-        // Ends the reports when the driver has nothing more to say.
+        // Ends the reports with the driver's requests.
         let closed = CancellationToken::new();
-        let listening = listen(self.prober.clone(), Arc::clone(&driver), request.into_inner());
-        // What was wrong with the requests, if they did not just end.
+        let receiving = receive_requests(self.prober.clone(), Arc::clone(&driver), request.into_inner());
+        // The error that ended the requests.
         let failed = Arc::new(OnceLock::new());
         task::spawn("drive", {
             let (stop, closed, failed) = (self.stop.clone(), closed.clone(), Arc::clone(&failed));
             async move {
-                // A connection with an open request stream would not end.
+                // An open request stream would keep the connection open at the stop. A request that is dropped is not applied.
                 tokio::select! {
                     () = stop.cancelled() => {}
-                    ended = listening => {
+                    ended = receiving => {
                         if let Err(status) = ended {
-                            // Set once: this is the only task that does.
+                            // This task alone sets it, once.
                             let _first = failed.set(status);
                         }
                         closed.cancel();
@@ -79,7 +78,7 @@ impl Probe for ProbeService {
                     if let Some(report) = batch.next() {
                         return Some((Ok(report), Some((driver, batch))));
                     }
-                    // What is not taken waits in the box.
+                    // Reports that are not taken stay in the mailbox.
                     tokio::select! {
                         biased;
                         () = driver.replaced.cancelled() => {
@@ -110,14 +109,14 @@ impl Probe for ProbeService {
     }
 }
 
-/// One Watch: a place in the evaluations.
+/// One Watch stream and its position in the evaluations.
 struct Observer {
     prober: Prober,
-    /// Of the only pod it is about; empty: all.
+    /// The pod to report; all pods if empty.
     uid: String,
     last: watch::Receiver<u64>,
     at: u64,
-    /// What is to be said first.
+    /// Events to send before evaluations.
     first: VecDeque<Event>,
 }
 
@@ -164,31 +163,31 @@ impl Observer {
     }
 }
 
-/// Does what the driver says until it ends or is replaced.
+/// Applies the driver's requests until they end or another driver takes over.
 ///
 /// # Errors
-/// A request could not be read: the driver is told.
-async fn listen(
+/// A request cannot be read. The driver receives the error.
+async fn receive_requests(
     prober: Prober,
     driver: Arc<Mailbox>,
     mut requests: Streaming<wire::DriveRequest>,
 ) -> Result<(), Status> {
     let mut wanted = HashSet::new();
     let ended = loop {
-        // A dropped read loses at most what a replaced driver said.
+        // A dropped read loses at most a request of a driver that is replaced.
         let request = tokio::select! {
             () = driver.replaced.cancelled() => break Ok(()),
             request = requests.message() => request,
         };
         match request {
             Ok(Some(request)) => {
-                if obey(&prober, &driver, &mut wanted, request).is_err() {
+                if apply_request(&prober, &driver, &mut wanted, request).is_err() {
                     break Ok(());
                 }
             }
             Ok(None) => break Ok(()),
             Err(status) => {
-                tracing::info!(error = %error_chain(&status), "the driver is gone, probing goes on");
+                tracing::info!(error = %error_chain(&status), "driver disconnected, probing continues");
                 break Err(status);
             }
         }
@@ -197,8 +196,8 @@ async fn listen(
     ended
 }
 
-/// Does one thing the driver says. What cannot be understood is logged and changes nothing.
-fn obey(
+/// Applies one request. A request that is invalid is logged and ignored.
+fn apply_request(
     prober: &Prober,
     driver: &Arc<Mailbox>,
     wanted: &mut HashSet<quintlet_model::ids::PodUid>,
@@ -206,46 +205,46 @@ fn obey(
 ) -> Result<(), Replaced> {
     let wire::DriveRequest { request, trace } = request;
     let uid = match &request {
-        Some(Said::Target(wire::PodTarget { uid, .. })) => convert::uid(uid),
-        Some(Said::Remove(wire::RemovePod { uid, .. })) => convert::uid(uid),
-        Some(Said::Release(wire::ReleasePod { uid, .. })) => convert::uid(uid),
-        Some(Said::Complete(_)) => return prober.complete(driver, wanted),
-        Some(Said::Hello(hello)) => {
+        Some(DriveCommand::Target(wire::PodTarget { uid, .. })) => convert::uid(uid),
+        Some(DriveCommand::Remove(wire::RemovePod { uid, .. })) => convert::uid(uid),
+        Some(DriveCommand::Release(wire::ReleasePod { uid, .. })) => convert::uid(uid),
+        Some(DriveCommand::Complete(_)) => return prober.complete(driver, wanted),
+        Some(DriveCommand::Hello(hello)) => {
             tracing::info!(build = hello.build, schema = hello.schema, "driver connected");
             return Ok(());
         }
         None => {
-            tracing::warn!("the driver said something this build does not know");
+            tracing::warn!("unknown driver request ignored");
             return Ok(());
         }
     };
     let uid = match uid {
         Ok(uid) => uid,
         Err(error) => {
-            tracing::warn!(error = %error_chain(&error), "request of the driver refused");
+            tracing::warn!(error = %error_chain(&error), "invalid driver request ignored");
             return Ok(());
         }
     };
     match request {
-        Some(Said::Target(target)) => {
-            // A target that is not understood still says that the pod is wanted.
+        Some(DriveCommand::Target(target)) => {
+            // Also with an invalid target the pod is wanted.
             wanted.insert(uid.clone());
             match convert::pod(target) {
                 Ok(pod) => prober.set(driver, pod, trace.as_ref()),
                 Err(error) => {
-                    tracing::warn!(pod.uid = %uid, error = %error_chain(&error), "target refused");
+                    tracing::warn!(pod.uid = %uid, error = %error_chain(&error), "invalid target ignored");
                     Ok(())
                 }
             }
         }
-        Some(Said::Remove(remove)) => {
+        Some(DriveCommand::Remove(remove)) => {
             wanted.remove(&uid);
             prober.remove(driver, &uid, remove.generation)
         }
-        Some(Said::Release(release)) => {
+        Some(DriveCommand::Release(release)) => {
             wanted.remove(&uid);
             prober.release(driver, &uid, release.generation)
         }
-        Some(Said::Complete(_) | Said::Hello(_)) | None => Ok(()),
+        Some(DriveCommand::Complete(_) | DriveCommand::Hello(_)) | None => Ok(()),
     }
 }

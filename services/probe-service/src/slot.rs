@@ -1,4 +1,4 @@
-//! One probe of one container: what it is, what is remembered of it, and its evaluations.
+//! One probe of one container: its settings, its memory and its evaluations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,22 +14,22 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
 use crate::convert;
-use crate::decide::{self, Gate, Raw};
+use crate::decide::{self, NextStep, ProbeAttempt};
 use crate::handlers::{Attempt, Broken};
 use crate::metrics::Counted;
 use crate::prober::Shared;
 use crate::stall;
 use crate::target::{Probe, Target, View};
 
-/// Attempts in a row while they say nothing; a failure is final at once.
+/// Attempts of one evaluation while their result is unknown (`pkg/kubelet/prober: maxProbeRetries`).
 const MAX_ATTEMPTS: usize = 3;
 
-/// One probe. Its state changes under its lock and is reported under it, so that reports keep their order.
+/// One probe. Its state is changed and reported under one lock, so that reports keep their order.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) key: ProbeKey,
     pub(crate) pod: PodRef,
-    /// Tells the worker that there may be something to do before the next tick.
+    /// Wakes the worker before the next tick.
     pub(crate) wake: Notify,
     state: Mutex<State>,
 }
@@ -41,13 +41,13 @@ struct State {
     generation: u64,
     memory: Option<ProbeMemory>,
     output: String,
-    /// Of what the driver did to this container instance.
+    /// Trace of the driver's request that introduced this container instance.
     trace: Option<Trace>,
-    /// Nothing is counted or reported any more.
+    /// The probe was removed: evaluations are neither counted nor reported.
     ended: bool,
 }
 
-/// What one evaluation needs.
+/// The input of one evaluation.
 struct Begun {
     probe: Arc<Probe>,
     memory: ProbeMemory,
@@ -56,7 +56,7 @@ struct Begun {
 }
 
 impl Slot {
-    /// A probe nothing is known of before the first [`Slot::update`].
+    /// Creates a probe without memory. [`Slot::update`] sets its view.
     pub(crate) fn new(key: ProbeKey, pod: PodRef, target: &Target) -> Self {
         let state = State {
             probe: Arc::clone(&target.probe),
@@ -70,11 +70,11 @@ impl Slot {
         Self { key, pod, wake: Notify::new(), state: Mutex::new(state) }
     }
 
-    /// Takes over what the driver says, and wakes the worker if that opens the way for a probe.
+    /// Applies a target of the driver, and wakes the worker if an attempt has become possible.
     pub(crate) fn update(&self, shared: &Shared, target: &Target, generation: u64, trace: Option<&Trace>) {
         let mut state = self.state.lock();
         let now = shared.clock.boot();
-        let before = state.gate(now);
+        let before = state.next_step(now);
         if state.view.container_id != target.view.container_id {
             state.trace = trace.cloned();
             state.output.clear();
@@ -83,37 +83,37 @@ impl Slot {
         state.view = target.view.clone();
         state.generation = generation;
         let (own, seed) = (state.memory.as_ref(), target.seed.as_ref());
-        if let Some(memory) = decide::adopt(&state.probe, &state.view, own, seed, shared.born) {
+        if let Some(memory) =
+            decide::select_memory(&state.probe, &state.view, own, seed, shared.service_started)
+        {
             self.remember(shared, &mut state, memory);
         }
         self.settle_stopped(shared, &mut state, now);
-        let after = state.gate(now);
+        let after = state.next_step(now);
         let opened = match after {
-            Gate::Probe(_) => after != before,
-            Gate::After(_) => !matches!(before, Gate::After(_)),
-            Gate::Idle(_) | Gate::Stopped(_) => false,
+            NextStep::Probe(_) => after != before,
+            NextStep::After(_) => !matches!(before, NextStep::After(_)),
+            NextStep::Idle(_) | NextStep::Stopped(_) => false,
         };
         if opened {
             self.wake.notify_one();
         }
     }
 
-    /// What to do now.
-    pub(crate) fn gate(&self, now: Duration) -> Gate {
-        self.state.lock().gate(now)
+    pub(crate) fn next_step(&self, now: Duration) -> NextStep {
+        self.state.lock().next_step(now)
     }
 
-    /// From one tick to the next.
     pub(crate) fn period(&self) -> Duration {
         self.state.lock().probe.period
     }
 
-    /// The report of all that is remembered; None when that is nothing.
+    /// Returns the report of the memory, or none if there is no memory.
     pub(crate) fn report(&self) -> Option<wire::Result> {
         self.state.lock().report(&self.key)
     }
 
-    /// Calls `put` with the report of all that is remembered, with no later one before it.
+    /// Calls `put` with the report of the memory, before any later report.
     pub(crate) fn replay(&self, put: impl FnOnce(wire::Result)) {
         let state = self.state.lock();
         if let Some(report) = state.report(&self.key) {
@@ -121,7 +121,7 @@ impl Slot {
         }
     }
 
-    /// Ends it: an evaluation under way counts for nothing.
+    /// Ends the probe. An evaluation in progress does not count.
     pub(crate) fn end(&self, shared: &Shared) {
         let mut state = self.state.lock();
         state.ended = true;
@@ -129,18 +129,20 @@ impl Slot {
         shared.with_driver(|driver| driver.forget(&self.key));
     }
 
-    /// One evaluation, if it is time for one. Dropping it is as if it had not begun.
+    /// Evaluates the probe if an attempt is possible.
+    ///
+    /// Cancellation safety: a dropped evaluation does not count.
     pub(crate) async fn evaluate(&self, shared: &Shared) {
         let Some(begun) = self.begin(shared) else { return };
         let started = Instant::now();
         let (mut attempt, mut stalled) = self.attempt(shared, &begun).await;
         for _ in 1..MAX_ATTEMPTS {
-            let says_nothing = match attempt {
+            let is_unknown = match attempt {
                 Attempt::Success(_) | Attempt::Warning(_) => false,
                 Attempt::Failure(_) => stalled,
                 Attempt::Broken(_) => true,
             };
-            if !says_nothing {
+            if !is_unknown {
                 break;
             }
             if stalled {
@@ -161,9 +163,9 @@ impl Slot {
         let mut state = self.state.lock();
         let now = shared.clock.boot();
         self.settle_stopped(shared, &mut state, now);
-        let Gate::Probe(_) = state.gate(now) else { return None };
+        let NextStep::Probe(_) = state.next_step(now) else { return None };
         let memory = state.memory.clone()?;
-        // The first belongs to what started the container; one that passes as it did before is not worth a span.
+        // The first evaluation belongs to the trace that started the container. One that passes again has no span.
         let span = match memory.last {
             ProbeResult::Success => Span::none(),
             ProbeResult::Unknown => self.span(state.trace.as_ref()),
@@ -187,36 +189,36 @@ impl Slot {
 
     fn settle(&self, shared: &Shared, begun: &Begun, attempt: Attempt, stalled: bool, took: Duration) {
         let mut state = self.state.lock();
-        // The container has become another or has stopped under the attempt: it says nothing of what is there now.
+        // The attempt is stale if the container was replaced or has stopped meanwhile.
         let current = state.memory.as_ref().filter(|m| m.container_id == begun.memory.container_id).cloned();
         let Some(memory) = current.filter(|_| !state.ended && state.view.running) else { return };
         let passed = matches!(attempt, Attempt::Success(_) | Attempt::Warning(_));
         if stalled && !passed {
             shared.metrics.stalls.inc();
         }
-        let (raw, counted, output) = match &attempt {
+        let (result, counted, output) = match &attempt {
             Attempt::Success(output) | Attempt::Warning(output) => {
-                (Raw::Success, Some(Counted::Successful), output)
+                (ProbeAttempt::Success, Some(Counted::Successful), output)
             }
-            Attempt::Failure(output) if stalled => (Raw::Unknown, Some(Counted::Unknown), output),
-            Attempt::Failure(output) => (Raw::Failure, Some(Counted::Failed), output),
-            // As in the kubelet, what broke is not counted.
-            Attempt::Broken(Broken { error, .. }) => (Raw::Unknown, None, error),
+            Attempt::Failure(output) if stalled => (ProbeAttempt::Unknown, Some(Counted::Unknown), output),
+            Attempt::Failure(output) => (ProbeAttempt::Failure, Some(Counted::Failed), output),
+            // The kubelet does not count an attempt that returned an error, either.
+            Attempt::Broken(Broken { error, .. }) => (ProbeAttempt::Unknown, None, error),
         };
         let span = if passed || !begun.span.is_none() { begun.span.clone() } else { self.span(None) };
-        span.record("probe.outcome", tracing::field::debug(raw));
-        let _reports_belong_to_it = span.enter();
+        span.record("probe.outcome", tracing::field::debug(result));
+        let _entered = span.enter();
         if let Some(counted) = counted {
             shared.metrics.evaluated(&self.pod, &self.key, counted, took);
         }
         output.clone_into(&mut state.output);
-        if let Some(next) = decide::evaluate(&begun.probe, &memory, raw) {
+        if let Some(next) = decide::evaluate(&begun.probe, &memory, result) {
             self.remember(shared, &mut state, next);
         }
         if let Some(unhealthy) = self.unhealthy(&memory, &attempt).filter(|_| passed || !stalled) {
             shared.with_driver(|driver| driver.unhealthy(unhealthy, propagate::current_trace()));
         }
-        shared.evaluations.push(self.evaluation(shared, &state, raw, took));
+        shared.evaluations.push(self.evaluation(shared, &state, result, took));
     }
 
     fn unhealthy(&self, memory: &ProbeMemory, attempt: &Attempt) -> Option<wire::Unhealthy> {
@@ -240,11 +242,17 @@ impl Slot {
         })
     }
 
-    fn evaluation(&self, shared: &Shared, state: &State, raw: Raw, took: Duration) -> wire::Evaluation {
-        let outcome = match raw {
-            Raw::Success => wire::Outcome::Success,
-            Raw::Failure => wire::Outcome::Failure,
-            Raw::Unknown => wire::Outcome::Unknown,
+    fn evaluation(
+        &self,
+        shared: &Shared,
+        state: &State,
+        result: ProbeAttempt,
+        took: Duration,
+    ) -> wire::Evaluation {
+        let outcome = match result {
+            ProbeAttempt::Success => wire::Outcome::Success,
+            ProbeAttempt::Failure => wire::Outcome::Failure,
+            ProbeAttempt::Unknown => wire::Outcome::Unknown,
         };
         wire::Evaluation {
             uid: self.key.uid.to_string(),
@@ -261,23 +269,23 @@ impl Slot {
     }
 
     fn settle_stopped(&self, shared: &Shared, state: &mut State, now: Duration) {
-        if let Gate::Stopped(memory) = state.gate(now) {
+        if let NextStep::Stopped(memory) = state.next_step(now) {
             self.remember(shared, state, memory);
         }
     }
 
     fn remember(&self, shared: &Shared, state: &mut State, memory: ProbeMemory) {
-        let news = decide::is_news(state.memory.as_ref(), &memory);
+        let is_changed = decide::is_changed(state.memory.as_ref(), &memory);
         state.memory = Some(memory);
-        if let Some(report) = state.report(&self.key).filter(|_| news) {
+        if let Some(report) = state.report(&self.key).filter(|_| is_changed) {
             shared.with_driver(|driver| driver.result(self.key.clone(), report, propagate::current_trace()));
         }
     }
 }
 
 impl State {
-    fn gate(&self, now: Duration) -> Gate {
-        decide::gate(&self.probe, &self.view, self.memory.as_ref(), now)
+    fn next_step(&self, now: Duration) -> NextStep {
+        decide::next_step(&self.probe, &self.view, self.memory.as_ref(), now)
     }
 
     fn report(&self, key: &ProbeKey) -> Option<wire::Result> {

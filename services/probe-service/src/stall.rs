@@ -1,23 +1,23 @@
-//! Notices that this process did not run for a while: stopped, starved, or the machine was suspended.
+//! Detects that this process did not run for a while because it was stopped, starved of CPU, or suspended with the machine.
 
 use std::pin::pin;
 use std::time::Duration;
 
 use quintlet_kit::clock::Clock;
 
-/// How often the watch looks, while there is something to watch.
+/// Interval between checks while work is in progress.
 const TICK: Duration = Duration::from_millis(100);
-/// A look that is later than this is a stall.
+/// A check that is late by more than this is a stall.
 pub(crate) const LIMIT: Duration = Duration::from_millis(500);
 
-/// Runs `work` and tells whether the process stalled meanwhile. Costs nothing while no work is under way.
+/// Runs `work`, and returns its output with whether the process stalled meanwhile.
 pub(crate) async fn watch<T>(clock: &Clock, work: impl Future<Output = T>) -> (T, bool) {
     let mut work = pin!(work);
     let mut last = clock.boot();
     let mut stalled = false;
     let late = |last: Duration| clock.boot().saturating_sub(last) > TICK.saturating_add(LIMIT);
     loop {
-        // Dropping the sleep loses a look only; the work is pinned outside.
+        // A dropped sleep loses one check; the work is pinned outside.
         tokio::select! {
             biased;
             done = &mut work => return (done, stalled || late(last)),

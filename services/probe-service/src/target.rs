@@ -1,4 +1,4 @@
-//! What is probed: pods, their containers and their probes, as the driver last described them.
+//! Pods, containers and probes as the driver last described them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,113 +6,96 @@ use std::time::Duration;
 use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::probe::{ProbeMemory, ProbeType};
 
-/// A pod with everything of it that is probed.
+/// A pod with its probes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// All its names.
     pub pod: PodRef,
-    /// Of its assignment to this instance.
+    /// Generation of the pod's assignment to this instance.
     pub generation: u64,
-    /// Its probes.
     pub probes: Vec<Target>,
 }
 
 /// One probe of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Container name.
     pub container: Arc<str>,
-    /// How to probe.
     pub probe: Arc<Probe>,
-    /// What the container is now.
     pub view: View,
-    /// What the driver remembers of this probe on this container instance.
+    /// Memory of this probe that the driver kept from another instance or an earlier run.
     pub seed: Option<ProbeMemory>,
 }
 
-/// How to probe.
+/// The settings of a probe (`core/v1.Probe`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probe {
-    /// Which of the three.
     pub kind: ProbeType,
-    /// What is done.
     pub handler: Handler,
-    /// Not before this time after the start of the container.
     pub initial_delay: Duration,
-    /// From one evaluation to the next.
     pub period: Duration,
-    /// Of one attempt.
+    /// Limit of one attempt.
     pub timeout: Duration,
-    /// Successes in a row that make a success.
     pub success_threshold: u32,
-    /// Failures in a row that make a failure.
     pub failure_threshold: u32,
 }
 
-/// What a probe does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Handler {
-    /// HTTP GET.
     Http(HttpGet),
-    /// Connects and closes.
+    /// Opens a connection and closes it.
     Tcp {
-        /// Where to. None: the pod's IP.
+        /// The pod's IP if none.
         host: Option<String>,
-        /// Port, checked when probing.
+        /// Validated by each attempt.
         port: u32,
     },
     /// `grpc.health.v1.Health/Check` at the pod's IP.
     Grpc {
-        /// Port, checked when probing.
+        /// Validated by each attempt.
         port: u32,
-        /// Name of the service; may be empty.
         service: String,
     },
-    /// A command in the container, through cri-proxy.
+    /// Runs a command in the container, through cri-proxy.
     Exec {
-        /// argv.
         command: Vec<String>,
-        /// What makes cri-proxy run it.
+        /// Signature of pod-sync, without which cri-proxy does not run the command.
         grant: Vec<u8>,
     },
-    /// A handler whose port has no number: each attempt says nothing but this text.
+    /// A handler whose port has no number. Each attempt is unknown, with this text.
     Broken(String),
-    /// The target names none this build knows.
+    /// The target has no handler, or one that this version does not know.
     Missing,
 }
 
-/// An HTTP GET.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpGet {
-    /// TLS, without verification.
+    /// HTTPS, without verification of the certificate.
     pub tls: bool,
-    /// Where to. None: the pod's IP.
+    /// The pod's IP if none.
     pub host: Option<String>,
-    /// Port, checked when probing.
+    /// Validated by each attempt.
     pub port: u32,
-    /// A URL reference: path and perhaps a query.
+    /// A URL reference: a path and, optionally, a query.
     pub path: String,
-    /// In order, with duplicates.
+    /// Name and value, in order, with duplicates.
     pub headers: Vec<(String, String)>,
 }
 
-/// What a container is now, as the driver sees it.
+/// The state of a container, as the driver sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct View {
-    /// The instance; None: there is none yet.
     pub container_id: Option<ContainerId>,
-    /// It runs.
     pub running: bool,
-    /// CLOCK_BOOTTIME of its start; None: not started yet.
+    /// CLOCK_BOOTTIME of the start of the container instance.
     pub started_at: Option<Duration>,
-    /// Its startup probe passed, or it has none.
+    /// The startup probe passed, or there is none.
     pub started: bool,
-    /// Address of the pod; empty: none yet.
+    /// Empty while the pod has no address.
     pub pod_ip: String,
 }
 
 impl Handler {
-    /// The host to talk to: its own, else the pod's. Empty: there is no address yet. None: it needs none.
+    /// Returns the host to connect to: that of the handler, else the pod's. Returns an empty host while the pod has no address, and
+    /// none for a handler that needs no host.
     #[must_use]
     pub fn host<'a>(&'a self, pod_ip: &'a str) -> Option<&'a str> {
         match self {

@@ -1,4 +1,4 @@
-//! The loop of one probe: ticks at a fixed rate, and sooner when the way opens.
+//! The task of one probe.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,33 +9,33 @@ use quintlet_kit::contain::{Work, contained};
 use quintlet_kit::seam::{self, Seam};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
-use crate::decide::Gate;
+use crate::decide::NextStep;
 use crate::prober::Shared;
 use crate::slot::Slot;
 
-/// Before a probe whose last evaluation panicked, doubled with each in a row, and the longest.
+/// Wait after an evaluation that panicked. Each further panic in a row doubles it, up to [`LONGEST_AFTER_PANIC`].
 const AFTER_PANIC: Duration = Duration::from_secs(10);
 const LONGEST_AFTER_PANIC: Duration = Duration::from_secs(3600);
 
-/// Evaluates until it is aborted, for the first time after `jitter`.
+/// Evaluates the probe every period until the task is aborted, for the first time after `jitter`.
 ///
-/// Missed ticks collapse into one. A container that has just started, or whose initial delay has just passed, is
-/// probed at once and the rate counts from there; nothing else moves the ticks.
+/// Missed ticks collapse into one. The probe is evaluated at once when its container starts or its initial delay ends, and the
+/// period counts from there. Nothing else moves the ticks.
 pub(crate) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, jitter: Duration) {
     let mut ticker = interval_at(deadline_after(Instant::now(), jitter), slot.period());
     ticker.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let work = Work::new(slot.key.uid.as_str(), format!("{}/{}", slot.pod.namespace, slot.pod.name));
     let mut after_panic = Backoff::new(AFTER_PANIC, 2, LONGEST_AFTER_PANIC);
     loop {
-        let delay = match slot.gate(shared.clock.boot()) {
-            Gate::After(delay) => Some(delay),
-            Gate::Idle(_) | Gate::Stopped(_) | Gate::Probe(_) => None,
+        let delay = match slot.next_step(shared.clock.boot()) {
+            NextStep::After(delay) => Some(delay),
+            NextStep::Idle(_) | NextStep::Stopped(_) | NextStep::Probe(_) => None,
         };
-        // A dropped tick stays due, a dropped wake stays set, and the delay is computed anew.
+        // A dropped tick stays due, a dropped wake stays set, and the delay is computed again.
         tokio::select! {
             _ = ticker.tick() => {}
             () = slot.wake.notified() => {
-                if !matches!(slot.gate(shared.clock.boot()), Gate::Probe(_)) {
+                if !matches!(slot.next_step(shared.clock.boot()), NextStep::Probe(_)) {
                     continue;
                 }
                 ticker.reset();
@@ -48,7 +48,7 @@ pub(crate) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, jitter: Duration) 
         });
         match contained(work.clone(), evaluation).await {
             Ok(()) => after_panic.reset(),
-            // The result stays as it was. An end of the task loses nothing.
+            // The result stays unchanged. An abort during the wait loses nothing.
             Err(_) => sleep(after_panic.next_wait()).await,
         }
     }

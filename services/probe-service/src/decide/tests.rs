@@ -51,7 +51,7 @@ fn a_new_instance_gets_the_initial_value_of_its_probe() {
         (Startup, ProbeResult::Unknown),
     ];
     for (kind, expected) in base {
-        let adopted = adopt(&probe(kind), &running(false), None, None, BORN).unwrap();
+        let adopted = select_memory(&probe(kind), &running(false), None, None, BORN).unwrap();
         assert_eq!(adopted, memory(0, Some(expected)), "{kind}");
     }
 }
@@ -66,7 +66,7 @@ fn an_instance_older_than_the_service_or_started_gets_none() {
         (old(1050), Some(ProbeResult::Failure)),
         (View { running: false, ..old(500) }, Some(ProbeResult::Failure)),
     ] {
-        let adopted = adopt(&probe(Readiness), &view, None, None, BORN).unwrap();
+        let adopted = select_memory(&probe(Readiness), &view, None, None, BORN).unwrap();
         assert_eq!(adopted.result, expected, "{view:?}");
     }
 }
@@ -87,12 +87,12 @@ fn of_two_memories_of_one_instance_the_one_with_the_higher_counter_is_kept() {
         (Some(&other), Some(&low), &low),
         (Some(&low), Some(&other), &low),
     ] {
-        assert_eq!(adopt(&probe(Liveness), &view, own, seed, BORN).as_ref(), Some(expected));
+        assert_eq!(select_memory(&probe(Liveness), &view, own, seed, BORN).as_ref(), Some(expected));
     }
     // Another instance's memory is none.
-    let fresh = adopt(&probe(Liveness), &running(false), Some(&other), Some(&other), BORN).unwrap();
+    let fresh = select_memory(&probe(Liveness), &running(false), Some(&other), Some(&other), BORN).unwrap();
     assert_eq!(fresh, memory(0, success));
-    assert_eq!(adopt(&probe(Liveness), &View::default(), Some(&low), None, BORN), None);
+    assert_eq!(select_memory(&probe(Liveness), &View::default(), Some(&low), None, BORN), None);
 }
 
 #[test]
@@ -101,37 +101,50 @@ fn the_gate_opens_for_a_running_container_whose_turn_it_is() {
     let failed = memory(1, Some(ProbeResult::Failure));
     let held = ProbeMemory { on_hold: true, ..known.clone() };
     let stopped = |m: &ProbeMemory| {
-        Gate::Stopped(ProbeMemory { counter: m.counter + 1, result: Some(ProbeResult::Failure), ..m.clone() })
+        NextStep::Stopped(ProbeMemory {
+            counter: m.counter + 1,
+            result: Some(ProbeResult::Failure),
+            ..m.clone()
+        })
     };
     let gone = View { running: false, ..running(true) };
     let created = View { running: false, started_at: None, ..running(false) };
-    let open = Gate::Probe(id("c1"));
-    let idle = Gate::Idle;
+    let open = NextStep::Probe(id("c1"));
+    let idle = NextStep::Idle;
     for (kind, view, remembered, expected) in [
-        (Liveness, View::default(), Some(&known), idle(Why::NoContainer)),
-        (Liveness, running(true), None, idle(Why::NoContainer)),
-        (Liveness, running(true), Some(&held), idle(Why::OnHold)),
-        (Liveness, gone.clone(), Some(&held), idle(Why::OnHold)),
+        (Liveness, View::default(), Some(&known), idle(IdleReason::NoContainer)),
+        (Liveness, running(true), None, idle(IdleReason::NoContainer)),
+        (Liveness, running(true), Some(&held), idle(IdleReason::OnHold)),
+        (Liveness, gone.clone(), Some(&held), idle(IdleReason::OnHold)),
         (Liveness, gone.clone(), Some(&known), stopped(&known)),
         (Readiness, gone.clone(), Some(&known), stopped(&known)),
         (Startup, gone.clone(), Some(&known), stopped(&known)),
-        (Readiness, gone, Some(&failed), idle(Why::Stopped)),
-        (Liveness, created, Some(&known), idle(Why::NoContainer)),
-        (Startup, running(true), Some(&known), idle(Why::StartupPassed)),
+        (Readiness, gone, Some(&failed), idle(IdleReason::Stopped)),
+        (Liveness, created, Some(&known), idle(IdleReason::NoContainer)),
+        (Startup, running(true), Some(&known), idle(IdleReason::StartupPassed)),
         (Startup, running(false), Some(&known), open.clone()),
-        (Readiness, running(false), Some(&known), idle(Why::NotStarted)),
-        (Liveness, running(false), Some(&known), idle(Why::NotStarted)),
+        (Readiness, running(false), Some(&known), idle(IdleReason::NotStarted)),
+        (Liveness, running(false), Some(&known), idle(IdleReason::NotStarted)),
         (Readiness, running(true), Some(&known), open.clone()),
-        (Liveness, View { pod_ip: String::new(), ..running(true) }, Some(&known), idle(Why::NoAddress)),
+        (
+            Liveness,
+            View { pod_ip: String::new(), ..running(true) },
+            Some(&known),
+            idle(IdleReason::NoAddress),
+        ),
     ] {
-        assert_eq!(gate(&probe(kind), &view, remembered, NOW), expected, "{kind} {view:?} {remembered:?}");
+        assert_eq!(
+            next_step(&probe(kind), &view, remembered, NOW),
+            expected,
+            "{kind} {view:?} {remembered:?}"
+        );
     }
     let exec = Handler::Exec { command: Vec::new(), grant: Vec::new() };
     let host = Handler::Tcp { host: Some("127.0.0.1".into()), port: 1 };
     for handler in [exec, host] {
         let probe = Probe { handler, ..probe(Liveness) };
         let view = View { pod_ip: String::new(), ..running(true) };
-        assert_eq!(gate(&probe, &view, Some(&known), NOW), open, "needs no address");
+        assert_eq!(next_step(&probe, &view, Some(&known), NOW), open, "needs no address");
     }
 }
 
@@ -140,13 +153,17 @@ fn the_initial_delay_counts_from_the_start_of_the_container() {
     let probe = Probe { initial_delay: Duration::from_secs(60), ..probe(Liveness) };
     let known = memory(0, None);
     for (now, expected) in [
-        (1050, Gate::After(Duration::from_secs(60))),
-        (1109, Gate::After(Duration::from_secs(1))),
-        (1110, Gate::Probe(id("c1"))),
+        (1050, NextStep::After(Duration::from_secs(60))),
+        (1109, NextStep::After(Duration::from_secs(1))),
+        (1110, NextStep::Probe(id("c1"))),
         // A start ahead of the clock is a start now.
-        (1000, Gate::After(Duration::from_secs(60))),
+        (1000, NextStep::After(Duration::from_secs(60))),
     ] {
-        assert_eq!(gate(&probe, &running(true), Some(&known), Duration::from_secs(now)), expected, "{now}");
+        assert_eq!(
+            next_step(&probe, &running(true), Some(&known), Duration::from_secs(now)),
+            expected,
+            "{now}"
+        );
     }
 }
 
@@ -155,9 +172,9 @@ fn play(probe: &Probe, mut memory: ProbeMemory, attempts: &str) -> String {
     let mut seen = String::new();
     for attempt in attempts.chars() {
         let raw = match attempt {
-            'S' => Raw::Success,
-            'F' => Raw::Failure,
-            _ => Raw::Unknown,
+            'S' => ProbeAttempt::Success,
+            'F' => ProbeAttempt::Failure,
+            _ => ProbeAttempt::Unknown,
         };
         if let Some(next) = evaluate(probe, &memory, raw) {
             assert_eq!(next.counter, memory.counter + 1);
@@ -207,13 +224,13 @@ fn a_run_is_saturated_at_its_threshold_and_then_is_no_news() {
     let mut now = memory(0, Some(ProbeResult::Failure));
     let mut news = Vec::new();
     for _ in 0..6 {
-        let next = evaluate(&probe, &now, Raw::Success).unwrap();
-        news.push(is_news(Some(&now), &next));
+        let next = evaluate(&probe, &now, ProbeAttempt::Success).unwrap();
+        news.push(is_changed(Some(&now), &next));
         now = next;
     }
     assert_eq!(news, [true, true, true, false, false, false]);
     assert_eq!((now.run, now.counter), (3, 6));
-    assert!(is_news(None, &now));
+    assert!(is_changed(None, &now));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! TCP connections of probes: no proxy, SO_LINGER 1 s, errors in Go's words.
+//! TCP connections of probes: no proxy, SO_LINGER 1 s, error texts of Go.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -11,14 +11,17 @@ use tokio::net::{TcpSocket, TcpStream};
 
 const LINGER: Duration = Duration::from_secs(1);
 
-/// A connection that is closed away from the runtime's threads: with SO_LINGER a close can block for a second.
+/// A connection that is closed on a blocking thread, since SO_LINGER lets a close block for a second.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: Option<TcpStream>,
     route: String,
 }
 
-/// Connects; any error comes as text, with the address.
+/// Connects.
+///
+/// # Errors
+/// The text of Go's error, with the address.
 pub(super) async fn dial(host: &str, port: u16) -> Result<Connection, String> {
     let to = join_host_port(host, port);
     let addresses = match host.parse::<IpAddr>() {
@@ -39,7 +42,8 @@ pub(super) async fn dial(host: &str, port: u16) -> Result<Connection, String> {
                 return Ok(Connection { stream: Some(stream), route });
             }
             Err(error) => {
-                first.get_or_insert_with(|| format!("dial tcp {address}: connect: {}", words(&error)));
+                first
+                    .get_or_insert_with(|| format!("dial tcp {address}: connect: {}", go_error_text(&error)));
             }
         }
     }
@@ -52,19 +56,19 @@ async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     socket.connect(address).await
 }
 
-/// `host:port`, with brackets round an IPv6 address.
+/// Returns `host:port`, with brackets around an IPv6 address.
 pub(super) fn join_host_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// An I/O error in Go's words, which are the C library's in lower case.
-pub(super) fn words(error: &io::Error) -> String {
+/// Returns Go's text of an I/O error, which is the C library's in lower case.
+pub(super) fn go_error_text(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_lowercase()
 }
 
 impl Connection {
-    /// `local->remote`, as Go writes it in errors of a connection.
+    /// Returns `local->remote`, as in Go's errors of a connection.
     pub(super) fn route(&self) -> &str {
         &self.route
     }

@@ -1,4 +1,4 @@
-//! Commands in the container, run by cri-proxy against a grant.
+//! Commands in the container, which cri-proxy runs if they have a grant.
 
 use std::time::Duration;
 
@@ -11,8 +11,7 @@ use tonic::transport::Channel;
 use super::{Attempt, Broken, MAX_OUTPUT, go_duration, go_status};
 use crate::convert::cut;
 
-/// What a call may take beyond the command's own timeout, which the runtime enforces (the kubelet's
-/// `runtimeRequestTimeout`).
+/// Limit of a call beyond the timeout of the command, which the runtime enforces (`runtimeRequestTimeout` of the kubelet).
 const CALL_MARGIN: Duration = Duration::from_secs(120);
 
 pub(super) async fn probe(
@@ -30,10 +29,10 @@ pub(super) async fn probe(
     let reply = match client.exec(request).await {
         Ok(reply) => reply.into_inner(),
         Err(status) => {
-            // Neither a proxy nor a runtime that is away is news of the pod; a status with a source was made here,
-            // of a connection that broke.
-            let away = status.code() == Code::Unavailable || std::error::Error::source(&status).is_some();
-            let event = !away;
+            // An unavailable proxy or runtime is no event of the pod. A status with a source comes from a broken connection.
+            let unavailable =
+                status.code() == Code::Unavailable || std::error::Error::source(&status).is_some();
+            let event = !unavailable;
             return Attempt::Broken(Broken { state: "unknown", error: go_status(&status), event });
         }
     };

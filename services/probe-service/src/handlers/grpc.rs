@@ -1,4 +1,4 @@
-//! `grpc.health.v1` in plain text. It never breaks: whatever is not SERVING is a failure.
+//! `grpc.health.v1` without TLS. Every answer but SERVING, and every error, is a failure.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::{Attempt, USER_AGENT, dial, go_duration, go_status};
 
-/// Between two tries to connect within the timeout.
+/// Wait between attempts to connect within the timeout.
 const RECONNECT: Duration = Duration::from_millis(100);
 
 pub(super) async fn probe(host: &str, port: u16, service: &str, timeout: Duration) -> Attempt {
@@ -59,7 +59,7 @@ pub(super) async fn probe(host: &str, port: u16, service: &str, timeout: Duratio
     }
 }
 
-/// Tries until it is connected: a refusal is no verdict before the deadline, as in the kubelet's blocking dial.
+/// Connects, and retries until the caller's deadline, as the kubelet's blocking dial does.
 async fn connect(host: String, port: u16, to: &str) -> Result<Channel, String> {
     let endpoint = Endpoint::from_shared(format!("http://{to}"))
         .and_then(|e| e.user_agent(USER_AGENT))

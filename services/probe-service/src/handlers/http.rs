@@ -1,5 +1,4 @@
-//! HTTP GET as the kubelet does it: a new connection per request, no proxy, no verification, redirects within the
-//! host.
+//! HTTP GET (`pkg/probe/http`): a new connection per request, no proxy, no verification of certificates, redirects within the host.
 
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
@@ -25,7 +24,7 @@ use super::url::{self, Url};
 use super::{Attempt, Broken, MAX_OUTPUT, USER_AGENT};
 use crate::target::HttpGet;
 
-/// Requests of one probe at most: the tenth redirect ends it.
+/// Requests of one attempt at most: the tenth redirect is an error.
 const MAX_REQUESTS: usize = 10;
 const TLS_HANDSHAKE: Duration = Duration::from_secs(10);
 
@@ -91,7 +90,7 @@ fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-/// The headers of the request, and the host it names where that is not the one connected to.
+/// Returns the headers of the request, and its `Host` if the probe sets it.
 fn headers(given: &[(String, String)]) -> Result<(HeaderMap, Option<HeaderValue>), String> {
     let mut headers = HeaderMap::new();
     let mut host = None;
@@ -136,7 +135,7 @@ impl Get {
         let connector = TlsConnector::from(tls_config());
         let tls = match timeout(TLS_HANDSHAKE, connector.connect(name, tcp)).await {
             Ok(Ok(tls)) => tls,
-            Ok(Err(error)) => return Err(tls_words(&error)),
+            Ok(Err(error)) => return Err(tls_error_text(&error)),
             Err(_) => return Err("net/http: TLS handshake timeout".to_owned()),
         };
         if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
@@ -161,10 +160,10 @@ impl Get {
             .title_case_headers(true)
             .handshake(TokioIo::new(io))
             .await
-            .map_err(|e| words(&e, &route))?;
+            .map_err(|e| go_error_text(&e, &route))?;
         let mut connection = connection.map(drop).boxed().fuse();
         let response = alongside(&mut connection, sender.send_request(request)).await;
-        let response = response.map_err(|e| words(&e, &route))?;
+        let response = response.map_err(|e| go_error_text(&e, &route))?;
         Ok(Exchange { response, connection: Box::pin(connection), route })
     }
 
@@ -180,15 +179,15 @@ impl Get {
         let (mut sender, connection) = hyper::client::conn::http2::Builder::new(Tasks)
             .handshake(TokioIo::new(io))
             .await
-            .map_err(|e| words(&e, &route))?;
+            .map_err(|e| go_error_text(&e, &route))?;
         let mut connection = connection.map(drop).boxed().fuse();
         let response = alongside(&mut connection, sender.send_request(request)).await;
-        let response = response.map_err(|e| words(&e, &route))?;
+        let response = response.map_err(|e| go_error_text(&e, &route))?;
         Ok(Exchange { response, connection: Box::pin(connection), route })
     }
 }
 
-/// A response whose body is still on the wire.
+/// A response whose body has not been read.
 struct Exchange {
     response: Response<Incoming>,
     connection: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -196,7 +195,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// The body, as far as it is kept.
+    /// Reads up to [`MAX_OUTPUT`] bytes of the body.
     async fn body(self) -> Result<String, String> {
         let Self { response, mut connection, route } = self;
         let mut body = response.into_body();
@@ -206,8 +205,8 @@ impl Exchange {
                 match body.frame().await {
                     Some(Ok(frame)) => kept.extend(frame.into_data().unwrap_or_default()),
                     Some(Err(error)) => {
-                        let words = words(&error, &route);
-                        return Err(if words == "EOF" { "unexpected EOF".to_owned() } else { words });
+                        let text = go_error_text(&error, &route);
+                        return Err(if text == "EOF" { "unexpected EOF".to_owned() } else { text });
                     }
                     None => break,
                 }
@@ -220,7 +219,7 @@ impl Exchange {
     }
 }
 
-/// Drives the connection while `work` waits for it, in one task: whoever drops the attempt drops the connection.
+/// Runs `work` and the connection that it uses in one task, so that a dropped attempt drops its connection.
 async fn alongside<T>(
     connection: &mut (impl Future<Output = ()> + Unpin),
     work: impl Future<Output = T>,
@@ -230,14 +229,14 @@ async fn alongside<T>(
         if let Poll::Ready(done) = work.as_mut().poll(cx) {
             return Poll::Ready(done);
         }
-        // Whether it has ended is for the work to find out.
+        // The work notices the end of the connection.
         let _ = connection.poll_unpin(cx);
         work.as_mut().poll(cx)
     })
     .await
 }
 
-/// Where hyper runs what belongs to an HTTP/2 connection.
+/// Executor for the tasks of an HTTP/2 connection.
 #[derive(Clone)]
 struct Tasks;
 
@@ -251,8 +250,8 @@ where
     }
 }
 
-/// A transport error in Go's words.
-fn words(error: &hyper::Error, route: &str) -> String {
+/// Returns Go's text of a transport error.
+fn go_error_text(error: &hyper::Error, route: &str) -> String {
     if error.is_incomplete_message() {
         return "EOF".to_owned();
     }
@@ -264,7 +263,7 @@ fn words(error: &hyper::Error, route: &str) -> String {
         if let Some(io) = error.downcast_ref::<std::io::Error>() {
             return match io.kind() {
                 std::io::ErrorKind::UnexpectedEof => "EOF".to_owned(),
-                _ => format!("read tcp {route}: read: {}", dial::words(io)),
+                _ => format!("read tcp {route}: read: {}", dial::go_error_text(io)),
             };
         }
         source = error.source();
@@ -272,7 +271,7 @@ fn words(error: &hyper::Error, route: &str) -> String {
     quintlet_kit::error_chain(error)
 }
 
-fn tls_words(error: &std::io::Error) -> String {
+fn tls_error_text(error: &std::io::Error) -> String {
     match error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) {
         Some(rustls::Error::InvalidMessage(_)) => {
             "tls: first record does not look like a TLS handshake".to_owned()
@@ -280,7 +279,7 @@ fn tls_words(error: &std::io::Error) -> String {
         Some(rustls::Error::AlertReceived(alert)) => format!("remote error: tls: {alert:?}"),
         Some(other) => format!("tls: {other}"),
         None if error.kind() == std::io::ErrorKind::UnexpectedEof => "EOF".to_owned(),
-        None => dial::words(error),
+        None => dial::go_error_text(error),
     }
 }
 

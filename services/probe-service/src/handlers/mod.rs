@@ -1,4 +1,4 @@
-//! The four handlers and what comes of one attempt. Texts are those of the kubelet: tools match on them.
+//! The four handlers. Texts are those of the kubelet, since tools match on them.
 
 mod dial;
 mod exec;
@@ -6,23 +6,20 @@ mod grpc;
 mod http;
 mod url;
 
-/// What `tests/fuzz` calls of the private parts.
+/// Private functions for `tests/fuzz`.
 #[doc(hidden)]
 pub mod fuzzing {
     use super::url::Url;
 
-    /// A URL, taken apart.
+    /// The parts of a URL.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Parts {
-        /// All of it.
+        /// The whole URL.
         pub text: String,
-        /// Https.
         pub tls: bool,
-        /// The host that is dialed.
         pub host: String,
-        /// The port that is dialed.
         pub port: u16,
-        /// What stands in the request line.
+        /// The target in the request line.
         pub target: String,
     }
 
@@ -31,16 +28,15 @@ pub mod fuzzing {
         Parts { text: url.to_string(), tls, host, port, target }
     }
 
-    /// The URL of a probe.
     #[must_use]
     pub fn of_probe(tls: bool, host: &str, port: u16, path: &str) -> Parts {
         parts(&Url::of_probe(tls, host, port, path))
     }
 
-    /// Where `location` leads from the URL of a probe.
+    /// Resolves the header `Location` against the URL of a probe.
     ///
     /// # Errors
-    /// It leads nowhere.
+    /// The header is invalid.
     pub fn redirected(tls: bool, host: &str, port: u16, path: &str, location: &str) -> Result<Parts, String> {
         Url::of_probe(tls, host, port, path).join(location).map(|url| parts(&url))
     }
@@ -58,55 +54,54 @@ use crate::target::{Handler, Probe};
 /// User agent of HTTP and gRPC probes.
 pub const USER_AGENT: &str = "kube-probe/1.36";
 
-/// Longest output kept of an HTTP body or a command, in bytes.
+/// Longest output of an HTTP body or a command that is kept, in bytes.
 pub const MAX_OUTPUT: usize = 10 * 1024;
 
-/// What came of one attempt.
+/// The outcome of one attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attempt {
-    /// It passed; the output.
+    /// The output of an attempt that passed.
     Success(String),
-    /// It passed, and somebody should know; the output.
+    /// The output of an attempt that passed and is reported as an event.
     Warning(String),
-    /// It failed; why.
+    /// The output or the error of an attempt that failed.
     Failure(String),
-    /// It could not be done, which says nothing of the container.
+    /// The attempt could not be made: the result is unknown.
     Broken(Broken),
 }
 
-/// Why an attempt could not be done.
+/// The error of an attempt that could not be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// The result the kubelet names beside the error: `unknown` or `failure`.
+    /// The result that the kubelet reports with the error: `unknown` or `failure`.
     pub state: &'static str,
-    /// What went wrong.
     pub error: String,
-    /// Whether it is worth an event: not when a service of ours or the runtime is away, which is no news of the pod.
+    /// Whether to record an event of the pod. False if a service or the runtime is unavailable, which is no fault of the pod.
     pub event: bool,
 }
 
 impl Attempt {
-    /// An error that says nothing of the container and is worth an event.
+    /// Returns an unknown outcome that is recorded as an event.
     pub(crate) fn unknown(error: impl Into<String>) -> Self {
         Self::Broken(Broken { state: "unknown", error: error.into(), event: true })
     }
 }
 
-/// What makes attempts.
+/// Makes attempts.
 pub trait Attempts: Send + Sync + 'static {
-    /// One attempt at `probe` on the container `container_id` of a pod at `pod_ip`.
+    /// Makes one attempt of `probe` on a container of a pod with the address `pod_ip`.
     fn attempt(&self, probe: Arc<Probe>, container_id: String, pod_ip: String)
     -> BoxFuture<'static, Attempt>;
 }
 
-/// Attempts over the network, and through cri-proxy for commands.
+/// Makes attempts over the network, and through cri-proxy for commands.
 #[derive(Debug, Clone)]
 pub struct RealAttempts {
     exec: Channel,
 }
 
 impl RealAttempts {
-    /// Commands go through the probe socket of cri-proxy at `socket`, which need not be there yet.
+    /// `socket` is cri-proxy's probe socket, which need not exist yet.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
         Self { exec: quintlet_kit::socket::channel(socket.to_owned()) }
@@ -162,7 +157,7 @@ async fn tcp(host: &str, port: u16, timeout: Duration) -> Attempt {
     }
 }
 
-/// Whole seconds as Go writes a duration: `1s`, `1m30s`, `2h0m0s`.
+/// Formats whole seconds as Go formats a duration: `1s`, `1m30s`, `2h0m0s`.
 fn go_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -173,7 +168,7 @@ fn go_duration(duration: Duration) -> String {
     }
 }
 
-/// A gRPC status as Go prints it.
+/// Formats a gRPC status as Go does.
 fn go_status(status: &tonic::Status) -> String {
     format!("rpc error: code = {:?} desc = {}", status.code(), status.message())
 }

@@ -1,4 +1,4 @@
-//! The few things a probe does with URLs, as Go's `net/url` does them.
+//! URLs of probes, with the rules of Go's `net/url`.
 
 use std::fmt;
 
@@ -7,20 +7,19 @@ use super::dial::join_host_port;
 /// An absolute http or https URL without a fragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Url {
-    /// Https.
     pub(super) tls: bool,
-    /// Host and port as written.
+    /// Host and port as in the URL.
     pub(super) authority: String,
     /// Host without brackets.
     pub(super) host: String,
-    /// Port, or the scheme's.
+    /// The port, or the default of the scheme.
     pub(super) port: u16,
-    /// Path and query, escaped, beginning with a slash.
+    /// Escaped path and query. Begins with a slash.
     pub(super) target: String,
 }
 
 impl Url {
-    /// The URL of a probe; `path` may have a query, or be anything at all: then it is a path.
+    /// Returns the URL of a probe. `path` may have a query. A `path` that is no valid reference is escaped as a path.
     pub(super) fn of_probe(tls: bool, host: &str, port: u16, path: &str) -> Self {
         let target = if has_bad_escape(path) { escape(path, b"%?#") } else { escape(before(path, '#'), b"") };
         Self {
@@ -32,7 +31,10 @@ impl Url {
         }
     }
 
-    /// Where `location` leads from here.
+    /// Resolves the header `Location` against this URL.
+    ///
+    /// # Errors
+    /// The header is invalid, or its scheme is not HTTP.
     pub(super) fn join(&self, location: &str) -> Result<Self, String> {
         if has_bad_escape(location) {
             return Err(format!("failed to parse Location header {location:?}: invalid URL escape"));
@@ -74,7 +76,7 @@ impl fmt::Display for Url {
     }
 }
 
-/// Whether `location` names its own scheme and host.
+/// Reports whether `location` has a scheme.
 pub(super) fn is_absolute(location: &str) -> bool {
     scheme(location).is_some()
 }
@@ -96,7 +98,7 @@ fn split_authority(authority: &str) -> Option<(String, Option<u16>)> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (host, rest) = rest.split_once(']')?;
-            // Brackets stand around an IPv6 address, with a zone perhaps, and only a port may follow (net/url: parseHost).
+            // Brackets enclose an IPv6 address with an optional zone, and only a port may follow (`net/url: parseHost`).
             before(host, '%').parse::<std::net::Ipv6Addr>().ok()?;
             (host, if rest.is_empty() { rest } else { rest.strip_prefix(':')? })
         }
@@ -127,7 +129,7 @@ fn has_bad_escape(text: &str) -> bool {
         .any(|(at, &b)| b == b'%' && !(hex(at.saturating_add(1)) && hex(at.saturating_add(2))))
 }
 
-/// Escapes what may not stand in a request line, and `also`.
+/// Escapes the bytes that are not allowed in a request line, and those in `also`.
 fn escape(text: &str, also: &[u8]) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
