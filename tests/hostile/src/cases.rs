@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
+use quintlet_testkit::fields::Field;
 use serde_json::{Map, Value, json};
 
 use crate::class::{self, Class};
-use crate::fields::{self, Field};
 
 /// A pod with one extreme value, and everything else as an ordinary user has it.
 #[derive(Debug, Clone)]
@@ -30,6 +30,53 @@ pub struct Cases {
 /// Containers of kinds other than the first: their fields are those of the first, handled by the same code mostly.
 const ALIKE: [&str; 2] = ["spec.initContainers[].", "spec.ephemeralContainers[]."];
 
+/// Fields that others need beside them, or else a validator refuses the pod for what it lacks and never looks at the extreme value: a
+/// part of a path, the field beside its last name (or the path of one elsewhere in the spec), and a good value.
+fn needed_beside() -> Vec<(&'static str, &'static str, Value)> {
+    vec![
+        ("volumes[].secret.", "secretName", json!("x")),
+        ("volumes[].storageos.", "volumeName", json!("x")),
+        ("volumes[].scaleIO.", "volumeName", json!("x")),
+        ("volumes[].rbd.", "monitors", json!(["192.0.2.1"])),
+        ("volumes[].cephfs.", "monitors", json!(["192.0.2.1"])),
+        ("volumes[].fc.fsType", "wwids", json!(["x"])),
+        ("volumes[].fc.readOnly", "wwids", json!(["x"])),
+        ("volumes[].fc.lun", "targetWWNs", json!(["x"])),
+        ("volumes[].fc.targetWWNs", "lun", json!(1)),
+        ("volumes[].iscsi.chapAuth", "secretRef", json!({"name": "x"})),
+        ("volumes[].azureDisk.", "diskURI", json!("https://example.test/x.vhd")),
+        ("volumes[].image.", "reference", json!("example.test/app:1")),
+        ("downwardAPI.items[].mode", "fieldRef", json!({"fieldPath": "metadata.name"})),
+        ("downwardAPI.items[].path", "fieldRef", json!({"fieldPath": "metadata.name"})),
+        ("resourceFieldRef.", "containerName", json!("main")),
+        ("fileKeyRef.", "spec.volumes", json!([{"name": "x", "emptyDir": {}}])),
+        ("envFrom[].prefix", "configMapRef", json!({"name": "x"})),
+        ("managedFields[].", "operation", json!("Apply")),
+        ("matchExpressions[].key", "values", json!(["x"])),
+        ("matchExpressions[].operator", "values", json!(["x"])),
+        ("matchFields[].", "key", json!("metadata.name")),
+        ("matchFields[].key", "values", json!(["x"])),
+        ("matchFields[].operator", "values", json!(["x"])),
+        (".matchLabelKeys", "labelSelector", json!({})),
+        (".mismatchLabelKeys", "labelSelector", json!({})),
+        ("tolerations[].effect", "operator", json!("Exists")),
+        ("tolerations[].tolerationSeconds", "operator", json!("Exists")),
+        ("tolerations[].tolerationSeconds", "effect", json!("NoExecute")),
+        ("tolerations[].value", "key", json!("x")),
+        ("tolerations[].operator", "key", json!("x")),
+        ("lifecycle.stopSignal", "spec.os", json!({"name": "linux"})),
+        ("ontainers[].restartPolicyRules", "restartPolicy", json!("Never")),
+        ("restartPolicyRules[].action", "exitCodes", json!({"operator": "In", "values": [1]})),
+        ("seccompProfile.localhostProfile", "type", json!("Localhost")),
+        ("appArmorProfile.localhostProfile", "type", json!("Localhost")),
+        ("volumeMounts[].recursiveReadOnly", "readOnly", json!(true)),
+        ("initContainers[].lifecycle", "restartPolicy", json!("Always")),
+        ("initContainers[].livenessProbe", "restartPolicy", json!("Always")),
+        ("initContainers[].readinessProbe", "restartPolicy", json!("Always")),
+        ("initContainers[].startupProbe", "restartPolicy", json!("Always")),
+    ]
+}
+
 impl Cases {
     /// The cases of a pod.
     ///
@@ -37,7 +84,7 @@ impl Cases {
     /// A field has no class.
     #[must_use]
     pub fn of_pod() -> Self {
-        let fields = fields::of_pod();
+        let fields = class::fields_of_pod();
         let class = |field: &Field| {
             class::of(field).unwrap_or_else(|| panic!("{} ({}) has no class", field.path, field.owner))
         };
@@ -122,6 +169,12 @@ impl Cases {
     pub fn pod(&self, case: &Case, name: &str) -> Value {
         let mut pod = base(&case.path);
         pod["metadata"]["name"] = json!(name);
+        for (part, beside, value) in needed_beside() {
+            let Some(at) = case.path.find(part) else { continue };
+            let up_to = &case.path[..at + part.rfind('.').map_or(0, |dot| dot + 1)];
+            let up_to = if beside.starts_with("spec.") { "" } else { up_to };
+            place(&mut pod, &format!("{up_to}{beside}"), value);
+        }
         if let Some(class) = self.classes.get(&case.path) {
             place(&mut pod, &case.path, class.good());
         }
@@ -273,7 +326,7 @@ mod tests {
 
     #[test]
     fn every_field_has_a_class_and_every_class_a_field() {
-        let fields = fields::of_pod();
+        let fields = class::fields_of_pod();
         let without: Vec<&str> =
             fields.iter().filter(|f| class::of(f).is_none()).map(|f| f.owner.as_str()).collect();
         assert_eq!(without, Vec::<&str>::new(), "fields without a class");

@@ -1,8 +1,7 @@
 //! Says of which class each field is, and which values are extreme for a class.
 
+use quintlet_testkit::fields::{self, Field, Kind};
 use serde_json::{Value, json};
-
-use crate::fields::{Field, Kind};
 
 /// A class of fields with the same extremes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -312,6 +311,12 @@ fn find(table: &[(&str, &'static str)], owner: &str) -> Option<&'static str> {
     table.iter().find(|(of, _)| *of == owner).map(|(_, good)| *good)
 }
 
+/// Returns the fields of a pod that hold a value; the fields of a struct stand for the struct.
+#[must_use]
+pub fn fields_of_pod() -> Vec<Field> {
+    fields::of_pod().into_iter().filter(|field| !matches!(field.kind, Kind::Struct(_))).collect()
+}
+
 /// Returns the class of a field; none where nobody has said of which one it is.
 #[must_use]
 pub fn of(field: &Field) -> Option<Class> {
@@ -324,6 +329,7 @@ pub fn of(field: &Field) -> Option<Class> {
         Kind::IntOrString => Class::Port,
         Kind::Time => Class::Time,
         Kind::Json => Class::Json,
+        Kind::Struct(_) => return None,
         Kind::Map => Class::Map(10_000),
         Kind::List if CONTAINERS.contains(&owner) => Class::List(1_000),
         Kind::List => Class::List(10_000),

@@ -1,6 +1,6 @@
 //! Pods with extreme values in every field.
 //!
-//! - [`fields`] lists the fields of a pod, from the types that the product decodes pods with;
+//! - [`quintlet_testkit::fields`] lists the fields of a pod, from the types that the product decodes pods with;
 //! - [`class`] says of which class a field is, and with that which values are extreme for it;
 //! - [`cases`] makes one pod per field and extreme value;
 //! - [`verdict`] reads what became of a pod from its status and events;
@@ -10,6 +10,5 @@
 
 pub mod cases;
 pub mod class;
-pub mod fields;
 pub mod outcomes;
 pub mod verdict;
