@@ -89,8 +89,15 @@ def crates():
 CRATES = crates()
 
 
+@functools.cache
 def beneath(crate):
-    return [path for path in FILES if crate in pathlib.PurePath(path).parents]
+    """Files of the crate, without those of crates in directories below it."""
+    nested = [other for other in CRATES.values() if crate in other.parents]
+    return [
+        path
+        for path in FILES
+        if crate in (above := pathlib.PurePath(path).parents) and not any(other in above for other in nested)
+    ]
 
 
 @functools.cache
