@@ -35,17 +35,13 @@ pub mod node_status;
 pub mod owner;
 pub mod pod_cidrs;
 mod process;
-mod redirect;
 mod resizes;
 pub mod serve;
 mod settings;
 pub mod shutdown;
-pub mod source;
 pub mod state;
 pub mod storage;
 pub mod table;
-#[cfg(test)]
-mod test_server;
 pub mod userns;
 pub mod view;
 mod volume_counts;
@@ -73,6 +69,7 @@ use tokio_util::sync::CancellationToken;
 use pod_sync_cri_config as build;
 use pod_sync_decisions as decide;
 use pod_sync_images::{credentials, pull_records, pulls};
+use pod_sync_sources as source;
 use pod_sync_volumes as volumes;
 
 use crate::args::Args;

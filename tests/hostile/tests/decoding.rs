@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
-use pod_sync::source::decode::{self, Origin};
-use pod_sync::source::{Snapshot, SourceKind};
+use pod_sync_sources::decode::{self, Origin};
+use pod_sync_sources::{Snapshot, SourceKind};
 use quintlet_hostile::cases::{Case, Cases};
 use quintlet_hostile::outcomes::Outcomes;
 

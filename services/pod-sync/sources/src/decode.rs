@@ -15,7 +15,7 @@ use quintlet_kit::seam::{self, Seam};
 use quintlet_model::labels;
 
 use super::{Problem, Snapshot, SourceKind, validate};
-use crate::decide::qos;
+use pod_sync_decisions::qos;
 
 /// Where a manifest came from, as it enters the pod's UID.
 #[derive(Debug, Clone, Copy)]

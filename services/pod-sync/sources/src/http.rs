@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::decode::{self, Origin};
 use super::{MAX_MANIFEST, Problem, Snapshot, SourceKind, SourceSender, Update};
-use crate::redirect;
+use quintlet_kit::redirect;
 
 /// Limit of one fetch (pkg/kubelet/config/http.go).
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -174,7 +174,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::test_server::TestServer;
+    use quintlet_testkit::http_server::HttpServer;
 
     const POD: &str = "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": \"NAME\"}, \
         \"spec\": {\"containers\": [{\"name\": \"c\", \"image\": \"i\"}]}}";
@@ -194,7 +194,7 @@ mod tests {
         )
     }
 
-    fn url(server: &TestServer) -> String {
+    fn url(server: &HttpServer) -> String {
         format!("{}://127.0.0.1:{}/pods", server.scheme, server.port)
     }
 
@@ -256,7 +256,7 @@ mod tests {
         let some = |names: &[&str]| Some(names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>());
         *now.lock() = (200, bad.clone());
         let answers = Arc::clone(&now);
-        let server = TestServer::start(false, move |_| {
+        let server = HttpServer::start(false, move |_| {
             let (status, body) = answers.lock().clone();
             answer(status, "", &body)
         })
@@ -289,7 +289,7 @@ mod tests {
     #[tokio::test]
     async fn redirects_are_followed_and_ten_are_too_many() {
         let to = |path: &str| answer(301, &format!("location: {path}\r\n"), "");
-        let server = TestServer::start(false, move |path| match path {
+        let server = HttpServer::start(false, move |path| match path {
             "/pods" => to("/elsewhere"),
             "/elsewhere" => answer(200, "", &pod("a")),
             _ => to("/loop"),
@@ -305,9 +305,9 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_for_the_first_host_alone_is_not_sent_to_another() {
-        let other = TestServer::start(false, |_| answer(200, "", &pod("a"))).await;
+        let other = HttpServer::start(false, |_| answer(200, "", &pod("a"))).await;
         let away = format!("location: {}\r\n", url(&other).replace("127.0.0.1", "localhost"));
-        let first = TestServer::start(false, move |_| answer(302, &away, "")).await;
+        let first = HttpServer::start(false, move |_| answer(302, &away, "")).await;
         let fetcher = Fetcher::new(trust(RootCertStore::empty()));
         let headers = [("authorization", "Bearer x"), ("x-node", "mine")];
         let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -319,7 +319,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_https_url_is_read_from_a_server_that_is_trusted_and_from_no_other() {
-        let server = TestServer::start(true, |_| answer(200, "", &pod("a"))).await;
+        let server = HttpServer::start(true, |_| answer(200, "", &pod("a"))).await;
         let mut source = Source::start(&url(&server), trust(server.roots.clone()));
         assert_eq!(source.next("trusted").await, (Some(vec!["a-n1".to_owned()]), vec![]));
         source.end().await;

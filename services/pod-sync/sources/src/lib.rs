@@ -1,7 +1,12 @@
-//! Where desired pods come from: a manifest directory, a URL, the API server.
+//! Sources of desired pods: a manifest directory, a URL, the API server.
 //!
-//! Each source task reads its whole world and hands it over as a [`Snapshot`]; nothing is diffed here. The sync loop
-//! merges (`decide::merge`).
+//! Each source is a task ([`file::run`], [`http::run`], [`api`]) that sends all of its pods as a [`Snapshot`] over one channel of
+//! [`SOURCE_QUEUE`] entries. A source that waits for room is only late: its next snapshot holds everything. Nothing is compared here;
+//! the sync loop of pod-sync merges the snapshots
+//! ([`pod_sync_decisions::merge`]). [`decode`] reads manifests, [`validate`] refuses those that a kubelet refuses.
+
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod api;
 pub mod decode;

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction, HTTPHeader};
 
 use crate::decide::probes::resolve_port;
-use crate::redirect;
+use quintlet_kit::redirect;
 
 const USER_AGENT: &str = "kube-lifecycle/1.36";
 
@@ -181,7 +181,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
-    use crate::test_server::TestServer as Server;
+    use quintlet_testkit::http_server::HttpServer as Server;
 
     fn status(code: u16) -> String {
         format!("HTTP/1.1 {code} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")

@@ -16,6 +16,7 @@ pub mod grant;
 pub mod lists;
 pub mod notify;
 pub mod patience;
+pub mod redirect;
 pub mod seam;
 pub mod server;
 pub mod signals;

@@ -1,12 +1,13 @@
-//! Where an HTTP answer sends its client, as Go's reads it.
+//! Redirects of HTTP responses, followed as Go's `net/http` does.
 
 use http::{Response, Uri, header};
 
-/// Requests until an answer at most, redirects included (Go's net/http).
-pub(crate) const MAX_REQUESTS: usize = 10;
+/// Limit of requests for one response, redirects included (Go's `net/http`).
+pub const MAX_REQUESTS: usize = 10;
 
-/// What may not stand in a URL, as Go writes it: the rest is the caller's own.
-pub(crate) fn encoded(path: &str) -> String {
+/// Percent-encodes the bytes that Go encodes in a path; the others stay as they are.
+#[must_use]
+pub fn encoded(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for byte in path.bytes() {
         match byte {
@@ -19,8 +20,11 @@ pub(crate) fn encoded(path: &str) -> String {
     out
 }
 
-/// Where to ask next; none if this is the answer.
-pub(crate) fn next<B>(from: &Uri, response: &Response<B>) -> Option<Result<Uri, String>> {
+/// Returns the URL of the next request; none where `response` is no redirect.
+///
+/// # Errors
+/// The Location header is no URL.
+pub fn next<B>(from: &Uri, response: &Response<B>) -> Option<Result<Uri, String>> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return None;
     }

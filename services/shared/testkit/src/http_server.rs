@@ -1,4 +1,5 @@
-//! A server of HTTP for tests: one request per connection, answered by its path.
+//! An HTTP or HTTPS server on loopback: one request per connection, answered by its path.
+#![allow(clippy::unwrap_used, reason = "a server that does not start fails the test")]
 
 use std::sync::Arc;
 
@@ -10,26 +11,26 @@ use tokio::net::TcpListener;
 type Answer = Arc<dyn Fn(&str) -> String + Send + Sync>;
 
 /// A server on loopback, for as long as the test's executor runs.
-pub(crate) struct TestServer {
+pub struct HttpServer {
     /// Its port.
-    pub(crate) port: u16,
+    pub port: u16,
     /// `http` or `https`.
-    pub(crate) scheme: &'static str,
+    pub scheme: &'static str,
     /// Trusts its certificate for 127.0.0.1; empty without TLS.
-    pub(crate) roots: RootCertStore,
+    pub roots: RootCertStore,
     asked: Arc<Mutex<Vec<String>>>,
 }
 
-impl TestServer {
+impl HttpServer {
     /// Answers with what `answer` makes of a path.
-    pub(crate) async fn start(tls: bool, answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
+    pub async fn start(tls: bool, answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (asked, answer): (Arc<Mutex<Vec<String>>>, Answer) = (Arc::default(), Arc::new(answer));
         let mut roots = RootCertStore::empty();
         let acceptor = tls.then(|| acceptor(&mut roots));
         let seen = Arc::clone(&asked);
-        quintlet_kit::task::spawn("test-server", async move {
+        crate::spawn(async move {
             while let Ok((peer, _)) = listener.accept().await {
                 match &acceptor {
                     Some(acceptor) => {
@@ -45,7 +46,7 @@ impl TestServer {
     }
 
     /// The requests so far.
-    pub(crate) fn asked(&self) -> Vec<String> {
+    pub fn asked(&self) -> Vec<String> {
         self.asked.lock().clone()
     }
 }

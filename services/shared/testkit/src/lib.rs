@@ -1,11 +1,12 @@
 //! Test doubles and waiting, for the tests of every crate.
 //!
-//! [`fake_runtime`] is a container runtime in memory behind a real CRI socket; [`logind`] a bus with somebody who tells of
+//! [`fake_runtime`] is a container runtime in memory behind a real CRI socket; [`http_server`] an HTTP server; [`logind`] a bus with somebody who tells of
 //! shutdowns; [`pod_panics`] injects panics into the work of one pod; [`pods`] builds pods and runtime states for tables;
 //! [`wait`] waits for a predicate with a deadline. Nothing here runs outside tests.
 
 pub mod fake_runtime;
 pub mod fields;
+pub mod http_server;
 pub mod logind;
 pub mod pod_panics;
 pub mod pods;

@@ -1,8 +1,8 @@
 //! Manifests of pods.
 
 use k8s_openapi::api::core::v1::Pod;
-use pod_sync::source::decode::{self, Origin};
-use pod_sync::source::{Snapshot, SourceKind, validate};
+use pod_sync_sources::decode::{self, Origin};
+use pod_sync_sources::{Snapshot, SourceKind, validate};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;

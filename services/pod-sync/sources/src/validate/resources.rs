@@ -8,7 +8,7 @@ use quintlet_model::quantity::Quantity;
 
 use super::errors::Errors;
 use super::names;
-use crate::decide::qos;
+use pod_sync_decisions::qos;
 
 const HUGE_PAGES: &str = "hugepages-";
 const NO_QUANTITY: &str =
