@@ -1,4 +1,4 @@
-//! CRI messages to the types of the model. Errors name the path of the field.
+//! Converts CRI messages to the types of the model. Errors have the path of the field.
 
 use std::collections::HashMap;
 
@@ -8,13 +8,13 @@ use quintlet_model::labels;
 use quintlet_model::runtime::{Container, ContainerState, Mount, Resources, Sandbox, SandboxState, User};
 use quintlet_proto::runtime::v1 as hints;
 
-use crate::seams::{HintEvent, HintKind, ListedContainer, ListedSandbox, ReadError};
+use crate::traits::{HintEvent, HintKind, ListedContainer, ListedSandbox, ReadError};
 
 fn bad(what: impl std::fmt::Display) -> ReadError {
     ReadError::Data(what.to_string())
 }
 
-/// The pod the labels name; None where the uid is missing or unusable.
+/// Returns the pod in the labels, or none if the UID is missing or invalid.
 fn labelled(labels: &HashMap<String, String>) -> Option<PodRef> {
     let text = |key: &str| labels.get(key).map_or("", String::as_str);
     Some(PodRef {
@@ -27,7 +27,7 @@ fn labelled(labels: &HashMap<String, String>) -> Option<PodRef> {
 fn sandbox_state(state: i32) -> SandboxState {
     match v1::PodSandboxState::try_from(state) {
         Ok(v1::PodSandboxState::SandboxReady) => SandboxState::Ready,
-        // A state of a later CRI is not one a pod can run in.
+        // A sandbox in an unknown state, as of a later CRI, counts as not ready.
         Ok(v1::PodSandboxState::SandboxNotready) | Err(_) => SandboxState::NotReady,
     }
 }
@@ -41,14 +41,14 @@ fn container_state(state: i32) -> ContainerState {
     }
 }
 
-/// A message of a list of sandboxes, of which only what is looked at is read: of thousands the annotations are most.
+/// A message of a list of sandboxes, without the annotations, which are most of its bytes.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Sandboxes {
     #[prost(message, repeated, tag = "1")]
     pub(crate) items: Vec<SandboxItem>,
 }
 
-/// As [`v1::PodSandbox`].
+/// The fields of [`v1::PodSandbox`] that are used.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct SandboxItem {
     #[prost(string, tag = "1")]
@@ -61,14 +61,13 @@ pub(crate) struct SandboxItem {
     labels: HashMap<String, String>,
 }
 
-/// A message of a list of containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Containers {
     #[prost(message, repeated, tag = "1")]
     pub(crate) items: Vec<ContainerItem>,
 }
 
-/// As [`v1::Container`].
+/// The fields of [`v1::Container`] that are used.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ContainerItem {
     #[prost(string, tag = "1")]
@@ -81,7 +80,6 @@ pub(crate) struct ContainerItem {
     labels: HashMap<String, String>,
 }
 
-/// An item of ListPodSandbox.
 pub(crate) fn listed_sandbox(s: SandboxItem) -> ListedSandbox {
     let mut pod = labelled(&s.labels);
     if let (Some(pod), Some(meta)) = (&mut pod, s.metadata) {
@@ -91,13 +89,12 @@ pub(crate) fn listed_sandbox(s: SandboxItem) -> ListedSandbox {
     ListedSandbox { id: s.id, pod, state: sandbox_state(s.state) }
 }
 
-/// An item of ListContainers.
 pub(crate) fn listed_container(c: ContainerItem) -> ListedContainer {
     let pod = labelled(&c.labels);
     ListedContainer { id: c.id, sandbox_id: c.pod_sandbox_id, pod, state: container_state(c.state) }
 }
 
-/// The answer of PodSandboxStatus, checked as the kubelet does (cri-client utils.go verifySandboxStatus).
+/// Converts and validates the answer of PodSandboxStatus (`k8s.io/cri-client: verifySandboxStatus`).
 pub(crate) fn sandbox(status: Option<v1::PodSandboxStatus>) -> Result<(PodRef, Sandbox), ReadError> {
     let s = status.ok_or_else(|| bad("pod sandbox status is nil"))?;
     let id = SandboxId::parse(&s.id).map_err(|e| bad(format_args!("sandbox.id: {e}")))?;
@@ -120,9 +117,9 @@ pub(crate) fn sandbox(status: Option<v1::PodSandboxStatus>) -> Result<(PodRef, S
     let texts = std::iter::once(network.ip).chain(network.additional_ips.into_iter().map(|p| p.ip));
     let ips = match texts.filter(|t| !t.is_empty()).map(|t| t.parse()).collect::<Result<Vec<_>, _>>() {
         Ok(ips) => ips,
-        // As the kubelet does: one address that cannot be read loses all of them.
+        // One invalid address discards all, as in the kubelet.
         Err(error) => {
-            tracing::warn!(pod.uid = %pod.uid, sandbox = %id, %error, "the runtime reports an address that is none");
+            tracing::warn!(pod.uid = %pod.uid, sandbox = %id, %error, "invalid sandbox address ignored");
             Vec::new()
         }
     };
@@ -142,7 +139,7 @@ pub(crate) fn sandbox(status: Option<v1::PodSandboxStatus>) -> Result<(PodRef, S
     Ok((pod, sandbox))
 }
 
-/// The answer of ContainerStatus, checked as the kubelet does (cri-client utils.go verifyContainerStatus).
+/// Converts and validates the answer of ContainerStatus (`k8s.io/cri-client: verifyContainerStatus`).
 pub(crate) fn container(
     status: Option<v1::ContainerStatus>,
     sandbox_id: &str,
@@ -204,7 +201,7 @@ pub(crate) fn container(
     })
 }
 
-/// A message of `RuntimeEvents.Watch`; None where it says nothing to act on or is of a later version.
+/// Converts a message of `RuntimeEvents.Watch`. Returns none for a message that needs no action or is of a later version.
 pub(crate) fn hint(event: hints::RuntimeEvent) -> Option<HintEvent> {
     use hints::runtime_event::Event;
     match event.event? {

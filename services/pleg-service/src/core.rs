@@ -1,4 +1,4 @@
-//! What the tasks of this service share, and the owners' mailboxes.
+//! State that the tasks share, and the mailboxes of the pod owners.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -16,47 +16,47 @@ use tokio::time::Instant;
 use crate::metrics::Metrics;
 use crate::owner;
 use crate::readers::Readers;
-use crate::seams::{ContainerRuntime, HintKind, ReadError};
 use crate::store::{Store, TOMBSTONES};
+use crate::traits::{ContainerRuntime, HintKind, ReadError};
 
-/// Inspections at once. The runtime answers a status in about a millisecond; more would only queue inside it.
+/// Concurrent inspections. The runtime answers a status in about a millisecond; further calls would queue inside it.
 pub(crate) const INSPECTIONS: usize = 16;
-/// Of these, at most so many for pods a relist named: hints and callers never wait for a relist's work.
+/// Concurrent inspections for a relist, so that hints and callers never wait for it.
 pub(crate) const RELIST_INSPECTIONS: usize = 8;
 
 /// The kubelet's default of `runtimeRequestTimeout`.
 const CALL: Duration = Duration::from_secs(120);
 
-/// How the hint stream is.
+/// The source of hints, and whether it delivers them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HintState {
     pub(crate) source: &'static str,
     pub(crate) live: bool,
 }
 
-/// What the lists came to.
+/// Results of full lists.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Lists {
-    /// When the last that succeeded began.
+    /// Start of the last successful list.
     pub(crate) last: Option<Instant>,
-    /// Why the newest failed.
+    /// Error of the newest list.
     pub(crate) error: Option<String>,
 }
 
-/// How long things take and last.
+/// Intervals and limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Periods {
-    /// From the end of a full list to the next, without live hints.
+    /// Pause between full lists without live hints.
     pub relist: Duration,
-    /// The same with live hints.
+    /// Pause between full lists with live hints.
     pub relist_live: Duration,
-    /// Age of the last good list that makes the node not ready.
+    /// Age of the last successful list at which the node becomes not ready.
     pub threshold: Duration,
-    /// A message on an idle Watch.
+    /// Interval of messages on an idle Watch.
     pub beat: Duration,
-    /// The longest inspection of a pod, queues of the proxy included.
+    /// Limit of an inspection, with the time in queues of cri-proxy.
     pub call: Duration,
-    /// Between attempts to open the hint stream.
+    /// Pause between attempts to open the hint stream.
     pub reconnect: Duration,
 }
 
@@ -73,43 +73,42 @@ impl Default for Periods {
     }
 }
 
-/// Answer to who waits for an inspection: the pod, or None where the runtime knows nothing of it, and the place.
+/// Result of an inspection for a caller: the pod, or none if the runtime does not have it, and the cursor.
 pub(crate) type Answer = Result<(Option<SharedPodRuntime>, Cursor), ReadError>;
 
-/// Why a pod is to be looked at.
+/// A request to inspect a pod.
 #[derive(Debug, Default)]
-pub(crate) struct Nomination {
-    /// The pod's names, where known.
+pub(crate) struct InspectionRequest {
+    /// Namespace and name of the pod, if known.
     pub(crate) pod: Option<PodRef>,
-    /// Sandboxes known to be the pod's.
+    /// Sandboxes of the pod.
     pub(crate) sandboxes: Vec<String>,
-    /// Containers known to be the pod's, with their sandboxes.
+    /// Containers of the pod, with their sandboxes.
     pub(crate) containers: Vec<(String, String)>,
-    /// Ids of which the kind is not known; one the entry lacks makes a list by label.
+    /// Sandboxes or containers. An ID that is not in the entry requires a list by label.
     pub(crate) ids: Vec<String>,
-    /// List by label.
+    /// Whether to list the pod by its label.
     pub(crate) list: bool,
-    /// The ids are from a list: for a pod not known yet, they are all there are.
+    /// The IDs are from a list: they are all IDs of a pod that has no entry.
     pub(crate) complete: bool,
-    /// CLOCK_BOOTTIME of the start of the list that contains the pod, where a list led to this.
+    /// CLOCK_BOOTTIME of the start of the list that contains the pod, if a list caused the request.
     pub(crate) listed: Option<Duration>,
-    /// A relist named it: nobody waits.
+    /// A relist caused the request, which is not urgent.
     pub(crate) by_relist: bool,
-    /// Nobody waits, and what is expected is seen by another inspection most often.
+    /// The request is not urgent, and another inspection most often covers it.
     pub(crate) later: bool,
-    /// A hint told of this.
+    /// The change that a hint reported.
     pub(crate) expect: Option<(String, HintKind)>,
-    /// Who waits for an inspection that begins from now on.
+    /// Receives the result of an inspection that begins after this request.
     pub(crate) waiter: Option<oneshot::Sender<Answer>>,
-    /// Trace of the cause.
     pub(crate) trace: Option<Trace>,
 }
 
-/// Nominations since the last inspection began.
+/// Requests since the last inspection began.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
-    pub(crate) nominated: bool,
-    /// Someone or a hint waits, not just a relist.
+    pub(crate) requested: bool,
+    /// A caller or a hint waits.
     pub(crate) urgent: bool,
     pub(crate) pod: Option<PodRef>,
     pub(crate) sandboxes: BTreeSet<String>,
@@ -124,8 +123,8 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    fn add(&mut self, n: Nomination) {
-        self.nominated |= !n.later;
+    fn add(&mut self, n: InspectionRequest) {
+        self.requested |= !n.later;
         self.urgent |= !n.by_relist && !n.later;
         self.pod = n.pod.or(self.pod.take());
         self.sandboxes.extend(n.sandboxes);
@@ -141,21 +140,20 @@ impl Work {
     }
 }
 
-/// Where nominations of one pod wait for its owner.
+/// The requests for one pod that wait for its owner.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     pub(crate) work: Mutex<Work>,
     pub(crate) wake: Notify,
 }
 
-/// Inspections by the order in which they began.
+/// Inspections in progress, in the order of their starts.
 #[derive(Debug, Default)]
 struct UnderWay {
     last: u64,
     began: BTreeMap<u64, Instant>,
 }
 
-/// Shared by all tasks.
 pub(crate) struct Core {
     pub(crate) runtime: Arc<dyn ContainerRuntime>,
     pub(crate) clock: Clock,
@@ -167,9 +165,9 @@ pub(crate) struct Core {
     pub(crate) relist_inspections: Semaphore,
     pub(crate) hints: watch::Sender<HintState>,
     pub(crate) lists: Mutex<Lists>,
-    /// Asks for a full list at once. One that is asked for during a list runs after it.
+    /// Triggers a full list. A trigger during a list causes another list after it.
     pub(crate) relist_now: Notify,
-    /// Of the loop of full lists.
+    /// Heartbeat of the relist loop.
     pub(crate) heartbeat: Heartbeat,
     mailboxes: Mutex<HashMap<PodUid, Arc<Mailbox>>>,
     under_way: Mutex<UnderWay>,
@@ -177,7 +175,7 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn new(runtime: Arc<dyn ContainerRuntime>, clock: Clock, periods: Periods) -> Arc<Self> {
-        // Later runs begin later in the same boot; nothing that holds a cursor outlives a boot.
+        // CLOCK_BOOTTIME grows over the runs of one boot, and no reader keeps a cursor over a boot.
         let epoch = u64::try_from(clock.boot().as_nanos()).unwrap_or(u64::MAX).max(1);
         let readers = Readers::new(Store::new(epoch, TOMBSTONES), clock.clone(), periods.beat);
         let heartbeat = Heartbeat::new(clock.clone());
@@ -199,7 +197,7 @@ impl Core {
         })
     }
 
-    /// An inspection begins. Its ticket is larger than that of every inspection that began before it.
+    /// Registers the start of an inspection. Returns its ticket, which is larger than those of earlier inspections.
     pub(crate) fn begins(&self) -> u64 {
         let mut under_way = self.under_way.lock();
         under_way.last = under_way.last.saturating_add(1);
@@ -212,41 +210,41 @@ impl Core {
         self.under_way.lock().began.remove(&ticket);
     }
 
-    /// Age of the oldest inspection that has not ended.
+    /// Returns the age of the oldest inspection in progress.
     pub(crate) fn oldest_inspection(&self) -> Option<Duration> {
         self.under_way.lock().began.first_key_value().map(|(_, began)| began.elapsed())
     }
 
-    /// Puts a nomination in the pod's mailbox; a pod without an owner gets one.
-    pub(crate) fn nominate(self: &Arc<Self>, uid: &PodUid, nomination: Nomination) {
+    /// Adds a request to the mailbox of the pod, and spawns an owner if the pod has none.
+    pub(crate) fn request_inspection(self: &Arc<Self>, uid: &PodUid, request: InspectionRequest) {
         let mut mailboxes = self.mailboxes.lock();
         let mailbox = mailboxes.entry(uid.clone()).or_insert_with(|| {
             let mailbox = Arc::<Mailbox>::default();
-            let owning = owner::keep_owning(Arc::clone(self), uid.clone(), Arc::clone(&mailbox));
-            quintlet_kit::task::spawn("pod-owner", owning);
+            let owner = owner::supervise(Arc::clone(self), uid.clone(), Arc::clone(&mailbox));
+            quintlet_kit::task::spawn("pod-owner", owner);
             mailbox
         });
-        mailbox.work.lock().add(nomination);
+        mailbox.work.lock().add(request);
         mailbox.wake.notify_one();
     }
 
-    /// As [`Self::nominate`]; the receiver gets the answer of the first inspection that begins from now on.
+    /// As [`Self::request_inspection`]. The receiver gets the result of the first inspection that begins after this call.
     pub(crate) fn inspect(
         self: &Arc<Self>,
         uid: &PodUid,
-        nomination: Nomination,
+        request: InspectionRequest,
     ) -> oneshot::Receiver<Answer> {
         let (waiter, answer) = oneshot::channel();
-        self.nominate(uid, Nomination { waiter: Some(waiter), ..nomination });
+        self.request_inspection(uid, InspectionRequest { waiter: Some(waiter), ..request });
         answer
     }
 
-    /// Lets an owner with nothing left to own end. False: something came for it meanwhile.
+    /// Removes the mailbox of an owner whose pod is gone. Returns false if a request has arrived meanwhile.
     pub(crate) fn retire(&self, uid: &PodUid, mailbox: &Mailbox) -> bool {
         let mut mailboxes = self.mailboxes.lock();
         let idle = {
             let work = mailbox.work.lock();
-            !work.nominated && work.expects.is_empty()
+            !work.requested && work.expects.is_empty()
         };
         if idle {
             mailboxes.remove(uid);
@@ -254,12 +252,12 @@ impl Core {
         idle
     }
 
-    /// Age of the last list that succeeded.
+    /// Returns the age of the last successful list.
     pub(crate) fn last_list_age(&self) -> Option<Duration> {
         self.lists.lock().last.map(|at| at.elapsed())
     }
 
-    /// Pause between full lists as things are.
+    /// Returns the current pause between full lists.
     pub(crate) fn relist_period(&self) -> Duration {
         if self.hints.borrow().live { self.periods.relist_live } else { self.periods.relist }
     }

@@ -1,6 +1,6 @@
-//! The runtime and its hints behind cri-proxy's read socket.
+//! Clients of cri-proxy's read socket: the CRI and the hint stream.
 //!
-//! Lists are asked for by their streams ([`lists`]): a full one may be larger than a message.
+//! Lists are read as streams ([`lists`]), since a list may be larger than a message.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,22 +22,21 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
 use crate::convert::{self, Containers, Sandboxes};
-use crate::seams::{
+use crate::traits::{
     ContainerRuntime, Filter, HintEvent, HintStream, ListedContainer, ListedSandbox, ReadError,
 };
 
-/// The CRI on a unix socket.
+/// Client of the CRI on a unix socket.
 #[derive(Debug, Clone)]
 pub struct CriRuntime {
     socket: PathBuf,
     client: RuntimeServiceClient<Service>,
-    /// For lists.
     service: Service,
     limit: Duration,
 }
 
 impl CriRuntime {
-    /// Connects when first asked, and again whenever needed. A list or a status that takes longer than `limit` is an error.
+    /// Creates a client that connects on demand. `limit` applies to each list and each status.
     #[must_use]
     pub fn new(socket: PathBuf, limit: Duration) -> Self {
         let channel = quintlet_kit::socket::channel(socket.clone());
@@ -64,7 +63,7 @@ impl CriRuntime {
 type Service = InterceptedService<Channel, NamingInterceptor>;
 
 impl CriRuntime {
-    /// All items of a list. An error loses the items that came before it.
+    /// Reads all items of a list, or none if the stream fails.
     async fn listed<Q, R, T>(
         &self,
         method: &'static str,
@@ -83,7 +82,7 @@ impl CriRuntime {
     }
 }
 
-/// Names the socket where it is the connection that failed, and not the call.
+/// Adds the path of the socket to the status of a failed connection.
 pub(crate) fn placed(status: Status, socket: &Path) -> Status {
     if std::error::Error::source(&status).is_none() {
         return status;
@@ -91,7 +90,7 @@ pub(crate) fn placed(status: Status, socket: &Path) -> Status {
     Status::new(status.code(), format!("{}: {}", socket.display(), status.message()))
 }
 
-/// NOT_FOUND is an answer, not a failure.
+/// Converts NOT_FOUND to none.
 fn known<T>(answer: Result<T, ReadError>) -> Result<Option<T>, ReadError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
@@ -151,7 +150,7 @@ impl ContainerRuntime for CriRuntime {
     }
 }
 
-/// `RuntimeEvents.Watch` on a unix socket.
+/// Client of `RuntimeEvents.Watch` on a unix socket.
 #[derive(Debug, Clone)]
 pub struct ProxyHints {
     socket: PathBuf,
@@ -159,7 +158,6 @@ pub struct ProxyHints {
 }
 
 impl ProxyHints {
-    /// Connects when opened.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
         let channel = quintlet_kit::socket::channel(socket.clone());

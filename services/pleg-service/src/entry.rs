@@ -1,4 +1,4 @@
-//! What is known of one pod, and what an inspection makes of it. No I/O, no clock.
+//! The entry of one pod, and the effect of an inspection on it. No I/O, no clock.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,18 +10,18 @@ use quintlet_model::runtime::{
     Container, ContainerState, Cursor, PodRuntime, Sandbox, SandboxState, SharedPodRuntime,
 };
 
-use crate::seams::{HintKind, ListedContainer, ListedSandbox};
+use crate::traits::{HintKind, ListedContainer, ListedSandbox};
 
-/// What an inspection found.
+/// Sandboxes and containers that an inspection found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Found {
-    /// The pod by what was found; None where nothing was.
+    /// The pod, if anything was found.
     pub(crate) pod: Option<PodRef>,
     pub(crate) sandboxes: Vec<Sandbox>,
     pub(crate) containers: Vec<Container>,
 }
 
-/// What a lifecycle event tells of (pkg/kubelet/pleg PodLifecycleEventType).
+/// Type of a lifecycle event (`pkg/kubelet/pleg: PodLifeCycleEventType`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ChangeKind {
     Started,
@@ -30,71 +30,70 @@ pub(crate) enum ChangeKind {
     Changed,
 }
 
-/// One lifecycle event.
+/// A lifecycle event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) kind: ChangeKind,
-    /// Of the container or sandbox.
+    /// ID of the container or sandbox.
     pub(crate) id: String,
-    /// Empty for a sandbox.
+    /// Name of the container; empty for a sandbox.
     pub(crate) container: String,
-    /// Of one that died.
+    /// Exit code of a container that died.
     pub(crate) exit_code: i32,
 }
 
-/// What applying an inspection came to.
+/// Effect of an inspection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It began before the last one applied: dropped.
+    /// The inspection began before the last one that was applied, and was dropped.
     Stale,
-    /// The runtime knows nothing of the pod, and that is not news.
+    /// The runtime does not have the pod, and there was no entry.
     Nothing,
-    /// As before, only seen later.
+    /// The state is unchanged.
     Same,
-    /// News.
+    /// The state changed.
     Changed(Vec<Change>),
     /// The pod is gone.
     Gone(Vec<Change>),
 }
 
-/// One inspection and its result.
+/// An inspection with its result.
 #[derive(Debug)]
-pub(crate) struct Looked<'a> {
-    /// Larger than the ticket of every inspection that began before this one.
+pub(crate) struct Inspection<'a> {
+    /// Larger than the tickets of all inspections that began before.
     pub(crate) ticket: u64,
-    /// CLOCK_BOOTTIME of its start.
+    /// CLOCK_BOOTTIME of the start.
     pub(crate) began: Duration,
-    /// CLOCK_BOOTTIME of its end.
+    /// CLOCK_BOOTTIME of the end.
     pub(crate) ended: Duration,
-    /// The pod's names, for an inspection that finds nothing to name it.
+    /// Namespace and name of the pod, for an inspection that finds nothing.
     pub(crate) pod: Option<&'a PodRef>,
-    /// CLOCK_BOOTTIME of the newest evidence that the runtime has the pod: the start of a list that contains it.
+    /// CLOCK_BOOTTIME of the start of the newest list that contains the pod.
     pub(crate) listed: Option<Duration>,
-    /// What it found, or why it failed.
     pub(crate) found: Result<Found, String>,
 }
 
-/// One pod, as its owner keeps it.
+/// The state of one pod, kept by its owner.
 #[derive(Debug)]
 pub(crate) struct Entry {
     uid: PodUid,
-    /// The store's, once it is published: a node's pods are in memory once.
+    /// Shared with the store after publication, so that each pod is in memory once.
     record: Option<SharedPodRuntime>,
-    /// Ticket of the last inspection applied; tickets are drawn when an inspection begins.
+    /// Ticket of the last inspection that was applied.
     applied: Option<u64>,
-    /// CLOCK_BOOTTIME of the end of the last inspection that found nothing of the pod.
+    /// CLOCK_BOOTTIME of the end of the last inspection that did not find the pod.
     absent: Option<Duration>,
-    /// The last addresses seen and the sandbox that had them.
+    /// The last addresses of the pod, and the sandbox that had them.
     addresses: Option<(SandboxId, Vec<IpAddr>)>,
 }
 
 impl Entry {
-    /// `absent` is when the pod was last found to be gone, CLOCK_BOOTTIME.
+    /// `absent` is the CLOCK_BOOTTIME at which the pod was last found to be gone.
     pub(crate) fn new(uid: PodUid, absent: Option<Duration>) -> Self {
         Self { uid, record: None, applied: None, absent, addresses: None }
     }
 
-    /// The entry of a pod that may have been published before.
+    /// Creates the entry of a pod from its published record, if any.
     pub(crate) fn published(uid: PodUid, record: Option<SharedPodRuntime>, absent: Option<Duration>) -> Self {
         Self { record, ..Self::new(uid, absent) }
     }
@@ -103,7 +102,7 @@ impl Entry {
         self.record.as_deref()
     }
 
-    /// The record has its place from now on.
+    /// Publishes the record with `place`, which gives it its cursor.
     pub(crate) fn place(
         &mut self,
         publish: impl FnOnce(PodRuntime) -> SharedPodRuntime,
@@ -113,17 +112,16 @@ impl Entry {
         Some(placed)
     }
 
-    /// The record, to be shared.
     pub(crate) fn shared(&self) -> Option<SharedPodRuntime> {
         self.record.clone()
     }
 
     /// Applies an inspection.
     ///
-    /// A failed inspection of a pod without a record makes a record only if the runtime had the pod after it was last found
-    /// to be gone. Otherwise readers would be told of a pod that is not there, and then a second time that it is gone.
-    pub(crate) fn apply(&mut self, looked: Looked<'_>) -> Verdict {
-        let Looked { ticket, began, ended, pod, listed, found } = looked;
+    /// A failed inspection of a pod without a record makes a record only if the runtime had the pod after it was last found to be
+    /// gone. Otherwise readers would get a pod that does not exist, and then its removal a second time.
+    pub(crate) fn apply(&mut self, looked: Inspection<'_>) -> Verdict {
+        let Inspection { ticket, began, ended, pod, listed, found } = looked;
         if self.applied.is_some_and(|last| ticket <= last) {
             return Verdict::Stale;
         }
@@ -175,8 +173,8 @@ impl Entry {
         verdict
     }
 
-    /// The addresses of a stopped sandbox stay with it until a newer one is ready or the pod is gone, since the runtime
-    /// forgets them at the stop and the pod's status still needs them (kubelet: pkg/kubelet/pleg getPodIPs).
+    /// Keeps the addresses of a stopped sandbox until a newer one is ready or the pod is gone. The runtime drops them at the stop, but
+    /// the pod's status still needs them (`pkg/kubelet/pleg: getPodIPs`).
     fn keep_addresses(&mut self, pod: &mut PodRuntime) {
         if let Some(active) = pod.active_sandbox() {
             self.addresses = (!active.ips.is_empty()).then(|| (active.id.clone(), active.ips.clone()));
@@ -223,7 +221,7 @@ fn phases(pod: Option<&PodRuntime>) -> BTreeMap<&str, (Phase, &str, i32)> {
     sandboxes.chain(containers).collect()
 }
 
-/// The events between two states of a pod (pkg/kubelet/pleg/generic.go generateEvents). Created and unknown differ here.
+/// Returns the events between two states of a pod (`pkg/kubelet/pleg: generateEvents`, but for created and unknown).
 pub(crate) fn changes(old: Option<&PodRuntime>, new: Option<&PodRuntime>) -> Vec<Change> {
     let (old, new) = (phases(old), phases(new));
     let mut out = Vec::new();
@@ -251,7 +249,7 @@ pub(crate) fn changes(old: Option<&PodRuntime>, new: Option<&PodRuntime>) -> Vec
     out
 }
 
-/// Whether what a hint told of shows in the record (None: the pod is gone).
+/// Reports whether the record shows the change of a hint. `record` is none if the pod is gone.
 pub(crate) fn effect_shows(kind: HintKind, id: &str, record: Option<&PodRuntime>) -> bool {
     let sandbox = record.and_then(|r| r.sandboxes.iter().find(|s| s.id.as_str() == id));
     let container = record.and_then(|r| r.containers.iter().find(|c| c.id.as_str() == id));
@@ -268,7 +266,7 @@ pub(crate) fn effect_shows(kind: HintKind, id: &str, record: Option<&PodRuntime>
     }
 }
 
-/// Whether a list says other than the record: ids or states.
+/// Reports whether the IDs or states of a list differ from the record.
 pub(crate) fn differs(
     record: &PodRuntime,
     sandboxes: &[ListedSandbox],

@@ -1,23 +1,23 @@
-//! What a hint makes us expect, and when to look for it again.
+//! Expected changes after hints, and the pauses between inspections that look for them.
 
 use std::time::Duration;
 
-use crate::seams::HintKind;
+use crate::traits::HintKind;
 
-/// What was created or started is looked for after this. Who did it looks at once (`Observe`); for what others did this is soon
-/// enough, and a burst of starts is not inspected twice.
+/// Delay of the inspection after a hint of a creation or a start. pod-sync calls `Observe` after its own calls, so a burst of starts is
+/// not inspected twice.
 pub(crate) const STARTS_LATER: Duration = Duration::from_millis(50);
-/// The first list for an id that nobody here knows. containerd tells of a sandbox when its making begins, and the CRI shows it
-/// when that is done, some 100 to 500 ms later.
+/// Delay of the first list for an ID that is in no entry. containerd reports a sandbox when its creation begins, and the CRI shows it
+/// when the creation is complete, 100 to 500 ms later.
 const UNKNOWN_FIRST: Duration = Duration::from_millis(250);
-/// First look again after this.
+/// First pause.
 const FIRST: Duration = Duration::from_millis(2);
-/// Doubling ends here.
+/// Longest pause while pauses double.
 const DOUBLING_MAX: Duration = Duration::from_millis(200);
-/// From then on.
+/// Pause after that.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// The pause after a pause, until what is expected shows: 2 ms doubling to 200 ms, then every second.
+/// Returns the pause after `last`: 2 ms doubling to 200 ms, then one second.
 pub(crate) fn next_pause(last: Option<Duration>) -> Duration {
     match last {
         None => FIRST,
@@ -26,9 +26,9 @@ pub(crate) fn next_pause(last: Option<Duration>) -> Duration {
     }
 }
 
-/// The pause before the first look for an id that nobody here knows, after a hint of this kind.
+/// Returns the pause before the first list for an ID that is in no entry, after a hint of this kind.
 ///
-/// An exit is looked for at once: its pod may have been missed altogether.
+/// An exit has no pause, since its pod may be missing in the store.
 pub(crate) fn unknown_pause(kind: HintKind) -> Option<Duration> {
     match kind {
         HintKind::Created | HintKind::Started => Some(UNKNOWN_FIRST),
@@ -36,11 +36,11 @@ pub(crate) fn unknown_pause(kind: HintKind) -> Option<Duration> {
     }
 }
 
-/// How long an effect is waited for; None: until it shows.
+/// Returns how long an expected change is looked for, or none for no limit.
 ///
-/// An exit is certain: the process has ended. A creation or start may fail after its event, and a deleted id may be of
-/// something the CRI never shows.
-pub(crate) fn patience(kind: HintKind) -> Option<Duration> {
+/// An exit is certain, since the process has ended. A creation or a start may fail after its event, and a deleted ID may belong to an
+/// object that the CRI does not have.
+pub(crate) fn wait_limit(kind: HintKind) -> Option<Duration> {
     match kind {
         HintKind::Created => Some(Duration::from_secs(2)),
         HintKind::Started => Some(Duration::from_secs(10)),

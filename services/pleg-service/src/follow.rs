@@ -1,9 +1,9 @@
-//! A follower: a reader of another pleg-service that serves what it reads to readers of its own.
+//! A follower: it reads the Watch of another pleg-service, the leader, and serves it to readers of its own.
 //!
-//! It inspects nothing. Epoch, revisions and places are the leader's, so that a reader may go from one to another with its cursor.
-//! One task reads the leader's Watch into the store and waits for no reader. While the leader is away its last picture stays: readers
-//! keep their streams and are told of nothing, health says NOT_SERVING. A leader that was restarted has a new epoch; once its picture
-//! is in, readers get it as a Resync.
+//! A follower makes no inspections. Epoch, revisions and cursors are the leader's, so that a reader can switch between instances with its
+//! cursor. One task copies the leader's Watch into the store and waits for no reader. While the leader is unavailable the store stays
+//! unchanged: readers keep their streams, and health is NOT_SERVING. A restarted leader has a new epoch; readers get its snapshot as a
+//! Resync.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,44 +37,42 @@ use crate::metrics::FollowerMetrics;
 use crate::readers::Readers;
 use crate::server::{WatchStream, parsed_uid};
 
-/// The largest record taken from the leader: as much as readers of a leader take.
+/// Largest message of the leader.
 const MAX_MESSAGE: usize = 64 << 20;
 
-/// Pause before the leader is asked again.
+/// Pause before a reconnection.
 const RECONNECT: Duration = Duration::from_millis(100);
-/// The same after it sent what cannot be understood: the next picture will most likely be the same.
+/// Pause after an invalid message, since the next snapshot most likely has it, too.
 const RETRY: Duration = Duration::from_secs(1);
-/// A leader that is silent for three of its beats is away, whatever its socket says.
+/// A leader that sends nothing for three beats is unavailable.
 const SILENCE: Duration = Duration::from_secs(15);
-/// For the leader's word on its own health.
+/// Limit of a call for the leader's health.
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 
 type Leader = PlegClient<InterceptedService<Channel, PropagatingInterceptor>>;
 
-/// How it stands with the leader.
+/// State of the connection to the leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Link {
-    /// What the store has is what the leader has, but for what is on the way.
+    /// The store follows the leader.
     Current,
-    /// It is not, and why.
+    /// The leader is unavailable, for the given reason.
     Away(String),
 }
 
-/// Why a reading of the leader's stream ended.
+/// Why the leader's stream ended.
 #[derive(Debug, thiserror::Error)]
 enum End {
-    /// It is away.
     #[error("{}", .0.message())]
     Stream(Status),
-    /// It said nothing for too long.
-    #[error("nothing came for {SILENCE:?}")]
+    #[error("no message from the leader within {SILENCE:?}")]
     Silent,
-    /// It sent something else than the contract has.
+    /// A message is invalid.
     #[error("{0}")]
     Data(String),
 }
 
-/// The service; clones share everything.
+/// The gRPC service of a follower. Clones share it.
 #[derive(Clone)]
 pub struct Follower {
     socket: Arc<Path>,
@@ -82,13 +80,13 @@ pub struct Follower {
     readers: Readers,
     metrics: FollowerMetrics,
     link: watch::Sender<Link>,
-    /// The leader's last word on its health, and when it said so.
+    /// The leader's last health reply, with its time.
     last: Arc<Mutex<Option<(pb::HealthReply, Instant)>>>,
     stop: CancellationToken,
 }
 
-/// A picture on its way in.
-type Picture = Vec<(PodRuntime, Option<Trace>)>;
+/// A snapshot that is being received.
+type Snapshot = Vec<(PodRuntime, Option<Trace>)>;
 
 impl Follower {
     pub(crate) fn new(socket: PathBuf, readers: Readers, stop: CancellationToken) -> Self {
@@ -105,17 +103,17 @@ impl Follower {
         }
     }
 
-    /// Reads the leader, again and again. Never ends.
+    /// Reads the leader's Watch, and reconnects. Never returns.
     pub(crate) async fn run(self) {
         let mut told = false;
         loop {
             let Err(end) = self.read().await;
             self.metrics.connected.set(0);
             if told {
-                tracing::debug!(leader = %self.socket.display(), error = %end, "the leader is away");
+                tracing::debug!(leader = %self.socket.display(), error = %end, "leader unavailable");
             }
             if self.set(Link::Away(end.to_string())) || !told {
-                tracing::warn!(leader = %self.socket.display(), error = %end, "the leader is away");
+                tracing::warn!(leader = %self.socket.display(), error = %end, "leader unavailable");
                 told = true;
             }
             let pause = if matches!(end, End::Data(_)) { RETRY } else { RECONNECT };
@@ -123,7 +121,7 @@ impl Follower {
         }
     }
 
-    /// Sets how it stands. True: it was current until now.
+    /// Sets the state of the connection. Returns whether the store followed the leader until now.
     fn set(&self, link: Link) -> bool {
         self.link.send_replace(link) == Link::Current
     }
@@ -132,7 +130,7 @@ impl Follower {
         self.metrics.connected.set(1);
         if !self.set(Link::Current) {
             let cursor = self.readers.store.cursor();
-            tracing::info!(leader = %self.socket.display(), epoch = cursor.epoch, rev = cursor.rev, "following");
+            tracing::info!(leader = %self.socket.display(), epoch = cursor.epoch, rev = cursor.rev, "following leader");
         }
     }
 
@@ -144,7 +142,7 @@ impl Follower {
         let away = |status| End::Stream(placed(status, &self.socket));
         let mut stream = self.leader.clone().watch(request).await.map_err(away)?.into_inner();
         self.metrics.connects.inc();
-        let mut picture: Option<Picture> = None;
+        let mut picture: Option<Snapshot> = None;
         loop {
             let next = tokio::time::timeout(SILENCE, stream.message()).await.map_err(|_| End::Silent)?;
             let event =
@@ -152,7 +150,7 @@ impl Follower {
             let cursor = event.cursor.map(Cursor::from);
             match event.event {
                 Some(Event::Hello(_)) => {
-                    // The run that has our epoch resumes where we were; of another the picture is awaited.
+                    // A leader with the same epoch resumes at the cursor; another one sends a snapshot.
                     if let Some(resume) = resume
                         && self.ask_health().await.is_ok_and(|h| h.epoch == resume.epoch)
                     {
@@ -213,7 +211,7 @@ impl Follower {
         }
     }
 
-    fn take_picture(&self, pods: Picture, at: Cursor) {
+    fn take_picture(&self, pods: Snapshot, at: Cursor) {
         let store = &self.readers.store;
         let old = store.pods();
         let epoch = |mut pod: PodRuntime| {
@@ -243,7 +241,7 @@ impl Follower {
         Ok(reply)
     }
 
-    /// SERVING while what is served is what the leader has.
+    /// Sets SERVING while the store follows the leader.
     pub(crate) async fn judge(self, health: HealthHandle) {
         let mut link = self.link.subscribe();
         loop {
@@ -273,7 +271,7 @@ impl Pleg for Follower {
         Ok(Response::new(stream.boxed()))
     }
 
-    /// Only the leader inspects.
+    /// Forwards the call, since only the leader inspects.
     async fn observe(
         &self,
         request: Request<pb::ObserveRequest>,
@@ -295,7 +293,7 @@ impl Pleg for Follower {
         Ok(Response::new(stream.boxed()))
     }
 
-    /// The leader's, where it is there; epoch and pods are what is served here.
+    /// Returns the leader's health, with the epoch and the number of pods of this store.
     async fn health(&self, _: Request<pb::HealthRequest>) -> Result<Response<pb::HealthReply>, Status> {
         let asked = self.ask_health().await;
         let why = match (&asked, &*self.link.borrow()) {

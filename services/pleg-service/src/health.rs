@@ -1,11 +1,11 @@
-//! Whether lists succeed (pkg/kubelet/pleg/generic.go Healthy).
+//! Health of the relist loop (`pkg/kubelet/pleg: GenericPLEG.Healthy`).
 
 use std::time::Duration;
 
-/// A list older than this makes the node NotReady (kubelet.go genericPlegRelistThreshold).
+/// Age of the last successful list at which the node becomes not ready (`pkg/kubelet: genericPlegRelistThreshold`).
 pub const THRESHOLD: Duration = Duration::from_secs(180);
 
-/// None: healthy. Otherwise the text of the node's condition, as the kubelet words it.
+/// Returns the kubelet's text for the node's condition, or none if the relist loop is healthy.
 #[must_use]
 pub fn problem(last_list_age: Option<Duration>, threshold: Duration) -> Option<String> {
     match last_list_age {
@@ -19,7 +19,7 @@ pub fn problem(last_list_age: Option<Duration>, threshold: Duration) -> Option<S
     }
 }
 
-/// A duration as Go prints it: `3m5.2s`, `1.5ms`, `0s`.
+/// Formats a duration as Go does: `3m5.2s`, `1.5ms`, `0s`.
 #[must_use]
 pub fn go_duration(d: Duration) -> String {
     let ns = d.as_nanos();

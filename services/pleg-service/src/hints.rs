@@ -1,4 +1,4 @@
-//! The hint stream, and finding the pods of ids nobody here knows yet.
+//! Reads the hint stream, and finds the pods of IDs that are in no entry.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,22 +12,21 @@ use quintlet_proto::common::v1::Trace;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::core::{Core, HintState, Nomination};
-use crate::expect::{next_pause, patience, unknown_pause};
+use crate::core::{Core, HintState, InspectionRequest};
+use crate::expect::{next_pause, unknown_pause, wait_limit};
 use crate::metrics::KindLabel;
-use crate::seams::{Filter, HintEvent, HintKind, HintStream, ListedContainer, ListedSandbox, ReadError};
+use crate::traits::{Filter, HintEvent, HintKind, HintStream, ListedContainer, ListedSandbox, ReadError};
 
-/// Unknown ids waiting at once: a burst of a hundred pods with a few containers each, their events included. Beyond it a
-/// full list does the same work.
+/// Unknown IDs that wait: a burst of a hundred pods with a few containers each, and their events. A full list replaces further ones.
 const UNKNOWN: usize = 1024;
 
-/// Up to so many unknown ids are listed one by one; more by one list of everything, where there is not much.
+/// Unknown IDs up to this number are listed one by one, more by one list of everything if it is short.
 const ONE_BY_ONE: usize = 2;
 
-/// A list of so many pods costs about what looking for one id does.
+/// A list of this many pods costs about as much as a list for one ID.
 const PODS_FOR_ONE: usize = 64;
 
-/// A hint about an id of an unknown pod.
+/// A hint about an ID that is in no entry.
 #[derive(Debug)]
 pub(crate) struct Unknown {
     id: String,
@@ -35,7 +34,7 @@ pub(crate) struct Unknown {
     trace: Option<Trace>,
 }
 
-/// Opens the stream, reads it, opens it again. Never ends.
+/// Reads the hint stream, and opens it again when it ends. Never returns.
 pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
     let (to, from) = mpsc::channel(UNKNOWN);
     quintlet_kit::task::spawn("hint-resolver", resolve(Arc::clone(&core), from));
@@ -49,16 +48,16 @@ pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
                     match event {
                         Ok(event) => take(&core, &to, event),
                         Err(error) => {
-                            tracing::warn!(error = error.message(), "the hint stream failed");
+                            tracing::warn!(error = error.message(), "hint stream failed");
                             break;
                         }
                     }
                 }
             }
             Err(error) => match peer.missed() {
-                Say::Waiting => tracing::info!(error = error.message(), "no hint stream"),
-                Say::Fault => tracing::warn!(error = error.message(), "no hint stream"),
-                Say::Again => tracing::debug!(error = error.message(), "no hint stream"),
+                Say::Waiting => tracing::info!(error = error.message(), "open hint stream failed"),
+                Say::Fault => tracing::warn!(error = error.message(), "open hint stream failed"),
+                Say::Again => tracing::debug!(error = error.message(), "open hint stream failed"),
             },
         }
         core.metrics.stream_errors.inc();
@@ -67,7 +66,7 @@ pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
     }
 }
 
-/// A change either way means: list everything now. Live hints begin with a list, and without them lists are all there is.
+/// Records the state of the hint source. Every change triggers a full list, since hints may have been missed before it.
 fn set_source(core: &Core, state: HintState) {
     let changed = core.hints.send_if_modified(|s| {
         let changed = s.live != state.live;
@@ -75,7 +74,7 @@ fn set_source(core: &Core, state: HintState) {
         changed
     });
     if changed {
-        tracing::info!(live = state.live, source = state.source, "hints");
+        tracing::info!(live = state.live, source = state.source, "hint source changed");
         core.relist_now.notify_one();
     }
 }
@@ -89,16 +88,16 @@ fn take(core: &Arc<Core>, resolver: &mpsc::Sender<Unknown>, event: HintEvent) {
         }
         HintEvent::Hint { kind, id, pod, trace, at_unix_ns } => {
             if at_unix_ns > 0 {
-                // Two clocks: one that is behind is no negative time.
+                // The clocks differ; a negative latency counts as zero.
                 let ns = core.clock.wall().as_nanosecond().saturating_sub(i128::from(at_unix_ns));
                 let took = Duration::from_nanos(u64::try_from(ns).unwrap_or(0));
                 core.metrics.hint_latency.observe(took.as_secs_f64());
             }
             core.metrics.hints.get_or_create_owned(&KindLabel { kind: kind.name() }).inc();
             if let Some(uid) = core.store.pod_of(&id).or(pod) {
-                core.nominate(&uid, hinted(id, kind, trace));
+                core.request_inspection(&uid, hinted(id, kind, trace));
             } else if matches!(kind, HintKind::Deleted | HintKind::Oom) {
-                // Nothing here shows it, so nothing changes.
+                // No entry shows memory events.
                 core.metrics.hints_unknown.inc();
             } else if resolver.try_send(Unknown { id, kind, trace }).is_err() {
                 core.metrics.hints_lost.inc();
@@ -108,11 +107,11 @@ fn take(core: &Arc<Core>, resolver: &mpsc::Sender<Unknown>, event: HintEvent) {
     }
 }
 
-fn hinted(id: String, kind: HintKind, trace: Option<Trace>) -> Nomination {
-    // Of a deleted id nothing more is to be found, and a start that is looked for later is asked for by its expectation.
+fn hinted(id: String, kind: HintKind, trace: Option<Trace>) -> InspectionRequest {
+    // A deleted ID needs no list, and the expectation of a later start requests its own inspection.
     let later = matches!(kind, HintKind::Created | HintKind::Started);
     let ids = if later || kind == HintKind::Deleted { Vec::new() } else { vec![id.clone()] };
-    Nomination { ids, later, expect: Some((id, kind)), trace, ..Nomination::default() }
+    InspectionRequest { ids, later, expect: Some((id, kind)), trace, ..InspectionRequest::default() }
 }
 
 struct Pending {
@@ -122,19 +121,19 @@ struct Pending {
     until: Instant,
 }
 
-/// Finds the pods of unknown ids. containerd tells of an id before the CRI shows it, so each is looked for a while.
+/// Finds the pods of unknown IDs. containerd reports an ID before the CRI shows it, so each is looked for repeatedly.
 async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
-    let longest = patience(HintKind::Created).unwrap_or_default();
+    let longest = wait_limit(HintKind::Created).unwrap_or_default();
     let mut revs = core.store.revs();
     let mut pending = HashMap::<String, Pending>::new();
     let mut batch = Vec::new();
     loop {
         let due = pending.values().map(|p| p.due).min();
         tokio::select! {
-            // Cancel safe: what was received stays received.
+            // Cancel safe: a received hint is not lost.
             n = from.recv_many(&mut batch, UNKNOWN), if pending.len() < UNKNOWN => if n == 0 { return },
             () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
-            // Most often who made it has it inspected before any list is due.
+            // Most often `Observe` has found it before a list is due.
             changed = revs.changed(), if !pending.is_empty() => if changed.is_err() { return },
         }
         let now = Instant::now();
@@ -151,7 +150,7 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
         pending.retain(|id, p| {
             let Some(uid) = core.store.pod_of(id) else { return true };
             for (kind, trace) in p.hints.drain(..) {
-                core.nominate(&uid, hinted(id.clone(), kind, trace));
+                core.request_inspection(&uid, hinted(id.clone(), kind, trace));
             }
             false
         });
@@ -164,15 +163,15 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
         let found = match find(&core, &due).await {
             Ok(found) => found,
             Err(error) => {
-                tracing::debug!(%error, "pods of new ids could not be asked for");
+                tracing::debug!(%error, "list unknown IDs failed");
                 HashMap::new()
             }
         };
         for id in due {
             if let Some((uid, place)) = found.get(&id).cloned() {
                 for (kind, trace) in pending.remove(&id).map(|p| p.hints).unwrap_or_default() {
-                    let nomination = place.clone().nomination(id.clone(), kind, trace);
-                    core.nominate(&uid, Nomination { listed: Some(listed), ..nomination });
+                    let request = place.clone().request(id.clone(), kind, trace);
+                    core.request_inspection(&uid, InspectionRequest { listed: Some(listed), ..request });
                 }
             } else if let Some(p) = pending.get_mut(&id) {
                 let pause = next_pause(p.pause);
@@ -194,11 +193,11 @@ enum Place {
 }
 
 impl Place {
-    fn nomination(self, id: String, kind: HintKind, trace: Option<Trace>) -> Nomination {
-        let nomination = hinted(id.clone(), kind, trace);
+    fn request(self, id: String, kind: HintKind, trace: Option<Trace>) -> InspectionRequest {
+        let request = hinted(id.clone(), kind, trace);
         match self {
-            Self::Sandbox => Nomination { sandboxes: vec![id], ..nomination },
-            Self::Container(sandbox) => Nomination { containers: vec![(id, sandbox)], ..nomination },
+            Self::Sandbox => InspectionRequest { sandboxes: vec![id], ..request },
+            Self::Container(sandbox) => InspectionRequest { containers: vec![(id, sandbox)], ..request },
         }
     }
 }

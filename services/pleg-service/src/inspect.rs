@@ -1,4 +1,4 @@
-//! One inspection of one pod: every status asked for after it began.
+//! Inspects one pod: reads the status of its sandboxes and containers.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -6,24 +6,23 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use quintlet_model::ids::PodUid;
 
 use crate::entry::Found;
-use crate::seams::{ContainerRuntime, Filter, ReadError};
+use crate::traits::{ContainerRuntime, Filter, ReadError};
 
-/// Statuses of one pod asked for at once: a pod has a handful.
+/// Concurrent status calls for one pod.
 const PARALLEL: usize = 8;
 
-/// Ids to ask for.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Targets {
     pub(crate) sandboxes: BTreeSet<String>,
-    /// With their sandboxes.
+    /// Container IDs, with those of their sandboxes.
     pub(crate) containers: HashMap<String, String>,
-    /// Find more by the pod's label first.
+    /// Whether to list the pod by its label first.
     pub(crate) list: bool,
 }
 
-/// Asks the runtime for everything it knows of a pod. Ids it does not know are left out.
+/// Reads the sandboxes and containers of a pod, and leaves out IDs that the runtime does not have.
 ///
-/// A pod of which no known id is left is listed by label before it counts as gone.
+/// Lists the pod by its label before it counts as gone.
 pub(crate) async fn inspect(
     runtime: &dyn ContainerRuntime,
     uid: &PodUid,
@@ -63,7 +62,7 @@ async fn statuses(
         .try_filter_map(|found| std::future::ready(Ok(found)))
         .try_collect::<Vec<_>>();
     let (mut sandboxes, mut containers) = tokio::try_join!(sandboxes, containers)?;
-    // A caller may name an id of another pod by mistake.
+    // A caller may pass an ID of another pod by mistake.
     sandboxes.retain(|(pod, _)| pod.uid == *uid);
     containers.retain(|c| c.labels.get(quintlet_model::labels::POD_UID).is_none_or(|l| l == uid.as_str()));
     let newest = sandboxes.iter().max_by_key(|(_, s)| (s.attempt, s.created_unix_ns));

@@ -1,17 +1,18 @@
-//! pleg-service: the only cache of what the runtime says of pods.
+//! pleg-service caches the runtime's state of all pods. It is the only such cache of a node.
 //!
-//! Tasks: `relist` lists everything now and then, `hints` reads the runtime's hints, `hint-resolver` finds the pods of ids
-//! nobody knows yet; all three only *nominate* pods. Each pod has a `pod-owner` task with a mailbox, the only writer of
-//! that pod's entry: it inspects the pod and publishes what changed to the `store`. `server` and `readers` serve the contract
-//! pleg.v1 from the store; a `Watch` is a place in the order of changes, not a queue. `health` sets SERVING.
+//! Tasks: `relist` lists all sandboxes and containers periodically, `hints` reads the hints of cri-proxy, and `hint-resolver` finds
+//! the pods of IDs that are in no entry. These three only request inspections. Each pod has a `pod-owner` task with a mailbox. The
+//! owner is the only writer of the pod's entry: it inspects the pod and publishes changes to the `store`. `server` and `readers`
+//! serve `pleg.v1` from the store; a `Watch` is a position in the order of changes, not a queue. `health` sets SERVING.
 //!
-//! A follower ([`start_following`]) has none of these: its `follower` task reads another pleg-service's Watch into the same store, at the
-//! same places, for readers of its own.
+//! A follower ([`start_following`]) has none of these tasks. Its `follower` task copies the Watch of another pleg-service into the
+//! store, with the same positions, and serves it to readers of its own.
 //!
-//! This crate changes nothing in the runtime and writes no files. The runtime is only asked through [`seams`].
+//! This crate changes nothing in the runtime and writes no files. It reads the runtime through the traits of [`traits`] only.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "no other crate builds on this one")]
 
 pub mod args;
 mod convert;
@@ -28,9 +29,9 @@ mod owner;
 mod process;
 mod readers;
 mod relist;
-pub mod seams;
 mod server;
 mod store;
+pub mod traits;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,16 +49,16 @@ pub use crate::server::PlegService;
 
 use crate::core::Core;
 use crate::readers::Readers;
-use crate::seams::{ContainerRuntime, HintStream};
 use crate::store::{Store, TOMBSTONES};
+use crate::traits::{ContainerRuntime, HintStream};
 
 /// Name of the service in grpc.health.v1.
 pub const SERVICE: &str = "quintlet.pleg.v1.Pleg";
 
-/// How often health is judged.
+/// Interval between health checks.
 const HEALTH_PERIOD: Duration = Duration::from_millis(200);
 
-/// Starts the tasks; they end with `stop`. Returns the service to serve.
+/// Starts the tasks, until `stop`. Returns the gRPC service.
 #[must_use]
 pub fn start(
     runtime: Arc<dyn ContainerRuntime>,
@@ -68,7 +69,7 @@ pub fn start(
     stop: &CancellationToken,
 ) -> PlegServer<PlegService> {
     let core = Core::new(runtime, clock, periods);
-    // The stream is opened first: what happens between it and the first list is then in one of the two.
+    // The stream is opened before the first list, so that no change is missed between them.
     let hints = hints::run(Arc::clone(&core), hints);
     let relist = relist::run(Arc::clone(&core));
     let watch = core.heartbeat.clone().watch(RELIST_LOOP, stuck(periods), health.clone(), stop.clone());
@@ -80,7 +81,7 @@ pub fn start(
     PlegServer::new(PlegService::new(core, stop.clone()))
 }
 
-/// Starts a follower of the pleg-service at `leader`; it ends with `stop`. Returns the service to serve.
+/// Starts a follower of the pleg-service at `leader`, until `stop`. Returns the gRPC service.
 #[must_use]
 pub fn start_following(
     leader: PathBuf,
@@ -97,16 +98,16 @@ pub fn start_following(
     PlegServer::new(follower)
 }
 
-/// Least time without progress after which the loop of full lists counts as stuck.
+/// The relist loop is stuck after this long without progress, or longer (see [`stuck`]).
 const STUCK: Duration = Duration::from_secs(300);
 
-// A runtime that hangs is no reason to start this process again: each of its calls has a limit.
+// A runtime that hangs must not restart this process: the limit is longer than that of a call.
 fn stuck(periods: Periods) -> Duration {
     let longest = periods.call.max(periods.relist).max(periods.relist_live);
     longest.saturating_mul(2).max(STUCK)
 }
 
-/// SERVING once the first full list is in and while lists succeed.
+/// Sets SERVING after the first full list, and while lists succeed.
 async fn judge(core: Arc<Core>, health: HealthHandle) {
     let mut serving = None;
     loop {
@@ -121,7 +122,7 @@ async fn judge(core: Arc<Core>, health: HealthHandle) {
                 }
             }
             if serving.is_some() {
-                tracing::info!(serving = now, error = core.lists.lock().error.as_deref(), "health");
+                tracing::info!(serving = now, error = core.lists.lock().error.as_deref(), "health changed");
             }
             serving = Some(now);
         }

@@ -1,4 +1,4 @@
-//! Metrics, under the kubelet's names where it has one (pkg/kubelet/metrics/metrics.go).
+//! Metrics, with the kubelet's names where it has them (`pkg/kubelet/metrics`).
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -22,7 +22,7 @@ pub(crate) struct ResultLabel {
     pub(crate) result: &'static str,
 }
 
-/// The kubelet's buckets of these: the Prometheus library's own.
+/// The default buckets of the Prometheus library, which the kubelet uses for these metrics.
 const KUBELET_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 fn kubelet_histogram(name: &'static str, help: &'static str) -> Histogram {
@@ -56,17 +56,17 @@ impl Metrics {
             ),
             relist_interval: kubelet_histogram(
                 "kubelet_pleg_relist_interval_seconds",
-                "Time between the begins of full lists",
+                "Interval between the starts of full lists",
             ),
             inspect_duration: kubelet_histogram(
                 "kubelet_pleg_pod_relist_duration_seconds",
-                "Duration of inspections of one pod",
+                "Duration of the inspection of one pod",
             ),
             last_seen: gauge(
                 "kubelet_pleg_last_seen_seconds",
-                "When the last successful list began, seconds since 1970",
+                "Start of the last successful list, in seconds since 1970",
             ),
-            // Gauges, since counters would not bear the kubelet's names: OpenMetrics adds _total.
+            // Gauges, since OpenMetrics adds _total to the names of counters, unlike the kubelet.
             stream_errors: gauge(
                 "kubelet_evented_pleg_connection_error_count",
                 "Hint streams that failed or ended",
@@ -74,26 +74,26 @@ impl Metrics {
             stream_opens: gauge("kubelet_evented_pleg_connection_success_count", "Hint streams opened"),
             hint_latency: kubelet_histogram(
                 "kubelet_evented_pleg_connection_latency_seconds",
-                "From the runtime's time of an event to its hint here",
+                "Latency from an event of the runtime to its hint",
             ),
             running_pods: gauge("kubelet_running_pods", "Pods with a ready sandbox"),
             running_containers: gauge_family("kubelet_running_containers", "Containers by state"),
             unlabelled: gauge(
                 "quintlet_pleg_unlabelled_entries",
-                "Sandboxes and containers without a pod uid, skipped",
+                "Sandboxes and containers that are ignored because they have no pod UID",
             ),
             inspections: counter_family("quintlet_pleg_inspections", "Inspections by result"),
             hints: counter_family("quintlet_pleg_hints", "Hints received"),
             hints_lost: counter(
                 "quintlet_pleg_hints_lost",
-                "Hints lost on the way; each loss makes a full list",
+                "Hints that were lost; each loss triggers a full list",
             ),
-            hints_unknown: counter("quintlet_pleg_hints_unknown", "Hints about ids that belong to no pod"),
+            hints_unknown: counter("quintlet_pleg_hints_unknown", "Hints about IDs that belong to no pod"),
         }
     }
 }
 
-/// What is counted of readers.
+/// Metrics of readers.
 #[derive(Debug, Clone)]
 pub(crate) struct ReaderMetrics {
     pub(crate) watchers: Gauge,
@@ -109,21 +109,20 @@ impl ReaderMetrics {
             resyncs: counter("quintlet_pleg_resyncs", "Watch streams that could not be resumed"),
             lifecycle_missed: counter(
                 "quintlet_pleg_lifecycle_missed",
-                "Lifecycle events slow readers missed",
+                "Lifecycle events that slow readers missed",
             ),
-            // A gauge for its name, as above. Nothing that decides reads these events, so none is lost to it.
-            discarded: gauge("kubelet_pleg_discard_events", "Lifecycle events slow readers missed"),
+            // A gauge for the reason above.
+            discarded: gauge("kubelet_pleg_discard_events", "Lifecycle events that slow readers missed"),
         }
     }
 
-    /// A reader missed so many lifecycle events.
     pub(crate) fn missed(&self, count: u64) {
         self.lifecycle_missed.inc_by(count);
         self.discarded.inc_by(i64::try_from(count).unwrap_or(i64::MAX));
     }
 }
 
-/// What is counted of following a leader.
+/// Metrics of a follower.
 #[derive(Debug, Clone)]
 pub(crate) struct FollowerMetrics {
     pub(crate) connected: Gauge,

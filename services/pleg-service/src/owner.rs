@@ -1,7 +1,7 @@
 //! The owner of one pod: the only writer of its entry.
 //!
-//! Nominations wait in a mailbox until an inspection begins and share it; who comes later waits for the next. The owner
-//! ends when the pod is gone and nothing is left to look for.
+//! Requests wait in a mailbox until an inspection begins, and share it. A request that arrives during an inspection waits for the
+//! next one. The owner ends when the pod is gone and no expected change is pending.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use crate::core::{Core, Mailbox, Work};
-use crate::entry::{Entry, Looked, Verdict, effect_shows};
-use crate::expect::{STARTS_LATER, next_pause, patience};
+use crate::entry::{Entry, Inspection, Verdict, effect_shows};
+use crate::expect::{STARTS_LATER, next_pause, wait_limit};
 use crate::inspect::{Targets, inspect};
 use crate::metrics::ResultLabel;
-use crate::seams::{HintKind, ReadError};
+use crate::traits::{HintKind, ReadError};
 
-/// A failed inspection is repeated after this, as by the kubelet's relist.
+/// Pause before a failed inspection is retried, as long as the kubelet's relist period.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// All statuses of a pod before the first picture, which waits for every pod: one that hangs is in it with an error.
+/// Limit of an inspection before the first snapshot, which waits for every pod. A pod whose inspection hangs is in it with an error.
 const FIRST_LIMIT: Duration = Duration::from_secs(5);
 
 struct Expectation {
@@ -37,49 +37,49 @@ struct Expectation {
 
 type Expectations = HashMap<(String, HintKind), Expectation>;
 
-/// Before a pod is inspected again whose owner panicked, doubled with each in a row, and the longest.
+/// Wait after a panic of an owner. Each further panic in a row doubles it, up to [`LONGEST_AFTER_PANIC`].
 const AFTER_PANIC: Duration = Duration::from_secs(10);
 const LONGEST_AFTER_PANIC: Duration = Duration::from_secs(3600);
 
-/// Owns a pod until it is gone. A panic ends the owner alone: another goes on from what is published, after a while in which
-/// the pod stays as it was.
-pub(crate) async fn keep_owning(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
+/// Runs owners of a pod until the pod is gone. After a panic the next owner continues from the published entry, which stays
+/// unchanged during the wait.
+pub(crate) async fn supervise(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
     let mut after_panic = Backoff::new(AFTER_PANIC, 2, LONGEST_AFTER_PANIC);
     loop {
         let pod = core.store.get(&uid).map(|record| record.pod.clone());
         let name = pod.map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();
-        let owning = Box::pin(own(Arc::clone(&core), uid.clone(), Arc::clone(&mailbox)));
-        if contained(PodWork::new(uid.as_str(), name), owning).await.is_ok() {
+        let owner = Box::pin(run(Arc::clone(&core), uid.clone(), Arc::clone(&mailbox)));
+        if contained(PodWork::new(uid.as_str(), name), owner).await.is_ok() {
             return;
         }
         tokio::time::sleep(after_panic.next_wait()).await;
-        // What was asked for is lost with the one who was to do it.
-        mailbox.work.lock().nominated = true;
+        // The requests of the panicked owner are lost.
+        mailbox.work.lock().requested = true;
     }
 }
 
-/// Runs the pod's entry until the pod is gone.
-pub(crate) async fn own(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
+/// Inspects the pod on request until it is gone.
+pub(crate) async fn run(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
     let mut entry = Entry::published(uid.clone(), core.store.get(&uid), core.store.gone_at(&uid));
     let mut expectations = Expectations::new();
     let mut retry: Option<Instant> = None;
     loop {
-        let (nominated, urgent) = {
+        let (requested, urgent) = {
             let mut work = mailbox.work.lock();
-            if !work.nominated {
+            if !work.requested {
                 let due = deadline_after(Instant::now(), STARTS_LATER);
                 let unseen = |(id, kind): &(String, HintKind)| !effect_shows(*kind, id, entry.record());
                 for expected in work.expects.drain(..).filter(unseen) {
                     expect(&mut expectations, expected, due);
                 }
             }
-            (work.nominated, work.urgent)
+            (work.requested, work.urgent)
         };
         let due = expectations.values().map(|e| e.due).chain(retry).min();
-        if !nominated && due.is_none_or(|due| due > Instant::now()) {
+        if !requested && due.is_none_or(|due| due > Instant::now()) {
             match due {
                 Some(due) => tokio::select! {
-                    // Both only say "look again".
+                    // Both only cause another look; a dropped one loses nothing.
                     () = mailbox.wake.notified() => {}
                     () = tokio::time::sleep_until(due) => {}
                 },
@@ -88,18 +88,18 @@ pub(crate) async fn own(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
             }
             continue;
         }
-        let by_relist = nominated && !urgent && expectations.is_empty();
+        let by_relist = requested && !urgent && expectations.is_empty();
         let lane = if by_relist {
             tokio::select! {
                 lane = core.relist_inspections.acquire() => lane.ok(),
-                // Something more urgent may have come; the place in the queue is given up for the faster lane.
+                // An urgent request may have arrived, which does not wait for this permit.
                 () = mailbox.wake.notified() => continue,
             }
         } else {
             None
         };
         let Ok(slot) = core.inspections.acquire().await else { return };
-        // From here on the inspection has begun: what comes now waits for the next.
+        // The inspection begins here: later requests wait for the next one.
         let work = std::mem::take(&mut *mailbox.work.lock());
         let now = Instant::now();
         for expected in &work.expects {
@@ -107,20 +107,21 @@ pub(crate) async fn own(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
         }
         let span = tracing::info_span!("inspect", pod.uid = %uid);
         propagate::set_parent(&span, &work.trace);
-        // Boxed: owners are idle most often, and there are thousands.
-        let looking = Box::pin(once(&core, &mut entry, &uid, &work, &expectations).instrument(span));
-        let answer = looking.await;
+        // Boxed, since thousands of owners are idle.
+        let inspection =
+            Box::pin(inspect_once(&core, &mut entry, &uid, &work, &expectations).instrument(span));
+        let answer = inspection.await;
         drop((slot, lane));
         retry = answer.is_err().then(|| deadline_after(Instant::now(), RETRY));
-        settle(&mut expectations, &entry);
+        update_expectations(&mut expectations, &entry);
         for waiter in work.waiters {
-            // Who no longer waits does not care.
+            // The receiver may have been dropped; that is not an error.
             let _ = waiter.send(answer.clone());
         }
     }
 }
 
-/// An inspection that has begun, and ends with this.
+/// An inspection in progress, until this is dropped.
 struct InFlight<'a> {
     core: &'a Core,
     ticket: u64,
@@ -132,8 +133,8 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// One inspection, applied and published.
-async fn once(
+/// Inspects the pod once, applies the result and publishes it.
+async fn inspect_once(
     core: &Core,
     entry: &mut Entry,
     uid: &PodUid,
@@ -174,16 +175,16 @@ async fn once(
     {
         let pod = entry.record().map(|r| &r.pod).or(work.pod.as_ref());
         let pod = pod.map(|p| format!("{}/{}", p.namespace, p.name)).unwrap_or_default();
-        tracing::warn!(pod.name = pod, pod.uid = %uid, %error, "the pod could not be inspected");
+        tracing::warn!(pod.name = pod, pod.uid = %uid, %error, "inspect pod failed");
     }
     let before = entry.record().map(|r| r.pod.clone());
     let ended = core.clock.boot();
-    let verdict = entry.apply(Looked {
+    let verdict = entry.apply(Inspection {
         ticket,
         began: observed,
         ended,
         pod: work.pod.as_ref(),
-        // What the runtime answered, usable or not, was about this pod.
+        // Also an invalid answer shows that the runtime has the pod.
         listed: if failure.as_ref().is_some_and(ReadError::is_data) { Some(ended) } else { work.listed },
         found: found.map_err(|e| e.to_string()),
     });
@@ -214,19 +215,19 @@ async fn once(
         Verdict::Stale | Verdict::Nothing => (core.store.get(uid), core.store.cursor()),
     };
     match failure {
-        // The runtime answered: what it said wrong is the pod's error, in its record.
+        // An invalid answer is an error of the pod, in its record.
         Some(error) if !error.is_data() => Err(error),
         Some(_) | None => Ok(reply),
     }
 }
 
 fn expect(expectations: &mut Expectations, expected: (String, HintKind), due: Instant) {
-    let until = patience(expected.1).map(|p| deadline_after(Instant::now(), p));
+    let until = wait_limit(expected.1).map(|p| deadline_after(Instant::now(), p));
     expectations.insert(expected, Expectation { pause: None, due, until });
 }
 
-/// Drops what has shown or is given up, and sets when to look for the rest.
-fn settle(expectations: &mut Expectations, entry: &Entry) {
+/// Drops expectations that are met or expired, and schedules the next look for the others.
+fn update_expectations(expectations: &mut Expectations, entry: &Entry) {
     let now = Instant::now();
     expectations.retain(|(id, kind), e| {
         if effect_shows(*kind, id, entry.record()) || e.until.is_some_and(|until| now >= until) {

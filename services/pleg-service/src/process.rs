@@ -1,4 +1,4 @@
-//! The process: from its command line to its exit code.
+//! The process of pleg-service, from its command line to its exit code.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use tokio_util::sync::CancellationToken;
 use crate::args::Args;
 use crate::cri::{CriRuntime, ProxyHints};
 
-/// Runs `pleg-service` as its own process: reads the command line, and ends it on a usage error.
+/// Runs pleg-service as its own process. Exits with 64 on a usage error.
 ///
 /// # Errors
-/// What keeps it from serving.
+/// The service cannot start, or serving fails.
 pub fn main() -> anyhow::Result<()> {
     let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::Pleg);
-    // Two threads: the work is waiting for the runtime.
+    // Two threads suffice, since most of the work is waiting for the runtime.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(run(loaded))
 }
@@ -56,14 +56,14 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
         let stop = stop.clone();
         quintlet_kit::task::spawn("metrics", async move {
             if let Err(error) = serve_metrics(address, stop).await {
-                tracing::error!(%error, %address, "metrics are not served");
+                tracing::error!(%error, %address, "serve metrics failed");
             }
         });
     }
     let signal = stop.clone();
     quintlet_kit::task::spawn("signals", async move {
         let reason = quintlet_kit::signals::stop_signal().await;
-        tracing::info!(?reason, "stopping");
+        tracing::info!(?reason, "stopping service");
         signal.cancel();
     });
     let liveness = Liveness::of([paths.pleg()]).and_loop_if_any(RELIST_LOOP);
@@ -73,7 +73,7 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
     served.context("serving")
 }
 
-/// Whether two paths, of which neither need be there yet, are of one socket.
+/// Reports whether two paths name one socket. Neither needs to exist.
 fn is_same(a: &Path, b: &Path) -> bool {
     let real = |path: &Path| {
         let dir = path.parent().and_then(|dir| dir.canonicalize().ok());

@@ -1,5 +1,5 @@
-//! Readers: `Watch` as a place in the order of changes, and lifecycle events. Whoever writes the store, a leader's owners or a
-//! follower, readers are served alike and wait for no one.
+//! Readers: `Watch` as a position in the order of changes, and lifecycle events. Readers of a leader and of a follower are served
+//! alike. No writer waits for a reader.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use crate::entry::{Change, ChangeKind};
 use crate::metrics::ReaderMetrics;
 use crate::store::{Latest, Next, Start, Store};
 
-/// Lifecycle events a slow reader may be behind before it misses some: the kubelet's plegChannelCapacity.
+/// Lifecycle events that are kept for a slow reader (`pkg/kubelet: plegChannelCapacity`).
 const LIFECYCLE_EVENTS: usize = 1000;
 
-/// Beats of the leader after which a follower's reader no longer waits for the place it says it has seen. Between two of them the
-/// leader had nothing to send, so it never had that place.
-const PATIENCE_BEATS: u64 = 2;
+/// Beats of the leader for which a follower waits to reach the cursor of a reader. Between two beats the leader has nothing to send, so
+/// the cursor does not exist.
+const CURSOR_WAIT_BEATS: u64 = 2;
 
-/// A lifecycle event with its place.
+/// A lifecycle event with its cursor.
 #[derive(Debug)]
 pub(crate) struct LifecycleChange {
     pub(crate) kind: ChangeKind,
@@ -40,7 +40,7 @@ pub(crate) struct LifecycleChange {
     pub(crate) trace: Option<Trace>,
 }
 
-/// What readers are served from; clones share everything.
+/// The data that readers are served from. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Readers {
     pub(crate) store: Arc<Store>,
@@ -56,12 +56,12 @@ impl Readers {
         Self { store: Arc::new(store), metrics: ReaderMetrics::new(), clock, lifecycle, beat }
     }
 
-    /// Tells of what changed in a pod.
+    /// Sends lifecycle events of a pod.
     pub(crate) fn announce(&self, changes: Vec<Change>, pod: &PodRef, cursor: Cursor, trace: Option<&Trace>) {
         let at = self.clock.wall();
         for change in changes {
-            tracing::debug!(kind = ?change.kind, id = change.id, container = change.container, "lifecycle");
-            // Nobody may be listening.
+            tracing::debug!(kind = ?change.kind, id = change.id, container = change.container, "pod lifecycle event");
+            // There may be no receiver; that is not an error.
             let _ = self.lifecycle.send(Arc::new(LifecycleChange {
                 kind: change.kind,
                 pod: pod.clone(),
@@ -75,7 +75,7 @@ impl Readers {
         }
     }
 
-    /// A Watch.
+    /// Opens a Watch stream.
     pub(crate) fn watch(
         &self,
         resume: Option<Cursor>,
@@ -87,7 +87,7 @@ impl Readers {
         })
     }
 
-    /// Lifecycle events, of one pod or all.
+    /// Opens a stream of lifecycle events, of one pod or of all.
     pub(crate) fn events(
         &self,
         uid: Option<PodUid>,
@@ -120,21 +120,21 @@ impl Readers {
     }
 }
 
-/// What is on its way to a reader. Records become messages when it is their turn: a picture of thousands is not made at once.
+/// A queued message. A record is converted when it is sent, since a snapshot may have thousands.
 enum Out {
     Message(Box<pb::WatchEvent>),
     Picture(Latest),
 }
 
-/// One Watch: a place in the changes, and what is on its way out.
+/// One Watch stream: its position and its queued messages.
 struct Watcher {
     readers: Readers,
     revs: watch::Receiver<u64>,
     primed: watch::Receiver<bool>,
     beats: watch::Receiver<u64>,
-    /// Beats when it came.
+    /// Number of the leader's beats when the stream was opened.
     came: u64,
-    /// Sent so far; None before the first snapshot or resumption.
+    /// Cursor of the last message; none before the first snapshot or the resumption.
     at: Option<Cursor>,
     resume: Option<Cursor>,
     out: VecDeque<Out>,
@@ -172,7 +172,7 @@ impl Watcher {
         self.out.push_back(Out::Message(Box::new(message(event, cursor))));
     }
 
-    /// Everything there is, as of now. Positions count from its end on: half a picture cannot be resumed.
+    /// Queues a snapshot. Its messages have no cursor but the last, since a partial snapshot cannot be resumed.
     fn snapshot(&mut self) {
         let (pods, cursor) = self.readers.store.snapshot();
         self.push(Event::SnapshotBegin(pb::SnapshotBegin {}), None);
@@ -187,12 +187,12 @@ impl Watcher {
         self.snapshot();
     }
 
-    /// Takes the reader's place, if it can be told yet.
+    /// Resumes from the reader's cursor, or sends a snapshot, once the store has enough to decide.
     fn begin(&mut self, waited: u64) {
         let Some(cursor) = self.resume else { return self.snapshot() };
         match self.readers.store.resumable(cursor) {
             Start::Here => self.at = Some(cursor),
-            Start::Ahead if waited < PATIENCE_BEATS => return,
+            Start::Ahead if waited < CURSOR_WAIT_BEATS => return,
             Start::Ahead => self.resync("the cursor is ahead of this service"),
             Start::Not(reason) => self.resync(reason),
         }
@@ -216,11 +216,11 @@ impl Watcher {
                         continue;
                     }
                 }
-                // Dropping a wait loses nothing.
+                // A dropped wait loses nothing.
                 tokio::select! {
-                    // An empty table is no answer before the first full list.
+                    // The store is incomplete before the first full list.
                     _ = self.primed.changed() => {}
-                    // A follower may be behind what the reader has seen elsewhere.
+                    // A follower may be behind the cursor of another instance.
                     _ = self.revs.changed() => {}
                     _ = self.beats.changed() => {}
                     () = beat => return message(Event::Beat(pb::Beat {}), None),
@@ -233,10 +233,10 @@ impl Watcher {
                     self.at = Some(cursor);
                     return change(Some(cursor), latest);
                 }
-                Next::Restarted => self.resync("pleg-service was restarted since"),
+                Next::Restarted => self.resync("pleg-service was restarted"),
                 Next::Lost => self.resync("this reader was too slow"),
                 Next::End => tokio::select! {
-                    // Dropping a wait loses nothing.
+                    // A dropped wait loses nothing.
                     changed = self.revs.changed() => {
                         let _ = changed;
                     }

@@ -1,4 +1,4 @@
-//! Full lists: they nominate the pods of which they say other than the entry, absent ones included.
+//! Full lists. A pod that differs from its entry, or is missing in the list, is inspected.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::{ContainerState, SandboxState};
 use tokio::time::Instant;
 
-use crate::core::{Core, Nomination};
+use crate::core::{Core, InspectionRequest};
 use crate::entry::differs;
 use crate::metrics::StateLabel;
-use crate::seams::{Filter, ListedContainer, ListedSandbox, ReadError};
+use crate::traits::{Filter, ListedContainer, ListedSandbox, ReadError};
 
-/// A failed list is repeated after this at the latest, whatever the period.
+/// Longest pause after a failed list.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Items of a list that are worked on before others have their turn: well under a millisecond.
+/// Items of a list that are processed before other tasks run: well under a millisecond.
 const SLICE: usize = 256;
 
-/// Pods of the first list that are looked at at once: the others of the [`INSPECTIONS`](crate::core::INSPECTIONS) are for who asks.
+/// Pods of the first list that are inspected concurrently. The rest of [`INSPECTIONS`](crate::core::INSPECTIONS) is for callers.
 const FIRST_LOOKS: usize = 12;
 
 #[derive(Default)]
@@ -31,7 +31,7 @@ struct Listed {
     containers: Vec<ListedContainer>,
 }
 
-/// Lists, waits for the period or to be asked, lists again. Never ends.
+/// Lists at every period and on request. Never returns.
 pub(crate) async fn run(core: Arc<Core>) {
     let mut began: Option<Instant> = None;
     let mut runtime = Patience::default();
@@ -46,7 +46,7 @@ pub(crate) async fn run(core: Arc<Core>) {
         match &result {
             Ok(()) => {
                 if runtime.reached() {
-                    tracing::info!("the runtime lists pods again");
+                    tracing::info!("list succeeded again");
                 }
             }
             Err(error) => match runtime.missed() {
@@ -60,22 +60,22 @@ pub(crate) async fn run(core: Arc<Core>) {
         core.lists.lock().error = result.err().map(|e| e.to_string());
         let period = if failing { core.relist_period().min(RETRY) } else { core.relist_period() };
         tokio::select! {
-            // Both only end a wait. A change of the hints, and of the period with them, asks for a list too.
+            // A dropped wait loses nothing. A change of the hint source, and thus of the period, triggers a list, too.
             () = tokio::time::sleep(period) => {}
             () = core.relist_now.notified() => {}
         }
     }
 }
 
-/// Gives others their turn now and then: what a list of thousands is digested by shares its thread with those who look at one pod.
-struct Breath(usize);
+/// Yields to other tasks every [`SLICE`] items.
+struct Yielder(usize);
 
-impl Breath {
+impl Yielder {
     fn new() -> Self {
         Self(SLICE)
     }
 
-    /// One item is done with.
+    /// Counts one item.
     async fn one(&mut self) {
         self.0 = self.0.saturating_sub(1);
         if self.0 == 0 {
@@ -93,45 +93,45 @@ async fn list(core: &Arc<Core>, began: Instant) -> Result<(), ReadError> {
     let containers = core.runtime.containers(Filter::All).await?;
     core.metrics.last_seen.set(wall.as_second());
     core.lists.lock().last = Some(began);
-    let mut breath = Breath::new();
+    let mut breath = Yielder::new();
     let pods = by_pod(core, sandboxes, containers, &mut breath).await;
     let present: HashSet<PodUid> = pods.keys().cloned().collect();
     let first = !core.store.is_primed();
     let mut first_looks = Vec::new();
     for (uid, listed) in pods {
         breath.one().await;
-        let Some(nomination) = nomination(core, &uid, listed, observed) else { continue };
+        let Some(request) = request_of(core, &uid, listed, observed) else { continue };
         if first {
-            first_looks.push((uid, nomination));
+            first_looks.push((uid, request));
         } else {
-            core.nominate(&uid, Nomination { by_relist: true, ..nomination });
+            core.request_inspection(&uid, InspectionRequest { by_relist: true, ..request });
         }
     }
     for known in core.store.pods() {
         breath.one().await;
         if !present.contains(&known.pod.uid) && known.observed <= observed {
-            let gone = Nomination { list: true, by_relist: true, ..Nomination::default() };
-            core.nominate(&known.pod.uid, gone);
+            let gone = InspectionRequest { list: true, by_relist: true, ..InspectionRequest::default() };
+            core.request_inspection(&known.pod.uid, gone);
         }
     }
     if first {
-        // Readers get their first picture when every pod of the first list has been looked at, with or without success.
+        // Readers get the first snapshot after an inspection of every pod of the first list, successful or not.
         let looks = futures::stream::iter(first_looks);
-        let look = |(uid, nomination)| async move {
-            drop(core.inspect(&uid, nomination).await);
+        let look = |(uid, request)| async move {
+            drop(core.inspect(&uid, request).await);
             core.heartbeat.beat();
         };
         looks.for_each_concurrent(FIRST_LOOKS, look).await;
         core.store.set_primed();
-        tracing::info!(pods = core.store.len(), epoch = core.store.epoch(), "first full list is in");
+        tracing::info!(pods = core.store.len(), epoch = core.store.epoch(), "completed first full list");
     }
     Ok(())
 }
 
-/// What is to be looked at of a listed pod; None: the list says what the entry says.
-fn nomination(core: &Core, uid: &PodUid, listed: Listed, observed: Duration) -> Option<Nomination> {
+/// Returns the request for a listed pod, or none if the list matches the entry.
+fn request_of(core: &Core, uid: &PodUid, listed: Listed, observed: Duration) -> Option<InspectionRequest> {
     let known = core.store.get(uid);
-    // What was inspected after the list began is newer than the list.
+    // An inspection that began after the list is newer than the list.
     let current = known.as_ref().is_some_and(|k| {
         k.observed > observed && k.error.is_none() || !differs(k, &listed.sandboxes, &listed.containers)
     });
@@ -143,23 +143,23 @@ fn nomination(core: &Core, uid: &PodUid, listed: Listed, observed: Duration) -> 
         let ids: HashSet<&str> = sandboxes.chain(listed.containers.iter().map(|c| c.id.as_str())).collect();
         k.ids().iter().any(|id| !ids.contains(id.as_str()))
     });
-    Some(Nomination {
+    Some(InspectionRequest {
         pod: listed.pod,
         sandboxes: listed.sandboxes.into_iter().map(|s| s.id).collect(),
         containers: listed.containers.into_iter().map(|c| (c.id, c.sandbox_id)).collect(),
         list: absent,
         complete: true,
         listed: Some(observed),
-        ..Nomination::default()
+        ..InspectionRequest::default()
     })
 }
 
-/// Puts the lists together by pod, and counts what is in them.
+/// Groups the lists by pod, and sets the gauges.
 async fn by_pod(
     core: &Core,
     sandboxes: Vec<ListedSandbox>,
     containers: Vec<ListedContainer>,
-    breath: &mut Breath,
+    breath: &mut Yielder,
 ) -> HashMap<PodUid, Listed> {
     let mut pods = HashMap::<PodUid, Listed>::new();
     let (mut unlabelled, mut running) = (0_i64, 0_i64);

@@ -1,4 +1,4 @@
-//! The contract pleg.v1, of who inspects.
+//! Serves `pleg.v1` from the store and by inspections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
-use crate::core::{Core, Nomination};
+use crate::core::{Core, InspectionRequest};
 use crate::health;
 
-/// The service; clones share everything.
+/// The gRPC service. Clones share it.
 #[derive(Clone)]
 pub struct PlegService {
     core: Arc<Core>,
-    /// Ends the streams, so that a stop does not wait for readers.
+    /// Ends the streams at the stop.
     stop: CancellationToken,
 }
 
@@ -35,12 +35,11 @@ fn pod_uid(text: &str) -> Result<PodUid, Status> {
     PodUid::parse(text).map_err(|e| Status::invalid_argument(format!("uid: {e}")))
 }
 
-/// The pod asked for; None: all.
+/// Parses the UID of a request, which is empty for all pods.
 pub(crate) fn parsed_uid(text: &str) -> Result<Option<PodUid>, Status> {
     if text.is_empty() { Ok(None) } else { pod_uid(text).map(Some) }
 }
 
-/// A Watch on its way out.
 pub(crate) type WatchStream = BoxStream<'static, Result<pb::WatchEvent, Status>>;
 
 #[tonic::async_trait]
@@ -63,10 +62,10 @@ impl Pleg for PlegService {
         let request = request.into_inner();
         async move {
             let uid = pod_uid(&request.uid)?;
-            // What is known of the pod by its ids is as good as a list of it.
+            // The IDs of the entry replace a list.
             let knows = !(request.sandboxes.is_empty() && request.containers.is_empty());
             let complete = knows && !request.full;
-            let nomination = Nomination {
+            let inspection = InspectionRequest {
                 sandboxes: request.sandboxes.into_iter().filter(|id| !id.is_empty()).collect(),
                 containers: request
                     .containers
@@ -76,12 +75,12 @@ impl Pleg for PlegService {
                     .collect(),
                 complete,
                 ids: request.ids.into_iter().filter(|id| !id.is_empty()).collect(),
-                // Before the first full list nothing is known that could stand in for a list.
+                // Before the first full list there is no entry to replace a list.
                 list: request.full || !self.core.store.is_primed(),
                 trace: propagate::current_trace(),
-                ..Nomination::default()
+                ..InspectionRequest::default()
             };
-            let answer = self.core.inspect(&uid, nomination).await;
+            let answer = self.core.inspect(&uid, inspection).await;
             match answer {
                 Ok(Ok((pod, cursor))) => Ok(Response::new(pb::ObserveReply {
                     pod: pod.map(|p| p.as_ref().into()),

@@ -1,4 +1,4 @@
-//! The latest state of every pod, in the order of change.
+//! The latest state of every pod, in the order of changes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,20 +10,18 @@ use quintlet_model::runtime::{Cursor, PodRuntime, SharedPodRuntime};
 use quintlet_proto::common::v1::Trace;
 use tokio::sync::watch;
 
-/// Pods whose end is remembered, so that a reader who was away learns of just that. A node turns over a few hundred pods in
-/// the minutes a reader may be away.
+/// Removed pods that are kept for readers that reconnect. A node replaces a few hundred pods in the minutes of a disconnection.
 pub(crate) const TOMBSTONES: usize = 4096;
 
-/// The last change of one pod.
+/// The latest change of one pod.
 #[derive(Debug, Clone)]
 pub(crate) struct Latest {
     pub(crate) rev: u64,
     pub(crate) uid: PodUid,
-    /// None: gone.
+    /// The state, or none if the pod is gone.
     pub(crate) pod: Option<SharedPodRuntime>,
-    /// CLOCK_BOOTTIME by which the pod was gone; zero for a pod that is there, and in a follower.
+    /// CLOCK_BOOTTIME at which the pod was found to be gone. Zero for an existing pod, and in a follower.
     pub(crate) gone: Duration,
-    /// Trace of the inspection that saw it.
     pub(crate) trace: Option<Trace>,
 }
 
@@ -31,50 +29,49 @@ pub(crate) struct Latest {
 struct Inner {
     epoch: u64,
     rev: u64,
-    /// Nothing at or below this may be resumed from: a tombstone was dropped there.
+    /// Revision of the newest tombstone that was dropped. Cursors at or below it are invalid.
     floor: u64,
     pods: HashMap<PodUid, u64>,
     by_rev: BTreeMap<u64, Latest>,
     tombstones: VecDeque<u64>,
-    /// Container and sandbox ids to their pods.
+    /// Pods by container and sandbox ID.
     ids: HashMap<String, PodUid>,
 }
 
-/// What a reader at a cursor is to be sent.
+/// The next change for a reader.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// The oldest change after the cursor that is still the pod's latest.
+    /// The oldest change after the cursor that is the latest of its pod.
     Change(Latest),
-    /// The cursor is at the end.
+    /// There is no change after the cursor.
     End,
-    /// The cursor is before the buffer.
+    /// Changes after the cursor are no longer kept.
     Lost,
-    /// The cursor is of an earlier run.
+    /// The cursor has the epoch of an earlier run.
     Restarted,
 }
 
-/// Whether a reader may go on from its cursor.
+/// Whether a reader can resume from its cursor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// Yes.
     Here,
-    /// It has seen more than is here. A follower may get there yet.
+    /// The cursor is ahead of the store, which a follower may reach later.
     Ahead,
-    /// No, and why.
+    /// The cursor is invalid, for the given reason.
     Not(&'static str),
 }
 
-/// The published states. Each pod's owner is the only one to write about it; of a follower, the reader of its leader.
+/// The published states. The owner of a pod is the only writer of its state; in a follower, the task that reads the leader.
 #[derive(Debug)]
 pub(crate) struct Store {
     tombstones: usize,
-    /// What is here is read from another.
+    /// The store is that of a follower.
     follows: bool,
     inner: RwLock<Inner>,
     rev: watch::Sender<u64>,
-    /// The first full list is in.
+    /// The first full list is complete.
     primed: watch::Sender<bool>,
-    /// Beats of the leader.
+    /// Number of the leader's beats.
     beats: watch::Sender<u64>,
 }
 
@@ -90,7 +87,7 @@ impl Store {
         }
     }
 
-    /// A follower's: the epoch is the leader's, once it is known.
+    /// Creates the store of a follower, which takes the epoch of the leader.
     pub(crate) fn following(tombstones: usize) -> Self {
         Self { follows: true, ..Self::new(0, tombstones) }
     }
@@ -107,7 +104,7 @@ impl Store {
         self.beats.subscribe()
     }
 
-    /// The leader had nothing to send for a while.
+    /// Counts a beat of the leader.
     pub(crate) fn note_beat(&self) {
         self.beats.send_modify(|n| *n = n.saturating_add(1));
     }
@@ -133,7 +130,7 @@ impl Store {
         inner.by_rev.get(inner.pods.get(uid)?)?.pod.clone()
     }
 
-    /// When the pod was last found to be gone, CLOCK_BOOTTIME; `None` if it is there or not remembered.
+    /// Returns the CLOCK_BOOTTIME at which the pod was found to be gone, or none if it exists or has no tombstone.
     pub(crate) fn gone_at(&self, uid: &PodUid) -> Option<Duration> {
         let inner = self.inner.read();
         inner.by_rev.get(inner.pods.get(uid)?).filter(|l| l.pod.is_none()).map(|l| l.gone)
@@ -144,12 +141,12 @@ impl Store {
     }
 
     pub(crate) fn len(&self) -> usize {
-        // One guard: a second read behind a waiting writer never ends.
+        // One guard, since a second read lock behind a waiting writer deadlocks.
         let inner = self.inner.read();
         inner.pods.len().saturating_sub(inner.tombstones.len())
     }
 
-    /// A new state of a pod. Returns it with its place.
+    /// Publishes a state of a pod. Returns it with its cursor.
     pub(crate) fn publish(&self, mut pod: PodRuntime, trace: Option<Trace>) -> SharedPodRuntime {
         let mut inner = self.inner.write();
         let at = inner.next();
@@ -161,7 +158,7 @@ impl Store {
         pod
     }
 
-    /// A pod is gone, by an inspection that ended at `gone`, CLOCK_BOOTTIME.
+    /// Publishes that a pod is gone. `gone` is the CLOCK_BOOTTIME of the end of the inspection.
     pub(crate) fn remove(&self, uid: &PodUid, gone: Duration, trace: Option<Trace>) -> Cursor {
         let mut inner = self.inner.write();
         let at = inner.next();
@@ -171,20 +168,20 @@ impl Store {
         at
     }
 
-    /// A state of a pod at the leader's place.
+    /// Stores a state of the leader with its cursor.
     pub(crate) fn follow(&self, pod: PodRuntime, trace: Option<Trace>) {
         let rev = pod.cursor.rev;
         self.inner.write().put(Arc::new(pod), trace);
         self.rev.send_replace(rev);
     }
 
-    /// The leader has a pod no more.
+    /// Stores the leader's removal of a pod.
     pub(crate) fn follow_gone(&self, uid: &PodUid, rev: u64, trace: Option<Trace>) {
         self.inner.write().bury(uid, rev, Duration::ZERO, trace, self.tombstones);
         self.rev.send_replace(rev);
     }
 
-    /// The leader's picture instead of all there was. What went before it is not known, so nothing earlier can be resumed.
+    /// Replaces all states by a snapshot of the leader. Earlier cursors become invalid.
     pub(crate) fn replace(&self, at: Cursor, pods: Vec<(PodRuntime, Option<Trace>)>) {
         let mut new = Inner { epoch: at.epoch, ..Inner::default() };
         for (pod, trace) in pods {
@@ -195,7 +192,7 @@ impl Store {
         self.rev.send_replace(at.rev);
     }
 
-    /// The same state, seen later: no news for readers, but newer for who asks.
+    /// Replaces a state by an equal one of a newer inspection, without a change for readers.
     pub(crate) fn touch(&self, pod: SharedPodRuntime) {
         let mut inner = self.inner.write();
         if let Some(latest) = inner.by_rev.get_mut(&pod.cursor.rev).filter(|l| l.uid == pod.pod.uid) {
@@ -203,11 +200,11 @@ impl Store {
         }
     }
 
-    /// What comes after a cursor.
+    /// Returns the change after a cursor.
     pub(crate) fn next_after(&self, at: Cursor) -> Next {
         let inner = self.inner.read();
         if at.epoch != inner.epoch {
-            // A follower has yet to hear of a later run.
+            // A follower may not know the leader's new epoch yet.
             return if at.epoch > inner.epoch { Next::End } else { Next::Restarted };
         }
         if at.rev < inner.floor {
@@ -219,14 +216,14 @@ impl Store {
         }
     }
 
-    /// Whether changes after `cursor` can be told apart from those before; the reason where not.
+    /// Reports whether a reader can resume from `cursor`.
     pub(crate) fn resumable(&self, cursor: Cursor) -> Start {
         let inner = self.inner.read();
         if self.follows && cursor > inner.cursor() {
             return Start::Ahead;
         }
         if cursor.epoch != inner.epoch {
-            return Start::Not("pleg-service was restarted since");
+            return Start::Not("pleg-service was restarted");
         }
         if cursor.rev > inner.rev {
             return Start::Not("the cursor is ahead of this service");
@@ -237,14 +234,14 @@ impl Store {
         Start::Here
     }
 
-    /// All pods that are there, and the place of that picture.
+    /// Returns all existing pods, and the cursor of this snapshot.
     pub(crate) fn snapshot(&self) -> (Vec<Latest>, Cursor) {
         let inner = self.inner.read();
         let pods = inner.by_rev.values().filter(|l| l.pod.is_some()).cloned().collect();
         (pods, inner.cursor())
     }
 
-    /// All pods that are there.
+    /// Returns all existing pods.
     pub(crate) fn pods(&self) -> Vec<SharedPodRuntime> {
         self.inner.read().by_rev.values().filter_map(|l| l.pod.clone()).collect()
     }
@@ -255,7 +252,7 @@ impl Inner {
         Cursor { epoch: self.epoch, rev: self.rev }
     }
 
-    /// The place of the next change.
+    /// Returns the cursor of the next change.
     fn next(&self) -> Cursor {
         Cursor { epoch: self.epoch, rev: self.rev.saturating_add(1) }
     }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::{Bench, Watch, options};
-use pleg_service::seams::HintKind;
+use pleg_service::traits::HintKind;
 use quintlet_proto::pleg::v1 as pb;
 use quintlet_proto::pleg::v1::lifecycle_event::Event;
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Bench, Watch, options};
 use parking_lot::Mutex;
-use pleg_service::seams::HintKind;
+use pleg_service::traits::HintKind;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use quintlet_proto::pleg::v1 as pb;

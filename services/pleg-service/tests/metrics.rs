@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Bench, options};
-use pleg_service::seams::{HintEvent, HintKind};
+use pleg_service::traits::{HintEvent, HintKind};
 use quintlet_kit::clock::Clock;
 use quintlet_testkit::fake_runtime::ContainerSeed;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{Bench, options};
 use pleg_service::Periods;
-use pleg_service::seams::{HintEvent, HintKind};
+use pleg_service::traits::{HintEvent, HintKind};
 use quintlet_proto::pleg::v1 as pb;
 use quintlet_testkit::fake_runtime::{Call, ContainerSeed, FakeRuntime, Method, Rule};
 use quintlet_testkit::pod_panics::PodPanics;

@@ -73,7 +73,7 @@ fn apply_listed(
     found: Result<Found, String>,
 ) -> Verdict {
     let (began, ended) = (at(ticket), at(ticket));
-    entry.apply(Looked { ticket, began, ended, pod: None, listed: listed.map(at), found })
+    entry.apply(Inspection { ticket, began, ended, pod: None, listed: listed.map(at), found })
 }
 
 #[test]

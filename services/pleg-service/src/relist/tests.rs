@@ -11,7 +11,7 @@ use quintlet_proto::pleg::v1::watch_event::Event;
 
 use super::*;
 use crate::core::{INSPECTIONS, Periods};
-use crate::seams::{ContainerRuntime, HintKind};
+use crate::traits::{ContainerRuntime, HintKind};
 
 const PODS: usize = 6_000;
 const CONTAINERS: usize = 3;
@@ -163,12 +163,12 @@ async fn a_watcher_gets_its_change_while_a_full_list_is_being_digested() {
     // It has begun, on this one thread.
     tokio::task::yield_now().await;
     runtime.exited.lock().insert("c-7-1".to_owned());
-    let hinted = Nomination {
+    let hinted = InspectionRequest {
         ids: vec!["c-7-1".to_owned()],
         expect: Some(("c-7-1".to_owned(), HintKind::Exited)),
-        ..Nomination::default()
+        ..InspectionRequest::default()
     };
-    core.nominate(&pod(7).uid, hinted);
+    core.request_inspection(&pod(7).uid, hinted);
     let Some(Event::Pod(seen)) = watch.next().await.unwrap().unwrap().event else { panic!("a change") };
     assert_eq!(seen.uid, "u7");
     assert!(!relist.is_finished(), "the frame came before the list was digested");
@@ -182,10 +182,10 @@ async fn a_full_node_is_in_memory_once_and_its_idle_owners_are_small() {
     // The store's, the owner's and this one.
     assert_eq!(Arc::strong_count(&record), 3);
     drop(record);
-    core.inspect(&pod(3).uid, Nomination::default()).await.unwrap().unwrap();
+    core.inspect(&pod(3).uid, InspectionRequest::default()).await.unwrap().unwrap();
     assert_eq!(Arc::strong_count(&core.store.get(&pod(3).uid).unwrap()), 3, "seen again, too");
     let mailbox = Arc::<crate::core::Mailbox>::default();
-    let owner = crate::owner::own(Arc::clone(&core), pod(1).uid, mailbox);
+    let owner = crate::owner::run(Arc::clone(&core), pod(1).uid, mailbox);
     assert!(size_of_val(&owner) < 2_048, "{}", size_of_val(&owner));
 }
 

@@ -11,7 +11,7 @@ use futures::stream::BoxStream;
 use parking_lot::Mutex;
 use pleg_service::Periods;
 use pleg_service::cri::CriRuntime;
-use pleg_service::seams::{HintEvent, HintKind, HintStream};
+use pleg_service::traits::{HintEvent, HintKind, HintStream};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::server::Server;
 use quintlet_kit::socket::{PeerPolicy, bind_unix, channel};
