@@ -1,30 +1,30 @@
-//! What a reader of a log asked for, out of the bytes of its file.
+//! Decodes a log file into the output of the container, filtered by [`Options`].
 
 use crate::{Format, Splitter, Stream, nine_digits};
 
-/// Whether to go on.
+/// Whether to continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// There may be more.
+    /// Continue with the next bytes.
     More,
-    /// Nothing more is wanted.
+    /// Stop: the limit is reached.
     Full,
 }
 
-/// What to give.
+/// Selects the output of a [`Decoder`].
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// With the time before each line.
+    /// Puts its time before each line.
     pub timestamps: bool,
-    /// Nothing from before.
+    /// Drops lines before this time.
     pub since: Option<jiff::Timestamp>,
-    /// This many bytes at most.
+    /// Limits the output to this many bytes.
     pub limit_bytes: Option<u64>,
-    /// This stream only.
+    /// Selects one stream.
     pub stream: Option<Stream>,
 }
 
-/// The first line of a file is in no form that is known.
+/// The first line of a file has an unknown format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unsupported(pub String);
 
@@ -36,35 +36,35 @@ impl std::fmt::Display for Unsupported {
 
 impl std::error::Error for Unsupported {}
 
-/// Turns a log file into what the container wrote, as [`Options`] ask for.
+/// Decodes the lines of a log file.
 #[derive(Debug, Default)]
 pub struct Decoder {
     options: Options,
     lines: Splitter,
     format: Option<Format>,
-    /// The entry before was a part.
+    /// The previous entry was a partial line.
     in_line: bool,
     given: u64,
     skipped: u64,
 }
 
 impl Decoder {
-    /// A decoder at the beginning of a file, or of one of its lines.
+    /// Creates a decoder that starts at the beginning of a file or of a line.
     #[must_use]
     pub fn new(options: Options) -> Self {
         Self { options, ..Self::default() }
     }
 
-    /// Lines that were in no known form and left out.
+    /// Returns the number of lines that were skipped because their format is unknown.
     #[must_use]
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
 
-    /// Appends to `out` what complete lines in `bytes` (and those begun before) say.
+    /// Appends the output of the complete lines in `bytes` to `out`. An incomplete last line is kept for the next call.
     ///
     /// # Errors
-    /// The first line is in no known form.
+    /// The first line of the file has an unknown format.
     pub fn decode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<Flow, Unsupported> {
         let mut lines = std::mem::take(&mut self.lines);
         let mut bad = None;
@@ -78,10 +78,10 @@ impl Decoder {
         bad.map_or(Ok(flow), Err)
     }
 
-    /// Appends what a last line without its newline says, when nothing more comes.
+    /// Appends the output of a last line that has no newline. Call it at the end of the file.
     ///
     /// # Errors
-    /// It is the first and in no known form.
+    /// The line is the first of the file and has an unknown format.
     pub fn end(&mut self, out: &mut Vec<u8>) -> Result<(), Unsupported> {
         let rest = self.lines.end();
         if !rest.is_empty() {

@@ -1,11 +1,11 @@
-//! A log file that is followed through its rotations.
+//! Follows a log file through rotations.
 //!
-//! A rotation gives the file another name, then the runtime makes a new one; for a moment it still writes to the old. Later
-//! rotations compress and delete what was rotated before. Whoever reads on finds the files between the one it has open and
-//! the newest by their names, which are times.
+//! A rotation renames the file, and then the runtime creates a new one. For a moment the runtime still writes to the old file. Later
+//! rotations compress and delete rotated files. A follower finds the files between its open file and the newest one by their names,
+//! which are times.
 //!
-//! All files are opened beneath the log's directory and never through a link, so that whoever may write there cannot have
-//! another file read. Reading blocks on the disk; nothing here waits for anything else.
+//! All files are opened beneath the directory of the log and never through a link: a process that can write to the directory cannot
+//! redirect a read to another file. All calls block on the disk.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
@@ -20,50 +20,50 @@ use quintlet_kit::beneath::Dir;
 
 use crate::tail_start;
 
-/// Read at once.
+/// Largest read, in bytes.
 pub const BLOCK: usize = 64 << 10;
 
-/// By so many bytes files of one log are told apart.
+/// Bytes at the beginning of a file that identify it.
 const HEAD: u64 = 4096;
 
-/// The runtime may write to a rotated file so long after there is a new one: it has to swap the two and to flush.
+/// Time for which the runtime may still write to a rotated file after it created the new one.
 pub const LINGER: Duration = Duration::from_millis(250);
 
-/// What a read found.
+/// The outcome of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Bytes; there may be more.
+    /// Bytes were read, and there may be more.
     Data,
-    /// Nothing for now. While a rotation is under way, look again within [`LINGER`].
+    /// No byte was read. During a rotation, the caller reads again within [`LINGER`].
     Dry {
-        /// It is.
+        /// A rotation is in progress.
         rotating: bool,
     },
 }
 
-/// One log file being read, and those that take its name.
+/// A log file that is being read, and the files that replace it.
 #[derive(Debug)]
 pub struct Followed {
-    /// The log's directory and its name in there.
+    /// The directory of the log.
     dir: Arc<Dir>,
     name: String,
     file: File,
     inode: u64,
     position: u64,
-    /// Rotated files that were there when this one was opened: older than it. Without the ending of compressed ones.
+    /// Rotated files that existed when this file was opened, and are older. Without the suffix of compressed files.
     older: BTreeSet<String>,
-    /// Since when another file has its name.
+    /// Time at which another file was found under this name.
     replaced: Option<Instant>,
-    /// What lies between this file and the one that has its name now; none while it is read itself.
+    /// Files between this file and the one that has its name now. None while this file is being read.
     between: Option<Between>,
 }
 
-/// Files that had the name in the meantime.
+/// Rotated files between the open file and the newest one.
 #[derive(Debug)]
 struct Between {
     open: Option<Rotated>,
     names: VecDeque<String>,
-    /// All rotated files that are older than the one that has the name now, as far as that was looked at.
+    /// Rotated files that are older than the newest file, as of the last listing.
     known: BTreeSet<String>,
 }
 
@@ -83,16 +83,16 @@ impl Read for Rotated {
 }
 
 impl Followed {
-    /// Opens a file at its beginning, or at that of its last lines. The path of its directory is trusted.
+    /// Opens a file at its beginning, or at the beginning of its last `tail` lines. The path of its directory is trusted.
     ///
     /// # Errors
-    /// It cannot be opened or read, or is no regular file: whoever could put a pipe or a device there must not have it read.
+    /// The file cannot be opened or read, or it is not regular.
     pub fn open(path: &Path, tail: Option<u64>) -> io::Result<Self> {
         let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         Self::open_in(Arc::new(Dir::open(parent)?), file_name(path)?, tail)
     }
 
-    /// As [`Self::open`], for a path that nobody vouches for: it is resolved beneath `root`, and no link is followed.
+    /// As [`Self::open`], for an untrusted path. The path is resolved beneath `root`, and no link is followed.
     ///
     /// # Errors
     /// As [`Self::open`], and the path leaves `root` or contains a link.
@@ -105,7 +105,7 @@ impl Followed {
         let mut older = plain_names(&dir, &name);
         let mut file = loop {
             let file = dir.read(Path::new(&name))?;
-            // Unless a rotation came between, what is there is older, and what comes is this file or a newer one.
+            // Without a rotation between the two listings, all listed files are older than the opened one.
             let now = plain_names(&dir, &name);
             if now.is_subset(&older) {
                 break file;
@@ -120,13 +120,13 @@ impl Followed {
         Ok(Self { dir, name, file, inode, position, older, replaced: None, between: None })
     }
 
-    /// Reads on in this file alone, whatever has its name by now.
+    /// Reads from this file, and ignores files that replaced it.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn read_here(&mut self, block: &mut Vec<u8>) -> io::Result<Step> {
         if self.file.metadata()?.len() < self.position {
-            // Truncated: it begins anew.
+            // The file was truncated: read it from its beginning.
             self.position = 0;
         }
         self.file.seek(SeekFrom::Start(self.position))?;
@@ -135,20 +135,20 @@ impl Followed {
         Ok(if read == 0 { Step::Dry { rotating: false } } else { Step::Data })
     }
 
-    /// Reads on, here and in files that took this one's name since.
+    /// Reads from this file, and then from the files that replaced it.
     ///
     /// # Errors
-    /// One cannot be read.
+    /// A file cannot be read.
     pub fn read(&mut self, now: Instant, block: &mut Vec<u8>) -> io::Result<Step> {
         loop {
             if let Some(between) = &mut self.between {
                 if fill_from(between, &self.dir, block)? > 0 {
                     return Ok(Step::Data);
                 }
-                // Gone again already: the next look finds the next.
+                // The file was rotated again; the next read finds its successor.
                 let next = Self::open_in(Arc::clone(&self.dir), self.name.clone(), None);
                 let Ok(next) = next else { return Ok(Step::Dry { rotating: true }) };
-                // Rotated while those before were read.
+                // Further files were rotated while the earlier ones were read.
                 let missed: Vec<_> = next.older.difference(&between.known).cloned().collect();
                 if !missed.is_empty() {
                     between.known.extend(missed.iter().cloned());
@@ -157,7 +157,7 @@ impl Followed {
                 }
                 *self = next;
             }
-            // Asked before reading: what was written before the file was replaced is read here.
+            // Checked before the read, which then includes all bytes that were written before the rotation.
             let other = self.dir.stat(Path::new(&self.name)).is_ok_and(|s| s.st_ino != self.inode);
             let over = match (other, self.replaced) {
                 (false, _) => false,
@@ -177,21 +177,21 @@ impl Followed {
         }
     }
 
-    /// Files that were rotated after this one, oldest first, under the names they have now.
+    /// Returns the files that were rotated after this one, oldest first, by their current names.
     fn since(&self) -> Between {
         let all = rotated(&self.dir, &self.name);
         let known = all.iter().map(|name| plain(name).to_owned()).collect();
         let mut newer: Vec<String> =
             all.into_iter().filter(|name| !self.older.contains(plain(name))).collect();
         newer.sort_by(|a, b| plain(a).cmp(plain(b)));
-        // One that is being compressed is there twice for a moment.
+        // A file that is being compressed exists twice for a moment.
         newer.dedup_by(|a, b| plain(a) == plain(b));
         let own = newer.iter().position(|name| self.is_own(Path::new(name)));
-        // Without it, it was deleted already, and all there are came after it.
+        // If this file is not listed, it was deleted, and all listed files are newer.
         Between { open: None, names: newer.split_off(own.map_or(0, |i| i.saturating_add(1))).into(), known }
     }
 
-    /// Whether a rotated file is the one that is open here: the same, or compressed from it.
+    /// Reports whether a rotated file is this file, or was compressed from it.
     fn is_own(&self, path: &Path) -> bool {
         if !is_compressed(path) {
             return self.dir.stat(path).is_ok_and(|s| s.st_ino == self.inode);
@@ -201,11 +201,11 @@ impl Followed {
             file.seek(SeekFrom::End(-4))?;
             let mut size = [0; 4];
             file.read_exact(&mut size)?;
-            // RFC 1952: the last four bytes are the length of what was compressed.
+            // The last four bytes are the uncompressed length (RFC 1952).
             if u64::from(u32::from_le_bytes(size)) != self.file.metadata()?.len() & u64::from(u32::MAX) {
                 return Ok(false);
             }
-            // Each line begins with its time: no two files begin alike.
+            // Each line begins with its time, so that no two files have the same beginning.
             file.rewind()?;
             let (mut own, mut other) = (Vec::new(), Vec::new());
             (&self.file).rewind()?;
@@ -232,12 +232,12 @@ fn file_name(path: &Path) -> io::Result<String> {
     name.map(str::to_owned).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not a file name"))
 }
 
-/// Names of the rotated files of a log, as they were before any was compressed.
+/// Returns the names of the rotated files of a log, without the suffix of compressed files.
 fn plain_names(dir: &Dir, name: &str) -> BTreeSet<String> {
     rotated(dir, name).iter().map(|name| plain(name).to_owned()).collect()
 }
 
-/// Names of the rotated files of a log.
+/// Returns the names of the rotated files of a log.
 fn rotated(dir: &Dir, name: &str) -> BTreeSet<String> {
     let prefix = format!("{name}.");
     let names = dir.names().into_iter().flatten();
@@ -247,7 +247,7 @@ fn rotated(dir: &Dir, name: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Reads the files in between, one after the other; 0 when all are read.
+/// Reads the rotated files in order. Returns 0 after the last one.
 fn fill_from(between: &mut Between, dir: &Dir, block: &mut Vec<u8>) -> io::Result<usize> {
     loop {
         if let Some(file) = &mut between.open {
@@ -257,12 +257,12 @@ fn fill_from(between: &mut Between, dir: &Dir, block: &mut Vec<u8>) -> io::Resul
             }
         }
         let Some(name) = between.names.pop_front() else { return Ok(0) };
-        // Deleted meanwhile: what was in it is lost to everybody.
+        // A deleted file cannot be read by anyone.
         between.open = open_rotated(dir, &name);
     }
 }
 
-/// Opened under its plain name first: it may be compressed at any moment.
+/// Opens a rotated file, first by its plain name, since it may be compressed at any moment.
 fn open_rotated(dir: &Dir, name: &str) -> Option<Rotated> {
     let bare = plain(name);
     if let Ok(file) = dir.read(Path::new(bare)) {

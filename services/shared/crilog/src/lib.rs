@@ -27,13 +27,13 @@ use std::io::{Read, Seek, SeekFrom};
 
 pub use decode::{Decoder, Flow, Options, Unsupported};
 
-/// Read at once from the end of a file.
+/// Bytes of one read from the end of a file.
 const BLOCK: u64 = follow::BLOCK as u64;
 
-/// A line may be this long; what is longer is no log line, and is dropped rather than held in memory.
+/// Longest line, in bytes. A longer line is dropped.
 pub const MAX_LINE: usize = 8 << 20;
 
-/// Where a container wrote.
+/// The output stream of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -55,39 +55,39 @@ impl Stream {
 /// One line of a log file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// As written, RFC 3339.
+    /// Time in RFC 3339, as in the file.
     pub time: Cow<'a, str>,
-    /// Where to.
+    /// The stream of the text.
     pub stream: Stream,
-    /// What the container wrote, with its newline if it ended the line.
+    /// Output of the container. It ends with a newline unless the line continues.
     pub text: Cow<'a, [u8]>,
 }
 
 impl Entry<'_> {
-    /// The text goes on in the next entry.
+    /// Reports whether the line continues in the next entry.
     #[must_use]
     pub fn is_part(&self) -> bool {
         !self.text.ends_with(b"\n")
     }
 }
 
-/// The form of a log file, told from its first line.
+/// The format of a log file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// Of CRI runtimes.
+    /// The format of CRI runtimes.
     Cri,
     /// Docker's `json-file`.
     Docker,
 }
 
 impl Format {
-    /// The form of a file that has this line; none when it is neither.
+    /// Detects the format from the first line of a file.
     #[must_use]
     pub fn of(line: &[u8]) -> Option<Self> {
         [Self::Cri, Self::Docker].into_iter().find(|form| form.parse(line).is_some())
     }
 
-    /// Reads a line, with or without its newline.
+    /// Parses a line, with or without its newline. Returns none if it is invalid.
     #[must_use]
     pub fn parse(self, line: &[u8]) -> Option<Entry<'_>> {
         match self {
@@ -97,7 +97,7 @@ impl Format {
     }
 }
 
-/// `<time> <stdout|stderr> <F|P>[:…] <text>\n`; P has no newline of its own.
+/// Parses `<time> <stdout|stderr> <F|P>[:…] <text>\n`. With the tag P, the newline is not part of the text.
 fn cri(line: &[u8]) -> Option<Entry<'_>> {
     let mut fields = line.splitn(4, |b| *b == b' ');
     let time = std::str::from_utf8(fields.next()?).ok().filter(|t| is_time(t))?;
@@ -128,7 +128,7 @@ fn is_time(text: &str) -> bool {
     text.as_bytes().get(10) == Some(&b'T') && text.parse::<jiff::Timestamp>().is_ok()
 }
 
-/// A time of the log with nine digits after the second, as `kubectl logs --timestamps` has it.
+/// Formats a time with nine fractional digits, as `kubectl logs --timestamps` does.
 #[must_use]
 pub fn nine_digits(time: &str) -> String {
     let (seconds, rest) = time.split_at_checked(19).unwrap_or((time, ""));
@@ -139,17 +139,17 @@ pub fn nine_digits(time: &str) -> String {
     format!("{seconds}.{:0<9.9}{zone}", &digits[..end])
 }
 
-/// Lines out of blocks, however the blocks fall.
+/// Splits blocks of any size into lines.
 #[derive(Debug, Default)]
 pub struct Splitter {
-    /// The beginning of a line whose end has not come.
+    /// The beginning of an incomplete line.
     rest: Vec<u8>,
-    /// The end of a line too long to be one has not come.
+    /// The rest of a line is dropped because the line is too long.
     skipping: bool,
 }
 
 impl Splitter {
-    /// Gives each complete line, with its newline, to `take`, until that says stop.
+    /// Passes each complete line, with its newline, to `take`, until that returns [`Flow::Full`].
     pub fn split(&mut self, mut bytes: &[u8], mut take: impl FnMut(&[u8]) -> Flow) -> Flow {
         while let Some(end) = bytes.iter().position(|b| *b == b'\n') {
             let (line, after) = bytes.split_at(end.saturating_add(1));
@@ -177,17 +177,17 @@ impl Splitter {
         Flow::More
     }
 
-    /// What is left when nothing more comes.
+    /// Returns the incomplete last line.
     pub fn end(&mut self) -> Vec<u8> {
         self.skipping = false;
         std::mem::take(&mut self.rest)
     }
 }
 
-/// Where the last `lines` lines of a file begin; with none, where a line begins that is not finished yet.
+/// Returns the position of the last `lines` lines of a file. With 0 lines, returns the position of an incomplete last line.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn tail_start(file: &mut (impl Read + Seek), lines: u64) -> std::io::Result<u64> {
     let len = file.seek(SeekFrom::End(0))?;
     let mut end = len;
@@ -200,7 +200,7 @@ pub fn tail_start(file: &mut (impl Read + Seek), lines: u64) -> std::io::Result<
         file.read_exact(&mut block)?;
         for (i, _) in block.iter().enumerate().rev().filter(|(_, b)| **b == b'\n') {
             let after = start.saturating_add(i as u64).saturating_add(1);
-            // The newline at the end closes the last line.
+            // The final newline ends the last line.
             if after < len || lines == 0 {
                 found = found.saturating_add(1);
                 if found >= lines.max(1) {

@@ -1,4 +1,4 @@
-//! To the runtime's streaming server: on this machine mostly, and with TLS if its URL says so.
+//! Connects to the runtime's streaming server, with TLS for an `https` URL.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-/// To connect, TLS included.
+/// Limit of a connection attempt, with the TLS handshake.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// A connection to a streaming server.
@@ -20,11 +20,11 @@ pub trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
 
-/// Connects to the server of an `http` or `https` URL. The certificate of the latter has to be good for one of the roots that
-/// the system trusts, as the kubelet demands.
+/// Connects to the server of an `http` or `https` URL. The certificate of an `https` server must chain to a root that the system
+/// trusts, as in the kubelet.
 ///
 /// # Errors
-/// It is no such URL, nobody is there, or they are not who they should be.
+/// The URL is invalid, the connection fails, or the certificate is not trusted.
 pub async fn dial(uri: &Uri) -> io::Result<Box<dyn Transport>> {
     dial_trusting(uri, system_roots).await
 }
@@ -43,7 +43,7 @@ async fn dial_trusting(
     let host = authority.host().trim_matches(['[', ']']);
     let connecting = async {
         let stream = TcpStream::connect((host, authority.port_u16().unwrap_or(usual))).await?;
-        // Keys go out one by one.
+        // Keystrokes are sent one by one.
         stream.set_nodelay(true)?;
         if !with_tls {
             return Ok(Box::new(stream) as Box<dyn Transport>);
@@ -55,14 +55,14 @@ async fn dial_trusting(
             .map_err(io::Error::other)?
             .with_root_certificates(roots()?)
             .with_no_client_auth();
-        // Neither SPDY nor WebSocket can be switched to from HTTP/2.
+        // HTTP/2 has no upgrade to SPDY or WebSocket.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Box::new(TlsConnector::from(Arc::new(config)).connect(name, stream).await?) as Box<dyn Transport>)
     };
     timeout(LIMIT, connecting).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
-/// Read anew for each connection, of which there are few: certificates are replaced while we run.
+/// Reads the system's roots. They are read for each connection, since they may change while the process runs.
 fn system_roots() -> io::Result<RootCertStore> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();

@@ -53,18 +53,18 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use dial::{Transport, dial};
 
-/// A URL of the runtime is good for about a minute, and its server is on this machine mostly: for an answer.
+/// Limit of the upgrade. A URL of the runtime expires after about a minute.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Frames on their way out: two blocks of each of a few streams.
+/// Capacity of the queue of outgoing frames: two blocks of each of a few streams.
 const OUT: usize = 16;
-/// Blocks that a reader may lag behind before the connection waits.
+/// Capacity of the queue of a stream, in blocks. The connection waits for a reader whose queue is full.
 const BLOCKS: usize = 16;
-/// Largest answer to the upgrade.
+/// Largest answer to the upgrade, in bytes.
 const MAX_HEAD: usize = 64 << 10;
-/// Largest frame that is taken: servers send blocks of 32 KiB.
+/// Largest frame, in bytes. Servers send blocks of 32 KiB.
 const MAX_FRAME: usize = 1 << 20;
 
-/// The largest id that fits the 31 bits of a stream id in a frame.
+/// Largest stream ID, which has 31 bits.
 const MAX_STREAM_ID: u32 = 0x7fff_ffff;
 const VERSION: u16 = 3;
 const SYN_STREAM: u16 = 1;
@@ -73,22 +73,22 @@ const PING: u16 = 6;
 const GOAWAY: u16 = 7;
 const FIN: u8 = 1;
 
-/// Why there is no connection.
+/// A failed upgrade.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpgradeError {
-    /// Nobody listens, or it breaks off.
-    #[error("the runtime's streaming server cannot be reached at {0}")]
+    /// The connection fails.
+    #[error("failed to connect to the runtime's streaming server at {0}")]
     Connect(String, #[source] io::Error),
-    /// Not `http://host:port/path`, nor with `https`.
-    #[error("{0} is no URL of a streaming server")]
+    /// The URL is not `http://host:port/path` or `https://host:port/path`.
+    #[error("{0} is not a URL of a streaming server")]
     Url(String),
-    /// An answer other than 101, with its text as it came.
-    #[error("the runtime's streaming server says: {0}")]
+    /// The answer is not 101. Has the text of the answer.
+    #[error("the runtime's streaming server refused the upgrade: {0}")]
     Refused(String),
 }
 
-/// A connection with streams on it.
+/// A SPDY connection.
 #[derive(Clone)]
 pub struct Connection {
     shared: Arc<Shared>,
@@ -119,42 +119,43 @@ struct Streams {
     closed: bool,
 }
 
-/// One stream: to write to, and what comes.
+/// A stream with its two directions.
 #[derive(Debug)]
 pub struct Stream {
-    /// What goes.
+    /// Sends data.
     pub writer: Writer,
-    /// What comes; ends with the stream.
+    /// Receives data. It ends with the stream.
     pub blocks: mpsc::Receiver<Vec<u8>>,
 }
 
-/// The client's half of a stream.
+/// The sending half of a stream.
 #[derive(Debug)]
 pub struct Writer {
     id: u32,
     out: mpsc::Sender<Vec<u8>>,
-    /// A stream outlives the handle it was opened with.
+    /// Keeps the connection open while the stream exists.
     _open: Arc<DropGuard>,
 }
 
 impl Writer {
-    /// Sends a block; false when the connection is gone.
+    /// Sends a block. Returns false if the connection is closed.
     pub async fn send(&self, block: &[u8]) -> bool {
         self.out.send(data(self.id, 0, block)).await.is_ok()
     }
 
-    /// Nothing more will be sent.
+    /// Ends the sending half.
     pub async fn end(&self) {
-        // A connection that is gone needs no end.
+        // A closed connection needs no end of the stream.
         let _ = self.out.send(data(self.id, FIN, &[])).await;
     }
 }
 
 impl Connection {
-    /// Connects to `url` (`http://host:port/path?query`, or `https`) and switches to SPDY, offering `protocols`, newest first.
+    /// Connects to `url` (`http` or `https`) and upgrades to SPDY. `protocols` are the versions of the stream protocol to offer, newest
+    /// first.
     ///
     /// # Errors
-    /// The URL is none, nobody is there, or the server does not switch.
+    /// The URL is invalid, the connection fails, or the server refuses the upgrade.
     pub async fn open(url: &str, protocols: &[&str]) -> Result<Self, UpgradeError> {
         let no_url = || UpgradeError::Url(url.to_owned());
         let uri: Uri = url.parse().map_err(|_| no_url())?;
@@ -178,7 +179,7 @@ impl Connection {
             .map_err(failed)?;
         if status != 101 {
             let mut body = vec![0; length.min(MAX_HEAD)];
-            // What there is of an error is shown.
+            // The error has the part of the body that can be read.
             let read = timeout(CONNECT, read.read_exact(&mut body)).await;
             let text = if read.is_ok() { String::from_utf8_lossy(&body).into_owned() } else { String::new() };
             return Err(UpgradeError::Refused(format!("{status} {text}").trim().to_owned()));
@@ -186,7 +187,7 @@ impl Connection {
         Ok(Self::over(read, write))
     }
 
-    /// On a connection that has switched already.
+    /// Creates a connection from one that has been upgraded.
     #[must_use]
     pub fn over(
         read: impl AsyncRead + Unpin + Send + 'static,
@@ -203,12 +204,12 @@ impl Connection {
         });
         let writing = stop.clone();
         task::spawn("spdy write", async move {
-            // Cut anywhere: nobody reads what was to come.
+            // A dropped read loses frames that nobody would receive.
             let _ = writing.run_until_cancelled(write_frames(write, frames)).await;
         });
         let reading = Arc::clone(&shared);
         task::spawn("spdy read", async move {
-            // However it ends, all streams end with it.
+            // All streams end with the connection.
             let _ = reading.stop.run_until_cancelled(read_frames(read, &reading)).await;
             reading.stop.cancel();
             let mut streams = reading.streams.lock();
@@ -218,14 +219,14 @@ impl Connection {
         Self { shared, open: Arc::new(stop.drop_guard()) }
     }
 
-    /// Hangs up.
+    /// Closes the connection.
     pub fn close(&self) {
         self.shared.stop.cancel();
     }
 
-    /// Opens a stream. Returns `None` when the connection is gone or has used all its stream ids.
+    /// Opens a stream. Returns none if the connection is closed or has no stream ID left.
     pub async fn stream(&self, headers: &[(&str, &str)]) -> Option<Stream> {
-        // Ids must grow on the wire, and the compressed blocks depend on those before: one at a time.
+        // Stream IDs must ascend on the wire, and a compressed block depends on earlier ones: one stream is opened at a time.
         let mut opening = self.shared.opening.lock().await;
         let id = opening.next;
         if id > MAX_STREAM_ID {
@@ -249,18 +250,18 @@ impl Connection {
         Some(Stream { writer: Writer { id, out, _open: Arc::clone(&self.open) }, blocks })
     }
 
-    /// Forgets a stream whose two halves are done with.
+    /// Removes a stream after both of its halves have ended.
     pub fn forget(&self, stream: &Writer) {
         self.shared.streams.lock().readers.remove(&stream.id);
     }
 }
 
-/// Status and length of the body.
+/// Reads the head of the answer. Returns the status and the length of the body.
 async fn head(read: &mut (impl AsyncBufRead + Unpin)) -> io::Result<(u16, usize)> {
     let (mut status, mut length, mut total) = (None, 0, 0);
     loop {
         let mut line = String::new();
-        // Taken from a server on this machine: a line is bounded by the whole.
+        // The limit of the whole head bounds each line.
         let n = (&mut *read).take(MAX_HEAD as u64).read_line(&mut line).await?;
         total = n.saturating_add(total);
         if n == 0 || total > MAX_HEAD {
@@ -307,7 +308,7 @@ async fn read_frames(mut read: impl AsyncRead + Unpin, shared: &Shared) -> io::R
             if let Some(reader) = reader
                 && !body.is_empty()
             {
-                // One whose reader went away is read to its end and dropped.
+                // Data of a stream without a reader is dropped.
                 let _ = reader.send(body).await;
             }
             if flags & FIN != 0 {
@@ -320,12 +321,12 @@ async fn read_frames(mut read: impl AsyncRead + Unpin, shared: &Shared) -> io::R
             RST_STREAM => {
                 shared.streams.lock().readers.remove(&(id & 0x7fff_ffff));
             }
-            // Pings of the server have even ids and come back as they are.
+            // Pings of the server have even IDs and are returned unchanged.
             PING if id % 2 == 0 => {
-                // Without a writer the reader goes on to what is still there.
+                // The reader continues without a writer.
                 let _ = shared.out.send(control(PING, 0, &id.to_be_bytes())).await;
             }
-            // Streams that are open go on.
+            // Open streams continue after GOAWAY.
             GOAWAY => shared.streams.lock().closed = true,
             _ => {}
         }
@@ -333,7 +334,7 @@ async fn read_frames(mut read: impl AsyncRead + Unpin, shared: &Shared) -> io::R
 }
 
 fn frame(head: u32, flags: u8, body: &[u8]) -> Vec<u8> {
-    // Blocks are far shorter than 24 bits can tell.
+    // The length has 24 bits, far more than a block needs.
     let length = u32::try_from(body.len()).unwrap_or(0) & 0x00ff_ffff;
     let mut out = Vec::with_capacity(body.len().saturating_add(8));
     out.extend(head.to_be_bytes());
@@ -360,7 +361,7 @@ fn header_block(zlib: &mut Compress, headers: &[(&str, &str)]) -> io::Result<Vec
             plain.extend(text.as_bytes());
         }
     }
-    // Headers are short: twice their length and the marks of a flush are room enough.
+    // Twice the length, and room for the flush, suffices for short headers.
     let mut out = Vec::with_capacity(plain.len().saturating_mul(2).saturating_add(64));
     match zlib.compress_vec(&plain, &mut out, FlushCompress::Sync) {
         Ok(Status::Ok | Status::BufError) => Ok(out),
@@ -470,7 +471,10 @@ mod tests {
         let refusal = "HTTP/1.1 404 Not Found\r\nContent-Length: 13\r\n\r\nunknown token";
         let (url, task) = server(refusal, Vec::new()).await;
         let error = Connection::open(&url, &[]).await.err().unwrap();
-        assert_eq!(error.to_string(), "the runtime's streaming server says: 404 unknown token");
+        assert_eq!(
+            error.to_string(),
+            "the runtime's streaming server refused the upgrade: 404 unknown token"
+        );
         let _ = task.await;
         for bad in ["ftp://x/y", "/x", "unix:///x"] {
             assert!(matches!(Connection::open(bad, &[]).await, Err(UpgradeError::Url(_))), "{bad}");
