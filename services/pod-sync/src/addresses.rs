@@ -3,10 +3,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use pod_sync_cri_config::node_ips::NodeIps;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-
-use crate::build::node_ips::NodeIps;
 
 /// How often they are looked up.
 const PERIOD: Duration = Duration::from_secs(10);

@@ -11,16 +11,15 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus, ResourceRequirements};
 use parking_lot::Mutex;
+use pod_sync_decisions::resize::allocation::{self, PodResources};
+use pod_sync_decisions::resize::checkpoint::{self, Entries};
+use pod_sync_decisions::resize::conditions::ResizeConditions;
+use pod_sync_decisions::resize::verdict::Reason;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use quintlet_model::ids::PodUid;
 use quintlet_telemetry::metrics;
 use tokio::sync::Notify;
-
-use crate::decide::resize::allocation::{self, PodResources};
-use crate::decide::resize::checkpoint::{self, Entries};
-use crate::decide::resize::conditions::ResizeConditions;
-use crate::decide::resize::verdict::Reason;
 
 const ALLOCATED: &str = "allocated_pods_state";
 const ACTUATED: &str = "actuated_pods_state";
@@ -309,7 +308,7 @@ mod tests {
 
     #[test]
     fn resizes_are_counted_by_what_becomes_of_them() {
-        use crate::decide::resize::verdict::Pending;
+        use pod_sync_decisions::resize::verdict::Pending;
         let dir = tempfile::tempdir().unwrap();
         let mut all = Allocations::open(dir.path());
         // Not those of the process, which other tests change too.

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{ArgAction, Parser};
+use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
+use pod_sync_decisions::image_gc::Policy;
+use pod_sync_decisions::shutdown::{Plan, Share};
+use pod_sync_images::pulls::PullSettings;
 use quintlet_config::ConfigArgs;
 use quintlet_kit::args::CommonArgs;
 
-use crate::decide::image_access::{Allowlist, VerificationPolicy};
-use crate::decide::image_gc::Policy;
-use crate::decide::shutdown::{Plan, Share};
-use crate::pulls::PullSettings;
 use crate::shutdown::logind::SystemBus;
 
 /// Desired pods, one worker per pod, pod status.
@@ -376,8 +376,8 @@ pub struct ResourceArgs {
 impl ResourceArgs {
     /// Which dead containers are kept.
     #[must_use]
-    pub fn dead_containers(&self) -> crate::decide::gc::Limits {
-        crate::decide::gc::Limits {
+    pub fn dead_containers(&self) -> pod_sync_decisions::gc::Limits {
+        pod_sync_decisions::gc::Limits {
             per_container: self.maximum_dead_containers_per_container,
             min_age: self.minimum_container_ttl_duration,
         }
@@ -433,7 +433,7 @@ fn ids(text: &str) -> Result<u32, String> {
 }
 
 fn size(text: &str) -> Result<i64, String> {
-    crate::decide::quantity::Quantity::parse(text).map(|q| q.value()).map_err(|e| e.to_string())
+    quintlet_model::quantity::Quantity::parse(text).map(|q| q.value()).map_err(|e| e.to_string())
 }
 
 /// As often as the kubelet allows (pkg/kubelet/apis/config/validation).

@@ -1,4 +1,4 @@
-//! Keeps what goes wrong in the work of one pod to that pod: see [`crate::decide::containment`] for the rules.
+//! Keeps what goes wrong in the work of one pod to that pod: see [`pod_sync_decisions::containment`] for the rules.
 //!
 //! [`Containment::contained`] runs all work that is for one pod: a pass of its worker, its mirror, its removal. The pods in
 //! work are in a file ([`marks`]); how the last process ended is in another, by its supervisor ([`exits`]). A death of cri-proxy
@@ -22,8 +22,8 @@ use quintlet_kit::paths::Paths;
 use quintlet_model::ids::PodUid;
 use serde::{Deserialize, Serialize};
 
-use crate::decide::containment::{Cause, Ledger, Standing, Wait};
 use marks::{Left, Marks};
+use pod_sync_decisions::containment::{Cause, Ledger, Standing, Wait};
 
 /// Name of the service, as its supervisor has it.
 const SERVICE: &str = "pod-sync";

@@ -7,6 +7,18 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::RwLock;
+use pod_sync_cgroups::Cgroups;
+use pod_sync_cri_config::objects::ObjectSource;
+use pod_sync_cri_config::{HandlerFeatures, NodeSettings};
+use pod_sync_decisions::admission::Rejection;
+use pod_sync_decisions::backoff::Delays;
+use pod_sync_decisions::status::NodeFacts;
+use pod_sync_images::credentials::Credentials;
+use pod_sync_images::pull_records::PullRecords;
+use pod_sync_images::pulls::PullLanes;
+use pod_sync_sources::{Problem, SourceKind};
+use pod_sync_volumes::Volumes;
+use pod_sync_volumes::token::TokenSource;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::contain::Panic;
 use quintlet_kit::grant::GrantKey;
@@ -15,9 +27,6 @@ use quintlet_model::runtime::PodRuntime;
 use tokio::sync::watch;
 
 use crate::allocations::Allocations;
-use crate::build::objects::ObjectSource;
-use crate::build::{HandlerFeatures, NodeSettings};
-use crate::cgroup::Cgroups;
 use crate::clients::Wakes;
 use crate::clients::events::{EventType, Events};
 use crate::clients::pleg::Pleg;
@@ -25,22 +34,13 @@ use crate::clients::probes::Probes;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
 use crate::containment::Containment;
-use crate::credentials::Credentials;
-use crate::decide::admission::Rejection;
-use crate::decide::backoff::Delays;
-use crate::decide::status::NodeFacts;
 use crate::first::First;
 use crate::fleet::Fleet;
 use crate::measured::Measured;
 use crate::metrics::PodMetrics;
-use crate::pull_records::PullRecords;
-use crate::pulls::PullLanes;
-use crate::source::{Problem, SourceKind};
 use crate::state::StateDir;
 use crate::userns::UserNamespaces;
 use crate::view::{View, Waiting};
-use crate::volumes::Volumes;
-use crate::volumes::token::TokenSource;
 
 /// What the runtime says of itself, asked every few seconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -154,7 +154,7 @@ pub struct Context {
     /// What volumes take on the disk.
     pub measured: Measured,
     /// Which dead containers are kept.
-    pub dead: crate::decide::gc::Limits,
+    pub dead: pod_sync_decisions::gc::Limits,
     /// Delays before a container that keeps ending is started again.
     pub crash_loop: Delays,
     /// Static pods that others wait for.
@@ -224,7 +224,7 @@ impl Context {
     /// Directory of a pod under the root.
     #[must_use]
     pub fn pod_dir(&self, uid: &PodUid) -> PathBuf {
-        crate::build::paths::pod_dir(&self.node.root_dir, uid)
+        pod_sync_cri_config::paths::pod_dir(&self.node.root_dir, uid)
     }
 
     /// A pod of the runtime is ours only if its directory is under our root or its sandbox bears our node's name.

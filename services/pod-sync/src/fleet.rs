@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use pod_sync_decisions::grace;
+use pod_sync_decisions::worker::{Effect, Facts, Input, Kill, Kind, Outcome, Work, Workers};
 use quintlet_kit::clock::{Clock, bounded};
 use quintlet_model::ids::PodUid;
 use rand::RngExt as _;
@@ -13,8 +15,6 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::clients::Wakes;
-use crate::decide::grace;
-use crate::decide::worker::{Effect, Facts, Input, Kill, Kind, Outcome, Work, Workers};
 
 /// Least time that who kills a pod waits for it (pkg/kubelet/pod_workers.go: killPodNow).
 const KILL_WAIT: Duration = Duration::from_secs(10);

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Pod, Secret};
+use pod_sync_decisions::backoff::{Delays, PullBackoff, Turn};
+use pod_sync_decisions::container_status::WaitingReason;
+use pod_sync_decisions::image_access::Openers;
+use pod_sync_decisions::waiting::StartFailure;
+use pod_sync_images::credentials::keyring::Credential;
+use pod_sync_images::credentials::{BadSecret, Presented};
+use pod_sync_images::pull_records::{Access, Begun};
 
 use crate::clients::events::EventType;
 use crate::clients::runtime::CallError;
 use crate::context::Context;
-use crate::credentials::keyring::Credential;
-use crate::credentials::{BadSecret, Presented};
-use crate::decide::backoff::{Delays, PullBackoff, Turn};
-use crate::decide::container_status::WaitingReason;
-use crate::decide::image_access::Openers;
-pub use crate::decide::image_name::with_tag;
-use crate::decide::waiting::StartFailure;
-use crate::pull_records::{Access, Begun};
+pub use pod_sync_decisions::image_name::with_tag;
 
 /// What a runtime may put before its text, with the reason it stands for.
 const SPECIAL: [(StartFailure, &str); 2] = [
@@ -153,7 +153,7 @@ async fn pull(
             let found = inspected(found, name)?;
             let ms = |d: Duration| {
                 let whole = u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
-                crate::decide::backoff::go_duration(Duration::from_millis(whole))
+                pod_sync_decisions::backoff::go_duration(Duration::from_millis(whole))
             };
             let now = ctx.clock.boot();
             let size = found.size;

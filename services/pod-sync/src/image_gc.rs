@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pod_sync_decisions::image_gc::{Disk, Image, Images, Policy, to_free, usage};
+use pod_sync_decisions::image_name;
 use quintlet_model::pod as pods;
 use tokio_util::sync::CancellationToken;
 
 use crate::clients::events::EventType;
 use crate::clients::runtime::{CallError, Runtime};
 use crate::context::Context;
-use crate::decide::image_gc::{Disk, Image, Images, Policy, to_free, usage};
-use crate::decide::image_name;
 
 /// Until the runtime has answered for the first time, and the least between two looks.
 const FIRST: Duration = Duration::from_secs(5);

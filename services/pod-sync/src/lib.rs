@@ -14,7 +14,6 @@
 pub mod addresses;
 pub mod allocations;
 pub mod args;
-pub mod cgroup;
 pub mod checkpoint;
 pub mod clients;
 pub mod cluster;
@@ -53,6 +52,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use pod_sync_decisions::backoff::Delays;
+use pod_sync_decisions::containment::Cause;
+use pod_sync_images::credentials::Credentials;
+use pod_sync_images::credentials::node_files::{NodeFiles, Places};
+use pod_sync_images::credentials::plugins::Plugins;
+use pod_sync_images::pull_records::PullRecords;
+use pod_sync_images::pulls::PullLanes;
+use pod_sync_sources::SourceKind;
+use pod_sync_sources::api::ClusterView;
+use pod_sync_sources::objects::ManifestObjects;
+use pod_sync_volumes::mount_table::ProcMountTable;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::grant::GrantKey;
 use quintlet_kit::paths::CriSocket;
@@ -66,12 +76,6 @@ use quintlet_proto::podsync::v1::storage_server::StorageServer;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use pod_sync_cri_config as build;
-use pod_sync_decisions as decide;
-use pod_sync_images::{credentials, pull_records, pulls};
-use pod_sync_sources as source;
-use pod_sync_volumes as volumes;
-
 use crate::args::Args;
 use crate::clients::Wakes;
 use crate::clients::events::{EventType, Events};
@@ -81,22 +85,11 @@ use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
 use crate::containment::Containment;
 use crate::context::{Context, RuntimeState, Views};
-use crate::credentials::Credentials;
-use crate::credentials::node_files::{NodeFiles, Places};
-use crate::credentials::plugins::Plugins;
-use crate::decide::backoff::Delays;
-use crate::decide::containment::Cause;
 use crate::first::First;
-use crate::pull_records::PullRecords;
-use crate::pulls::PullLanes;
 use crate::settings::settings;
-use crate::source::SourceKind;
-use crate::source::api::ClusterView;
-use crate::source::objects::ManifestObjects;
 use crate::state::StateDir;
 use crate::table::Table;
 use crate::userns::{Pool, UserNamespaces};
-use crate::volumes::mount_table::ProcMountTable;
 
 /// How long tasks get to end.
 const GRACE: std::time::Duration = std::time::Duration::from_secs(3);
@@ -111,8 +104,9 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let paths = args.common.paths();
     let owner = owner::Owner::take(&args.root_dir, &clock)?;
     let settings = settings(&args)?;
-    volumes::layout::prepare_root(&args.root_dir).with_context(|| format!("{}", args.root_dir.display()))?;
-    match volumes::layout::share_root(&args.root_dir, &ProcMountTable) {
+    pod_sync_volumes::layout::prepare_root(&args.root_dir)
+        .with_context(|| format!("{}", args.root_dir.display()))?;
+    match pod_sync_volumes::layout::share_root(&args.root_dir, &ProcMountTable) {
         Ok(false) => {}
         Ok(true) => {
             tracing::info!(dir = %args.root_dir.display(), "the root directory is a shared mount now")
@@ -142,14 +136,17 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let manifests = Arc::new(ManifestObjects::default());
     let view = Arc::new(ClusterView::default());
     let objects = Arc::new(cluster::Objects::new(Arc::clone(&manifests), client.clone(), Arc::clone(&view)));
-    let cgroups =
-        cgroup::Cgroups::new(std::path::Path::new("/sys/fs/cgroup"), &args.cgroup_root, settings.cgroup)
-            .per_qos(args.resources.cgroups_per_qos)
-            .owned_by(&format!("{} {}", settings.node_name, args.root_dir.display()));
-    metrics::cgroup_version(cgroup::is_v2(std::path::Path::new("/sys/fs/cgroup")));
+    let cgroups = pod_sync_cgroups::Cgroups::new(
+        std::path::Path::new("/sys/fs/cgroup"),
+        &args.cgroup_root,
+        settings.cgroup,
+    )
+    .per_qos(args.resources.cgroups_per_qos)
+    .owned_by(&format!("{} {}", settings.node_name, args.root_dir.display()));
+    metrics::cgroup_version(pod_sync_cgroups::is_v2(std::path::Path::new("/sys/fs/cgroup")));
     let limits = node::pod_limits(&settings);
     if args.cgroup_driver == args::CgroupDriver::Systemd {
-        cgroups.set_driver(cgroup::Driver::Systemd);
+        cgroups.set_driver(pod_sync_cgroups::Driver::Systemd);
     }
     let node_groups = (cgroups.clone(), limits);
     let container_logs_dir =
@@ -158,8 +155,10 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         std::fs::create_dir_all(dir).with_context(|| format!("{}", dir.display()))?;
     }
     let ctx = Arc::new(Context {
-        volumes: volumes::Volumes::new(args.root_dir.clone()),
-        tokens: client.clone().map(|c| Arc::new(cluster::Tokens(c)) as Arc<dyn volumes::token::TokenSource>),
+        volumes: pod_sync_volumes::Volumes::new(args.root_dir.clone()),
+        tokens: client
+            .clone()
+            .map(|c| Arc::new(cluster::Tokens(c)) as Arc<dyn pod_sync_volumes::token::TokenSource>),
         node: Arc::new(settings.clone()),
         allocations: allocations::Allocations::open(&args.root_dir),
         cgroups,
@@ -345,12 +344,12 @@ fn sources(
     node: &str,
     tasks: &TaskGroup,
     stop: &CancellationToken,
-) -> (mpsc::Receiver<source::SourceUpdate>, Vec<SourceKind>) {
-    let (tx, rx) = mpsc::channel(source::SOURCE_QUEUE);
+) -> (mpsc::Receiver<pod_sync_sources::SourceUpdate>, Vec<SourceKind>) {
+    let (tx, rx) = mpsc::channel(pod_sync_sources::SOURCE_QUEUE);
     let mut kinds = Vec::new();
     if let Some(path) = &args.manifests {
         kinds.push(SourceKind::File);
-        let run = source::file::run(
+        let run = pod_sync_sources::file::run(
             path.clone(),
             node.to_owned(),
             args.file_check_frequency,
@@ -362,12 +361,12 @@ fn sources(
     if let Some(url) = &args.manifest_url {
         kinds.push(SourceKind::Http);
         let headers = args.manifest_url_header.clone();
-        let run = source::http::run(
+        let run = pod_sync_sources::http::run(
             url.clone(),
             headers,
             node.to_owned(),
             args.http_check_frequency,
-            source::http::system_tls(),
+            pod_sync_sources::http::system_tls(),
             tx.clone(),
             stop.clone(),
         );
@@ -375,7 +374,7 @@ fn sources(
     }
     if let Some(client) = client {
         kinds.push(SourceKind::Api);
-        tasks.spawn("source-api", source::api::run(client, node.to_owned(), tx, stop.clone()));
+        tasks.spawn("source-api", pod_sync_sources::api::run(client, node.to_owned(), tx, stop.clone()));
     } else {
         // Without any source the loop still keeps what it has.
         tasks.spawn("sources-open", {

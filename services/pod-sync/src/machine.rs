@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
-
-use crate::decide::qos::ResourceList;
-use crate::decide::quantity::{Format, Quantity};
+use pod_sync_decisions::qos::ResourceList;
+use quintlet_model::quantity::{Format, Quantity};
 
 /// Thresholds that keep something back from pods, and of what.
 const KEPT_BACK: [(&str, &str); 2] =

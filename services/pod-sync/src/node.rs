@@ -13,24 +13,24 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pod_sync_cgroups::{Cgroups, NodeLimits};
+use pod_sync_cri_config::{HandlerFeatures, NodeSettings};
+use pod_sync_decisions::admission::{NodeView, Rejection, STRICT_GROUPS, Verdict, admit};
+use pod_sync_decisions::resize::verdict::Rules;
+use pod_sync_sources::api::ClusterView;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::contain::contained_request;
 use quintlet_kit::task;
+use quintlet_model::quantity::{Format, Quantity as Amount};
 use quintlet_proto::status::v1 as wire;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::build::{HandlerFeatures, NodeSettings};
-use crate::cgroup::{Cgroups, NodeLimits};
 use crate::clients::events::{EventType, Events};
 use crate::clients::pleg::Pleg;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
 use crate::context::RuntimeState;
-use crate::decide::admission::{NodeView, Rejection, STRICT_GROUPS, Verdict, admit};
-use crate::decide::quantity::{Format, Quantity as Amount};
-use crate::decide::resize::verdict::Rules;
-use crate::source::api::ClusterView;
 use crate::table::Admission;
 use crate::{machine, node_status};
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{
     ContainerImage, NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeStatus,
 };
+use pod_sync_decisions::image_gc::Image;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::clients::runtime::Runtime;
 use crate::context::RuntimeState;
-use crate::decide::image_gc::Image;
 
 /// How often images are listed (pkg/kubelet/images/image_gc_manager.go).
 const PERIOD: Duration = Duration::from_secs(30);
@@ -120,7 +120,7 @@ pub fn declared(has_node_api: bool) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::HandlerFeatures;
+    use pod_sync_cri_config::HandlerFeatures;
 
     fn image(id: &str, size: u64, names: &[&str]) -> Image {
         let names = names.iter().map(|n| (*n).to_owned()).collect();

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use pod_sync_sources::api::SharedNode;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::clients::runtime::Runtime;
-use crate::source::api::SharedNode;
 
 /// After the runtime could not be told.
 const RETRY: Duration = Duration::from_secs(1);

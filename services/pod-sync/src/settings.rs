@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
+use pod_sync_cri_config::NodeSettings;
+use pod_sync_cri_config::resources::hugepage_sizes;
+use pod_sync_cri_config::security::thermal_throttle_paths;
+use pod_sync_decisions::qos::ResourceList;
+use quintlet_model::quantity::Quantity;
 
 use crate::args::Args;
-use crate::build::NodeSettings;
-use crate::build::resources::hugepage_sizes;
-use crate::build::security::thermal_throttle_paths;
-use crate::decide::qos::ResourceList;
-use crate::decide::quantity::Quantity;
-use crate::{addresses, cgroup, node};
+use crate::{addresses, node};
 
 /// Settings and facts of the node.
 ///
@@ -41,10 +41,10 @@ fn detect(settings: &mut NodeSettings) {
     if let Ok(info) = procfs::Meminfo::current() {
         settings.memory_bytes = i64::try_from(info.mem_total).unwrap_or(i64::MAX);
     }
-    settings.cgroup_v2 = cgroup::is_v2(Path::new("/sys/fs/cgroup"));
+    settings.cgroup_v2 = pod_sync_cgroups::is_v2(Path::new("/sys/fs/cgroup"));
     settings.swap_controller = !settings.cgroup_v2
         && Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
-        || settings.cgroup_v2 && cgroup::has_swap_controller();
+        || settings.cgroup_v2 && pod_sync_cgroups::has_swap_controller();
     settings.single_process_oom_kill = !settings.cgroup_v2;
     settings.app_armor = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled")
         .is_ok_and(|enabled| enabled.trim() == "Y");
@@ -117,14 +117,14 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::build::resources::container_resources;
     use crate::context::RuntimeState;
-    use crate::decide::admission::Verdict;
-    use crate::decide::image_access::{Allowlist, VerificationPolicy};
-    use crate::decide::shutdown::{Plan, Share};
     use crate::node::{NodeAdmission, RESERVABLE};
-    use crate::source::api::ClusterView;
     use crate::table::Admission as _;
+    use pod_sync_cri_config::resources::container_resources;
+    use pod_sync_decisions::admission::Verdict;
+    use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
+    use pod_sync_decisions::shutdown::{Plan, Share};
+    use pod_sync_sources::api::ClusterView;
     use quintlet_testkit::pods::pod_of;
 
     const KUBELET: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -279,7 +279,7 @@ mod tests {
         );
         assert_eq!(
             args("", &[]).pulls.settings(),
-            crate::pulls::PullSettings::default(),
+            pod_sync_images::pulls::PullSettings::default(),
             "as if nothing were set"
         );
         assert_eq!(args("cgroupDriver: systemd\n", &[]).cgroup_driver, crate::args::CgroupDriver::Systemd);

@@ -9,22 +9,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use pod_sync_decisions::active::Started;
+use pod_sync_decisions::backoff::{CrashLoop, PullBackoff};
+use pod_sync_decisions::container_status::WaitingReason;
+use pod_sync_decisions::probes::Starts;
+use pod_sync_decisions::status::KillOverride;
+use pod_sync_decisions::worker::Ending;
 use quintlet_kit::seam;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
 use serde::{Deserialize, Serialize};
 
-use crate::decide::active::Started;
-use crate::decide::backoff::{CrashLoop, PullBackoff};
-use crate::decide::container_status::WaitingReason;
-use crate::decide::probes::Starts;
-use crate::decide::status::KillOverride;
-use crate::decide::worker::Ending;
-
 /// Version of the record. A larger one on disk is from a later build and is dropped.
 const SCHEMA: u32 = 1;
 
-pub use crate::decide::worker::Cause as TerminationCause;
+pub use pod_sync_decisions::worker::Cause as TerminationCause;
 
 /// A termination that began.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

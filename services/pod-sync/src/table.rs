@@ -20,22 +20,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clients::events::EventType;
 use crate::context::{Context, Desired, PodWork, Victim};
-use crate::decide::admission::{self, Rejection, Verdict};
-use crate::decide::merge::{Change, Op, SourceStore, created};
-use crate::decide::resize::allocation::PodResources;
-use crate::decide::resize::verdict::Rules;
-use crate::decide::status::{KillCause, KillOverride};
-use crate::decide::waiting::{Waiting, WaitingFor};
-use crate::decide::worker::{Effect, Facts, Input, Kill, Kind};
-use crate::decide::{grace, preempt};
 use crate::housekeeping::{Pace, Sweeper};
 use crate::resizes::Resizes;
-use crate::source::objects::ManifestObjects;
-use crate::source::{SourceKind, SourceUpdate, Update};
 use crate::state::{PodRecord, Termination};
 use crate::view::{self, Decision, View, unix_ns};
 use crate::worker::Worker;
 use manifests::Manifests;
+use pod_sync_decisions::admission::{self, Rejection, Verdict};
+use pod_sync_decisions::merge::{Change, Op, SourceStore, created};
+use pod_sync_decisions::resize::allocation::PodResources;
+use pod_sync_decisions::resize::verdict::Rules;
+use pod_sync_decisions::status::{KillCause, KillOverride};
+use pod_sync_decisions::waiting::{Waiting, WaitingFor};
+use pod_sync_decisions::worker::{Effect, Facts, Input, Kill, Kind};
+use pod_sync_decisions::{grace, preempt};
+use pod_sync_sources::objects::ManifestObjects;
+use pod_sync_sources::{SourceKind, SourceUpdate, Update};
 
 /// Housekeeping period (pkg/kubelet/kubelet.go).
 const HOUSEKEEPING: Duration = Duration::from_secs(2);

@@ -9,10 +9,9 @@ use std::process::Command;
 
 use k8s_cri::v1 as cri;
 use parking_lot::Mutex;
+use pod_sync_cri_config::paths;
 use quintlet_model::ids::PodUid;
 use serde::{Deserialize, Serialize};
-
-use crate::build::paths;
 
 /// Ids come in units of this many: what 16 bits of user ids need.
 pub const UNIT: u32 = 65_536;

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use pod_sync_decisions::waiting::WaitingFor;
+use pod_sync_sources::SourceKind;
 use quintlet_model::ids::PodRef;
 use quintlet_model::pod;
 use quintlet_model::runtime::Cursor;
-
-use crate::decide::waiting::WaitingFor;
-use crate::source::SourceKind;
 
 /// What a pod waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_cri_config::paths;
+use pod_sync_volumes::metrics::plugin;
+use pod_sync_volumes::referenced;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -15,10 +18,7 @@ use quintlet_model::ids::PodUid;
 use quintlet_telemetry::metrics::gauge_family;
 use tokio_util::sync::CancellationToken;
 
-use crate::build::paths;
 use crate::context::Context;
-use crate::volumes::metrics::plugin;
-use crate::volumes::referenced;
 
 /// How often volumes are counted.
 const COUNT_EVERY: Duration = Duration::from_secs(10);

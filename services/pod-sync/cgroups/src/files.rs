@@ -5,14 +5,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{CgroupError, V2_CONTROLLERS, io_error};
-use crate::decide::qos::{self, PodCgroup};
-use crate::decide::resize::plan::GroupNow;
+use pod_sync_decisions::qos::{self, PodCgroup};
+use pod_sync_decisions::resize::plan::GroupNow;
 
 pub(super) fn page_size_is(resource: &str, file: &str) -> bool {
-    crate::decide::quantity::Quantity::parse(resource)
+    quintlet_model::quantity::Quantity::parse(resource)
         .ok()
         .and_then(|q| u64::try_from(q.value()).ok())
-        .is_some_and(|bytes| crate::build::resources::page_size_name(bytes) == file)
+        .is_some_and(|bytes| pod_sync_cri_config::resources::page_size_name(bytes) == file)
 }
 
 pub(super) fn v1_files(values: &PodCgroup) -> Vec<(&'static str, &'static str, String)> {

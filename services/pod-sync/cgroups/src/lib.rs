@@ -8,6 +8,9 @@
 //! Everything here blocks for as long as the kernel or systemd takes, which is short, but [`Cgroups::remove_by_uid`],
 //! which waits for killed processes on a thread of its own.
 
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod clear;
 mod files;
 mod mark;
@@ -28,8 +31,8 @@ use quintlet_model::ids::PodUid;
 use self::clear::{kill_all, remove_dirs};
 use self::files::{make_v1, make_v2, now_v1, now_v2, page_size_is, put, v1_files, v2_files};
 use self::systemd::Systemd;
-use crate::decide::qos::{self, CgroupSettings, PodCgroup, QosClass};
-use crate::decide::resize::plan::GroupNow;
+use pod_sync_decisions::qos::{self, CgroupSettings, PodCgroup, QosClass};
+use pod_sync_decisions::resize::plan::GroupNow;
 
 pub use self::names::{Driver, parent_name};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use quintlet_model::ids::PodUid;
 
 use super::{BESTEFFORT, BURSTABLE, KUBEPODS};
-use crate::decide::qos::QosClass;
+use pod_sync_decisions::qos::QosClass;
 
 /// Who makes groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::CgroupError;
-use crate::decide::qos::{self, PodCgroup};
+use pod_sync_decisions::qos::{self, PodCgroup};
 
 /// systemd gives out CPU time in steps of a hundredth of a CPU (10 ms each second).
 const QUOTA_STEP_US: i64 = 10_000;

@@ -9,7 +9,7 @@ use quintlet_model::pod;
 
 use super::error::ConfigError;
 use pod_sync_decisions::qos::{self, ResourceList};
-use pod_sync_decisions::quantity::{Format, Quantity};
+use quintlet_model::quantity::{Format, Quantity};
 
 /// A metadata field: `metadata.name`, `.namespace`, `.uid`, `.labels`, `.annotations` and one key of these.
 ///

@@ -8,7 +8,7 @@ use quintlet_model::pod;
 
 use super::NodeSettings;
 use pod_sync_decisions::qos::{self, ResourceList};
-use pod_sync_decisions::quantity::Quantity;
+use quintlet_model::quantity::Quantity;
 
 fn linux(requests: &ResourceList, limits: &ResourceList, node: &NodeSettings) -> LinuxContainerResources {
     let milli = |l: &ResourceList| l.get("cpu").map(|q| q.milli_value());

@@ -39,7 +39,6 @@ pub mod probes;
 pub mod qos;
 pub mod reconcile;
 pub mod resize;
-pub use quintlet_model::quantity;
 pub mod restart;
 pub mod restart_all;
 pub mod sandbox;
@@ -51,3 +50,5 @@ pub mod sync;
 pub mod unsupported;
 pub mod waiting;
 pub mod worker;
+
+use quintlet_model::quantity;

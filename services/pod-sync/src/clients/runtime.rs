@@ -10,6 +10,9 @@ use http::uri::PathAndQuery;
 use k8s_cri::v1 as cri;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use pod_sync_cgroups::Driver;
+use pod_sync_cri_config::cri_extensions::{CreateContainer, CriExtensions, SandboxUpdated, UpdateSandbox};
+use pod_sync_decisions::image_gc::Image;
 use prometheus_client::metrics::counter::Counter;
 use quintlet_kit::clock::{self, Clock, bounded};
 use quintlet_kit::lists;
@@ -21,10 +24,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
-use crate::build::cri_extensions::{CreateContainer, CriExtensions, SandboxUpdated, UpdateSandbox};
-use crate::cgroup::Driver;
 use crate::clients::broken_calls::BrokenCalls;
-use crate::decide::image_gc::Image;
 
 /// RunPodSandbox may take this many times as long as another call: networking and a cold disk are inside it.
 const RUN_SANDBOX: u32 = 2;

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use crate::decide::containment::Cause;
+use pod_sync_decisions::containment::Cause;
 
 /// Signals by which a process ends itself.
 const OWN: [&str; 7] = ["ABRT", "BUS", "FPE", "ILL", "SEGV", "SYS", "TRAP"];

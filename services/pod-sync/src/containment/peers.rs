@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use pod_sync_decisions::containment::Cause;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::PodUid;
@@ -16,7 +17,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::exits;
 use crate::clients::broken_calls::BrokenCalls;
-use crate::decide::containment::Cause;
 
 /// Name of the service, as its supervisor has it.
 pub const CRI_PROXY: &str = "cri-proxy";

@@ -20,10 +20,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clients::events::EventType;
 use crate::context::Context;
-use crate::decide::shutdown::{Group, Plan, grace};
-use crate::decide::status::{KillCause, KillOverride};
-use crate::decide::worker::{Facts, Kill};
 use crate::view::View;
+use pod_sync_decisions::shutdown::{Group, Plan, grace};
+use pod_sync_decisions::status::{KillCause, KillOverride};
+use pod_sync_decisions::worker::{Facts, Kill};
 
 use self::logind::{Login, LoginError, Session};
 use self::times::Times;

@@ -5,9 +5,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::*;
-use crate::decide::shutdown::Share;
+use pod_sync_decisions::shutdown::Share;
 
 // Pods that take so many seconds to stop and to be unmounted.
+
 struct Fake {
     takes: BTreeMap<&'static str, (u64, u64)>,
     began: Instant,

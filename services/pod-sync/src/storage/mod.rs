@@ -24,8 +24,8 @@ use crate::context::{Context, PodWork};
 use crate::measured::figures;
 use crate::serve::Service;
 use crate::view::unix_ns;
-use crate::volumes::metrics::plugin;
-use crate::volumes::referenced;
+use pod_sync_volumes::metrics::plugin;
+use pod_sync_volumes::referenced;
 
 /// How often it is looked for pods that are due, new ones among them.
 const LOOK: Duration = Duration::from_secs(10);

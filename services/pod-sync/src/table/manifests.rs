@@ -6,7 +6,7 @@ use quintlet_kit::clock::deadline_after;
 use tokio::time::Instant;
 
 use super::Table;
-use crate::source::{SourceKind, Update};
+use pod_sync_sources::{SourceKind, Update};
 
 /// How long the API server's pods wait for manifests to be read: a directory that hangs must not keep them.
 const READ: Duration = Duration::from_secs(2);
@@ -83,7 +83,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Problem;
+    use pod_sync_sources::Problem;
 
     // Told apart by the number of their problems.
     fn update(problems: usize) -> Update {

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_decisions::admission::{Rejection, Shortage, Verdict};
+use pod_sync_decisions::preempt;
+use pod_sync_decisions::resize::allocation;
+use pod_sync_decisions::resize::message::resize_message;
+use pod_sync_decisions::resize::verdict::{self, Candidate, Pending, Reason};
+use pod_sync_decisions::worker::{Facts, Input, Kind};
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
 use super::{Table, UNEXPECTED, is_ending};
 use crate::clients::events::EventType;
-use crate::decide::admission::{Rejection, Shortage, Verdict};
-use crate::decide::preempt;
-use crate::decide::resize::allocation;
-use crate::decide::resize::message::resize_message;
-use crate::decide::resize::verdict::{self, Candidate, Pending, Reason};
-use crate::decide::worker::{Facts, Input, Kind};
 
 impl Table {
     /// Takes note of what a pod asks for, where that is not what it asked for before.

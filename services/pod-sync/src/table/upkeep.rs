@@ -4,14 +4,14 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_decisions::merge::SourceStore;
+use pod_sync_decisions::qos::burstable_shares;
+use pod_sync_decisions::worker::Input;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
 use super::Table;
 use crate::context::PodWork;
-use crate::decide::merge::SourceStore;
-use crate::decide::qos::burstable_shares;
-use crate::decide::worker::Input;
 use crate::metrics::Counted;
 
 impl Table {

@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
+use pod_sync_cri_config::objects::{ObjectError, ObjectSource};
+use pod_sync_volumes::token::{Token, TokenKey, TokenSource};
 use tokio_util::sync::CancellationToken;
-
-use crate::build::objects::{ObjectError, ObjectSource};
-use crate::volumes::token::{Token, TokenKey, TokenSource};
 
 const CANCELLED: &str = "the pod changed meanwhile";
 

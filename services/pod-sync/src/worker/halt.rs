@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use pod_sync_decisions::waiting;
+
 use crate::clients::runtime::CallError;
-use crate::decide::waiting;
 
 /// What comes after a pass.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction, HTTPHeader};
 
-use crate::decide::probes::resolve_port;
+use pod_sync_decisions::probes::resolve_port;
 use quintlet_kit::redirect;
 
 const USER_AGENT: &str = "kube-lifecycle/1.36";

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ExecAction, LifecycleHandler, Pod};
+use pod_sync_decisions::grace::{self, PodGrace};
+use pod_sync_decisions::waiting::{Hook, StartFailure, Waiting};
 use quintlet_kit::clock;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::outcome::Outcome;
@@ -16,8 +18,6 @@ use super::{Halt, Pass, Worker};
 use crate::clients::events::EventType;
 use crate::clients::runtime::{CallError, ExecOutput};
 use crate::context::Context;
-use crate::decide::grace::{self, PodGrace};
-use crate::decide::waiting::{Hook, StartFailure, Waiting};
 
 /// As much of what a command wrote goes into a status, bytes of either stream.
 const SAID: usize = 1024;

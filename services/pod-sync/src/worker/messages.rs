@@ -8,7 +8,7 @@ use quintlet_model::labels;
 use quintlet_model::runtime::{Container, ContainerState};
 
 use super::reported;
-use crate::build::mounts::absolute;
+use pod_sync_cri_config::mounts::absolute;
 
 /// Bytes read from the end of the file (pkg/kubelet/container/runtime.go).
 const FROM_FILE: u64 = 4096;

@@ -42,25 +42,25 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
-use crate::build::mounts::MountedVolumes;
 use crate::clients::events::{self, EventType};
 use crate::clients::pleg::{ObserveError, Observed};
 use crate::clients::status::Ack;
 use crate::context::{Context, Desired, INTERNAL_ERROR, PodWork};
-use crate::decide::active::Started;
-use crate::decide::conditions::READY;
-use crate::decide::containment::Wait;
-use crate::decide::probes::{ProbeView, note_starts};
-use crate::decide::reconcile::{self, Corrections, Due};
-use crate::decide::worker::fresh::{Freshness, Look};
-use crate::decide::worker::{self, Input, Outcome, Work};
-use crate::decide::{status, waiting};
 use crate::fleet::Told;
 use crate::image;
 use crate::metrics;
 use crate::mirror::Keeper;
 use crate::state::{PodRecord, Termination};
 use crate::view::{Decision, Waiting, unix_ns};
+use pod_sync_cri_config::mounts::MountedVolumes;
+use pod_sync_decisions::active::Started;
+use pod_sync_decisions::conditions::READY;
+use pod_sync_decisions::containment::Wait;
+use pod_sync_decisions::probes::{ProbeView, note_starts};
+use pod_sync_decisions::reconcile::{self, Corrections, Due};
+use pod_sync_decisions::worker::fresh::{Freshness, Look};
+use pod_sync_decisions::worker::{self, Input, Outcome, Work};
+use pod_sync_decisions::{status, waiting};
 
 /// After an error of this pod (pkg/kubelet/pod_workers.go), with jitter up to half of it.
 const ERROR_WAIT: Duration = Duration::from_secs(10);
@@ -496,7 +496,7 @@ impl Worker {
         self.record.pod = Some(Arc::clone(&self.pod));
     }
 
-    fn reject(&mut self, rejection: &crate::decide::admission::Rejection) -> Result<Next, Halt> {
+    fn reject(&mut self, rejection: &pod_sync_decisions::admission::Rejection) -> Result<Next, Halt> {
         self.ctx.events.pod(&self.pod, EventType::Warning, &rejection.reason, &rejection.message, "");
         let status =
             status::rejected(&self.pod, &rejection.reason, &rejection.message, self.ctx.clock.wall());
@@ -550,7 +550,7 @@ impl Worker {
             .collect();
         if !exited.is_empty() {
             let pod = self.ctx.pod_dir(&self.pod_ref.uid);
-            let logs = crate::build::paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
+            let logs = pod_sync_cri_config::paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
             let read = move || {
                 let places = messages::Places { pod: &pod, logs: &logs };
                 exited.into_iter().map(|c| (c.id.clone(), messages::of(&c, places))).collect()

@@ -6,18 +6,18 @@ use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
+use pod_sync_cri_config::error::ConfigError;
+use pod_sync_cri_config::mounts::{MountsInput, make_mounts};
+use pod_sync_cri_config::objects::ObjectError;
+use pod_sync_decisions::{sync, waiting};
+use pod_sync_volumes::error::{VolumeError, VolumeFailure};
+use pod_sync_volumes::token::TokenSource;
+use pod_sync_volumes::{VolumeContext, Volumes};
 use quintlet_kit::task::blocking;
 
 use super::cancel::Cancellable;
 use super::{Halt, Pass, Worker};
-use crate::build::error::ConfigError;
-use crate::build::mounts::{MountsInput, make_mounts};
-use crate::build::objects::ObjectError;
 use crate::clients::events::EventType;
-use crate::decide::{sync, waiting};
-use crate::volumes::error::{VolumeError, VolumeFailure};
-use crate::volumes::token::TokenSource;
-use crate::volumes::{VolumeContext, Volumes};
 
 fn shown(pod: &Pod) -> super::Shown {
     (pod.metadata.labels.clone(), pod.metadata.annotations.clone())

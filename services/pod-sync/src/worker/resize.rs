@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_cri_config::resources;
+use pod_sync_decisions::qos::PodCgroup;
+use pod_sync_decisions::resize::message::resize_message;
+use pod_sync_decisions::resize::plan::{
+    self, ContainerUpdate, GroupNow, ResizeActions, Resource, Step, refused_decrease, shrinking, steps,
+};
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::PodRuntime;
 
 use super::{ERROR_WAIT, Halt, Pass, Worker, jitter};
-use crate::build::resources;
 use crate::clients::events::EventType;
 use crate::clients::runtime::CallError;
-use crate::decide::qos::PodCgroup;
-use crate::decide::resize::message::resize_message;
-use crate::decide::resize::plan::{
-    self, ContainerUpdate, GroupNow, ResizeActions, Resource, Step, refused_decrease, shrinking, steps,
-};
 
 /// Why a resize did not get to its end.
 enum Stopped {
@@ -33,8 +33,8 @@ impl From<CallError> for Stopped {
     }
 }
 
-impl From<crate::cgroup::CgroupError> for Stopped {
-    fn from(e: crate::cgroup::CgroupError) -> Self {
+impl From<pod_sync_cgroups::CgroupError> for Stopped {
+    fn from(e: pod_sync_cgroups::CgroupError) -> Self {
         Self::Refused(quintlet_kit::error_chain(&e))
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pod_sync_decisions::waiting;
 use quintlet_model::runtime::PodRuntime;
 
 use super::Worker;
-use crate::decide::waiting;
 use crate::view::{View, Waiting, unix_ns};
 
 impl Worker {

@@ -5,6 +5,17 @@ use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
+use pod_sync_cri_config::container::{ContainerInput, container_config};
+use pod_sync_cri_config::cri_extensions::{self, CriExtensions, ImageMount};
+use pod_sync_cri_config::env::{EnvInput, EnvObjects, make_env};
+use pod_sync_cri_config::error::ConfigError;
+use pod_sync_cri_config::sandbox::{SandboxInput, sandbox_config};
+use pod_sync_cri_config::security::ImageUser;
+use pod_sync_cri_config::{dns, paths};
+use pod_sync_decisions::backoff;
+use pod_sync_decisions::container_status::WaitingReason;
+use pod_sync_decisions::sync as decide_sync;
+use pod_sync_decisions::waiting::{StartFailure, Waiting};
 use quintlet_kit::seam;
 use quintlet_kit::task::blocking;
 use quintlet_model::hash::container_hash;
@@ -14,19 +25,8 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 
 use super::sync::Kind;
 use super::{Halt, Pass, Step, Worker};
-use crate::build::container::{ContainerInput, container_config};
-use crate::build::cri_extensions::{self, CriExtensions, ImageMount};
-use crate::build::env::{EnvInput, EnvObjects, make_env};
-use crate::build::error::ConfigError;
-use crate::build::sandbox::{SandboxInput, sandbox_config};
-use crate::build::security::ImageUser;
-use crate::build::{dns, paths};
 use crate::clients::events::EventType;
 use crate::clients::runtime::CallError;
-use crate::decide::backoff;
-use crate::decide::container_status::WaitingReason;
-use crate::decide::sync as decide_sync;
-use crate::decide::waiting::{StartFailure, Waiting};
 use crate::image::{self, NoImage};
 
 /// Why a container did not start.
@@ -122,7 +122,7 @@ impl Worker {
         )
     }
 
-    pub(super) fn features(&self, handler: &str) -> crate::build::HandlerFeatures {
+    pub(super) fn features(&self, handler: &str) -> pod_sync_cri_config::HandlerFeatures {
         self.ctx.runtime_state.borrow().handlers.get(handler).copied().unwrap_or_default()
     }
 

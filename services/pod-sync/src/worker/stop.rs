@@ -9,6 +9,10 @@ use std::time::Duration;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
 use parking_lot::Mutex;
+use pod_sync_cri_config::paths;
+use pod_sync_decisions::actions::KillReason;
+use pod_sync_decisions::grace::{self, PodGrace};
+use pod_sync_decisions::waiting::{Hook, Waiting, WaitingFor};
 use quintlet_kit::{clock, seam, task};
 use quintlet_model::ids::{ContainerId, PodUid};
 use quintlet_model::outcome::Outcome;
@@ -19,12 +23,8 @@ use tokio::sync::watch;
 use super::hooks::{self, HookError};
 use super::sync::{Kind, described};
 use super::{Halt, Step, Worker, reported};
-use crate::build::paths;
 use crate::clients::events::EventType;
 use crate::context::Context;
-use crate::decide::actions::KillReason;
-use crate::decide::grace::{self, PodGrace};
-use crate::decide::waiting::{Hook, Waiting, WaitingFor};
 use crate::view;
 
 /// Local sockets are tried again this often.

@@ -10,22 +10,22 @@ use quintlet_model::ids::SandboxId;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 
+use pod_sync_decisions::actions::{ActionInput, PodActions, compute_actions};
+use pod_sync_decisions::backoff::{self, Delays, Turn};
+use pod_sync_decisions::conditions::{self, READY_TO_START};
+use pod_sync_decisions::container_status::WaitingReason;
+use pod_sync_decisions::resize::plan::ResizeActions;
+use pod_sync_decisions::sandbox::sandbox_decision;
+use pod_sync_decisions::status;
+use pod_sync_decisions::sync::{self as decide_sync, SyncGate};
+use pod_sync_decisions::unsupported;
+use pod_sync_decisions::waiting::{self, Hold, Holds, StartFailure};
+use pod_sync_decisions::worker::Input;
 use tracing::{Instrument as _, Span};
 
 use super::{ERROR_WAIT, Halt, Next, Pass, Step, Worker, jitter};
 use crate::clients::events::EventType;
 use crate::context::Desired;
-use crate::decide::actions::{ActionInput, PodActions, compute_actions};
-use crate::decide::backoff::{self, Delays, Turn};
-use crate::decide::conditions::{self, READY_TO_START};
-use crate::decide::container_status::WaitingReason;
-use crate::decide::resize::plan::ResizeActions;
-use crate::decide::sandbox::sandbox_decision;
-use crate::decide::status;
-use crate::decide::sync::{self as decide_sync, SyncGate};
-use crate::decide::unsupported;
-use crate::decide::waiting::{self, Hold, Holds, StartFailure};
-use crate::decide::worker::Input;
 use crate::metrics;
 use crate::mirror::Keeper;
 
@@ -515,7 +515,7 @@ fn held_from(reason: &str, boot: Duration) -> Option<Held> {
 
 fn ephemeral_containers(pod: &Pod) -> Vec<Container> {
     let list = pods::spec(pod).ephemeral_containers.iter().flatten();
-    list.map(crate::build::container::ephemeral_as_container).collect()
+    list.map(pod_sync_cri_config::container::ephemeral_as_container).collect()
 }
 
 /// The image was asked for and did not come.

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Probe};
+use pod_sync_cri_config::expand::{Budget, expand_known};
+use pod_sync_decisions::probes::{Starts, resolve_port};
 use quintlet_kit::grant::GrantKey;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::pod;
@@ -10,9 +12,6 @@ use quintlet_model::probe::{ProbeMemory, ProbeResult, ProbeType};
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 use quintlet_proto::common::v1::KeyValue;
 use quintlet_proto::probe::v1 as wire;
-
-use crate::build::expand::{Budget, expand_known};
-use crate::decide::probes::{Starts, resolve_port};
 
 /// What the target is made from.
 #[derive(Debug)]

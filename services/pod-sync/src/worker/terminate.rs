@@ -4,17 +4,17 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use pod_sync_cri_config::paths;
+use pod_sync_decisions::admission::Rejection;
+use pod_sync_decisions::gc::{self, Fate};
+use pod_sync_decisions::{grace, status, waiting};
 use quintlet_kit::{seam, task, tree};
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::{Container, ContainerState};
 
 use super::{Halt, Next, Step, Worker};
-use crate::build::paths;
 use crate::clients::events::EventType;
 use crate::clients::status::Ack;
-use crate::decide::admission::Rejection;
-use crate::decide::gc::{self, Fate};
-use crate::decide::{grace, status, waiting};
 use crate::state::TerminationCause;
 
 impl Worker {

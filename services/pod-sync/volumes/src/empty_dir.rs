@@ -16,7 +16,7 @@ use super::mount_table::{self, MountEntry, MountTable};
 use super::ownership;
 use pod_sync_cri_config::NodeSettings;
 use pod_sync_decisions::qos;
-use pod_sync_decisions::quantity::Quantity;
+use quintlet_model::quantity::Quantity;
 
 /// What an emptyDir stands on.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -50,7 +50,7 @@ use payload::Selection;
 use pod_sync_cri_config::mounts::{MountedVolume, MountedVolumes};
 use pod_sync_cri_config::objects::{ObjectError, ObjectSource};
 use pod_sync_cri_config::{NodeSettings, paths, subpath};
-use pod_sync_decisions::quantity::Quantity;
+use quintlet_model::quantity::Quantity;
 use teardown::OrphanError;
 use token::{TokenCache, TokenKey, TokenSource};
 
