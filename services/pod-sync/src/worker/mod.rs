@@ -2,7 +2,7 @@
 //!
 //! A worker is the only one who acts on its pod, one action at a time. Everything else only rings its bell. Each pass
 //! takes the newest desired pod, the runtime's state no older than the last action, probe memory and back-off, decides
-//! by the functions of [`crate::decide`], acts, and says when it wants to look again.
+//! by the functions of [`pod_sync_decisions`], acts, and says when it wants to look again.
 
 mod cancel;
 mod halt;
