@@ -142,8 +142,8 @@ async fn pods_whose_calls_ended_cri_proxy_together_are_worked_on_one_at_a_time_a
         }
         end_cri_proxy(&sim, "signal SEGV").await;
         if n == 2 {
-            // Passes without cri-proxy do not clear a pod.
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            // Time for three passes of each pod. Passes without cri-proxy do not clear a pod.
+            tokio::time::sleep(Duration::from_secs(4)).await;
         }
         sim.up(Service::CriProxy);
     }
