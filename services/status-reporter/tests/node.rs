@@ -545,7 +545,7 @@ async fn events_keep_to_their_rate() {
 async fn an_event_that_is_refused_because_its_namespace_ends_is_no_warning() {
     for (failure, level) in [(Failure::NamespaceTerminating, "info"), (Failure::Forbidden, "warn")] {
         let lines = quintlet_telemetry::Lines::default();
-        let log = quintlet_telemetry::kept("status-reporter", tracing::Level::INFO, &lines);
+        let log = quintlet_telemetry::capture("status-reporter", tracing::Level::INFO, &lines);
         let _of_this_thread = tracing::dispatcher::set_default(&log);
         let api = TestApi::start().await;
         api.faults().fail("create events", usize::MAX, failure.clone());

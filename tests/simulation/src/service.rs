@@ -93,7 +93,7 @@ impl Running {
         let thread = std::thread::Builder::new()
             .name(format!("{service:?}"))
             .spawn(move || {
-                let log = quintlet_telemetry::kept(service.name(), Level::INFO, &places.log);
+                let log = quintlet_telemetry::capture(service.name(), Level::INFO, &places.log);
                 let _of_this_thread = tracing::dispatcher::set_default(&log);
                 let life = Arc::new(Life::new(Arc::clone(&places.cuts), killed.clone()));
                 let (of_main, of_others) = (Arc::clone(&life), Arc::clone(&life));

@@ -268,7 +268,7 @@ mod tests {
     #[tokio::test]
     async fn what_a_pod_does_wrong_is_logged_at_info_and_what_the_node_fails_to_do_at_warn() {
         let lines = quintlet_telemetry::Lines::default();
-        let log = quintlet_telemetry::kept("pod-sync", tracing::Level::INFO, &lines);
+        let log = quintlet_telemetry::capture("pod-sync", tracing::Level::INFO, &lines);
         let _of_this_thread = tracing::dispatcher::set_default(&log);
         let stop = CancellationToken::new();
         let events = Events::new("/nowhere".into(), Clock::system(), stop.clone());

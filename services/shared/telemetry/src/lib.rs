@@ -1,15 +1,17 @@
-//! Logs, spans, metrics and trace context, the same in every service.
+//! Logs, spans, metrics and trace context of every service.
 //!
-//! [`init`] installs the process's subscriber once: logs go to stderr, spans go to the in-memory [`SpanRing`]
-//! that `debug.v1` serves and, with an endpoint, to an OTLP collector from a thread of the exporter's own.
-//! Nothing here waits for a collector: what it cannot take is dropped.
+//! [`init`] installs the process's subscriber once. Logs go to stderr. Spans go to the in-memory [`SpanRing`], which `debug.v1`
+//! serves, and, if an endpoint is configured, to an OTLP collector from a thread of the exporter. No service waits for the
+//! collector: spans that it does not accept are dropped.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-mod gate;
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
+
 mod logs;
 pub mod metrics;
 mod process;
 pub mod propagate;
+mod repeat_filter;
 mod ring;
 
 use std::str::FromStr;
@@ -22,75 +24,62 @@ use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 use tracing_subscriber::filter::{EnvFilter, FilterFn};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 
-pub use gate::EVERY as FAULT_EVERY;
 pub use logs::{Lines, LogFormat, write_line};
 pub use propagate::PropagatingInterceptor;
+pub use repeat_filter::REPEAT_INTERVAL;
 pub use ring::{RING_CAPACITY, RingProcessor, SpanRecord, SpanRing, ring};
 
-/// How long the last spans may take to reach the collector when the process ends.
+/// Time limit for exporting the last spans when the process ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long one export may take; a collector that is away costs its thread this and nobody else anything.
+/// Time limit of one export. Only the exporter's thread waits for an unreachable collector.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What libraries tell of failures that their callers handle and tell of themselves: the client of the API server logs
-/// each refused connection as an error, its watcher each refusal. Whoever names a target gets it nevertheless.
-const QUIET: [&str; 2] = ["kube_client::client::builder", "kube_runtime::watcher"];
+/// Log targets of libraries that are off unless the filter names them. They log failures that their callers handle and log:
+/// the client of the API server logs each refused connection as an error, its watcher each error response.
+const SILENCED_TARGETS: [&str; 2] = ["kube_client::client::builder", "kube_runtime::watcher"];
 
-/// What [`init`] needs to know.
+/// Options of [`init`].
 #[derive(Debug, Clone, Default)]
 pub struct TelemetryOptions {
-    /// Text or JSON.
     pub log_format: LogFormat,
-    /// A `tracing` filter such as `info` or `info,pod_sync=debug`. Empty: `info`.
+    /// A `tracing` filter such as `info` or `info,pod_sync=debug`. Empty means `info`.
     pub log_level: String,
-    /// gRPC endpoint of an OTLP collector, such as `http://127.0.0.1:4317`. None: spans stay in memory.
+    /// gRPC endpoint of an OTLP collector, such as `http://127.0.0.1:4317`. Without it, spans are kept in memory only.
     pub otlp_endpoint: Option<String>,
 }
 
-/// Why telemetry could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
-    /// The log filter does not parse.
-    #[error("the log level {given:?} is not a filter")]
-    Filter {
-        /// What was given.
-        given: String,
-        /// What is wrong with it.
-        source: tracing_subscriber::filter::ParseError,
-    },
-    /// The endpoint is not usable at all. One that does not answer is no error.
-    #[error("the OTLP endpoint {endpoint:?} cannot be used")]
-    Endpoint {
-        /// What was given.
-        endpoint: String,
-        /// What is wrong with it.
-        source: opentelemetry_otlp::ExporterBuildError,
-    },
+    #[error("failed to parse the log level {given:?}")]
+    Filter { given: String, source: tracing_subscriber::filter::ParseError },
+    /// The endpoint is invalid. A collector that does not answer is not an error.
+    #[error("failed to use the OTLP endpoint {endpoint:?}")]
+    Endpoint { endpoint: String, source: opentelemetry_otlp::ExporterBuildError },
 }
 
-/// Keeps telemetry alive; flush with [`TelemetryGuard::shutdown`] at the end of `main`.
+/// Keeps the exporter running. Call [`TelemetryGuard::shutdown`] at the end of `main`.
 #[derive(Debug)]
 pub struct TelemetryGuard {
     provider: Option<SdkTracerProvider>,
 }
 
 impl TelemetryGuard {
-    /// Sends what is left to the collector, for at most 2 s.
+    /// Exports the remaining spans, for at most 2 s.
     pub async fn shutdown(mut self) {
         if let Some(provider) = self.provider.take() {
             let flush = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT));
-            // A lost flush is not worth a word on the way out.
+            // Spans that cannot be exported at the end are lost; that is not an error of the service.
             let _ = tokio::time::timeout(FLUSH_TIMEOUT, flush).await;
         }
     }
 }
 
-/// Installs the process's subscriber. A second call in the same process changes nothing and is no error.
+/// Installs the process's subscriber. A second call in the same process has no effect and is not an error.
 ///
-/// Call it inside a tokio runtime when an OTLP endpoint is given: the exporter's connection lives there.
+/// With an OTLP endpoint, call it inside a tokio runtime, which drives the exporter's connection.
 ///
 /// # Errors
-/// When the log filter or the endpoint cannot be parsed.
+/// Fails if the log filter or the endpoint cannot be parsed.
 pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<TelemetryGuard, InitError> {
     ring().set_service(service);
     let level = if options.log_level.is_empty() { "info" } else { &options.log_level };
@@ -127,26 +116,26 @@ pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<Telemet
     Ok(TelemetryGuard { provider: (installed && endpoint.is_some()).then_some(provider) })
 }
 
-/// What is logged whatever the filter says: who acted on containers. The last word on a target counts.
-const ALWAYS: &str = "audit=info";
+/// Keeps the audit log (accesses to containers) on, whatever the filter. The last directive for a target applies.
+const AUDIT_DIRECTIVE: &str = "audit=info";
 
-/// A subscriber of one thread, whose lines of `level` and above a test reads.
+/// Returns a subscriber for tests that appends log lines of `level` and above to `lines`.
 #[must_use]
-pub fn kept(service: &'static str, level: tracing::Level, lines: &Lines) -> tracing::Dispatch {
+pub fn capture(service: &'static str, level: tracing::Level, lines: &Lines) -> tracing::Dispatch {
     let wanted = FilterFn::new(move |m| {
-        is_our_span(m) || m.is_event() && *m.level() <= level && !QUIET.contains(&m.target())
+        is_our_span(m) || m.is_event() && *m.level() <= level && !SILENCED_TARGETS.contains(&m.target())
     });
-    let layer = logs::LogLayer::new(service, LogFormat::Json, logs::Out::Kept(lines.clone()));
+    let layer = logs::LogLayer::new(service, LogFormat::Json, logs::Out::Captured(lines.clone()));
     tracing_subscriber::registry().with(layer.with_filter(wanted)).into()
 }
 
-/// Which events are logged.
+/// Parses a `tracing` filter and adds the directives that always apply.
 fn filter(level: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
-    let quiet: String = QUIET.iter().map(|target| format!("{target}=off,")).collect();
-    EnvFilter::from_str(&format!("{quiet}{level},{ALWAYS}"))
+    let silenced: String = SILENCED_TARGETS.iter().map(|target| format!("{target}=off,")).collect();
+    EnvFilter::from_str(&format!("{silenced}{level},{AUDIT_DIRECTIVE}"))
 }
 
-/// Spans of the transport say nothing of pods and would push out those that do.
+/// Returns whether a span is recorded. Spans of the transport are not: they would displace spans about pods in the ring.
 fn is_our_span(metadata: &tracing::Metadata<'_>) -> bool {
     const TRANSPORT: [&str; 6] = ["h2", "hyper", "hyper_util", "tonic", "tower", "opentelemetry"];
     let root = metadata.target().split("::").next().unwrap_or_default();
@@ -178,7 +167,7 @@ mod tests {
             tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
                 tracing::error!(target: "kube_client::client::builder", "failed with error client error (Connect)");
                 tracing::warn!(target: "kube_runtime::watcher", "watch list error with 403");
-                tracing::warn!("the pods cannot be read");
+                tracing::warn!("failed to list pods");
             });
             assert_eq!(logged.load(Ordering::Relaxed), want, "{level}");
         }

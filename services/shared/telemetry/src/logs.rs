@@ -1,4 +1,4 @@
-//! One line per event on stderr, as text or JSON, with the pod and the trace it belongs to.
+//! Writes one line per event to stderr, as text or JSON, with the event's pod and trace.
 use std::fmt::{self, Write as _};
 use std::os::fd::AsFd;
 use std::str::FromStr;
@@ -17,20 +17,20 @@ use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::gate::{Fault, Gate};
+use crate::repeat_filter::{Fault, RepeatFilter};
 use crate::ring::POD_UID;
 
-/// Name of a pod on spans and lines.
+/// Field of spans and log lines with the name of a pod.
 const POD_NAME: &str = "pod.name";
-/// Why something failed, of a fixed list: what tells apart the faults that one place logs.
+/// Field with the cause of a failure, from a fixed list. It distinguishes the faults that one place in the code logs.
 const REASON: &str = "reason";
-// What is watched at the API server: such faults go on for as long as that is away.
+/// Field with the resource that is watched at the API server. A watch fails for as long as the API server is unreachable.
 const WATCH: &str = "watch";
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// For people: time, level, service, message and `name=value` fields.
     #[default]
     Text,
     /// One JSON object per line.
@@ -44,7 +44,7 @@ impl FromStr for LogFormat {
         match s {
             "text" => Ok(Self::Text),
             "json" => Ok(Self::Json),
-            other => Err(format!("{other:?} is not a log format: text or json")),
+            other => Err(format!("{other:?} is not a log format, expected text or json")),
         }
     }
 }
@@ -58,41 +58,41 @@ impl fmt::Display for LogFormat {
     }
 }
 
-/// Where lines go.
+/// The destination of log lines.
 #[derive(Debug, Clone)]
 pub(crate) enum Out {
     Stderr,
-    Kept(Lines),
+    Captured(Lines),
 }
 
-/// Lines of a log that a test reads.
+/// Log lines captured for a test.
 #[derive(Debug, Clone, Default)]
 pub struct Lines(Arc<Mutex<Vec<String>>>);
 
 impl Lines {
-    /// Those written so far, oldest first, each a JSON object as `--log-format json` has it.
+    /// Returns the lines written so far, oldest first, each a JSON object as `--log-format json` writes it.
     #[must_use]
     pub fn all(&self) -> Vec<String> {
         self.0.lock().clone()
     }
 }
 
-/// Writes events. A fault of one pod, or of one watch of the API server, that goes on is written once a minute: a line at WARN and
-/// above, and a line at INFO that has a `reason`.
+/// Writes events as lines. Repeated faults of one pod, or of one watch of the API server, are written once a minute. A fault is an
+/// event at WARN or above, or an event at INFO with a `reason`.
 pub(crate) struct LogLayer {
     service: &'static str,
     format: LogFormat,
     out: Out,
-    gate: Gate,
+    repeats: RepeatFilter,
 }
 
 impl LogLayer {
     pub(crate) fn new(service: &'static str, format: LogFormat, out: Out) -> Self {
-        Self { service, format, out, gate: Gate::default() }
+        Self { service, format, out, repeats: RepeatFilter::default() }
     }
 }
 
-/// The pod a span is about, kept with the span.
+/// The pod of a span, stored in the span's extensions.
 #[derive(Debug, Clone, Default)]
 struct Pod {
     uid: Option<String>,
@@ -104,7 +104,7 @@ impl Pod {
         self.uid.is_some() || self.name.is_some()
     }
 
-    // What is nearer stands before what is further out.
+    // The fields of the inner span take precedence.
     fn or(self, outer: &Self) -> Self {
         Self { uid: self.uid.or_else(|| outer.uid.clone()), name: self.name.or_else(|| outer.name.clone()) }
     }
@@ -126,7 +126,6 @@ impl Visit for Pod {
     }
 }
 
-/// The fields of one event.
 #[derive(Default)]
 struct Fields {
     message: String,
@@ -172,7 +171,7 @@ impl Visit for Fields {
     }
 }
 
-/// What one line says besides its fields.
+/// The parts of a line other than the event's own fields.
 struct Line<'a> {
     at: jiff::Timestamp,
     level: &'a tracing::Level,
@@ -232,7 +231,7 @@ impl Line<'_> {
     }
 }
 
-/// A message stays on its line whatever is in it.
+/// Escapes line breaks, so that each event is one line.
 fn one_line(message: &str) -> String {
     message.replace('\r', "\\r").replace('\n', "\\n")
 }
@@ -274,21 +273,21 @@ where
         }
         let level = *event.metadata().level();
         let reason = fields.text(REASON).map(str::to_owned);
-        // A pod's own fault is logged at INFO, with a reason.
+        // Failures that a user's pod causes are logged at INFO, with a reason.
         let is_fault = level <= Level::WARN || level == Level::INFO && reason.is_some();
         if is_fault
-            && let Some(of) =
+            && let Some(object) =
                 pod.uid.clone().or_else(|| pod.name.clone()).or_else(|| fields.text(WATCH).map(str::to_owned))
         {
             let reason = reason.unwrap_or_default();
             let site = event.metadata().callsite();
-            match self.gate.pass(Fault { of, site, reason }) {
+            match self.repeats.pass(Fault { object, site, reason }) {
                 None => return,
                 Some(0) => {}
                 Some(held_back) => fields.fields.push(("held_back", held_back.into())),
             }
         }
-        // Entering a span makes its trace current.
+        // The current OpenTelemetry context is that of the entered span.
         let current = OtelContext::current();
         let span = current.span();
         let trace = span.span_context();
@@ -305,16 +304,16 @@ where
             Out::Stderr => {
                 write_line(&mut std::io::stderr().lock(), text.as_bytes());
             }
-            Out::Kept(lines) => lines.0.lock().push(text),
+            Out::Captured(lines) => lines.0.lock().push(text),
         }
     }
 }
 
-/// Writes a line under a shared lock of the file: `quintctl up` has the exclusive one while it empties a log that is too long. Where
-/// there is nothing to lock (a terminal, a pipe, the journal) nobody waits.
+/// Writes a line under a shared lock of the file. `quintctl up` holds the exclusive lock while it truncates a log that is too long.
+/// An output that cannot be locked (a terminal, a pipe, the journal) is written without a lock.
 pub fn write_line(out: &mut (impl std::io::Write + AsFd), line: &[u8]) {
     let is_locked = flock(out.as_fd(), FlockOperation::LockShared).is_ok();
-    // There is nowhere left to report that stderr is closed.
+    // A closed stderr cannot be reported anywhere.
     let _ = out.write_all(line);
     if is_locked {
         let _ = flock(out.as_fd(), FlockOperation::Unlock);
@@ -362,14 +361,14 @@ mod tests {
 
     fn logged(work: impl FnOnce()) -> Vec<Value> {
         let lines = Lines::default();
-        tracing::dispatcher::with_default(&crate::kept("test", Level::INFO, &lines), work);
+        tracing::dispatcher::with_default(&crate::capture("test", Level::INFO, &lines), work);
         lines.all().iter().map(|l| serde_json::from_str(l).unwrap()).collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_fault_of_a_pod_is_one_line_a_minute_and_the_next_tells_how_many_there_were() {
         let lines = Lines::default();
-        let _guard = tracing::dispatcher::set_default(&crate::kept("test", Level::INFO, &lines));
+        let _guard = tracing::dispatcher::set_default(&crate::capture("test", Level::INFO, &lines));
         let fault = |uid: &str, reason: &str| tracing::warn!(pod.uid = uid, reason, "it failed");
         for _ in 0..59 {
             fault("u1", "Image");
@@ -388,14 +387,14 @@ mod tests {
         for of in ["pods", "nodes", "pods"] {
             tracing::warn!(watch = of, "it broke");
         }
-        assert_eq!(count(), 7, "one of each watch: {:?}", lines.all());
-        // What is about none of them, or no fault, is always said.
+        assert_eq!(count(), 7, "one line per watch: {:?}", lines.all());
+        // Events about neither a pod nor a watch, and events that are not faults, are always logged.
         for _ in 0..3 {
             tracing::warn!("of the node");
             tracing::info!(pod.uid = "u1", "no fault");
         }
         assert_eq!(count(), 13, "{:?}", lines.all());
-        // A pod's own fault is no fault of the node, and no less frequent.
+        // A failure that a user's pod causes is limited in the same way.
         for _ in 0..3 {
             tracing::info!(pod.uid = "u1", reason = "Unhealthy", "warning event");
         }

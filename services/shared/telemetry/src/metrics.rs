@@ -1,7 +1,7 @@
-//! The metrics of this process: one registry, each name registered once.
+//! The metrics registry of the process. Each name is registered once.
 //!
-//! The helpers return the metric that already bears a name, so that a service started twice in one process (tests
-//! do that) counts on in the same series.
+//! The helpers return the existing metric of a name, so that a service that a test starts twice in one process continues the
+//! same series.
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -18,7 +18,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Metric;
 pub use prometheus_client::registry::Registry;
 
-/// Buckets in seconds for local calls: 0.5 ms to 32 s, doubling.
+/// Histogram buckets in seconds for calls on the node: 0.5 ms to 32.8 s, doubling.
 pub const LATENCY_BUCKETS: [f64; 17] = [
     0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192,
     16.384, 32.768,
@@ -27,7 +27,7 @@ pub const LATENCY_BUCKETS: [f64; 17] = [
 /// The content type of [`text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The registry of this process, locked. For metrics with a shape the helpers do not have; register those once.
+/// Returns the locked registry of the process, for metrics that the helpers do not cover. Register such a metric only once.
 pub fn registry() -> MutexGuard<'static, Registry> {
     static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();
     let make = || {
@@ -38,12 +38,12 @@ pub fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.get_or_init(make).lock()
 }
 
-/// A counter. Its series is `name` with `_total` at the end.
+/// Returns the counter `name`. Its series has the suffix `_total`.
 pub fn counter(name: &'static str, help: &'static str) -> Counter {
     named(name, help, Counter::default)
 }
 
-/// Counters by labels. Their series is `name` with `_total` at the end.
+/// Returns counters by labels. Their series has the suffix `_total`.
 pub fn counter_family<L>(name: &'static str, help: &'static str) -> Family<L, Counter>
 where
     L: Clone + Hash + Eq + EncodeLabelSet + Debug + Send + Sync + 'static,
@@ -51,12 +51,12 @@ where
     named(name, help, Family::default)
 }
 
-/// A gauge of whole numbers.
+/// Returns an integer gauge.
 pub fn gauge(name: &'static str, help: &'static str) -> Gauge {
     named(name, help, Gauge::default)
 }
 
-/// Gauges by labels.
+/// Returns integer gauges by labels.
 pub fn gauge_family<L>(name: &'static str, help: &'static str) -> Family<L, Gauge>
 where
     L: Clone + Hash + Eq + EncodeLabelSet + Debug + Send + Sync + 'static,
@@ -64,17 +64,17 @@ where
     named(name, help, Family::default)
 }
 
-/// A histogram of seconds with [`LATENCY_BUCKETS`].
+/// Returns a histogram of seconds with [`LATENCY_BUCKETS`].
 pub fn histogram(name: &'static str, help: &'static str) -> Histogram {
     named(name, help, || Histogram::new(LATENCY_BUCKETS))
 }
 
-/// A histogram with these buckets.
+/// Returns a histogram with the given buckets.
 pub fn histogram_of(name: &'static str, help: &'static str, buckets: &[f64]) -> Histogram {
     named(name, help, || Histogram::new(buckets.iter().copied()))
 }
 
-/// Histograms of seconds by labels, with [`LATENCY_BUCKETS`].
+/// Returns histograms of seconds by labels, with [`LATENCY_BUCKETS`].
 pub fn histogram_family<L>(name: &'static str, help: &'static str) -> Family<L, Histogram, LatencyBuckets>
 where
     L: Clone + Hash + Eq + EncodeLabelSet + Debug + Send + Sync + 'static,
@@ -82,7 +82,7 @@ where
     named(name, help, || Family::new_with_constructor(LatencyBuckets))
 }
 
-/// Histograms by labels, with these buckets.
+/// Returns histograms by labels, with the given buckets.
 pub fn histogram_family_of<L>(
     name: &'static str,
     help: &'static str,
@@ -94,12 +94,12 @@ where
     named(name, help, || Family::new_with_constructor(Buckets(buckets)))
 }
 
-/// A gauge of any number.
+/// Returns a floating-point gauge.
 pub fn float_gauge(name: &'static str, help: &'static str) -> Gauge<f64, AtomicU64> {
     named(name, help, Gauge::default)
 }
 
-/// Makes histograms with the buckets it has.
+/// Constructs histograms with fixed buckets.
 #[derive(Debug, Clone, Copy)]
 pub struct Buckets(&'static [f64]);
 
@@ -109,7 +109,7 @@ impl MetricConstructor<Histogram> for Buckets {
     }
 }
 
-/// Makes histograms with [`LATENCY_BUCKETS`].
+/// Constructs histograms with [`LATENCY_BUCKETS`].
 #[derive(Debug, Clone, Copy)]
 pub struct LatencyBuckets;
 
@@ -119,12 +119,12 @@ impl MetricConstructor<Histogram> for LatencyBuckets {
     }
 }
 
-/// The metrics of this process as OpenMetrics text.
+/// Encodes all metrics of the process as OpenMetrics text.
 pub fn text() -> String {
     let mut out = String::new();
     match prometheus_client::encoding::text::encode(&mut out, &registry()) {
         Ok(()) => out,
-        // Writing to a String does not fail; a label that cannot be encoded would.
+        // Only a label that cannot be encoded fails; writing to a String does not.
         Err(_) => "# EOF\n".to_owned(),
     }
 }

@@ -1,4 +1,4 @@
-//! What this process takes of the machine, under the names that Prometheus' client libraries have for it; read at each scrape.
+//! The standard `process_*` metrics of Prometheus client libraries, read from /proc at each scrape.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-/// Ticks of /proc in a second: USER_HZ, the same on every Linux this runs on.
-const TICKS: f64 = 100.0;
+/// Clock ticks per second in /proc: USER_HZ, which is 100 on all supported architectures.
+const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Reads /proc/self.
+/// Collects the metrics of the process from /proc/self.
 #[derive(Debug)]
 pub(crate) struct Process;
 
-/// What there is to tell; none of what cannot be read.
+/// Resource usage of a process. A value that cannot be read is `None`.
 #[derive(Debug, Default, PartialEq)]
-struct Figures {
+struct Usage {
     cpu_seconds: Option<f64>,
     start_seconds: Option<f64>,
     resident_bytes: Option<u64>,
@@ -25,28 +25,28 @@ struct Figures {
     max_files: Option<u64>,
 }
 
-impl Figures {
+impl Usage {
     fn read() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let open = std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count);
-        let mut figures = Self::parse(
+        let mut usage = Self::parse(
             &read("/proc/self/stat"),
             &read("/proc/self/status"),
             &read("/proc/self/limits"),
             &read("/proc/stat"),
         );
-        // Without the one that reads the directory.
-        figures.open_files = open.and_then(|n| u64::try_from(n.saturating_sub(1)).ok());
-        figures
+        // The descriptor that reads the directory is not counted.
+        usage.open_files = open.and_then(|n| u64::try_from(n.saturating_sub(1)).ok());
+        usage
     }
 
-    /// From the texts of /proc/self/stat, status and limits, and of /proc/stat.
+    /// Parses the contents of /proc/self/stat, /proc/self/status, /proc/self/limits and /proc/stat.
     fn parse(own: &str, status: &str, limits: &str, machine: &str) -> Self {
-        // The name in parentheses may have anything in it; what follows begins with the third field.
+        // The name in parentheses may contain any character, so fields are counted from the last parenthesis: the third is next.
         let fields: Vec<&str> = own.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let field = |number: usize| fields.get(number.checked_sub(3)?)?.parse::<u64>().ok();
         #[expect(clippy::cast_precision_loss, reason = "2^53 ticks are three million years")]
-        let seconds = |ticks: u64| ticks as f64 / TICKS;
+        let seconds = |ticks: u64| ticks as f64 / TICKS_PER_SECOND;
         let boot = machine.lines().find_map(|l| l.strip_prefix("btime ")?.trim().parse::<f64>().ok());
         let memory = |name: &str| {
             let value = status.lines().find_map(|l| l.strip_prefix(name)?.split_whitespace().next());
@@ -66,34 +66,34 @@ impl Figures {
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let figures = Figures::read();
-        let mut tell = |name: &str, help: &str, value: Option<&dyn EncodeMetric>| match value {
+        let usage = Usage::read();
+        let mut encode = |name: &str, help: &str, value: Option<&dyn EncodeMetric>| match value {
             Some(value) => value.encode(encoder.encode_descriptor(name, help, None, value.metric_type())?),
             None => Ok(()),
         };
-        // Values of 64 bits, as the classic format has no others.
+        // Prometheus values are 64-bit floats.
         #[expect(clippy::cast_precision_loss, reason = "bytes and files below 2^53")]
         let gauge = |value: Option<u64>| value.map(|n| ConstGauge::new(n as f64));
-        let cpu = figures.cpu_seconds.map(ConstCounter::new);
-        tell(
+        let cpu = usage.cpu_seconds.map(ConstCounter::new);
+        encode(
             "process_cpu_seconds",
             "Total user and system CPU time spent in seconds",
             cpu.as_ref().map(|v| v as _),
         )?;
-        let start = figures.start_seconds.map(ConstGauge::new);
-        tell(
+        let start = usage.start_seconds.map(ConstGauge::new);
+        encode(
             "process_start_time_seconds",
             "Start time of the process since unix epoch in seconds",
             start.as_ref().map(|v| v as _),
         )?;
         for (name, help, value) in [
-            ("process_resident_memory_bytes", "Resident memory size in bytes", figures.resident_bytes),
-            ("process_virtual_memory_bytes", "Virtual memory size in bytes", figures.virtual_bytes),
-            ("process_open_fds", "Number of open file descriptors", figures.open_files),
-            ("process_max_fds", "Maximum number of open file descriptors", figures.max_files),
+            ("process_resident_memory_bytes", "Resident memory size in bytes", usage.resident_bytes),
+            ("process_virtual_memory_bytes", "Virtual memory size in bytes", usage.virtual_bytes),
+            ("process_open_fds", "Number of open file descriptors", usage.open_files),
+            ("process_max_fds", "Maximum number of open file descriptors", usage.max_files),
         ] {
             let value = gauge(value);
-            tell(name, help, value.as_ref().map(|v| v as _))?;
+            encode(name, help, value.as_ref().map(|v| v as _))?;
         }
         Ok(())
     }
@@ -110,8 +110,8 @@ mod tests {
     fn a_process_is_read_by_its_fields_whatever_its_name() {
         let limits = "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024                 4096                 files\n";
         let status = "Name:\ta\nVmSize:\t    8000 kB\nVmRSS:\t    1200 kB\n";
-        let found = Figures::parse(STAT, status, limits, "cpu 1 2\nbtime 1000\n");
-        let want = Figures {
+        let found = Usage::parse(STAT, status, limits, "cpu 1 2\nbtime 1000\n");
+        let want = Usage {
             cpu_seconds: Some(3.0),
             start_seconds: Some(2234.0),
             resident_bytes: Some(1200 << 10),
@@ -120,7 +120,7 @@ mod tests {
             max_files: Some(1024),
         };
         assert_eq!(found, want);
-        assert_eq!(Figures::parse("", "", "", ""), Figures::default(), "nothing is made up");
+        assert_eq!(Usage::parse("", "", "", ""), Usage::default(), "missing values stay unset");
     }
 
     #[test]

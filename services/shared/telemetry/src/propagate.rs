@@ -1,4 +1,4 @@
-//! W3C trace context across processes: in the metadata of unary calls, in the `trace` field of stream messages.
+//! Propagates the W3C trace context between processes: in the metadata of calls and in the `trace` field of stream messages.
 use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
 use opentelemetry::trace::TraceContextExt as _;
@@ -8,14 +8,14 @@ use tonic::metadata::{AsciiMetadataKey, KeyRef, MetadataMap, MetadataValue};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-/// The W3C header.
+/// W3C header with the trace id, the parent span and the flags.
 pub const TRACEPARENT: &str = "traceparent";
-/// The W3C header with vendors' additions.
+/// W3C header with vendor-specific data.
 pub const TRACESTATE: &str = "tracestate";
 
-/// Something that may carry a trace context.
+/// A message or header map that may carry a trace context.
 pub trait TraceSource {
-    /// The remote context, or an empty one.
+    /// Returns the remote context; an empty one if there is none or it does not parse.
     fn trace_context(&self) -> Context;
 }
 
@@ -86,12 +86,12 @@ impl<T: TraceSource> TraceSource for Option<T> {
     }
 }
 
-/// The context of the current span, for the `trace` field of a stream message. None outside any span.
+/// Returns the context of the current span, for the `trace` field of a stream message. `None` outside a span.
 pub fn current_trace() -> Option<Trace> {
     trace_of(&Span::current())
 }
 
-/// The context of `span`. None where it is disabled or nothing records it.
+/// Returns the context of `span`. `None` if the span is disabled or not recorded.
 pub fn trace_of(span: &Span) -> Option<Trace> {
     let context = span.context();
     let span = context.span();
@@ -107,7 +107,7 @@ pub fn trace_of(span: &Span) -> Option<Trace> {
     })
 }
 
-/// Writes the context of the current span into a call's metadata; without a span it writes nothing.
+/// Adds the context of the current span, if any, to the metadata of a call.
 pub fn inject(metadata: &mut MetadataMap) {
     struct Writer<'a>(&'a mut MetadataMap);
     impl Injector for Writer<'_> {
@@ -127,17 +127,16 @@ pub fn inject(metadata: &mut MetadataMap) {
     }
 }
 
-/// Makes `span` a child of the remote context in `source`. Call it before the span is entered; without a context,
-/// or once the span has begun, it does nothing.
+/// Makes `span` a child of the remote context in `source`. Has no effect without a context or after the span was entered.
 pub fn set_parent(span: &Span, source: &impl TraceSource) {
     let context = source.trace_context();
     if context.span().span_context().is_valid() {
-        // Fails only for a span nobody records or one that has begun, and then there is nothing to link.
+        // Fails only for a span that is not recorded or was already entered: both keep the parent they have.
         let _ = span.set_parent(context);
     }
 }
 
-/// The hex trace id of the current span; None outside any.
+/// Returns the hexadecimal trace id of the current span. `None` outside a span.
 pub fn current_trace_id() -> Option<String> {
     let context = Span::current().context();
     let span = context.span();
@@ -145,7 +144,7 @@ pub fn current_trace_id() -> Option<String> {
     context.is_valid().then(|| context.trace_id().to_string())
 }
 
-/// Adds the current span's context to each call of a client.
+/// Adds the context of the current span to each call of a client.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PropagatingInterceptor;
 

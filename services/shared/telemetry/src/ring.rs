@@ -1,4 +1,4 @@
-//! The newest spans of this process, bounded.
+//! Keeps the newest spans of the process in memory.
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -12,30 +12,26 @@ use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
 use parking_lot::Mutex;
 use quintlet_proto::debug::v1 as pb;
 
-/// Spans kept per process: at about 300 bytes each some 1.2 MiB, and 40 pod operations of 100 spans.
+/// Spans kept per process: about 1.2 MiB at 300 bytes each, or 40 pod operations of 100 spans.
 pub const RING_CAPACITY: usize = 4096;
 
 /// The span attribute that names a pod.
 pub(crate) const POD_UID: &str = "pod.uid";
 
-/// One finished span, in the least space that answers `debug.v1.Traces`.
+/// A finished span, reduced to the fields of `debug.v1.Span`.
 #[derive(Debug, Clone)]
 pub struct SpanRecord {
-    /// Trace it belongs to.
     pub trace_id: TraceId,
-    /// Its own id.
     pub span_id: SpanId,
-    /// The span it was started in; [`SpanId::INVALID`] for a root.
+    /// [`SpanId::INVALID`] for a root span.
     pub parent_span_id: SpanId,
-    /// Its name.
     pub name: Cow<'static, str>,
-    /// When it began, wall time.
+    /// Wall-clock time.
     pub start: SystemTime,
-    /// When it ended, wall time.
+    /// Wall-clock time.
     pub end: SystemTime,
-    /// Its attributes.
     pub attributes: Box<[KeyValue]>,
-    /// Why it failed; None where it did not.
+    /// Description of the error; `None` if the span did not fail.
     pub error: Option<Cow<'static, str>>,
 }
 
@@ -87,7 +83,7 @@ fn unix_ns(at: SystemTime) -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// Finished spans, oldest dropped first.
+/// A bounded queue of finished spans. When it is full, the oldest span is dropped.
 #[derive(Debug)]
 pub struct SpanRing {
     capacity: usize,
@@ -97,7 +93,7 @@ pub struct SpanRing {
 }
 
 impl SpanRing {
-    /// An empty ring of at most `capacity` spans.
+    /// Returns an empty ring of at most `capacity` spans.
     pub const fn new(capacity: usize) -> Self {
         Self {
             capacity,
@@ -107,12 +103,12 @@ impl SpanRing {
         }
     }
 
-    /// Names the service its spans belong to; the first name stays.
+    /// Sets the service of the spans. Only the first call has an effect.
     pub fn set_service(&self, service: &'static str) {
         self.service.get_or_init(|| service);
     }
 
-    /// Adds a span, dropping the oldest when full.
+    /// Adds a span. Drops the oldest one if the ring is full.
     pub fn push(&self, span: SpanRecord) {
         let mut spans = self.spans.lock();
         if spans.len() >= self.capacity {
@@ -122,22 +118,20 @@ impl SpanRing {
         spans.push_back(span);
     }
 
-    /// Spans kept now.
     pub fn len(&self) -> usize {
         self.spans.lock().len()
     }
 
-    /// Whether it holds none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Spans dropped since the start.
+    /// Returns the number of spans dropped since the process started.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// The spans that match both filters, oldest first; an empty filter matches any.
+    /// Returns the spans that match both filters, oldest first. An empty filter matches every span.
     pub fn query(&self, trace_id: &str, pod_uid: &str) -> pb::TracesReply {
         let service = self.service.get().copied().unwrap_or_default();
         let wanted = TraceId::from_hex(trace_id).ok();
@@ -155,20 +149,19 @@ impl SpanRing {
     }
 }
 
-/// The ring of this process.
+/// Returns the ring of the process.
 pub fn ring() -> &'static SpanRing {
     static RING: SpanRing = SpanRing::new(RING_CAPACITY);
     &RING
 }
 
-/// Puts every finished span into a ring.
+/// A span processor that adds every finished span to a ring.
 #[derive(Debug)]
 pub struct RingProcessor {
     ring: &'static SpanRing,
 }
 
 impl RingProcessor {
-    /// Feeds `ring`.
     pub fn new(ring: &'static SpanRing) -> Self {
         Self { ring }
     }
