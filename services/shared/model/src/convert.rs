@@ -1,4 +1,4 @@
-//! Wire types to the types of this crate and back. Errors name the path of the field.
+//! Converts wire types to the types of this crate and back. Errors name the path of the field.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use crate::runtime::{
     Container, ContainerState, Cursor, Mount, PodRuntime, Resources, Sandbox, SandboxState, User,
 };
 
-/// A message that cannot be understood.
+/// A message that cannot be converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConvertError {
-    /// A field that must be there is not.
+    /// A required field is missing.
     #[error("{0}: missing")]
     Missing(&'static str),
-    /// A field has a value this build does not know.
+    /// A field has a value that this version does not know.
     #[error("{field}: unknown value {value}")]
     UnknownValue {
         /// Path of the field.
@@ -24,15 +24,15 @@ pub enum ConvertError {
         /// The value on the wire.
         value: i32,
     },
-    /// An id cannot be used.
+    /// An id is invalid.
     #[error("{field}")]
     Id {
         /// Path of the field.
         field: &'static str,
-        /// What is wrong.
+        /// The reason.
         source: InvalidId,
     },
-    /// An address cannot be read.
+    /// A field is not an IP address.
     #[error("{field}: {value:?} is not an IP address")]
     Address {
         /// Path of the field.
@@ -115,7 +115,7 @@ impl TryFrom<pleg::Container> for Container {
             Ok(pleg::ContainerState::Created) => ContainerState::Created,
             Ok(pleg::ContainerState::Running) => ContainerState::Running,
             Ok(pleg::ContainerState::Exited) => ContainerState::Exited,
-            // A state of a later version is one this build does not know.
+            // A later version may add states; this version treats them as unknown.
             Ok(pleg::ContainerState::Unknown | pleg::ContainerState::Unspecified) | Err(_) => {
                 ContainerState::Unknown
             }
@@ -207,10 +207,10 @@ impl From<&Container> for pleg::Container {
     }
 }
 
-/// A record of epoch `epoch`.
+/// Converts a pod record from a run of pleg-service with the epoch `epoch`.
 ///
 /// # Errors
-/// An id, state or address cannot be understood.
+/// Fails if an id, a state or an address is invalid.
 pub fn pod_runtime(record: pleg::PodRecord, epoch: u64) -> Result<PodRuntime, ConvertError> {
     let mut pod = PodRuntime {
         pod: PodRef {
@@ -243,10 +243,10 @@ impl From<&PodRuntime> for pleg::PodRecord {
     }
 }
 
-/// Reads a probe type.
+/// Converts a probe type.
 ///
 /// # Errors
-/// Unspecified or unknown.
+/// Fails if the type is unspecified or unknown.
 pub fn probe_type(value: i32) -> Result<ProbeType, ConvertError> {
     match probe::ProbeType::try_from(value) {
         Ok(probe::ProbeType::Startup) => Ok(ProbeType::Startup),
@@ -268,7 +268,7 @@ impl From<ProbeType> for probe::ProbeType {
     }
 }
 
-/// Reads a result; unspecified is "none yet".
+/// Converts a probe result. Returns `None` for an unspecified result: there is none yet.
 #[must_use]
 pub fn probe_result(value: i32) -> Option<ProbeResult> {
     match probe::Outcome::try_from(value) {

@@ -1,11 +1,12 @@
-//! The kubelet's hash of a container definition (pkg/kubelet/container/helpers.go: HashContainer).
+//! Hashes that the kubelet stores on containers (`pkg/kubelet/container: HashContainer`).
 
 use std::fmt::Write as _;
 use std::hash::Hasher as _;
 
-/// Hash of a container definition as written into the annotation: lower-case hex without padding.
+/// Returns the hash of a container definition as in the container's annotation: lower-case hex without padding.
 ///
-/// Only name and image take part. It equals the kubelet's bit for bit, so containers can change hands.
+/// It covers the name and the image only. It equals the kubelet's hash, so that Quintlet and the kubelet can take over each
+/// other's containers.
 #[must_use]
 pub fn container_hash(name: &str, image: &str) -> String {
     let json = format!("{{\"image\":{},\"name\":{}}}", go_json(image), go_json(name));
@@ -26,7 +27,7 @@ fn go_json(text: &str) -> String {
     escape_as_go(&serde_json::Value::String(text.to_owned()).to_string())
 }
 
-/// JSON as Go's encoder has it, which also escapes what HTML would interpret, and two separators.
+/// Escapes JSON as Go's `encoding/json` does: also the HTML characters `<`, `>` and `&`, and the separators U+2028 and U+2029.
 #[must_use]
 pub fn escape_as_go(json: &str) -> String {
     json.replace('<', "\\u003c")
@@ -36,7 +37,7 @@ pub fn escape_as_go(json: &str) -> String {
         .replace('\u{2029}', "\\u2029")
 }
 
-/// FNV-1a, 64 bit, of some text, hex: the key of a crash-loop back-off entry.
+/// Returns the 64-bit FNV-1a hash of a text in hex, which is the key of a crash-loop back-off entry.
 #[must_use]
 pub fn fnv64_hex(text: &str) -> String {
     let mut hasher = fnv::FnvHasher::default();

@@ -1,17 +1,17 @@
-//! Ids are types, parsed once at the edge.
+//! Typed ids of pods, containers and sandboxes. They are parsed where they enter the process.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// An id that is not usable.
+/// The error for an invalid id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {problem}")]
 pub struct InvalidId {
-    /// Which id: `pod uid`, `container id`…
+    /// The kind of id: `pod uid`, `container id` or `sandbox id`.
     pub what: &'static str,
-    /// What is wrong with it.
+    /// The reason, such as `empty`.
     pub problem: &'static str,
 }
 
@@ -37,15 +37,15 @@ macro_rules! id {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Parses an id.
+            /// Validates and wraps an id.
             ///
             /// # Errors
-            /// Empty, longer than 256 bytes, or not usable as a file name.
+            /// Fails if the id is empty, longer than 256 bytes or not usable as a file name.
             pub fn parse(value: &str) -> Result<Self, InvalidId> {
                 checked($what, value).map(Self)
             }
 
-            /// The id as text.
+            /// Returns the id as text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -92,38 +92,38 @@ macro_rules! id {
 }
 
 id!(
-    /// `metadata.uid` of a pod; for static pods the one derived from the manifest.
+    /// `metadata.uid` of a pod. That of a static pod is derived from its manifest.
     PodUid, "pod uid"
 );
 id!(
-    /// Id of a container as the runtime gives it, without `containerd://`.
+    /// Id of a container as the runtime reports it, without the prefix `containerd://`.
     ContainerId, "container id"
 );
 id!(
-    /// Id of a sandbox as the runtime gives it.
+    /// Id of a pod sandbox as the runtime reports it.
     SandboxId, "sandbox id"
 );
 
-/// A pod by all its names.
+/// UID, namespace and name of a pod.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PodRef {
-    /// UID.
+    /// `metadata.uid`.
     pub uid: PodUid,
-    /// Namespace.
+    /// `metadata.namespace`.
     pub namespace: Arc<str>,
-    /// Name.
+    /// `metadata.name`.
     pub name: Arc<str>,
 }
 
 impl PodRef {
-    /// `<name>_<namespace>`, the kubelet's full name.
+    /// Returns `<name>_<namespace>` (`pkg/kubelet/container: GetPodFullName`).
     #[must_use]
     pub fn full_name(&self) -> String {
         format!("{}_{}", self.name, self.namespace)
     }
 }
 
-/// `<name>_<namespace>(<uid>)`, as the kubelet writes a pod inside messages.
+/// Formats the pod as `<name>_<namespace>(<uid>)` (`pkg/kubelet/util/format: Pod`).
 impl fmt::Display for PodRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}_{}({})", self.name, self.namespace, self.uid)

@@ -1,4 +1,5 @@
-//! Keys the kubelet puts on sandboxes and containers (pkg/kubelet/kuberuntime/labels.go, pkg/kubelet/types).
+//! Labels and annotations that the kubelet sets on sandboxes, containers and pods (`pkg/kubelet/kuberuntime/labels.go`,
+//! `pkg/kubelet/types`).
 
 /// Label: name of the pod.
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -8,7 +9,7 @@ pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 pub const POD_UID: &str = "io.kubernetes.pod.uid";
 /// Label: name of the container in the pod's spec.
 pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
-/// Annotation: hash of the container's definition, hex.
+/// Annotation: hash of the container's definition, hexadecimal.
 pub const CONTAINER_HASH: &str = "io.kubernetes.container.hash";
 /// Annotation: restart count, decimal.
 pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
@@ -16,25 +17,26 @@ pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 pub const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 /// Annotation: `File` or `FallbackToLogsOnError`.
 pub const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
-/// Annotation: JSON of the preStop handler.
+/// Annotation: the preStop handler as JSON.
 pub const PRE_STOP_HANDLER: &str = "io.kubernetes.container.preStopHandler";
-/// Annotation: JSON of the container's ports.
+/// Annotation: the container's ports as JSON.
 pub const CONTAINER_PORTS: &str = "io.kubernetes.container.ports";
-/// Annotation: `metadata.deletionGracePeriodSeconds`, decimal.
+/// Annotation: `metadata.deletionGracePeriodSeconds`, decimal seconds.
 pub const POD_DELETION_GRACE: &str = "io.kubernetes.pod.deletionGracePeriod";
-/// Annotation: `spec.terminationGracePeriodSeconds`, decimal.
+/// Annotation: `spec.terminationGracePeriodSeconds`, decimal seconds.
 pub const POD_TERMINATION_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
 
-/// Pod annotation: which source a pod came from (`file`, `http`, `api`).
+/// Pod annotation: the source of the pod (`file`, `http` or `api`).
 pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
-/// Pod annotation: UID of the static pod a mirror stands for.
+/// Pod annotation of a mirror pod: UID of its static pod.
 pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
-/// Pod annotation: UID a source gave a static pod.
+/// Pod annotation: UID that the source assigned to a static pod.
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-/// Pod annotation: when the pod was first seen.
+/// Pod annotation: time at which the node first saw the pod.
 pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 
-/// Sandbox annotation: the node that made the sandbox. What does not bear it and has no directory is not ours.
+/// Sandbox annotation: the node that created the sandbox. A sandbox without it and without a pod directory belongs to another
+/// client of the runtime.
 pub const OWNER_NODE: &str = "quintlet.dev/node";
-/// Pod annotation: what `quintctl up --once` expects of the pod.
+/// Pod annotation: the outcome that `quintctl up --once` expects of the pod.
 pub const EXPECT: &str = "quintlet.dev/expect";

@@ -1,6 +1,6 @@
-//! The words all services share: ids, what the runtime says of a pod, probe memory, call outcomes.
+//! Types that all services share: ids, the state of a pod in the runtime, probe memory, call outcomes.
 //!
-//! This crate decides nothing and does no I/O. Wire types become these types in [`convert`] and nowhere else.
+//! This crate makes no decisions and does no I/O. Only [`convert`] converts wire types to these types.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 

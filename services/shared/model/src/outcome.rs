@@ -1,36 +1,38 @@
-//! What became of a call through cri-proxy, and the metadata that fences mutations.
+//! The outcome of a call through cri-proxy, and the metadata that fences mutating calls.
 
 use std::fmt;
 
-/// Metadata of a mutating call: the owner epoch of the pod-sync that makes it, decimal.
+/// Metadata of a mutating call: owner epoch of the calling pod-sync, decimal.
 pub const OWNER_EPOCH_HEADER: &str = "quintlet-owner-epoch";
-/// Metadata of a mutating call: CLOCK_BOOTTIME nanoseconds after which it must not run, decimal.
+/// Metadata of a mutating call: time after which it must not be dispatched, in CLOCK_BOOTTIME nanoseconds, decimal.
 pub const DEADLINE_HEADER: &str = "quintlet-deadline-boottime-ns";
 
-/// The call may have been made before, not before this: CLOCK_BOOTTIME nanoseconds, decimal. It joins an identical one in
-/// flight and gets the answer of one that ended. One that never came is made now. Where nobody can tell, since cri-proxy
-/// is younger or the answer is forgotten, it is NOT_FOUND and not dispatched.
+/// Metadata of a call that repeats an earlier one: earliest time of the first call, in CLOCK_BOOTTIME nanoseconds, decimal.
+///
+/// The call joins an identical call in flight, or returns the result of a completed one. If cri-proxy never received the first
+/// call, it dispatches this one. If cri-proxy started later than that time or has dropped the result, it returns NOT_FOUND
+/// without dispatching the call.
 pub const JOIN_ONLY_HEADER: &str = "quintlet-join-only";
-/// Trailer of every forwarded call: an [`Outcome`] by name.
+/// Trailer of every forwarded call: the name of an [`Outcome`].
 pub const OUTCOME_TRAILER: &str = "quintlet-outcome";
-/// Trailer of every forwarded call: milliseconds it waited for dispatch, decimal.
+/// Trailer of every forwarded call: time in the queue before dispatch, in milliseconds, decimal.
 pub const QUEUED_MS_TRAILER: &str = "quintlet-queued-ms";
 
-/// What is known of a call once it returned.
+/// What the caller knows about the effect of a call that returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// The runtime did it.
+    /// The runtime executed the call.
     Ok,
-    /// The runtime answered that it did not. Only this makes events, waiting reasons and back-off.
+    /// The runtime returned an error. Only this outcome causes events, waiting reasons and back-off.
     RuntimeError,
-    /// The runtime never saw it: repeat as soon as the service is back.
+    /// The runtime never received the call. Retry as soon as the service is available again.
     NotDispatched,
-    /// It may have happened: a full observation must come before the next decision.
+    /// The call may have taken effect. A full observation must precede the next decision.
     Unknown,
 }
 
 impl Outcome {
-    /// The name used in [`OUTCOME_TRAILER`].
+    /// Returns the name used in [`OUTCOME_TRAILER`].
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -41,7 +43,7 @@ impl Outcome {
         }
     }
 
-    /// Reads a trailer. A name from a later version, or none, is [`Outcome::Unknown`]: the careful reading.
+    /// Parses the trailer. A missing name and a name of a later version mean [`Outcome::Unknown`], the safe choice.
     #[must_use]
     pub fn from_name(name: Option<&str>) -> Self {
         match name {

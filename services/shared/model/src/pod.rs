@@ -1,14 +1,14 @@
-//! Small questions about a v1 Pod that several services ask.
+//! Accessors and predicates for a v1 Pod that several services use.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
 use crate::ids::{InvalidId, PodRef, PodUid};
 use crate::labels;
 
-/// The names of a pod.
+/// Returns the UID, namespace and name of a pod. The namespace defaults to `default`.
 ///
 /// # Errors
-/// The UID is missing or not usable.
+/// Fails if the UID is missing or invalid.
 pub fn pod_ref(pod: &Pod) -> Result<PodRef, InvalidId> {
     Ok(PodRef {
         uid: PodUid::parse(pod.metadata.uid.as_deref().unwrap_or_default())?,
@@ -17,65 +17,65 @@ pub fn pod_ref(pod: &Pod) -> Result<PodRef, InvalidId> {
     })
 }
 
-/// Value of an annotation.
+/// Returns the value of an annotation.
 #[must_use]
 pub fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-/// A pod of a file or URL: it has a source and that is not the API server.
+/// Returns whether the pod comes from a file or a URL (`pkg/kubelet/types: IsStaticPod`).
 #[must_use]
 pub fn is_static(pod: &Pod) -> bool {
     annotation(pod, labels::CONFIG_SOURCE).is_some_and(|s| s != "api")
 }
 
-/// The API server's copy of a static pod.
+/// Returns whether the pod is the mirror of a static pod at the API server.
 #[must_use]
 pub fn is_mirror(pod: &Pod) -> bool {
     annotation(pod, labels::CONFIG_MIRROR).is_some()
 }
 
-/// `spec`, or an empty one.
+/// Returns `spec`, or an empty spec.
 #[must_use]
 pub fn spec(pod: &Pod) -> &PodSpec {
     static EMPTY: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
     pod.spec.as_ref().unwrap_or(&EMPTY)
 }
 
-/// Init containers, none where the field is absent.
+/// Returns the init containers.
 #[must_use]
 pub fn init_containers(pod: &Pod) -> &[Container] {
     spec(pod).init_containers.as_deref().unwrap_or_default()
 }
 
-/// The pod uses the node's network namespace.
+/// Returns whether the pod uses the node's network namespace.
 #[must_use]
 pub fn host_network(pod: &Pod) -> bool {
     spec(pod).host_network.unwrap_or(false)
 }
 
-/// An init container that keeps running beside the regular ones.
+/// Returns whether an init container keeps running beside the regular containers (`restartPolicy: Always`).
 #[must_use]
 pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// `spec.restartPolicy`, `Always` where absent.
+/// Returns `spec.restartPolicy`, by default `Always`.
 #[must_use]
 pub fn restart_policy(pod: &Pod) -> &str {
     spec(pod).restart_policy.as_deref().unwrap_or("Always")
 }
 
-/// Phase Succeeded or Failed.
+/// Returns whether the phase is Succeeded or Failed.
 #[must_use]
 pub fn is_terminal_phase(phase: Option<&str>) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Priority at and above which a pod is critical (pkg/apis/scheduling).
+/// Lowest priority of critical pods (`pkg/apis/scheduling: SystemCriticalPriority`).
 pub const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
-/// Static, mirror, or of system priority (pkg/kubelet/types/pod_update.go: IsCriticalPod).
+/// Returns whether a pod is static, a mirror, or of system priority (`pkg/kubelet/types: IsCriticalPod`).
 #[must_use]
 pub fn is_critical(pod: &Pod) -> bool {
     is_static(pod) || is_mirror(pod) || spec(pod).priority.is_some_and(|p| p >= SYSTEM_CRITICAL_PRIORITY)

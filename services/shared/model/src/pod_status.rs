@@ -1,8 +1,8 @@
-//! Pod statuses as JSON: who owns what in them, and when two say the same.
+//! Pod statuses as JSON: the owners of their fields, and the comparison of two statuses.
 
 use serde_json::{Map, Value};
 
-/// Conditions only the node agent writes (`pkg/kubelet/types/pod_status.go`).
+/// Conditions that only the node agent writes (`pkg/kubelet/types: PodConditionByKubelet`).
 pub const OWNED: &[&str] = &[
     "PodScheduled",
     "Ready",
@@ -14,33 +14,33 @@ pub const OWNED: &[&str] = &[
     "AllContainersRestarting",
 ];
 
-/// The one condition the node agent shares with controllers.
+/// The condition that both the node agent and controllers write (`pkg/kubelet/types: PodConditionSharedByKubelet`).
 pub const SHARED: &str = "DisruptionTarget";
 
 /// Fields of the status that other components own.
 pub const FOREIGN_FIELDS: &[&str] =
     &["resourceClaimStatuses", "extendedResourceClaimStatus", "nodeAllocatableResourceClaimStatuses"];
 
-/// Returns the text of a field, empty where there is none.
+/// Returns the text of a field, or an empty one.
 #[must_use]
 pub fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value.get(field).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Returns the list in a field, empty where there is none.
+/// Returns the list in a field, or an empty one.
 #[must_use]
 pub fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value.get(field).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
-/// Whether a phase is final.
+/// Returns whether a phase is final: Succeeded or Failed.
 #[must_use]
 pub fn is_terminal(phase: &str) -> bool {
     matches!(phase, "Succeeded" | "Failed")
 }
 
-/// Whether two statuses are the same but for what others own: times of conditions, foreign conditions and claims
-/// (`pkg/kubelet/status: isPodStatusByKubeletEqual`).
+/// Returns whether two statuses are equal, ignoring the times of conditions and the conditions and fields that other components
+/// own (`pkg/kubelet/status: isPodStatusByKubeletEqual`).
 #[must_use]
 pub fn equal(a: &Value, b: &Value) -> bool {
     strip(a) == strip(b)
@@ -62,7 +62,7 @@ fn strip(status: &Value) -> Value {
     rest
 }
 
-/// A form in which equal values are equal JSON: absent, null and empty are one, quantities compare by value.
+/// Returns a canonical form, in which null and empty fields are absent and quantities are exact numbers.
 #[must_use]
 pub fn canonical(value: &Value) -> Value {
     match value {
@@ -82,9 +82,9 @@ fn canonical_map(map: &Map<String, Value>) -> Map<String, Value> {
             }
             value => canonical(value),
         };
-        // An empty state says which one it is.
-        let says_something = matches!(field.as_str(), "running" | "waiting" | "terminated");
-        if says_something && value.is_object() || !is_empty(&value) {
+        // The name of an empty container state carries information.
+        let is_container_state = matches!(field.as_str(), "running" | "waiting" | "terminated");
+        if is_container_state && value.is_object() || !is_empty(&value) {
             result.insert(field.clone(), value);
         }
     }
@@ -114,12 +114,12 @@ fn exact_quantity(value: &Value) -> Value {
     nano(&text).map_or(Value::String(text), |nano| Value::String(format!("{nano}n")))
 }
 
-/// A quantity in billionths; none if it is not one, or out of range.
+/// Parses a quantity in units of 10⁻⁹. Returns `None` if the text is not a quantity or is out of range.
 fn nano(text: &str) -> Option<i128> {
     let end =
         text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '-' || c == '+')).unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
-    // (numerator, denominator) of one unit in billionths.
+    // (numerator, denominator) of one unit, in units of 10⁻⁹.
     let (unit, divisor): (i128, i128) = match suffix {
         "n" => (1, 1),
         "u" => (1_000, 1),

@@ -1,4 +1,4 @@
-//! Probe types, results and what a prober remembers.
+//! Probe types, probe results and the state of a probe.
 
 use std::fmt;
 
@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{ContainerId, PodUid};
 
-/// Which of the three probes.
+/// The type of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ProbeType {
-    /// Gates the other two until it succeeded once.
+    /// Delays the other two probes until it has succeeded once.
     Startup,
-    /// Makes a container Ready.
+    /// Determines whether a container is ready.
     Readiness,
-    /// Restarts a container.
+    /// Causes a restart of the container when it fails.
     Liveness,
 }
 
@@ -27,41 +27,41 @@ impl fmt::Display for ProbeType {
     }
 }
 
-/// Result of one evaluation, or of a probe after thresholds.
+/// The result of one attempt, or of a probe after its thresholds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ProbeResult {
-    /// Nothing known.
+    /// No result is available.
     Unknown,
-    /// Passed.
+    /// The probe succeeded.
     Success,
-    /// Failed.
+    /// The probe failed.
     Failure,
 }
 
-/// One probe of one container of one pod.
+/// Identifies a probe by pod, container and type.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProbeKey {
-    /// Pod.
+    /// UID of the pod.
     pub uid: PodUid,
-    /// Container name.
+    /// Name of the container in the pod's spec.
     pub container: String,
-    /// Which probe.
+    /// Type of the probe.
     pub probe: ProbeType,
 }
 
-/// Everything a prober knows of one probe of one container instance.
+/// The state of one probe of one container instance (`pkg/kubelet/prober: worker`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeMemory {
-    /// The instance it is about.
+    /// The probed container instance.
     pub container_id: ContainerId,
-    /// Evaluations that counted so far; of two memories the one with the higher counter is newer.
+    /// Number of evaluations so far. Of two memories, the one with the higher counter is newer.
     pub counter: u64,
-    /// Result after thresholds; `None`: no threshold was reached yet and nothing was seeded.
+    /// Result after thresholds. `None` until a threshold is reached, unless an initial result was set.
     pub result: Option<ProbeResult>,
-    /// Last raw result.
+    /// Result of the last attempt.
     pub last: ProbeResult,
-    /// How often `last` came in a row, saturated at its threshold.
+    /// Number of consecutive attempts with the result `last`, at most its threshold.
     pub run: u32,
-    /// Probing rests until a new container id.
+    /// The probe is paused until the container has a new id.
     pub on_hold: bool,
 }

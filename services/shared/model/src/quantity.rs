@@ -1,6 +1,6 @@
-//! Kubernetes quantities, exact (apimachinery/pkg/api/resource).
+//! Exact Kubernetes quantities (`k8s.io/apimachinery/pkg/api/resource: Quantity`).
 //!
-//! Kept in nano units, the finest the format knows, so sums and comparisons never round.
+//! A quantity is stored in units of 10⁻⁹, the finest of the format, so that sums and comparisons do not round.
 
 use std::fmt;
 use std::iter::Sum;
@@ -9,50 +9,50 @@ use std::ops::{Add, Sub};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 const NANO: i128 = 1_000_000_000;
-// 2^63-1 of anything is the most the API keeps exactly; far below what i128 holds in nano units.
+// The API stores values up to 2^63-1 exactly, which an i128 holds in units of 10⁻⁹ with room to spare.
 const MAX: i128 = i64::MAX as i128 * NANO;
 
-/// How a quantity is written.
+/// The notation of a quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Format {
-    /// `m`, none, `k`, `M`…
+    /// Decimal suffixes: `m`, none, `k`, `M`…
     #[default]
     Decimal,
-    /// `Ki`, `Mi`…
+    /// Binary suffixes: `Ki`, `Mi`…
     Binary,
-    /// `e3`
+    /// A decimal exponent, such as `e3`.
     Exponent,
 }
 
-/// An amount. Ordering and equality go by value, not by how it is written.
+/// An amount of a resource. Order and equality depend on the value, not on the notation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Quantity {
     nanos: i128,
     format: Format,
 }
 
-/// Text that is no quantity.
+/// The error for a text that is not a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a quantity")]
 pub struct InvalidQuantity(String);
 
 impl Quantity {
-    /// Whole units.
+    /// Returns a quantity of whole units.
     #[must_use]
     pub fn from_units(value: i64, format: Format) -> Self {
         Self { nanos: i128::from(value).saturating_mul(NANO), format }
     }
 
-    /// Thousandths, written as decimal.
+    /// Returns a quantity of thousandths in decimal notation.
     #[must_use]
     pub fn from_milli(value: i64) -> Self {
         Self { nanos: i128::from(value).saturating_mul(NANO / 1000), format: Format::Decimal }
     }
 
-    /// Reads `100m`, `1.5Gi`, `2e3`…; finer than a nano unit rounds up, beyond 2^63-1 caps.
+    /// Parses a quantity such as `100m`, `1.5Gi` or `2e3`. Digits beyond 10⁻⁹ are rounded up; values are capped at ±(2^63-1).
     ///
     /// # Errors
-    /// Not in the format.
+    /// Fails if the text is not a quantity.
     pub fn parse(text: &str) -> Result<Self, InvalidQuantity> {
         Self::read(text).ok_or_else(|| InvalidQuantity(text.to_owned()))
     }
@@ -70,7 +70,7 @@ impl Quantity {
             return None;
         }
         let (multiplier, ten, format) = suffix_value(suffix)?;
-        // Digits beyond what can matter only decide the rounding.
+        // Digits after the 24th only affect the rounding.
         let mut digits: i128 = 0;
         let mut scale: i32 = 0;
         let mut rest_nonzero = false;
@@ -84,7 +84,7 @@ impl Quantity {
                 scale = scale.saturating_add(i32::from(!in_fraction));
             }
         }
-        // value = digits * 10^scale * 10^ten * multiplier; in nanos another 10^9. Multiplier is at most 2^60.
+        // value = digits * 10^scale * 10^ten * multiplier, and nanos = value * 10^9. The multiplier is at most 2^60.
         let exponent = scale.saturating_add(ten).saturating_add(9);
         let nanos = if digits == 0 {
             0
@@ -111,19 +111,19 @@ impl Quantity {
         Some(Self { nanos: if negative { nanos.saturating_neg() } else { nanos }, format })
     }
 
-    /// Reads a quantity of an API object; one that is none counts as zero (the API server never stores such).
+    /// Parses a quantity of an API object. An invalid one counts as zero; the API server never stores such a quantity.
     #[must_use]
     pub fn of(api: &ApiQuantity) -> Self {
         Self::parse(&api.0).unwrap_or_default()
     }
 
-    /// Whole units, rounded up.
+    /// Returns the value in whole units, rounded up.
     #[must_use]
     pub fn value(self) -> i64 {
         self.scaled(NANO)
     }
 
-    /// Thousandths, rounded up.
+    /// Returns the value in thousandths, rounded up.
     #[must_use]
     pub fn milli_value(self) -> i64 {
         self.scaled(NANO / 1000)
@@ -134,19 +134,19 @@ impl Quantity {
         i64::try_from(up).unwrap_or(if up < 0 { i64::MIN } else { i64::MAX })
     }
 
-    /// Zero or less.
+    /// Returns whether the value is greater than zero.
     #[must_use]
     pub fn is_positive(self) -> bool {
         self.nanos > 0
     }
 
-    /// Exactly zero.
+    /// Returns whether the value is zero.
     #[must_use]
     pub fn is_zero(self) -> bool {
         self.nanos == 0
     }
 
-    /// For an API object.
+    /// Returns the quantity in the form of an API object.
     #[must_use]
     pub fn to_api(self) -> ApiQuantity {
         ApiQuantity(self.to_string())
@@ -211,7 +211,7 @@ impl Ord for Quantity {
 
 impl Add for Quantity {
     type Output = Self;
-    /// Keeps the way the left is written, unless it is zero.
+    /// Keeps the notation of the left operand, unless that is zero.
     fn add(self, other: Self) -> Self {
         let format = if self.nanos == 0 { other.format } else { self.format };
         Self { nanos: self.nanos.saturating_add(other.nanos).clamp(-MAX, MAX), format }
@@ -232,13 +232,13 @@ impl Sum for Quantity {
     }
 }
 
-/// The canonical form: no fraction, the largest suffix that allows it.
+/// Writes the canonical form: no fraction and the largest possible suffix.
 impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.nanos == 0 {
             return f.write_str("0");
         }
-        // A binary quantity is whole; one below 1Ki is written as decimal.
+        // A binary quantity has no fraction, and is written in decimal notation below 1Ki.
         if self.format == Format::Binary && self.nanos.abs() >= 1024 * NANO {
             let mut value = div_ceil(self.nanos, NANO);
             let mut suffixes = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"].into_iter();
@@ -252,7 +252,7 @@ impl fmt::Display for Quantity {
             return write!(f, "{value}{suffix}");
         }
         let mut value = self.nanos;
-        // Each suffix with its power of ten.
+        // The decimal suffixes with their powers of ten.
         let larger =
             [("u", -6), ("m", -3), ("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
         let mut larger = larger.into_iter();

@@ -1,4 +1,4 @@
-//! What the runtime says of a pod.
+//! The state of a pod as the container runtime reports it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,87 +8,87 @@ use std::time::Duration;
 use crate::ids::{ContainerId, PodRef, SandboxId};
 use crate::labels;
 
-/// A place in pleg-service's sequence of changes.
+/// A position in the sequence of changes that pleg-service reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct Cursor {
-    /// Run of pleg-service; later runs have larger epochs.
+    /// The run of pleg-service. Later runs have larger epochs.
     pub epoch: u64,
-    /// Change within the run.
+    /// Number of the change within the run.
     pub rev: u64,
 }
 
-/// State of a sandbox.
+/// The state of a pod sandbox (`runtime.v1.PodSandboxState`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SandboxState {
-    /// Its pause process runs.
+    /// The sandbox is running.
     Ready,
-    /// Stopped.
+    /// The sandbox is stopped.
     NotReady,
 }
 
-/// State of a container.
+/// The state of a container (`runtime.v1.ContainerState`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ContainerState {
-    /// Made, not started.
+    /// The container is created but not started.
     Created,
-    /// Its process runs.
+    /// The process of the container is running.
     Running,
-    /// Its process ended.
+    /// The process of the container has exited.
     Exited,
-    /// The runtime does not know.
+    /// The runtime cannot determine the state.
     Unknown,
 }
 
-/// One sandbox.
+/// A pod sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sandbox {
-    /// Id.
+    /// Id in the runtime.
     pub id: SandboxId,
-    /// CRI metadata.attempt.
+    /// `metadata.attempt` of the CRI: number of earlier instances.
     pub attempt: u32,
-    /// State.
+    /// Current state.
     pub state: SandboxState,
-    /// Runtime's wall clock, nanoseconds since 1970.
+    /// Creation time by the runtime's clock, in nanoseconds since the Unix epoch.
     pub created_unix_ns: i64,
-    /// Primary first.
+    /// Pod addresses, the primary one first.
     pub ips: Vec<IpAddr>,
-    /// The runtime reported network status at all.
+    /// The runtime reported a network status.
     pub has_network: bool,
-    /// Network namespace of the node.
+    /// The pod uses the node's network namespace.
     pub host_network: bool,
-    /// Runtime handler.
+    /// Name of the runtime handler (RuntimeClass); empty for the default.
     pub runtime_handler: String,
-    /// Labels.
+    /// Labels, including the kubelet's.
     pub labels: BTreeMap<String, String>,
-    /// Annotations.
+    /// Annotations, including the kubelet's.
     pub annotations: BTreeMap<String, String>,
 }
 
 /// A mount of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Path inside.
+    /// Path in the container.
     pub container_path: String,
     /// Path on the node.
     pub host_path: String,
-    /// Read only.
+    /// The mount is read-only.
     pub readonly: bool,
 }
 
-/// Resources as the runtime reports them; 0 is "not reported".
+/// Resource limits as the runtime reports them. 0 means "not reported".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Resources {
-    /// cpu.shares.
+    /// Relative CPU weight (`cpu.shares` of cgroup v1).
     pub cpu_shares: i64,
-    /// Microseconds per period; -1: no limit.
+    /// CPU time per period in microseconds; -1 means no limit.
     pub cpu_quota: i64,
-    /// Microseconds.
+    /// Length of the CPU period in microseconds.
     pub cpu_period: i64,
-    /// Bytes.
+    /// Memory limit in bytes.
     pub memory_limit_bytes: i64,
 }
 
-/// User a container runs as.
+/// The user that a container runs as.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct User {
     /// User id.
@@ -99,91 +99,91 @@ pub struct User {
     pub supplemental_groups: Vec<i64>,
 }
 
-/// One container instance.
+/// A container instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Container {
-    /// Id.
+    /// Id in the runtime.
     pub id: ContainerId,
-    /// Sandbox it belongs to.
+    /// Id of the container's sandbox.
     pub sandbox_id: SandboxId,
     /// Name in the pod's spec.
     pub name: String,
-    /// CRI metadata.attempt.
+    /// `metadata.attempt` of the CRI: number of earlier instances.
     pub attempt: u32,
-    /// State.
+    /// Current state.
     pub state: ContainerState,
-    /// Runtime's wall clock, nanoseconds since 1970.
+    /// Creation time by the runtime's clock, in nanoseconds since the Unix epoch.
     pub created_unix_ns: i64,
-    /// 0: never.
+    /// Start time in nanoseconds since the Unix epoch; 0 if the container was never started.
     pub started_unix_ns: i64,
-    /// 0: not yet.
+    /// Exit time in nanoseconds since the Unix epoch; 0 if the container has not exited.
     pub finished_unix_ns: i64,
-    /// Of an exited one.
+    /// Exit code of an exited container.
     pub exit_code: i32,
-    /// The runtime's word: Completed, Error, OOMKilled…
+    /// Reason from the runtime: `Completed`, `Error`, `OOMKilled`…
     pub reason: String,
-    /// The runtime's message.
+    /// Message from the runtime.
     pub message: String,
-    /// Image as asked for.
+    /// Image as requested.
     pub image: String,
-    /// Image as resolved.
+    /// Image reference that the runtime resolved, usually a digest.
     pub image_ref: String,
-    /// Image id, where the runtime has the field.
+    /// Image id; empty if the runtime does not report it.
     pub image_id: String,
-    /// Log file on the node.
+    /// Path of the log file on the node.
     pub log_path: String,
-    /// Labels.
+    /// Labels, including the kubelet's.
     pub labels: BTreeMap<String, String>,
-    /// Annotations, the kubelet's among them.
+    /// Annotations, including the kubelet's.
     pub annotations: BTreeMap<String, String>,
-    /// Mounts.
+    /// Volume mounts.
     pub mounts: Vec<Mount>,
-    /// Resources, if reported.
+    /// Resource limits, if reported.
     pub resources: Option<Resources>,
     /// User, if reported.
     pub user: Option<User>,
 }
 
 impl Container {
-    /// Hash of the definition it was made from; empty where the annotation is missing.
+    /// Returns the hash of the container's definition. Empty if the annotation is missing.
     #[must_use]
     pub fn hash(&self) -> &str {
         self.annotations.get(labels::CONTAINER_HASH).map(String::as_str).unwrap_or_default()
     }
 
-    /// Restart count it was made with; 0 where the annotation is missing or unreadable.
+    /// Returns the restart count of this instance. 0 if the annotation is missing or invalid.
     #[must_use]
     pub fn restart_count(&self) -> u32 {
         self.annotations.get(labels::RESTART_COUNT).and_then(|v| v.parse().ok()).unwrap_or(0)
     }
 }
 
-/// Everything the runtime said of one pod in one inspection.
+/// All sandboxes and containers of a pod, from one inspection of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodRuntime {
-    /// The pod.
+    /// UID, namespace and name of the pod.
     pub pod: PodRef,
-    /// Newest first: attempt, creation time, id.
+    /// Newest first, ordered by attempt, creation time and id.
     pub sandboxes: Vec<Sandbox>,
-    /// Newest first: attempt, creation time, id.
+    /// Newest first, ordered by attempt, creation time and id.
     pub containers: Vec<Container>,
-    /// The last inspection failed with this text; the rest is from the last that succeeded.
+    /// Error of the last inspection if it failed. The other fields are then those of the last successful inspection.
     pub error: Option<String>,
-    /// CLOCK_BOOTTIME at which the inspection began.
+    /// Start of the inspection, by CLOCK_BOOTTIME.
     pub observed: Duration,
-    /// Position.
+    /// Position in pleg-service's sequence of changes.
     pub cursor: Cursor,
 }
 
 impl PodRuntime {
-    /// A pod the runtime knows nothing of.
+    /// Returns the state of a pod that has no sandboxes or containers.
     #[must_use]
     pub fn empty(pod: PodRef, cursor: Cursor, observed: Duration) -> Self {
         Self { pod, sandboxes: Vec::new(), containers: Vec::new(), error: None, observed, cursor }
     }
 
-    /// Puts sandboxes and containers in their order, newest first. The attempt goes before the creation time: a clock
-    /// stepped back must not make a dead instance the newest.
+    /// Sorts sandboxes and containers, newest first. The attempt precedes the creation time, so that an old instance does not become
+    /// the newest when the clock is set back.
     pub fn sort(&mut self) {
         self.sandboxes.sort_by(|a, b| {
             (b.attempt, b.created_unix_ns).cmp(&(a.attempt, a.created_unix_ns)).then_with(|| a.id.cmp(&b.id))
@@ -193,36 +193,36 @@ impl PodRuntime {
         });
     }
 
-    /// The newest sandbox, if it is ready.
+    /// Returns the newest sandbox, if it is ready.
     #[must_use]
     pub fn active_sandbox(&self) -> Option<&Sandbox> {
         self.sandboxes.first().filter(|s| s.state == SandboxState::Ready)
     }
 
-    /// Addresses of the active sandbox.
+    /// Returns the addresses of the active sandbox.
     #[must_use]
     pub fn ips(&self) -> &[IpAddr] {
         self.active_sandbox().map(|s| s.ips.as_slice()).unwrap_or_default()
     }
 
-    /// The newest instance of a container.
+    /// Returns the newest instance of a container.
     #[must_use]
     pub fn newest(&self, name: &str) -> Option<&Container> {
         self.containers.iter().find(|c| c.name == name)
     }
 
-    /// All instances of a container, newest first.
+    /// Returns all instances of a container, newest first.
     pub fn instances<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Container> + 'a {
         self.containers.iter().filter(move |c| c.name == name)
     }
 
-    /// Containers of the active sandbox.
+    /// Returns the containers of the active sandbox.
     pub fn active_containers(&self) -> impl Iterator<Item = &Container> {
         let id = self.active_sandbox().map(|s| s.id.clone());
         self.containers.iter().filter(move |c| Some(&c.sandbox_id) == id.as_ref())
     }
 
-    /// No container runs and no sandbox is ready. While the pod cannot be inspected, nobody knows.
+    /// Returns whether no container is running and no sandbox is ready. False while the pod cannot be inspected.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.error.is_none()
@@ -230,7 +230,7 @@ impl PodRuntime {
             && self.sandboxes.iter().all(|s| s.state != SandboxState::Ready)
     }
 
-    /// Every id in it, for the next observation.
+    /// Returns the ids of all sandboxes and containers.
     #[must_use]
     pub fn ids(&self) -> Vec<String> {
         self.sandboxes
@@ -241,17 +241,17 @@ impl PodRuntime {
     }
 }
 
-/// Sandboxes and containers of one pod, by id.
+/// Ids of the sandboxes and containers of a pod that a client has seen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Known {
-    /// Sandboxes.
+    /// Ids of sandboxes.
     pub sandboxes: BTreeSet<SandboxId>,
-    /// Containers, each with its sandbox.
+    /// Ids of containers, each with the id of its sandbox.
     pub containers: BTreeMap<ContainerId, SandboxId>,
 }
 
 impl Known {
-    /// Those of a record.
+    /// Returns the ids in a pod's state.
     #[must_use]
     pub fn of(pod: &PodRuntime) -> Self {
         Self {
@@ -260,13 +260,13 @@ impl Known {
         }
     }
 
-    /// These too.
+    /// Adds the ids of `other`.
     pub fn add(&mut self, other: &Self) {
         self.sandboxes.extend(other.sandboxes.iter().cloned());
         self.containers.extend(other.containers.iter().map(|(c, s)| (c.clone(), s.clone())));
     }
 
-    /// All ids.
+    /// Returns all ids.
     #[must_use]
     pub fn ids(&self) -> Vec<String> {
         let sandboxes = self.sandboxes.iter().map(ToString::to_string);
@@ -274,7 +274,7 @@ impl Known {
     }
 }
 
-/// Shared, since many readers hold one inspection.
+/// A shared state of a pod, since many readers hold the same inspection.
 pub type SharedPodRuntime = Arc<PodRuntime>;
 
 #[cfg(test)]
