@@ -8,7 +8,7 @@ use containerd_client::services::v1::{PublishRequest, SubscribeRequest};
 use futures::StreamExt as _;
 use k8s_cri::v1;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use quintlet_kit::patience::{Patience, Say};
+use quintlet_kit::peer_startup::{PeerFailure, PeerStartup};
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -79,7 +79,7 @@ impl Reader {
 
     async fn run_forever(&self) {
         let mut pause = RECONNECT_EVERY;
-        let mut runtime = Patience::default();
+        let mut runtime = PeerStartup::default();
         loop {
             match self.version().await {
                 Ok(info) => {
@@ -111,16 +111,16 @@ impl Reader {
         }
     }
 
-    fn set_info(&self, runtime: &mut Patience, info: RuntimeInfo) {
+    fn set_info(&self, runtime: &mut PeerStartup, info: RuntimeInfo) {
         self.metrics.connected.set(i64::from(info.connected));
         let (path, error) = (self.upstream.path().display(), &info.error);
         if info.connected {
             runtime.reached();
         } else {
-            match runtime.missed() {
-                Say::Waiting => tracing::info!(%path, error, "runtime not connected"),
-                Say::Fault => tracing::warn!(%path, error, "runtime not connected"),
-                Say::Again => tracing::debug!(%path, error, "runtime not connected"),
+            match runtime.failed() {
+                PeerFailure::Starting => tracing::info!(%path, error, "runtime not connected"),
+                PeerFailure::Down => tracing::warn!(%path, error, "runtime not connected"),
+                PeerFailure::Repeated => tracing::debug!(%path, error, "runtime not connected"),
             }
         }
         self.info.send_if_modified(|known| {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use quintlet_kit::clock::deadline_after;
-use quintlet_kit::patience::{Patience, Say};
+use quintlet_kit::peer_startup::{PeerFailure, PeerStartup};
 use quintlet_model::ids::PodUid;
 use quintlet_proto::common::v1::Trace;
 use tokio::sync::mpsc;
@@ -38,7 +38,7 @@ pub(crate) struct Unknown {
 pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
     let (to, from) = mpsc::channel(UNKNOWN);
     quintlet_kit::task::spawn("hint-resolver", resolve(Arc::clone(&core), from));
-    let mut peer = Patience::default();
+    let mut peer = PeerStartup::default();
     loop {
         match hints.open().await {
             Ok(mut stream) => {
@@ -54,10 +54,10 @@ pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
                     }
                 }
             }
-            Err(error) => match peer.missed() {
-                Say::Waiting => tracing::info!(error = error.message(), "open hint stream failed"),
-                Say::Fault => tracing::warn!(error = error.message(), "open hint stream failed"),
-                Say::Again => tracing::debug!(error = error.message(), "open hint stream failed"),
+            Err(error) => match peer.failed() {
+                PeerFailure::Starting => tracing::info!(error = error.message(), "open hint stream failed"),
+                PeerFailure::Down => tracing::warn!(error = error.message(), "open hint stream failed"),
+                PeerFailure::Repeated => tracing::debug!(error = error.message(), "open hint stream failed"),
             },
         }
         core.metrics.stream_errors.inc();

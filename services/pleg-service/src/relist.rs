@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use quintlet_kit::patience::{Patience, Say};
+use quintlet_kit::peer_startup::{PeerFailure, PeerStartup};
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::{ContainerState, SandboxState};
 use tokio::time::Instant;
@@ -34,7 +34,7 @@ struct Listed {
 /// Lists at every period and on request. Never returns.
 pub(crate) async fn run(core: Arc<Core>) {
     let mut began: Option<Instant> = None;
-    let mut runtime = Patience::default();
+    let mut runtime = PeerStartup::default();
     loop {
         core.heartbeat.beat();
         let now = Instant::now();
@@ -49,10 +49,10 @@ pub(crate) async fn run(core: Arc<Core>) {
                     tracing::info!("list succeeded again");
                 }
             }
-            Err(error) => match runtime.missed() {
-                Say::Waiting => tracing::info!(%error, "list failed"),
-                Say::Fault => tracing::warn!(%error, "list failed"),
-                Say::Again => tracing::debug!(%error, "list failed"),
+            Err(error) => match runtime.failed() {
+                PeerFailure::Starting => tracing::info!(%error, "list failed"),
+                PeerFailure::Down => tracing::warn!(%error, "list failed"),
+                PeerFailure::Repeated => tracing::debug!(%error, "list failed"),
             },
         }
         core.heartbeat.beat();

@@ -52,7 +52,7 @@ impl<T> Loaded<T> {
     pub fn tell(&self) {
         let is_ours = |row: &Row| row.services().contains(&self.service);
         let ours = crate::json::document(&self.config, Document::Kubelet, is_ours);
-        quintlet_kit::server::tell_configuration(ours.to_string());
+        quintlet_kit::server::set_configuration(ours.to_string());
         for (flag, until) in &self.foreign {
             tracing::warn!("--{flag} is not supported yet: {until}");
         }

@@ -1,8 +1,8 @@
-//! Files whose content is either the old one or the new one.
+//! Replaces files atomically: a reader sees the old content or the new one.
 //!
-//! The new content goes to a file of a random name beside the target (`O_CREAT | O_EXCL`, so a planted link is never
-//! followed), gets its owner and mode through its descriptor, and is renamed to the target. A target that is a link is
-//! replaced, not followed. The directory itself has to be one that only trusted users can write to.
+//! The new content is written to a temporary file with a random name beside the target (`O_CREAT | O_EXCL`, so that a planted
+//! link is never followed). The owner and mode are set through its descriptor before it is renamed to the target. A target that
+//! is a link is replaced, not followed. Only trusted users may be able to write to the directory.
 
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::seam;
 
-/// Who owns a new file.
+/// The owner of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     /// User ID.
@@ -19,26 +19,26 @@ pub struct Owner {
     pub gid: u32,
 }
 
-/// Replaces `path` by a file with these bytes and exactly this mode. Not synced: for tmpfs, where there is nothing to sync to.
+/// Replaces `path` by a file with the given content and exactly this mode. Does not sync it to the disk: for files on tmpfs.
 ///
 /// # Errors
-/// The directory cannot be written.
+/// Fails if the file cannot be created or renamed.
 pub fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     seam::file("file replaced", || replace(path, bytes, mode, None, false))
 }
 
-/// As [`write()`], and the file belongs to `owner` from before its content is there.
+/// Replaces a file as [`write()`] does, and sets its owner before its content is written.
 ///
 /// # Errors
-/// The directory cannot be written, or this process may not give files away.
+/// Fails as [`write()`] does, and if the process may not change the owner.
 pub fn write_owned(path: &Path, bytes: &[u8], mode: u32, owner: Owner) -> io::Result<()> {
     seam::file("file replaced", || replace(path, bytes, mode, Some(owner), false))
 }
 
-/// As [`write()`], and on the disk when it returns.
+/// Replaces a file as [`write()`] does, and syncs it to the disk before it returns.
 ///
 /// # Errors
-/// The directory cannot be written.
+/// Fails if the file cannot be created or renamed.
 pub fn write_durable(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     seam::file("file replaced", || replace(path, bytes, mode, None, true))
 }
@@ -50,9 +50,9 @@ fn replace(path: &Path, bytes: &[u8], mode: u32, owner: Option<Owner>, sync: boo
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
     };
-    // A leading dot: readers that list the directory pass over an incomplete file.
+    // Readers that list the directory ignore names with a leading dot.
     let prefix = format!(".{}.", name.to_string_lossy());
-    // Created with mode 0600. An error drops it, and that removes it.
+    // The file is created with mode 0600. On an error it is dropped, which removes it.
     let mut file = tempfile::Builder::new().prefix(&prefix).tempfile_in(dir)?;
     if let Some(Owner { uid, gid }) = owner {
         std::os::unix::fs::fchown(file.as_file(), Some(uid), Some(gid))?;

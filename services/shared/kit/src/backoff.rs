@@ -1,8 +1,8 @@
-//! Growing waits.
+//! Exponential back-off.
 
 use std::time::Duration;
 
-/// A wait that grows by a factor up to a bound.
+/// A delay that grows by a factor up to a maximum.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     initial: Duration,
@@ -12,27 +12,27 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Starts at `initial`, multiplies by `factor`, stays at `max`.
+    /// Returns a back-off that starts at `initial`, grows by `factor` and stays at `max`.
     ///
     /// # Panics
-    /// `initial` is zero or above `max`, or `factor` is zero.
+    /// Panics if `initial` is zero or above `max`, or if `factor` is zero.
     #[must_use]
     pub fn new(initial: Duration, factor: u32, max: Duration) -> Self {
         assert!(
             !initial.is_zero() && initial <= max && factor > 0,
-            "a back-off must grow from something to something"
+            "a back-off needs a positive factor and 0 < initial <= max"
         );
         Self { initial, factor, max, next: initial }
     }
 
-    /// The next wait.
+    /// Returns the next delay and increases the one after it.
     pub fn next_wait(&mut self) -> Duration {
         let now = self.next;
         self.next = now.saturating_mul(self.factor).min(self.max);
         now
     }
 
-    /// Starts over.
+    /// Sets the next delay to the initial one.
     pub fn reset(&mut self) {
         self.next = self.initial;
     }

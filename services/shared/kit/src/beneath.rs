@@ -1,7 +1,7 @@
-//! Files beneath a directory that somebody else may write to, such as a pod's logs or the paths that a runtime reports.
+//! Accesses files beneath a directory that an untrusted process may write to, such as a pod's logs or paths from the runtime.
 //!
-//! No function here follows a symbolic link or leaves the directory, whatever changes in it meanwhile: every path is resolved
-//! by the kernel (`openat2` with `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_MAGICLINKS`). All calls block.
+//! No function follows a symbolic link or leaves the directory, even if the directory changes concurrently: the kernel resolves
+//! every path (`openat2` with `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_MAGICLINKS`). All calls block.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -29,7 +29,7 @@ impl Dir {
     /// Opens a directory whose own path is trusted: links in it are followed.
     ///
     /// # Errors
-    /// The path does not exist or is no directory.
+    /// Fails if the path does not exist or is not a directory.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
@@ -39,7 +39,7 @@ impl Dir {
     /// Opens a directory beneath this one.
     ///
     /// # Errors
-    /// The path leaves this directory, contains a link, or is no directory.
+    /// Fails if the path leaves this directory, contains a link, or is not a directory.
     pub fn dir(&self, path: &Path) -> io::Result<Self> {
         let fd = self.resolve(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
         Ok(Self { fd, path: self.path.join(self.relative(path)?) })
@@ -48,7 +48,7 @@ impl Dir {
     /// Opens a regular file for reading. A FIFO or a device is refused without waiting for its other end.
     ///
     /// # Errors
-    /// The path leaves this directory or contains a link, or the file cannot be read or is not regular.
+    /// Fails if the path leaves this directory or contains a link, or if the file cannot be read or is not regular.
     pub fn read(&self, path: &Path) -> io::Result<File> {
         regular(self.resolve(path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?)
     }
@@ -56,7 +56,7 @@ impl Dir {
     /// Opens a regular file for appending, and creates it with `mode` if it does not exist.
     ///
     /// # Errors
-    /// The path leaves this directory or contains a link, or the file cannot be written or is not regular.
+    /// Fails if the path leaves this directory or contains a link, or if the file cannot be written or is not regular.
     pub fn append(&self, path: &Path, mode: u32) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK;
         regular(self.resolve(path, flags, Mode::from_raw_mode(mode))?)
@@ -65,16 +65,17 @@ impl Dir {
     /// Creates a file for writing.
     ///
     /// # Errors
-    /// `AlreadyExists` if anything has that name, a dangling link too. The path leaves this directory or contains a link.
+    /// Returns `AlreadyExists` if the name exists, even as a dangling link. Fails if the path leaves this directory or contains a
+    /// link.
     pub fn create_new(&self, path: &Path, mode: u32) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         Ok(self.resolve(path, flags, Mode::from_raw_mode(mode))?.into())
     }
 
-    /// Makes sure that the directory `name` is here with this owner and mode, and opens it. What is in it stays.
+    /// Creates the directory `name` if it does not exist, sets its owner and mode, and opens it. Existing content is kept.
     ///
     /// # Errors
-    /// Something else has that name, a link too, or the owner cannot be set.
+    /// Fails if the name exists and is not a directory, or if the owner cannot be set.
     pub fn make_dir(&self, name: &Path, owner: Option<Owner>, mode: u32) -> io::Result<Self> {
         let (parent, last) = self.parent(name)?;
         match rustix::fs::mkdirat(&parent, last, Mode::RWXU) {
@@ -89,10 +90,10 @@ impl Dir {
         Ok(Self { fd, path: self.path.join(self.relative(name)?) })
     }
 
-    /// Returns the names of what is in this directory, in no order.
+    /// Returns the names of the entries of this directory, in no particular order.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// Fails if the directory cannot be read.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         let fd = self.resolve(Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
         let mut names = Vec::new();
@@ -114,7 +115,7 @@ impl Dir {
     /// Returns the attributes of a file; those of the link itself if the last component is one.
     ///
     /// # Errors
-    /// The path leaves this directory, contains a link before its last component, or does not exist.
+    /// Fails if the path leaves this directory, contains a link before its last component, or does not exist.
     pub fn stat(&self, path: &Path) -> io::Result<Stat> {
         let (parent, name) = self.parent(path)?;
         Ok(rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?)
@@ -123,16 +124,16 @@ impl Dir {
     /// Removes a file; the link itself if the last component is one.
     ///
     /// # Errors
-    /// The path leaves this directory, contains a link before its last component, does not exist, or is a directory.
+    /// Fails if the path leaves this directory, contains a link before its last component, does not exist, or is a directory.
     pub fn remove_file(&self, path: &Path) -> io::Result<()> {
         let (parent, name) = self.parent(path)?;
         Ok(rustix::fs::unlinkat(&parent, name, AtFlags::empty())?)
     }
 
-    /// Renames a file and replaces what has the new name. A link is renamed or replaced, not followed.
+    /// Renames a file and replaces an existing file with the new name. A link is renamed or replaced, not followed.
     ///
     /// # Errors
-    /// A path leaves this directory or contains a link before its last component, or the file does not exist.
+    /// Fails if a path leaves this directory or contains a link before its last component, or if the file does not exist.
     pub fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let (from_parent, from_name) = self.parent(from)?;
         let (to_parent, to_name) = self.parent(to)?;
@@ -161,7 +162,7 @@ impl Dir {
         Ok(resolve(self.fd.as_fd(), relative, flags, mode)?)
     }
 
-    /// The path relative to this directory.
+    /// Returns the path relative to this directory.
     fn relative<'a>(&self, path: &'a Path) -> io::Result<&'a Path> {
         if !path.is_absolute() {
             return Ok(path);
@@ -179,7 +180,7 @@ impl AsFd for Dir {
 /// Opens `path` beneath `root` without following any link. The flag `CLOEXEC` is added.
 ///
 /// # Errors
-/// `XDEV`: the path leaves the directory. `LOOP`: it contains a link. Others as `open(2)`.
+/// Returns `XDEV` if the path leaves the directory, `LOOP` if it contains a link, and other errors as `open(2)`.
 pub fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let mut last = Errno::AGAIN;
@@ -196,7 +197,7 @@ fn escape(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, format!("{} leaves its directory", path.display()))
 }
 
-/// The descriptor as a file that blocks again, if it is a regular one.
+/// Converts the descriptor of a regular file to a file with blocking I/O.
 fn regular(fd: OwnedFd) -> io::Result<File> {
     let file = File::from(fd);
     if !file.metadata()?.is_file() {

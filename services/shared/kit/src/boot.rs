@@ -1,6 +1,6 @@
-//! Which boot of the machine this is.
+//! Identifies the current boot of the machine.
 
-/// The kernel's boot id; a fixed text where it cannot be read.
+/// Returns the kernel's boot id, or `unknown-boot` if it cannot be read.
 #[must_use]
 pub fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id")

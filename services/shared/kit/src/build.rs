@@ -1,13 +1,13 @@
-//! Which source this process was built from.
+//! The source commit that the process was built from.
 
 use std::sync::OnceLock;
 
 static COMMIT: OnceLock<&str> = OnceLock::new();
 
-/// Sets the commit, once and before anything asks for it. Only a program knows it: were it a part of this library, each commit
-/// would build everything anew.
+/// Sets the commit. Call it once, before [`commit`]. The program passes it in, since a commit compiled into this library would
+/// cause a rebuild of all crates with each commit.
 pub fn set_commit(commit: &'static str) {
-    // The first one stays.
+    // Later calls have no effect.
     let _set_before = COMMIT.set(commit);
 }
 

@@ -1,4 +1,4 @@
-//! Time as an input: the machine's, or one that tests move.
+//! Time as an input: the machine's clocks, or a clock that a test advances.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// The longest wait: 30 years, the distance at which tokio itself puts a deadline that it cannot represent.
+/// The longest wait: 30 years, which tokio itself uses for a deadline that it cannot represent.
 ///
 /// A wait of this length never ends while the process runs, and a deadline at this distance can be added to, rounded up and
 /// converted to a timer's ticks without an overflow.
 pub const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
 
-/// Returns `wait`, or [`FAR`] where it is longer: for a wait whose length comes from a pod, a runtime or a file.
+/// Returns `wait`, at most [`FAR`]. Use it for durations that come from a pod, a runtime or a file.
 #[must_use]
 pub fn bounded(wait: Duration) -> Duration {
     wait.min(FAR)
@@ -21,17 +21,17 @@ pub fn bounded(wait: Duration) -> Duration {
 /// Returns the instant at the end of `wait` from `now`, at most [`FAR`] away.
 #[must_use]
 pub fn deadline_after(now: Instant, wait: Duration) -> Instant {
-    // 30 years from any instant of this machine can be represented.
+    // An instant 30 years from now can be represented.
     now.checked_add(bounded(wait)).unwrap_or(now)
 }
 
-/// Returns a number of seconds of a pod or a runtime as a wait: zero where it is negative, [`FAR`] where it is longer.
+/// Converts a number of seconds from a pod or a runtime to a duration. A negative number becomes zero; the maximum is [`FAR`].
 #[must_use]
 pub fn seconds(seconds: i64) -> Duration {
     bounded(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
-/// Wall time and boottime.
+/// A source of wall-clock time and of CLOCK_BOOTTIME. Clones share a fixed clock.
 #[derive(Debug, Clone)]
 pub struct Clock(Source);
 
@@ -42,19 +42,19 @@ enum Source {
 }
 
 impl Clock {
-    /// The machine's clocks.
+    /// Returns the machine's clocks.
     #[must_use]
     pub fn system() -> Self {
         Self(Source::System)
     }
 
-    /// A clock that stands still until moved.
+    /// Returns a clock that only [`Clock::advance`] moves.
     #[must_use]
     pub fn fixed(wall: jiff::Timestamp, boot: Duration) -> Self {
         Self(Source::Fixed(Arc::new(Mutex::new((wall, boot)))))
     }
 
-    /// Moves a fixed clock, and all its clones. The machine's stays.
+    /// Advances a fixed clock and all its clones. Has no effect on the machine's clocks.
     pub fn advance(&self, by: Duration) {
         if let Source::Fixed(now) = &self.0 {
             let mut now = now.lock();
@@ -63,7 +63,7 @@ impl Clock {
         }
     }
 
-    /// Wall time: for display, and for what other machines said.
+    /// Returns the wall-clock time, for display and for comparison with times from other machines.
     #[must_use]
     pub fn wall(&self) -> jiff::Timestamp {
         match &self.0 {
@@ -72,7 +72,7 @@ impl Clock {
         }
     }
 
-    /// CLOCK_BOOTTIME since boot: for every wait and deadline; it cannot be stepped and does not stop in suspend.
+    /// Returns the time since boot by CLOCK_BOOTTIME, for waits and deadlines: it cannot be set and continues during suspend.
     #[must_use]
     pub fn boot(&self) -> Duration {
         match &self.0 {

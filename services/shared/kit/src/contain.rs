@@ -1,9 +1,9 @@
-//! Contains panics to the work of one pod, and names the pod that a thread works on.
+//! Contains panics to the work of one pod, and records the pod that a thread works on.
 //!
-//! [`contained`] polls a future with the pod's [`Work`] on the thread and returns a panic as a [`Panic`]. A panic outside of
-//! such work ends the process: see [`crate::task`]. The panic hook logs both, with the place and the pod.
+//! [`contained`] polls a future with the pod's [`Work`] set on the thread and returns a panic as a [`Panic`]. A panic outside of
+//! such work ends the process: see [`crate::task`]. The panic hook logs both, with the source location and the pod.
 //!
-//! A watcher of [`crate::seam`] that unwinds with [`Ended`] ends the process of a test. Nothing here contains that.
+//! A watcher of [`crate::seam`] that unwinds with [`Ended`] ends the process of a test. It is not contained.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -19,28 +19,28 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 
 use crate::seam::Ended;
 
-/// Exit code of a process that a panic ended (`sysexits.h`: `EX_SOFTWARE`).
+/// Exit code of a process that ends because of a panic (`sysexits.h`: `EX_SOFTWARE`).
 pub const EXIT_PANIC: i32 = 70;
 
-/// Metadata of a request: UID of the pod that the request is for. A service that panics in the request names the pod.
+/// Metadata of a request: UID of the pod that the request is for. A service that panics in the request logs the UID.
 pub const POD_UID_HEADER: &str = "quintlet-pod-uid";
 
 /// A panic that was contained.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("panicked at {location}: {message}")]
 pub struct Panic {
-    /// The text of the panic.
+    /// The panic message.
     pub message: String,
-    /// File, line and column.
+    /// Source file, line and column.
     pub location: String,
 }
 
-/// Learns when a thread starts and stops to execute work of a pod. Both are called for each poll: they must be cheap, and
-/// must not panic.
+/// Callbacks for when a thread starts and stops executing the work of a pod. Both are called for each poll: they must be cheap,
+/// and must not panic.
 pub trait OnThread: Send + Sync {
-    /// A thread executes the work from now on.
+    /// Called when a thread starts executing the work.
     fn enters(&self);
-    /// That thread stops to execute it.
+    /// Called when that thread stops executing the work.
     fn leaves(&self);
 }
 
@@ -50,7 +50,7 @@ struct Named {
     on_thread: Option<Box<dyn OnThread>>,
 }
 
-/// The pod that some work is for. Clones are of the same work.
+/// Identifies work by the pod that it is for. Clones refer to the same work.
 #[derive(Clone)]
 pub struct Work(Arc<Named>);
 
@@ -61,13 +61,13 @@ impl std::fmt::Debug for Work {
 }
 
 impl Work {
-    /// Work for the pod with this UID. `name` is `namespace/name`, and may be empty where it is not known.
+    /// Returns work for the pod with this UID. `name` is `namespace/name`, and may be empty if it is unknown.
     #[must_use]
     pub fn new(uid: impl Into<String>, name: impl Into<String>) -> Self {
         Self(Arc::new(Named { uid: uid.into(), name: name.into(), on_thread: None }))
     }
 
-    /// As [`Work::new`]; `on_thread` learns when a thread executes it.
+    /// Returns work as [`Work::new`] does, and calls `on_thread` when a thread starts and stops executing it.
     #[must_use]
     pub fn marked(
         uid: impl Into<String>,
@@ -78,13 +78,13 @@ impl Work {
         Self(Arc::new(Named { uid: uid.into(), name: name.into(), on_thread }))
     }
 
-    /// UID of the pod.
+    /// Returns the UID of the pod.
     #[must_use]
     pub fn uid(&self) -> &str {
         &self.0.uid
     }
 
-    /// `namespace/name` of the pod.
+    /// Returns `namespace/name` of the pod; empty if it is unknown.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
@@ -97,7 +97,7 @@ impl Work {
         Some(Self::new(uid, ""))
     }
 
-    // This thread executes the work until the guard is dropped.
+    // Marks this thread as executing the work until the guard is dropped.
     fn enter(&self) -> OnThisThread {
         if let Some(on_thread) = &self.0.on_thread {
             on_thread.enters();
@@ -121,24 +121,24 @@ impl Drop for OnThisThread {
 
 thread_local! {
     static CURRENT: RefCell<Option<Work>> = const { RefCell::new(None) };
-    // The newest panic of this thread, from the hook to the one who contains it.
+    // The newest panic of this thread, which the hook passes to `caught`.
     static LAST: RefCell<Option<Panic>> = const { RefCell::new(None) };
 }
 
-/// The work that this thread executes.
+/// Returns the work that this thread executes, if any.
 #[must_use]
 pub fn current() -> Option<Work> {
     CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
 }
 
-/// Names the pod that this thread works for in the metadata of a request.
+/// Adds the UID of the pod that this thread works for, if any, to the metadata of a request.
 pub fn name_pod(metadata: &mut MetadataMap) {
     if let Some(uid) = current().and_then(|work| MetadataValue::try_from(work.uid()).ok()) {
         metadata.insert(POD_UID_HEADER, uid);
     }
 }
 
-/// For a client: adds the trace context to each request, and the pod that the request is for.
+/// Adds the trace context and the UID of the pod to each request of a client.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NamingInterceptor;
 
@@ -150,20 +150,20 @@ impl tonic::service::Interceptor for NamingInterceptor {
     }
 }
 
-/// Runs a future as work of a pod. A panic in it drops the future and is returned.
+/// Runs a future as work of a pod. Returns a panic of the future, which is then dropped.
 ///
-/// Cancellation safety: that of the future.
+/// Cancellation safety: the same as that of the future.
 ///
 /// # Errors
-/// The future panicked. What it shared with others may be half-changed; what it owned is gone.
+/// Fails if the future panicked. State that it shares with other tasks may be inconsistent; state that it owned is dropped.
 pub async fn contained<T>(work: Work, future: impl Future<Output = T>) -> Result<T, Panic> {
     contained_request(Some(work), future).await
 }
 
-/// As [`contained`], for a request that may name no pod.
+/// Runs a future as [`contained`] does, for a request that may not name a pod.
 ///
 /// # Errors
-/// As [`contained`].
+/// Fails as [`contained`] does.
 pub async fn contained_request<T>(work: Option<Work>, future: impl Future<Output = T>) -> Result<T, Panic> {
     hook();
     let mut future = pin!(future);
@@ -180,10 +180,10 @@ pub async fn contained_request<T>(work: Option<Work>, future: impl Future<Output
     .await
 }
 
-/// As [`contained`], for work that does not wait.
+/// Runs a function as [`contained`] runs a future.
 ///
 /// # Errors
-/// As [`contained`].
+/// Fails as [`contained`] does.
 pub fn contained_now<T>(work: &Work, act: impl FnOnce() -> T) -> Result<T, Panic> {
     hook();
     let on_thread = work.enter();
@@ -192,34 +192,34 @@ pub fn contained_now<T>(work: &Work, act: impl FnOnce() -> T) -> Result<T, Panic
     done.map_err(caught)
 }
 
-/// A panic on its way from the thread that may block to the task that waits for it.
-pub(crate) struct OnItsWay {
+/// A panic caught on a blocking thread, to be resumed in the task that waits for the thread.
+pub(crate) struct CaughtPanic {
     payload: Box<dyn Any + Send>,
     last: Option<Panic>,
 }
 
-impl OnItsWay {
-    /// Goes on with it on this thread.
+impl CaughtPanic {
+    /// Resumes the panic on this thread.
     pub(crate) fn resume(self) -> ! {
         LAST.set(self.last);
         resume_unwind(self.payload)
     }
 }
 
-/// Executes `act` on this thread as the work that another thread had at hand.
-pub(crate) fn elsewhere<T>(work: Option<Work>, act: impl FnOnce() -> T) -> Result<T, OnItsWay> {
+/// Executes `act` on this thread as part of the work of the calling thread.
+pub(crate) fn on_blocking_thread<T>(work: Option<Work>, act: impl FnOnce() -> T) -> Result<T, CaughtPanic> {
     let on_thread = work.as_ref().map(Work::enter);
     let done = catch_unwind(AssertUnwindSafe(act));
     drop(on_thread);
-    done.map_err(|payload| OnItsWay { payload, last: LAST.take() })
+    done.map_err(|payload| CaughtPanic { payload, last: LAST.take() })
 }
 
-/// Makes a [`Panic`] of what [`std::panic::catch_unwind`] caught on this thread.
+/// Converts a payload that [`std::panic::catch_unwind`] returned on this thread to a [`Panic`].
 pub(crate) fn caught(payload: Box<dyn Any + Send>) -> Panic {
     if payload.is::<Ended>() {
         resume_unwind(payload);
     }
-    // Without the hook, or from `resume_unwind`, only the payload tells.
+    // The hook is not called for `resume_unwind`; the payload then has only the message.
     LAST.take()
         .unwrap_or_else(|| Panic { message: message(&*payload).to_owned(), location: "unknown".to_owned() })
 }
@@ -229,17 +229,16 @@ fn message(payload: &(dyn Any + Send)) -> &str {
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
-// A panic outside of contained work ends this process.
+// Whether a panic outside of contained work ends this process.
 static ENDS_PROCESS: AtomicBool = AtomicBool::new(false);
 
-/// From now on a panic of a task ends the process with [`EXIT_PANIC`]. For `main` alone: without it the panic goes on, as
-/// tests need it.
+/// Makes a panic of a task end the process with [`EXIT_PANIC`]. For `main` only: in tests, the panic must propagate.
 pub fn panics_end_process() {
     hook();
     ENDS_PROCESS.store(true, Ordering::Relaxed);
 }
 
-/// Ends the process for a panic that nobody contains.
+/// Ends the process because of a panic outside of contained work, or resumes the panic in tests.
 pub(crate) fn uncontained(payload: Box<dyn Any + Send>) -> ! {
     if ENDS_PROCESS.load(Ordering::Relaxed) && !payload.is::<Ended>() {
         std::process::exit(EXIT_PANIC);
@@ -257,18 +256,18 @@ fn hook() {
                 message: message(info.payload()).to_owned(),
                 location: info.location().map_or_else(|| "unknown".to_owned(), ToString::to_string),
             };
-            let is_told = tell(&panic);
-            // A thread that ends has nobody to contain it.
+            let is_logged = log_panic(&panic);
+            // The thread-local is gone while a thread ends; such a panic is not contained.
             let _ = LAST.try_with(|last| *last.borrow_mut() = Some(panic));
-            if !is_told {
+            if !is_logged {
                 before(info);
             }
         }));
     });
 }
 
-// Logs a panic; false where that is left to the hook that was there before.
-fn tell(panic: &Panic) -> bool {
+// Logs a panic. Returns false if the previous hook must report it.
+fn log_panic(panic: &Panic) -> bool {
     let Panic { message, location } = panic;
     if let Some(work) = current() {
         tracing::error!(
@@ -323,7 +322,7 @@ mod tests {
         .unwrap_err();
         assert_eq!(panic.message, "index 3 is wrong");
         assert!(panic.location.contains("contain.rs:"), "{panic}");
-        assert_eq!(uid(), None, "nothing of the pod is left on the thread");
+        assert_eq!(uid(), None, "the thread still has the pod's work");
         let panic = contained_now(&work, || -> () { panic!("at once") }).unwrap_err();
         assert_eq!(panic.message, "at once");
         assert_eq!(contained(work, async { 1 }).await, Ok(1));

@@ -1,4 +1,4 @@
-//! Grants: what lets probe-service run one command in one container and nothing else.
+//! Grants, each of which authorizes probe-service to run one command in one container.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -10,7 +10,7 @@ use sha2::Sha256;
 
 const KEY_BYTES: usize = 32;
 
-/// The key that pod-sync signs with and cri-proxy checks with.
+/// The key with which pod-sync signs grants and cri-proxy verifies them.
 #[derive(Clone)]
 pub struct GrantKey(Arc<[u8; KEY_BYTES]>);
 
@@ -21,16 +21,16 @@ impl std::fmt::Debug for GrantKey {
 }
 
 impl GrantKey {
-    /// A key with these bytes.
+    /// Returns a key with the given bytes.
     #[must_use]
     pub fn from_bytes(bytes: [u8; KEY_BYTES]) -> Self {
         Self(Arc::new(bytes))
     }
 
-    /// Reads the key at `path`, or makes one; of several processes that try at once one makes it.
+    /// Reads the key at `path`, or creates it. If several processes create it at once, they all use the same key.
     ///
     /// # Errors
-    /// The file cannot be read or made, or is not a key.
+    /// Fails if the file cannot be read or created, or is too short.
     pub fn load_or_create(path: &Path) -> io::Result<Self> {
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir)?;
@@ -46,7 +46,7 @@ impl GrantKey {
                 .mode(0o600)
                 .open(&temp)?;
             file.write_all(&bytes)?;
-            // A link never replaces: whoever comes second uses the first one's key.
+            // A hard link does not replace a file, so the first process to create the key wins.
             let linked = std::fs::hard_link(&temp, path);
             std::fs::remove_file(&temp)?;
             match linked {
@@ -73,13 +73,13 @@ impl GrantKey {
         mac
     }
 
-    /// The grant for one command in one container.
+    /// Returns the grant for a command in a container.
     #[must_use]
     pub fn sign(&self, container_id: &str, command: &[String], timeout_seconds: u32) -> Vec<u8> {
         self.mac(container_id, command, timeout_seconds).finalize().into_bytes().to_vec()
     }
 
-    /// Whether `grant` allows exactly this.
+    /// Returns whether `grant` is the grant for exactly this container, command and timeout.
     #[must_use]
     pub fn verify(&self, grant: &[u8], container_id: &str, command: &[String], timeout_seconds: u32) -> bool {
         self.mac(container_id, command, timeout_seconds).verify_slice(grant).is_ok()

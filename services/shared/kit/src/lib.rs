@@ -1,6 +1,7 @@
-//! What every service is built from: arguments, paths, tasks, sockets, servers, time.
+//! Building blocks of every service: arguments, paths, tasks, sockets, servers, time.
 //!
-//! Tasks: [`server::Server::serve`] spawns one per connection, [`task`] names them all. Nothing here knows of pods.
+//! Tasks: [`server::Server::serve`] spawns a task per connection; [`task`] spawns all named tasks. Apart from [`contain`], which
+//! attributes work to a pod, this crate does not depend on pods.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -15,7 +16,7 @@ pub mod contain;
 pub mod grant;
 pub mod lists;
 pub mod notify;
-pub mod patience;
+pub mod peer_startup;
 pub mod redirect;
 pub mod seam;
 pub mod server;
@@ -27,11 +28,12 @@ pub mod tree;
 
 pub use args::paths;
 
-/// Gives back what a burst of pods took. glibc's keeps it, some 20 MiB in all after 300 pods. Its settings are in `.cargo/config.toml`.
+/// Returns memory to the system after a burst of pods. glibc's allocator keeps it: about 20 MiB in all processes after 300 pods.
+/// Its settings are in `.cargo/config.toml`.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// The exit code of a process. An error goes to stderr as one line, without a backtrace: what a person has to mend is in it.
+/// Returns the exit code of a process. Writes an error to stderr as one line, without a backtrace.
 #[must_use]
 pub fn exit_code<E: AsRef<dyn std::error::Error + Send + Sync>>(
     name: &str,
@@ -40,12 +42,12 @@ pub fn exit_code<E: AsRef<dyn std::error::Error + Send + Sync>>(
     use std::io::Write as _;
     let Err(error) = done else { return std::process::ExitCode::SUCCESS };
     let text = error_chain(error.as_ref()).replace('\n', " ");
-    // Without a standard error there is nobody to tell.
+    // A closed stderr cannot be reported anywhere.
     let _ = writeln!(std::io::stderr().lock(), "{name}: {text}");
     std::process::ExitCode::FAILURE
 }
 
-/// The text of an error and of everything behind it, joined by `: `.
+/// Returns the texts of an error and of all its sources, joined by `: `.
 #[must_use]
 pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut out = error.to_string();

@@ -1,8 +1,8 @@
-//! The lists of the CRI, asked for by their streams (Kubernetes 1.36), since a full one may be larger than a message.
+//! Calls the list methods of the CRI as streams (Kubernetes 1.36), since a whole list may exceed the size limit of a message.
 //!
-//! The bindings have no list streams yet. They take the lists' requests, and their messages have the items where the lists' answers
-//! have them: in field 1. cri-proxy has the streams whatever the runtime has; only an older one passes on that the runtime lacks them,
-//! and then the list is asked for in whole.
+//! The CRI bindings do not have the streaming methods yet. These methods take the same requests as the unary ones, and their
+//! messages have the items in field 1, too. cri-proxy offers the streams even if the runtime does not. An older cri-proxy passes
+//! on the runtime's UNIMPLEMENTED; the client then falls back to the unary method.
 
 use http::uri::PathAndQuery;
 use tonic::body::Body;
@@ -12,15 +12,15 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-/// The largest message taken, as the kubelet's (cri-client utils.go).
+/// Largest message in bytes (`k8s.io/cri-client/pkg: maxMsgSize`).
 pub const MAX_MESSAGE: usize = 16 << 20;
 
-/// A list and its stream.
+/// A list method and its streaming variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct List {
-    /// Path of the call with one answer.
+    /// Path of the unary method.
     list: &'static str,
-    /// Path of the call with a stream of them.
+    /// Path of the streaming method.
     stream: &'static str,
 }
 
@@ -55,11 +55,11 @@ list!(
 );
 
 impl List {
-    /// Hands the messages of the list to `take` as they come, and lets others have their turn after each. Returns the metadata of
-    /// the end.
+    /// Passes each message of the list to `take` as it arrives, and yields to other tasks after each. Returns the metadata of the
+    /// response, including the trailers.
     ///
     /// # Errors
-    /// What the call came to. Whatever was taken before it is then part of no list.
+    /// Returns the status of the call if it fails. Messages passed to `take` before must then be discarded.
     pub async fn each<S, Q, R>(
         self,
         service: S,
@@ -81,14 +81,14 @@ impl List {
             status
         };
         let (metadata, extensions, message) = request.into_parts();
-        let again = Request::from_parts(metadata.clone(), extensions.clone(), message.clone());
+        let fallback = Request::from_parts(metadata.clone(), extensions.clone(), message.clone());
         let request = Request::from_parts(metadata, extensions, message);
         client.ready().await.map_err(ready)?;
         let path = PathAndQuery::from_static(self.stream);
-        let mut taken = false;
-        // Boxed, both: who asks for a list must not carry the state of two calls.
-        let asked = Box::pin(client.server_streaming(request, path, ProstCodec::<Q, R>::default())).await;
-        let lacking = match asked {
+        let mut received_any = false;
+        // Both calls are boxed, so that the caller's future does not contain the state of two calls.
+        let response = Box::pin(client.server_streaming(request, path, ProstCodec::<Q, R>::default())).await;
+        let failure = match response {
             Ok(answer) => {
                 let (metadata, mut messages, _) = answer.into_parts();
                 loop {
@@ -99,22 +99,22 @@ impl List {
                             all.extend(messages.trailers().await?.unwrap_or_default().into_headers());
                             return Ok(MetadataMap::from_headers(all));
                         }
-                        Err(status) if taken => return Err(status),
+                        Err(status) if received_any => return Err(status),
                         Err(status) => break status,
                     }
-                    taken = true;
+                    received_any = true;
                     tokio::task::yield_now().await;
                 }
             }
             Err(status) => status,
         };
-        if lacking.code() != Code::Unimplemented {
-            return Err(lacking);
+        if failure.code() != Code::Unimplemented {
+            return Err(failure);
         }
         client.ready().await.map_err(ready)?;
         let path = PathAndQuery::from_static(self.list);
         let (metadata, message, _) =
-            Box::pin(client.unary(again, path, ProstCodec::<Q, R>::default())).await?.into_parts();
+            Box::pin(client.unary(fallback, path, ProstCodec::<Q, R>::default())).await?.into_parts();
         take(message);
         Ok(metadata)
     }

@@ -1,7 +1,7 @@
 //! Notifications to systemd (sd_notify(3)): readiness, stopping, and watchdog pings that depend on what the service does.
 //!
-//! A service whose socket does not answer, or whose main loop is reported as not serving, sends no ping. systemd then ends the
-//! process and starts it again. Outside systemd nothing is checked and nothing is sent.
+//! A service whose socket does not answer, or whose main loop is reported as not serving, sends no ping. systemd then restarts the
+//! process. Without systemd, no checks are made and no notifications are sent.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use crate::clock::Clock;
 use crate::server::HealthHandle;
 use crate::socket::channel;
 
-/// Checks in one watchdog period: a check that takes its whole time leaves room for another one.
+/// Checks per watchdog period. A check that takes its whole time limit leaves time for another one.
 const CHECKS_PER_PERIOD: u32 = 3;
 
-/// Limit of a check where systemd wants no pings.
-const WITHOUT_WATCHDOG: Duration = Duration::from_secs(1);
+/// Time limit of a check if systemd does not expect pings.
+const CHECK_LIMIT_WITHOUT_WATCHDOG: Duration = Duration::from_secs(1);
 
 /// Time between checks until the service is ready.
-const UNTIL_READY: Duration = Duration::from_millis(50);
+const READINESS_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Interval between two looks at a heartbeat.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Interval between two checks of a heartbeat.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// When a loop last made progress: CLOCK_BOOTTIME in milliseconds. Clones share it.
+/// The time at which a loop last made progress, by CLOCK_BOOTTIME. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Heartbeat {
     last: Arc<AtomicU64>,
@@ -39,7 +39,7 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// The heartbeat of a loop that begins now.
+    /// Returns the heartbeat of a loop that starts now.
     #[must_use]
     pub fn new(clock: Clock) -> Self {
         let heartbeat = Self { last: Arc::default(), clock };
@@ -47,7 +47,7 @@ impl Heartbeat {
         heartbeat
     }
 
-    /// The loop makes progress.
+    /// Records that the loop makes progress.
     pub fn beat(&self) {
         let now = u64::try_from(self.clock.boot().as_millis()).unwrap_or(u64::MAX);
         self.last.store(now, Ordering::Relaxed);
@@ -59,7 +59,7 @@ impl Heartbeat {
         self.clock.boot().saturating_sub(Duration::from_millis(self.last.load(Ordering::Relaxed)))
     }
 
-    /// Reports the loop as `name` to health until told to stop: serving while the heartbeat is not older than `limit`.
+    /// Reports the loop as `name` to health until `stop` is cancelled: SERVING while the heartbeat is at most `limit` old.
     pub async fn watch(
         self,
         name: &'static str,
@@ -67,7 +67,7 @@ impl Heartbeat {
         health: HealthHandle,
         stop: CancellationToken,
     ) {
-        self.watch_every(LOOK_EVERY, name, limit, health, stop).await;
+        self.watch_every(CHECK_INTERVAL, name, limit, health, stop).await;
     }
 
     async fn watch_every(
@@ -86,7 +86,7 @@ impl Heartbeat {
             } else {
                 health.set_serving(name).await;
             }
-            // Both only wait.
+            // Dropping either arm only ends a wait.
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(every) => {}
@@ -95,7 +95,7 @@ impl Heartbeat {
     }
 }
 
-/// Why a service does not count as alive.
+/// The reason why a service is not alive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Stalled {
     /// The socket does not answer.
@@ -103,21 +103,21 @@ pub enum Stalled {
     Silent {
         /// The service's own socket.
         socket: PathBuf,
-        /// What the health check ended with.
+        /// Error of the health check.
         reason: String,
     },
-    /// The socket answers, and its health says that the loop is stuck.
+    /// The socket answers, but its health reports that the loop is stuck.
     #[error("{name} is reported as not serving")]
     Loop {
-        /// What health calls the loop.
+        /// Name of the loop in health.
         name: &'static str,
     },
 }
 
-/// What has to work for a service to count as alive.
+/// The conditions under which a service is alive.
 ///
-/// Whether the service as a whole is SERVING does not matter: a runtime or an API server that is away does not come back by a
-/// restart of its client.
+/// The health of the service as a whole does not matter: a restart of the service does not bring back an unreachable runtime or
+/// API server.
 #[derive(Debug, Clone)]
 pub struct Liveness {
     sockets: Vec<PathBuf>,
@@ -126,29 +126,29 @@ pub struct Liveness {
 }
 
 impl Liveness {
-    /// The service's own sockets answer a health check.
+    /// Requires that the service's own sockets answer a health check.
     #[must_use]
     pub fn of(sockets: impl IntoIterator<Item = PathBuf>) -> Self {
         Self { sockets: sockets.into_iter().collect(), loop_name: None, is_loop_optional: false }
     }
 
-    /// In addition, health on the first socket says that `name` serves.
+    /// Also requires that the health of the first socket reports `name` as SERVING.
     #[must_use]
     pub fn and_loop(mut self, name: &'static str) -> Self {
         self.loop_name = Some(name);
         self
     }
 
-    /// As [`Self::and_loop`], of a service that may run without this loop: its health does not know the name then.
+    /// Requires a loop as [`Self::and_loop`] does, for a service that may run without it. Its health then does not have the name.
     #[must_use]
     pub fn and_loop_if_any(self, name: &'static str) -> Self {
         Self { is_loop_optional: true, ..self.and_loop(name) }
     }
 
-    /// Checks everything once, on new connections, within `limit` for each socket.
+    /// Checks all conditions once, on new connections, within `limit` for each socket.
     ///
     /// # Errors
-    /// The first thing that is stalled.
+    /// Returns the first condition that does not hold.
     pub async fn check(&self, limit: Duration) -> Result<(), Stalled> {
         for (index, socket) in self.sockets.iter().enumerate() {
             let name = self.loop_name.filter(|_| index == 0);
@@ -170,25 +170,27 @@ impl Liveness {
     }
 }
 
-/// Reports readiness once `liveness` holds, then pings the watchdog while it holds, and reports the stop. Returns at once where
-/// the process was not started by systemd with `Type=notify`.
+/// Reports readiness once `liveness` holds, then pings the watchdog while it holds, and reports the stop. Returns at once if
+/// systemd did not start the process with `Type=notify`.
 pub async fn run(liveness: Liveness, stop: CancellationToken) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
     }
     let period = sd_notify::watchdog_enabled().filter(|period| !period.is_zero());
-    let every = period.and_then(|period| period.checked_div(CHECKS_PER_PERIOD)).unwrap_or(WITHOUT_WATCHDOG);
+    let every = period
+        .and_then(|period| period.checked_div(CHECKS_PER_PERIOD))
+        .unwrap_or(CHECK_LIMIT_WITHOUT_WATCHDOG);
     let check = || liveness.check(every);
     drive(check, period.map(|_| every), send, stop).await;
 }
 
 fn send(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!(%error, "notify systemd failed");
+        tracing::warn!(%error, "failed to notify systemd");
     }
 }
 
-/// The loop of [`run`], with its check and its sender as inputs. `every`: time between pings; none: no pings.
+/// Runs the loop of [`run`] with the given check and sender. `every` is the interval between pings; without it, none are sent.
 async fn drive<C>(
     check: impl Fn() -> C,
     every: Option<Duration>,
@@ -198,9 +200,9 @@ async fn drive<C>(
     C: Future<Output = Result<(), Stalled>>,
 {
     let ping = async {
-        // A service that is still starting is not a stalled one.
+        // A service that is still starting is not stalled.
         while check().await.is_err() {
-            tokio::time::sleep(UNTIL_READY).await;
+            tokio::time::sleep(READINESS_INTERVAL).await;
         }
         send(NotifyState::Ready);
         let Some(every) = every else { return std::future::pending().await };
@@ -212,7 +214,7 @@ async fn drive<C>(
             tokio::time::sleep(every).await;
         }
     };
-    // A check that is dropped is repeated by nobody: the service ends.
+    // A dropped check needs no repetition, since the service ends.
     tokio::select! {
         () = ping => {}
         () = stop.cancelled() => {}

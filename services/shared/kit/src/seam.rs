@@ -1,51 +1,51 @@
-//! Where a test may end a process.
+//! Failpoints: places at which a test may end a process.
 //!
-//! A process can die between any two instructions. What its successor meets depends only on which of the things that outlive
-//! it were done: changes of files, and what other processes were told. Each of these passes here, once before it and once
-//! after. Outside of tests nobody watches, and a passing is one look at a thread-local and one at a static.
+//! A process can end between any two instructions. The state that its successor finds depends only on which external effects
+//! took place: changes of files and messages to other processes. Each external effect calls [`pass`] once before and once after
+//! it. Outside of tests there is no watcher, and a call only reads a thread-local and a static.
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
-/// What outlives the process.
+/// The kind of effect at a failpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Seam {
     /// A change of a file, a directory, a mount or a cgroup.
     File,
-    /// A status on its way to status-reporter, or its answer.
+    /// A request with a status to status-reporter, or its response.
     Status,
-    /// A step in the work of one pod that changes nothing outside of the process.
+    /// A step in the work of one pod that has no effect outside of the process.
     Work,
 }
 
-/// What a watcher unwinds with where the whole process of a test is to end. Any other panic of a watcher is one of the step.
+/// The panic payload with which a watcher ends the whole process of a test. Any other panic of a watcher counts as one of the step.
 #[derive(Debug)]
 pub struct Ended;
 
-/// Which side of it.
+/// Whether a failpoint is before or after its step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum When {
-    /// Nothing of it is done.
+    /// The step has not started.
     Before,
-    /// All of it is.
+    /// The step is complete.
     After,
 }
 
-/// One passing.
+/// One execution of a failpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Passing {
-    /// The seam.
+    /// The kind of effect.
     pub seam: Seam,
-    /// Its side.
+    /// Whether the step is done.
     pub when: When,
-    /// What is done.
+    /// Name of the step.
     pub step: &'static str,
 }
 
-/// Learns of every passing on its threads, on the thread itself. It may block or unwind, and then the step is not done, or
-/// nothing after it.
+/// Observes the failpoints of its threads, on the thread itself. It may block or unwind. If it unwinds before a step, the step
+/// is not executed.
 pub trait Watcher: Send + Sync {
-    /// Something passes.
+    /// Called when a thread reaches a failpoint.
     fn passes(&self, passing: Passing);
 }
 
@@ -53,30 +53,29 @@ thread_local! {
     static WATCHER: RefCell<Option<Arc<dyn Watcher>>> = const { RefCell::new(None) };
 }
 
-// Of all threads without one of their own.
+// The watcher of all threads without their own.
 static EVERYWHERE: OnceLock<Arc<dyn Watcher>> = OnceLock::new();
 
-/// Has the passings of every thread of this process that has no watcher of its own told to `watcher`: for a test's process.
-/// The first call counts.
+/// Sets the watcher of all threads of the process that have no watcher of their own. Only the first call has an effect.
 pub fn watch_everywhere(watcher: Arc<dyn Watcher>) {
     let _ = EVERYWHERE.set(watcher);
 }
 
-/// Has all passings of this thread told to `watcher`, until the thread ends.
+/// Sets the watcher of this thread, until the thread ends.
 pub fn watch(watcher: Arc<dyn Watcher>) {
     WATCHER.with(|w| *w.borrow_mut() = Some(watcher));
 }
 
-/// Tells of a passing.
+/// Notifies the watcher, if any, of a failpoint.
 pub fn pass(seam: Seam, when: When, step: &'static str) {
-    // A thread that ends has no watcher any more.
+    // The thread-local is gone while a thread ends.
     let watcher = WATCHER.try_with(|w| w.borrow().clone()).ok().flatten();
     if let Some(watcher) = watcher.as_ref().or_else(|| EVERYWHERE.get()) {
         watcher.passes(Passing { seam, when, step });
     }
 }
 
-/// Does `work`, with a passing on either side.
+/// Executes `work` with a failpoint before and after it.
 pub fn around<T>(seam: Seam, step: &'static str, work: impl FnOnce() -> T) -> T {
     pass(seam, When::Before, step);
     let done = work();
@@ -84,7 +83,7 @@ pub fn around<T>(seam: Seam, step: &'static str, work: impl FnOnce() -> T) -> T 
     done
 }
 
-/// A change of a file.
+/// Executes a change of a file with a failpoint before and after it.
 pub fn file<T>(step: &'static str, work: impl FnOnce() -> T) -> T {
     around(Seam::File, step, work)
 }

@@ -23,73 +23,73 @@ use crate::clock::Clock;
 use crate::contain;
 use crate::socket::{KEEPALIVE, Peer, PeerPolicy, incoming};
 
-/// How long open calls may go on after the server was told to stop.
+/// Time limit for open calls after a server stops.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Calls that one connection may have open. A client has one connection, whatever it does: pod-sync observes each of some
-/// hundred pods at once through it, and an observer may hold a watch per pod. hyper's own limit of 200 would make them wait
-/// without a word. What a call costs is bounded by the queues of the services, not here.
+/// Open calls per connection. A client uses one connection: pod-sync observes hundreds of pods at once through it, and an
+/// observer may hold a watch per pod. hyper's default of 200 would delay further calls silently. The queues of the services
+/// bound the cost of calls.
 pub const MAX_STREAMS: u32 = 4096;
 
-/// What pod-sync's health calls its sync loop: it serves while the loop makes progress.
+/// Health name of pod-sync's sync loop: SERVING while the loop makes progress.
 pub const SYNC_LOOP: &str = "syncloop";
 
-/// What pleg-service's health calls its loop of full lists: it serves while the loop makes progress, whatever a list ends with.
+/// Health name of pleg-service's relist loop: SERVING while the loop makes progress, even if the lists fail.
 pub const RELIST_LOOP: &str = "relist";
 
-/// What node-api's health calls the loop that accepts HTTPS connections: it serves while the loop makes progress.
+/// Health name of node-api's loop that accepts HTTPS connections: SERVING while the loop makes progress.
 pub const HTTPS_LOOP: &str = "https";
 
-/// What status-reporter's health calls the Node object: it serves while the API server gives and takes it.
+/// Health name of status-reporter's Node object: SERVING while it can be read from and written to the API server.
 pub const NODE: &str = "node";
 
-/// Sets what grpc.health.v1 says.
+/// Sets the statuses that grpc.health.v1 reports. Clones share them.
 #[derive(Debug, Clone)]
 pub struct HealthHandle {
     reporter: HealthReporter,
-    known: Arc<Mutex<Known>>,
+    registered: Arc<Mutex<Registered>>,
 }
 
-/// The names somebody set. The empty one is there from the beginning.
+/// The names that have a status. The empty name always has one.
 #[derive(Debug, Default)]
-struct Known {
+struct Registered {
     names: BTreeSet<String>,
     stopped: bool,
 }
 
 impl HealthHandle {
-    /// A handle that servers share.
+    /// Returns a handle that several servers may share.
     #[must_use]
     pub fn new() -> Self {
-        let known = Known { names: BTreeSet::from([String::new()]), stopped: false };
-        Self { reporter: HealthReporter::new(), known: Arc::new(Mutex::new(known)) }
+        let registered = Registered { names: BTreeSet::from([String::new()]), stopped: false };
+        Self { reporter: HealthReporter::new(), registered: Arc::new(Mutex::new(registered)) }
     }
 
-    /// `name` serves; the empty name is the process as a whole. Nothing serves again once the server stops.
+    /// Sets `name` to SERVING. The empty name stands for the whole process. Has no effect once the server stops.
     pub async fn set_serving(&self, name: &str) {
         self.set(name, ServingStatus::Serving).await;
     }
 
-    /// `name` does not serve.
+    /// Sets `name` to NOT_SERVING.
     pub async fn set_not_serving(&self, name: &str) {
         self.set(name, ServingStatus::NotServing).await;
     }
 
     async fn set(&self, name: &str, status: ServingStatus) {
-        // Held over the call: what is set at the moment of the stop is not set after it.
-        let mut known = self.known.lock().await;
-        if known.stopped {
+        // The lock is held during the call, so that no status is set after the stop.
+        let mut registered = self.registered.lock().await;
+        if registered.stopped {
             return;
         }
-        known.names.insert(name.to_owned());
+        registered.names.insert(name.to_owned());
         self.reporter.set_service_status(name, status).await;
     }
 
-    /// Nothing serves from now on, whatever its name.
+    /// Sets all names to NOT_SERVING for good.
     async fn stop(&self) {
-        let mut known = self.known.lock().await;
-        known.stopped = true;
-        for name in &known.names {
+        let mut registered = self.registered.lock().await;
+        registered.stopped = true;
+        for name in &registered.names {
             self.reporter.set_service_status(name, ServingStatus::NotServing).await;
         }
     }
@@ -101,7 +101,7 @@ impl Default for HealthHandle {
     }
 }
 
-/// A server being put together.
+/// Builder of a server.
 #[derive(Debug)]
 pub struct Server {
     routes: RoutesBuilder,
@@ -111,13 +111,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server of the service `name`, with health, reflection and debug.v1 on it.
+    /// Returns a server of the service `name` with health, reflection and debug.v1.
     #[must_use]
     pub fn new(name: &'static str) -> Self {
         Self::with_health(name, HealthHandle::new())
     }
 
-    /// As [`Server::new`], with a health handle that others share.
+    /// Returns a server as [`Server::new`] does, with a shared health handle.
     #[must_use]
     pub fn with_health(name: &'static str, health: HealthHandle) -> Self {
         let mut routes = RoutesBuilder::default();
@@ -130,13 +130,13 @@ impl Server {
             Ok(service) => {
                 routes.add_service(service);
             }
-            Err(error) => tracing::error!(%error, "no reflection"),
+            Err(error) => tracing::error!(%error, "failed to set up reflection"),
         }
         routes.add_service(debug(name));
         Self { routes, fallback: None, health, observers: Vec::new() }
     }
 
-    /// Adds a service.
+    /// Adds a gRPC service.
     #[must_use]
     pub fn add_service<S>(mut self, service: S) -> Self
     where
@@ -153,30 +153,30 @@ impl Server {
         self
     }
 
-    /// What answers methods that no service here has.
+    /// Sets the router for methods that no service of this server has.
     #[must_use]
     pub fn fallback(mut self, router: axum::Router) -> Self {
         self.fallback = Some(router);
         self
     }
 
-    /// Lets these users in whatever the policy says, for health and debug.v1 only.
+    /// Allows these users to call health and debug.v1, in addition to the policy.
     #[must_use]
     pub fn observers(mut self, uids: &[u32]) -> Self {
         self.observers = uids.to_vec();
         self
     }
 
-    /// Sets what health says.
+    /// Returns the handle that sets the server's health.
     #[must_use]
     pub fn health(&self) -> HealthHandle {
         self.health.clone()
     }
 
-    /// Serves until told to stop, then lets open calls end for a short while.
+    /// Serves until `stop` is cancelled, then waits up to 2 s for open calls.
     ///
     /// # Errors
-    /// The transport failed.
+    /// Fails if the transport fails.
     pub async fn serve(
         self,
         listener: UnixListener,
@@ -188,7 +188,7 @@ impl Server {
         if let Some(fallback) = fallback {
             router = router.fallback_service(fallback);
         }
-        let door = policy.clone().and(&observers);
+        let connect_policy = policy.clone().and(&observers);
         if !observers.is_empty() {
             let policy = Arc::new(policy);
             router = router.layer(axum::middleware::from_fn(move |request, next| {
@@ -202,13 +202,13 @@ impl Server {
             .http2_keepalive_timeout(Some(KEEPALIVE))
             .max_concurrent_streams(Some(MAX_STREAMS))
             .add_routes(routes)
-            .serve_with_incoming_shutdown(incoming(listener, door), stop.clone().cancelled_owned());
+            .serve_with_incoming_shutdown(incoming(listener, connect_policy), stop.clone().cancelled_owned());
         let late = async {
             stop.cancelled().await;
             health.stop().await;
             tokio::time::sleep(DRAIN).await;
         };
-        // A stream that never ends does not hold the process: its client comes back to the next one.
+        // An endless stream does not delay the end of the process: its client reconnects to the next one.
         tokio::select! {
             served = server => served,
             () = late => Ok(()),
@@ -216,11 +216,10 @@ impl Server {
     }
 }
 
-/// What any observer may call.
+/// Path prefixes of the methods that observers may call.
 const OBSERVABLE: [&str; 2] = ["/grpc.health.v1.Health/", "/quintlet.debug.v1.Debug/"];
 
-// A panic in one call ends that call with INTERNAL. Without this it would end the connection, and with it all other calls of
-// the client.
+// A panic in a call fails that call with INTERNAL. Otherwise it would end the connection and all other calls of the client.
 async fn contain_call(
     request: axum::extract::Request,
     next: axum::middleware::Next,
@@ -230,7 +229,7 @@ async fn contain_call(
     called.unwrap_or_else(|panic| Status::internal(panic.to_string()).into_http())
 }
 
-/// Passes on what the user at the other end may call: everything by the policy, else what shows and changes nothing.
+/// Rejects calls of users that the policy does not allow, except for [`OBSERVABLE`] methods.
 async fn observe_only(
     policy: Arc<PeerPolicy>,
     request: axum::extract::Request,
@@ -241,13 +240,13 @@ async fn observe_only(
     if is_for_all || is_peer {
         return next.run(request).await;
     }
-    Status::permission_denied("this user may ask for health and metrics only").into_http()
+    Status::permission_denied("this user may only read health and metrics").into_http()
 }
 
-/// Serves Prometheus text over HTTP/1 at `/metrics` until told to stop.
+/// Serves metrics in the OpenMetrics text format over HTTP/1 at `/metrics` until `stop` is cancelled.
 ///
 /// # Errors
-/// The address cannot be bound.
+/// Fails if the address cannot be bound.
 pub async fn serve_metrics(address: std::net::SocketAddr, stop: CancellationToken) -> std::io::Result<()> {
     let listener = tokio::net::TcpListener::bind(address).await?;
     let router = axum::Router::new()
@@ -255,22 +254,23 @@ pub async fn serve_metrics(address: std::net::SocketAddr, stop: CancellationToke
     axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
 }
 
-/// debug.v1 of the service `name`, which starts now: for a server that is not put together by [`Server`].
+/// Returns debug.v1 of the service `name`, which starts now, for a server that [`Server`] does not build.
 #[must_use]
 pub fn debug(name: &'static str) -> DebugServer<DebugService> {
     let clock = Clock::system();
     DebugServer::new(DebugService { name, started: clock.boot(), clock })
 }
 
-/// What this process runs with, for debug.v1 of all its servers.
+/// Configuration of the process, which debug.v1 reports.
 static CONFIGURATION: OnceLock<String> = OnceLock::new();
 
-/// Says what this process runs with: JSON of a KubeletConfiguration, without secrets. The first word counts.
-pub fn tell_configuration(json: String) {
+/// Sets the configuration that debug.v1 reports: a KubeletConfiguration as JSON without secrets. Only the first call has an
+/// effect.
+pub fn set_configuration(json: String) {
     let _ = CONFIGURATION.set(json);
 }
 
-/// debug.v1: spans, metrics, build, configuration.
+/// Implements debug.v1: spans, metrics, build and configuration.
 #[derive(Debug)]
 pub struct DebugService {
     name: &'static str,

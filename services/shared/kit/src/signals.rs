@@ -1,11 +1,11 @@
-//! How a service is told to stop.
+//! Signals that stop a service.
 
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Exit code after a second signal: 128 + SIGINT.
 pub const EXIT_FORCED: i32 = 130;
 
-/// What ended the wait.
+/// The signal that stopped the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     /// SIGTERM.
@@ -21,7 +21,7 @@ pub async fn stop_signal() -> StopReason {
         // Without handlers the default action ends the process.
         return std::future::pending().await;
     };
-    // Both streams stay: a dropped arm loses no signal.
+    // Both streams live on, so a dropped arm does not lose a signal.
     let reason = tokio::select! {
         _ = term.recv() => StopReason::Term,
         _ = int.recv() => StopReason::Interrupt,

@@ -1,4 +1,4 @@
-//! Unix sockets: bound with a mode, open only to known users, reached lazily, and trusted only when the right user serves them.
+//! Unix sockets. Servers bind them with a mode and check the client's user. Clients connect lazily and check the server's user.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
@@ -17,17 +17,18 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-/// A peer that says nothing for this long is asked; as long again and it is given up.
+/// Interval of HTTP/2 keepalive pings on an idle connection, and the time limit for their answer.
 pub const KEEPALIVE: Duration = Duration::from_secs(5);
 
-/// Mode of a socket's directory that nobody prepared: only this user and its group may enter.
+/// Mode of a socket's directory that does not exist yet: only this user and its group may enter.
 const DIR_MODE: u32 = 0o750;
 
-/// Binds a socket with `mode`, its directory made if needed and then closed to others. A socket left by a process that is gone is
-/// replaced; so is one of this process itself.
+/// Binds a socket with `mode`. Creates its directory if it does not exist, without access for other users. Replaces the socket of
+/// a process that has ended, and of this process.
 ///
 /// # Errors
-/// The directory or socket cannot be made. `AddrInUse`: another process serves it, and its callers must not be taken over.
+/// Returns `AddrInUse` if another process serves the socket: its clients must not be taken over. Fails if the directory or the
+/// socket cannot be created.
 pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !dir.is_dir() {
@@ -37,10 +38,10 @@ pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     if let Some(pid) = listener_pid(path)
         && u32::try_from(pid) != Ok(std::process::id())
     {
-        let message = format!("{}: another instance serves it (pid {pid})", path.display());
+        let message = format!("{} is in use by another instance (pid {pid})", path.display());
         return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
     }
-    // Bound beside and renamed: the name never stands for a socket without its mode.
+    // The socket is bound under a temporary name and renamed, so that it never exists under its name without its mode.
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let prefix = format!(".{name}.");
     let bound = tempfile::Builder::new().prefix(&prefix).make_in(dir, |temp| UnixListener::bind(temp))?;
@@ -50,7 +51,7 @@ pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// The process that listens at `path`; none where nobody does. 0 where it cannot be seen from here, as in another container.
+/// Returns the process that listens at `path`, if any. Returns 0 if its PID is unknown, as in another container.
 fn listener_pid(path: &Path) -> Option<i32> {
     use nix::errno::Errno;
     use nix::sys::socket::{
@@ -60,29 +61,29 @@ fn listener_pid(path: &Path) -> Option<i32> {
     let probe = socket(AddressFamily::Unix, SockType::Stream, flags, None).ok()?;
     match connect(std::os::fd::AsRawFd::as_raw_fd(&probe), &UnixAddr::new(path).ok()?) {
         Ok(()) => Some(getsockopt(&probe, sockopt::PeerCredentials).map_or(0, |cred| cred.pid())),
-        // It listens and does not accept: it hangs or is stopped, and may go on.
+        // The process listens but does not accept: it hangs or is stopped, and may continue.
         Err(Errno::EAGAIN) => Some(0),
         Err(_) => None,
     }
 }
 
-/// Whom a socket is for.
+/// The users that may connect to a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PeerPolicy {
-    /// Whoever can open it.
+    /// Any user that can open the socket.
     Any,
-    /// These user ids.
+    /// Users with these IDs.
     Uids(Vec<u32>),
 }
 
 impl PeerPolicy {
-    /// Root and the user this process runs as.
+    /// Allows root and the user of this process.
     #[must_use]
     pub fn root_and_self() -> Self {
         Self::Uids(vec![0, nix::unistd::geteuid().as_raw()])
     }
 
-    /// Whether it is for a user.
+    /// Returns whether a user may connect.
     #[must_use]
     pub fn allows(&self, uid: u32) -> bool {
         match self {
@@ -91,7 +92,7 @@ impl PeerPolicy {
         }
     }
 
-    /// The same, and for these users too.
+    /// Returns a policy that also allows these users.
     #[must_use]
     pub fn and(self, more: &[u32]) -> Self {
         match self {
@@ -101,12 +102,12 @@ impl PeerPolicy {
     }
 }
 
-/// Who is at the other end, found in the extensions of every request.
+/// The process at the other end of a connection, as found in the extensions of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// User id.
+    /// User ID.
     pub uid: u32,
-    /// Process id, where the kernel tells.
+    /// Process ID, if the kernel reports it.
     pub pid: Option<i32>,
 }
 
@@ -118,7 +119,7 @@ pub struct UnixConn {
 }
 
 impl UnixConn {
-    /// The other end.
+    /// Returns the process at the other end.
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.peer
@@ -156,7 +157,7 @@ impl AsyncWrite for UnixConn {
     }
 }
 
-/// Connections from those the policy allows; others are closed at once and counted.
+/// Returns the connections of users that the policy allows. Closes and counts other connections.
 pub fn incoming(
     listener: UnixListener,
     policy: PeerPolicy,
@@ -176,14 +177,14 @@ pub fn incoming(
                     Ok(cred) => {
                         tracing::warn!(
                             uid = cred.uid(),
-                            "connection refused: user not allowed on this socket"
+                            "refused connection, user is not allowed on this socket"
                         );
                         refused.inc();
                     }
-                    Err(error) => tracing::warn!(%error, "connection refused: no peer credentials"),
+                    Err(error) => tracing::warn!(%error, "refused connection, no peer credentials"),
                 },
                 Err(error) => {
-                    // Out of descriptors, most likely; others give some back.
+                    // Most likely the process has no free descriptors; closed connections release some.
                     tracing::warn!(%error, "accept failed");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -192,8 +193,8 @@ pub fn incoming(
     })
 }
 
-/// A channel to the socket at `path` that connects when first used and again whenever it must. Calls made while nobody
-/// listens fail at once with UNAVAILABLE, and so do calls while a user that is not trusted listens, see [`connect`].
+/// Returns a channel to the socket at `path` that connects on first use and reconnects as needed. Calls fail at once with
+/// UNAVAILABLE while no process listens or the server is not trusted, see [`connect`].
 #[must_use]
 pub fn channel(path: PathBuf) -> Channel {
     Endpoint::from_static("http://quintlet.local")
@@ -213,11 +214,11 @@ fn tower_connector(
     })
 }
 
-/// Connects to the socket at `path`, if root or the owner of its directory serves it. Whoever prepared the directory gave it to
-/// the user of the service; a socket that another user planted there is not trusted.
+/// Connects to the socket at `path`, if root or the owner of its directory serves it. The directory belongs to the user of the
+/// service, so a socket that another user planted there is not trusted.
 ///
 /// # Errors
-/// Nobody listens. `PermissionDenied`: this user may not connect, or the one that listens is not trusted.
+/// Returns `PermissionDenied` if this user may not connect or the server is not trusted. Fails if no process listens.
 pub async fn connect(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(path).await?;
     let server = stream.peer_cred()?.uid();
@@ -228,21 +229,21 @@ pub async fn connect(path: &Path) -> io::Result<UnixStream> {
             "{} is served by uid {server}, but its directory belongs to uid {owner}: not trusted",
             path.display()
         );
-        tracing::warn!(socket = %path.display(), server, owner, "connection given up: server not trusted");
+        tracing::warn!(socket = %path.display(), server, owner, "closed connection, server is not trusted");
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
     }
     Ok(stream)
 }
 
-/// Whether a user may serve a socket in the directory of `owner`.
+/// Returns whether the user `server` may serve a socket in a directory of `owner`.
 fn is_trusted(server: u32, owner: u32) -> bool {
     server == 0 || server == owner
 }
 
-/// Waits until the service at `path` says that it serves, by its health.
+/// Waits until the health of the service at `path` is SERVING.
 ///
 /// # Errors
-/// It does not within `limit`: `TimedOut`, with the last reason.
+/// Returns `TimedOut`, with the last reason, if the service is not ready within `limit`.
 pub async fn wait_ready(path: &Path, limit: Duration) -> io::Result<()> {
     let mut client = HealthClient::new(channel(path.to_owned()));
     let deadline = crate::clock::deadline_after(tokio::time::Instant::now(), limit);

@@ -1,4 +1,4 @@
-//! Tasks with names.
+//! Named tasks.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::contain::{self, Panic, Work, contained_request};
 
-/// Spawns a task. A panic is logged under its name and ends the process with [`contain::EXIT_PANIC`], since a service with a
-/// dead task is worse than one that its supervisor starts again. Work of one pod is run by [`contain::contained`] inside.
+/// Spawns a task. A panic is logged with the task's name and ends the process with [`contain::EXIT_PANIC`], since a restart by
+/// the supervisor is better than a service without one of its tasks. [`contain::contained`] runs the work of one pod inside a task.
 pub fn spawn<T, F>(name: &'static str, future: F) -> JoinHandle<T>
 where
     F: Future<Output = T> + Send + 'static,
@@ -29,7 +29,7 @@ where
     })
 }
 
-/// As [`spawn`], for a task that serves one client or one pod: a panic is logged with the pod of `work` and ends this task alone.
+/// Spawns a task that serves one client or one pod. A panic is logged with the pod of `work` and ends this task only.
 pub fn spawn_contained<T, F>(
     name: &'static str,
     work: Option<Work>,
@@ -42,7 +42,7 @@ where
     spawn(name, contained_request(work, future))
 }
 
-/// Runs the whole of a process, whose panic ends it as that of any task does.
+/// Runs the main future of a process. A panic ends the process as in any other task.
 pub async fn main<T>(process: impl Future<Output = T>) -> T {
     contain::panics_end_process();
     match AssertUnwindSafe(process).catch_unwind().await {
@@ -51,21 +51,21 @@ pub async fn main<T>(process: impl Future<Output = T>) -> T {
     }
 }
 
-/// Runs work that may block on a thread for that. A panic goes on in the caller, as one of its own: work of a pod stays work of
-/// that pod.
+/// Runs blocking work on a thread for such work. A panic is resumed in the caller, so that it counts as part of the same pod's
+/// work.
 ///
-/// Cancellation safety: what has begun is done to its end, and nobody learns of it.
+/// Cancellation safety: work that has started is completed, and its result is dropped.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let pod = contain::current();
-    match tokio::task::spawn_blocking(move || contain::elsewhere(pod, work)).await {
+    match tokio::task::spawn_blocking(move || contain::on_blocking_thread(pod, work)).await {
         Ok(Ok(done)) => done,
         Ok(Err(panic)) => panic.resume(),
-        // The runtime is shutting down, and takes the caller with it.
+        // The runtime is shutting down, which also drops the caller.
         Err(_) => std::future::pending().await,
     }
 }
 
-/// Tasks that are told to stop and waited for together.
+/// Tasks that are stopped and awaited together.
 #[derive(Debug, Default)]
 pub struct TaskGroup {
     tasks: Mutex<Vec<(&'static str, JoinHandle<()>)>>,
@@ -73,13 +73,13 @@ pub struct TaskGroup {
 }
 
 impl TaskGroup {
-    /// An empty group.
+    /// Returns an empty group.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Cancelled when the group shuts down: what its tasks wait for, besides their work.
+    /// Returns a token that is cancelled when the group shuts down.
     #[must_use]
     pub fn stopping(&self) -> CancellationToken {
         self.stop.clone()
@@ -92,7 +92,7 @@ impl TaskGroup {
         tasks.push((name, spawn(name, future)));
     }
 
-    /// Cancels [`TaskGroup::stopping`], waits up to `grace` for all tasks, aborts the rest and gives their names.
+    /// Cancels [`TaskGroup::stopping`] and waits up to `grace` for all tasks. Aborts the remaining tasks and returns their names.
     pub async fn shutdown(&self, grace: Duration) -> Vec<&'static str> {
         self.stop.cancel();
         let tasks = std::mem::take(&mut *self.tasks.lock());
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_does_not_end_in_time_is_named() {
+    async fn shutdown_names_the_tasks_that_do_not_end_in_time() {
         let group = TaskGroup::new();
         group.spawn("quick", async {});
         group.spawn("stuck", std::future::pending());

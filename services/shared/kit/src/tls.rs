@@ -1,4 +1,4 @@
-//! TLS where nobody is to be trusted: probes and hooks ask whether a server answers, not who it is.
+//! TLS without verification of certificates, for probes and lifecycle hooks, as in the kubelet.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::public_key::PublicKey;
 use x509_parser::x509::SubjectPublicKeyInfo;
 
-/// A client that takes any certificate, as Go's `InsecureSkipVerify`: names, dates and who signed it do not count, but the
-/// server must hold the certificate's key. Application protocols are the caller's to set.
+/// Returns a client configuration that accepts any certificate, as Go's `InsecureSkipVerify`: name, validity and issuer are not
+/// checked, but the server must hold the certificate's key. The caller sets the application protocols.
 #[must_use]
 pub fn unverified() -> ClientConfig {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -29,7 +29,7 @@ pub fn unverified() -> ClientConfig {
         .with_no_client_auth()
 }
 
-/// What [`unverified`] asks of a certificate, for clients that are built otherwise.
+/// Returns the certificate verifier of [`unverified`], for clients that are configured separately.
 #[must_use]
 pub fn unverified_certificate() -> Arc<dyn ServerCertVerifier> {
     Arc::new(Unverified(rustls::crypto::ring::default_provider()))
@@ -39,8 +39,8 @@ pub fn unverified_certificate() -> Arc<dyn ServerCertVerifier> {
 struct Unverified(CryptoProvider);
 
 impl Unverified {
-    /// Checks a handshake's signature with the certificate's key alone. rustls' own check wants a certificate of version 3;
-    /// appliances and `openssl x509` still make those of version 1, which Go takes.
+    /// Verifies a handshake signature with the certificate's key only. rustls' own check requires a version 3 certificate; Go also
+    /// accepts version 1, which appliances and `openssl x509` still create.
     fn check(
         &self,
         message: &[u8],
@@ -60,7 +60,7 @@ impl Unverified {
                 let key = SubjectPublicKeyInfoDer::from(parsed.public_key().raw);
                 let key = RawPublicKeyEntity::try_from(&key)
                     .map_err(|_| Error::from(CertificateError::BadEncoding))?;
-                // One scheme of TLS 1.2 stands for several curves; the key is of one of them.
+                // A TLS 1.2 signature scheme covers several curves; the key has one of them.
                 algorithms.iter().any(|a| key.verify_signature(*a, message, dss.signature()).is_ok())
             }
         };
@@ -71,19 +71,19 @@ impl Unverified {
     }
 }
 
-/// Lengths in bits of keys that ring does not take and Go does.
-const SHORT: std::ops::Range<usize> = 1024..2048;
+/// Lengths in bits of the RSA keys that Go accepts and ring does not.
+const SHORT_RSA_BITS: std::ops::Range<usize> = 1024..2048;
 
-/// An RSA key that is too short for ring.
+/// Returns the key if it is an RSA key that is too short for ring.
 fn short_rsa(key: &SubjectPublicKeyInfo<'_>) -> Option<RsaPublicKey> {
     if !matches!(key.parsed(), Ok(PublicKey::RSA(_))) {
         return None;
     }
     let key = RsaPublicKey::from_pkcs1_der(&key.subject_public_key.data).ok()?;
-    SHORT.contains(&key.n().bits()).then_some(key)
+    SHORT_RSA_BITS.contains(&key.n().bits()).then_some(key)
 }
 
-/// Whether a handshake's message was signed with this key, as its scheme says.
+/// Returns whether a handshake message was signed with this key by its signature scheme.
 fn is_signed(key: &RsaPublicKey, message: &[u8], dss: &DigitallySignedStruct) -> bool {
     use SignatureScheme as S;
     let key = key.clone();
@@ -132,7 +132,7 @@ impl ServerCertVerifier for Unverified {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        // PKCS 1 v1.5 and SHA-1 are not for handshakes of TLS 1.3.
+        // TLS 1.3 does not allow PKCS #1 v1.5 or SHA-1 for handshake signatures.
         use SignatureScheme as S;
         match dss.scheme {
             S::RSA_PKCS1_SHA1
@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// A handshake of `client` with a server that shows `cert` and signs with `key`.
+    /// Performs a handshake of `client` with a server that presents `cert` and signs with `key`.
     fn handshake(
         client: ClientConfig,
         version: &'static SupportedProtocolVersion,
@@ -255,7 +255,7 @@ mod tests {
         }
     }
 
-    /// A key of RSA, which also signs what ring would not, by one scheme.
+    /// An RSA key of any length that signs with one scheme.
     #[derive(Debug, Clone)]
     struct Rsa {
         key: RsaPrivateKey,

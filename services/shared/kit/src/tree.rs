@@ -1,8 +1,8 @@
-//! Directory trees that a pod made: removed and walked whatever their depth, their names and their links.
+//! Removes and walks directory trees that a pod created, with any depth, names and links.
 //!
-//! Nothing here recurses, and at most [`OPEN`] directories of a tree are open at once. Directories are opened by one name
-//! relative to their parent, so the length of a path has no limit. No link is followed and no mount is crossed, also where
-//! the tree changes meanwhile. All calls block.
+//! No function recurses, and at most [`OPEN`] directories of a tree are open at once. Directories are opened by name relative to
+//! their parent, so paths may be of any length. No link is followed and no mount is crossed, even if the tree changes
+//! concurrently. All calls block.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -13,11 +13,11 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-/// Directories of one tree that are open at the same time.
+/// Largest number of directories of one tree that are open at the same time.
 pub const OPEN: usize = 32;
 /// Deepest directory that a walk enters. A level takes 24 bytes of memory.
 const DEEPEST: usize = 1 << 20;
-/// Times that a directory is read anew because it got new entries while it was emptied.
+/// Number of times that a directory is read again because entries were added while it was emptied.
 const PASSES: u32 = 16;
 
 const DIRECTORY: OFlags =
@@ -26,7 +26,7 @@ const DIRECTORY: OFlags =
 /// Opens a directory that is on the same mount as its parent.
 ///
 /// # Errors
-/// `CrossesDevices` if it is on another mount. Before Linux 5.6 a bind mount of the same file system is not noticed.
+/// Returns `CrossesDevices` if it is on another mount. Before Linux 5.6, a bind mount of the same file system is not detected.
 pub fn open_within(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     match rustix::fs::openat2(parent, name, DIRECTORY, Mode::empty(), ResolveFlags::NO_XDEV) {
         Err(Errno::NOSYS) => {}
@@ -47,11 +47,11 @@ fn is_dots(name: &CStr) -> bool {
     name == c"." || name == c".."
 }
 
-/// Removes a file, a link or a whole directory. A path that does not exist is removed. Links in the parent's path are
-/// followed: it has to be one that only trusted users can change.
+/// Removes a file, a link or a directory with its content. Succeeds if the path does not exist. Links in the parent's path are
+/// followed: only trusted users may be able to change it.
 ///
 /// # Errors
-/// See [`remove_at`].
+/// Fails as [`remove_at`] does.
 pub fn remove(path: &Path) -> io::Result<()> {
     let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "not a file name");
     let name = CString::new(path.file_name().ok_or_else(invalid)?.as_bytes())?;
@@ -64,13 +64,13 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// One directory that is being emptied.
+/// A directory that is being emptied.
 struct Level {
     dir: Dir,
     /// Its name in the directory above.
     name: CString,
     passes: u32,
-    /// Directories of deeper levels were moved here since it was last read from its start.
+    /// Directories of deeper levels were moved into this one since it was last read from its start.
     refilled: bool,
 }
 
@@ -86,13 +86,13 @@ impl Level {
     }
 }
 
-/// Removes what `name` is in `parent`: a file, a link, or a directory with everything in it. What does not exist is removed.
+/// Removes the entry `name` of `parent`: a file, a link, or a directory with its content. Succeeds if it does not exist.
 ///
-/// A directory deeper than [`OPEN`] levels is moved to the top of the tree and emptied there. A call that is cut short
-/// leaves a smaller tree, which the next call removes.
+/// A directory deeper than [`OPEN`] levels is moved to the top of the tree and emptied there. An interrupted call leaves a
+/// smaller tree, which the next call removes.
 ///
 /// # Errors
-/// `CrossesDevices` if a directory is on another mount, which stays with everything on it. Others as `unlinkat(2)`.
+/// Returns `CrossesDevices` if a directory is on another mount, which is left unchanged, and other errors as `unlinkat(2)`.
 pub fn remove_at(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     if !is_directory_after_unlink(parent, name)? {
         return Ok(());
@@ -130,7 +130,7 @@ pub fn remove_at(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     }
 }
 
-/// Unlinks what is no directory, and reports whether it is one.
+/// Unlinks the entry unless it is a directory. Returns whether it is a directory.
 fn is_directory_after_unlink(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(false),
@@ -139,7 +139,7 @@ fn is_directory_after_unlink(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<
     }
 }
 
-/// Removes a directory that was read to its end; gives it back where it has to be read again.
+/// Removes a directory that was read to its end. Returns the directory if it must be read again.
 fn remove_empty(parent: BorrowedFd<'_>, above: Option<&Level>, mut done: Level) -> io::Result<Option<Level>> {
     let above = match above {
         Some(level) => level.dir.fd()?,
@@ -158,7 +158,7 @@ fn remove_empty(parent: BorrowedFd<'_>, above: Option<&Level>, mut done: Level) 
     }
 }
 
-/// Moves a directory to the first level under a name that is free there.
+/// Moves a directory to the first level under an unused name.
 fn move_to_top(top: &Level, from: BorrowedFd<'_>, name: &CStr, moved: &mut u64) -> io::Result<()> {
     loop {
         *moved = moved.saturating_add(1);
@@ -166,77 +166,77 @@ fn move_to_top(top: &Level, from: BorrowedFd<'_>, name: &CStr, moved: &mut u64) 
         match rustix::fs::renameat_with(from, name, top.dir.fd()?, free.as_str(), RenameFlags::NOREPLACE) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
             Err(Errno::EXIST) => {}
-            // A mount point.
+            // The directory is a mount point.
             Err(Errno::BUSY | Errno::XDEV) => return Err(other_mount(name)),
             Err(e) => return Err(e.into()),
         }
     }
 }
 
-/// One entry of a directory that is walked.
+/// An entry of a directory, as a walk visits it.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry<'a> {
-    /// The directory that has it.
+    /// The directory with the entry.
     pub dir: BorrowedFd<'a>,
-    /// Its name.
+    /// Name of the entry.
     pub name: &'a CStr,
-    /// Its attributes, those of the link if it is one.
+    /// Attributes of the entry; for a link, those of the link itself.
     pub stat: &'a Stat,
 }
 
 impl Entry<'_> {
-    /// Reports whether it is a directory.
+    /// Returns whether the entry is a directory.
     #[must_use]
     pub fn is_dir(&self) -> bool {
         is_dir(self.stat)
     }
 }
 
-/// Reports whether these attributes are those of a directory.
+/// Returns whether the attributes are those of a directory.
 #[must_use]
 pub fn is_dir(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }
 
-/// What a walk does with a tree.
+/// The callbacks of a walk.
 pub trait Visitor {
-    /// Whether [`Visitor::after`] is called. The walk then keeps the name of each directory that it is in.
+    /// Whether [`Visitor::after`] is called. The walk then stores the name of each directory on its path.
     const AFTER: bool = false;
 
-    /// Visits an entry, a directory before what is in it. Returns whether to enter it, if it is a directory.
+    /// Visits an entry, a directory before its content. Returns whether to enter a directory.
     ///
     /// # Errors
-    /// Ends the walk.
+    /// An error ends the walk.
     fn entry(&mut self, entry: Entry<'_>) -> io::Result<bool>;
 
-    /// Visits a directory after everything in it, the root last.
+    /// Visits a directory after its content, the root last.
     ///
     /// # Errors
-    /// Ends the walk.
+    /// An error ends the walk.
     fn leave(&mut self, dir: BorrowedFd<'_>) -> io::Result<()> {
         let _ = dir;
         Ok(())
     }
 
-    /// Visits a directory in the one above it, after [`Visitor::leave`]; not the root. The directory may be removed.
+    /// Visits a directory other than the root after [`Visitor::leave`], with its parent. The directory may be removed.
     ///
     /// # Errors
-    /// Ends the walk.
+    /// An error ends the walk.
     fn after(&mut self, parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
         let _ = (parent, name);
         Ok(())
     }
 }
 
-/// One directory between the root and the place of a walk.
+/// A directory on the path of a walk.
 struct Frame {
-    /// None: closed, to be opened again from the directory below it.
+    /// `None` while the directory is closed. It is opened again from the directory below it.
     dir: Option<Dir>,
     device: u64,
     inode: u64,
-    /// Where to go on reading.
+    /// Offset at which reading continues.
     next: i64,
-    /// Kept only for a visitor that is called after it.
+    /// Stored only if [`Visitor::AFTER`] is set.
     name: Option<CString>,
 }
 
@@ -246,7 +246,7 @@ impl Frame {
         Ok(Self { dir: Some(Dir::new(fd)?), device: stat.st_dev, inode: stat.st_ino, next: 0, name: None })
     }
 
-    /// Opens it again as the directory that has `child`.
+    /// Opens the directory again as the parent of `child`.
     fn reopen(&mut self, child: &Dir) -> io::Result<()> {
         if self.dir.is_some() {
             return Ok(());
@@ -263,11 +263,11 @@ impl Frame {
     }
 }
 
-/// Walks the tree below the directory `root`. Entries that go away meanwhile are passed over, and so is what is on another
-/// mount, after [`Visitor::entry`].
+/// Walks the tree below the directory `root`. Entries that disappear are skipped. A directory on another mount is visited but
+/// not entered.
 ///
 /// # Errors
-/// That of the visitor, a directory that cannot be read, or one deeper than [`OPEN`] levels that is moved elsewhere meanwhile.
+/// Fails if the visitor fails, a directory cannot be read, or a directory deeper than [`OPEN`] levels is moved elsewhere.
 pub fn walk<V: Visitor>(root: OwnedFd, visitor: &mut V) -> io::Result<()> {
     let mut frames = vec![Frame::of(root)?];
     while let Some(frame) = frames.last_mut() {
@@ -291,7 +291,7 @@ pub fn walk<V: Visitor>(root: OwnedFd, visitor: &mut V) -> io::Result<()> {
                     frame.dir = None;
                 }
             }
-            // It was removed while it was read.
+            // The directory was removed while it was read.
             None | Some(Err(Errno::NOENT)) => {
                 visitor.leave(dir.fd()?)?;
                 let Some(done) = frames.pop() else { return Ok(()) };
@@ -308,7 +308,7 @@ pub fn walk<V: Visitor>(root: OwnedFd, visitor: &mut V) -> io::Result<()> {
     Ok(())
 }
 
-/// Visits one entry, and opens it if it is to be entered.
+/// Visits an entry, and opens it if the visitor enters it.
 fn visit(dir: BorrowedFd<'_>, name: &CStr, visitor: &mut impl Visitor) -> io::Result<Option<OwnedFd>> {
     let stat = match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => stat,
@@ -322,7 +322,7 @@ fn visit(dir: BorrowedFd<'_>, name: &CStr, visitor: &mut impl Visitor) -> io::Re
     match open_within(dir, name) {
         Ok(fd) => Ok(Some(fd)),
         Err(e) => match Errno::from_io_error(&e) {
-            // Removed or replaced meanwhile.
+            // The directory was removed or replaced.
             Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             _ if e.kind() == io::ErrorKind::CrossesDevices => Ok(None),
             _ => Err(e),
@@ -330,10 +330,10 @@ fn visit(dir: BorrowedFd<'_>, name: &CStr, visitor: &mut impl Visitor) -> io::Re
     }
 }
 
-/// Opens the directory at the root of a walk. The path is trusted but for its last component, which may be no link.
+/// Opens the directory at the root of a walk. The path is trusted except for its last component, which must not be a link.
 ///
 /// # Errors
-/// It does not exist, is a link, or is no directory.
+/// Fails if the path does not exist, is a link, or is not a directory.
 pub fn open_root(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(CWD, path, DIRECTORY, Mode::empty())?)
 }

@@ -73,7 +73,7 @@ async fn start(policy: PeerPolicy) -> Running {
     let health = server.health();
     let stopped = stop.clone();
     let task = tokio::spawn(async move { server.serve(listener, policy, stopped).await.unwrap() });
-    // It is bound: whoever comes before the first accept is kept waiting, not refused.
+    // The socket is bound: a client that connects before the first accept waits.
     Running { path, health, stop, task, _dir: dir }
 }
 
@@ -89,7 +89,7 @@ fn request(id: &str, timeout_seconds: u32) -> ProbeExecRequest {
 async fn a_panic_in_a_call_ends_that_call_alone() {
     let server = start(PeerPolicy::Any).await;
     let mut one = ProbeExecClient::new(channel(server.path.clone()));
-    // Both on one connection.
+    // Both calls use one connection.
     let mut other = one.clone();
     let asked = |timeout_seconds| ProbeExecRequest { timeout_seconds, ..ProbeExecRequest::default() };
     one.exec(asked(1)).await.unwrap();
@@ -290,7 +290,7 @@ async fn the_socket_of_a_running_instance_is_not_taken_and_one_that_was_left_is(
     assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
     assert_eq!(
         error.to_string(),
-        format!("{}: another instance serves it (pid {})", path.display(), other.id())
+        format!("{} is in use by another instance (pid {})", path.display(), other.id())
     );
     assert!(std::os::unix::net::UnixStream::connect(&path).is_ok(), "it is still reached");
     other.kill().unwrap();
