@@ -1,4 +1,4 @@
-//! Calls to the API server, on JSON, with their failures sorted by what to do about them.
+//! Calls to the API server with JSON objects, and their failures by the reaction that they need.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::clients::{Current, Purpose};
 use crate::rate::{Limiter, Rate};
 
-/// How long one call may take.
+/// Limit of one call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Cause of a refusal (k8s.io/api/core/v1: NamespaceTerminatingCause).
@@ -18,7 +18,7 @@ const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
 const JSON: &str = "application/json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 
-/// Why a call failed.
+/// A failed call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApiFailure {
     /// 404.
@@ -27,40 +27,40 @@ pub enum ApiFailure {
     /// 409 on create.
     #[error("already exists: {0}")]
     AlreadyExists(String),
-    /// 409: another version, another UID.
+    /// 409: the version or the UID differs.
     #[error("conflict: {0}")]
     Conflict(String),
-    /// 422: the object would not be valid.
+    /// 422: the object is invalid.
     #[error("invalid: {0}")]
     Invalid(String),
-    /// 4xx that no retry mends.
+    /// Another 4xx, which a retry does not change.
     #[error("refused: {0}")]
     Refused(String),
-    /// 401, 403: credentials or rules may change.
+    /// 401 or 403, which may change with credentials or rules.
     #[error("denied: {0}")]
     Denied(String),
-    /// 403: the namespace is being terminated, so nothing is created in it any more.
+    /// 403: the namespace is terminating, so no object can be created in it.
     #[error("the namespace is being terminated: {0}")]
     NamespaceEnding(String),
     /// 429.
     #[error("too many requests")]
     TooMany {
-        /// What the server asks for.
+        /// `Retry-After` of the server.
         retry_after: Option<Duration>,
     },
     /// 5xx.
     #[error("server error: {0}")]
     Server(String),
-    /// No answer.
+    /// The server does not answer.
     #[error("unreachable: {0}")]
     Unreachable(String),
-    /// The write of one object panicked here.
+    /// The write of one object panicked in this process.
     #[error("status-reporter {0}")]
     Panicked(String),
 }
 
 impl ApiFailure {
-    /// Whether the same call may succeed later.
+    /// Reports whether a retry of the call may succeed.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -78,7 +78,7 @@ impl ApiFailure {
         }
     }
 
-    /// Whether it says something of the server, not of one object.
+    /// Reports whether the failure is one of the server, not of one object.
     #[must_use]
     pub fn is_of_server(&self) -> bool {
         match self {
@@ -95,7 +95,7 @@ impl ApiFailure {
         }
     }
 
-    /// How long the server asks to stay away.
+    /// Returns `Retry-After` of the server.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -133,13 +133,13 @@ impl From<kube::Error> for ApiFailure {
     }
 }
 
-/// The path of an object or a collection.
+/// Returns the path of an object or a collection.
 #[must_use]
 pub fn pod_path(namespace: &str, name: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/pods/{name}")
 }
 
-/// The path of a node.
+/// Returns the path of a node.
 #[must_use]
 pub fn node_path(name: &str) -> String {
     format!("/api/v1/nodes/{name}")
@@ -151,29 +151,29 @@ enum Source {
     Followed(Current, Purpose),
 }
 
-/// Calls for one purpose.
+/// A client for one purpose.
 #[derive(Clone)]
 pub struct ApiClient {
     source: Source,
     timeout: Duration,
-    /// None: no limit. Clones share it.
+    /// The rate limit, if any, which clones share.
     limiter: Option<Arc<Limiter>>,
 }
 
 impl ApiClient {
-    /// Wraps a client that does not retry by itself.
+    /// Wraps a client, which must not retry by itself.
     #[must_use]
     pub fn new(client: kube::Client) -> Self {
         Self { source: Source::Fixed(client), timeout: CALL_TIMEOUT, limiter: None }
     }
 
-    /// Takes the newest client from a kubeconfig.
+    /// Uses the newest client of a kubeconfig that may change.
     #[must_use]
     pub fn following(clients: Current, purpose: Purpose) -> Self {
         Self { source: Source::Followed(clients, purpose), timeout: CALL_TIMEOUT, limiter: None }
     }
 
-    /// With a limit on how often it calls.
+    /// Adds a rate limit.
     #[must_use]
     pub fn limited(self, rate: Option<Rate>) -> Self {
         Self { limiter: rate.map(|rate| Arc::new(Limiter::new(rate))), ..self }
@@ -245,7 +245,7 @@ impl ApiClient {
         self.call(Method::PATCH, path, STRATEGIC, Some(patch)).await
     }
 
-    /// Deletes at once, only the object with this UID.
+    /// Deletes the object with grace period 0 if it has this UID.
     ///
     /// # Errors
     /// As [`ApiFailure`].

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line of status-reporter.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,17 +11,15 @@ use serde_json::{Value, json};
 use crate::rate::Rate;
 use crate::run::Settings;
 
-/// Burst of writes of pods where only their rate is set (the kubelet's `kubeAPIBurst`).
+/// Burst of pod writes if only their rate is set (`kubeAPIBurst` of the kubelet).
 const POD_BURST: u32 = 100;
 
 /// Writes what the node tells the API server: pod status, node, lease, events, mirror pods.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "status-reporter", version)]
 pub struct Args {
-    /// What every service has.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Where the configuration is.
     #[command(flatten)]
     pub config: ConfigArgs,
     /// Kubeconfig of the API server; it may appear later. Without it nothing is written (standalone).
@@ -66,7 +64,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// What the service is told of nodes and rates.
+    /// Returns the settings of the node and of rates.
     #[must_use]
     pub fn settings(&self) -> Settings {
         Settings {
@@ -82,7 +80,7 @@ impl Args {
     }
 }
 
-/// A v1 Taint.
+/// Parses a v1 Taint.
 fn taint(text: &str) -> Result<Value, String> {
     const WANT: &str = "want key=value:Effect or key:Effect";
     let (rest, effect) = text.split_once(':').ok_or(WANT)?;

@@ -1,4 +1,4 @@
-//! Clients of the API server, made from a kubeconfig that may come late and change.
+//! Clients of the API server from a kubeconfig that may appear late and change.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,30 +9,26 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// How often the files are looked at: until they are usable, and after.
+/// Intervals between checks of the files: until they are usable, and after that.
 const LOOK_FOR_EVERY: Duration = Duration::from_millis(500);
 const LOOK_AGAIN_EVERY: Duration = Duration::from_secs(5);
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
-/// Who calls: each has connections of its own, so that none waits behind another.
+/// Purposes of clients. Each has its own connections, so that no purpose waits for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Pod statuses and mirrors.
+    /// Pod statuses and mirror pods.
     Pods,
-    /// The Node object.
     Node,
-    /// The lease.
     Lease,
-    /// Events.
     Events,
 }
 
-/// One client per purpose.
+/// The clients of all purposes.
 pub struct Clients([kube::Client; 4]);
 
 impl Clients {
-    /// The client for a purpose.
     #[must_use]
     pub fn of(&self, purpose: Purpose) -> kube::Client {
         let [pods, node, lease, events] = &self.0;
@@ -52,22 +48,22 @@ impl Clients {
             .await
             .map_err(kube::Error::InferKubeconfig)?;
         config.connect_timeout = Some(CONNECT_WITHIN);
-        // Repeating is decided here, where a newer status can take the place of an older one.
+        // This crate retries by itself, since a newer status may replace an older one.
         config.default_retry = false;
         let client = || kube::Client::try_from(config.clone());
         Ok(Self([client()?, client()?, client()?, client()?]))
     }
 }
 
-/// The newest clients; none while the kubeconfig is not usable.
+/// The newest clients, or none while the kubeconfig is unusable.
 pub type Current = watch::Receiver<Option<Arc<Clients>>>;
 
-/// Starts the task that loads the kubeconfig and loads it again when it or a file it names changes.
+/// Spawns the task that loads the kubeconfig, and reloads it when the file or a file that it names changes.
 #[must_use]
 pub fn follow(path: PathBuf, stop: CancellationToken) -> Current {
     let (sender, receiver) = watch::channel(None);
     quintlet_kit::task::spawn("kubeconfig", async move {
-        // A look cut short is of no use any more.
+        // A dropped check loses nothing.
         tokio::select! {
             () = look(path, sender) => {}
             () = stop.cancelled() => {}
@@ -86,13 +82,13 @@ async fn look(path: PathBuf, current: watch::Sender<Option<Arc<Clients>>>) {
         if known.as_ref() != Some(&seen) {
             match Clients::load(&path).await {
                 Ok(clients) => {
-                    info!(path = %path.display(), "kubeconfig loaded");
+                    info!(path = %path.display(), "loaded kubeconfig");
                     current.send_replace(Some(Arc::new(clients)));
                     (known, complained) = (Some(seen), false);
                 }
                 Err(error) if !complained => {
                     let why = quintlet_kit::error_chain(&error);
-                    warn!(path = %path.display(), %why, "the kubeconfig cannot be used yet");
+                    warn!(path = %path.display(), %why, "load kubeconfig failed, retrying");
                     complained = true;
                 }
                 Err(_) => {}
@@ -102,7 +98,7 @@ async fn look(path: PathBuf, current: watch::Sender<Option<Arc<Clients>>>) {
     }
 }
 
-/// The files a kubeconfig consists of, with their times and sizes.
+/// Times and sizes of the kubeconfig and the files that it names.
 fn fingerprint(path: &Path) -> Fingerprint {
     let mut files = vec![path.to_owned()];
     if let Ok(config) = Kubeconfig::read_from(path) {

@@ -1,4 +1,4 @@
-//! Wire to domain and back, for `quintlet.status.v1`.
+//! Converts messages of `quintlet.status.v1` to the types of this crate, and back.
 
 use quintlet_model::ids::PodUid;
 use quintlet_proto::common::v1::Trace;
@@ -11,7 +11,7 @@ use crate::update::{Ack, Stamp, Update, Verdict};
 /// Parses an update.
 ///
 /// # Errors
-/// INVALID_ARGUMENT naming the field.
+/// INVALID_ARGUMENT with the name of the field.
 pub fn update(wire: wire::PodStatusUpdate, trace: Option<Trace>) -> Result<Update, Status> {
     let uid = PodUid::parse(&wire.uid).map_err(|e| invalid("update.uid", &e.to_string()))?;
     Ok(Update {
@@ -31,7 +31,7 @@ pub fn update(wire: wire::PodStatusUpdate, trace: Option<Trace>) -> Result<Updat
     })
 }
 
-/// The ack on the wire.
+/// Converts an ack to its message.
 #[must_use]
 pub fn ack(ack: Ack) -> wire::Ack {
     let (kind, resource_version, detail) = match ack.verdict {
@@ -53,10 +53,10 @@ pub fn ack(ack: Ack) -> wire::Ack {
     }
 }
 
-/// A JSON object; no bytes are an empty one.
+/// Parses a JSON object. No bytes are an empty object.
 ///
 /// # Errors
-/// INVALID_ARGUMENT naming the field.
+/// INVALID_ARGUMENT with the name of the field.
 pub fn object(field: &str, bytes: &[u8]) -> Result<Value, Status> {
     if bytes.is_empty() {
         return Ok(Value::Object(serde_json::Map::new()));
@@ -65,10 +65,10 @@ pub fn object(field: &str, bytes: &[u8]) -> Result<Value, Status> {
     if value.is_object() { Ok(value) } else { Err(invalid(field, "not a JSON object")) }
 }
 
-/// A name that can stand in a URL path.
+/// Validates a name for use in a URL path.
 ///
 /// # Errors
-/// INVALID_ARGUMENT naming the field.
+/// INVALID_ARGUMENT with the name of the field.
 pub fn segment(field: &str, text: String) -> Result<String, Status> {
     let ok = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b':');
     if text.is_empty() || text.len() > 253 || text.starts_with('.') || !text.bytes().all(ok) {

@@ -1,4 +1,4 @@
-//! How often the API server is tried while it does not answer.
+//! Limits attempts while the API server does not answer.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use quintlet_kit::clock::deadline_after;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The first pause after a failure.
+/// First pause after a failure.
 const FIRST: Duration = Duration::from_millis(50);
-/// The longest pause, so that a server that is back is noticed within it.
+/// Longest pause. A server that answers again is noticed within it.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Lets everything pass while the server answers; one attempt per pause while it does not.
+/// Allows all attempts while the server answers, and one attempt per pause while it does not.
 #[derive(Debug)]
 pub struct Gate {
     state: Mutex<State>,
@@ -21,10 +21,10 @@ pub struct Gate {
 
 #[derive(Debug)]
 struct State {
-    /// None while the server answers.
+    /// The current pause; none while the server answers.
     pause: Option<Duration>,
     next: Instant,
-    /// The server asked to be left alone until then.
+    /// End of the time that the server requested with `Retry-After`.
     hold: Option<Instant>,
 }
 
@@ -38,7 +38,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Waits until an attempt may be made.
+    /// Waits until an attempt is allowed.
     pub async fn enter(&self) {
         loop {
             let opened = self.opened.notified();
@@ -55,7 +55,7 @@ impl Gate {
                     (None, Some(_)) => state.next,
                 }
             };
-            // Both arms only lead to another look.
+            // A dropped arm loses nothing: the state is read again.
             tokio::select! {
                 () = opened => {}
                 () = tokio::time::sleep_until(until) => {}
@@ -63,7 +63,7 @@ impl Gate {
         }
     }
 
-    /// The server answered.
+    /// Records an answer.
     pub fn answered(&self) {
         let mut state = self.state.lock();
         if state.pause.take().is_some() {
@@ -71,7 +71,7 @@ impl Gate {
         }
     }
 
-    /// The server did not answer, or asked for time.
+    /// Records a missing answer, or a `Retry-After`.
     pub fn failed(&self, retry_after: Option<Duration>) {
         let mut state = self.state.lock();
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! The node's lease: its heartbeat, apart from everything else.
+//! The node's lease, renewed independently of all other writes.
 
 use std::time::Duration;
 
@@ -13,20 +13,20 @@ use crate::status::text;
 
 const COLLECTION: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// How long the lease counts without renewal unless configured, in seconds.
+/// Default of `nodeLeaseDurationSeconds`.
 pub const DURATION_SECONDS: u32 = 40;
 
-/// How long the lease counts, and how often it is renewed.
+/// Duration and renewal interval of the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Term {
-    /// Seconds without renewal after which it counts no more.
+    /// `leaseDurationSeconds` of the lease.
     pub seconds: u32,
-    /// The pause between renewals. Up to 4 % are added.
+    /// Pause between renewals. A jitter of up to 4 % is added.
     pub every: Duration,
 }
 
 impl Term {
-    /// Renewed after a quarter of its time.
+    /// Renews after a quarter of the duration.
     #[must_use]
     pub fn of(seconds: u32) -> Self {
         Self { seconds, every: Duration::from_millis(u64::from(seconds).saturating_mul(250)) }
@@ -35,26 +35,26 @@ impl Term {
 
 const JITTER: f64 = 0.04;
 
-/// Immediate tries per renewal.
+/// Immediate attempts per renewal.
 const TRIES: u32 = 5;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What to do after an attempt.
+/// The next step after an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// The lease is fresh: wait until the next renewal.
+    /// Wait until the next renewal.
     Rest,
-    /// Update again at once.
+    /// Update again immediately.
     Again,
-    /// Read the lease, or make it, then update.
+    /// Read or create the lease, then update it.
     Ensure,
-    /// Read or make it after this pause.
+    /// Read or create the lease after this pause.
     Pause(Duration),
 }
 
-/// The decision after an update or an ensure that ended so; `failures` counts this one.
+/// Returns the next step after the result of an attempt. `failures` includes this attempt.
 #[must_use]
 pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
     match outcome {
@@ -64,7 +64,7 @@ pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
                 FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(TRIES).min(10)));
             Next::Pause(doubled.min(LONGEST_PAUSE))
         }
-        // Somebody else wrote it, or it went: what is there must be read.
+        // Another client changed or deleted the lease: read it.
         Err(
             ApiFailure::Conflict(_)
             | ApiFailure::NotFound(_)
@@ -83,7 +83,7 @@ pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
     }
 }
 
-/// A lease with a fresh renewal; what else it has stays.
+/// Returns the lease with a new renew time. Other fields stay.
 #[must_use]
 pub fn renewed(
     lease: Option<&Value>,
@@ -114,10 +114,10 @@ fn has_owner(lease: &Value) -> bool {
     lease["metadata"]["ownerReferences"].as_array().is_some_and(|o| !o.is_empty())
 }
 
-/// Keeps the lease fresh until `stop`. The lease is never deleted.
+/// Renews the lease until `stop`. The lease is never deleted.
 pub async fn run(api: ApiClient, node: String, clock: Clock, term: Term, stop: CancellationToken) {
     let keeper = Keeper { path: format!("{COLLECTION}/{node}"), api, node, clock, term };
-    // A renewal cut short is repeated by the next process.
+    // The next process repeats a dropped renewal.
     tokio::select! {
         () = keeper.run() => {}
         () = stop.cancelled() => {}
@@ -142,7 +142,7 @@ impl Keeper {
         }
     }
 
-    /// Renews, however long it takes.
+    /// Retries until the lease is renewed.
     async fn renew(&self, lease: &mut Option<Value>) {
         let mut failures = 0_u32;
         loop {
@@ -157,9 +157,9 @@ impl Keeper {
                 }
                 Err(failure) => {
                     failures = failures.saturating_add(1);
-                    debug!(%failure, failures, "the lease is not renewed");
+                    debug!(%failure, failures, "renew lease failed");
                     if failures == TRIES {
-                        warn!(%failure, "the node's lease cannot be renewed");
+                        warn!(%failure, "renew lease failed repeatedly");
                     }
                     next(Err(&failure), failures)
                 }
@@ -197,7 +197,7 @@ impl Keeper {
         }
     }
 
-    /// A node that is not there yet becomes the owner with a later renewal; the heartbeat does not wait for it.
+    /// Returns the UID of the Node for the owner reference. Without a Node the lease has no owner until a later renewal.
     async fn node_uid(&self) -> Option<String> {
         let node = self.api.get(&node_path(&self.node)).await.ok()?;
         Some(text(&node["metadata"], "uid").to_owned()).filter(|uid| !uid.is_empty())

@@ -1,15 +1,16 @@
-//! status-reporter: the one writer of API objects.
+//! status-reporter writes the API objects of a node. It is their only writer.
 //!
-//! pod-sync says what each pod's status should be; this service merges it with what the API server has and writes it
+//! pod-sync reports the status of each pod. This service merges it with the object in the API server and writes it
 //! ([`reporter`], one PATCH per change and no read on the ordinary path). It registers the Node and keeps its status
 //! ([`node::keeper`]), renews the lease ([`lease`]), writes events ([`events::recorder`]) and mirror pods ([`mirror`]).
 //!
-//! What decides is plain functions: [`status`], [`node::setters`], [`events::correlate`], [`lease::next`].
+//! Decisions are pure functions: [`status`], [`node::setters`], [`events::correlate`], [`lease::next`].
 //! Tasks: `status-write` (at most 64), `status-retry`, `node`, `lease`, `events`, `kubeconfig`, one `peer-health` per
-//! service, one `report-stream` per caller. All memory can be rebuilt from pod-sync and the API server.
+//! service, one `report-stream` per caller. All state can be rebuilt from pod-sync and the API server.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "no other crate builds on this one")]
 
 pub mod api;
 pub mod args;

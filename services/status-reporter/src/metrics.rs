@@ -1,4 +1,4 @@
-//! What this service counts.
+//! Metrics of status-reporter.
 
 use std::sync::OnceLock;
 
@@ -14,35 +14,33 @@ use crate::update::Verdict;
 /// Buckets of the kubelet's metric, in seconds.
 const SYNC_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 
-/// What became of an update.
+/// Label of the outcome of an update.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct VerdictLabel {
     verdict: &'static str,
 }
 
-/// All metrics; clones share their values.
+/// The metrics. Clones share their values.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    /// Pods with a status known here.
+    /// Pods with a status.
     pub pods: Gauge,
-    /// Writes in flight.
     pub in_flight: Gauge,
-    /// Acks by verdict.
     pub acks: Family<VerdictLabel, Counter>,
-    /// Attempts that must be repeated.
+    /// Failed attempts that are retried.
     pub failures: Counter,
-    /// From the first unsynced change to the write.
+    /// Latency from the first unwritten change to the write.
     pub sync_seconds: Histogram,
-    /// Events lost because the queue was full.
+    /// Events that were lost because the queue was full.
     pub events_dropped: Counter,
-    /// Events held back by the spam filter.
+    /// Events that the spam filter dropped.
     pub events_filtered: Counter,
-    /// Events waiting.
+    /// Events in the queue.
     pub events_queued: Gauge,
 }
 
 impl Metrics {
-    /// Registers the metrics of this process, or finds them.
+    /// Registers the metrics, or returns those that are registered.
     #[must_use]
     pub fn register() -> Self {
         Self {
@@ -80,7 +78,7 @@ impl Metrics {
     }
 }
 
-/// The helpers have buckets of their own; this one has the kubelet's.
+/// Registers a histogram with the kubelet's buckets.
 fn sync_seconds() -> Histogram {
     static SYNC_SECONDS: OnceLock<Histogram> = OnceLock::new();
     let made = SYNC_SECONDS.get_or_init(|| {

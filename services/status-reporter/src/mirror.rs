@@ -1,4 +1,4 @@
-//! Mirror pods: what the API server shows of static pods.
+//! Mirror pods, which represent static pods in the API server.
 
 use serde_json::{Value, json};
 
@@ -7,13 +7,13 @@ use crate::status::text;
 
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Makes sure the mirror of a static pod is there and as given; returns its UID and whether it was made now.
+/// Creates the mirror pod of a static pod if it is missing or outdated. Returns its UID, and whether it was created.
 ///
-/// A mirror of an older manifest is deleted first. The node is its one owner; without a Node, and while that is on its way
-/// out, there is no mirror.
+/// A mirror pod of an older manifest is deleted first. The Node is its only owner: without a Node, or while that is being
+/// deleted, no mirror pod is created.
 ///
 /// # Errors
-/// As the API server answers.
+/// The API server refuses a call or does not answer.
 pub async fn ensure(api: &ApiClient, node: &str, pod: &Value) -> Result<(String, bool), ApiFailure> {
     let (namespace, name) = (text(&pod["metadata"], "namespace"), text(&pod["metadata"], "name"));
     let mut pod = pod.clone();
@@ -52,10 +52,10 @@ pub async fn ensure(api: &ApiClient, node: &str, pod: &Value) -> Result<(String,
     Ok((uid(&made), true))
 }
 
-/// Deletes a mirror at once. False: it was not there, or it is another one by now.
+/// Deletes a mirror pod with grace period 0. Returns false if it does not exist or has another UID.
 ///
 /// # Errors
-/// As the API server answers.
+/// The API server refuses a call or does not answer.
 pub async fn delete(api: &ApiClient, namespace: &str, name: &str, uid: &str) -> Result<bool, ApiFailure> {
     match api.delete_now(&pod_path(namespace, name), uid).await {
         Ok(_) => Ok(true),

@@ -1,4 +1,4 @@
-//! The process: from its command line to its exit code.
+//! The process of status-reporter, from its command line to its exit code.
 
 use anyhow::Context;
 use quintlet_config::Service;
@@ -11,10 +11,10 @@ use tracing::{error, info};
 use crate::args::Args;
 use crate::run::{Config, run};
 
-/// Runs `status-reporter` as its own process: reads the command line, and ends it on a usage error.
+/// Runs status-reporter as its own process. Exits with 64 on a usage error.
 ///
 /// # Errors
-/// What keeps it from serving.
+/// The service cannot start, or serving fails.
 #[tokio::main]
 pub async fn main() -> anyhow::Result<()> {
     let loaded = quintlet_config::parse::<Args>(Service::StatusReporter);
@@ -28,14 +28,14 @@ pub async fn main() -> anyhow::Result<()> {
     let signalled = stop.clone();
     task::spawn("signals", async move {
         let reason = signals::stop_signal().await;
-        info!(?reason, "stopping");
+        info!(?reason, "stopping service");
         signalled.cancel();
     });
     if let Some(address) = args.common.metrics_listen {
         let stop = stop.clone();
         task::spawn("metrics", async move {
             if let Err(error) = server::serve_metrics(address, stop).await {
-                error!(%address, %error, "no metrics over HTTP");
+                error!(%address, %error, "serve metrics failed");
             }
         });
     }

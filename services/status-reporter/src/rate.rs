@@ -1,4 +1,4 @@
-//! How often the API server may be called, where the configuration says so.
+//! Configured rate limits of calls to the API server.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use quintlet_kit::clock::deadline_after;
 use tokio::time::Instant;
 
-/// Calls per second, and calls at once before that counts.
+/// Calls per second, with a burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
     /// Never zero.
@@ -15,26 +15,26 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// None where `per_second` is zero: no limit. A burst of less than one call counts as one.
+    /// Returns none, for no limit, if `per_second` is zero. The burst is at least one call.
     #[must_use]
     pub fn new(per_second: u32, burst: u32) -> Option<Self> {
         (per_second > 0).then(|| Self { per_second, burst: burst.max(1) })
     }
 }
 
-/// Spaces calls, in the order they ask.
+/// Delays calls to keep a rate, in their order.
 #[derive(Debug)]
 pub struct Limiter {
-    /// Between two calls once the burst is used up.
+    /// Pause between calls after the burst.
     pause: Duration,
-    /// So much earlier than that a call may come.
+    /// Time by which a call may be early: the burst.
     credit: Duration,
-    /// When a call would be due if there were no burst.
+    /// Time at which the next call is due without a burst.
     due: Mutex<Instant>,
 }
 
 impl Limiter {
-    /// With the whole burst to give.
+    /// Creates a limiter with the whole burst left.
     #[must_use]
     pub fn new(rate: Rate) -> Self {
         let pause = Duration::from_secs(1).checked_div(rate.per_second).unwrap_or(Duration::ZERO);
@@ -45,12 +45,12 @@ impl Limiter {
         }
     }
 
-    /// Waits for its turn. A wait that is given up has used its turn.
+    /// Waits until a call is allowed. A dropped wait counts as a call.
     pub async fn take(&self) {
         let wait = {
             let mut due = self.due.lock();
             let now = Instant::now();
-            // Time nobody used is credit, and no more of it than that.
+            // Unused time counts as credit up to the burst.
             let mine = (*due).max(now);
             *due = deadline_after(mine, self.pause);
             mine.duration_since(now).saturating_sub(self.credit)

@@ -1,4 +1,4 @@
-//! Which status is written when: newest wins per pod, one write at a time per pod, many pods at once.
+//! Schedules status writes: the newest status of each pod, one write at a time per pod, many pods concurrently.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -22,19 +22,19 @@ use crate::status::{is_terminal, is_true, phase};
 use crate::update::{Ack, Stamp, Update, Verdict};
 use crate::write::{self, Memory, Outcome};
 
-/// Writes in flight over all pods.
+/// Concurrent writes.
 const IN_FLIGHT: usize = 64;
 
-/// Pods known at once: far more than a node runs, small enough to bound memory (a few KiB each).
+/// Capacity in pods: far more than a node runs. A pod takes a few KiB.
 const PODS: usize = 4096;
 
-/// Acks one stream may be behind: several for each of a full node's pods. A stream further behind is ended.
+/// Acks that are queued for one stream: several for each pod of a full node. A slower stream is ended.
 const ACKS: usize = 4096;
 
-/// Pauses of one pod whose writes fail: 50 ms doubling to 1 s.
+/// Pauses after failed writes of one pod: 50 ms, doubled up to 1 s.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Before the write of a pod whose last write panicked, doubled with each in a row, and the longest.
+/// Wait after a write that panicked. Each further panic in a row doubles it, up to [`LONGEST_AFTER_PANIC`].
 const AFTER_PANIC: Duration = Duration::from_secs(10);
 const LONGEST_AFTER_PANIC: Duration = Duration::from_secs(3600);
 
@@ -44,19 +44,19 @@ enum Lane {
     Routine,
 }
 
-/// What is known of one pod.
+/// The state of one pod.
 #[derive(Default)]
 struct Entry {
-    /// The newest update not begun, and since when there is one.
+    /// The newest pending update, and the time since which an update is pending.
     waiting: Option<(Update, Instant)>,
     /// The update being written.
     writing: Option<Stamp>,
-    /// The queue it stands in; a place in the other queue is void.
+    /// The queue that has the pod. An entry in the other queue is stale.
     queued: Option<Lane>,
     memory: Option<Memory>,
     done: Option<(Stamp, Verdict)>,
     failures: u32,
-    /// No longer wanted; removed once its write has ended.
+    /// The pod is removed when its write has ended.
     forgotten: bool,
 }
 
@@ -66,7 +66,7 @@ impl Entry {
         waiting.max(self.writing).max(self.done.as_ref().map(|(s, _)| *s))
     }
 
-    /// What a reader waits for, or what ends a pod, goes first.
+    /// Returns the lane of an update. The first Ready and the end of a pod are urgent.
     fn lane(&self, update: &Update) -> Lane {
         let known = self.memory.as_ref().map_or(&update.base, Memory::status);
         let first_ready = is_true(&update.desired, "Ready") && !is_true(known, "Ready");
@@ -81,13 +81,13 @@ struct State {
     urgent: VecDeque<PodUid>,
     routine: VecDeque<PodUid>,
     in_flight: usize,
-    /// The highest owner epoch seen.
+    /// The highest epoch of pod-sync so far.
     epoch: u64,
     listeners: Vec<mpsc::Sender<Ack>>,
 }
 
 struct Shared {
-    /// None: standalone.
+    /// None in standalone mode.
     api: Option<ApiClient>,
     clock: Clock,
     state: Mutex<State>,
@@ -96,14 +96,14 @@ struct Shared {
     metrics: Metrics,
 }
 
-/// Takes updates and writes them. Clones share the work.
+/// Writes updates. Clones share the state.
 #[derive(Clone)]
 pub struct Reporter {
     shared: Arc<Shared>,
 }
 
 impl Reporter {
-    /// A reporter; without a client every update is acked with [`Verdict::NoApi`].
+    /// Creates a reporter. Without a client every update is acked with [`Verdict::NoApi`].
     #[must_use]
     pub fn new(api: Option<ApiClient>, clock: Clock, metrics: Metrics) -> Self {
         let shared = Shared {
@@ -117,7 +117,7 @@ impl Reporter {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Starts to listen: what is held from before, and acks from now on. A listener that falls too far behind is cut off.
+    /// Returns the pending updates, and a receiver of acks. A receiver that is too slow is closed.
     #[must_use]
     pub fn listen(&self) -> (Vec<(PodUid, Stamp)>, mpsc::Receiver<Ack>) {
         let (sender, receiver) = mpsc::channel(ACKS);
@@ -132,7 +132,7 @@ impl Reporter {
         (held, receiver)
     }
 
-    /// Takes an update. Older ones of the same pod that have not begun are dropped.
+    /// Accepts an update. Replaces a pending one of the same pod.
     pub fn submit(&self, mut update: Update) {
         let shared = &self.shared;
         let mut state = shared.state.lock();
@@ -153,7 +153,7 @@ impl Reporter {
         entry.forgotten = false;
         match entry.newest() {
             Some(newest) if stamp < newest => {
-                debug!(pod.uid = %uid, "an older status than the one known is dropped");
+                debug!(pod.uid = %uid, "outdated status ignored");
                 return;
             }
             Some(newest) if stamp == newest => {
@@ -177,7 +177,7 @@ impl Reporter {
         Shared::pump(shared, &mut state);
     }
 
-    /// Forgets every pod that is not in the set.
+    /// Removes every pod that is not in the set.
     pub fn retain(&self, uids: &HashSet<PodUid>) {
         let mut state = self.shared.state.lock();
         state.pods.retain(|uid, entry| {
@@ -213,7 +213,7 @@ impl Shared {
         state.listeners.retain(|listener| match listener.try_send(ack.clone()) {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Full(_)) => {
-                warn!("a stream does not read its acks and is ended");
+                warn!("report stream is too slow and ended");
                 false
             }
             Err(mpsc::error::TrySendError::Closed(_)) => false,
@@ -235,7 +235,7 @@ impl Shared {
         self.metrics.pods.set(count(state.pods.len()));
     }
 
-    /// Begins as many writes as may be in flight.
+    /// Starts as many writes as allowed.
     fn pump(shared: &Arc<Self>, state: &mut State) {
         while state.in_flight < IN_FLIGHT {
             let (uid, lane) = if let Some(uid) = state.urgent.pop_front() {
@@ -260,7 +260,7 @@ impl Shared {
         self.gate.enter().await;
         let begun = {
             let mut state = self.state.lock();
-            // What came while the gate was closed is written instead.
+            // An update that arrived while the gate was closed replaces the older one.
             state.pods.get_mut(&uid).and_then(|entry| {
                 let (update, since) = entry.waiting.take()?;
                 entry.writing = Some(update.stamp);
@@ -280,7 +280,7 @@ impl Shared {
         });
         let written = contained(Work::new(uid.as_str(), name), writing).await;
         let outcome = written.unwrap_or_else(|panic| {
-            // What was learnt on the way may be half-changed.
+            // The panic may have left the memory inconsistent.
             memory = None;
             Outcome::Later(ApiFailure::Panicked(panic.to_string()))
         });
@@ -319,7 +319,7 @@ impl Shared {
         }
     }
 
-    /// Books an attempt: what to say and how long to wait before the next.
+    /// Records an attempt. Returns the ack, and the pause before the next attempt.
     fn settle(&self, entry: &mut Entry, attempt: Attempt) -> (Option<Ack>, Option<Duration>) {
         let Attempt { update, since, memory, outcome } = attempt;
         let (uid, stamp) = (update.uid.clone(), update.stamp);
@@ -330,11 +330,11 @@ impl Shared {
                 entry.done = Some((stamp, verdict.clone()));
                 self.metrics.sync_seconds.observe(since.elapsed().as_secs_f64());
                 match &verdict {
-                    Verdict::Refused(why) => warn!(pod.uid = %uid, %why, "the API server refuses a status"),
+                    Verdict::Refused(why) => warn!(pod.uid = %uid, %why, "API server refused status"),
                     Verdict::Deleted => {
-                        info!(pod.uid = %uid, pod = %update.name, "deleted from the API server")
+                        info!(pod.uid = %uid, pod = %update.name, "deleted pod from the API server")
                     }
-                    verdict => debug!(pod.uid = %uid, ?verdict, "status settled"),
+                    verdict => debug!(pod.uid = %uid, ?verdict, "handled status"),
                 }
                 (Some(Ack { uid, stamp, verdict }), None)
             }
@@ -346,7 +346,7 @@ impl Shared {
                 }
                 let first = entry.failures == 1;
                 if first {
-                    warn!(pod.uid = %uid, %failure, "a status cannot be written yet");
+                    warn!(pod.uid = %uid, %failure, "write status failed, retrying");
                 }
                 let ack = first.then(|| Ack { uid, stamp, verdict: Verdict::Queued(failure.to_string()) });
                 (ack, Some(pause(entry.failures, &failure)))

@@ -1,4 +1,4 @@
-//! Puts the parts together.
+//! Starts and stops the parts of the service.
 
 use std::io;
 use std::path::PathBuf;
@@ -27,38 +27,35 @@ use crate::rate::Rate;
 use crate::reporter::Reporter;
 use crate::service::Service;
 
-/// How long writes in flight may take after the stop signal.
+/// Limit of writes in flight after the stop signal.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// The kubelet's limits: a dead runtime and a dead agent count after 30 s, PLEG after 3 min.
+/// Times without health after which the node is not ready, as in the kubelet: 30 s, and 3 min for PLEG.
 const PEER_LIMIT: Duration = Duration::from_secs(30);
 const PLEG_LIMIT: Duration = Duration::from_secs(180);
 
-/// What the service is told.
+/// The configuration of the service.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where the sockets are.
     pub paths: Paths,
-    /// None: standalone.
+    /// None in standalone mode.
     pub kubeconfig: Option<PathBuf>,
-    /// Name of the node.
     pub node_name: String,
-    /// Create the Node object if it is not there.
+    /// Whether to create the Node if it does not exist.
     pub register_node: bool,
-    /// Users that may ask for health and metrics.
+    /// Users that may read health and metrics.
     pub observers: Vec<u32>,
-    /// The rest, which has defaults.
     pub settings: Settings,
 }
 
-/// What a node is registered with, and how often the API server is written to.
+/// Settings of the Node and of write rates.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Taints of a node that is registered, as v1 Taints.
+    /// Taints of a Node that is created, as v1 Taints.
     pub taints: Vec<Value>,
-    /// Labels of a node that is registered.
+    /// Labels of a Node that is created.
     pub labels: Vec<(String, String)>,
-    /// Provider id of a node that is registered; may be empty.
+    /// `spec.providerID` of a Node that is created; may be empty.
     pub provider_id: String,
     /// `nodeStatusUpdateFrequency`.
     pub update_every: Duration,
@@ -66,9 +63,9 @@ pub struct Settings {
     pub report_every: Duration,
     /// `nodeLeaseDurationSeconds`.
     pub lease_seconds: u32,
-    /// Of writes of pods; none: no limit.
+    /// Limit of pod writes, if any.
     pub pods: Option<Rate>,
-    /// Of events; none: no limit.
+    /// Limit of events, if any.
     pub events: Option<Rate>,
 }
 
@@ -87,12 +84,12 @@ impl Default for Settings {
     }
 }
 
-/// The kubelet's defaults of `eventRecordQPS` and `eventBurst`.
+/// Default of `eventRecordQPS`.
 pub const EVENTS_PER_SECOND: u32 = 50;
-/// As above.
+/// Default of `eventBurst`.
 pub const EVENT_BURST: u32 = 100;
 
-/// Runs until `stop`, then finishes the writes in flight.
+/// Runs until `stop`, then completes the writes in flight.
 ///
 /// # Errors
 /// The socket cannot be bound or served.
@@ -108,7 +105,7 @@ pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::R
             Recorder::start(api, &config.node_name, clock.clone(), metrics.clone(), stop.clone())
         }
         None => {
-            info!("no kubeconfig: standalone, nothing is written");
+            info!("running standalone without a kubeconfig, nothing is written");
             Recorder::standalone(metrics.clone())
         }
     };
@@ -132,12 +129,12 @@ pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::R
     let server = server.observers(&config.observers);
     server.serve(listener, PeerPolicy::root_and_self(), stop).await.map_err(io::Error::other)?;
     if tokio::time::timeout(DRAIN, reporter.idle()).await.is_err() {
-        warn!("writes in flight are given up");
+        warn!("dropping writes in flight");
     }
     Ok(())
 }
 
-/// Without a usable kubeconfig the service holds what it is given and says that it does not serve.
+/// Sets NOT_SERVING until the kubeconfig is usable. Updates are kept meanwhile.
 async fn serve_once_loaded(health: HealthHandle, mut clients: Current) {
     health.set_not_serving("").await;
     if clients.wait_for(Option::is_some).await.is_ok() {
@@ -145,14 +142,14 @@ async fn serve_once_loaded(health: HealthHandle, mut clients: Current) {
     }
 }
 
-/// Begins when there are clients; without a loader left it ends.
+/// Runs `work` after the first clients are loaded. Returns without it if the loader has ended.
 async fn once_loaded(mut clients: Current, work: impl Future<Output = ()>) {
     if clients.wait_for(Option::is_some).await.is_ok() {
         work.await;
     }
 }
 
-/// The tasks of the Node object and of the lease.
+/// Spawns the tasks of the Node and of the lease.
 fn keep_node(
     config: &Config,
     clients: &Current,

@@ -1,4 +1,4 @@
-//! `quintlet.status.v1` over the parts of this crate.
+//! Serves `quintlet.status.v1` over gRPC.
 
 use std::collections::HashSet;
 use std::pin::Pin;
@@ -25,19 +25,15 @@ use crate::node::{FactBoard, Facts};
 use crate::reporter::Reporter;
 use crate::update::{Ack, Stamp, Verdict};
 
-/// The gRPC face.
+/// The gRPC service.
 pub struct Service {
-    /// Pod statuses.
     pub reporter: Reporter,
-    /// Events.
     pub events: Recorder,
-    /// Facts of the node.
     pub facts: FactBoard,
-    /// Mirrors; none standalone.
+    /// Client for mirror pods; none in standalone mode.
     pub api: Option<ApiClient>,
-    /// Name of the node.
     pub node: String,
-    /// Ends the streams.
+    /// Ends the streams at the stop.
     pub stop: CancellationToken,
 }
 
@@ -51,7 +47,7 @@ impl Service {
     }
 }
 
-/// One message in; an ack out where the message itself settles it.
+/// Applies one message. Returns an ack if the message needs no write.
 fn take(reporter: &Reporter, message: wire::ReportRequest) -> Option<wire::Ack> {
     match message.request {
         Some(Inbound::Hello(hello)) => {
@@ -66,7 +62,7 @@ fn take(reporter: &Reporter, message: wire::ReportRequest) -> Option<wire::Ack> 
                     None
                 }
                 Err(error) => {
-                    warn!(pod.uid = %uid, why = error.message(), "an update cannot be read");
+                    warn!(pod.uid = %uid, why = error.message(), "invalid update ignored");
                     let uid = PodUid::parse(&uid).ok()?;
                     let verdict = Verdict::Refused(error.message().to_owned());
                     Some(convert::ack(Ack { uid, stamp: Stamp { epoch, version }, verdict }))
@@ -79,7 +75,7 @@ fn take(reporter: &Reporter, message: wire::ReportRequest) -> Option<wire::Ack> 
             None
         }
         None => {
-            warn!("a message of a kind this build does not know is skipped");
+            warn!("unknown message ignored");
             None
         }
     }
@@ -111,7 +107,7 @@ impl StatusReporter for Service {
         let (held, acks) = self.reporter.listen();
         let reporter = self.reporter.clone();
         let ended = self.stop.child_token();
-        // Acks to unreadable updates, and what ends the stream: few, and the reader may wait for room.
+        // The queue has acks of invalid updates and the error of the stream: few, so that the reader may wait for room.
         let (unreadable, refusals) = tokio::sync::mpsc::channel(16);
         let closing = ended.clone();
         quintlet_kit::task::spawn("report-stream", async move {
@@ -128,7 +124,7 @@ impl StatusReporter for Service {
                     Ok(None) => return,
                     Err(error) => {
                         debug!(why = %error_chain(&error), "report stream ended");
-                        // The caller is told, where there still is one; then the acks end too.
+                        // The caller receives the error if it is still connected; then the acks end.
                         if unreadable.send(Err(error)).await.is_ok() {
                             unreadable.closed().await;
                         }
@@ -148,7 +144,7 @@ impl StatusReporter for Service {
         let opening: Vec<_> =
             std::iter::once(hello).chain(held).chain([reply(Reply::HeldEnd(wire::HeldEnd {}))]).collect();
         let acks = ReceiverStream::new(acks).map(convert::ack);
-        // A listener that was cut off ends the stream, and with it the reader.
+        // A closed receiver of acks ends the stream.
         let acks = acks.map(|ack| Some(Ok(ack))).chain(stream::once(async { None }));
         let refusals = ReceiverStream::new(refusals).map(Some);
         let acks = stream::select(acks, refusals)
@@ -216,7 +212,7 @@ impl StatusReporter for Service {
             convert::segment(&format!("pod.metadata.{field}"), text)?;
         }
         let node = self.node.clone();
-        // A caller that goes away does not cut it in half.
+        // The call continues if its caller disconnects.
         let work =
             quintlet_kit::task::spawn(
                 "ensure-mirror",

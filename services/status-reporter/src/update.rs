@@ -1,75 +1,67 @@
-//! What pod-sync reports and what it hears back.
+//! Status updates of pod-sync, and their acks.
 
 use quintlet_model::ids::PodUid;
 use quintlet_proto::common::v1::Trace;
 use serde_json::Value;
 
-/// Order of the updates of one pod: the owner's epoch, then its version.
+/// Order of the updates of one pod: first the epoch of pod-sync, then the version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp {
-    /// Grows when another pod-sync takes over.
+    /// Epoch of pod-sync.
     pub epoch: u64,
-    /// Grows with each status of the pod.
+    /// Version of the status in this epoch.
     pub version: u64,
 }
 
-/// One status of one pod.
+/// A status update of a pod.
 #[derive(Debug, Clone)]
 pub struct Update {
-    /// UID pod-sync works with.
+    /// UID of the pod in pod-sync.
     pub uid: PodUid,
-    /// UID of the object in the API server; empty if it has none.
+    /// UID of the object in the API server, or empty.
     pub api_uid: String,
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
-    /// Which of two is newer.
     pub stamp: Stamp,
-    /// Status in the API server as pod-sync last read it.
+    /// Status that pod-sync last read from the API server.
     pub base: Value,
-    /// Version of the object the base was read from; 0 if unknown.
+    /// `resourceVersion` of the object of the base, or 0.
     pub base_version: u64,
-    /// The status wanted.
     pub desired: Value,
-    /// Containers may still run.
+    /// Whether containers may still run.
     pub could_run: bool,
-    /// Nothing is left on this node.
+    /// Whether nothing of the pod is left on the node.
     pub finished: bool,
-    /// The pod is being deleted.
+    /// Whether the pod has a deletion timestamp.
     pub deleting: bool,
-    /// The object mirrors a static pod.
+    /// Whether the object is a mirror pod.
     pub mirror: bool,
-    /// What caused it.
     pub trace: Option<Trace>,
 }
 
-/// What became of an update.
+/// The outcome of an update.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The API server has it, at this version.
+    /// The API server has the status, with this `resourceVersion`.
     Written(String),
-    /// There is no such object.
+    /// The object does not exist.
     Gone,
-    /// The object of that name has another UID.
+    /// The object has another UID.
     UidMismatch(String),
-    /// The API server will never take it.
+    /// The API server refuses the status permanently.
     Refused(String),
-    /// There is no API server.
+    /// There is no API server (standalone mode).
     NoApi,
-    /// Held; why it is not written yet.
+    /// The write failed for the given reason and will be retried.
     Queued(String),
-    /// Written, and the object deleted after.
+    /// The status was written, and the object deleted.
     Deleted,
 }
 
-/// An update's verdict on its way back.
+/// The reply to an update.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ack {
-    /// The pod.
     pub uid: PodUid,
-    /// The update.
     pub stamp: Stamp,
-    /// What became of it.
     pub verdict: Verdict,
 }

@@ -1,4 +1,4 @@
-//! One update becomes one write.
+//! Writes one update to the API server.
 
 use serde_json::Value;
 use tracing::debug;
@@ -8,10 +8,10 @@ use crate::status::patch::{self, Base};
 use crate::status::{is_terminal, merge, phase, text};
 use crate::update::{Update, Verdict};
 
-/// Patches per update before the conflict is left for later.
+/// Patches per attempt while they conflict.
 const ROUNDS: usize = 3;
 
-/// What the API server last answered about a pod.
+/// The last answer of the API server for a pod.
 #[derive(Debug, Clone)]
 pub struct Memory {
     api_uid: String,
@@ -29,34 +29,34 @@ impl Memory {
         }
     }
 
-    /// Version of the object.
+    /// Returns the `resourceVersion` of the object.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Status at that version.
+    /// Returns the status of the object.
     #[must_use]
     pub fn status(&self) -> &Value {
         &self.status
     }
 }
 
-/// What came of an attempt.
+/// The outcome of an attempt.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It is settled.
+    /// The update needs no further attempt.
     Done(Verdict),
-    /// It is to be tried again.
+    /// The attempt must be retried.
     Later(ApiFailure),
 }
 
-/// Writes an update. `memory` is read and kept up to date, also when the attempt fails half way.
+/// Writes an update. Reads and updates `memory`, also if the attempt fails.
 ///
-/// On the ordinary path this is one PATCH; the live object is read only after a conflict.
+/// Most updates need one PATCH. The live object is read only after a conflict.
 pub async fn write(api: &ApiClient, update: &Update, memory: &mut Option<Memory>, now: &str) -> Outcome {
     if update.api_uid.is_empty() {
-        // A static pod without mirror: there is nothing to write to.
+        // A static pod without a mirror pod has no object.
         return Outcome::Done(Verdict::Gone);
     }
     if memory.as_ref().is_some_and(|m| m.api_uid != update.api_uid) {
@@ -89,7 +89,7 @@ pub async fn write(api: &ApiClient, update: &Update, memory: &mut Option<Memory>
             failure if failure.is_retryable() => return Outcome::Later(failure),
             failure => return Outcome::Done(Verdict::Refused(failure.to_string())),
         }
-        debug!(pod.uid = %update.uid, %failure, "the status is computed again from the live object");
+        debug!(pod.uid = %update.uid, %failure, "patch failed, reading live object");
         last = Some(failure);
         let live = match api.get(&path).await {
             Ok(live) => live,
@@ -106,7 +106,7 @@ pub async fn write(api: &ApiClient, update: &Update, memory: &mut Option<Memory>
     Outcome::Later(last.unwrap_or_else(|| ApiFailure::Conflict("the object keeps changing".to_owned())))
 }
 
-/// Deletes the object if nothing is left to wait for.
+/// Deletes the object if the pod has finished.
 async fn finish(api: &ApiClient, update: &Update, path: &str, phase: &str, version: u64) -> Outcome {
     let removable = update.finished && update.deleting && !update.mirror && is_terminal(phase);
     if !removable {

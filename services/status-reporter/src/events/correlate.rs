@@ -1,4 +1,4 @@
-//! Which events are written, and how often (`client-go/tools/record/events_cache.go`). No I/O, no clock.
+//! Aggregates, counts and filters events (`client-go/tools/record: EventCorrelator`). No I/O, no clock.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -13,40 +13,39 @@ use super::Occurrence;
 use crate::status::normalize::seconds;
 use crate::status::text;
 
-/// Entries of each of the three memories.
+/// Capacity of each of the three caches.
 const ENTRIES: NonZeroUsize = NonZeroUsize::new(4096).expect("4096 is not zero");
 
-/// Distinct messages after which similar events are told as one.
+/// Distinct messages after which similar events are aggregated.
 const SIMILAR: usize = 10;
 
-/// A pause after which similar events are no longer counted together.
+/// Interval after which similar events are no longer aggregated.
 const SIMILAR_WINDOW: Duration = Duration::from_secs(600);
 
-/// Events about one object at once, and how long until one more is allowed.
+/// Burst of events of one object, and the time until one more is allowed.
 const BURST: f64 = 25.0;
 const REFILL: Duration = Duration::from_secs(300);
 
 const COMBINED: &str = "(combined from similar events): ";
 
-/// What to do about an occurrence.
+/// The write for an occurrence.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decision {
-    /// Write this event, and tell [`Correlator::stored`].
+    /// Create this event, then call [`Correlator::stored`].
     Create(CountKey, Value),
-    /// Count one more on an event written before; if it is gone, create the event given.
+    /// Increase the count of an existing event, or create the event if it is gone.
     Count {
-        /// Which count.
         key: CountKey,
-        /// The whole event as it is now.
+        /// The whole event.
         event: Value,
-        /// What changes.
+        /// The changed fields.
         patch: Value,
     },
-    /// Too many about this object.
+    /// Drop the event: the object has too many.
     Drop,
 }
 
-/// What makes events similar.
+/// Key of similar events.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Kind {
     object: [String; 4],
@@ -54,12 +53,12 @@ struct Kind {
     reason: String,
 }
 
-/// What makes events the same.
+/// Key of equal events.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CountKey {
     kind: Kind,
     field_path: String,
-    /// Empty for the event that stands for many.
+    /// Empty for an aggregated event.
     message: String,
 }
 
@@ -79,7 +78,7 @@ struct Bucket {
     last: Timestamp,
 }
 
-/// The memories of what was said.
+/// The caches of written events.
 pub struct Correlator {
     node: String,
     similar: LruCache<Kind, Similar>,
@@ -88,7 +87,7 @@ pub struct Correlator {
 }
 
 impl Correlator {
-    /// Empty memories; `node` is the host in the source of events.
+    /// Creates empty caches. `node` is the host in the source of events.
     #[must_use]
     pub fn new(node: &str) -> Self {
         Self {
@@ -99,7 +98,7 @@ impl Correlator {
         }
     }
 
-    /// Aggregates, counts, filters: in this order, so that filtered events count as well.
+    /// Aggregates, counts and filters, in this order, so that filtered events are counted, too.
     pub fn decide(&mut self, occurrence: &Occurrence, now: Timestamp) -> Decision {
         let object =
             [&occurrence.kind, &occurrence.namespace, &occurrence.name, &occurrence.uid].map(Clone::clone);
@@ -144,7 +143,7 @@ impl Correlator {
         if self.is_spam((object, occurrence.event_type.clone()), now) { Decision::Drop } else { decision }
     }
 
-    /// Takes over what the API server answered.
+    /// Records the event that the API server returned.
     pub fn stored(&mut self, key: &CountKey, event: &Value) {
         let written = Written {
             name: text(&event["metadata"], "name").to_owned(),
@@ -165,7 +164,7 @@ impl Correlator {
         if similar.messages.len() < SIMILAR {
             return false;
         }
-        // Any one makes room, so that the set stays bounded.
+        // Any key may be evicted; only the size matters.
         if let Some(any) = similar.messages.iter().next().cloned() {
             similar.messages.remove(&any);
         }
@@ -185,7 +184,7 @@ impl Correlator {
     }
 }
 
-/// Never negative: the wall clock may be set back.
+/// Returns the interval, or zero if the wall clock was set back.
 fn since(earlier: Timestamp, later: Timestamp) -> Duration {
     Duration::try_from(later.duration_since(earlier)).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Events: made, correlated, queued and written.
+//! Events: their form, correlation, queue and writes.
 
 pub mod correlate;
 pub mod recorder;
@@ -8,34 +8,30 @@ use serde_json::{Value, json};
 
 use crate::status::normalize::seconds;
 
-/// Component in the source of every event.
+/// Component in the source of events.
 const COMPONENT: &str = "kubelet";
 
-/// What happened to which object.
+/// An event of an object, before correlation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Occurrence {
-    /// Pod or Node.
+    /// Kind of the object: Pod or Node.
     pub kind: String,
-    /// Empty for cluster scope.
+    /// Namespace; empty for a cluster-scoped object.
     pub namespace: String,
-    /// Name of the object.
     pub name: String,
-    /// UID; empty for nodes.
+    /// UID of the object; empty for nodes.
     pub uid: String,
-    /// Version of the object.
+    /// `resourceVersion` of the object.
     pub resource_version: String,
-    /// `spec.containers{main}`; empty for the whole object.
+    /// Field path, as `spec.containers{main}`; empty for the whole object.
     pub field_path: String,
-    /// Normal or Warning.
     pub event_type: String,
-    /// One word.
     pub reason: String,
-    /// One sentence.
     pub message: String,
 }
 
 impl Occurrence {
-    /// Something about the node.
+    /// Creates an event of the node.
     #[must_use]
     pub fn of_node(node: &str, event_type: &str, reason: &str, message: String) -> Self {
         Self {
@@ -48,13 +44,13 @@ impl Occurrence {
         }
     }
 
-    /// Events of cluster-scoped objects live in `default`.
+    /// Returns the namespace of the event, which is `default` for cluster-scoped objects.
     #[must_use]
     pub fn event_namespace(&self) -> &str {
         if self.namespace.is_empty() { "default" } else { &self.namespace }
     }
 
-    /// The v1 Event as first written.
+    /// Returns the v1 Event of the first occurrence.
     #[must_use]
     pub fn to_event(&self, node: &str, at: Timestamp) -> Value {
         let time = seconds(at);
@@ -80,7 +76,7 @@ impl Occurrence {
     }
 }
 
-/// `<object>.<nanoseconds in hex>`.
+/// Returns the name of the event: `<object>.<nanoseconds in hex>`.
 fn event_name(object: &str, at: Timestamp) -> String {
     format!("{object}.{:x}", at.as_nanosecond())
 }

@@ -1,4 +1,4 @@
-//! The queue of events and the one task that writes them.
+//! The event queue and the task that writes events.
 
 use std::time::Duration;
 
@@ -14,32 +14,32 @@ use super::correlate::{Correlator, CountKey, Decision};
 use crate::api::{ApiClient, ApiFailure};
 use crate::metrics::Metrics;
 
-/// Events that may wait, as in the kubelet.
+/// Capacity of the queue, as in the kubelet.
 const QUEUE: usize = 1000;
 
-/// How long one event is tried before it is given up: the kubelet's twelve tries, ten seconds apart.
+/// Time after which an event is dropped. The kubelet makes twelve attempts, ten seconds apart.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Pauses between tries.
+/// Pauses between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Hands events over. Clones share the queue.
+/// Queues events. Clones share the queue.
 #[derive(Clone)]
 pub struct Recorder {
-    /// None: there is no API server.
+    /// None without an API server.
     queue: Option<mpsc::Sender<Occurrence>>,
     metrics: Metrics,
 }
 
 impl Recorder {
-    /// A recorder that only logs.
+    /// Creates a recorder that only logs.
     #[must_use]
     pub fn standalone(metrics: Metrics) -> Self {
         Self { queue: None, metrics }
     }
 
-    /// Starts the task that writes events. It ends with `stop`; what waits then is lost.
+    /// Spawns the task that writes events, until `stop`. Events in the queue are then lost.
     #[must_use]
     pub fn start(
         api: ApiClient,
@@ -51,7 +51,7 @@ impl Recorder {
         let (queue, waiting) = mpsc::channel(QUEUE);
         let writer = Writer { api, clock, correlator: Correlator::new(node), metrics: metrics.clone() };
         quintlet_kit::task::spawn("events", async move {
-            // Dropping the writer loses events only; the kubelet does the same.
+            // A dropped writer loses its events, as in the kubelet.
             tokio::select! {
                 () = writer.run(waiting) => {}
                 () = stop.cancelled() => {}
@@ -60,7 +60,7 @@ impl Recorder {
         Self { queue: Some(queue), metrics }
     }
 
-    /// Queues an event. False: the queue is full and the event is lost.
+    /// Queues an event. Returns false if the queue is full and the event is lost.
     pub fn record(&self, occurrence: Occurrence) -> bool {
         debug!(
             pod.uid = %occurrence.uid, kind = %occurrence.kind, name = %occurrence.name, reason = %occurrence.reason,
@@ -69,7 +69,7 @@ impl Recorder {
         let Some(queue) = &self.queue else { return true };
         let queued = queue.try_send(occurrence).is_ok();
         if !queued && self.metrics.events_dropped.inc().is_multiple_of(100) {
-            warn!("the event queue is full: events are lost");
+            warn!("event queue is full, events are lost");
         }
         self.metrics
             .events_queued
@@ -110,7 +110,7 @@ impl Writer {
         let path = format!("/api/v1/namespaces/{}/events/{name}", namespace(&event));
         let api = self.api.clone();
         match retry(|| api.patch(&path, patch)).await {
-            // It has expired: say it anew under the same name.
+            // The event has expired: create it again under the same name.
             Err(ApiFailure::NotFound(_)) => {
                 event["metadata"]["resourceVersion"] = json!("");
                 self.create(key, &event).await;
@@ -122,7 +122,7 @@ impl Writer {
     fn settle(&mut self, key: &CountKey, answer: Result<Value, ApiFailure>) {
         match answer {
             Ok(event) => self.correlator.stored(key, &event),
-            // It goes with its namespace: nobody can read its events any more.
+            // The pod is deleted with its namespace, so that the event has no reader.
             Err(failure @ ApiFailure::NamespaceEnding(_)) => {
                 info!(%failure, "event dropped, its namespace ends");
             }
@@ -135,7 +135,7 @@ fn namespace(event: &Value) -> &str {
     event["metadata"]["namespace"].as_str().unwrap_or("default")
 }
 
-/// Repeats while there is no answer; an answer, whatever it is, is final.
+/// Retries while the server does not answer. Any answer is final.
 async fn retry<F>(mut call: impl FnMut() -> F) -> Result<Value, ApiFailure>
 where
     F: Future<Output = Result<Value, ApiFailure>>,

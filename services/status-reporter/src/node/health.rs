@@ -1,4 +1,4 @@
-//! Whether the other services serve, asked from here.
+//! Health of the other services.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,29 +14,27 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::setters::Peer;
 
-/// Pause between two questions.
+/// Interval between health checks.
 const ASK_EVERY: Duration = Duration::from_secs(2);
-/// How long an answer may take.
+/// Limit of a health check.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// A service to watch.
+/// A service to check.
 #[derive(Debug, Clone)]
 pub struct Watched {
-    /// Its name in messages.
     pub name: &'static str,
-    /// Its socket.
     pub socket: PathBuf,
-    /// How long it may be down before the node is not ready.
+    /// Time without health after which the node is not ready.
     pub limit: Duration,
 }
 
 struct Seen {
     watched: Watched,
-    /// CLOCK_BOOTTIME of the last good answer; at first that of the start.
+    /// CLOCK_BOOTTIME of the last successful check, or of the start.
     last_good: Duration,
 }
 
-/// What is known of the others. Clones share it.
+/// Results of the health checks. Clones share them.
 #[derive(Clone)]
 pub struct HealthBoard {
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -44,7 +42,7 @@ pub struct HealthBoard {
 }
 
 impl HealthBoard {
-    /// Starts one task per service; they end with `stop`.
+    /// Spawns one task per service, until `stop`.
     #[must_use]
     pub fn start(watched: Vec<Watched>, clock: Clock, stop: &CancellationToken) -> Self {
         let now = clock.boot();
@@ -54,7 +52,7 @@ impl HealthBoard {
         for at in 0..count {
             let (board, stop) = (board.clone(), stop.clone());
             quintlet_kit::task::spawn("peer-health", async move {
-                // A question cut short is of no use any more.
+                // A dropped check loses nothing.
                 tokio::select! {
                     () = board.ask_forever(at) => {}
                     () = stop.cancelled() => {}
@@ -79,7 +77,7 @@ impl HealthBoard {
         }
     }
 
-    /// The services as seen now.
+    /// Returns the current health of all services.
     #[must_use]
     pub fn peers(&self) -> Vec<Peer> {
         let now = self.clock.boot();

@@ -1,4 +1,4 @@
-//! Registers the node and keeps its status.
+//! Registers the Node and updates its status.
 
 use std::time::Duration;
 
@@ -17,50 +17,46 @@ use crate::api::{ApiClient, ApiFailure, node_path};
 use crate::events::recorder::Recorder;
 use crate::status::normalize::seconds;
 
-/// How often readiness is judged without news: peers and facts grow old by themselves.
+/// Interval between evaluations of readiness, since facts and health checks expire.
 const JUDGE_EVERY: Duration = Duration::from_secs(2);
-/// How long a registration waits for facts, so that the node usually starts complete.
+/// Time for which the registration waits for facts, so that the Node is usually created complete.
 const FACTS_WITHIN: Duration = Duration::from_secs(1);
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The one writer of the Node object.
+/// The only writer of the Node object.
 pub struct NodeKeeper {
-    /// Calls for this task alone.
     pub api: ApiClient,
-    /// Name of the node.
     pub name: String,
-    /// Create the node if it is not there.
+    /// Whether to create the Node if it does not exist.
     pub register: bool,
-    /// Taints of a node that is made here, as v1 Taints.
+    /// Taints of a Node that is created, as v1 Taints.
     pub taints: Vec<Value>,
-    /// Labels of a node that is made here.
+    /// Labels of a Node that is created.
     pub labels: Vec<(String, String)>,
-    /// Provider id of a node that is made here; may be empty.
+    /// `spec.providerID` of a Node that is created; may be empty.
     pub provider_id: String,
-    /// Shortest time between two writes that are not urgent, and longest without a look at what the API server has.
+    /// Shortest interval between writes that are not urgent, and longest interval between reads of the Node.
     pub update_every: Duration,
-    /// How often an unchanged node is written.
+    /// Interval between writes of an unchanged Node.
     pub report_every: Duration,
-    /// Wall and boot time.
     pub clock: Clock,
-    /// What the services say.
+    /// Facts that the services reported.
     pub facts: FactBoard,
-    /// Whether they serve.
+    /// Health of the services.
     pub health: HealthBoard,
-    /// Where events go.
     pub events: Recorder,
-    /// How long the start takes.
+    /// Metrics of the registration.
     pub startup: Startup,
-    /// Where it is told whether the API server gives and takes the Node.
+    /// Health of the Node's reads and writes.
     pub reached: HealthHandle,
 }
 
 impl NodeKeeper {
     /// Runs until `stop`.
     pub async fn run(self, stop: CancellationToken) {
-        // A write cut short is repeated by the next process.
+        // The next process repeats a dropped write.
         tokio::select! {
             () = self.keep() => {}
             () = stop.cancelled() => {}
@@ -76,7 +72,7 @@ impl NodeKeeper {
         let mut report_every = self.spread();
         let mut failures = 0_u32;
         loop {
-            // Others write the Node too: its controller calls it Unknown, people cordon and label it.
+            // Other clients write the Node, too: the node controller sets conditions to Unknown, and users cordon and label.
             let is_old = last_read.elapsed() >= self.update_every;
             let fresh = !is_old || self.read_again(&mut live, &mut failures).await;
             if is_old && fresh {
@@ -100,7 +96,7 @@ impl NodeKeeper {
                         self.reached.set_serving(NODE).await;
                         failures = 0;
                         last_update = Some(Instant::now());
-                        // A periodic report keeps the pace, a change starts a new one.
+                        // A periodic report keeps its interval; a change starts a new, random one.
                         let periodic = due == Due::Report && weight == Weight::Nothing;
                         report_every = if periodic { self.report_every } else { self.spread() };
                         last_report = last_update;
@@ -111,7 +107,7 @@ impl NodeKeeper {
                     Err(failure) => {
                         failures = failures.saturating_add(1);
                         if failures == 1 {
-                            warn!(%failure, "the node's status cannot be written");
+                            warn!(%failure, "write node status failed");
                             self.reached.set_not_serving(NODE).await;
                         }
                         if let Ok(read) = self.api.get(&node_path(&self.name)).await {
@@ -127,7 +123,7 @@ impl NodeKeeper {
             }
             let look =
                 if fresh { JUDGE_EVERY.min(self.update_every).min(self.report_every) } else { LONGEST_PAUSE };
-            // Both arms only lead to another look.
+            // A dropped arm loses nothing: the state is read again.
             tokio::select! {
                 () = self.facts.changed() => {}
                 () = tokio::time::sleep(look) => {}
@@ -135,7 +131,7 @@ impl NodeKeeper {
         }
     }
 
-    /// Puts what the API server has now in place of what it had; without an answer that stays. Whether there was one.
+    /// Reads the Node. Returns false, and keeps the old object, if the read fails.
     async fn read_again(&self, live: &mut Value, failures: &mut u32) -> bool {
         match self.api.get(&node_path(&self.name)).await {
             Ok(read) => {
@@ -148,7 +144,7 @@ impl NodeKeeper {
             Err(failure) => {
                 *failures = failures.saturating_add(1);
                 if *failures == 1 {
-                    warn!(%failure, "the node cannot be read");
+                    warn!(%failure, "read node failed");
                     self.reached.set_not_serving(NODE).await;
                 }
                 false
@@ -165,7 +161,7 @@ impl NodeKeeper {
 
     async fn write(&self, live: &Value, desired: &Value, heartbeat: bool) -> Result<Value, ApiFailure> {
         let Some(patch) = setters::patch(live, desired, heartbeat) else { return Ok(live.clone()) };
-        debug!(patch = %patch, "node status");
+        debug!(patch = %patch, "patching node status");
         self.api.patch(&format!("{}/status", node_path(&self.name)), &patch).await
     }
 
@@ -174,12 +170,12 @@ impl NodeKeeper {
             self.startup.ready(self.clock.boot());
         }
         for event in events.into_iter().chain(setters::schedulable_event(Some(before), after)) {
-            // A full queue is counted there.
+            // The recorder counts an event that is lost.
             self.events.record(event);
         }
     }
 
-    /// The node as it is in the API server, made if need be; true if it was made now.
+    /// Reads the Node, or creates it. Returns whether it was created.
     async fn appear(&self, started: Duration) -> (Value, bool) {
         let mut initial = setters::initial(&self.name, setters::go_arch(std::env::consts::ARCH));
         for (key, value) in &self.labels {
@@ -192,7 +188,7 @@ impl NodeKeeper {
             initial["spec"]["providerID"] = json!(self.provider_id);
         }
         if self.register && self.facts.is_empty() {
-            // Without facts by then the node is made without them.
+            // Without facts after the timeout, the Node is created without them.
             let _no_facts = tokio::time::timeout(FACTS_WITHIN, self.facts.changed()).await;
         }
         let mut failures = 0_u32;
@@ -210,7 +206,7 @@ impl NodeKeeper {
                 Err(failure) => {
                     failures = failures.saturating_add(1);
                     if failures == 1 {
-                        warn!(%failure, node = %self.name, "the node cannot be registered yet");
+                        warn!(%failure, node = %self.name, "register node failed, retrying");
                         self.reached.set_not_serving(NODE).await;
                     }
                     tokio::time::sleep(failure.retry_after().unwrap_or_else(|| pause(failures))).await;
@@ -219,7 +215,7 @@ impl NodeKeeper {
         }
     }
 
-    /// The report period, up to half of it earlier or later, so that nodes do not report together.
+    /// Returns the report interval with a jitter of 50 %, so that nodes do not report at the same time.
     fn spread(&self) -> Duration {
         self.report_every.mul_f64(0.5 + rand::random::<f64>())
     }
@@ -229,7 +225,7 @@ impl NodeKeeper {
         self.startup.attempt(self.clock.boot());
         match self.api.create("/api/v1/nodes", &node).await {
             Ok(made) => {
-                info!(node = %self.name, "node registered");
+                info!(node = %self.name, "registered node");
                 self.startup.registered(self.clock.boot());
                 self.tell(&json!({}), &made, events);
                 Ok((made, true))
@@ -237,7 +233,7 @@ impl NodeKeeper {
             Err(ApiFailure::AlreadyExists(_) | ApiFailure::Denied(_)) => {
                 let live = self.api.get(&node_path(&self.name)).await?;
                 let adopted = setters::adopt(&live, initial);
-                info!(node = %self.name, "node found");
+                info!(node = %self.name, "found existing node");
                 let node = match setters::patch(&live, &adopted, false) {
                     Some(patch) => {
                         self.api.patch(&format!("{}/status", node_path(&self.name)), &patch).await?

@@ -1,4 +1,4 @@
-//! The Node object: facts in, status out.
+//! The Node object: facts of the services become its status.
 
 pub mod health;
 pub mod keeper;
@@ -12,20 +12,20 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
 
-/// What one source knows of the node.
+/// Facts of the node from one service.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {
-    /// The service that says so.
+    /// Name of the service.
     pub source: String,
-    /// A v1 Node with the fields the source answers for.
+    /// A v1 Node with the fields of this service.
     pub node: Value,
-    /// What holds Ready back, in order.
+    /// Reasons for which the node is not ready, in order.
     pub not_ready: Vec<String>,
-    /// CLOCK_BOOTTIME at which it was true.
+    /// CLOCK_BOOTTIME of the observation.
     pub observed: Duration,
 }
 
-/// Sources kept: there are five services.
+/// Capacity in sources. There are five services.
 const SOURCES: usize = 16;
 
 /// The newest facts of each source. Clones share them.
@@ -41,7 +41,7 @@ struct Board {
 }
 
 impl FactBoard {
-    /// Takes facts over, unless newer ones of the same source are there. False: there are too many sources.
+    /// Stores facts, unless newer ones of the same source exist. Returns false if there are too many sources.
     pub fn put(&self, facts: Facts) -> bool {
         let mut all = self.inner.facts.lock();
         let room = all.len() < SOURCES;
@@ -55,19 +55,19 @@ impl FactBoard {
         true
     }
 
-    /// The facts as they are.
+    /// Returns all facts.
     #[must_use]
     pub fn snapshot(&self) -> Vec<Facts> {
         self.inner.facts.lock().clone()
     }
 
-    /// Whether nothing was ever said.
+    /// Reports whether no facts have arrived yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.inner.facts.lock().is_empty()
     }
 
-    /// Waits for facts put since the last wait.
+    /// Waits for new facts since the last wait.
     pub async fn changed(&self) {
         self.inner.changed.notified().await;
     }

@@ -1,4 +1,4 @@
-//! What the Node object should say (`pkg/kubelet/nodestatus/setters.go`). No I/O, no clock.
+//! Computes the Node object from facts (`pkg/kubelet/nodestatus`). No I/O, no clock.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use super::Facts;
 use crate::events::Occurrence;
 use crate::status::{condition, list, text};
 
-/// Facts older than this hold Ready back.
+/// Age of facts at which the node is not ready.
 pub const FACTS_LIMIT: Duration = Duration::from_secs(30);
 
-/// After a start of this service, Ready stays as it is in the API server until facts have come or this has passed.
+/// Time after a start of this service for which Ready stays unchanged without facts.
 pub const START_GRACE: Duration = Duration::from_secs(30);
 
-/// The source without which nothing is known.
+/// The source whose facts are required.
 pub const MAIN_SOURCE: &str = "pod-sync";
 
 const RESOURCES: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
 
-/// Fields of the status that facts may set, each as a whole.
+/// Status fields that facts replace as a whole.
 const WHOLE_FIELDS: [&str; 8] = [
     "addresses",
     "daemonEndpoints",
@@ -32,45 +32,40 @@ const WHOLE_FIELDS: [&str; 8] = [
     "config",
 ];
 
-/// Fields of the status that facts set key by key; keys of others stay.
+/// Status fields that facts set key by key. Keys of other clients stay.
 const KEYED_FIELDS: [&str; 3] = ["capacity", "allocatable", "nodeInfo"];
 
-/// Another service as seen from here.
+/// Health of another service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Name of the service.
     pub name: &'static str,
-    /// How long it has not been serving; none if it is.
+    /// Time since the service stopped serving; none while it serves.
     pub down_for: Option<Duration>,
-    /// How long it may be down before the node is not ready.
+    /// Time without health after which the node is not ready.
     pub limit: Duration,
 }
 
-/// All that readiness depends on.
+/// The input of [`readiness`].
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
-    /// Facts of each source.
     pub facts: &'a [Facts],
-    /// The other services.
     pub peers: &'a [Peer],
-    /// CLOCK_BOOTTIME now.
+    /// Current CLOCK_BOOTTIME.
     pub boot: Duration,
-    /// CLOCK_BOOTTIME when this service started.
+    /// CLOCK_BOOTTIME of the start of this service.
     pub started: Duration,
 }
 
-/// Whether the node is ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
-    /// Nothing holds it back.
     Ready,
-    /// Why not.
+    /// The reasons.
     NotReady(Vec<String>),
-    /// This service has just started and has heard nothing: what the API server says stays.
+    /// This service has just started and has no facts: the condition in the API server stays.
     Unknown,
 }
 
-/// Judges readiness, but for missing capacity.
+/// Computes readiness, without the check of the capacity.
 #[must_use]
 pub fn readiness(view: View<'_>) -> Readiness {
     let known = view.facts.iter().any(|f| f.source == MAIN_SOURCE);
@@ -106,9 +101,9 @@ pub fn readiness(view: View<'_>) -> Readiness {
     if problems.is_empty() { Readiness::Ready } else { Readiness::NotReady(problems) }
 }
 
-/// The node as it should be, and the events that tell of its changes.
+/// Returns the desired Node, and the events of its changes.
 ///
-/// `now` is RFC 3339 in seconds. Conditions, labels and capacity of others stay as they are in `live`.
+/// `now` is RFC 3339 in seconds. Conditions, labels and capacity of other clients stay as in `live`.
 #[must_use]
 pub fn desired(live: &Value, facts: &[Facts], readiness: &Readiness, now: &str) -> (Value, Vec<Occurrence>) {
     let mut node = live.clone();
@@ -138,7 +133,7 @@ pub fn desired(live: &Value, facts: &[Facts], readiness: &Readiness, now: &str) 
     let mut problems = match readiness {
         Readiness::Ready => Vec::new(),
         Readiness::NotReady(problems) => problems.clone(),
-        // A node nobody has judged before is not ready; one that was keeps its word.
+        // A Node without the condition is not ready; otherwise the condition stays.
         Readiness::Unknown if condition(&live["status"], "Ready").is_some() => return (node, events),
         Readiness::Unknown => vec![format!("{MAIN_SOURCE} has not reported yet")],
     };
@@ -167,7 +162,7 @@ fn overlay(node: &mut Value, facts: &Value) {
     }
 }
 
-/// Null in the facts removes a key.
+/// Sets the keys of a map. Null in the facts removes a key.
 fn overlay_map(node: &mut Value, facts: &Value, field: &str) {
     let Some(Value::Object(wanted)) = facts.get(field) else { return };
     if !node[field].is_object() {
@@ -218,7 +213,7 @@ const PRESSURES: [Pressure; 3] = [
     },
 ];
 
-/// Words and transition time change only with the status. True if it did.
+/// Sets a pressure condition. Its text and transition time change only with its status. Returns whether the status changed.
 fn set_pressure(node: &mut Value, pressure: &Pressure, on: bool, now: &str) -> bool {
     let condition = condition_mut(node, pressure.kind);
     condition["lastHeartbeatTime"] = json!(now);
@@ -234,7 +229,8 @@ fn set_pressure(node: &mut Value, pressure: &Pressure, on: bool, now: &str) -> b
     true
 }
 
-/// Words are written each time, the transition time moves with the status. The event's reason, if one is due.
+/// Sets the condition Ready. Its text is always set; its transition time changes only with its status. Returns the reason of an
+/// event if the status changed.
 fn set_ready(node: &mut Value, problems: &[String], now: &str) -> Option<&'static str> {
     let condition = condition_mut(node, "Ready");
     let before = text(condition, "status").to_owned();
@@ -254,7 +250,7 @@ fn set_ready(node: &mut Value, problems: &[String], now: &str) -> Option<&'stati
     (turned && !before.is_empty()).then_some(event)
 }
 
-/// One error as it is, several in brackets.
+/// Joins errors as Go's `errors.NewAggregate` does: several are in brackets.
 fn aggregate(problems: &[String]) -> String {
     match problems {
         [one] => one.clone(),
@@ -278,38 +274,37 @@ fn condition_mut<'a>(node: &'a mut Value, kind: &str) -> &'a mut Value {
     &mut conditions[at]
 }
 
-/// How much a patch matters.
+/// Urgency of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Weight {
-    /// Only heartbeats moved.
+    /// Only heartbeats differ.
     Nothing,
-    /// Something is different.
+    /// A field differs.
     Changed,
-    /// A condition turned.
+    /// The status of a condition differs.
     Turned,
 }
 
-/// How often a changed status is written.
+/// Default interval between writes of a changed status.
 pub const UPDATE_EVERY: Duration = Duration::from_secs(10);
 
-/// How often an unchanged one is.
+/// Default interval between writes of an unchanged status.
 pub const REPORT_EVERY: Duration = Duration::from_secs(300);
 
-/// What is to be written now.
+/// The write that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due {
-    /// Nothing.
     Nothing,
-    /// What changed.
+    /// The changed fields.
     Change,
-    /// Everything, heartbeats included.
+    /// The changed fields and the heartbeats.
     Report,
 }
 
-/// Whether to write: turned conditions at once, other changes every `update_every`, heartbeats every `report_every`.
+/// Returns the write that is due: changed conditions immediately, other changes every `update_every`, heartbeats every `report_every`.
 ///
-/// The ages are those of the last write and the last report, none before the first. Without facts there is nothing to
-/// renew.
+/// The ages are those of the last write and of the last report, or none before the first. Without facts no heartbeat is
+/// due.
 #[must_use]
 pub fn due(
     weight: Weight,
@@ -330,7 +325,7 @@ pub fn due(
     }
 }
 
-/// How the desired node differs from the live one.
+/// Compares the desired Node with the live one.
 #[must_use]
 pub fn weigh(live: &Value, desired: &Value) -> Weight {
     let statuses = |node: &Value| -> Vec<(String, String)> {
@@ -340,7 +335,7 @@ pub fn weigh(live: &Value, desired: &Value) -> Weight {
         all.sort();
         all
     };
-    // Nobody finds a node without an address: its first is not waited for.
+    // The first address is urgent, since a Node without an address is unreachable.
     let has_address = |node: &Value| !list(&node["status"], "addresses").is_empty();
     if statuses(live) != statuses(desired) || has_address(desired) && !has_address(live) {
         return Weight::Turned;
@@ -352,7 +347,7 @@ fn is_own(condition: &Value) -> bool {
     text(condition, "type") == "Ready" || PRESSURES.iter().any(|p| p.kind == text(condition, "type"))
 }
 
-/// The strategic merge patch for `nodes/status`; with `heartbeat` also if only heartbeats moved.
+/// Returns the strategic merge patch for `nodes/status`. With `heartbeat`, differing heartbeats suffice for a patch.
 #[must_use]
 pub fn patch(live: &Value, desired: &Value, heartbeat: bool) -> Option<Value> {
     let mut metadata = Map::new();
@@ -372,7 +367,7 @@ pub fn patch(live: &Value, desired: &Value, heartbeat: bool) -> Option<Value> {
             if *field == "addresses"
                 && let Some(addresses) = change.as_array_mut()
             {
-                // Their merge key is their type, which two of them may share.
+                // Addresses merge by type, which two addresses may share.
                 addresses.push(json!({"$patch": "replace"}));
             }
             status.insert((*field).to_owned(), change);
@@ -404,7 +399,7 @@ fn without_heartbeat(condition: &Value) -> Value {
     condition
 }
 
-/// The node as first registered, before any setter.
+/// Returns the Node to register, before any setter.
 #[must_use]
 pub fn initial(name: &str, arch: &str) -> Value {
     json!({
@@ -421,7 +416,7 @@ pub fn initial(name: &str, arch: &str) -> Value {
     })
 }
 
-/// Labels that an existing node takes over from the initial one, where that has them (C1).
+/// Labels that an existing Node takes from the initial one (`pkg/kubelet: updateDefaultLabels`).
 const ADOPTED_LABELS: [&str; 12] = [
     "kubernetes.io/hostname",
     "topology.kubernetes.io/zone",
@@ -437,8 +432,8 @@ const ADOPTED_LABELS: [&str; 12] = [
     "node.kubernetes.io/windows-build",
 ];
 
-/// What an existing node needs of the initial one (C1): the default labels and the annotation. Other labels are those of
-/// whoever manages the node by now.
+/// Adds the default labels and the annotation of the initial Node to an existing one. Other labels belong to the clients
+/// that manage the Node.
 #[must_use]
 pub fn adopt(live: &Value, initial: &Value) -> Value {
     let mut node = live.clone();
@@ -452,7 +447,7 @@ pub fn adopt(live: &Value, initial: &Value) -> Value {
     node
 }
 
-/// Architecture as Go names it.
+/// Returns Go's name of an architecture.
 #[must_use]
 pub fn go_arch(arch: &str) -> &str {
     match arch {
@@ -464,7 +459,7 @@ pub fn go_arch(arch: &str) -> &str {
     }
 }
 
-/// The event of a node whose `spec.unschedulable` flipped.
+/// Returns the event of a Node whose `spec.unschedulable` changed.
 #[must_use]
 pub fn schedulable_event(before: Option<&Value>, after: &Value) -> Option<Occurrence> {
     let unschedulable = |node: &Value| node["spec"]["unschedulable"].as_bool().unwrap_or(false);

@@ -1,4 +1,4 @@
-//! The status to write, from the one in the API server and the one wanted (`mergePodStatus`).
+//! Merges the desired status into the live one (`pkg/kubelet/status: mergePodStatus`).
 
 use serde_json::{Value, json};
 
@@ -6,8 +6,8 @@ use super::{FOREIGN_FIELDS, OWNED, SHARED, condition, is_terminal, is_true, list
 
 /// Merges `desired` into `live`.
 ///
-/// Foreign conditions and fields stay as they are in `live`. While containers `could_run`, no terminal phase is taken
-/// over. A terminal pod is never ready. `now` is RFC 3339 in seconds, for conditions that change here.
+/// Conditions and fields of other clients stay as in `live`. While containers `could_run`, the phase does not become
+/// terminal. A terminal pod is never ready. `now` is RFC 3339 in seconds, for conditions that change.
 #[must_use]
 pub fn merge(live: &Value, desired: &Value, could_run: bool, now: &str) -> Value {
     let mut merged = desired.clone();
@@ -30,7 +30,7 @@ pub fn merge(live: &Value, desired: &Value, could_run: bool, now: &str) -> Value
         set(&mut merged, field, live.get(*field).cloned());
     }
     if merged.get("qosClass").is_none() {
-        // Fixed when the pod is made: it is never taken away.
+        // The field is immutable after the creation of the pod.
         set(&mut merged, "qosClass", live.get("qosClass").cloned());
     }
     if ending && could_run {
@@ -60,7 +60,7 @@ fn set(object: &mut Value, field: &str, value: Option<Value>) {
     }
 }
 
-/// The time moves only when the status does.
+/// Sets a condition. Its transition time changes only with its status.
 fn with_transition_time(wanted: &Value, live: Option<&Value>, now: &str) -> Value {
     let mut wanted = wanted.clone();
     let kept = live

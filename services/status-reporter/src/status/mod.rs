@@ -1,6 +1,6 @@
-//! Pod statuses as JSON: what is merged, tidied and patched. No I/O, no clock.
+//! Merges, normalizes and patches pod statuses. No I/O, no clock.
 //!
-//! Statuses stay JSON here, so that a field this build does not know survives.
+//! Statuses are JSON, so that unknown fields are kept.
 
 pub mod merge;
 pub mod normalize;
@@ -19,7 +19,7 @@ pub(crate) fn condition<'a>(status: &'a Value, kind: &str) -> Option<&'a Value> 
     list(status, "conditions").iter().find(|c| text(c, "type") == kind)
 }
 
-/// Whether a condition is there and True.
+/// Reports whether a condition exists and is True.
 #[must_use]
 pub fn is_true(status: &Value, kind: &str) -> bool {
     condition(status, kind).is_some_and(|c| text(c, "status") == "True")

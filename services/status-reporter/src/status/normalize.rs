@@ -1,16 +1,16 @@
-//! The form in which a status is kept and sent (`normalizeStatus`).
+//! Normalizes a status (`pkg/kubelet/status: normalizeStatus`).
 
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{list, text};
 
-/// Bytes all termination messages of a pod may have together.
+/// Largest sum of all termination messages of a pod, in bytes.
 const MESSAGES_LIMIT: usize = 12 * 1024;
 
 const STATUS_LISTS: [&str; 3] = ["initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"];
 
-/// Cuts times to seconds and messages to their share, and sorts what has no order of its own.
+/// Truncates times to seconds and messages to their share, and sorts lists that have no order.
 pub fn normalize(status: &mut Value) {
     truncate(status, "startTime");
     if let Some(conditions) = status.get_mut("conditions").and_then(Value::as_array_mut) {
@@ -19,7 +19,7 @@ pub fn normalize(status: &mut Value) {
             truncate(condition, "lastTransitionTime");
         }
     }
-    // Every container of the spec has a status.
+    // Each container of the spec has a share.
     let containers: usize = STATUS_LISTS.iter().map(|l| list(status, l).len()).sum();
     let limit = MESSAGES_LIMIT.checked_div(containers).unwrap_or(MESSAGES_LIMIT);
     for name in STATUS_LISTS {
@@ -58,7 +58,7 @@ fn truncate(object: &mut Value, field: &str) {
     }
 }
 
-/// RFC 3339 in whole seconds, as the API server writes times.
+/// Formats a time as RFC 3339 in whole seconds, as the API server does.
 #[must_use]
 pub fn seconds(at: Timestamp) -> String {
     at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()

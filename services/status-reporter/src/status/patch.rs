@@ -1,14 +1,14 @@
-//! The strategic merge patch that turns one status into another.
+//! Computes the strategic merge patch from one status to another.
 
 use quintlet_model::pod_status::canonical;
 use serde_json::{Map, Value, json};
 
 use super::{FOREIGN_FIELDS, OWNED, condition, list, text};
 
-/// Fields of a condition that may be absent.
+/// Optional fields of a condition.
 const OPTIONAL_IN_CONDITION: [&str; 3] = ["reason", "message", "observedGeneration"];
 
-/// Fields of a status that may be absent and that the agent owns, if only by clearing them.
+/// Optional fields of a status that this service owns and may clear.
 const OPTIONAL_IN_STATUS: [&str; 15] = [
     "reason",
     "message",
@@ -27,18 +27,18 @@ const OPTIONAL_IN_STATUS: [&str; 15] = [
     "allocatedResources",
 ];
 
-/// How far the status a patch starts from can be trusted.
+/// Trust in the base of a patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Base {
-    /// It is what the API server last answered to us, or newer: only differences are sent.
+    /// The base is the last answer of the API server, or newer. The patch has the differences.
     Known,
-    /// It may be older than our own last write: everything owned is sent, so that the result does not depend on it.
+    /// The base may be older than the last write. The patch has all owned fields, so that its result does not depend on the base.
     Claimed,
 }
 
-/// A patch of `status` for the object with this UID; none if there is nothing to change.
+/// Returns the patch of `status` for the object with this UID, or none without a difference.
 ///
-/// `metadata.uid` makes the API server refuse the patch for another object of that name.
+/// With `metadata.uid` the API server refuses the patch for another object of that name.
 #[must_use]
 pub fn pod_status(uid: &str, base: &Value, merged: &Value, trust: Base) -> Option<Value> {
     let mut status = Map::new();
@@ -59,7 +59,7 @@ pub fn pod_status(uid: &str, base: &Value, merged: &Value, trust: Base) -> Optio
     if status.is_empty() {
         return None;
     }
-    // Nothing equals an empty object and makes no patch; but `resources: {}` is what the kubelet shows.
+    // An absent field equals an empty object, except `resources: {}`, which the kubelet sets.
     for (field, new) in merged.as_object().into_iter().flatten() {
         let is_empty_object = new.as_object().is_some_and(Map::is_empty);
         if is_empty_object && present(base, field).is_none() && !FOREIGN_FIELDS.contains(&field.as_str()) {
@@ -73,7 +73,7 @@ pub fn pod_status(uid: &str, base: &Value, merged: &Value, trust: Base) -> Optio
     Some(json!({"metadata": {"uid": uid}, "status": status}))
 }
 
-/// Everything owned, set or cleared. `changes` are those of the conditions, foreign ones among them.
+/// Returns all owned fields, set or cleared. `changes` are those of all conditions.
 fn complete(changes: Option<Value>, merged: &Value) -> Map<String, Value> {
     let mut status = Map::new();
     for field in OPTIONAL_IN_STATUS {
@@ -83,7 +83,7 @@ fn complete(changes: Option<Value>, merged: &Value) -> Map<String, Value> {
         let value = match (field.as_str(), value) {
             (field, _) if FOREIGN_FIELDS.contains(&field) => continue,
             ("podIPs" | "hostIPs", value) => whole_list(None, Some(value)).unwrap_or(Value::Null),
-            // A directive alone makes no object where there is none.
+            // A directive alone must not create an object.
             ("resources", Value::Object(map)) if map.is_empty() => {
                 json!({"claims": null, "limits": null, "requests": null})
             }
@@ -132,17 +132,17 @@ fn fields(base: &Value, merged: &Value) -> Vec<String> {
     all
 }
 
-/// Null is absent.
+/// Returns none for null.
 fn present<'a>(object: &'a Value, field: &str) -> Option<&'a Value> {
     object.get(field).filter(|v| !v.is_null())
 }
 
 fn same(field: &str, old: &Value, new: &Value) -> bool {
-    // The field's name decides how values compare.
+    // The name of the field determines the comparison.
     canonical(&json!({ field: old })) == canonical(&json!({ field: new }))
 }
 
-/// The change of one field that is not a keyed list: set, merged or removed.
+/// Returns the change of a field that is not a keyed list.
 pub(crate) fn difference(field: &str, old: Option<&Value>, new: Option<&Value>) -> Option<Value> {
     let empty = Value::Null;
     if same(field, old.unwrap_or(&empty), new.unwrap_or(&empty)) {
@@ -166,7 +166,7 @@ pub(crate) fn difference(field: &str, old: Option<&Value>, new: Option<&Value>) 
     })
 }
 
-/// A list told apart by its elements, sent whole: its order matters.
+/// Returns the change of a list that is replaced as a whole, since its order matters.
 fn whole_list(old: Option<&Value>, new: Option<&Value>) -> Option<Value> {
     let empty = Value::Null;
     if same("list", old.unwrap_or(&empty), new.unwrap_or(&empty)) {
@@ -177,7 +177,7 @@ fn whole_list(old: Option<&Value>, new: Option<&Value>) -> Option<Value> {
     Some(Value::Array(items))
 }
 
-/// Conditions by type: changed ones whole, vanished ones deleted by name.
+/// Returns the changes of conditions by type: changed conditions as a whole, and deletions of missing ones.
 fn conditions(base: &Value, merged: &Value) -> Option<Vec<Value>> {
     let mut changes = Vec::new();
     for wanted in list(merged, "conditions") {
