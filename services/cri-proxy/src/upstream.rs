@@ -181,7 +181,7 @@ impl Upstream {
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_header_list_size(1 << 20)
+            .max_header_list_size(quintlet_kit::socket::MAX_TRAILERS)
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|e| e.to_string())?;

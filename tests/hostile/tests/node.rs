@@ -1,7 +1,7 @@
 //! Hostile pods beside an ordinary one, with the built binaries on a real containerd.
 //!
-//! The binaries are those of the tests' own profile, where an overflow is a panic. `QUINTLET_BIN_DIR=target/release` names release
-//! binaries, where it wraps.
+//! `make test` runs these with binaries of the profile `unoptimized`, which has the semantics of a release. Without
+//! `QUINTLET_BIN_DIR` they run with those of the tests' own profile, where an overflow is a panic.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -10,7 +10,7 @@
     missing_docs
 )]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -19,15 +19,21 @@ use base64::engine::general_purpose::STANDARD;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::{Mode, mkdirat};
 use quintlet_e2e::bins::SERVICES;
+use quintlet_e2e::node::NODE;
 use quintlet_e2e::service::Process;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
-use quintlet_hostile::class::LEVELS;
+use quintlet_hostile::cases::Cases;
+use quintlet_hostile::class::{LEVELS, MIB};
+use quintlet_hostile::outcomes::Outcomes;
 use quintlet_hostile::verdict::{self, Verdict};
+use quintlet_localnode::images;
 use serde_json::{Value, json};
 
 /// So much later than without hostile pods an ordinary one may be Ready.
 const RATIO: u32 = 4;
+/// A pod that was warned of may become Ready yet.
+const YET: Duration = Duration::from_secs(10);
 /// Below this a ratio says nothing: it is what one look at the runtime takes.
 const LEAST: Duration = Duration::from_millis(1500);
 
@@ -237,4 +243,236 @@ async fn texts_that_grow_when_they_are_expanded_are_refused() {
         uids
     })
     .await;
+}
+
+/// Pods of the sizes that an API server may let through, each with what is extreme about it.
+fn extremes() -> Vec<(&'static str, Value)> {
+    let with = |name: &str, change: &dyn Fn(&mut Value)| {
+        let mut pod = pods::sleeper(name);
+        pod["spec"]["dnsPolicy"] = json!("Default");
+        change(&mut pod);
+        pod
+    };
+    let main = |pod: &mut Value, field: &str, value: Value| pod["spec"]["containers"][0][field] = value;
+    let failing = json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1});
+    vec![
+        // A node has no processes for 1,000 of them: most wait for an image that is not there.
+        (
+            "1,000 containers",
+            with("containers", &|pod| {
+                let first = pod["spec"]["containers"][0].clone();
+                let all = (0..1000).map(|n| {
+                    let mut container = first.clone();
+                    container["name"] = json!(format!("c{n}"));
+                    if n >= 10 {
+                        container["image"] = json!("example.test/absent:1");
+                        container["imagePullPolicy"] = json!("Never");
+                    }
+                    container
+                });
+                pod["spec"]["containers"] = all.collect();
+            }),
+        ),
+        (
+            "10,000 variables",
+            with("variables", &|pod| {
+                let all = (0..10_000).map(|n| json!({"name": format!("A{n}"), "value": "x"}));
+                main(pod, "env", all.collect());
+            }),
+        ),
+        (
+            "an annotation of 1 MiB",
+            with("annotation", &|pod| {
+                pod["metadata"]["annotations"] = json!({"a": "x".repeat(MIB)});
+            }),
+        ),
+        ("an argument of 1 MiB", with("argument", &|pod| main(pod, "args", json!(["x".repeat(MIB)])))),
+        (
+            "a variable of 1 MiB",
+            with("variable", &|pod| main(pod, "env", json!([{"name": "A", "value": "x".repeat(MIB)}]))),
+        ),
+        (
+            "a working directory of 20,000 levels",
+            with("directory", &|pod| {
+                main(pod, "workingDir", json!("/a".repeat(LEVELS)));
+            }),
+        ),
+        (
+            "a termination message at 20,000 levels",
+            with("message", &|pod| {
+                main(pod, "terminationMessagePath", json!("/a".repeat(LEVELS)));
+            }),
+        ),
+        ("a name of 253 letters", with(&"x".repeat(253), &|_| {})),
+        ("a container's name of 253 letters", with("name", &|pod| main(pod, "name", json!("x".repeat(253))))),
+        (
+            "the shortest grace period",
+            with("grace", &|pod| {
+                pod["spec"]["terminationGracePeriodSeconds"] = json!(i64::MIN);
+                main(pod, "livenessProbe", failing.clone());
+            }),
+        ),
+        (
+            "the shortest grace period of a probe",
+            with("probe-grace", &|pod| {
+                let mut probe = failing.clone();
+                probe["terminationGracePeriodSeconds"] = json!(i64::MIN);
+                main(pod, "livenessProbe", probe);
+            }),
+        ),
+        (
+            "the longest deadline",
+            with("deadline", &|pod| pod["spec"]["activeDeadlineSeconds"] = json!(i64::MAX)),
+        ),
+        (
+            "the longest times of a probe",
+            with("times", &|pod| {
+                main(
+                    pod,
+                    "readinessProbe",
+                    json!({
+                        "exec": {"command": ["true"]}, "timeoutSeconds": i32::MAX, "failureThreshold": i32::MAX,
+                    }),
+                );
+            }),
+        ),
+    ]
+}
+
+/// Waits for the verdict on each pod of the API server: pod name, what is extreme about it, extreme value.
+async fn verdicts(node: &Node, mut open: Vec<(String, String, String)>, outcomes: &mut Outcomes) {
+    let mut warned: BTreeMap<String, Instant> = BTreeMap::new();
+    until("a verdict on each pod", LONG * 3, async || {
+        open.retain(|(name, what, extreme)| {
+            let pod = node.api().get("pods", "default", name).unwrap_or_default();
+            // Such a pod is Ready until its probe fails.
+            if what.contains("grace period") {
+                let is_restarted = pod["status"]["containerStatuses"][0]["restartCount"].as_i64() > Some(0);
+                if is_restarted {
+                    outcomes.note(what, extreme, "restarted by its probe");
+                }
+                return !is_restarted;
+            }
+            let outcome = match verdict::of(&pod, &warnings(node, name)) {
+                Some(Verdict::Good) => "Ready".to_owned(),
+                // Which one is seen depends on when the pod is looked at.
+                Some(Verdict::Reason(reason))
+                    if ["RunContainerError", "PostStartHookError", "ended"].contains(&reason.as_str()) =>
+                {
+                    "RunContainerError, PostStartHookError or ended".to_owned()
+                }
+                Some(Verdict::Reason(reason)) => reason,
+                Some(Verdict::Warning(reason)) => {
+                    if warned.entry(name.clone()).or_insert_with(Instant::now).elapsed() < YET {
+                        return true;
+                    }
+                    reason
+                }
+                None => return true,
+            };
+            outcomes.note(what, extreme, outcome);
+            false
+        });
+        let left: Vec<&str> = open.iter().map(|(name, ..)| &name[..name.len().min(40)]).collect();
+        if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_of_extreme_sizes_and_unknown_words_get_their_reason() {
+    let mut outcomes = Outcomes::default();
+    beside_ordinary_pods("hostile-extremes", async |node| {
+        let (mut uids, mut open) = (Vec::new(), Vec::new());
+        for (what, pod) in extremes() {
+            let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+            uids.push(create(node, pod));
+            open.push((name, what.to_owned(), "API server".to_owned()));
+        }
+        let cases = Cases::of_pod();
+        let mut owners = BTreeSet::new();
+        for case in cases.all().iter().filter(|case| case.extreme == "unknown-word") {
+            if !owners.insert(cases.owner(case)) {
+                continue;
+            }
+            let name = format!("word-{}", owners.len());
+            let mut pod = cases.pod(case, &name);
+            for kind in ["containers", "initContainers"] {
+                for container in pod["spec"][kind].as_array_mut().into_iter().flatten() {
+                    container["image"] = json!(images::BUSYBOX);
+                    if container["command"].is_null() {
+                        container["command"] = json!(["sh", "-c", "trap 'exit 0' TERM; sleep 100000 & wait"]);
+                    }
+                }
+            }
+            if pod["spec"]["dnsPolicy"].is_null() {
+                pod["spec"]["dnsPolicy"] = json!("Default");
+            }
+            match node.api().create("pods", "default", pods::bound(pod)) {
+                Ok(made) => {
+                    uids.push(made["metadata"]["uid"].as_str().unwrap().to_owned());
+                    open.push((name, case.path.clone(), case.extreme.clone()));
+                }
+                Err(_) => outcomes.note(&case.path, &case.extreme, "refused by the API server"),
+            }
+        }
+        verdicts(node, open, &mut outcomes).await;
+        uids
+    })
+    .await;
+    outcomes.assert_expected("node.txt");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn manifests_of_extreme_sizes_are_refused_or_their_pods_get_their_reason() {
+    let mut outcomes = Outcomes::default();
+    beside_ordinary_pods("hostile-manifests", async |node| {
+        let mut nested = pods::sleeper("nested");
+        nested["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+        nested["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+        let mut all = extremes();
+        all.push(("an emptyDir of 20,000 levels", nested));
+        for (n, (_, pod)) in all.iter().enumerate() {
+            node.manifest(&format!("m{n}.yaml"), pod.to_string());
+        }
+        let mut open = Vec::new();
+        for (n, (what, pod)) in all.iter().enumerate() {
+            let file = format!("/m{n}.yaml");
+            let name = format!("{}-{}", pod["metadata"]["name"].as_str().unwrap(), NODE);
+            let problem = until(&format!("pod or problem of {what}"), LONG, async || {
+                let (pods, problems) = node.list().await.map_err(|e| e.to_string())?;
+                let problem = problems.into_iter().find(|p| p.origin.ends_with(&file));
+                match problem {
+                    Some(problem) => Ok(Some(problem)),
+                    None if pods.iter().any(|p| p.pod["metadata"]["name"] == name) => Ok(None),
+                    None => Err("neither".to_owned()),
+                }
+            })
+            .await;
+            match problem {
+                Some(problem) => {
+                    let kind: String = problem.message.chars().take(40).collect();
+                    outcomes.note(what, "manifest", format!("refused: {}: {kind}", problem.field));
+                }
+                None => open.push((name, (*what).to_owned(), "manifest".to_owned())),
+            }
+        }
+        let hash = |name: &str| {
+            let mirror = node.api().get("pods", "default", name).unwrap_or_default();
+            mirror["metadata"]["annotations"]["kubernetes.io/config.hash"].as_str().map(str::to_owned)
+        };
+        verdicts(node, open.clone(), &mut outcomes).await;
+        let uids: Vec<String> = open.iter().map(|(name, ..)| hash(name).unwrap()).collect();
+        let nested = hash(&format!("nested-{}", NODE)).unwrap();
+        nest(&node.root_dir().join("pods").join(&nested).join("volumes/kubernetes.io~empty-dir/v"));
+        for n in 0..all.len() {
+            node.remove_manifest(&format!("m{n}.yaml"));
+        }
+        for uid in &uids {
+            node.wait_gone(uid).await;
+        }
+        uids
+    })
+    .await;
+    outcomes.assert_expected("node-manifests.txt");
 }

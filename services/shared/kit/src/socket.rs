@@ -193,6 +193,10 @@ pub fn incoming(
     })
 }
 
+/// Maximum size of the headers and trailers of an answer, in bytes: as Go's gRPC clients have it. A status message is a trailer, and
+/// that of a runtime repeats paths and arguments of a pod. An answer beyond the limit is lost, and with it the reason.
+pub const MAX_TRAILERS: u32 = 16 << 20;
+
 /// Returns a channel to the socket at `path` that connects on first use and reconnects as needed. Calls fail at once with
 /// UNAVAILABLE while no process listens or the server is not trusted, see [`connect`].
 #[must_use]
@@ -201,6 +205,7 @@ pub fn channel(path: PathBuf) -> Channel {
         .http2_keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE)
         .keep_alive_while_idle(true)
+        .http2_max_header_list_size(MAX_TRAILERS)
         .connect_with_connector_lazy(tower_connector(path))
 }
 

@@ -218,6 +218,21 @@ mod tests {
     }
 
     #[test]
+    fn an_event_of_a_pod_with_the_longest_name_has_a_name_that_the_api_server_takes() {
+        let mut correlator = Correlator::new("n1");
+        let mut what = occurrence("Failed", "m");
+        what.name = "x".repeat(253);
+        let names: Vec<String> = (0..2)
+            .map(|second| {
+                what.message = format!("m{second}");
+                let event = create(correlator.decide(&what, at(second)));
+                event["metadata"]["name"].as_str().unwrap().to_owned()
+            })
+            .collect();
+        assert!(names.iter().all(|n| !n.is_empty() && n.len() <= 253) && names[0] != names[1], "{names:?}");
+    }
+
+    #[test]
     fn a_first_event_is_created_as_the_kubelet_writes_it() {
         let mut correlator = Correlator::new("n1");
         let mut what = occurrence("Started", "Container started");

@@ -11,6 +11,9 @@ use crate::status::normalize::seconds;
 /// Component in the source of events.
 const COMPONENT: &str = "kubelet";
 
+/// Maximum length of an object's name, in bytes.
+const MAX_NAME: usize = 253;
+
 /// An event of an object, before correlation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Occurrence {
@@ -76,7 +79,9 @@ impl Occurrence {
     }
 }
 
-/// Returns the name of the event: `<object>.<nanoseconds in hex>`.
+/// Returns `<object>.<nanoseconds in hex>`, or a random name where that is longer than an object's name may be
+/// (client-go/tools/internal/events: GenerateEventName).
 fn event_name(object: &str, at: Timestamp) -> String {
-    format!("{object}.{:x}", at.as_nanosecond())
+    let name = format!("{object}.{:x}", at.as_nanosecond());
+    if name.len() > MAX_NAME { format!("{:032x}", rand::random::<u128>()) } else { name }
 }

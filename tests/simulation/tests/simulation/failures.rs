@@ -126,3 +126,16 @@ async fn volumes_that_keep_failing_are_tried_ever_less_often() {
     assert!(began.elapsed() >= Duration::from_millis(15_500), "{:?}", began.elapsed());
     sim.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_with_a_message_of_200_kib_is_a_reason_and_no_endless_start() {
+    let sim = Sim::start(Options::default()).await;
+    let refusal = Rule::on(Method::StartContainer).fail(Code::Unknown, &"/a".repeat(100 << 10));
+    let rule = sim.runtime.script(refusal);
+    let _uid = sim.create(pods::single("long"));
+    sim.wait_pod("long", "the reason", |p| p.container("c-long").reason == "RunContainerError").await;
+    assert_eq!(sim.runtime.count(Method::StartContainer), 1, "the next start waits");
+    sim.runtime.unscript(rule);
+    sim.wait_ready("long").await;
+    sim.finish().await;
+}
