@@ -3,6 +3,7 @@
 BINS := cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl
 BIN_FLAGS := $(foreach bin,$(BINS),-p $(bin))
 CARGO := cargo
+TEST_BIN_DIR := $(CURDIR)/target/unoptimized
 
 # Releases of Debian whose containerd `make test-runtimes` runs on: 1.7 and 2.
 RUNTIMES := trixie sid
@@ -36,12 +37,14 @@ check: install
 	tests/systemd.sh
 	tests/docs.py
 
-# All tests, including those with a real containerd. Needs root.
+# All tests, including those with a real containerd, which run the binaries of the profile `unoptimized`: one file with the
+# semantics of a release, where arithmetic wraps and debug assertions are off. Needs root.
 test:
 	scripts/install.sh test
-	$(CARGO) build --locked --bins $(BIN_FLAGS) -p quintlet
-	BIN_DIR=$(CURDIR)/target/debug tests/compose.sh
-	$(CARGO) $(TEST) --workspace --locked
+	$(CARGO) build --locked --profile unoptimized -p quintlet
+	for bin in $(BINS); do ln -sf quintlet $(TEST_BIN_DIR)/$$bin; done
+	BIN_DIR=$(TEST_BIN_DIR) tests/compose.sh
+	QUINTLET_BIN_DIR=$(TEST_BIN_DIR) $(CARGO) $(TEST) --workspace --locked
 	$(CARGO) test --workspace --doc --locked
 
 # Runs each fuzz target for 30 s, two at a time. Commit additions to tests/fuzz/corpus together with the fix.
