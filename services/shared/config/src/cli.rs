@@ -1,7 +1,7 @@
-//! Between the configuration and a command line.
+//! Combines configuration files with the command line of a service.
 //!
-//! A field that a service honours has a flag there. What the files say becomes that flag's default value, so a flag that
-//! is given wins, and the service sees nothing but its arguments.
+//! Each field that a service honours has a flag. The value from the files becomes the flag's default, so a given flag takes
+//! precedence, and the service only reads its arguments.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -11,49 +11,48 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, FromArgMatches, Parser};
 use quintlet_kit::args::EXIT_USAGE;
 
-use crate::foreign;
 use crate::load::{Config, Sources};
 use crate::mistakes::{Mistake, render};
 use crate::node::{Data, Node};
 use crate::print::print;
 use crate::table::{Document, Row, Service};
+use crate::unsupported_flags;
 
-/// Where the configuration is, on every command line.
+/// Arguments of every service that locate the configuration.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ConfigArgs {
-    /// Configuration file: a KubeletConfiguration and, as a second document, a QuintletConfiguration. Flags win over it.
+    /// Configuration file: a KubeletConfiguration and, as a second document, a QuintletConfiguration. Flags take precedence.
     #[arg(long, value_name = "FILE", help_heading = "Configuration")]
     pub config: Option<PathBuf>,
-    /// Directory of files *.conf that change it, in lexical order: maps merge, lists replace.
+    /// Directory of drop-in files *.conf, applied in lexical order: maps are merged, lists are replaced.
     #[arg(long, value_name = "DIR", help_heading = "Configuration")]
     pub config_dir: Option<PathBuf>,
-    /// Print the configuration as YAML, each value with where it came from, and end.
+    /// Print the configuration as YAML, each value with its origin, and exit.
     #[arg(long, help_heading = "Configuration")]
     pub print_config: bool,
-    /// Warnings about the configuration are errors.
+    /// Treat warnings about the configuration as errors.
     #[arg(long, help_heading = "Configuration")]
     pub strict: bool,
 }
 
-/// A command line with the values of the files, and what was read.
+/// The arguments of a service and the configuration that they are based on.
 #[derive(Debug)]
 pub struct Loaded<T> {
-    /// The arguments.
+    /// The arguments, with the values of the files as defaults.
     pub args: T,
-    /// The configuration behind them.
+    /// The configuration.
     pub config: Config,
     service: Service,
-    foreign: Vec<(&'static str, &'static str)>,
+    unsupported: Vec<(&'static str, &'static str)>,
 }
 
 impl<T> Loaded<T> {
-    /// Logs what should be mended and what has no effect: once per process, after logging was set up. Whoever asks the process from
-    /// now on is told what it runs with.
+    /// Logs warnings about the configuration and publishes it on debug.v1. Call it once per process, after logging is set up.
     pub fn tell(&self) {
         let is_ours = |row: &Row| row.services().contains(&self.service);
         let ours = crate::json::document(&self.config, Document::Kubelet, is_ours);
         quintlet_kit::server::set_configuration(ours.to_string());
-        for (flag, until) in &self.foreign {
+        for (flag, until) in &self.unsupported {
             tracing::warn!("--{flag} is not supported yet: {until}");
         }
         for warning in &self.config.warnings {
@@ -67,17 +66,16 @@ impl<T> Loaded<T> {
         }
     }
 
-    /// Flags of the kubelet that were given and have no effect yet, with what happens until then.
+    /// Returns the given flags of the kubelet that have no effect yet, each with the behaviour until then.
     #[must_use]
-    pub fn foreign(&self) -> &[(&'static str, &'static str)] {
-        &self.foreign
+    pub fn unsupported_flags(&self) -> &[(&'static str, &'static str)] {
+        &self.unsupported
     }
 }
 
-/// Reads the command line and the configuration it names.
+/// Parses the command line and the configuration that it names.
 ///
-/// Ends the process where there is nothing to run: with code 64 after telling all mistakes, with 0 for `--help`,
-/// `--version` and `--print-config`.
+/// Exits the process with code 64 after printing all errors, and with 0 for `--help`, `--version` and `--print-config`.
 #[must_use]
 pub fn parse<T: Parser>(service: Service) -> Loaded<T> {
     match read(service, std::env::args_os().collect()) {
@@ -86,19 +84,19 @@ pub fn parse<T: Parser>(service: Service) -> Loaded<T> {
     }
 }
 
-/// Why a process ends before it began.
+/// The reason to exit before the service starts.
 #[derive(Debug)]
 pub enum End {
-    /// What clap has to say: help, version, a usage error.
+    /// A message of clap: help, version or a usage error.
     Clap(clap::Error),
-    /// Mistakes in the configuration.
+    /// Errors in the configuration.
     Mistakes(Vec<Mistake>),
-    /// The configuration was asked for.
+    /// The configuration as YAML, for `--print-config`.
     Printed(String),
 }
 
 impl End {
-    /// The code to exit with.
+    /// Returns the exit code of the process.
     #[must_use]
     pub fn code(&self) -> i32 {
         match self {
@@ -108,7 +106,7 @@ impl End {
         }
     }
 
-    /// Says it and ends the process.
+    /// Prints the message and exits the process.
     pub fn exit(self) -> ! {
         let _ = match &self {
             Self::Clap(error) => error.print(),
@@ -119,14 +117,14 @@ impl End {
     }
 }
 
-/// Reads a command line, its first word the program, and the configuration it names.
+/// Parses a command line, of which the first word is the program, and the configuration that it names.
 ///
 /// # Errors
-/// There is nothing to run.
+/// Returns the reason to exit, if the service must not start.
 pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T>, End> {
-    let (command, foreign) = foreign::add(T::command());
+    let (command, unsupported) = unsupported_flags::add(T::command());
     let given = command.clone().try_get_matches_from(line.clone()).map_err(End::Clap)?;
-    let refused = foreign.mistakes(&given);
+    let refused = unsupported.mistakes(&given);
     if !refused.is_empty() {
         return Err(End::Mistakes(refused));
     }
@@ -135,7 +133,7 @@ pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T
     let config = Config::load(&Sources {
         file: own.config.clone(),
         drop_ins: own.config_dir.clone(),
-        flags: flags(&rows, &given).into_iter().chain(flags(&foreign.rows, &given)).collect(),
+        flags: flags(&rows, &given).into_iter().chain(flags(&unsupported.rows, &given)).collect(),
         strict: own.strict,
     })
     .map_err(End::Mistakes)?;
@@ -146,17 +144,17 @@ pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T
         .and_then(|matches| T::from_arg_matches(&matches))
         .map_err(|error| culprits(&command, &values).map_or(End::Clap(error), End::Mistakes))?;
     if own.print_config {
-        // Where nobody reads, there is nobody to tell.
+        // A closed stderr cannot be reported anywhere.
         let _ = std::io::stderr().write_all(render(&config.warnings).as_bytes());
         return Err(End::Printed(print(&config)));
     }
-    Ok(Loaded { args, config, service, foreign: foreign.not_yet(&given) })
+    Ok(Loaded { args, config, service, unsupported: unsupported.not_yet(&given) })
 }
 
-/// `key=value`, for the command lines.
+/// Parses an argument of the form `key=value`.
 ///
 /// # Errors
-/// There is no key.
+/// Fails if the argument has no `=` or no key.
 pub fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -164,18 +162,18 @@ pub fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// A field with the argument that carries it.
+/// A field and the argument for it.
 #[derive(Debug, Clone)]
 pub struct Bound {
-    /// Which document.
+    /// The document of the field.
     pub document: Document,
     /// The field.
     pub row: &'static Row,
-    /// Id of clap's argument.
+    /// Id of the argument in clap.
     pub id: String,
 }
 
-/// The fields a command has arguments for, of the rows whose services pass the filter.
+/// Returns the fields for which a command has arguments. `wanted` filters them by the services that honour them.
 #[must_use]
 pub fn bound(command: &Command, wanted: impl Fn(&[Service]) -> bool) -> Vec<Bound> {
     let rows = Document::ALL.into_iter().flat_map(|d| d.rows().iter().map(move |r| (d, r)));
@@ -188,7 +186,7 @@ pub fn bound(command: &Command, wanted: impl Fn(&[Service]) -> bool) -> Vec<Boun
         .collect()
 }
 
-/// Where the table and a service's command line differ; for a test in every service.
+/// Returns the differences between the table of fields and a service's command line, for a test in every service.
 #[must_use]
 pub fn problems(command: &Command, service: Service) -> Vec<String> {
     let mut problems = Vec::new();
@@ -218,7 +216,7 @@ pub fn problems(command: &Command, service: Service) -> Vec<String> {
     problems
 }
 
-/// What was given by flags.
+/// Returns the fields that were given by flags, with their values.
 #[must_use]
 pub fn flags(rows: &[Bound], given: &ArgMatches) -> Vec<(Document, &'static Row, Node)> {
     rows.iter()
@@ -232,7 +230,7 @@ pub fn flags(rows: &[Bound], given: &ArgMatches) -> Vec<(Document, &'static Row,
         .collect()
 }
 
-/// What the files say, as values of arguments. Fields that nobody set are left to the command line's own defaults.
+/// Returns the configured values of arguments. Fields that are not set are omitted, so that the argument's own default applies.
 #[must_use]
 pub fn values<'a>(rows: &'a [Bound], config: &'a Config) -> Vec<(&'a Bound, &'a Node)> {
     rows.iter()
@@ -241,7 +239,7 @@ pub fn values<'a>(rows: &'a [Bound], config: &'a Config) -> Vec<(&'a Bound, &'a 
         .collect()
 }
 
-/// The command with these values as defaults.
+/// Returns the command with the given values as defaults of its arguments.
 #[must_use]
 pub fn defaults(command: Command, values: &[(&Bound, &Node)]) -> Command {
     values.iter().fold(command, |command, (bound, node)| {
@@ -250,7 +248,7 @@ pub fn defaults(command: Command, values: &[(&Bound, &Node)]) -> Command {
     })
 }
 
-/// The values of files that an argument refuses, as mistakes; none where it was not the files.
+/// Returns an error for each value from a file that its argument rejects. Returns `None` if no value from a file is rejected.
 fn culprits(command: &Command, values: &[(&Bound, &Node)]) -> Option<Vec<Mistake>> {
     let program = command.get_name().to_owned();
     let mistakes: Vec<Mistake> = values

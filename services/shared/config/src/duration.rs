@@ -1,6 +1,6 @@
-//! Durations as Go writes them, since configuration files of the kubelet have these: `1m30s`, `1.5h`, `250ms`.
+//! Durations in the format of Go's `time.ParseDuration`, as in configuration files of the kubelet: `1m30s`, `1.5h`, `250ms`.
 
-/// Units with their nanoseconds, longest first.
+/// Units with their lengths in nanoseconds, longest first.
 const UNITS: [(&str, i64); 8] = [
     ("h", 3_600_000_000_000),
     ("m", 60_000_000_000),
@@ -12,10 +12,10 @@ const UNITS: [(&str, i64); 8] = [
     ("ns", 1),
 ];
 
-/// Nanoseconds of a text.
+/// Parses a duration and returns it in nanoseconds.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Returns a message that describes the expected format.
 pub fn parse(text: &str) -> Result<i64, String> {
     const WANT: &str = "not a duration, want e.g. 30s, 1m30s or 1.5h";
     let (negative, mut rest) = match text.as_bytes().first() {
@@ -48,7 +48,7 @@ pub fn parse(text: &str) -> Result<i64, String> {
         let too_long = || "longer than 290 years".to_owned();
         let unit = i128::from(*nanos);
         let mut value = parse_digits(whole).ok_or_else(too_long)?.saturating_mul(unit);
-        // Digits far below a nanosecond do not count.
+        // Digits far below a nanosecond are ignored.
         let digits: String = fraction.chars().take(18).collect();
         if !digits.is_empty() {
             let scale = 10_i128.pow(u32::try_from(digits.len()).unwrap_or(18));
@@ -65,7 +65,7 @@ pub fn parse(text: &str) -> Result<i64, String> {
     i64::try_from(total).map_err(|_| "longer than 290 years".to_owned())
 }
 
-/// Up to 18 digits, more than what fits in a duration of any unit.
+/// Parses up to 19 significant digits, which exceed the longest duration in any unit. Returns `None` for more digits.
 fn parse_digits(digits: &str) -> Option<i128> {
     let digits = digits.trim_start_matches('0');
     if digits.is_empty() {
@@ -74,7 +74,7 @@ fn parse_digits(digits: &str) -> Option<i128> {
     if digits.len() > 19 { None } else { digits.parse().ok() }
 }
 
-/// The shortest text of a duration: `1m30s`, `250ms`, `0s`.
+/// Formats a duration in its shortest form: `1m30s`, `250ms`, `0s`.
 #[must_use]
 pub fn format(nanos: i64) -> String {
     if nanos == 0 {

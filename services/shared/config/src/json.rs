@@ -1,4 +1,4 @@
-//! A configuration as JSON, for those who ask a running process.
+//! The configuration as JSON, which a running process serves to clients.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::node::{Data, Node};
 use crate::print::MASKED;
 use crate::table::{Document, Row, Service};
 
-/// The fields of one document that are wanted, with its version and kind; what is not shown is masked.
+/// Returns the fields of a document that `wanted` selects, with its version and kind. Secret values are masked.
 #[must_use]
 pub fn document(config: &Config, document: Document, wanted: impl Fn(&Row) -> bool) -> Value {
     let mut out = json!({"apiVersion": document.api_version(), "kind": document.kind()});
@@ -19,7 +19,7 @@ pub fn document(config: &Config, document: Document, wanted: impl Fn(&Row) -> bo
     out
 }
 
-/// Takes from `theirs` the fields that `service` honours, as that service has them: also that it has none.
+/// Copies the fields that `service` honours from `theirs`, the document of that service, to `out`.
 pub fn take(out: &mut Value, theirs: &Value, document: Document, service: Service) {
     for row in document.rows().iter().filter(|row| row.services().contains(&service)) {
         let value = row.field.split('.').fold(theirs, |at, key| &at[key]);
@@ -32,7 +32,7 @@ pub fn take(out: &mut Value, theirs: &Value, document: Document, service: Servic
 fn put(out: &mut Value, field: &str, value: Value) {
     let mut at = out;
     for key in field.split('.') {
-        // Only what this module made is written to: every field above another is an object.
+        // `out` was created by this module, so every parent of a field is an object.
         at = &mut at[key];
     }
     *at = value;

@@ -1,4 +1,4 @@
-//! What a field may hold: checked in files, read from and written to flags.
+//! The types of fields: checks of values, and conversion from and to flags.
 
 use std::net::IpAddr;
 
@@ -8,58 +8,58 @@ use crate::duration;
 use crate::mistakes::Mistake;
 use crate::node::{Data, Entry, Node, Origin};
 
-/// What a field may hold.
+/// The type of a field.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
     /// `true` or `false`.
     Bool,
-    /// A whole number between two, both included.
+    /// A whole number between a minimum and a maximum, both inclusive.
     Int(i64, i64),
-    /// A number above the first, up to the second.
+    /// A number above the first value and at most the second.
     Number(f64, f64),
     /// Any text.
     Text,
-    /// Text that passes a check, which says what is wrong with it.
+    /// Text that passes a check. The check returns the problem of an invalid text.
     Checked(fn(&str) -> Result<(), String>),
-    /// A path; a relative one counts from the directory of the file it stands in.
+    /// A path. A relative one is resolved against the directory of the file that contains it.
     Path,
-    /// One of these words; the empty text is none of them unless it is listed.
+    /// One of these words. Empty text is invalid unless it is listed.
     Word(&'static [&'static str]),
-    /// A duration between two numbers of nanoseconds, both included.
+    /// A duration between a minimum and a maximum in nanoseconds, both inclusive.
     Duration(i64, i64),
-    /// A duration, or a whole number of nanoseconds: what logging has for historical reasons.
+    /// A duration, or a whole number of nanoseconds, as in the logging fields (`k8s.io/component-base/logs/api/v1: TimeOrMetaDuration`).
     DurationOrNanos,
     /// A list.
     List(&'static Kind),
     /// A map with keys that pass a check.
     Map(Keys, &'static Kind),
-    /// A list of maps with these fields; true: the field has to be there.
+    /// A list of maps with these fields. The flag marks required fields.
     Objects(&'static [(&'static str, Kind, bool)]),
 }
 
-/// Which keys a map may have.
+/// The keys that a map may have.
 #[derive(Debug, Clone, Copy)]
 pub enum Keys {
-    /// Any.
+    /// Any key.
     Any,
-    /// These; the text is what an unknown one is called.
+    /// These keys. The text describes an unknown key in a message.
     Of(&'static [&'static str], &'static str),
 }
 
 /// Any duration that is not negative.
 pub const DURATION: Kind = Kind::Duration(0, i64::MAX);
-/// Any whole number that is not negative, as wide as the kubelet's.
+/// Any whole number that is not negative, in the range of the kubelet's type.
 pub const COUNT: Kind = Kind::Int(0, i32::MAX as i64);
 /// A TCP port, or 0 for none.
 pub const PORT_OR_NONE: Kind = Kind::Int(0, 65535);
 
 impl Kind {
-    /// Tells what is wrong with a value.
+    /// Reports the problems of a value.
     pub fn check(&self, node: &Node, path: &str, out: &mut Vec<Mistake>) {
         let mut tell = |message: String| out.push(Mistake::error(node.origin.clone(), path, message));
         let value = &node.data;
         match (self, value) {
-            // As absent as a field that is not written.
+            // A null counts as absent.
             (_, Data::Null) | (Self::Bool, Data::Bool(_)) | (Self::Text, Data::Text(_)) => {}
             (Self::Bool, _) => tell(format!("{value}: want true or false")),
             (Self::Int(min, max), Data::Int(number)) => {
@@ -147,7 +147,7 @@ impl Kind {
         }
     }
 
-    /// Null is no element and no value of a map.
+    /// Reports the problems of a list element or a map value, which must not be null.
     fn check_present(&self, node: &Node, path: &str, out: &mut Vec<Mistake>) {
         if node.data == Data::Null {
             out.push(Mistake::error(node.origin.clone(), path, "has no value"));
@@ -163,7 +163,7 @@ impl Kind {
         }
     }
 
-    /// A value as the kubelet takes for "not set" in a field that is no pointer: zero, or nothing.
+    /// Returns whether the kubelet treats a value as "not set" in a field that is not a pointer: zero or empty.
     #[must_use]
     pub fn is_zero(&self, node: &Node) -> bool {
         match (self, &node.data) {
@@ -178,7 +178,7 @@ impl Kind {
         }
     }
 
-    /// One way to write a value: durations in their shortest form.
+    /// Returns the canonical form of a value: durations in their shortest form.
     #[must_use]
     pub fn canonical(&self, mut node: Node) -> Node {
         node.data = match (self, node.data) {
@@ -197,7 +197,7 @@ impl Kind {
         node
     }
 
-    /// The values of a flag that say the same, one per occurrence. Only for a value that has been checked.
+    /// Converts a checked value to the values of its flag, one per occurrence.
     #[must_use]
     pub fn to_flag(&self, node: &Node) -> Vec<String> {
         let word = |node: &Node| match &node.data {
@@ -231,7 +231,7 @@ impl Kind {
         }
     }
 
-    /// The value that occurrences of a flag say. What cannot be read stays text, for [`Kind::check`] to tell of.
+    /// Converts the occurrences of a flag to a value. Invalid values remain text, so that [`Kind::check`] reports them.
     #[must_use]
     pub fn from_flag(&self, given: &[String], flag: &str) -> Node {
         let origin = Origin::Flag(flag.into());
@@ -287,7 +287,7 @@ impl Kind {
     }
 }
 
-/// Sets a key that may have dots in it.
+/// Sets the value of a key that may contain dots.
 fn set(map: &mut Node, key: &str, value: Node) {
     let origin = value.origin.clone();
     let Data::Map(entries) = &mut map.data else { return };
@@ -297,7 +297,7 @@ fn set(map: &mut Node, key: &str, value: Node) {
     }
 }
 
-/// `key=value:effect` or `key:effect`, as the kubelet's flag has taints.
+/// Parses a taint of the kubelet's flag: `key=value:effect` or `key:effect`.
 fn taint(item: &str, origin: &Origin) -> Node {
     let (rest, effect) = item.split_once(':').unwrap_or((item, ""));
     let (key, value) = rest.split_once('=').unwrap_or((rest, ""));
@@ -336,7 +336,7 @@ fn check_object(fields: &[(&str, Kind, bool)], node: &Node, path: &str, out: &mu
     }
 }
 
-/// A number as a float; other values as none.
+/// Returns a number as a float, or NaN for other values.
 pub(crate) fn number(value: &Data) -> f64 {
     match value {
         #[allow(clippy::cast_precision_loss, reason = "compared with small bounds only")]
@@ -346,7 +346,7 @@ pub(crate) fn number(value: &Data) -> f64 {
     }
 }
 
-/// `a`, `a or b`, `a, b or c`.
+/// Joins words as in `a`, `a or b` or `a, b or c`.
 pub(crate) fn or_list(words: &[&str]) -> String {
     match words {
         [] => String::new(),
@@ -355,10 +355,10 @@ pub(crate) fn or_list(words: &[&str]) -> String {
     }
 }
 
-/// A quantity that is not negative.
+/// Checks that a text is a quantity that is not negative.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Returns the problem of an invalid text.
 pub fn quantity(text: &str) -> Result<(), String> {
     match Quantity::parse(text) {
         Ok(quantity) if quantity >= Quantity::default() => Ok(()),
@@ -367,18 +367,18 @@ pub fn quantity(text: &str) -> Result<(), String> {
     }
 }
 
-/// A quantity of any sign: a negative size of logs turns rotation off.
+/// Checks that a text is a quantity of any sign: a negative log size disables rotation.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Returns the problem of an invalid text.
 pub fn signed_quantity(text: &str) -> Result<(), String> {
     Quantity::parse(text).map(drop).map_err(|_| "is not a quantity, want e.g. 10Mi".to_owned())
 }
 
-/// An eviction threshold: a quantity above zero, or a percentage.
+/// Checks that a text is an eviction threshold: a quantity above zero, or a percentage.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Returns the problem of an invalid text.
 pub fn threshold(text: &str) -> Result<(), String> {
     if let Some(percent) = text.strip_suffix('%') {
         let digits = percent.bytes().all(|b| b.is_ascii_digit() || b == b'.');
@@ -395,10 +395,10 @@ pub fn threshold(text: &str) -> Result<(), String> {
     }
 }
 
-/// A percentage of a whole, `10%`.
+/// Checks that a text is a percentage up to 100, such as `10%`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Returns the problem of an invalid text.
 pub fn percentage(text: &str) -> Result<(), String> {
     match text.strip_suffix('%').and_then(|p| p.parse::<u8>().ok()) {
         Some(percent) if percent <= 100 => Ok(()),
@@ -407,35 +407,35 @@ pub fn percentage(text: &str) -> Result<(), String> {
     }
 }
 
-/// An IP address.
+/// Checks that a text is an IP address.
 ///
 /// # Errors
-/// It is none.
+/// Returns the problem of an invalid text.
 pub fn address(text: &str) -> Result<(), String> {
     text.parse::<IpAddr>().map(drop).map_err(|_| "is not an IP address".to_owned())
 }
 
-/// Nothing, or an IP address.
+/// Checks that a text is empty or an IP address.
 ///
 /// # Errors
-/// It is neither.
+/// Returns the problem of an invalid text.
 pub fn address_or_none(text: &str) -> Result<(), String> {
     if text.is_empty() { Ok(()) } else { address(text) }
 }
 
-/// `unix:///absolute/path`, or the path alone.
+/// Checks that a text is `unix:///absolute/path`, or the path only.
 ///
 /// # Errors
-/// It is neither.
+/// Returns the problem of an invalid text.
 pub fn unix_endpoint(text: &str) -> Result<(), String> {
     let path = text.strip_prefix("unix://").unwrap_or(text);
     if path.starts_with('/') { Ok(()) } else { Err("is not unix:///absolute/path".to_owned()) }
 }
 
-/// An absolute, clean path of ASCII letters (the kubelet's rule for pod logs).
+/// Checks that a text is an absolute, clean path of ASCII characters, as the kubelet requires for `podLogsDir`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Returns the problem of an invalid text.
 pub fn clean_path(text: &str) -> Result<(), String> {
     let clean = text == "/"
         || text.strip_prefix('/').is_some_and(|rest| rest.split('/').all(|p| !matches!(p, "" | "." | "..")));
@@ -447,10 +447,10 @@ pub fn clean_path(text: &str) -> Result<(), String> {
     }
 }
 
-/// `host:port`, or a URL with a scheme.
+/// Checks that a text is `host:port`, or an `http` or `https` URL.
 ///
 /// # Errors
-/// It is neither.
+/// Returns the problem of an invalid text.
 pub fn collector(text: &str) -> Result<(), String> {
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
     let host = rest.unwrap_or(text).split('/').next().unwrap_or_default();
@@ -463,10 +463,10 @@ pub fn collector(text: &str) -> Result<(), String> {
     }
 }
 
-/// An address to listen on, `127.0.0.1:9101`.
+/// Checks that a text is an address to listen on, such as `127.0.0.1:9101`.
 ///
 /// # Errors
-/// It is none.
+/// Returns the problem of an invalid text.
 pub fn listen(text: &str) -> Result<(), String> {
     text.parse::<std::net::SocketAddr>()
         .map(drop)

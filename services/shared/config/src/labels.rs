@@ -1,11 +1,12 @@
-//! Labels that a node may give itself (cmd/kubelet/app/options, pkg/kubelet/apis/well_known_labels.go). Pure.
+//! Labels that a kubelet may set on its own node (`cmd/kubelet/app/options: ValidateKubeletFlags`,
+//! `k8s.io/kubelet/pkg/apis: IsKubeletLabel`).
 
-/// Longest name and longest value.
+/// Longest name and longest value in bytes.
 const NAME_MAX: usize = 63;
-/// Longest prefix.
+/// Longest prefix in bytes.
 const PREFIX_MAX: usize = 253;
 
-/// What a node may say of itself below `kubernetes.io`, besides its own two prefixes.
+/// Labels below `kubernetes.io` that a node may set on itself, besides those with the two prefixes reserved for the kubelet.
 const KNOWN: [&str; 11] = [
     "kubernetes.io/hostname",
     "kubernetes.io/os",
@@ -20,7 +21,7 @@ const KNOWN: [&str; 11] = [
     "failure-domain.beta.kubernetes.io/region",
 ];
 
-/// Why a node may not give itself this label: the API server would refuse the whole Node, again and again.
+/// Returns the reason why a node may not set a label on itself, if any. The API server would reject the whole Node object.
 #[must_use]
 pub fn problem(key: &str, value: &str) -> Option<&'static str> {
     let (prefix, name) = key.rsplit_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
@@ -43,7 +44,7 @@ pub fn problem(key: &str, value: &str) -> Option<&'static str> {
     None
 }
 
-/// Empty, or with a letter or digit at both ends.
+/// Returns whether a text is a valid name or value: empty, or with a letter or digit at both ends.
 fn is_word(text: &str) -> bool {
     let at_end = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
     text.len() <= NAME_MAX

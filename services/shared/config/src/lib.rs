@@ -1,16 +1,15 @@
-//! The configuration of all services: the kubelet's file and flags, and what is Quintlet's own.
+//! The configuration of all services: the kubelet's files and flags, and the fields of Quintlet.
 //!
-//! Bytes become trees whose values know their line ([`yaml`]), files are merged and checked against one [`table`] of
-//! fields ([`load`]), rules between fields follow ([`mod@print`] shows the result). [`cli`] gives a service's command
-//! line the values of the files as its defaults, so that flags win and nothing else has to know of files.
+//! [`yaml`] parses text to trees whose values have a line number. [`load`] merges the files and checks them against the
+//! [`table`] of fields and against rules between fields. [`mod@print`] prints the result. [`cli`] makes the values of the files
+//! the defaults of a service's arguments, so that flags take precedence and services only read their arguments.
 //!
-//! This crate reads files when it is told to and has no state and no tasks.
+//! This crate only reads the files that a caller names. It has no state and no tasks.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod cli;
 pub mod duration;
-mod foreign;
 pub mod json;
 pub mod kind;
 pub mod labels;
@@ -23,6 +22,7 @@ mod rules;
 mod suggest;
 pub mod table;
 pub mod tls;
+mod unsupported_flags;
 pub mod yaml;
 
 pub use cli::{ConfigArgs, Loaded, pair, parse};

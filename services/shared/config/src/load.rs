@@ -1,7 +1,7 @@
-//! From files and flags to one configuration: read, merge, check.
+//! Reads configuration files, merges them with flags and checks the result.
 //!
-//! Precedence as with the kubelet: defaults, then the file, then the drop-ins in lexical order (JSON merge patches), then
-//! flags. Nothing is used of a configuration with a mistake, and all mistakes are told at once.
+//! Precedence is that of the kubelet: defaults, then the file, then the drop-ins in lexical order (JSON merge patches), then
+//! flags. A configuration with an error is rejected as a whole, and all errors are reported together.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,39 +11,39 @@ use crate::node::{Data, Node, Origin};
 use crate::table::{CRASH_LOOP_MAX, Document, GATES, Row, SETTABLE, Service, Verdict, is_now};
 use crate::{kind, rules, suggest, yaml};
 
-/// A file may be this large: no configuration comes near.
+/// Largest size of a file in bytes, far above that of any configuration.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Ends the names of drop-in files.
+/// Extension of drop-in files.
 const DROP_IN: &str = "conf";
 
-/// Where a configuration is read from.
+/// The sources of a configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Sources {
     /// The file (`--config`).
     pub file: Option<PathBuf>,
     /// The directory of drop-ins (`--config-dir`).
     pub drop_ins: Option<PathBuf>,
-    /// Fields set by flags, which win over all files.
+    /// Fields set by flags, which take precedence over all files.
     pub flags: Vec<(Document, &'static Row, Node)>,
-    /// Warnings about unknown fields are errors.
+    /// Treat warnings as errors.
     pub strict: bool,
 }
 
-/// A configuration without a mistake: a value for every field that is set or has a default.
+/// A valid configuration, with a value for every field that is set or has a default.
 #[derive(Debug, Clone)]
 pub struct Config {
     kubelet: Node,
     quintlet: Node,
-    /// What should be mended all the same.
+    /// Problems that do not prevent a start.
     pub warnings: Vec<Mistake>,
 }
 
 impl Config {
-    /// Reads, merges and checks.
+    /// Reads, merges and checks the sources.
     ///
     /// # Errors
-    /// All mistakes, at least one of which is an error.
+    /// Returns all errors and warnings if there is at least one error.
     pub fn load(sources: &Sources) -> Result<Self, Vec<Mistake>> {
         let mut loader = Loader::default();
         for file in loader.files(sources) {
@@ -52,23 +52,23 @@ impl Config {
         loader.finish(sources)
     }
 
-    /// Reads one text as a file of that name, as [`Config::load`] does.
+    /// Parses and checks `bytes` as the content of `file`, as [`Config::load`] does.
     ///
     /// # Errors
-    /// All mistakes, at least one of which is an error.
+    /// Returns all errors and warnings if there is at least one error.
     pub fn from_bytes(bytes: &[u8], file: &Path, strict: bool) -> Result<Self, Vec<Mistake>> {
         let mut loader = Loader::default();
         loader.bytes(bytes, &file.into());
         loader.finish(&Sources { strict, ..Sources::default() })
     }
 
-    /// The value of a field; none where it is not set and has no default.
+    /// Returns the value of a field, or `None` if it is not set and has no default.
     #[must_use]
     pub fn value(&self, document: Document, field: &str) -> Option<&Node> {
         self.document(document).at(field)
     }
 
-    /// A document as it counts.
+    /// Returns the merged document.
     #[must_use]
     pub fn document(&self, document: Document) -> &Node {
         match document {
@@ -77,7 +77,7 @@ impl Config {
         }
     }
 
-    /// Fields somebody set that have no effect yet, as one line; none where there are none.
+    /// Returns the fields of `service` that are set but have no effect yet, as one line, or `None` if there are none.
     #[must_use]
     pub fn not_yet(&self, service: Service) -> Option<String> {
         let mut named: Vec<String> = Vec::new();
@@ -90,7 +90,7 @@ impl Config {
             }
         }
         if service == Service::PodSync {
-            // Its reserve counts, but no pod is evicted.
+            // The thresholds reduce the node's allocatable resources, but no pod is evicted.
             let thresholds = self.kubelet.get("evictionHard");
             if thresholds.is_some_and(|t| t.origin.is_set() && !t.entries().is_empty()) {
                 named.insert(0, "evictionHard".to_owned());
@@ -111,7 +111,7 @@ impl Config {
         (!named.is_empty()).then(|| named.join(", "))
     }
 
-    /// Fields somebody set that never have an effect, with the reason.
+    /// Returns the fields of `service` that are set and will never have an effect, each with the reason.
     #[must_use]
     pub fn ignored(&self, service: Service) -> Vec<(String, &'static str)> {
         let rows = Document::Kubelet.rows().iter();
@@ -128,7 +128,7 @@ impl Config {
     }
 }
 
-/// `field: value`, without what is long or secret.
+/// Formats a field as `field: value`. Long and secret values are omitted.
 fn named_value(row: &Row, value: &Node) -> String {
     match &value.data {
         Data::List(_) | Data::Map(_) => row.field.to_owned(),
@@ -141,7 +141,7 @@ fn named_value(row: &Row, value: &Node) -> String {
 #[derive(Default)]
 struct Loader {
     mistakes: Vec<Mistake>,
-    /// What the files say, merged.
+    /// The merged documents of the files.
     documents: [Option<Node>; 2],
 }
 
@@ -150,7 +150,7 @@ impl Loader {
         self.mistakes.push(Mistake::error(Origin::File(Arc::clone(file), line), "", message));
     }
 
-    /// The files in the order they count.
+    /// Returns the files in the order in which they are merged.
     fn files(&mut self, sources: &Sources) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = sources.file.iter().cloned().collect();
         if let Some(dir) = &sources.drop_ins {
@@ -203,35 +203,35 @@ impl Loader {
         }
     }
 
-    /// Which of the two a document is.
+    /// Returns the kind of a document.
     fn which(&mut self, document: &Node) -> Option<Document> {
-        let mut tell = |node: &Node, path: &str, message: String| {
+        let mut report = |node: &Node, path: &str, message: String| {
             self.mistakes.push(Mistake::error(node.origin.clone(), path, message));
         };
         if !matches!(document.data, Data::Map(_)) {
-            tell(document, "", format!("{}: want a map of fields", document.data));
+            report(document, "", format!("{}: want a map of fields", document.data));
             return None;
         }
         let kinds = Document::ALL.map(Document::kind);
         let Some(kind) = document.at("kind") else {
-            tell(document, "kind", format!("required: {}", kind::or_list(&kinds)));
+            report(document, "kind", format!("required: {}", kind::or_list(&kinds)));
             return None;
         };
         let Some(which) = Document::ALL.into_iter().find(|d| Some(d.kind()) == kind.text()) else {
-            tell(kind, "kind", format!("{}: want {}", kind.data, kind::or_list(&kinds)));
+            report(kind, "kind", format!("{}: want {}", kind.data, kind::or_list(&kinds)));
             return None;
         };
         match document.at("apiVersion") {
-            None => tell(document, "apiVersion", format!("required: {}", which.api_version())),
+            None => report(document, "apiVersion", format!("required: {}", which.api_version())),
             Some(version) if version.text() != Some(which.api_version()) => {
-                tell(version, "apiVersion", format!("{}: want {}", version.data, which.api_version()));
+                report(version, "apiVersion", format!("{}: want {}", version.data, which.api_version()));
             }
             Some(_) => {}
         }
         Some(which)
     }
 
-    /// Checks a document and lays it over what earlier files said.
+    /// Checks a document and merges it over those of earlier files.
     fn add(&mut self, which: Document, mut document: Node, file: &Path) {
         if let Data::Map(entries) = &mut document.data {
             entries.retain(|e| e.key != "kind" && e.key != "apiVersion");
@@ -258,7 +258,7 @@ impl Loader {
                 Document::Quintlet => &mut config.quintlet,
             };
             match (row.field, target.at(row.field)) {
-                // Gates given by flag add to those of the files.
+                // Feature gates from flags are merged with those of the files.
                 ("featureGates", Some(there)) => {
                     let mut both = there.clone();
                     both.merge(value.clone());
@@ -275,10 +275,10 @@ impl Loader {
             fill(document, target);
         }
         unknown_gates(&config.kubelet, &mut self.mistakes);
-        // Values of a wrong type would only lead to more mistakes that are none.
+        // Values of a wrong type would cause misleading further errors.
         if !self.mistakes.iter().any(Mistake::is_error) {
             rules::check(&config, &mut self.mistakes);
-            follow(&mut config);
+            set_derived_defaults(&mut config);
         }
         if sources.strict {
             self.mistakes.iter_mut().for_each(|m| m.severity = Severity::Error);
@@ -291,20 +291,20 @@ impl Loader {
     }
 }
 
-/// Tells what is wrong with a value; one that means the default is right.
+/// Reports the problems of a value. A value that stands for the default is valid.
 fn check(row: &Row, value: &Node, out: &mut Vec<Mistake>) {
     if counts(row, value) {
         row.kind.check(value, row.field, out);
     }
 }
 
-/// Whether a value is one, and not a file's word for the default. As in the kubelet, the zero of a flag stands.
+/// Returns whether a value is set explicitly. In a file, zero stands for the default; as in the kubelet, the zero of a flag does not.
 fn counts(row: &Row, value: &Node) -> bool {
     let by_flag = matches!(value.origin, Origin::Flag(_)) && value.text() != Some("");
     row.zero_counts || by_flag || !row.kind.is_zero(value)
 }
 
-/// Files that end in `.conf`, directories walked in lexical order as the kubelet does.
+/// Collects the files with the extension `.conf`. Directories are walked in lexical order, as in the kubelet.
 fn walk(dir: &Path, out: &mut Vec<PathBuf>) -> Result<(), (PathBuf, std::io::Error)> {
     let failed = |error| (dir.to_path_buf(), error);
     let mut entries: Vec<PathBuf> = std::fs::read_dir(dir)
@@ -312,7 +312,7 @@ fn walk(dir: &Path, out: &mut Vec<PathBuf>) -> Result<(), (PathBuf, std::io::Err
         .map_err(failed)?;
     entries.sort();
     for path in entries {
-        // A link to a directory is not walked into, so there are no circles.
+        // A link to a directory is not followed, so the walk has no cycles.
         let kind = std::fs::symlink_metadata(&path).map_err(|error| (path.clone(), error))?;
         if kind.is_dir() {
             walk(&path, out)?;
@@ -323,7 +323,7 @@ fn walk(dir: &Path, out: &mut Vec<PathBuf>) -> Result<(), (PathBuf, std::io::Err
     Ok(())
 }
 
-/// Tells of keys that lead to no field.
+/// Reports keys that do not belong to a field.
 fn unknown_fields(which: Document, node: &Node, path: &str, out: &mut Vec<Mistake>) {
     let rows = which.rows();
     for entry in node.entries() {
@@ -370,7 +370,7 @@ fn unknown_gates(kubelet: &Node, out: &mut Vec<Mistake>) {
     }
 }
 
-/// Relative paths count from the directory of the file they stand in.
+/// Resolves relative paths against the directory of the file that contains them.
 fn resolve_paths(which: Document, document: &mut Node, dir: &Path) {
     for row in which.rows().iter().filter(|r| matches!(r.kind, kind::Kind::Path)) {
         let Some(value) = document.at(row.field) else { continue };
@@ -381,7 +381,7 @@ fn resolve_paths(which: Document, document: &mut Node, dir: &Path) {
     }
 }
 
-/// Puts defaults where nothing is set, and durations in one form.
+/// Sets the defaults of fields that are not set, and converts durations to their canonical form.
 fn fill(document: Document, node: &mut Node) {
     for row in document.rows() {
         let given = node.at(row.field).filter(|v| counts(row, v));
@@ -396,8 +396,8 @@ fn fill(document: Document, node: &mut Node) {
     }
 }
 
-/// Fields nobody set that follow others.
-fn follow(config: &mut Config) {
+/// Sets the fields whose default depends on another field.
+fn set_derived_defaults(config: &mut Config) {
     let set = |node: &Node, field: &str| node.at(field).filter(|n| n.origin.is_set()).cloned();
     let kubelet = &mut config.kubelet;
     if let Some(update) = set(kubelet, "nodeStatusUpdateFrequency")

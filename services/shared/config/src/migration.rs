@@ -1,10 +1,10 @@
-//! `docs/migration.md`, made from the table; a test holds the file against it.
+//! Generates `docs/migration.md` from the table of fields. A test compares the file with the result.
 
 use std::fmt::Write as _;
 
 use crate::table::{Document, FLAGS, FlagVerdict, Row, Service, Verdict};
 
-/// The whole page.
+/// Returns the content of the page.
 #[must_use]
 pub fn page() -> String {
     let mut out = String::from(

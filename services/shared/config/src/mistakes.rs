@@ -1,57 +1,57 @@
-//! What is wrong with a configuration, and how it is told.
+//! Errors and warnings about a configuration, and their text form.
 
 use std::fmt::Write as _;
 
 use crate::node::Origin;
 
-/// How bad a mistake is.
+/// The severity of a mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
-    /// Nothing starts with it.
+    /// The service does not start.
     Error,
-    /// Told, and gone on.
+    /// The service logs the mistake and starts.
     Warning,
 }
 
-/// Something that a person should mend.
+/// A problem of the configuration that a person should correct.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
-    /// How bad.
+    /// Severity of the mistake.
     pub severity: Severity,
-    /// Where.
+    /// Origin of the wrong value.
     pub origin: Origin,
-    /// The field's path, `a.b[0].c`; empty where none is to blame.
+    /// Path of the field, `a.b[0].c`; empty if the mistake does not concern a field.
     pub path: String,
-    /// What is wrong, the value included where that helps.
+    /// Description of the problem, with the value if that helps.
     pub message: String,
 }
 
 impl Mistake {
-    /// One that nothing starts with.
+    /// Returns an error.
     #[must_use]
     pub fn error(origin: Origin, path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { severity: Severity::Error, origin, path: path.into(), message: message.into() }
     }
 
-    /// One that is told.
+    /// Returns a warning.
     #[must_use]
     pub fn warning(origin: Origin, path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(origin, path, message) }
     }
 
-    /// Whether nothing starts with it.
+    /// Returns whether the mistake is an error.
     #[must_use]
     pub fn is_error(&self) -> bool {
         self.severity == Severity::Error
     }
 
-    /// Path and message.
+    /// Returns the path and the message.
     #[must_use]
     pub fn text(&self) -> String {
         if self.path.is_empty() { self.message.clone() } else { format!("{}: {}", self.path, self.message) }
     }
 
-    /// The file or the flags, for grouping.
+    /// Returns the name of the source, by which mistakes are grouped.
     fn source(&self) -> String {
         match &self.origin {
             Origin::File(file, _) => file.display().to_string(),
@@ -76,7 +76,7 @@ impl Mistake {
     }
 }
 
-/// All mistakes, a block per file: errors by line, then warnings by line. Ends with a newline.
+/// Formats all mistakes with a block per file: errors by line, then warnings by line. The text ends with a newline.
 #[must_use]
 pub fn render(mistakes: &[Mistake]) -> String {
     let mut sources: Vec<String> = Vec::new();

@@ -1,15 +1,15 @@
-//! A value of a configuration, with the place it was read from.
+//! Values of a configuration with their origins.
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Where a value came from.
+/// The origin of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody set it.
+    /// The default of the field.
     Default,
-    /// Nobody set it, and it follows another field.
+    /// The default of the field, which depends on another field.
     Follows(&'static str),
     /// A file and the line in it, counted from 1.
     File(Arc<Path>, usize),
@@ -18,7 +18,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Somebody set it.
+    /// Returns whether a file or a flag set the value.
     #[must_use]
     pub fn is_set(&self) -> bool {
         matches!(self, Self::File(..) | Self::Flag(_))
@@ -41,14 +41,14 @@ impl fmt::Display for Origin {
 pub struct Node {
     /// The value.
     pub data: Data,
-    /// Where it came from; for a map or list, where that began.
+    /// Origin of the value; for a map or a list, of its beginning.
     pub origin: Origin,
 }
 
-/// What YAML and JSON have in common.
+/// The data model that YAML and JSON share.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Data {
-    /// Nothing.
+    /// `null`, or no value.
     Null,
     /// `true` or `false`.
     Bool(bool),
@@ -60,7 +60,7 @@ pub enum Data {
     Text(String),
     /// A list.
     List(Vec<Node>),
-    /// A map; keys are text and stand once.
+    /// A map with unique text keys.
     Map(Vec<Entry>),
 }
 
@@ -69,26 +69,26 @@ pub enum Data {
 pub struct Entry {
     /// The key.
     pub key: String,
-    /// Where the key stands.
+    /// Origin of the key.
     pub origin: Origin,
-    /// Its value.
+    /// The value of the key.
     pub value: Node,
 }
 
 impl Node {
-    /// A value nobody set.
+    /// Returns a value with the origin [`Origin::Default`].
     #[must_use]
     pub fn default_of(data: Data) -> Self {
         Self { data, origin: Origin::Default }
     }
 
-    /// An empty map nobody set.
+    /// Returns an empty map with the origin [`Origin::Default`].
     #[must_use]
     pub fn empty() -> Self {
         Self::default_of(Data::Map(Vec::new()))
     }
 
-    /// The text, if it is one.
+    /// Returns the text of a text value.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         match &self.data {
@@ -97,7 +97,7 @@ impl Node {
         }
     }
 
-    /// The entries, if it is a map.
+    /// Returns the entries of a map; none for other values.
     #[must_use]
     pub fn entries(&self) -> &[Entry] {
         match &self.data {
@@ -106,7 +106,7 @@ impl Node {
         }
     }
 
-    /// The elements, if it is a list.
+    /// Returns the elements of a list; none for other values.
     #[must_use]
     pub fn elements(&self) -> &[Node] {
         match &self.data {
@@ -115,19 +115,19 @@ impl Node {
         }
     }
 
-    /// The value at a path of keys, `a.b.c`; nulls count as absent.
+    /// Returns the value at a path of keys such as `a.b.c`. A null counts as absent.
     #[must_use]
     pub fn at(&self, path: &str) -> Option<&Node> {
         path.split('.').try_fold(self, |node, key| node.get(key)).filter(|n| n.data != Data::Null)
     }
 
-    /// The value under a key.
+    /// Returns the value of a key.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Node> {
         self.entries().iter().find(|e| e.key == key).map(|e| &e.value)
     }
 
-    /// Puts a value at a path of keys; what stands in the way is replaced by maps.
+    /// Sets the value at a path of keys. Other values on the path are replaced by maps.
     pub fn put(&mut self, path: &str, value: Node) {
         let (key, rest) = path.split_once('.').map_or((path, None), |(key, rest)| (key, Some(rest)));
         if !matches!(self.data, Data::Map(_)) {
@@ -146,7 +146,7 @@ impl Node {
         }
     }
 
-    /// Lays another over this one as a JSON merge patch (RFC 7386): maps merge, everything else replaces, null removes.
+    /// Applies a JSON merge patch (RFC 7386): maps are merged, null removes a key, and any other value replaces the existing one.
     pub fn merge(&mut self, patch: Node) {
         let Data::Map(changes) = patch.data else {
             *self = patch;
@@ -171,7 +171,7 @@ impl Node {
         }
     }
 
-    /// The same value, wherever it came from.
+    /// Returns whether two values are equal, ignoring their origins and the order of keys.
     #[must_use]
     pub fn equals(&self, other: &Node) -> bool {
         match (&self.data, &other.data) {
@@ -184,7 +184,7 @@ impl Node {
     }
 }
 
-/// As it is quoted in a message: text in quotes, what is long by its kind.
+/// Formats a value for a message: text in quotes, lists and maps by their type.
 impl fmt::Display for Data {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

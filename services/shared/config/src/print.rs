@@ -1,4 +1,4 @@
-//! A configuration as YAML that reads back, each value with where it came from.
+//! Prints a configuration as YAML, each value with its origin. The output parses to the same configuration.
 
 use std::fmt::Write as _;
 
@@ -6,10 +6,10 @@ use crate::load::Config;
 use crate::node::{Data, Node, Origin};
 use crate::table::{Document, Row};
 
-/// What stands for a value that is not shown.
+/// Placeholder for a secret value.
 pub const MASKED: &str = "<masked>";
 
-/// Both documents, each with its fields in alphabetical order.
+/// Returns both documents as YAML, each with its fields in alphabetical order.
 #[must_use]
 pub fn print(config: &Config) -> String {
     let mut out = String::new();
@@ -44,7 +44,7 @@ fn indent(level: usize) -> String {
     "  ".repeat(level)
 }
 
-/// One key with its value. `origin` is what the line says where the value has none of its own.
+/// Prints a key with its value. `origin` is printed for a scalar or empty value.
 fn entry(out: &mut String, level: usize, key: &str, value: &Node, origin: &Origin, secret: bool) {
     let _ = write!(out, "{}{}:", indent(level), word(key));
     below(out, level, value, origin, secret);
@@ -75,7 +75,7 @@ fn below(out: &mut String, level: usize, value: &Node, origin: &Origin, secret: 
     }
 }
 
-/// A map that is an element of a list: its first key stands behind the dash.
+/// Prints a map that is an element of a list. Its first key follows the dash.
 fn object(out: &mut String, level: usize, entries: &[crate::node::Entry], secret: bool) {
     for (at, e) in entries.iter().enumerate() {
         let lead = if at == 0 { " ".to_owned() } else { indent(level.saturating_add(1)) };
@@ -89,13 +89,13 @@ fn scalar(data: &Data) -> String {
         Data::Text(text) => word(text),
         Data::List(_) => "[]".to_owned(),
         Data::Map(_) => "{}".to_owned(),
-        // A whole number with a fraction's type keeps that.
+        // A whole number of type float keeps its fraction, so that its type is preserved.
         Data::Float(number) => format!("{number:?}"),
         Data::Null | Data::Bool(_) | Data::Int(_) => data.to_string(),
     }
 }
 
-/// Text as a scalar: bare where that reads back as the same text, else in quotes.
+/// Formats text as a scalar, in quotes unless the plain text parses to the same text.
 fn word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '_' | '-' | '%');
     let first = text.chars().next();
@@ -105,7 +105,7 @@ fn word(text: &str) -> String {
     if bare { text.to_owned() } else { quoted(text) }
 }
 
-/// Double quotes with YAML's escapes.
+/// Formats text in double quotes with YAML's escape sequences.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {

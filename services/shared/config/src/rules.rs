@@ -1,4 +1,5 @@
-//! Rules between fields, as the kubelet's validation has them. Each field has been checked alone before.
+//! Rules between fields (`pkg/kubelet/apis/config/validation: ValidateKubeletConfiguration`). Each field was checked by itself
+//! before.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use crate::mistakes::Mistake;
 use crate::node::{Data, Node};
 use crate::table::{Document, Row, Verdict};
 
-/// Tells what does not go together.
+/// Reports violations of the rules.
 pub(crate) fn check(config: &Config, out: &mut Vec<Mistake>) {
     let view = View { config };
     for rule in [refused, images, allocatable, eviction, shutdown, pulls, logs, server, tls, other] {
@@ -48,7 +49,7 @@ impl View<'_> {
         self.node(field).map(Node::elements).unwrap_or_default().iter().filter_map(Node::text).collect()
     }
 
-    /// A mistake about the field that somebody set: the first of these, else the first of all.
+    /// Returns an error for the first of `fields` that is set, or for the first one if none is set.
     fn blame(&self, fields: &[&str], message: String) -> Mistake {
         let set = fields.iter().find(|f| self.node(f).is_some_and(|n| n.origin.is_set()));
         let field = set.or(fields.first()).copied().unwrap_or_default();
@@ -201,7 +202,8 @@ fn server(view: &View<'_>, out: &mut Vec<Mistake>) {
     }
 }
 
-/// What this server does not speak is left out with a word; what nobody does, and a rest of nothing, are errors.
+/// Checks cipher suites and curves. Those that this server does not support are skipped with a warning. An unknown name, and a
+/// list without a supported entry, are errors.
 fn tls(view: &View<'_>, out: &mut Vec<Mistake>) {
     use crate::tls::{SUITES, Support, group, suite};
     let suite = |n: &Node| n.text().map_or(Support::Unknown, suite);

@@ -1,22 +1,22 @@
-//! "Did you mean".
+//! Suggestions for misspelled names.
 
-/// Names further away than this many changes per three letters are no help.
-const CHANGES_PER: usize = 3;
+/// A suggestion differs by at most one edit per this number of letters.
+const LETTERS_PER_EDIT: usize = 3;
 
-/// ` (did you mean X?)` for the nearest name, or nothing.
+/// Returns ` (did you mean X?)` for the most similar name, or an empty text if none is similar.
 pub(crate) fn hint<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> String {
     nearest(given, known).map(|name| format!(" (did you mean {name}?)")).unwrap_or_default()
 }
 
 fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // A long key is no slip of the finger, and comparing it costs.
+    // A long key is not a misspelling, and comparing it is expensive.
     if given.len() > 100 {
         return None;
     }
     let lower = given.to_lowercase();
     known
         .map(|name| (strsim::damerau_levenshtein(&lower, &name.to_lowercase()), name))
-        .filter(|(distance, name)| *distance <= (name.len().min(given.len()) / CHANGES_PER).max(1))
+        .filter(|(distance, name)| *distance <= (name.len().min(given.len()) / LETTERS_PER_EDIT).max(1))
         .min()
         .map(|(_, name)| name)
 }

@@ -1,22 +1,22 @@
-//! Names of cipher suites and numbers of groups: which Go's TLS has, and which this server can speak. It has none that is
-//! unsafe, and all suites of TLS 1.3 are always there.
+//! Cipher suites and key exchange groups of Go's `crypto/tls`, and which of them this server supports. It supports no insecure
+//! suites, and always offers all suites of TLS 1.3.
 
-/// What becomes of a name or number.
+/// Whether this server supports a cipher suite or a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Support {
-    /// It is spoken; its name in the registry of IANA.
+    /// Supported. Holds its name in the IANA registry.
     Spoken(&'static str),
-    /// Go has it and this server has not: it is left out.
+    /// Go supports it but this server does not, so it is skipped. Holds the reason.
     LeftOut(&'static str),
-    /// Suites of TLS 1.3 cannot be chosen, neither here nor in Go: naming one changes nothing.
+    /// A suite of TLS 1.3, which is always offered, as in Go.
     Always,
-    /// Nobody has it.
+    /// Neither Go nor this server supports it.
     Unknown,
 }
 
 const UNSAFE: &str = "not spoken, as it is unsafe";
 
-/// The suites of TLS 1.2 that are spoken.
+/// The supported cipher suites of TLS 1.2.
 pub const SUITES: [&str; 6] = [
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
@@ -26,14 +26,14 @@ pub const SUITES: [&str; 6] = [
     "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
 ];
 
-/// What becomes of a cipher suite.
+/// Returns whether a cipher suite is supported.
 #[must_use]
 pub fn suite(name: &str) -> Support {
     if let Some(spoken) = SUITES.iter().find(|s| **s == name) {
         return Support::Spoken(spoken);
     }
     match name {
-        // Names from before the registry had these.
+        // Go's names for these suites from before their registration.
         "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305" => Support::Spoken(SUITES[2]),
         "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305" => Support::Spoken(SUITES[5]),
         "TLS_AES_128_GCM_SHA256" | "TLS_AES_256_GCM_SHA384" | "TLS_CHACHA20_POLY1305_SHA256" => {
@@ -59,7 +59,7 @@ pub fn suite(name: &str) -> Support {
     }
 }
 
-/// What becomes of a group, by its number in the registry of IANA.
+/// Returns whether a group is supported, by its number in the IANA registry.
 #[must_use]
 pub fn group(number: u16) -> Support {
     match number {

@@ -1,7 +1,7 @@
-//! Flags of the kubelet that a service has no use for: what a unit file written for a kubelet may have all the same.
+//! Flags of the kubelet that a service does not support, but that a unit file written for a kubelet may contain.
 //!
-//! They are on every command line, hidden. One whose field has no effect yet, or never, says what it says to the
-//! configuration, which warns; one without a field is warned of by itself, and one that is refused is a mistake with a reason.
+//! They are hidden arguments of every command. A flag for a field without an effect sets that field, and the configuration
+//! warns about it. A flag without a field causes a warning of its own. A refused flag is an error with a reason.
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -12,35 +12,35 @@ use crate::mistakes::Mistake;
 use crate::node::Origin;
 use crate::table::{Document, FLAGS, FlagVerdict, Verdict};
 
-/// A command line with them.
+/// The unsupported flags that were added to a command.
 #[derive(Debug)]
-pub(crate) struct Foreign {
-    /// Fields with a flag here and no effect.
+pub(crate) struct UnsupportedFlags {
+    /// Fields with a flag and without an effect.
     pub(crate) rows: Vec<Bound>,
     others: Vec<(&'static str, FlagVerdict)>,
 }
 
-/// Adds what the command does not have.
-pub(crate) fn add(mut command: Command) -> (Command, Foreign) {
-    let mut foreign = Foreign { rows: Vec::new(), others: Vec::new() };
+/// Adds the kubelet's flags that the command does not have as hidden arguments.
+pub(crate) fn add(mut command: Command) -> (Command, UnsupportedFlags) {
+    let mut unsupported = UnsupportedFlags { rows: Vec::new(), others: Vec::new() };
     for row in Document::Kubelet.rows() {
         let Some(flag) = row.kubelet_flag.filter(|flag| !has(&command, flag)) else { continue };
         match row.verdict {
             Verdict::NotYet { .. } | Verdict::Ignored { .. } => {
                 command = command.arg(hidden(flag, matches!(row.kind, Kind::Bool)));
-                foreign.rows.push(Bound { document: Document::Kubelet, row, id: flag.to_owned() });
+                unsupported.rows.push(Bound { document: Document::Kubelet, row, id: flag.to_owned() });
             }
-            // A field of another service is none of this one's.
+            // The field is honoured by another service only, or refused wherever it is set.
             Verdict::Honoured { .. } | Verdict::Refused { .. } => {}
         }
     }
     for row in FLAGS.iter().filter(|row| !matches!(row.verdict, FlagVerdict::Same)) {
         if !has(&command, row.name) {
             command = command.arg(hidden(row.name, row.is_switch));
-            foreign.others.push((row.name, row.verdict));
+            unsupported.others.push((row.name, row.verdict));
         }
     }
-    (command, foreign)
+    (command, unsupported)
 }
 
 fn has(command: &Command, flag: &str) -> bool {
@@ -58,8 +58,8 @@ fn hidden(flag: &'static str, is_switch: bool) -> Arg {
     }
 }
 
-impl Foreign {
-    /// What is given and cannot be: a mistake each.
+impl UnsupportedFlags {
+    /// Returns an error for each given flag that is refused.
     pub(crate) fn mistakes(&self, given: &ArgMatches) -> Vec<Mistake> {
         let refused = |(name, verdict): &(&'static str, FlagVerdict)| {
             let why = match verdict {
@@ -73,20 +73,20 @@ impl Foreign {
         self.others.iter().filter_map(refused).collect()
     }
 
-    /// What is given and has no effect yet, with what happens until then.
+    /// Returns the given flags that have no effect yet, each with the behaviour until then.
     pub(crate) fn not_yet(&self, given: &ArgMatches) -> Vec<(&'static str, &'static str)> {
-        let told = |(name, verdict): &(&'static str, FlagVerdict)| match verdict {
+        let warned = |(name, verdict): &(&'static str, FlagVerdict)| match verdict {
             FlagVerdict::NotYet(until) if is_given(given, name) => Some((*name, *until)),
             FlagVerdict::NotYet(_)
             | FlagVerdict::Refused(_)
             | FlagVerdict::Instead(_)
             | FlagVerdict::Same => None,
         };
-        self.others.iter().filter_map(told).collect()
+        self.others.iter().filter_map(warned).collect()
     }
 }
 
-/// With a value: `--cloud-provider=` asks for nothing.
+/// Returns whether a flag is given with a value. A flag with an empty value, such as `--cloud-provider=`, has no effect.
 fn is_given(given: &ArgMatches, name: &str) -> bool {
     given.value_source(name) == Some(ValueSource::CommandLine)
         && given.get_raw(name).into_iter().flatten().any(|value| !value.is_empty())
@@ -125,7 +125,10 @@ mod tests {
         for row in FLAGS.iter().filter(|row| matches!(row.verdict, FlagVerdict::NotYet(_))) {
             let flag = format!("--{}", row.name);
             let read = line(&[&flag, "-1"]).unwrap();
-            assert_eq!(read.foreign().iter().map(|(name, _)| *name).collect::<Vec<_>>(), [row.name]);
+            assert_eq!(
+                read.unsupported_flags().iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+                [row.name]
+            );
         }
     }
 
@@ -148,8 +151,8 @@ mod tests {
         let ignored: Vec<String> =
             loaded.config.ignored(Service::PodSync).into_iter().map(|(f, _)| f).collect();
         assert_eq!(ignored, ["enableContentionProfiling: true"]);
-        assert_eq!(loaded.foreign().len(), 1);
-        assert_eq!(line(&["--cloud-provider="]).unwrap().foreign(), []);
+        assert_eq!(loaded.unsupported_flags().len(), 1);
+        assert_eq!(line(&["--cloud-provider="]).unwrap().unsupported_flags(), []);
         let Err(End::Mistakes(mistakes)) = line(&["--fail-swap-on=perhaps", "--lock-file", "/l"]) else {
             panic!("a wrong value and a refused flag")
         };

@@ -1,4 +1,4 @@
-//! YAML (and so JSON) text to [`Node`]s with lines. The parser is granit-parser; here its events become trees.
+//! Parses YAML, and thus JSON, to [`Node`]s with line numbers. granit-parser produces events, from which this module builds trees.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -10,12 +10,12 @@ use granit_parser::{Event, Parser, ScalarStyle, Span, Tag};
 use crate::mistakes::Mistake;
 use crate::node::{Data, Entry, Node, Origin};
 
-/// Values in one file, aliases counted as what they stand for: a configuration has a few hundred.
+/// Largest number of values in a file, with aliases expanded. A configuration has a few hundred.
 const MAX_NODES: usize = 20_000;
-/// Levels of nesting: a configuration has five.
+/// Largest depth of nesting. A configuration has five levels.
 const MAX_DEPTH: usize = 64;
 
-/// All documents of a text that can be read, and what is wrong with the text. Empty documents are left out.
+/// Returns all documents of a text that parse, and the errors of the text. Empty documents are omitted.
 #[must_use]
 pub fn documents(text: &str, file: &Arc<Path>) -> (Vec<Node>, Vec<Mistake>) {
     let mut options =
@@ -31,7 +31,7 @@ pub fn documents(text: &str, file: &Arc<Path>) -> (Vec<Node>, Vec<Mistake>) {
                 let line = error.marker().line().max(1);
                 builder.mistake(line, &error.info().to_string());
                 builder.doc = Doc::default();
-                // What stands behind a broken document is read all the same, so that its mistakes are told too.
+                // Parsing continues after an invalid document, so that the errors of later documents are reported, too.
                 match parser.proceed_next_document() {
                     Ok(true) => Step::On,
                     Ok(false) | Err(_) => Step::Stop,
@@ -45,7 +45,7 @@ pub fn documents(text: &str, file: &Arc<Path>) -> (Vec<Node>, Vec<Mistake>) {
     (builder.documents, builder.mistakes)
 }
 
-/// The one value of a text that is part of this program.
+/// Parses a value that is a constant of this program.
 pub(crate) fn value(text: &str) -> Node {
     let file: Arc<Path> = Path::new("").into();
     let (mut documents, _) = documents(text, &file);
@@ -73,14 +73,14 @@ enum Step {
     Stop,
 }
 
-/// A list or map that is not complete yet.
+/// A list or map that is not complete.
 struct Open {
     node: Node,
     anchor: usize,
-    /// The key whose value comes next, with its line; in a list none.
+    /// The key whose value comes next, with its line. `None` in a list.
     key: Option<(String, usize)>,
     keys: HashSet<String>,
-    /// Values inside, itself included.
+    /// Number of values in it, including itself.
     nodes: usize,
 }
 
@@ -109,7 +109,7 @@ impl Builder<'_> {
         self.mistakes.push(Mistake::error(self.origin(line), path, message.to_owned()));
     }
 
-    /// Keys of everything that is open.
+    /// Returns the keys of all incomplete maps, joined to a path.
     fn path(&self) -> String {
         let keys = self.doc.open.iter().filter_map(|o| o.key.as_ref().map(|(key, _)| key.as_str()));
         keys.collect::<Vec<_>>().join(".")
@@ -203,9 +203,9 @@ impl Builder<'_> {
         Step::On
     }
 
-    /// Puts a value where it belongs.
+    /// Adds a complete value to its parent.
     ///
-    /// `nodes` is how many values it consists of, `fresh` how many of these were not counted before.
+    /// `nodes` is the number of values that it contains, `fresh` the number of those that were not counted before.
     fn complete(&mut self, node: Node, anchor: usize, nodes: usize, fresh: usize) -> Step {
         self.nodes = self.nodes.saturating_add(fresh);
         if self.nodes > MAX_NODES {
@@ -228,7 +228,7 @@ impl Builder<'_> {
             Data::Map(entries) => {
                 if let Some((key, line)) = open.key.take() {
                     let origin = Origin::File(Arc::clone(self.file), line);
-                    // The first of two stays: both are told of, and nothing is used of such a file.
+                    // A duplicate key keeps its first value. It was reported as an error, so the file is not used.
                     if open.keys.len() > entries.len() {
                         entries.push(Entry { key, origin, value: node });
                     }
@@ -241,7 +241,7 @@ impl Builder<'_> {
     }
 }
 
-/// A scalar by YAML's core schema. Words such as `yes` and `on` are text.
+/// Parses a scalar by YAML's core schema. Words such as `yes` and `on` are text.
 fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Data, String> {
     match tag {
         Some(tag) if tag.is_yaml_core_schema_tag("str") => return Ok(Data::Text(text.to_owned())),
@@ -254,7 +254,7 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Data, Str
     Ok(plain(text))
 }
 
-/// What an unquoted word is.
+/// Parses an unquoted scalar.
 pub(crate) fn plain(text: &str) -> Data {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Data::Null,
@@ -278,7 +278,7 @@ pub(crate) fn plain(text: &str) -> Data {
     {
         return Data::Int(number);
     }
-    // Rust also reads inf, nan and the like, which are text here.
+    // Rust's parser also accepts words such as `inf` and `nan`, which are text in a configuration.
     if digits.starts_with(|c: char| c.is_ascii_digit() || c == '.')
         && let Ok(number) = text.parse::<f64>()
         && number.is_finite()

@@ -1,26 +1,26 @@
-//! Flags of the kubelet that are no fields of a configuration.
+//! Flags of the kubelet that do not correspond to a configuration field.
 
-/// A flag and what to write here.
+/// A flag of the kubelet and its support in Quintlet.
 #[derive(Debug, Clone, Copy)]
 pub struct FlagRow {
     /// Name without dashes.
     pub name: &'static str,
-    /// What comes of it.
+    /// Whether and how Quintlet supports the flag.
     pub verdict: FlagVerdict,
-    /// It needs no value.
+    /// The flag may be given without a value.
     pub is_switch: bool,
 }
 
-/// What comes of a flag.
+/// Whether and how Quintlet supports a flag.
 #[derive(Debug, Clone, Copy)]
 pub enum FlagVerdict {
-    /// Every service has it.
+    /// Every service has the flag.
     Same,
-    /// Another way to say it.
+    /// Refused. Describes the replacement.
     Instead(&'static str),
-    /// Not there yet; what happens until then.
+    /// Accepted without effect. Describes the behaviour until it is supported.
     NotYet(&'static str),
-    /// Never; why.
+    /// Refused for good. Holds the reason.
     Refused(&'static str),
 }
 
@@ -34,7 +34,7 @@ const fn switch(name: &'static str, verdict: FlagVerdict) -> FlagRow {
     FlagRow { name, verdict, is_switch: true }
 }
 
-/// The flags.
+/// All flags without a field.
 pub const FLAGS: &[FlagRow] = &[
     flag("bootstrap-kubeconfig", NotYet("the kubeconfig has to have working credentials")),
     flag("cloud-provider", NotYet("nodes are registered without the taint of an external provider")),

@@ -1,16 +1,16 @@
-//! Feature gates that bear on what a node agent does, and how Quintlet is fixed for each.
+//! Feature gates that affect a node agent, and the value with which Quintlet behaves.
 //!
-//! The list is not all of the kubelet's: gates of other components may stand in the same map, and gates come and go with
-//! each release. So a gate that is not here is warned of, not refused (an error with `--strict`).
+//! The list does not have all gates of the kubelet. The map may contain gates of other components, and each release adds and
+//! removes gates. Therefore an unknown gate causes a warning (an error with `--strict`).
 
-/// A gate.
+/// A feature gate.
 #[derive(Debug, Clone, Copy)]
 pub struct Gate {
-    /// Its name.
+    /// Name of the gate.
     pub name: &'static str,
-    /// Quintlet behaves as with this value.
+    /// The value with which Quintlet behaves.
     pub fixed: bool,
-    /// How far it is in Kubernetes 1.36: ALPHA, BETA, DEPRECATED, or empty for GA.
+    /// Stage in Kubernetes 1.36: ALPHA, BETA, DEPRECATED, or empty for GA.
     pub stage: &'static str,
 }
 
@@ -27,22 +27,22 @@ const fn off(name: &'static str, stage: &'static str) -> Gate {
     Gate { name, fixed: false, stage }
 }
 
-/// Off, `crashLoopBackOff.maxContainerRestartPeriod` does not count.
+/// If false, `crashLoopBackOff.maxContainerRestartPeriod` has no effect.
 pub const CRASH_LOOP_MAX: &str = "KubeletCrashLoopBackOffMax";
 
-/// On, readers of a container's log may choose a stream.
+/// If true, a client may read one stream of a container's log.
 pub const SPLIT_STREAMS: &str = "PodLogsQuerySplitStreams";
 
-/// Off, no user can have a container checkpointed.
+/// If false, containers cannot be checkpointed.
 pub const CHECKPOINTS: &str = "ContainerCheckpoint";
 
-/// The gates that can be set either way.
+/// The gates that can be set to either value.
 pub const SETTABLE: [&str; 3] = [CRASH_LOOP_MAX, SPLIT_STREAMS, CHECKPOINTS];
 
-/// What [`SETTABLE`] are where nobody sets them.
+/// Default values of [`SETTABLE`].
 pub const DEFAULTS: [Gate; 3] = [on(CRASH_LOOP_MAX, BETA), off(SPLIT_STREAMS, ALPHA), on(CHECKPOINTS, BETA)];
 
-/// All that are known but [`SETTABLE`], by name.
+/// All known gates except [`SETTABLE`], sorted by name.
 pub const GATES: &[Gate] = &[
     off("AllAlpha", ALPHA),
     off("AllBeta", BETA),

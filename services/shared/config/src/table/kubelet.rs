@@ -35,7 +35,7 @@ const TAINTS: Kind = Kind::Objects(&[
     ("timeAdded", Kind::Text, false),
 ]);
 
-/// The fields.
+/// All fields of KubeletConfiguration.
 pub const KUBELET: &[Row] = &[
     Row::new("enableServer", Kind::Bool, "true").kubelet_flag("enable-server").honoured(&[NodeApi], "false: neither HTTPS nor the read-only port; health alone", &["fields_of_the_node_api_arrive", "without_the_server_only_health_is_served"]),
     Row::new("staticPodPath", Kind::Path, "")

@@ -1,7 +1,7 @@
-//! The one table of all fields and flags: what each may hold, its default, its flags, and what comes of it here.
+//! The table of all fields and flags: the type, the default, the flags and the support of each.
 //!
-//! Help, `--print-config`, the warnings at start and `docs/migration.md` all read it; tests hold it against the list of
-//! the kubelet's fields and against the services' command lines.
+//! `--print-config`, the warnings at start and `docs/migration.md` are generated from it. Tests compare it with the list of the
+//! kubelet's fields and with the services' command lines.
 
 mod flags;
 mod gates;
@@ -19,26 +19,26 @@ use crate::node::{Data, Node};
 /// A process that reads the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Service {
-    /// Owner of the runtime's socket.
+    /// The only client of the runtime's socket.
     CriProxy,
-    /// The node's HTTPS API.
+    /// Serves the node's HTTPS API.
     NodeApi,
-    /// Cache of what the runtime says.
+    /// Caches the state of pods in the runtime.
     Pleg,
-    /// Probes.
+    /// Runs the probes of containers.
     Probe,
-    /// Writes to the API server.
+    /// Writes objects to the API server.
     StatusReporter,
-    /// Decides.
+    /// Decides what to do about pods.
     PodSync,
 }
 
 impl Service {
-    /// All of them.
+    /// All services.
     pub const ALL: [Self; 6] =
         [Self::CriProxy, Self::NodeApi, Self::Pleg, Self::Probe, Self::StatusReporter, Self::PodSync];
 
-    /// Its name: of its binary or, for the node API, of cri-proxy's subcommand.
+    /// Returns the name of the service, which is also that of its binary.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,68 +52,68 @@ impl Service {
     }
 }
 
-/// What comes of a field.
+/// Whether and how Quintlet supports a field.
 #[derive(Debug, Clone, Copy)]
 pub enum Verdict {
-    /// It has its effect.
+    /// The field has its effect.
     Honoured {
-        /// The effect, in a few words.
+        /// Short description of the effect.
         effect: &'static str,
-        /// In these services.
+        /// The services that honour the field.
         by: &'static [Service],
-        /// Names of tests that show it.
+        /// Names of tests that verify the effect.
         shown_by: &'static [&'static str],
     },
-    /// It has none yet; named in a warning at start when it is set to anything but what happens anyway.
+    /// The field has no effect yet. A value other than `now` causes a warning at start.
     NotYet {
-        /// Who will have it, and so who warns.
+        /// The service that will honour the field, and that logs the warning.
         by: Service,
-        /// The value for which nothing is missing, as YAML; nothing: there is none.
+        /// The value that describes the current behaviour, as YAML, if there is one.
         now: Option<&'static str>,
     },
-    /// Nothing starts with any value but the default.
+    /// Any value other than the default is an error.
     Refused {
-        /// Why.
+        /// The reason.
         why: &'static str,
     },
-    /// It never has an effect; a value that is not the default is warned of.
+    /// The field will never have an effect. A value other than the default causes a warning.
     Ignored {
-        /// Who warns.
+        /// The service that logs the warning.
         by: Service,
-        /// Why.
+        /// The reason.
         why: &'static str,
     },
 }
 
-/// A field.
+/// A field of the configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
-    /// Path in its document, `a.b`.
+    /// Path in its document, such as `a.b`.
     pub field: &'static str,
-    /// What it may hold.
+    /// Type of its values.
     pub kind: Kind,
-    /// Its default as YAML; empty: not set.
+    /// The default as YAML; empty if the field has none.
     pub default: &'static str,
-    /// The kubelet's flag for it, without dashes.
+    /// The kubelet's flag for the field, without dashes.
     pub kubelet_flag: Option<&'static str>,
-    /// Our flag for it, where that is not the kubelet's.
+    /// Quintlet's flag for the field, if it differs from the kubelet's.
     pub own_flag: Option<&'static str>,
-    /// Zero and nothing are values of their own; in other fields they mean the default.
+    /// Zero and empty are values of their own. In other fields they stand for the default.
     pub zero_counts: bool,
-    /// Its value is not shown.
+    /// The value is masked in output.
     pub secret: bool,
-    /// What comes of it.
+    /// Whether and how Quintlet supports the field.
     pub verdict: Verdict,
 }
 
 impl Row {
-    /// The flag our services have for it.
+    /// Returns the flag of Quintlet's services for the field.
     #[must_use]
     pub fn flag(&self) -> Option<&'static str> {
         self.own_flag.or(self.kubelet_flag)
     }
 
-    /// The services with this flag.
+    /// Returns the services that honour the field and have its flag.
     #[must_use]
     pub fn services(&self) -> &'static [Service] {
         match self.verdict {
@@ -122,7 +122,7 @@ impl Row {
         }
     }
 
-    /// Its default value; none where it is not set.
+    /// Returns the default value, if the field has one.
     #[must_use]
     pub fn default_node(&self) -> Option<Node> {
         if self.default.is_empty() {
@@ -201,10 +201,10 @@ pub enum Document {
 }
 
 impl Document {
-    /// Both, in the order they are printed in.
+    /// Both kinds, in the order in which they are printed.
     pub const ALL: [Self; 2] = [Self::Kubelet, Self::Quintlet];
 
-    /// Its `kind`.
+    /// Returns the document's `kind`.
     #[must_use]
     pub fn kind(self) -> &'static str {
         match self {
@@ -213,7 +213,7 @@ impl Document {
         }
     }
 
-    /// Its `apiVersion`.
+    /// Returns the document's `apiVersion`.
     #[must_use]
     pub fn api_version(self) -> &'static str {
         match self {
@@ -222,7 +222,7 @@ impl Document {
         }
     }
 
-    /// Its fields.
+    /// Returns the fields of the document.
     #[must_use]
     pub fn rows(self) -> &'static [Row] {
         match self {
@@ -231,18 +231,18 @@ impl Document {
         }
     }
 
-    /// One of its fields.
+    /// Returns the field with this path.
     #[must_use]
     pub fn row(self, field: &str) -> Option<&'static Row> {
         self.rows().iter().find(|r| r.field == field)
     }
 }
 
-/// Whether nothing is missing for a value of a field that has no effect yet.
+/// Returns whether a value of a field without an effect asks for the current behaviour only.
 #[must_use]
 pub fn is_now(now: Option<&str>, kind: &Kind, value: &Node) -> bool {
     let same = now.is_some_and(|now| kind.canonical(crate::yaml::value(now)).equals(value));
-    // An empty map or list asks for nothing.
+    // An empty map or list does not ask for any behaviour.
     same || matches!(&value.data, Data::Map(m) if m.is_empty())
         || matches!(&value.data, Data::List(l) if l.is_empty())
 }

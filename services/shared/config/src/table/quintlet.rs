@@ -1,4 +1,4 @@
-//! Fields of QuintletConfiguration: what the kubelet has as flags only, and what only Quintlet has.
+//! Fields of QuintletConfiguration: settings that are flags only in the kubelet, and settings of Quintlet itself.
 
 use super::Row;
 use super::Service::{CriProxy, NodeApi, Pleg, PodSync, Probe, StatusReporter};
@@ -7,7 +7,7 @@ use crate::kind::{self, Keys, Kind};
 const POSITIVE: Kind = Kind::Duration(1_000_000, i64::MAX);
 const ALL: &[super::Service] = &super::Service::ALL;
 
-/// The fields.
+/// All fields of QuintletConfiguration.
 pub const QUINTLET: &[Row] = &[
     Row::new("runDir", Kind::Path, "/run/quintlet").own_flag("run-dir").honoured(
         ALL,
