@@ -1,4 +1,4 @@
-//! The command line, and which command it runs.
+//! The command line and the dispatch to its commands.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,60 +18,58 @@ use crate::{
 #[command(
     name = "quintctl",
     version,
-    after_help = "Exit codes: 0 done, 1 not found or not healthy, 64 usage, 69 a service does not answer."
+    after_help = "Exit codes: 0 success, 1 not found or not healthy, 64 usage error, 69 a service does not answer."
 )]
 pub struct Cli {
     /// Directory of the services' sockets [default: /run/quintlet]
     #[arg(long, global = true, value_name = "DIR", env = "QUINTLET_RUN_DIR")]
     pub run_dir: Option<PathBuf>,
-    /// Form of the answer
-    #[arg(short, long, global = true, value_name = "FORM", value_enum, default_value_t)]
+    /// Output format
+    #[arg(short, long, global = true, value_name = "FORMAT", value_enum, default_value_t)]
     pub output: Format,
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What can be done.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List pods and what each waits for
+    /// List pods and what each pod waits for
     Pods(pods::PodsArgs),
     /// Show changes as they happen: pods, containers, probes, services
     Watch(watch::WatchArgs),
-    /// Show why a pod is as it is: the last decision, what it saw, what it waits for
+    /// Explain the state of a pod: the last decision, its inputs, and what the pod waits for
     Explain(explain::ExplainArgs),
-    /// Try a pod at once that waits with reason InternalError
+    /// Retry a pod now that waits with reason InternalError
     Retry(retry::RetryArgs),
     /// Print the log of a container
     Logs(logs::LogsArgs),
-    /// Run a command in a container; its exit code is ours
+    /// Run a command in a container and exit with its exit code
     Exec(exec::ExecArgs),
-    /// Show the output of a container's process as it comes, and pass input to it
+    /// Attach to the main process of a container
     Attach(attach::AttachArgs),
-    /// Make ports of a pod reachable on this machine
+    /// Forward local ports to ports of a pod
     PortForward(forward::ForwardArgs),
-    /// Show what the services did for a pod, step by step
+    /// Show the operations of the services for a pod, with the duration of each step
     Trace(trace::TraceArgs),
     /// List events of pods
     Events(events::EventsArgs),
-    /// Show what services and pods use now, and how far PLEG and probes lag behind
+    /// Show the resource usage of services and pods, and the delays of PLEG and probes
     Top(top::TopArgs),
-    /// Check that all services serve, or one of them
+    /// Check the health of all services, or of one
     Health(health::HealthArgs),
-    /// Show what is installed and what runs
+    /// Show the installed and the running versions
     Version,
-    /// Collect what somebody elsewhere needs to see what is wrong here, without secrets
+    /// Collect diagnostic data in an archive, without secrets
     DebugBundle(bundle::BundleArgs),
     /// Run the five services on this machine until interrupted
     Up(Box<up::UpArgs>),
-    /// Show what a configuration file means, each value with where it came from
+    /// Show the effective configuration of a file, with the origin of each value
     Config(config::ConfigArgs),
-    /// Work with images
+    /// Manage images
     Image(image::ImageArgs),
-    /// Print a script for a shell's completion
+    /// Print a shell completion script
     Completions {
-        /// The shell
+        /// Shell to complete for
         shell: clap_complete::Shell,
     },
 }
@@ -79,11 +77,11 @@ pub enum Command {
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever kept it from being done, as the command's own type: [`Error`], [`up::UpError`] or localnode's.
+/// The command failed. The type is the command's own: [`Error`], [`up::UpError`] or an error of localnode.
 pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send + Sync>> {
     let paths = Paths::new(cli.run_dir.as_deref().unwrap_or(Path::new(quintlet_kit::args::RUN_DIR)));
     let format = cli.output;
-    let done = match cli.command {
+    let result = match cli.command {
         Command::Up(args) => return Ok(Box::pin(up::run(*args)).await?),
         Command::Image(args) => {
             image::run(args, paths.run()).await?;
@@ -118,25 +116,26 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
             print(script)
         }
     };
-    match done {
+    match result {
         Err(error) if error.is_closed_output() => Ok(ExitCode::SUCCESS),
         Err(error) => Err(error.into()),
         Ok(()) => Ok(ExitCode::SUCCESS),
     }
 }
 
-/// The exit code that tells of an error of [`run`].
+/// Returns the exit code for an error of [`run`].
 #[must_use]
 pub fn exit_code(error: &(dyn std::error::Error + 'static)) -> ExitCode {
     ExitCode::from(error.downcast_ref::<Error>().map_or(EXIT_FAILURE, Error::exit_code))
 }
 
-/// Where else the sockets may be, for whoever forgot to say: `make run` has its own directory.
+/// Returns a hint for a forgotten `--run-dir`: `make run` keeps its sockets below the working directory.
 #[must_use]
 pub fn hint(error: &(dyn std::error::Error + 'static), cwd: &Path) -> Option<String> {
     let unreachable = matches!(error.downcast_ref::<Error>(), Some(Error::Unreachable { path, .. }) if path.starts_with(quintlet_kit::args::RUN_DIR));
-    let here = Path::new(".run/run");
-    (unreachable && cwd.join(here).is_dir()).then(|| format!("quintctl: is it --run-dir {}?", here.display()))
+    let local = Path::new(".run/run");
+    (unreachable && cwd.join(local).is_dir())
+        .then(|| format!("quintctl: {} exists; try --run-dir {}", local.display(), local.display()))
 }
 
 #[cfg(test)]
@@ -153,7 +152,7 @@ mod tests {
                 "{line:?}"
             );
         }
-        // Without one, `up` has to choose by itself.
+        // Without the option, `up` chooses the directory.
         let cli = Cli::try_parse_from(["quintctl", "up", "--private-containerd"]).unwrap();
         assert!(matches!(cli.command, Command::Up(args) if args.run_dir.is_none()));
         let cli = Cli::try_parse_from(["quintctl", "up", "--private-containerd", "--run-dir", "/r"]).unwrap();

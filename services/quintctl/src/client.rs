@@ -1,4 +1,4 @@
-//! The services behind their sockets.
+//! Clients of the services' sockets.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,63 +9,56 @@ use tonic::{Code, Response, Status};
 
 use crate::error::Error;
 
-/// How long an answer may take: a service that is stopped accepts connections and says nothing.
-pub const ANSWER: Duration = Duration::from_secs(5);
+/// Time limit of a call. The kernel accepts connections for a stopped process, which then sends no response.
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Largest answer: a full ring of spans, or a few hundred pods with their objects.
-pub const MAX_ANSWER: usize = 64 << 20;
+/// Largest response, in bytes: a full ring buffer of spans, or a few hundred pods with their objects.
+pub const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// One service at one socket.
+/// A service and its socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Name, with the instance where there may be several.
+    /// Name of the service, followed by the name of the instance for probe-service.
     pub service: String,
-    /// Its socket.
     pub path: PathBuf,
 }
 
 impl Peer {
-    /// The service `service` at `path`.
     #[must_use]
     pub fn new(service: impl Into<String>, path: PathBuf) -> Self {
         Self { service: service.into(), path }
     }
 
-    /// pod-sync.
     #[must_use]
     pub fn pod_sync(paths: &Paths) -> Self {
         Self::new("pod-sync", paths.podsync())
     }
 
-    /// pleg-service.
     #[must_use]
     pub fn pleg(paths: &Paths) -> Self {
         Self::new("pleg-service", paths.pleg())
     }
 
-    /// cri-proxy, on the first of its sockets that exists here: the one for readers on a node, another one in a container.
+    /// Returns cri-proxy at the first of its sockets that exists: the read socket on a node, another socket in a container.
     #[must_use]
     pub fn cri_proxy(paths: &Paths) -> Self {
-        // Every socket answers for health; a container has those of its own service only.
-        let of_all =
-            [CriSocket::Read, CriSocket::Sync, CriSocket::Admin, CriSocket::NodeApi, CriSocket::Probe];
-        let here = of_all.into_iter().find(|socket| paths.cri(*socket).exists());
-        Self::new("cri-proxy", paths.cri(here.unwrap_or(CriSocket::Read)))
+        // Every socket serves the health service. A container mounts only the sockets of its own service.
+        let all = [CriSocket::Read, CriSocket::Sync, CriSocket::Admin, CriSocket::NodeApi, CriSocket::Probe];
+        let first = all.into_iter().find(|socket| paths.cri(*socket).exists());
+        Self::new("cri-proxy", paths.cri(first.unwrap_or(CriSocket::Read)))
     }
 
-    /// status-reporter.
     #[must_use]
     pub fn status_reporter(paths: &Paths) -> Self {
         Self::new("status-reporter", paths.status())
     }
 
-    /// The node API.
     #[must_use]
     pub fn node_api(paths: &Paths) -> Self {
         Self::new("node-api", paths.node_api())
     }
 
-    /// All instances of probe-service, by name.
+    /// Returns all instances of probe-service, sorted by name.
     #[must_use]
     pub fn probes(paths: &Paths) -> Vec<Self> {
         let mut out: Vec<Self> = sockets(&paths.probe_dir())
@@ -84,7 +77,8 @@ impl Peer {
         out
     }
 
-    /// The five, in the order in which they start, and the node API where there is one. Without any instance of probe-service its directory stands for it.
+    /// Returns the five services in start order, then the node API if its socket exists. Without an instance of probe-service, a
+    /// placeholder path in its directory represents the service.
     #[must_use]
     pub fn all(paths: &Paths) -> Vec<Self> {
         let mut out = vec![Self::cri_proxy(paths), Self::pleg(paths)];
@@ -94,15 +88,15 @@ impl Peer {
         }
         out.extend(probes);
         out.extend([Self::status_reporter(paths), Self::pod_sync(paths)]);
-        // A node need not have one.
+        // The node API is optional.
         out.extend(Some(Self::node_api(paths)).filter(|api| api.path.exists()));
         out
     }
 
-    /// A channel, once somebody listens.
+    /// Returns a channel to the service.
     ///
     /// # Errors
-    /// Nobody does.
+    /// The socket does not accept connections.
     pub async fn channel(&self) -> Result<Channel, Error> {
         tokio::net::UnixStream::connect(&self.path).await.map_err(|source| Error::Unreachable {
             service: self.service.clone(),
@@ -112,38 +106,35 @@ impl Peer {
         Ok(quintlet_kit::socket::channel(self.path.clone()))
     }
 
-    /// The answer to a unary call, or to the opening of a stream.
+    /// Returns the response to `call`, which is unary or opens a stream.
     ///
     /// # Errors
-    /// It is an error, or does not come within [`ANSWER`].
-    pub async fn answer<T>(
-        &self,
-        call: impl Future<Output = Result<Response<T>, Status>>,
-    ) -> Result<T, Error> {
-        match tokio::time::timeout(ANSWER, call).await {
+    /// The service returns an error, or no response within [`RESPONSE_TIMEOUT`].
+    pub async fn call<T>(&self, call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Error> {
+        match tokio::time::timeout(RESPONSE_TIMEOUT, call).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
-            Ok(Err(status)) => Err(self.failed(&status)),
-            Err(_) => Err(self.silent(format!("nothing within {}s", ANSWER.as_secs()))),
+            Ok(Err(status)) => Err(self.error(&status)),
+            Err(_) => Err(self.unresponsive(format!("no response within {}s", RESPONSE_TIMEOUT.as_secs()))),
         }
     }
 
-    /// An error of this service.
+    /// Converts a status of this service to an error.
     #[must_use]
-    pub fn failed(&self, status: &Status) -> Error {
-        // Of our own side of a connection, not of the service.
+    pub fn error(&self, status: &Status) -> Error {
+        // A status with a source was made by the client transport, not by the service.
         if std::error::Error::source(status).is_some() && status.code() != Code::NotFound {
-            return self.silent("the connection broke".to_owned());
+            return self.unresponsive("the connection closed".to_owned());
         }
         let message = crate::text::clean(status.message());
         match status.code() {
             Code::NotFound => Error::NotFound(message),
-            Code::Unavailable => self.silent(message),
-            code => Error::Refused { service: self.service.clone(), code, message },
+            Code::Unavailable => self.unresponsive(message),
+            code => Error::Rpc { service: self.service.clone(), code, message },
         }
     }
 
-    fn silent(&self, why: String) -> Error {
-        Error::Silent { service: self.service.clone(), path: self.path.clone(), why }
+    fn unresponsive(&self, reason: String) -> Error {
+        Error::Unresponsive { service: self.service.clone(), path: self.path.clone(), reason }
     }
 }
 

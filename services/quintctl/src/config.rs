@@ -1,4 +1,4 @@
-//! The configuration of the services: shown by `quintctl config`, handed on by `quintctl up`.
+//! The configuration of the services: `quintctl config` shows it, and `quintctl up` passes it on.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -13,46 +13,47 @@ use crate::cli::Cli;
 use crate::error::Error;
 use crate::out::print;
 
-/// The subcommand whose options a configuration gives values to.
+/// The subcommand whose options take their defaults from a configuration.
 const UP: &str = "up";
 
-/// Show what a configuration means: each value with where it came from. Exit 64 with all mistakes if it has any.
+/// Show the effective configuration, with the origin of each value. An invalid configuration is reported with all errors and
+/// exit code 64.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ConfigArgs {
-    /// Configuration file; without it the defaults are shown
+    /// Configuration file [default: show the defaults]
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Directory of files *.conf that change it, in lexical order
+    /// Directory of drop-in files *.conf, merged in lexical order
     #[arg(long, value_name = "DIR")]
     pub config_dir: Option<PathBuf>,
-    /// Warnings are errors
+    /// Treat warnings as errors
     #[arg(long)]
     pub strict: bool,
 }
 
-/// Runs the command. False: the configuration has mistakes, which were told.
+/// Prints the effective configuration. Returns false if the configuration is invalid; its errors are on standard error.
 ///
 /// # Errors
-/// Nobody reads.
+/// Standard output or standard error is closed.
 pub fn run(args: ConfigArgs) -> Result<bool, Error> {
     let sources =
         Sources { file: args.file, drop_ins: args.config_dir, strict: args.strict, ..Sources::default() };
     let loaded = Config::load(&sources);
-    let told = match &loaded {
+    let report = match &loaded {
         Ok(config) => render(&config.warnings),
         Err(mistakes) => render(mistakes),
     };
-    std::io::stderr().write_all(told.as_bytes()).map_err(Error::os("write to standard error"))?;
+    std::io::stderr().write_all(report.as_bytes()).map_err(Error::os("write to standard error"))?;
     let Ok(config) = loaded else { return Ok(false) };
     print(quintlet_config::print::print(&config))?;
     Ok(true)
 }
 
-/// Reads a command line, its first word the program. For `up` with a configuration, what that says becomes the default of
-/// the options, so that both mean the same to `up` and to the services.
+/// Parses a command line; its first word is the program. For `up`, the values of a configuration become the defaults of the
+/// options, so that `up` and the services use the same values.
 ///
 /// # Errors
-/// There is nothing to run.
+/// The command line or the configuration is invalid, or the command line asks for help.
 pub fn read(line: Vec<OsString>) -> Result<Cli, End> {
     let command = Cli::command();
     let given = command.clone().try_get_matches_from(line.clone()).map_err(End::Clap)?;
@@ -107,7 +108,7 @@ mod tests {
         assert_eq!((args.log_format.as_str(), args.node_name.as_deref()), ("json", Some("n2")));
         assert_eq!(args.run_dir.as_deref(), Some(Path::new("/r")));
         assert_eq!(args.cert_dir.as_deref(), Some(Path::new("/c")));
-        // With a containerd of our own the endpoint of the file does not matter.
+        // --private-containerd overrides the endpoint of the file.
         assert!(up(FILE, &["--private-containerd"]).unwrap().private_containerd);
     }
 

@@ -1,115 +1,75 @@
-//! Why a command did not do what it was asked for, and the exit code that says so.
+//! The error of a command and its exit code.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Not found, unhealthy, or anything else that failed.
+/// An object was not found, a service is unhealthy, or another failure.
 pub const EXIT_FAILURE: u8 = 1;
-/// The command line or a configuration is wrong (sysexits.h).
+/// The command line or a configuration is invalid (`EX_USAGE` of sysexits.h).
 pub const EXIT_USAGE: u8 = 64;
-/// A service does not answer (sysexits.h).
+/// A service does not answer (`EX_UNAVAILABLE` of sysexits.h).
 pub const EXIT_UNAVAILABLE: u8 = 69;
 
-/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nobody listens.
-    #[error("{service} does not answer at {}", path.display())]
-    Unreachable {
-        /// Name of the service.
-        service: String,
-        /// Its socket.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// Somebody listens and says nothing, or the connection broke.
-    #[error("{service} does not answer at {}: {why}", path.display())]
-    Silent {
-        /// Name of the service.
-        service: String,
-        /// Its socket.
-        path: PathBuf,
-        /// What happened.
-        why: String,
-    },
-    /// The service answered with an error.
+    /// The service's socket does not accept connections.
+    #[error("failed to connect to {service} at {}", path.display())]
+    Unreachable { service: String, path: PathBuf, source: io::Error },
+    /// The service accepts connections and sends no response in time, or the connection closed.
+    #[error("failed to get a response from {service} at {}: {reason}", path.display())]
+    Unresponsive { service: String, path: PathBuf, reason: String },
+    /// The service returned an error.
     #[error("{service}: {message}")]
-    Refused {
-        /// Name of the service.
-        service: String,
-        /// gRPC status.
-        code: tonic::Code,
-        /// In the service's words.
-        message: String,
-    },
-    /// What was asked for is not there.
+    Rpc { service: String, code: tonic::Code, message: String },
+    /// The pod, container or log does not exist. The text names it.
     #[error("{0}")]
     NotFound(String),
-    /// The operating system failed.
-    #[error("cannot {action}")]
-    Os {
-        /// What was tried.
-        action: String,
-        /// Why not.
-        source: io::Error,
-    },
-    /// Files cannot be watched.
-    #[error("cannot watch {}", path.display())]
-    Watch {
-        /// What.
-        path: PathBuf,
-        /// Why not.
-        source: notify::Error,
-    },
-    /// A command cannot have a terminal where there is none.
-    #[error("standard input is no terminal: without --tty it works")]
+    /// A system call failed.
+    #[error("failed to {action}")]
+    Os { action: String, source: io::Error },
+    #[error("failed to watch {}", path.display())]
+    Watch { path: PathBuf, source: notify::Error },
+    /// The container's process has a terminal, and this process has none.
+    #[error("standard input is not a terminal; omit --tty or --stdin")]
     NoStdinTerminal,
-    /// Streams to a container broke, or its side says why it failed.
+    /// The streams to a container failed, or the runtime reported an error on them.
     #[error("{0}")]
     Streaming(String),
-    /// A live table needs a terminal.
-    #[error("a live table needs a terminal; quintctl watch prints lines")]
+    #[error("--watch needs a terminal; use quintctl watch to print changes as lines")]
     NoTerminal,
-    /// The answer cannot be written in the form asked for.
-    #[error("cannot write the answer: {0}")]
-    Form(String),
-    /// A service's answer is not what the contract says.
-    #[error("{service} answered with {what}")]
-    Answer {
-        /// Name of the service.
-        service: &'static str,
-        /// What is wrong.
-        what: String,
-    },
+    /// The response cannot be serialized as JSON or YAML.
+    #[error("failed to serialize the response: {0}")]
+    Serialize(String),
+    /// The response of a service violates its contract.
+    #[error("{service} returned {what}")]
+    InvalidResponse { service: &'static str, what: String },
 }
 
 impl Error {
-    /// The code a script can tell it by.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Unreachable { .. } | Self::Silent { .. } => EXIT_UNAVAILABLE,
-            Self::Refused { .. }
+            Self::Unreachable { .. } | Self::Unresponsive { .. } => EXIT_UNAVAILABLE,
+            Self::Rpc { .. }
             | Self::NotFound(_)
             | Self::Os { .. }
             | Self::Watch { .. }
             | Self::NoTerminal
             | Self::NoStdinTerminal
             | Self::Streaming(_)
-            | Self::Form(_)
-            | Self::Answer { .. } => EXIT_FAILURE,
+            | Self::Serialize(_)
+            | Self::InvalidResponse { .. } => EXIT_FAILURE,
         }
     }
 
-    /// Whoever read our output went away: nothing to complain about.
+    /// Returns whether the reader of the output closed its end, which is not a failure of the command.
     #[must_use]
     pub fn is_closed_output(&self) -> bool {
         matches!(self, Self::Os { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// The operating system failed at `action`.
+    /// Returns a function that wraps an I/O error of `action`, a verb with its object.
     pub(crate) fn os(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let action = action.into();
         move |source| Self::Os { action, source }

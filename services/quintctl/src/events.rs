@@ -1,11 +1,11 @@
-//! `quintctl events`: the newest events of pods, as pod-sync remembers them.
+//! `quintctl events`: the newest events of pods, from pod-sync's memory.
 
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{EventView, GetPodRequest, ListEventsRequest};
 use serde::Serialize;
 
-use crate::client::{MAX_ANSWER, Peer};
+use crate::client::{MAX_RESPONSE_BYTES, Peer};
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::time;
@@ -14,30 +14,26 @@ use crate::text::{age, clean, now_ns, or_nothing, table};
 /// Events of pods, oldest first.
 #[derive(Debug, Clone, clap::Args)]
 pub struct EventsArgs {
-    /// Only of this pod: name, NAMESPACE/NAME or UID
+    /// Only events of this pod: name, NAMESPACE/NAME or UID
     pub pod: Option<String>,
-    /// Only so many of the newest; 0: all
+    /// Number of newest events to show; 0 shows all
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub limit: u32,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// There is no such pod, pod-sync does not answer, or nobody reads.
 pub async fn run(args: EventsArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
     let uid = match args.pod {
-        Some(pod) => peer.answer(client.get_pod(GetPodRequest { pod })).await?.uid,
+        Some(pod) => peer.call(client.get_pod(GetPodRequest { pod })).await?.uid,
         None => String::new(),
     };
-    let events = peer.answer(client.list_events(ListEventsRequest { uid, limit: args.limit })).await?.events;
+    let events = peer.call(client.list_events(ListEventsRequest { uid, limit: args.limit })).await?.events;
     let data: Vec<EventData> = events.iter().map(EventData::from).collect();
     print(format.render(&data, |_| render(&events, now_ns()))?)
 }
 
-/// The table at `now`.
+/// Formats the table with ages relative to `now`, nanoseconds since 1970.
 #[must_use]
 pub fn render(events: &[EventView], now: i64) -> String {
     if events.is_empty() {
@@ -61,7 +57,7 @@ pub fn render(events: &[EventView], now: i64) -> String {
     table(&["LAST SEEN", "TYPE", "REASON", "POD", "FIELD", "MESSAGE"], &rows)
 }
 
-/// An event as data.
+/// An event in JSON and YAML output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EventData {

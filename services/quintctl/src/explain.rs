@@ -1,4 +1,4 @@
-//! `quintctl explain`: what was decided for a pod, what that saw, and what the pod waits for.
+//! `quintctl explain`: the last decision for a pod, its inputs, and what the pod waits for.
 
 use std::fmt::Write as _;
 
@@ -7,43 +7,39 @@ use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{ExplainReply, ExplainRequest};
 use serde::Serialize;
 
-use crate::client::{MAX_ANSWER, Peer};
+use crate::client::{MAX_RESPONSE_BYTES, Peer};
 use crate::error::Error;
 use crate::events::EventData;
 use crate::out::{Format, print};
 use crate::pods::{PodData, time, waiting};
 use crate::text::{age, clean, moment, now_ns, or_nothing, took};
 
-/// Events shown on the screen.
+/// Number of newest events in the text.
 const EVENTS: usize = 8;
 
-/// Why a pod is as it is.
+/// Explain the state of a pod.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ExplainArgs {
-    /// Name, NAMESPACE/NAME or UID
+    /// Pod: name, NAMESPACE/NAME or UID
     pub pod: String,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// There is no such pod, pod-sync does not answer, or nobody reads.
 pub async fn run(args: ExplainArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let reply = fetch(paths, &args.pod).await?;
     print(format.render(&data(&reply), |_| render(&reply, now_ns()))?)
 }
 
-/// Asks pod-sync.
+/// Fetches the explanation from pod-sync.
 ///
 /// # Errors
-/// There is no such pod, or pod-sync does not answer.
+/// The pod does not exist, or pod-sync does not answer.
 pub async fn fetch(paths: &Paths, pod: &str) -> Result<ExplainReply, Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
-    peer.answer(client.explain(ExplainRequest { pod: pod.to_owned() })).await
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    peer.call(client.explain(ExplainRequest { pod: pod.to_owned() })).await
 }
 
-/// The screen at `now`.
+/// Formats the explanation with ages relative to `now`, nanoseconds since 1970.
 #[must_use]
 pub fn render(reply: &ExplainReply, now: i64) -> String {
     let pod = reply.pod.clone().unwrap_or_default();

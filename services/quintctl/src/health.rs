@@ -1,4 +1,4 @@
-//! `quintctl health`: whether all services serve, and what they depend on.
+//! `quintctl health`: the health of all services and of their dependencies.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -23,47 +23,45 @@ use crate::error::Error;
 use crate::out::{Format, print};
 use crate::text::{clean, or_nothing, table};
 
-/// How long the runtime may take to tell its version: it does nothing for that.
-const RUNTIME_ANSWER: Duration = Duration::from_secs(2);
+/// Time limit of the runtime's Version call, which does no work.
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(2);
 
 const CRI_PROXY: &str = "cri-proxy";
 
-/// One service.
+/// The health of one service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Row {
-    /// Its name.
     pub service: String,
-    /// It answers and says that it serves.
+    /// The service and the dependencies that its health includes are well.
     pub serving: bool,
-    /// In a word.
+    /// One word or two for the table: `serving`, `unhealthy`, `not serving`, `unknown`, `unreachable`, `live` or `stalled`.
     pub health: String,
-    /// What else there is to say.
     pub detail: String,
 }
 
-/// Limit of a check of [`HealthArgs::live`] for each socket.
+/// Time limit of a check of [`HealthArgs::live`], for each socket.
 const LIVE: Duration = Duration::from_secs(10);
 
-/// Which service, and what counts.
+/// Check the health of all services, or of one.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct HealthArgs {
-    /// Only this service, for probes of its container
+    /// Check only this service, as its container's probes do
     #[arg(value_name = "SERVICE")]
-    pub service: Option<Named>,
-    /// Whether a restart would help: the service's socket does not answer, or its main loop is stuck. A runtime or an API server
-    /// that is away does not count
+    pub service: Option<ServiceArg>,
+    /// Check liveness only: fail if the service's socket does not answer or its main loop is stuck. An unreachable runtime or API
+    /// server is not a failure
     #[arg(long, requires = "service")]
     pub live: bool,
 }
 
-/// A service that can be asked for by name.
+/// A service on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Named {
+pub enum ServiceArg {
     /// cri-proxy
     CriProxy,
     /// pleg-service
     PlegService,
-    /// All instances of probe-service that this process sees
+    /// All instances of probe-service whose sockets are visible here
     ProbeService,
     /// status-reporter
     StatusReporter,
@@ -73,7 +71,7 @@ pub enum Named {
     NodeApi,
 }
 
-impl Named {
+impl ServiceArg {
     fn peers(self, paths: &Paths) -> Vec<Peer> {
         match self {
             Self::CriProxy => vec![Peer::cri_proxy(paths)],
@@ -89,11 +87,11 @@ impl Named {
     }
 }
 
-/// Runs the command. Returns whether all services serve that were asked for. Of several instances of one service that is asked
-/// for by name, one is enough: the socket of an instance that was renamed may be left.
+/// Prints the health, and returns whether all services are healthy. For a service that is named, one healthy instance is enough,
+/// since the socket of a renamed instance may be left behind.
 ///
 /// # Errors
-/// Nobody reads.
+/// Standard output is closed.
 pub async fn run(args: &HealthArgs, paths: &Paths, format: Format) -> Result<bool, Error> {
     let Some(named) = args.service else {
         let rows = fetch(paths).await;
@@ -111,14 +109,14 @@ pub async fn run(args: &HealthArgs, paths: &Paths, format: Format) -> Result<boo
     Ok(healthy)
 }
 
-/// What systemd's watchdog goes by as well.
-async fn live(named: Named, peer: &Peer) -> Row {
+/// Makes the liveness check that the services' systemd watchdog also uses.
+async fn live(named: ServiceArg, peer: &Peer) -> Row {
     let socket = Liveness::of([peer.path.clone()]);
     let liveness = match named {
-        Named::PodSync => socket.and_loop(SYNC_LOOP),
-        Named::PlegService => socket.and_loop_if_any(RELIST_LOOP),
-        Named::NodeApi => socket.and_loop_if_any(HTTPS_LOOP),
-        Named::CriProxy | Named::ProbeService | Named::StatusReporter => socket,
+        ServiceArg::PodSync => socket.and_loop(SYNC_LOOP),
+        ServiceArg::PlegService => socket.and_loop_if_any(RELIST_LOOP),
+        ServiceArg::NodeApi => socket.and_loop_if_any(HTTPS_LOOP),
+        ServiceArg::CriProxy | ServiceArg::ProbeService | ServiceArg::StatusReporter => socket,
     };
     let checked = liveness.check(LIVE).await;
     Row {
@@ -129,57 +127,56 @@ async fn live(named: Named, peer: &Peer) -> Row {
     }
 }
 
-/// Asks all services.
+/// Returns a row for each service.
 pub async fn fetch(paths: &Paths) -> Vec<Row> {
-    look(paths).await.rows
+    overview(paths).await.rows
 }
 
-/// What all services say at one moment.
+/// The health of all services at one moment.
 #[derive(Debug, Clone, Default)]
-pub struct Look {
-    /// One each.
+pub struct Overview {
+    /// One row per service.
     pub rows: Vec<Row>,
-    /// What cri-proxy knows of the runtime.
+    /// Cri-proxy's view of the runtime.
     pub runtime: Option<ProxyInfoReply>,
-    /// What pleg-service says of its lists.
     pub pleg: Option<HealthReply>,
-    /// Why the runtime does not answer, where cri-proxy is connected to it.
-    pub silent: Option<String>,
+    /// Why the runtime does not answer although cri-proxy is connected to it.
+    pub runtime_error: Option<String>,
 }
 
-/// Asks all services, and through cri-proxy the runtime.
-pub async fn look(paths: &Paths) -> Look {
+/// Checks all services and, through cri-proxy, the runtime.
+pub async fn overview(paths: &Paths) -> Overview {
     let peers = Peer::all(paths);
     let (runtime, pleg) = (Peer::cri_proxy(paths), Peer::pleg(paths));
-    let (rows, runtime, pleg, silent) = tokio::join!(
+    let (rows, runtime, pleg, runtime_error) = tokio::join!(
         futures::future::join_all(peers.iter().map(|peer| row(peer, paths))),
         proxy(&runtime),
         self::pleg(&pleg),
         ask_runtime(&runtime),
     );
     let (runtime, pleg) = (runtime.ok(), pleg.ok());
-    let mut look = Look { rows, runtime, pleg, silent: None };
-    // A runtime that is away is told as such by cri-proxy.
-    if look.runtime.as_ref().is_some_and(|r| r.connected)
-        && let Err(why) = silent
+    let mut overview = Overview { rows, runtime, pleg, runtime_error: None };
+    // Cri-proxy itself reports a runtime that it is not connected to.
+    if overview.runtime.as_ref().is_some_and(|r| r.connected)
+        && let Err(why) = runtime_error
     {
-        if let Some(row) = look.rows.iter_mut().find(|r| r.service == CRI_PROXY && r.serving) {
+        if let Some(row) = overview.rows.iter_mut().find(|r| r.service == CRI_PROXY && r.serving) {
             (row.serving, row.health) = (false, "unhealthy".to_owned());
             row.detail = format!("the runtime {why}; {}", row.detail);
         }
-        look.silent = Some(why);
+        overview.runtime_error = Some(why);
     }
-    look
+    overview
 }
 
-/// Whether the runtime answers the cheapest of all calls.
+/// Checks that the runtime answers a Version call, the cheapest of the CRI.
 async fn ask_runtime(peer: &Peer) -> Result<(), String> {
     let Ok(channel) = peer.channel().await else { return Ok(()) };
     let mut client = RuntimeServiceClient::new(channel);
     let asked = client.version(VersionRequest { version: "v1".to_owned() });
-    match tokio::time::timeout(RUNTIME_ANSWER, asked).await {
-        Err(_) => Err(format!("does not answer within {}s", RUNTIME_ANSWER.as_secs())),
-        // Whatever it says, it answers; one that is away is not asked at all.
+    match tokio::time::timeout(RUNTIME_TIMEOUT, asked).await {
+        Err(_) => Err(format!("does not answer within {}s", RUNTIME_TIMEOUT.as_secs())),
+        // An error is a response too; cri-proxy sends no call to a runtime that it is not connected to.
         Ok(_) => Ok(()),
     }
 }
@@ -191,17 +188,17 @@ async fn row(peer: &Peer, paths: &Paths) -> Row {
             return Row {
                 service: peer.service.clone(),
                 serving: false,
-                health: "no answer".to_owned(),
+                health: "unreachable".to_owned(),
                 detail: quintlet_kit::error_chain(&error),
             };
         }
     };
     let own = if *peer == Peer::pleg(paths) {
-        pleg(peer).await.map(|r| judge_pleg(&r))
+        pleg(peer).await.map(|r| pleg_health(&r))
     } else if *peer == Peer::cri_proxy(paths) {
-        proxy(peer).await.map(|r| judge_proxy(&r))
+        proxy(peer).await.map(|r| proxy_health(&r))
     } else if *peer == Peer::status_reporter(paths) {
-        check(peer, NODE).await.map(judge_node)
+        check(peer, NODE).await.map(node_health)
     } else {
         Ok((true, String::new()))
     };
@@ -216,7 +213,8 @@ async fn row(peer: &Peer, paths: &Paths) -> Row {
     Row { service: peer.service.clone(), serving: serving && well, health: health.to_owned(), detail }
 }
 
-/// Of a service as a whole, or of what its health calls `name`; one that it does not know is unknown.
+/// Returns the status of `name` in the service's health, where the empty name is the service as a whole. An unknown name has the
+/// status unknown.
 async fn check(peer: &Peer, name: &str) -> Result<ServingStatus, Error> {
     let mut client = HealthClient::new(peer.channel().await?);
     let asked = async {
@@ -227,7 +225,7 @@ async fn check(peer: &Peer, name: &str) -> Result<ServingStatus, Error> {
             answer => answer,
         }
     };
-    let reply = peer.answer(asked).await?;
+    let reply = peer.call(asked).await?;
     use tonic_health::pb::health_check_response::ServingStatus as Wire;
     Ok(match reply.status() {
         Wire::Serving => ServingStatus::Serving,
@@ -238,29 +236,29 @@ async fn check(peer: &Peer, name: &str) -> Result<ServingStatus, Error> {
 
 async fn pleg(peer: &Peer) -> Result<HealthReply, Error> {
     let mut client = PlegClient::new(peer.channel().await?);
-    peer.answer(client.health(HealthRequest {})).await
+    peer.call(client.health(HealthRequest {})).await
 }
 
 async fn proxy(peer: &Peer) -> Result<ProxyInfoReply, Error> {
     let mut client = ProxyInfoClient::new(peer.channel().await?);
-    peer.answer(client.get(ProxyInfoRequest {})).await
+    peer.call(client.get(ProxyInfoRequest {})).await
 }
 
-/// Whether status-reporter can do with the Node what it is there for; without an API server there is none.
+/// Returns whether status-reporter can update the Node, and the detail. A node without an API server has no Node.
 #[must_use]
-fn judge_node(status: ServingStatus) -> (bool, String) {
+fn node_health(status: ServingStatus) -> (bool, String) {
     match status {
         ServingStatus::NotServing => {
-            (false, "the API server does not take the Node: status-reporter's log says why".to_owned())
+            (false, "the API server rejects the Node; the reason is in status-reporter's log".to_owned())
         }
-        ServingStatus::Serving => (true, "the API server takes the Node".to_owned()),
+        ServingStatus::Serving => (true, "the API server accepts the Node".to_owned()),
         ServingStatus::Unknown => (true, String::new()),
     }
 }
 
-/// Whether PLEG is well, and what it says.
+/// Returns whether PLEG is healthy, and the detail.
 #[must_use]
-pub fn judge_pleg(reply: &HealthReply) -> (bool, String) {
+pub fn pleg_health(reply: &HealthReply) -> (bool, String) {
     if !reply.healthy {
         return (false, clean(&reply.message));
     }
@@ -275,14 +273,14 @@ pub fn judge_pleg(reply: &HealthReply) -> (bool, String) {
         or_nothing(&reply.hint_source),
         reply.epoch
     );
-    // Most take milliseconds.
+    // Most inspections take milliseconds.
     let slow = reply.oldest_inspection_seconds.filter(|s| *s >= 1.0);
-    (true, slow.map_or(detail.clone(), |s| format!("{detail}, an inspection under way for {s:.0}s")))
+    (true, slow.map_or(detail.clone(), |s| format!("{detail}, an inspection in progress for {s:.0}s")))
 }
 
-/// Whether cri-proxy has its runtime, and what it says.
+/// Returns whether cri-proxy is connected to its runtime, and the detail.
 #[must_use]
-pub fn judge_proxy(reply: &ProxyInfoReply) -> (bool, String) {
+pub fn proxy_health(reply: &ProxyInfoReply) -> (bool, String) {
     let endpoint = clean(&reply.endpoint);
     if !reply.connected {
         return (false, format!("no runtime at {endpoint}: {}", or_nothing(&reply.error)));
@@ -301,7 +299,6 @@ pub fn judge_proxy(reply: &ProxyInfoReply) -> (bool, String) {
     (true, detail)
 }
 
-/// The table.
 #[must_use]
 pub fn render(rows: &[Row]) -> String {
     let cells: Vec<Vec<String>> =
@@ -328,12 +325,12 @@ mod tests {
             ..HealthReply::default()
         };
         let want = "3 pods, last list 0.3s ago, relist every 30s, hints containerd live, epoch 7";
-        assert_eq!(judge_pleg(&well), (true, want.to_owned()));
+        assert_eq!(pleg_health(&well), (true, want.to_owned()));
         let slow = HealthReply { oldest_inspection_seconds: Some(11.6), ..well };
-        assert_eq!(judge_pleg(&slow), (true, format!("{want}, an inspection under way for 12s")));
+        assert_eq!(pleg_health(&slow), (true, format!("{want}, an inspection in progress for 12s")));
         let ill =
             HealthReply { message: "pleg was last seen active 3m5s ago".into(), ..HealthReply::default() };
-        assert_eq!(judge_pleg(&ill), (false, "pleg was last seen active 3m5s ago".to_owned()));
+        assert_eq!(pleg_health(&ill), (false, "pleg was last seen active 3m5s ago".to_owned()));
     }
 
     #[test]
@@ -351,11 +348,11 @@ mod tests {
             ..ProxyInfoReply::default()
         };
         let want = "containerd 1.6.20 at unix:///c.sock, events containerd (not live)";
-        assert_eq!(judge_proxy(&reply), (true, want.to_owned()));
+        assert_eq!(proxy_health(&reply), (true, want.to_owned()));
         reply.connected = false;
         reply.error = "connection refused".into();
         assert_eq!(
-            judge_proxy(&reply),
+            proxy_health(&reply),
             (false, "no runtime at unix:///c.sock: connection refused".to_owned())
         );
     }

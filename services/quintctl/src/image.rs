@@ -1,26 +1,24 @@
-//! `quintctl image`: images, through cri-proxy's admin socket.
+//! `quintctl image`: manages images through cri-proxy's admin socket.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use quintlet_localnode::{Error, cri, import};
 
-/// Work with images.
+/// Manage images.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ImageArgs {
-    /// What to do.
     #[command(subcommand)]
     pub command: ImageCommand,
 }
 
-/// What can be done with images.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum ImageCommand {
-    /// Import an OCI image archive (a tar, not compressed) into containerd
+    /// Import an OCI image archive (an uncompressed tar file) into containerd
     Import {
-        /// The archive, as docker save, skopeo or buildah write it
+        /// Archive written by docker save, skopeo or buildah
         file: PathBuf,
-        /// Reference to give the image in place of the archive's own
+        /// Reference for the image instead of the one in the archive
         #[arg(long, value_name = "REF")]
         name: Option<String>,
     },
@@ -29,7 +27,7 @@ pub enum ImageCommand {
 /// Runs the command against the services whose sockets are in `run_dir`.
 ///
 /// # Errors
-/// When the archive cannot be used, or cri-proxy or containerd refuse.
+/// The archive is invalid, or cri-proxy or containerd returns an error.
 pub async fn run(args: ImageArgs, run_dir: &Path) -> Result<(), Error> {
     let ImageCommand::Import { file, name } = args.command;
     let channel = cri::connect(&run_dir.join("cri/admin/cri.sock")).await?;

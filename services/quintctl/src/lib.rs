@@ -1,6 +1,9 @@
-//! The operator's tool: see ARCHITECTURE.md.
+//! quintctl is the command line tool for the operator of a node.
 //!
-//! Each command is a module: `run` asks the services and prints, `render` is pure. [`up`] supervises the services.
+//! Each command is a module. Its `run` calls the services and prints; its `render` formats the response and does no I/O. [`up`]
+//! supervises the services.
+
+#![allow(missing_docs, reason = "other crates call only `main`")]
 
 pub mod bundle;
 pub mod cli;

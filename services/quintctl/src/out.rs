@@ -1,4 +1,4 @@
-//! Standard output, in the form asked for.
+//! Output formats and standard output.
 
 use std::io::Write as _;
 
@@ -6,58 +6,60 @@ use serde::Serialize;
 
 use crate::error::Error;
 
-/// Form of an answer.
+/// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Format {
-    /// For reading
+    /// A table
     #[default]
     Table,
-    /// For reading, with more columns
+    /// A table with more columns
     Wide,
-    /// For programs
+    /// JSON
     Json,
-    /// For programs and people
+    /// YAML
     Yaml,
 }
 
 impl Format {
-    /// An answer in this form: as `screen` writes it, or as data. `wide` is the argument of `screen`.
+    /// Formats a response: `data` as JSON or YAML, or the text of `screen`, whose argument says whether the table is wide.
     ///
     /// # Errors
-    /// The data cannot be written in this form.
+    /// The data cannot be serialized.
     pub fn render(self, data: &impl Serialize, screen: impl FnOnce(bool) -> String) -> Result<String, Error> {
         match self {
             Self::Table => Ok(screen(false)),
             Self::Wide => Ok(screen(true)),
             Self::Json => {
-                let text = serde_json::to_string_pretty(data).map_err(|e| Error::Form(e.to_string()))?;
+                let text = serde_json::to_string_pretty(data).map_err(|e| Error::Serialize(e.to_string()))?;
                 Ok(text + "\n")
             }
-            Self::Yaml => serde_saphyr::to_string(data).map_err(|e| Error::Form(e.to_string())),
+            Self::Yaml => serde_saphyr::to_string(data).map_err(|e| Error::Serialize(e.to_string())),
         }
     }
 
-    /// One of many answers, on one line (or as one YAML document).
+    /// Formats one message of a stream: JSON on one line, YAML as one document, or the text of `screen`.
     ///
     /// # Errors
-    /// The data cannot be written in this form.
+    /// The data cannot be serialized.
     pub fn render_line(
         self,
         data: &impl Serialize,
         screen: impl FnOnce(bool) -> String,
     ) -> Result<String, Error> {
         match self {
-            Self::Json => Ok(serde_json::to_string(data).map_err(|e| Error::Form(e.to_string()))? + "\n"),
+            Self::Json => {
+                Ok(serde_json::to_string(data).map_err(|e| Error::Serialize(e.to_string()))? + "\n")
+            }
             Self::Yaml => Ok(format!("---\n{}", self.render(data, screen)?)),
             Self::Table | Self::Wide => self.render(data, screen),
         }
     }
 }
 
-/// Writes to standard output at once.
+/// Writes to standard output and flushes it.
 ///
 /// # Errors
-/// It cannot be written to, or is closed.
+/// Standard output is closed, or the write fails.
 pub fn print(bytes: impl AsRef<[u8]>) -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
     out.write_all(bytes.as_ref()).and_then(|()| out.flush()).map_err(Error::os("write to standard output"))

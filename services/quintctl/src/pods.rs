@@ -1,4 +1,4 @@
-//! `quintctl pods`: what runs, and what each pod waits for.
+//! `quintctl pods`: the pods of this node and what each pod waits for.
 
 use std::path::PathBuf;
 
@@ -7,33 +7,29 @@ use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{ListPodsReply, ListPodsRequest, PodView, SourceProblem, Waiting};
 use serde::Serialize;
 
-use crate::client::{MAX_ANSWER, Peer};
+use crate::client::{MAX_RESPONSE_BYTES, Peer};
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::screen;
 use crate::text::{NOTHING, age, clean, moment, now_ns, or_nothing, table};
 
-/// Status of a manifest that cannot be used.
+/// Status of an invalid manifest.
 pub const INVALID_MANIFEST: &str = "InvalidManifest";
 
-/// Pods of this node.
+/// List the pods of this node.
 #[derive(Debug, Clone, clap::Args)]
 pub struct PodsArgs {
     /// Only pods of this namespace
     #[arg(short, long, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
-    /// A live table, with logs, explanations and traces at a key
+    /// Show a live table with keys for logs, explanations and traces
     #[arg(short, long, conflicts_with = "namespace")]
     pub watch: bool,
-    /// Directory of the containers' logs, for --watch [default: as of quintctl logs]
+    /// Directory of the containers' logs, for --watch [default: the default of quintctl logs]
     #[arg(long, value_name = "DIR", env = "QUINTLET_POD_LOGS_DIR")]
     pub pod_logs_dir: Option<PathBuf>,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// pod-sync does not answer, or nobody reads.
 pub async fn run(args: PodsArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
     if args.watch {
@@ -48,8 +44,8 @@ pub async fn run(args: PodsArgs, paths: &Paths, format: Format) -> Result<(), Er
         return Box::pin(screen::follow(places, |_| screen::plain_header(paths.run()))).await;
     }
     let brief = matches!(format, Format::Table | Format::Wide);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
-    let mut reply = peer.answer(client.list_pods(ListPodsRequest { brief })).await?;
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut reply = peer.call(client.list_pods(ListPodsRequest { brief })).await?;
     if let Some(namespace) = &args.namespace {
         reply.pods.retain(|p| p.namespace == *namespace);
     }
@@ -57,39 +53,36 @@ pub async fn run(args: PodsArgs, paths: &Paths, format: Format) -> Result<(), Er
     print(format.render(&data(&reply), |wide| render(&reply, now_ns(), wide))?)
 }
 
-/// By namespace and name.
+/// Sorts pods by namespace and name.
 pub fn sort(pods: &mut [PodView]) {
     pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
 }
 
-/// One line of the table.
+/// One row of the table: a pod or an invalid manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// UID; empty for a manifest that cannot be used.
+    /// Empty for an invalid manifest.
     pub uid: String,
-    /// Name, with the namespace where it is not the default one.
+    /// Display name of the pod, or name of the manifest file.
     pub name: String,
-    /// Ready containers of all.
+    /// Ready containers and all containers, such as `1/2`.
     pub ready: String,
     /// Status as kubectl prints it.
     pub status: String,
-    /// Restarts, and when the last one was.
+    /// Number of restarts and the age of the last one.
     pub restarts: String,
-    /// Address.
     pub ip: String,
-    /// Since it was accepted.
     pub age: String,
-    /// What it waits for.
+    /// What the pod waits for, or the problem of the manifest.
     pub waiting: String,
-    /// File or URL of a manifest that cannot be used; empty for a pod.
+    /// File or URL of an invalid manifest; empty for a pod.
     pub origin: String,
 }
 
 impl Row {
-    /// Names of the columns.
     pub const HEADER: [&str; 7] = ["NAME", "READY", "STATUS", "RESTARTS", "IP", "AGE", "WAITING FOR"];
 
-    /// The row of a pod at `now`.
+    /// Formats a pod, with ages relative to `now` in nanoseconds since 1970.
     #[must_use]
     pub fn of_pod(pod: &PodView, now: i64) -> Self {
         let restarts = match (pod.restarts, pod.last_restart_unix_ns) {
@@ -110,7 +103,7 @@ impl Row {
         }
     }
 
-    /// The row of a manifest or source that cannot be used, at `now`.
+    /// Formats an invalid manifest or a failing source, with its age relative to `now` in nanoseconds since 1970.
     #[must_use]
     pub fn of_problem(problem: &SourceProblem, now: i64) -> Self {
         let name = if problem.source == "file" {
@@ -134,14 +127,14 @@ impl Row {
         }
     }
 
-    /// Its cells, in the order of [`Row::HEADER`].
+    /// Returns the cells in the order of [`Row::HEADER`].
     #[must_use]
     pub fn cells(&self) -> [&str; 7] {
         [&self.name, &self.ready, &self.status, &self.restarts, &self.ip, &self.age, &self.waiting]
     }
 }
 
-/// The name people use: without the default namespace.
+/// Returns the name of a pod, with its namespace unless that is `default`.
 #[must_use]
 pub fn display_name(namespace: &str, name: &str) -> String {
     match namespace {
@@ -150,7 +143,7 @@ pub fn display_name(namespace: &str, name: &str) -> String {
     }
 }
 
-/// What a pod waits for, with the time that is left at `now`.
+/// Formats what a pod waits for, with the remaining time at `now` in nanoseconds since 1970.
 #[must_use]
 pub fn waiting(w: &Waiting, now: i64) -> String {
     let text = clean(if w.message.is_empty() { &w.reason } else { &w.message });
@@ -164,7 +157,7 @@ pub fn waiting(w: &Waiting, now: i64) -> String {
     }
 }
 
-/// The rows of pods, then of problems, at `now`.
+/// Returns the rows of the pods, followed by the rows of the problems.
 #[must_use]
 pub fn rows<'a>(
     pods: impl IntoIterator<Item = &'a PodView>,
@@ -175,7 +168,7 @@ pub fn rows<'a>(
     pods.chain(problems.iter().map(|p| Row::of_problem(p, now))).collect()
 }
 
-/// The table at `now`; `wide` adds columns.
+/// Formats the table; `wide` adds source, worker and UID.
 #[must_use]
 pub fn render(reply: &ListPodsReply, now: i64, wide: bool) -> String {
     if reply.pods.is_empty() && reply.problems.is_empty() {
@@ -201,7 +194,7 @@ pub fn render(reply: &ListPodsReply, now: i64, wide: bool) -> String {
     table(&header, &cells)
 }
 
-/// A pod as data.
+/// A pod in JSON and YAML output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodData {
@@ -249,7 +242,7 @@ struct PodsData {
     problems: Vec<ProblemData>,
 }
 
-/// A moment as data.
+/// Formats a time for JSON and YAML; 0 is no time.
 pub(crate) fn time(unix_ns: i64) -> Option<String> {
     (unix_ns != 0).then(|| moment(unix_ns))
 }
@@ -347,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_says_of_each_pod_and_manifest_how_it_is_and_what_it_waits_for() {
+    fn the_table_has_the_state_and_the_wait_of_each_pod_and_manifest() {
         let elsewhere =
             PodView { namespace: "kube-system".to_owned(), pod_ip: String::new(), ..pod("dns", "Pending") };
         let reply = ListPodsReply {
@@ -378,7 +371,7 @@ broken.yaml      –      InvalidManifest   –           –          12s  spec
     }
 
     #[test]
-    fn waits_with_an_end_say_when_it_is() {
+    fn a_wait_with_an_end_has_the_remaining_time() {
         let wait = |message: &str, until| {
             let w = Waiting {
                 reason: "ImagePullBackOff".into(),
@@ -395,7 +388,7 @@ broken.yaml      –      InvalidManifest   –           –          12s  spec
     }
 
     #[test]
-    fn data_has_times_in_words_and_the_object_itself() {
+    fn data_has_formatted_times_and_the_object() {
         let mut p = crasher();
         p.pod = br#"{"metadata":{"name":"crasher"}}"#.to_vec();
         let value =

@@ -1,18 +1,18 @@
-//! The process: from its command line to its exit code.
+//! Entry point of the process: reads the command line, runs the command and returns the exit code.
 
 use std::io::Write as _;
 use std::process::ExitCode;
 
 use crate::{cli, config, run_as};
 
-/// Runs `quintctl` as its own process: reads the command line, and ends it on a usage error.
+/// Runs `quintctl`. A usage error ends the process.
 pub fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
     if words.next().is_some_and(|word| word == run_as::NAME) {
-        // Before there is a second thread.
+        // The runtime is not started yet: the user must change while the process has a single thread.
         let error = run_as::run(&words.collect::<Vec<_>>());
-        // Without a standard error there is nobody to tell.
-        let _ = writeln!(std::io::stderr().lock(), "quintctl: cannot run as another user: {error}");
+        // A closed standard error leaves only the exit code.
+        let _ = writeln!(std::io::stderr().lock(), "quintctl: failed to run as another user: {error}");
         return ExitCode::FAILURE;
     }
     command()
@@ -28,7 +28,7 @@ async fn command() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             let mut stderr = std::io::stderr().lock();
-            // Without a standard error there is nobody to tell.
+            // A closed standard error leaves only the exit code.
             let _ = writeln!(stderr, "quintctl: {}", quintlet_kit::error_chain(error.as_ref()));
             let hint = std::env::current_dir().ok().and_then(|cwd| cli::hint(error.as_ref(), &cwd));
             if let Some(hint) = hint {

@@ -1,4 +1,4 @@
-//! `quintctl retry`: has a pod tried at once that waits after a panic or a death of a service in its work.
+//! `quintctl retry`: ends the wait of a pod whose worker panicked, or during whose work pod-sync died.
 
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
@@ -10,26 +10,26 @@ use crate::error::Error;
 use crate::out::{Format, print};
 use crate::text::clean;
 
-/// Which pod.
+/// Retry a pod now that waits with reason InternalError.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RetryArgs {
-    /// Name, NAMESPACE/NAME or UID
+    /// Pod: name, NAMESPACE/NAME or UID
     pub pod: String,
 }
 
-/// Runs the command.
+/// Sends the retry request and prints the result.
 ///
 /// # Errors
-/// There is no such pod, this user may not, pod-sync does not answer, or nobody reads.
+/// The pod does not exist, the caller is not permitted, or pod-sync does not answer.
 pub async fn run(args: RetryArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = PodSyncClient::new(peer.channel().await?);
-    let reply = peer.answer(client.retry(RetryRequest { pod: args.pod.clone() })).await?;
+    let reply = peer.call(client.retry(RetryRequest { pod: args.pod.clone() })).await?;
     print(format.render(&data(&reply), |_| render(&args.pod, &reply))?)
 }
 
 fn render(pod: &str, reply: &RetryReply) -> String {
-    let what = if reply.waited { "is tried again now" } else { "does not wait after an internal error" };
+    let what = if reply.waited { "is retried now" } else { "does not wait with reason InternalError" };
     format!("pod {} (uid {}) {what}\n", clean(pod), clean(&reply.uid))
 }
 
@@ -50,7 +50,10 @@ mod tests {
     #[test]
     fn the_answer_says_whether_the_pod_waited() {
         let reply = |waited| RetryReply { uid: "u1".to_owned(), waited };
-        assert_eq!(render("web", &reply(true)), "pod web (uid u1) is tried again now\n");
-        assert_eq!(render("web", &reply(false)), "pod web (uid u1) does not wait after an internal error\n");
+        assert_eq!(render("web", &reply(true)), "pod web (uid u1) is retried now\n");
+        assert_eq!(
+            render("web", &reply(false)),
+            "pod web (uid u1) does not wait with reason InternalError\n"
+        );
     }
 }

@@ -1,7 +1,7 @@
-//! `quintctl run-as`: becomes another user and then another program, for `quintctl up`.
+//! `quintctl run-as`: changes the user and executes a program. `quintctl up` starts services with it.
 //!
-//! `run-as UID GID GROUPS PROGRAM [ARGUMENT]...`, GROUPS being group ids with commas between them, or `-` for none. No
-//! capability is left, and the program cannot get one.
+//! `run-as UID GID GROUPS PROGRAM [ARGUMENT]...`, where GROUPS is a comma-separated list of group IDs, or `-` for none. The program
+//! has no capabilities and cannot gain any (`no_new_privs`).
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -10,25 +10,23 @@ use std::process::Command;
 
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 
-/// The first word of such a command line.
+/// The first argument that selects this mode.
 pub(crate) const NAME: &str = "run-as";
 
-/// Stands for no groups.
+/// The GROUPS argument for no supplementary groups.
 const NONE: &str = "-";
 
 /// A user that a service runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct User {
-    /// User id.
     pub(crate) uid: u32,
-    /// Group id.
     pub(crate) gid: u32,
-    /// Further groups.
+    /// Supplementary groups.
     pub(crate) groups: Vec<u32>,
 }
 
 impl User {
-    /// The command line that becomes this user and then `program`, without the first word of the program itself.
+    /// Returns the arguments of `quintctl` that execute `program` as this user. The program's own arguments follow them.
     pub(crate) fn line(&self, program: &OsStr) -> Vec<OsString> {
         let groups: Vec<String> = self.groups.iter().map(u32::to_string).collect();
         let groups = if groups.is_empty() { NONE.to_owned() } else { groups.join(",") };
@@ -42,7 +40,7 @@ impl User {
     }
 }
 
-/// Does what the words after [`NAME`] say. Returns only when that failed.
+/// Executes the arguments after [`NAME`]. Returns only if that failed.
 pub(crate) fn run(words: &[OsString]) -> io::Error {
     let become_user = |user: &User| -> io::Result<()> {
         let groups: Vec<Gid> = user.groups.iter().copied().map(Gid::from_raw).collect();
@@ -62,7 +60,10 @@ pub(crate) fn run(words: &[OsString]) -> io::Error {
 
 fn parse(words: &[OsString]) -> io::Result<(User, &OsStr, &[OsString])> {
     let [uid, gid, groups, program, arguments @ ..] = words else {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "want UID GID GROUPS PROGRAM [ARGUMENT]..."));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "expected UID GID GROUPS PROGRAM [ARGUMENT]...",
+        ));
     };
     let groups = match groups.to_str() {
         Some(NONE) => Vec::new(),
@@ -72,7 +73,12 @@ fn parse(words: &[OsString]) -> io::Result<(User, &OsStr, &[OsString])> {
 }
 
 fn id(word: &OsStr) -> io::Result<u32> {
-    let invalid = || io::Error::new(io::ErrorKind::InvalidInput, format!("{} is no id", word.display()));
+    let invalid = || {
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("invalid user or group ID {:?}", word.display().to_string()),
+        )
+    };
     word.to_str().and_then(|w| w.parse().ok()).ok_or_else(invalid)
 }
 

@@ -1,21 +1,21 @@
-//! Words, columns and durations, as every screen writes them.
+//! Formats text, tables, times and durations for the terminal.
 
 use std::fmt::Write as _;
 
 /// Nanoseconds in a second.
 const SECOND: i64 = 1_000_000_000;
 
-/// For a cell without a value.
+/// The text of a table cell without a value.
 pub const NOTHING: &str = "–";
 
-/// Text of others on one line, without what would command the terminal.
+/// Returns untrusted text on one line, without control characters, so that it cannot send commands to the terminal.
 #[must_use]
 pub fn clean(text: &str) -> String {
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     line.trim().to_owned()
 }
 
-/// At most `width` characters, with an ellipsis where something is cut off.
+/// Truncates text to `width` characters; an ellipsis replaces the end.
 #[must_use]
 pub fn fit(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
@@ -28,8 +28,8 @@ pub fn fit(text: &str, width: usize) -> String {
     out
 }
 
-/// A line in pieces of at most `width` characters, each but the first indented; in one piece where there is no room for
-/// that.
+/// Wraps a line at `width` characters and indents the continuation lines. Returns the line as it is if `width` does not exceed
+/// `indent`.
 #[must_use]
 pub fn wrap(text: &str, width: usize, indent: usize) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();
@@ -43,7 +43,7 @@ pub fn wrap(text: &str, width: usize, indent: usize) -> Vec<String> {
     std::iter::once(first.iter().collect()).chain(rest).collect()
 }
 
-/// Rows below a header, columns two spaces apart, no spaces at the end of a line.
+/// Formats a header and rows, with two spaces between columns and no trailing spaces.
 #[must_use]
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = header.iter().map(|h| h.chars().count()).collect();
@@ -66,7 +66,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     out
 }
 
-/// An age as kubectl prints it (apimachinery, `duration.HumanDuration`).
+/// Formats an age in nanoseconds as kubectl does (`k8s.io/apimachinery/pkg/util/duration: HumanDuration`).
 #[must_use]
 pub fn age(ns: i64) -> String {
     let s = ns.max(0) / SECOND;
@@ -86,7 +86,7 @@ pub fn age(ns: i64) -> String {
     }
 }
 
-/// A short duration with a tenth: `1.3ms`, `4.2s`, `3m5s`.
+/// Formats a duration in nanoseconds; below a minute with one decimal place: `1.3ms`, `4.2s`, `3m5s`.
 #[must_use]
 pub fn took(ns: i64) -> String {
     let ns = ns.max(0);
@@ -102,13 +102,13 @@ fn tenths(ns: i64, unit: i64, name: &str) -> String {
     format!("{}.{}{name}", ns / unit, ns % unit * 10 / unit)
 }
 
-/// The time of day in UTC with milliseconds.
+/// Formats the time of day in UTC with milliseconds.
 #[must_use]
 pub fn time_of_day(unix_ns: i64) -> String {
     timestamp(unix_ns).map_or_else(|| NOTHING.to_owned(), |t| t.strftime("%H:%M:%S%.3f").to_string())
 }
 
-/// A moment in UTC with milliseconds; the dash for none.
+/// Formats a time in UTC with milliseconds; 0 is no time and gives [`NOTHING`].
 #[must_use]
 pub fn moment(unix_ns: i64) -> String {
     if unix_ns == 0 {
@@ -121,13 +121,13 @@ fn timestamp(unix_ns: i64) -> Option<jiff::Timestamp> {
     jiff::Timestamp::from_nanosecond(i128::from(unix_ns)).ok()
 }
 
-/// Wall time now, nanoseconds since 1970.
+/// Returns the wall time, nanoseconds since 1970.
 #[must_use]
 pub fn now_ns() -> i64 {
     i64::try_from(quintlet_kit::clock::Clock::system().wall().as_nanosecond()).unwrap_or(i64::MAX)
 }
 
-/// The text, or the dash where it is empty.
+/// Returns the cleaned text, or [`NOTHING`] for an empty text.
 #[must_use]
 pub fn or_nothing(text: &str) -> String {
     if text.is_empty() { NOTHING.to_owned() } else { clean(text) }
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_read_as_kubectl_prints_them() {
+    fn ages_have_the_format_of_kubectl() {
         for (seconds, want) in [
             (-5, "0s"),
             (0, "0s"),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn short_durations_have_a_tenth() {
+    fn short_durations_have_one_decimal_place() {
         for (ns, want) in [
             (900, "0µs"),
             (812_000, "812µs"),
@@ -181,14 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_go_on_below_where_they_began() {
+    fn long_lines_are_wrapped_with_an_indent() {
         assert_eq!(wrap("  a bcdefgh", 6, 4), ["  a bc", "    de", "    fg", "    h"]);
         assert_eq!(wrap("short", 6, 4), ["short"]);
         assert_eq!(wrap("no room", 3, 4), ["no room"]);
     }
 
     #[test]
-    fn what_others_wrote_cannot_command_the_terminal() {
+    fn untrusted_text_cannot_send_commands_to_the_terminal() {
         assert_eq!(clean("two\nlines \x1b[2Jgone\u{9b}x\t"), "two lines  [2Jgone x");
         assert_eq!(fit("abcdef", 4), "abc…");
         assert_eq!(fit("abcd", 4), "abcd");

@@ -1,6 +1,6 @@
-//! `quintctl top`: what the services and the pods use now, and how far PLEG and probes lag behind.
+//! `quintctl top`: the resource usage of the services and the pods, and the delays of PLEG and probes.
 //!
-//! Everything is taken twice, an interval apart: rates are of the time between. In a terminal it goes on until `q`.
+//! Rates are computed from two samples, an interval apart. In a terminal the table is refreshed until `q` is pressed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,39 +19,39 @@ use ratatui::widgets::Paragraph;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::client::{MAX_ANSWER, Peer};
+use crate::client::{MAX_RESPONSE_BYTES, Peer};
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::display_name;
 use crate::text::{NOTHING, age, clean, fit, table};
 use crate::{health, screen, version};
 
-/// Clock ticks of /proc in a second: fixed for user space on all Linux machines.
+/// Clock ticks of /proc per second (`USER_HZ`), which is 100 on all common architectures.
 const TICKS: f64 = 100.0;
 
-/// What is used now, and how far things lag behind.
+/// Show the resource usage of services and pods.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TopArgs {
-    /// Between two looks, in seconds
+    /// Interval between samples, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub interval: u64,
-    /// Print once, also in a terminal
+    /// Print once and exit, also in a terminal
     #[arg(long)]
     pub once: bool,
 }
 
-/// Runs the command.
+/// Prints one table, or refreshes it in a terminal until the user quits.
 ///
 /// # Errors
-/// pod-sync does not answer at the start, the terminal cannot be used, or nobody reads.
+/// pod-sync is not reachable at the start, the terminal cannot be used, or standard output is closed.
 pub async fn run(args: TopArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     Peer::pod_sync(paths).channel().await?;
     let interval = Duration::from_secs(args.interval);
     let live = !args.once && screen::is_possible() && matches!(format, Format::Table | Format::Wide);
-    let mut before = look(paths).await;
+    let mut before = sample(paths).await;
     if !live {
         tokio::time::sleep(interval).await;
-        let top = between(&before, &look(paths).await);
+        let top = between(&before, &sample(paths).await);
         return print(format.render(&top, |_| render(&top))?);
     }
     let mut terminal = ratatui::try_init().map_err(Error::os("use the terminal"))?;
@@ -66,7 +66,7 @@ pub async fn run(args: TopArgs, paths: &Paths, format: Format) -> Result<(), Err
             frame.render_widget(Paragraph::new(lines.join("\n")), frame.area());
         };
         terminal.draw(draw).map_err(Error::os("draw on the terminal"))?;
-        // Both only wait and lose nothing when dropped.
+        // Both arms only wait; dropping them loses nothing.
         tokio::select! {
             key = keys.next() => match key {
                 Some(Ok(Event::Key(key))) => {
@@ -79,7 +79,7 @@ pub async fn run(args: TopArgs, paths: &Paths, format: Format) -> Result<(), Err
                 Some(Err(_)) | None => return Ok(()),
             },
             () = tokio::time::sleep_until(next) => {
-                let now = look(paths).await;
+                let now = sample(paths).await;
                 text = render(&between(&before, &now)) + "\nq quit\n";
                 before = now;
                 next = Instant::now() + interval;
@@ -88,18 +88,18 @@ pub async fn run(args: TopArgs, paths: &Paths, format: Format) -> Result<(), Err
     }
 }
 
-/// Everything at one moment.
+/// The counters and states at one moment.
 #[derive(Debug, Clone)]
-struct Look {
+struct Sample {
     at: Instant,
     services: Vec<Process>,
     pods: Vec<PodView>,
-    /// CPU nanoseconds and bytes, by pod UID.
+    /// CPU time in nanoseconds and working set in bytes, by pod UID.
     usage: BTreeMap<String, (u64, u64)>,
     pleg: Option<HealthReply>,
-    /// Seconds in probes and probes done, over all instances.
+    /// Total seconds and number of probes, over all instances of probe-service.
     probes: Option<(f64, f64)>,
-    /// Seconds in inspections and inspections done.
+    /// Total seconds and number of inspections.
     inspections: Option<(f64, f64)>,
 }
 
@@ -112,9 +112,9 @@ struct Process {
     memory: Option<u64>,
 }
 
-async fn look(paths: &Paths) -> Look {
+async fn sample(paths: &Paths) -> Sample {
     let (versions, seen, usage, pods) =
-        tokio::join!(version::fetch(paths), health::look(paths), Box::pin(usage(paths)), pods(paths));
+        tokio::join!(version::fetch(paths), health::overview(paths), Box::pin(usage(paths)), pods(paths));
     let services = versions
         .into_iter()
         .filter(|row| row.service != "quintctl")
@@ -131,7 +131,7 @@ async fn look(paths: &Paths) -> Look {
         probes = add(probes, sums(&metrics(&peer).await, "prober_probe_duration_seconds"));
     }
     let inspections = sums(&metrics(&Peer::pleg(paths)).await, "kubelet_pleg_pod_relist_duration_seconds");
-    Look {
+    Sample {
         at: Instant::now(),
         services,
         pods: pods.unwrap_or_default(),
@@ -144,8 +144,8 @@ async fn look(paths: &Paths) -> Look {
 
 async fn pods(paths: &Paths) -> Result<Vec<PodView>, Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
-    Ok(peer.answer(client.list_pods(ListPodsRequest { brief: true })).await?.pods)
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    Ok(peer.call(client.list_pods(ListPodsRequest { brief: true })).await?.pods)
 }
 
 async fn usage(paths: &Paths) -> Result<BTreeMap<String, (u64, u64)>, Error> {
@@ -164,19 +164,20 @@ async fn usage(paths: &Paths) -> Result<BTreeMap<String, (u64, u64)>, Error> {
         }
     };
     let listing = lists::CONTAINER_STATS.each(channel, tonic::Request::new(request), take);
-    peer.answer(async { listing.await.map(tonic::Response::new) }).await?;
+    peer.call(async { listing.await.map(tonic::Response::new) }).await?;
     Ok(out)
 }
 
 async fn metrics(peer: &Peer) -> String {
     let text = async {
-        let mut client = DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
-        Ok::<_, Error>(peer.answer(client.metrics(MetricsRequest {})).await?.text)
+        let mut client =
+            DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+        Ok::<_, Error>(peer.call(client.metrics(MetricsRequest {})).await?.text)
     };
     text.await.unwrap_or_default()
 }
 
-/// Sum and count of a histogram over all its labels.
+/// Returns the sum and the count of a histogram, over all its labels.
 fn sums(metrics: &str, name: &str) -> Option<(f64, f64)> {
     let total = |suffix: &str| {
         let full = format!("{name}{suffix}");
@@ -205,7 +206,8 @@ fn cpu_seconds(pid: u32) -> Option<f64> {
     Some((user + system) / TICKS)
 }
 
-/// Proportional set size, as it adds up over processes of one binary; only root may see it of others.
+/// Returns the proportional set size in bytes, since shared pages of one binary must not count once per process. Only root may
+/// read it for processes of other users; without it the resident set size is returned.
 fn memory(pid: u32) -> Option<u64> {
     let kib = |path: &str, key: &str| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/{path}")).ok()?;
@@ -215,14 +217,13 @@ fn memory(pid: u32) -> Option<u64> {
     kib("smaps_rollup", "Pss:").or_else(|| kib("status", "VmRSS:")).map(|kib| kib * 1024)
 }
 
-/// What is shown.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Top {
     services: Vec<ServiceTop>,
     pods: Vec<PodTop>,
     pleg: Option<PlegTop>,
-    /// Mean time of a probe in the interval, milliseconds; none where there was none.
+    /// Mean duration of the probes in the interval, milliseconds; none without a probe.
     probe_ms: Option<f64>,
     probes_per_second: Option<f64>,
 }
@@ -233,7 +234,7 @@ struct ServiceTop {
     service: String,
     pid: Option<u32>,
     uptime_seconds: Option<f64>,
-    /// Of one core, percent.
+    /// Percent of one core.
     cpu_percent: Option<f64>,
     memory_bytes: Option<u64>,
 }
@@ -258,15 +259,15 @@ struct PlegTop {
     relist_period_seconds: f64,
     hints: String,
     hints_live: bool,
-    /// Mean time of an inspection in the interval, milliseconds.
+    /// Mean duration of the inspections in the interval, milliseconds.
     inspection_ms: Option<f64>,
 }
 
-fn between(before: &Look, now: &Look) -> Top {
+fn between(before: &Sample, now: &Sample) -> Top {
     let seconds = now.at.duration_since(before.at).as_secs_f64().max(0.001);
     let mean = |a: Option<(f64, f64)>, b: Option<(f64, f64)>| {
         let ((sum, count), (old_sum, old_count)) = (b?, a.unwrap_or_default());
-        // A service that was started again counts from zero.
+        // The counters of a restarted service begin at zero.
         let (sum, count) = if count < old_count { (sum, count) } else { (sum - old_sum, count - old_count) };
         (count > 0.0).then(|| (sum / count * 1000.0, count / seconds))
     };
@@ -290,7 +291,7 @@ fn between(before: &Look, now: &Look) -> Top {
         .iter()
         .map(|pod| {
             let new = now.usage.get(&pod.uid);
-            // Less than before: another instance runs, and what it used is of unknown age.
+            // A smaller value belongs to another container instance, whose start time is unknown here.
             let used = new.zip(before.usage.get(&pod.uid)).and_then(|(n, o)| n.0.checked_sub(o.0));
             PodTop {
                 name: pod.name.clone(),
@@ -326,7 +327,6 @@ fn between(before: &Look, now: &Look) -> Top {
     }
 }
 
-/// The screen.
 #[must_use]
 pub fn render(top: &Top) -> String {
     let dash = || NOTHING.to_owned();
@@ -393,16 +393,16 @@ fn mebibytes(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    fn at(look: &Look, seconds: u64, cpu: f64, pod_ns: u64) -> Look {
-        let mut look = look.clone();
-        look.at += Duration::from_secs(seconds);
-        look.services[0].cpu_seconds = Some(cpu);
-        look.usage.insert("u".into(), (pod_ns, 3 << 20));
-        look
+    fn at(sample: &Sample, seconds: u64, cpu: f64, pod_ns: u64) -> Sample {
+        let mut sample = sample.clone();
+        sample.at += Duration::from_secs(seconds);
+        sample.services[0].cpu_seconds = Some(cpu);
+        sample.usage.insert("u".into(), (pod_ns, 3 << 20));
+        sample
     }
 
     #[test]
-    fn rates_are_of_the_time_between_two_looks() {
+    fn rates_are_of_the_time_between_two_samples() {
         let pod = PodView {
             uid: "u".into(),
             name: "web".into(),
@@ -418,7 +418,7 @@ mod tests {
             cpu_seconds: Some(1.0),
             memory: Some(5 << 20),
         };
-        let first = Look {
+        let first = Sample {
             at: Instant::now(),
             services: vec![process],
             pods: vec![pod],

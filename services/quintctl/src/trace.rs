@@ -1,4 +1,4 @@
-//! `quintctl trace`: the operations of one pod across all services, from the spans that they keep.
+//! `quintctl trace`: the operations of one pod across all services, from the spans in the services' ring buffers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -10,43 +10,39 @@ use quintlet_proto::podsync::v1::GetPodRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use serde::Serialize;
 
-use crate::client::{MAX_ANSWER, Peer};
+use crate::client::{MAX_RESPONSE_BYTES, Peer};
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::text::{clean, fit, moment, took};
 
-/// Characters of the time axis.
+/// Width of the time axis, in characters.
 const AXIS: usize = 48;
 
-/// Longest name of a span on the screen.
+/// Maximum width of a span's name, in characters.
 const NAME: usize = 40;
 
-/// The attribute that names a pod.
+/// The span attribute with the UID of the pod.
 const POD_UID: &str = "pod.uid";
 
-/// What the services did for a pod, and how long each step took.
+/// Show the operations of the services for a pod, with the duration of each step.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TraceArgs {
-    /// Name, NAMESPACE/NAME or UID; of a pod that is gone the UID
+    /// Pod: name, NAMESPACE/NAME or UID; a removed pod by its UID only
     pub pod: String,
-    /// Only so many of the newest operations; 0: all
+    /// Number of newest operations to show; 0 shows all
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub limit: usize,
-    /// Also passes that did nothing: operations of one step without an error
+    /// Include operations of a single step without an error, such as syncs that changed nothing
     #[arg(short, long)]
     pub all: bool,
-    /// Only operations that took at least so many milliseconds
+    /// Only operations that took at least this many milliseconds
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub min_ms: u32,
-    /// Only the trace whose id begins so
+    /// Only the trace whose ID has this prefix
     #[arg(long, value_name = "ID")]
     pub id: Option<String>,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// No service answers, or nobody reads.
 pub async fn run(args: TraceArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let found = fetch(paths, &args.pod).await?;
     let mut operations = operations(found.spans, &found.uid);
@@ -61,23 +57,21 @@ pub async fn run(args: TraceArgs, paths: &Paths, format: Format) -> Result<(), E
     print(format.render(&operations, |wide| render(&operations, &found.name, &found.missing, wide))?)
 }
 
-/// What the services know of one pod.
+/// A pod and the spans of all services, which are not filtered by pod yet.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// UID of the pod.
     pub uid: String,
-    /// Its name.
+    /// `NAMESPACE/NAME`, or the UID of a removed pod.
     pub name: String,
-    /// All spans of all services.
     pub spans: Vec<Span>,
-    /// Services that do not answer, in words.
+    /// The errors of services that do not answer.
     pub missing: Vec<String>,
 }
 
-/// Asks all services for their spans.
+/// Fetches the spans of all services.
 ///
 /// # Errors
-/// pod-sync says that there is no such pod and it cannot be a UID, or no service answers.
+/// No service answers, or pod-sync does not return the pod and `pod` is not a UID.
 pub async fn fetch(paths: &Paths, pod: &str) -> Result<Found, Error> {
     let (uid, name) = find(paths, pod).await?;
     let peers = Peer::all(paths);
@@ -103,12 +97,13 @@ pub async fn fetch(paths: &Paths, pod: &str) -> Result<Found, Error> {
     }
 }
 
-/// UID and name of a pod; a pod that is gone is known by its UID alone.
+/// Returns the UID and the name of a pod. For a removed pod, `pod` must be the UID, and is also returned as the name.
 async fn find(paths: &Paths, pod: &str) -> Result<(String, String), Error> {
     let peer = Peer::pod_sync(paths);
     let ask = async {
-        let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
-        peer.answer(client.get_pod(GetPodRequest { pod: pod.to_owned() })).await
+        let mut client =
+            PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+        peer.call(client.get_pod(GetPodRequest { pod: pod.to_owned() })).await
     };
     match ask.await {
         Ok(view) => Ok((view.uid, format!("{}/{}", view.namespace, view.name))),
@@ -117,43 +112,41 @@ async fn find(paths: &Paths, pod: &str) -> Result<(String, String), Error> {
     }
 }
 
-/// A UUID, or the hash of a static pod.
+/// Returns whether the text is a UUID or the hash that is the UID of a static pod.
 fn looks_like_uid(text: &str) -> bool {
     let hex = text.chars().filter(|c| *c != '-').collect::<String>();
     hex.len() == 32 && hex.chars().all(|c| c.is_ascii_hexdigit())
 }
 
 async fn spans(peer: &Peer) -> Result<Vec<Span>, Error> {
-    let mut client = DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
-    // Unfiltered: the attribute is on one span of a trace, the others are wanted too.
-    Ok(peer.answer(client.traces(TracesRequest::default())).await?.spans)
+    let mut client = DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    // Unfiltered, since only one span of a trace has the attribute of the pod.
+    Ok(peer.call(client.traces(TracesRequest::default())).await?.spans)
 }
 
-/// The spans of one trace.
+/// The spans of one trace. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Operation {
-    /// Hex.
+    /// Hexadecimal.
     pub trace_id: String,
-    /// When its first span began, nanoseconds since 1970.
     pub start_unix_ns: i64,
-    /// When its last span ended, nanoseconds since 1970.
     pub end_unix_ns: i64,
-    /// Parents before children, in order of start.
+    /// Each parent precedes its children; siblings are in order of start.
     pub spans: Vec<Step>,
 }
 
 impl Operation {
-    /// It has more than its own span, or failed.
+    /// Returns whether the operation has more than one step or an error.
     #[must_use]
     pub fn did_something(&self) -> bool {
         self.spans.len() > 1 || self.spans.iter().any(|s| !s.error.is_empty())
     }
 
-    /// It has a step that is not a mere look at the runtime, or failed.
+    /// Returns whether the operation has a step that is not a read, or an error.
     #[must_use]
     pub fn changed_something(&self) -> bool {
-        self.did_something() && self.spans.iter().any(|s| !s.error.is_empty() || !is_look(s))
+        self.did_something() && self.spans.iter().any(|s| !s.error.is_empty() || !is_read(s))
     }
 
     fn took_ns(&self) -> i64 {
@@ -161,27 +154,22 @@ impl Operation {
     }
 }
 
-/// One span.
+/// One span of an operation. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Step {
-    /// Who did it.
     pub service: String,
-    /// What.
     pub name: String,
-    /// How many spans it is inside of.
+    /// Number of ancestors in the trace.
     pub depth: usize,
-    /// Nanoseconds since 1970.
     pub start_unix_ns: i64,
-    /// Nanoseconds since 1970.
     pub end_unix_ns: i64,
-    /// Why it failed; empty where it did not.
+    /// Empty if the step succeeded.
     pub error: String,
-    /// Attributes.
     pub attributes: BTreeMap<String, String>,
 }
 
-/// The operations of a pod, newest first: all spans of those traces that have a span of it.
+/// Returns the operations of a pod, newest first: the traces with a span of the pod, without the spans of other pods.
 #[must_use]
 pub fn operations(spans: Vec<Span>, uid: &str) -> Vec<Operation> {
     let of_pod: BTreeSet<String> = spans
@@ -191,7 +179,7 @@ pub fn operations(spans: Vec<Span>, uid: &str) -> Vec<Operation> {
         .collect();
     let mut traces: BTreeMap<String, Vec<Span>> = BTreeMap::new();
     for span in spans {
-        // A trace may be of several pods (a relist); spans of another pod are not this one's.
+        // A trace may have spans of several pods, such as that of a relist.
         let of_other = span.attributes.get(POD_UID).is_some_and(|u| u != uid && !u.is_empty());
         if of_pod.contains(&span.trace_id) && !of_other {
             traces.entry(span.trace_id.clone()).or_default().push(span);
@@ -209,7 +197,8 @@ fn operation(trace_id: String, mut spans: Vec<Span>) -> Operation {
     let mut children: HashMap<&str, Vec<usize>> = HashMap::new();
     let mut roots = Vec::new();
     for (i, span) in spans.iter().enumerate() {
-        // The parent may have left its ring, or not have ended yet; nobody is their own parent.
+        // The parent may have been dropped from its ring buffer, or may not have ended yet. A span that names itself as its parent
+        // would be its own child.
         if known.contains(span.parent_span_id.as_str()) && span.parent_span_id != span.span_id {
             children.entry(&span.parent_span_id).or_default().push(i);
         } else {
@@ -237,22 +226,22 @@ fn operation(trace_id: String, mut spans: Vec<Span>) -> Operation {
     Operation { trace_id, start_unix_ns, end_unix_ns, spans: steps }
 }
 
-/// Nothing is changed by what pleg-service does, by a worker's pass itself, nor by these calls.
-fn is_look(step: &Step) -> bool {
-    const LOOKS: [&str; 5] = ["Status", "Version", "ListContainers", "ListPodSandbox", "RuntimeConfig"];
+/// Returns whether the step only reads: the work of pleg-service, the worker's own span, and reading calls of the runtime.
+fn is_read(step: &Step) -> bool {
+    const READS: [&str; 5] = ["Status", "Version", "ListContainers", "ListPodSandbox", "RuntimeConfig"];
     step.service == "pleg-service"
         || step.service == "pod-sync"
-        || LOOKS.contains(&step.name.as_str())
+        || READS.contains(&step.name.as_str())
         || step.name.ends_with("Status") && step.service == "cri-proxy"
 }
 
-/// The waterfalls; `wide` adds attributes.
+/// Formats a waterfall per operation; `wide` adds the attributes.
 #[must_use]
 pub fn render(operations: &[Operation], pod: &str, missing: &[String], wide: bool) -> String {
     let mut out = String::new();
     // Writing to a String does not fail.
     if operations.is_empty() {
-        let _ = writeln!(out, "no operation of {} is remembered", clean(pod));
+        let _ = writeln!(out, "no recorded operations of {}", clean(pod));
     }
     for (i, operation) in operations.iter().enumerate() {
         if i > 0 {
@@ -260,8 +249,8 @@ pub fn render(operations: &[Operation], pod: &str, missing: &[String], wide: boo
         }
         waterfall(&mut out, operation, pod, wide);
     }
-    for service in missing {
-        let _ = writeln!(out, "without the spans of one service: {service}");
+    for error in missing {
+        let _ = writeln!(out, "missing spans: {error}");
     }
     out
 }
@@ -294,7 +283,7 @@ fn waterfall(out: &mut String, operation: &Operation, pod: &str, wide: bool) {
     }
 }
 
-/// The name of a step, with what it was done to.
+/// Returns the name of a step with its container or image.
 fn step_name(step: &Step) -> String {
     let mut name = clean(&step.name);
     for key in ["container.name", "image"] {
@@ -313,7 +302,8 @@ fn step_name(step: &Step) -> String {
     fit(&format!("{}{name}", "  ".repeat(step.depth.min(8))), NAME)
 }
 
-/// A bar from `start` to `end` on an axis of `total` in `width` characters, in steps of an eighth.
+/// Returns a bar from `start` to `end` on an axis from 0 to `total`, which is `width` characters wide. The resolution is an eighth
+/// of a character.
 #[must_use]
 pub fn bar(start: i64, end: i64, total: i64, width: usize) -> String {
     const LEFT: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
@@ -326,7 +316,7 @@ pub fn bar(start: i64, end: i64, total: i64, width: usize) -> String {
             (i128::from(at.clamp(0, total)) * eighths + i128::from(total) / 2) / i128::from(total)
         }
     };
-    // Something is always seen, and within the axis.
+    // The bar has at least one eighth, within the axis.
     let from = scale(start).min(eighths - 1);
     let to = scale(end).max(from + 1);
     (0..cells)
@@ -337,7 +327,7 @@ pub fn bar(start: i64, end: i64, total: i64, width: usize) -> String {
                 (0, 8) => '█',
                 (0, h) => LEFT.get(usize::try_from(h).unwrap_or(0)).copied().unwrap_or('█'),
                 (7, 8) => '▕',
-                // There are no right-aligned blocks but the half and the eighth.
+                // Unicode has only two right-aligned blocks: a half and an eighth.
                 (4.., 8) => '▐',
                 (_, 8) => '█',
                 _ => '▎',
@@ -446,9 +436,6 @@ cri-proxy    CreateContainer app (queued 0.3ms)  {half}   50.0ms  ! Unknown: no 
         );
         assert!(render(&found, "web", &[], true).contains("queued_ms=0.3"));
         let none = render(&[], "web", &["x does not answer".to_owned()], false);
-        assert_eq!(
-            none,
-            "no operation of web is remembered\nwithout the spans of one service: x does not answer\n"
-        );
+        assert_eq!(none, "no recorded operations of web\nmissing spans: x does not answer\n");
     }
 }

@@ -1,8 +1,8 @@
-//! `quintctl up`: supervises the five services where neither systemd nor Kubernetes does.
+//! `quintctl up`: supervises the services where neither systemd nor Kubernetes does.
 //!
-//! Tasks: one per service, one that follows pod-sync's view of the pods. The main loop prints changes, judges
-//! expectations with `--once`, and waits for a signal. Ending goes in order: with `--down` pod-sync terminates all pods
-//! first; then pod-sync, those that it calls, cri-proxy, the private containerd. A second signal forces every wait.
+//! Tasks: one per service, and one that follows pod-sync's view of the pods. The main loop prints changes, checks the expectations
+//! with `--once`, and waits for a signal. The shutdown is ordered: with `--down` pod-sync first terminates all pods; then pod-sync
+//! stops, then the services that it calls, cri-proxy, and the private containerd. A second signal skips all waits.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::screen;
-use expect::{Judge, Verdict};
-use handover::{Copies, Form};
+use expect::{ExpectationChecker, Verdict};
+use handover::{Copies, CopyKind};
 use lines::{Lines, print, print_part};
 use plan::{Layout, NODE_API, POD_SYNC, Runtime, SERVICES, STOP_ORDER};
 use processes::Processes;
@@ -40,34 +40,34 @@ mod service;
 mod users;
 pub(crate) mod view;
 
-/// Longest path of a unix socket.
+/// Longest path of a unix socket, in bytes (`sun_path` of unix(7), without the terminating null byte).
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Where the runtime is if nobody says.
+/// Default endpoint of the runtime.
 const RUNTIME_ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
 
-/// On top of the pods' grace period until pod-sync has to have ended.
+/// Time for the drain in addition to the longest grace period of the pods.
 const DRAIN_MARGIN: Duration = Duration::from_secs(10);
 
-/// The log of the private runtime is called so.
+/// Name of the private containerd's log.
 const CONTAINERD: &str = "containerd";
 
-/// For tasks whose service has ended: they only have to notice.
+/// Time limit for tasks to stop after their services have exited.
 const TASK_GRACE: Duration = Duration::from_secs(1);
 
-/// How often expectations are judged without a change: some depend on time alone.
-const JUDGE_PERIOD: Duration = Duration::from_secs(1);
+/// Interval of checks of the expectations without a change, since some depend on time alone.
+const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 /// Run the five services on this machine until interrupted.
 #[derive(Debug, Clone, clap::Args)]
 pub struct UpArgs {
-    /// Configuration of the services; options here win over it
+    /// Configuration file of the services; options of this command take precedence
     #[arg(long, value_name = "FILE", help_heading = "Configuration")]
     pub config: Option<PathBuf>,
-    /// Directory of files *.conf that change the configuration, in lexical order
+    /// Directory of drop-in files *.conf, merged into the configuration in lexical order
     #[arg(long, value_name = "DIR", help_heading = "Configuration")]
     pub config_dir: Option<PathBuf>,
-    /// Warnings about the configuration are errors
+    /// Treat warnings about the configuration as errors
     #[arg(long, help_heading = "Configuration")]
     pub strict: bool,
     /// Directory of pod manifests [default: BASE/manifests, or /etc/kubernetes/manifests]
@@ -76,7 +76,7 @@ pub struct UpArgs {
     /// URL of a pod manifest
     #[arg(long, value_name = "URL")]
     pub manifest_url: Option<String>,
-    /// Directory below which everything lies that no other option places [default: .run with --private-containerd]
+    /// Parent of all directories that no other option sets [default: .run with --private-containerd]
     #[arg(long, value_name = "DIR")]
     pub base: Option<PathBuf>,
     /// The node's root directory [default: BASE/root, or /var/lib/kubelet]
@@ -88,77 +88,77 @@ pub struct UpArgs {
     /// Directory of the services' logs [default: BASE/logs, or /var/log/quintlet]
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
-    /// Size at which a service's log is cut, in MiB: what is in it goes to a file .log.1 beside it
+    /// Size at which a service's log is rotated to .log.1, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub log_max_size: u64,
-    /// Files that are kept of each service's log, the one that is written among them
+    /// Number of files kept of each service's log, including the current one
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub log_max_files: u32,
     /// Directory of the containers' logs [default: BASE/pod-logs, or /var/log/pods]
     #[arg(long, value_name = "DIR")]
     pub pod_logs_dir: Option<PathBuf>,
-    /// Directory of the services' binaries [default: that of quintctl]
+    /// Directory of the services' binaries [default: the directory of quintctl]
     #[arg(long, value_name = "DIR")]
     pub bin_dir: Option<PathBuf>,
-    /// Start a containerd of our own, with images made on this machine; no image is ever removed from it
+    /// Start a private containerd with images made on this machine; its images are not garbage collected
     #[arg(long, conflicts_with = "runtime_endpoint")]
     pub private_containerd: bool,
     /// Socket of the container runtime
     #[arg(long, value_name = "URL", required_unless_present_any = ["private_containerd", "config"])]
     pub runtime_endpoint: Option<String>,
-    /// Root of the pods' cgroups [default: / or, with --private-containerd, one of our own]
+    /// Root of the pods' cgroups [default: /, or a new cgroup with --private-containerd]
     #[arg(long, value_name = "PATH")]
     pub cgroup_root: Option<String>,
-    /// API server access; without it the node is standalone
+    /// Kubeconfig for the API server; without it the node is standalone
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Name of the node [default: the host name]
     #[arg(long, alias = "hostname-override", value_parser = node_name, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// Port of the node's HTTPS API, which is run with --kubeconfig; 0 for none
+    /// Port of the node's HTTPS API, which needs --kubeconfig; 0 disables it
     #[arg(long, value_name = "PORT", default_value_t = 10250)]
     pub node_api_port: u16,
-    /// Port of the plain health endpoint on 127.0.0.1; 0 for none
+    /// Port of the HTTP health endpoint on 127.0.0.1; 0 disables it
     #[arg(long, value_name = "PORT", default_value_t = 10248)]
     pub healthz_port: u16,
-    /// CA bundle that clients of the node API are verified with
+    /// CA bundle to verify client certificates of the node API
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
     /// Directory of the node API's self-signed certificate [default: BASE/node-api-pki, or /var/lib/quintlet/pki]
     #[arg(long, value_name = "DIR")]
     pub cert_dir: Option<PathBuf>,
-    /// Serving certificate of the node API; without it one is made
+    /// Serving certificate of the node API [default: self-signed]
     #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
     pub tls_cert_file: Option<PathBuf>,
-    /// Key of the serving certificate; may be readable for root alone
+    /// Private key of the serving certificate; may be readable by root only
     #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
     pub tls_private_key_file: Option<PathBuf>,
-    /// User and group id that pleg-service runs as when this is root. The defaults of the five ids, 65529 to 65533, are ones
-    /// that neither distributions nor systemd give to anybody. 0: root
+    /// User and group ID of pleg-service if quintctl runs as root; 0 is root. Neither distributions nor systemd assign the default
+    /// IDs, 65529 to 65533
     #[arg(long, value_name = "UID", default_value_t = 65530, help_heading = "Users")]
     pub pleg_uid: u32,
-    /// User and group id that probe-service runs as when this is root. 0: root
+    /// User and group ID of probe-service if quintctl runs as root; 0 is root
     #[arg(long, value_name = "UID", default_value_t = 65531, help_heading = "Users")]
     pub probe_uid: u32,
-    /// User and group id that status-reporter runs as when this is root. 0: root
+    /// User and group ID of status-reporter if quintctl runs as root; 0 is root
     #[arg(long, value_name = "UID", default_value_t = 65532, help_heading = "Users")]
     pub reporter_uid: u32,
-    /// User and group id that the node API runs as when this is root. 0: root
+    /// User and group ID of the node API if quintctl runs as root; 0 is root
     #[arg(long, value_name = "UID", default_value_t = 65533, help_heading = "Users")]
     pub node_api_uid: u32,
-    /// Group id of those that watch the health of other services: status-reporter and the node API
+    /// Group ID of the services that watch the health of others: status-reporter and the node API
     #[arg(long, value_name = "GID", default_value_t = 65529, help_heading = "Users")]
     pub watch_gid: u32,
     /// DNS domain of the cluster
     #[arg(long, value_name = "DOMAIN")]
     pub cluster_domain: Option<String>,
-    /// Remove all pods at the end; without it they run on
+    /// Terminate all pods at the end; without it they keep running
     #[arg(long)]
     pub down: bool,
-    /// End when all pods have settled and compare with their annotation quintlet.dev/expect: exit 1 on a difference
+    /// Exit when all pods have settled; exit code 1 if a state differs from the annotation quintlet.dev/expect
     #[arg(long)]
     pub once: bool,
-    /// With --once: how long pods may take to settle, in seconds
+    /// With --once: time limit for pods to settle, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 180)]
     pub once_timeout: u64,
     /// Log level of the services
@@ -170,15 +170,15 @@ pub struct UpArgs {
     /// OTLP/gRPC endpoint for the services' traces
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// Taken, as from every command, and without meaning here: what is shown is for people. So the help does not offer it
+    /// Accepted for consistency with other commands, and without effect
     #[arg(short, long, hide = true, value_enum, default_value_t)]
     pub output: crate::out::Format,
 }
 
-/// Longest name of an object of the API.
+/// Longest DNS subdomain, in bytes (`k8s.io/apimachinery/pkg/util/validation: DNS1123SubdomainMaxLength`).
 const NODE_NAME_MAX: usize = 253;
 
-/// A name that a node can be registered by; that of a host, which is taken where none is given, may be any.
+/// Parses a node name, which must be a DNS subdomain. The default, which is the host name, is not checked.
 fn node_name(given: &str) -> Result<String, String> {
     let name = quintlet_kit::args::node_name(given)?;
     let is_end = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
@@ -189,76 +189,40 @@ fn node_name(given: &str) -> Result<String, String> {
         return Ok(name);
     }
     Err(format!(
-        "no node can be registered by that name: want lower-case letters, digits, '-' and '.', with a letter or digit \
-         at both ends and beside each '.', at most {NODE_NAME_MAX} in all"
+        "not a valid node name: must be lower-case letters, digits, '-' and '.', with a letter or digit at both ends and \
+         on both sides of each '.', at most {NODE_NAME_MAX} characters"
     ))
 }
 
-/// Why the services cannot be run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpError {
-    /// Binaries are not where they should be.
-    #[error("{} not found in {}: build them (cargo build) or give --bin-dir", names.join(", "), dir.display())]
-    NoBinaries {
-        /// Which.
-        names: Vec<&'static str>,
-        /// Where they were looked for.
-        dir: PathBuf,
-    },
-    /// A directory cannot be used.
-    #[error("cannot use directory {}", path.display())]
-    Directory {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The kubeconfig cannot be read, or not be copied for the node API.
-    #[error("cannot use kubeconfig {}", path.display())]
-    Kubeconfig {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// A service cannot use a directory as a user of its own.
+    #[error("failed to find {} in {}: build them (cargo build) or set --bin-dir", names.join(", "), dir.display())]
+    NoBinaries { names: Vec<&'static str>, dir: PathBuf },
+    #[error("failed to use directory {}", path.display())]
+    Directory { path: PathBuf, source: io::Error },
+    /// The kubeconfig cannot be read or copied for a service.
+    #[error("failed to copy kubeconfig {}", path.display())]
+    Kubeconfig { path: PathBuf, source: io::Error },
+    /// The user of a service cannot enter `dir`, which is an ancestor of `path`. `flag` is the option of the user.
     #[error(
-        "{service} runs as uid {uid}, which cannot enter {} on the way to {}: choose other directories (--run-dir, \
-         --bin-dir), open that one (chmod o+x), or run the service as root ({flag} 0)",
+        "{service} runs as uid {uid}, which cannot enter {}, a parent of {}: choose other directories (--run-dir, \
+         --bin-dir), permit entering it (chmod o+x), or run the service as root ({flag} 0)",
         dir.display(),
         path.display()
     )]
-    Closed {
-        /// Which service.
-        service: &'static str,
-        /// Its user.
-        uid: u32,
-        /// The directory that is closed.
-        dir: PathBuf,
-        /// Where the service has to get.
-        path: PathBuf,
-        /// The option that names the user.
-        flag: &'static str,
-    },
-    /// Another supervisor has the directory.
-    #[error("another quintctl up runs in {}", .0.display())]
+    Inaccessible { service: &'static str, uid: u32, dir: PathBuf, path: PathBuf, flag: &'static str },
+    /// Another supervisor holds the lock of the directory.
+    #[error("another quintctl up is running in {}", .0.display())]
     AlreadyRunning(PathBuf),
-    /// A socket's path would be too long for the kernel.
     #[error("{} is too long for a unix socket (at most {SOCKET_PATH_MAX} bytes): choose a shorter --run-dir", .0.display())]
     SocketPath(PathBuf),
-    /// The private containerd does not work, or something of it cannot be removed.
-    #[error("private containerd")]
+    /// The private containerd failed, or its files cannot be removed.
+    #[error("private containerd failed")]
     Containerd(#[source] quintlet_localnode::Error),
-    /// Something of the operating system failed.
-    #[error("cannot {action}")]
-    Os {
-        /// What was tried.
-        action: &'static str,
-        /// Why not.
-        source: io::Error,
-    },
-    /// `--once` with nothing to wait for.
+    #[error("failed to {action}")]
+    Os { action: &'static str, source: io::Error },
+    /// `--once` without an expectation.
     #[error("no manifest in {} has the annotation quintlet.dev/expect", .0.display())]
     NothingExpected(PathBuf),
 }
@@ -266,24 +230,24 @@ pub enum UpError {
 /// Runs the services until a signal, or with `--once` until all pods have settled.
 ///
 /// # Errors
-/// When they cannot be started, or something cannot be removed at the end.
+/// The services cannot be started, or the private containerd cannot be removed at the end.
 pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     let mut signals = Signals::new()?;
     let cwd = std::env::current_dir()
-        .map_err(|source| UpError::Os { action: "find the current directory", source })?;
+        .map_err(|source| UpError::Os { action: "get the current directory", source })?;
     let layout = Layout::resolve(&args, &cwd);
     let bin_dir = bin_dir(&args)?;
     check(&args, &layout, &bin_dir)?;
     let node = args.node_name.clone().unwrap_or_else(quintlet_kit::args::host_name);
-    let mut judge = expectations(&args, &layout, &node)?;
+    let mut checker = expectations(&args, &layout, &node)?;
 
     let (processes, left) = Processes::take_over(&layout.control).await?;
     if !left.is_empty() {
-        print(&[format!("ended what an earlier run left: {}", left.join(", "))]);
+        print(&[format!("terminated services of an earlier run: {}", left.join(", "))]);
     }
     std::fs::create_dir_all(&layout.log_dir)
         .map_err(|source| UpError::Directory { path: layout.log_dir.clone(), source })?;
-    // Dropping the start when a signal comes takes down what it had started.
+    // Dropping the future on a signal stops the containerd that it has started.
     let containerd = tokio::select! {
         started = start_containerd(&args, &layout) => started?,
         () = signals.next() => return Ok(ExitCode::from(130)),
@@ -300,23 +264,24 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
             .or_else(|| containerd.as_ref().map(Containerd::cgroup_root))
             .unwrap_or_else(|| "/".to_owned()),
     };
-    let fixed = head::Fixed::new(&args, &layout, &runtime.endpoint, &node, &cwd);
-    print(&fixed.lines());
+    let header = head::Header::new(&args, &layout, &runtime.endpoint, &node, &cwd);
+    print(&header.lines());
 
     let tasks = TaskGroup::new();
     let processes = Arc::new(Mutex::new(processes));
     let users = users_of_services(&args, &layout, &bin_dir)?;
     let copies = prepare(&args, &layout, users)?;
-    let copying = task::spawn("hand files over", copies.keep_fresh());
+    let copying = task::spawn("refresh file copies", copies.keep_refreshed());
     let plans = plan::services(&args, &layout, &runtime, &node, users);
     let now = quintlet_kit::clock::Clock::system().wall();
     for plan in &plans {
-        logs::begin(&logs::path(&layout.log_dir, plan.name), &args.log_format, now)
+        logs::append_start_line(&logs::path(&layout.log_dir, plan.name), &args.log_format, now)
             .map_err(|source| UpError::Directory { path: layout.log_dir.clone(), source })?;
     }
     let written = plans.iter().map(|plan| plan.name).chain(containerd.as_ref().map(|_| CONTAINERD)).collect();
     let limits = logs::Limits { size: args.log_max_size << 20, files: args.log_max_files };
-    let cutter = task::spawn("keep logs short", logs::keep_short(layout.log_dir.clone(), written, limits));
+    let rotation =
+        task::spawn("rotate logs", logs::rotate_periodically(layout.log_dir.clone(), written, limits));
     let services: Vec<Service> = plans
         .into_iter()
         .map(|plan| {
@@ -329,7 +294,7 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     let live = !args.once && screen::is_possible();
     if !live {
         for service in &services {
-            tasks.spawn("tell restarts", tell_restarts(service.name, service.state()));
+            tasks.spawn("print restarts", print_restarts(service.name, service.state()));
         }
     }
 
@@ -337,77 +302,77 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     let outcome = if live {
         let states: Vec<_> = services.iter().map(|s| (s.name, s.state())).collect();
         let paths = Paths::new(&layout.run_dir);
-        let (looks, look) = watch::channel(None);
-        let asking = task::spawn("ask services", head::ask(paths.clone(), looks));
+        let (overviews, overview) = watch::channel(None);
+        let polling = task::spawn("poll health", head::poll_health(paths.clone(), overviews));
         let kills = kills::kills(states.clone(), paths.clone(), view.clone());
         let lines = |width| {
             let now: Vec<_> = states.iter().map(|(name, state)| (*name, state.borrow().clone())).collect();
-            fixed.all(look.borrow().as_ref(), &now, width)
+            header.all(overview.borrow().as_ref(), &now, width)
         };
         let places = screen::Places { paths, pod_logs_dir: layout.pod_logs_dir.clone() };
-        // Dropping the screen gives the terminal back.
+        // Dropping the screen restores the terminal.
         let shown = tokio::select! {
             shown = screen::run(places, view.clone(), lines, Some(kills)) => shown,
             () = signals.next() => Ok(()),
         };
-        asking.abort();
+        polling.abort();
         if let Err(error) = shown {
-            tracing::warn!(error = quintlet_kit::error_chain(&error), "no live table");
+            tracing::warn!(error = quintlet_kit::error_chain(&error), "live table failed, printing lines");
             attend(&mut view, &mut signals, None, began, &args).await
         } else {
             None
         }
     } else {
-        attend(&mut view, &mut signals, judge.as_mut(), began, &args).await
+        attend(&mut view, &mut signals, checker.as_mut(), began, &args).await
     };
     let result =
         outcome.map_or(ExitCode::SUCCESS, |same| if same { ExitCode::SUCCESS } else { ExitCode::FAILURE });
 
     stop(&args, &services, &view, containerd, &mut signals).await?;
     follower.abort();
-    cutter.abort();
+    rotation.abort();
     copying.abort();
     for name in tasks.shutdown(TASK_GRACE).await {
-        tracing::warn!(task = name, "did not end");
+        tracing::warn!(task = name, "task did not stop in time");
     }
     Ok(result)
 }
 
-/// Until a signal (`None`) or, with a judge, its verdict: whether all is as expected.
+/// Prints changes until a signal, which returns none, or until the expectations are decided, which returns whether they are met.
 async fn attend(
     view: &mut watch::Receiver<View>,
     signals: &mut Signals,
-    mut judge: Option<&mut Judge>,
+    mut checker: Option<&mut ExpectationChecker>,
     began: Instant,
     args: &UpArgs,
 ) -> Option<bool> {
     let deadline = began + Duration::from_secs(args.once_timeout);
     let mut lines = Lines::default();
-    let mut period = tokio::time::interval(JUDGE_PERIOD);
+    let mut period = tokio::time::interval(CHECK_PERIOD);
     loop {
-        // All three only wait and lose nothing when dropped.
+        // All arms only wait; dropping them loses nothing.
         tokio::select! {
             () = signals.next() => return None,
             changed = view.changed() => {
-                // The task that follows pod-sync never ends before its readers.
+                // The task that follows pod-sync ends after its receivers; None is unreachable here.
                 changed.ok()?;
                 let changes = lines.changes(&view.borrow_and_update());
                 print(&changes);
             }
             _ = period.tick() => {}
         }
-        let Some(judge) = judge.as_deref_mut() else { continue };
+        let Some(checker) = checker.as_deref_mut() else { continue };
         let now = Instant::now();
-        let differences = match judge.judge(&view.borrow(), now) {
+        let differences = match checker.check(&view.borrow(), now) {
             Verdict::Same => {
                 let took = now.duration_since(began).as_secs_f64();
-                print(&[format!("{0} of {0} as expected after {took:.1}s", judge.len())]);
+                print(&[format!("{0} of {0} as expected after {took:.1}s", checker.len())]);
                 return Some(true);
             }
             Verdict::Different(differences) => differences,
             Verdict::Pending if now >= deadline => {
                 print(&[format!("not settled after {}s", args.once_timeout)]);
-                judge.differences()
+                checker.differences()
             }
             Verdict::Pending => continue,
         };
@@ -429,7 +394,7 @@ async fn stop(
     if args.down {
         print_part(&format!("stopping {pods} {noun} (grace {grace}s, press again to force) … "));
     } else {
-        print_part(&format!("stopping the services, {pods} {noun} run on … "));
+        print_part(&format!("stopping the services, {pods} {noun} keep running … "));
     }
     let in_order = async {
         if args.down {
@@ -441,7 +406,7 @@ async fn stop(
             futures::future::join_all(group.iter().map(|s| s.ended())).await;
         }
     };
-    // When forced, the orderly end is dropped: it only waits.
+    // A second signal drops the ordered shutdown, which only sends orders and waits.
     let forced = tokio::select! {
         () = in_order => false,
         () = signals.next() => true,
@@ -461,21 +426,21 @@ async fn stop(
     let remaining = view.borrow().pods.len();
     let left = match (args.down, private || remaining == 0) {
         (true, true) => ", nothing left behind".to_owned(),
-        (true, false) => format!(", {remaining} not known to be gone"),
+        (true, false) => format!(", {remaining} pods may remain"),
         (false, _) => String::new(),
     };
     print(&[format!("done in {:.1}s{left}", began.elapsed().as_secs_f64())]);
     Ok(())
 }
 
-/// Has pod-sync terminate all pods, which ends it.
+/// Orders pod-sync to terminate all pods and waits until it exits.
 async fn drain(services: &[Service], within: Duration) {
     let Some(pod_sync) = services.iter().find(|s| s.name == POD_SYNC) else { return };
-    // One that is down now would come back only to be told the same: what it leaves is removed with the runtime.
+    // A pod-sync that is restarting is not drained. Its pods are removed together with a private runtime.
     if pod_sync.is_running() {
         pod_sync.order(Order::Drain);
         if tokio::time::timeout(within, pod_sync.ended()).await.is_err() {
-            tracing::warn!(seconds = within.as_secs(), "pod-sync did not end in time");
+            tracing::warn!(seconds = within.as_secs(), "pod-sync did not exit in time");
         }
     }
 }
@@ -488,7 +453,7 @@ async fn start_containerd(args: &UpArgs, layout: &Layout) -> Result<Option<Conta
     options.masquerade = true;
     options.keep_pods = !args.down;
     let log = logs::path(&layout.log_dir, CONTAINERD);
-    // Made here, since containerd's own mode would be another one.
+    // Created here, since containerd would create its log with another mode.
     logs::open(&log).map_err(|source| UpError::Directory { path: layout.log_dir.clone(), source })?;
     options.log_file = Some(log);
     if args.down {
@@ -500,23 +465,21 @@ async fn start_containerd(args: &UpArgs, layout: &Layout) -> Result<Option<Conta
     Ok(Some(containerd))
 }
 
-/// Prints restarts of a service.
-async fn tell_restarts(name: &'static str, mut state: watch::Receiver<State>) {
+/// Prints the exits and restarts of a service.
+async fn print_restarts(name: &'static str, mut state: watch::Receiver<State>) {
     while state.changed().await.is_ok() {
-        let told = match &*state.borrow_and_update() {
+        let line = match &*state.borrow_and_update() {
             State::Waiting { exit, delay } => {
-                Some(format!("{name} ended ({exit}), again in {} ms", delay.as_millis()))
+                Some(format!("{name} exited ({exit}), restarting in {} ms", delay.as_millis()))
             }
-            State::Running { pid, starts, .. } if *starts > 1 => {
-                Some(format!("{name} runs again, pid {pid}"))
-            }
+            State::Running { pid, starts, .. } if *starts > 1 => Some(format!("{name} restarted, pid {pid}")),
             State::New | State::Running { .. } | State::Ended => None,
         };
-        print(told.as_slice());
+        print(line.as_slice());
     }
 }
 
-fn expectations(args: &UpArgs, layout: &Layout, node: &str) -> Result<Option<Judge>, UpError> {
+fn expectations(args: &UpArgs, layout: &Layout, node: &str) -> Result<Option<ExpectationChecker>, UpError> {
     if !args.once {
         return Ok(None);
     }
@@ -525,12 +488,13 @@ fn expectations(args: &UpArgs, layout: &Layout, node: &str) -> Result<Option<Jud
     if found.is_empty() {
         return Err(UpError::NothingExpected(layout.manifests.clone()));
     }
-    Ok(Some(Judge::new(found, node)))
+    Ok(Some(ExpectationChecker::new(found, node)))
 }
 
-/// The users of the services. Without root everything runs as the one user there is.
+/// Returns the users of the services, or none to run all services as the user of this process.
 ///
-/// A node with a containerd of its own may lie in a home directory, where nobody else gets in: then its services run as root.
+/// Without root, none. A node with a private containerd may be in a home directory that other users cannot enter: none, so that
+/// its services run as root.
 fn users_of_services(args: &UpArgs, layout: &Layout, bin_dir: &Path) -> Result<Option<Users>, UpError> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(None);
@@ -545,25 +509,31 @@ fn users_of_services(args: &UpArgs, layout: &Layout, bin_dir: &Path) -> Result<O
     for (service, flag) in names {
         let Some(user) = users.user(service) else { continue };
         for path in [bin_dir, &layout.run_dir] {
-            let Some(dir) = users::closed_on_the_way(path) else { continue };
+            let Some(dir) = users::inaccessible_ancestor(path) else { continue };
             if args.private_containerd {
-                print(&[format!("all services run as root: others cannot enter {}", dir.display())]);
+                print(&[format!("all services run as root: other users cannot enter {}", dir.display())]);
                 return Ok(None);
             }
-            return Err(UpError::Closed { service, uid: user.uid, dir, path: path.to_path_buf(), flag });
+            return Err(UpError::Inaccessible {
+                service,
+                uid: user.uid,
+                dir,
+                path: path.to_path_buf(),
+                flag,
+            });
         }
     }
     Ok(Some(users))
 }
 
-/// Makes the directories of the sockets, and copies of the files that services may not read themselves.
+/// Creates the directories of the sockets, and copies the files that services may not read themselves.
 fn prepare(args: &UpArgs, layout: &Layout, users: Option<Users>) -> Result<Copies, UpError> {
     let failed = |path: &Path| {
         let path = path.to_path_buf();
         move |source: io::Error| UpError::Directory { path, source }
     };
     if !plan::has_node_api(args) {
-        // One that an earlier run left is not missed by `quintctl health`.
+        // `quintctl health` would report the socket of an earlier run as unreachable.
         let _ = std::fs::remove_file(Paths::new(&layout.run_dir).node_api());
     }
     let node_api = users.and_then(|users| users.user(NODE_API)).map(|user| user.uid);
@@ -572,16 +542,16 @@ fn prepare(args: &UpArgs, layout: &Layout, users: Option<Users>) -> Result<Copie
     }
     let Some(users) = users else { return Ok(Copies::default()) };
     users.prepare(&layout.run_dir).map_err(failed(&layout.run_dir))?;
-    let files = plan::handed(args, layout, Some(users));
+    let files = plan::file_copies(args, layout, Some(users));
     if layout.config_dir.is_some() {
         users.prepare_drop_ins(&layout.run_dir, plan::CONFIG_DIR).map_err(failed(&layout.run_dir))?;
     }
     let (copies, not_copied) = Copies::make(files);
     for (file, source) in not_copied {
-        if file.form == Form::Kubeconfig {
+        if file.kind == CopyKind::Kubeconfig {
             return Err(UpError::Kubeconfig { path: file.from, source });
         }
-        print(&[format!("{} cannot be handed to {}: {source}", file.from.display(), file.service)]);
+        print(&[format!("failed to copy {} for {}: {source}", file.from.display(), file.service)]);
     }
     Ok(copies)
 }
@@ -591,7 +561,7 @@ fn bin_dir(args: &UpArgs) -> Result<PathBuf, UpError> {
         return Ok(dir.clone());
     }
     let own = std::env::current_exe()
-        .map_err(|source| UpError::Os { action: "find this program's path", source })?;
+        .map_err(|source| UpError::Os { action: "get the path of this program", source })?;
     Ok(own.parent().unwrap_or(Path::new("/")).to_path_buf())
 }
 
@@ -608,7 +578,7 @@ fn check(args: &UpArgs, layout: &Layout, bin_dir: &Path) -> Result<(), UpError> 
     Ok(())
 }
 
-/// Signals that end the supervisor.
+/// The signals that stop the supervisor.
 struct Signals([Signal; 3]);
 
 impl Signals {
@@ -622,7 +592,9 @@ impl Signals {
         ]))
     }
 
-    /// The next one; dropping it loses none.
+    /// Waits for the next signal.
+    ///
+    /// Cancellation safety: dropping the future loses no signal.
     async fn next(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! {

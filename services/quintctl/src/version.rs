@@ -1,4 +1,4 @@
-//! `quintctl version`: what is installed, and what runs.
+//! `quintctl version`: the versions of this program and of the running services.
 
 use quintlet_kit::paths::Paths;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
@@ -10,39 +10,31 @@ use crate::error::Error;
 use crate::out::{Format, print};
 use crate::text::{NOTHING, age, clean, or_nothing, table};
 
-/// Version of this program.
 const OWN: &str = env!("CARGO_PKG_VERSION");
 
-/// One program.
+/// The version of this program or of a service.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Row {
-    /// Its name.
     pub service: String,
-    /// Version; none where it does not answer.
+    /// None if the service does not answer.
     pub version: Option<String>,
-    /// Commit it was built from.
     pub commit: Option<String>,
-    /// Process id; none of this program itself.
+    /// None for this program and for a service that does not answer.
     pub pid: Option<u32>,
-    /// Seconds since it started.
     pub uptime_seconds: Option<f64>,
-    /// It is of another build than this program.
+    /// The service was built from another version or commit than this program.
     pub skew: bool,
-    /// Why it does not answer.
+    /// Why the service does not answer.
     pub error: Option<String>,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// Nobody reads.
 pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
     let rows = fetch(paths).await;
     print(format.render(&rows, |_| render(&rows))?)
 }
 
-/// Asks all services.
+/// Returns the row of this program, then a row per service.
 pub async fn fetch(paths: &Paths) -> Vec<Row> {
     let commit = quintlet_kit::build::commit();
     let own = Row {
@@ -62,7 +54,7 @@ pub async fn fetch(paths: &Paths) -> Vec<Row> {
 
 async fn build(peer: &Peer) -> Result<BuildReply, Error> {
     let mut client = DebugClient::new(peer.channel().await?);
-    peer.answer(client.build(BuildRequest {})).await
+    peer.call(client.build(BuildRequest {})).await
 }
 
 fn row(service: String, answer: Result<BuildReply, Error>, own: &str, own_commit: &str) -> Row {
@@ -88,7 +80,6 @@ fn row(service: String, answer: Result<BuildReply, Error>, own: &str, own_commit
     }
 }
 
-/// The table.
 #[must_use]
 pub fn render(rows: &[Row]) -> String {
     let dash = || NOTHING.to_owned();
@@ -97,7 +88,7 @@ pub fn render(rows: &[Row]) -> String {
         .map(|r| {
             let note = match &r.error {
                 Some(error) => clean(error),
-                None if r.skew => "not the build of this quintctl".to_owned(),
+                None if r.skew => "another build than this quintctl".to_owned(),
                 None => String::new(),
             };
             vec![
@@ -125,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_of_another_build_is_pointed_at_and_one_that_is_away_says_why() {
+    fn the_note_says_that_a_service_is_of_another_build_or_why_it_does_not_answer() {
         let reply = |version: &str| {
             Ok(BuildReply {
                 service: "x".into(),
@@ -145,7 +136,7 @@ mod tests {
             "\
 SERVICE  VERSION  COMMIT        PID  UP    NOTE
 same     0.1.0    0123456789ab  12   3m5s
-older    0.0.9    0123456789ab  12   3m5s  not the build of this quintctl
+older    0.0.9    0123456789ab  12   3m5s  another build than this quintctl
 away     –        –             –    –     gone
 "
         );

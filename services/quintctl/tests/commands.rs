@@ -359,7 +359,7 @@ async fn a_pod_is_found_by_name_or_uid_and_one_that_is_not_there_is_exit_1() {
         assert!(out.starts_with(&format!("pod default/web  uid {UID}  phase Running")), "{out}");
     }
     let (code, out, error) = node.run(&["retry", "default/web"]).await;
-    assert_eq!((code, out), (0, format!("pod default/web (uid {UID}) is tried again now\n")), "{error}");
+    assert_eq!((code, out), (0, format!("pod default/web (uid {UID}) is retried now\n")), "{error}");
     for args in
         [["explain", "gone"], ["retry", "gone"], ["logs", "gone"], ["trace", "gone"], ["events", "gone"]]
     {
@@ -369,7 +369,7 @@ async fn a_pod_is_found_by_name_or_uid_and_one_that_is_not_there_is_exit_1() {
     let (_, out, _) = node.run(&["events", "web"]).await;
     assert!(out.contains(&format!("of \"{UID}\"")), "{out}");
     let (code, out, _) = node.run(&["trace", "web"]).await;
-    assert_eq!((code, out.as_str()), (0, "no operation of default/web is remembered\n"));
+    assert_eq!((code, out.as_str()), (0, "no recorded operations of default/web\n"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -385,15 +385,15 @@ async fn health_is_exit_1_unless_all_are_well() {
     let reported = node.reported.as_ref().unwrap();
     reported.set_serving(NODE).await;
     let (code, out, _) = node.run(&["health"]).await;
-    assert_eq!((code, out.contains("serving  the API server takes the Node")), (0, true), "{out}");
+    assert_eq!((code, out.contains("serving  the API server accepts the Node")), (0, true), "{out}");
     reported.set_not_serving(NODE).await;
     let (code, out, _) = node.run(&["health"]).await;
     assert_eq!(code, 1);
-    assert!(out.contains("unhealthy  the API server does not take the Node"), "{out}");
+    assert!(out.contains("unhealthy  the API server rejects the Node"), "{out}");
     std::fs::remove_file(Paths::new(node.dir.path()).status()).unwrap();
     let (code, out, _) = node.run(&["health"]).await;
     assert_eq!(code, 1);
-    assert!(out.contains("no answer  status-reporter does not answer at"), "{out}");
+    assert!(out.contains("unreachable  failed to connect to status-reporter at"), "{out}");
     let (code, out, _) = node.run(&["version"]).await;
     assert_eq!(code, 0);
     assert!(out.contains("pod-sync               0.1.0"), "{out}");
@@ -439,7 +439,7 @@ async fn a_service_that_is_away_is_exit_69_and_a_wrong_command_line_64() {
     for args in [["pods"].as_slice(), &["explain", "web"], &["logs", "web"], &["events"], &["watch"]] {
         let (code, out, error) = node.run(args).await;
         assert_eq!((code, out.as_str()), (69, ""), "{args:?}");
-        let want = format!("quintctl: pod-sync does not answer at {}: No such file", socket.display());
+        let want = format!("quintctl: failed to connect to pod-sync at {}: No such file", socket.display());
         assert!(error.starts_with(&want), "{error}");
     }
     for args in [["nonsense"].as_slice(), &["explain"], &["pods", "-o", "xml"], &["logs", "web", "-f", "-p"]]
@@ -514,13 +514,13 @@ async fn a_restart_of_pleg_service_is_told_with_what_it_cost() {
     tokio::time::timeout(Duration::from_secs(10), watched.notified()).await.unwrap();
     first.cancel();
     death.cancel();
-    tokio::task::block_in_place(|| until("pleg-service is away"));
+    tokio::task::block_in_place(|| until("pleg-service unreachable"));
     node.serve(&socket, pleg(8, &node.stop));
     let line = tokio::task::block_in_place(|| until("pleg-service restarted"));
     limit.abort();
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(line.contains("------ pleg-service restarted: epoch 8, back after "), "{line}");
+    assert!(line.contains("------ pleg-service restarted: epoch 8, reachable after "), "{line}");
     assert!(line.ends_with(", 0 pods changed meanwhile"), "{line}");
 }
 
@@ -600,7 +600,7 @@ async fn a_trace_shows_what_was_done_for_the_pod_even_when_services_are_away() {
     );
     assert!(out.contains("cri-proxy    StartContainer  "), "{out}");
     assert_eq!(out.matches("total").count(), 1, "{out}");
-    assert!(out.contains("without the spans of one service: cri-proxy does not answer"), "{out}");
+    assert!(out.contains("missing spans: failed to connect to cri-proxy"), "{out}");
     let (_, out, _) = node.run(&["trace", UID, "--all", "-o", "json"]).await;
     let value: serde_json::Value = serde_json::from_str(&out).unwrap();
     let ids: Vec<&str> = value.as_array().unwrap().iter().map(|o| o["traceId"].as_str().unwrap()).collect();
@@ -624,7 +624,7 @@ async fn logs_are_those_of_the_newest_instance_and_follow_it_into_the_next() {
     let (_, out, _) = node.run(&["logs", "web", "-c", "app", "--previous", "--pod-logs-dir", &logs]).await;
     assert_eq!(out, "first instance\n");
     let (code, _, error) = node.run(&["logs", "web", "-c", "other", "--pod-logs-dir", &logs]).await;
-    assert_eq!((code, error.as_str()), (1, "quintctl: no container \"other\"; there are: app\n"));
+    assert_eq!((code, error.as_str()), (1, "quintctl: pod has no container \"other\"; containers: app\n"));
     let began = Instant::now();
     let mut child = node.command(&["logs", "web", "-f", "--tail", "1", "--pod-logs-dir", &logs]);
     let mut child = child.stdout(Stdio::piped()).spawn().unwrap();

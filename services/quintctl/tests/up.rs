@@ -124,7 +124,7 @@ fn a_killed_service_comes_back_and_the_others_do_not_notice() {
     node.signal(Signal::SIGTERM);
     let (code, out) = node.end();
     assert_eq!(code, Some(0), "{out}");
-    assert!(out.contains("pleg-service ended (SIGKILL), again in 200 ms"), "{out}");
+    assert!(out.contains("pleg-service exited (SIGKILL), restarting in 200 ms"), "{out}");
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn callers_end_before_those_they_call() {
     let ends = node.ends();
     assert_eq!(ends.len(), 5, "{ends:?}");
     assert_eq!((ends[0].as_str(), ends[4].as_str()), ("pod-sync term", "cri-proxy term"));
-    assert!(out.contains("0 pods run on … done in"), "{out}");
+    assert!(out.contains("0 pods keep running … done in"), "{out}");
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn logs_go_on_over_starts_and_one_that_is_too_long_is_cut_while_its_service_writ
     assert_eq!(node.end().0, Some(0));
     let logs = node.path("logs");
     let log = |name: &str| std::fs::read_to_string(logs.join(name)).unwrap_or_default();
-    let begins = |text: &str| text.lines().filter(|l| l.contains("quintctl up begins")).count();
+    let begins = |text: &str| text.lines().filter(|l| l.contains("quintctl up started")).count();
     let first = log("pod-sync.log");
     assert_eq!(begins(&first), 1, "{first}");
     assert!(!logs.join("containerd.log").exists(), "nobody writes it");
@@ -215,7 +215,7 @@ fn usage_errors_exit_64_and_missing_binaries_are_named() {
     let misnamed = run(&["up", "--runtime-endpoint", "unix:///x", "--node-name", "Peer_Node"]);
     assert_eq!(misnamed.status.code(), Some(64));
     let error = String::from_utf8_lossy(&misnamed.stderr);
-    assert!(error.contains("no node can be registered by that name"), "{error}");
+    assert!(error.contains("not a valid node name"), "{error}");
     let help = run(&["up", "--help"]);
     let help = String::from_utf8_lossy(&help.stdout);
     assert!(help.contains("--node-name") && !help.contains("--output"), "{help}");
@@ -225,7 +225,7 @@ fn usage_errors_exit_64_and_missing_binaries_are_named() {
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(
-        error.contains("cri-proxy, pleg-service, probe-service, status-reporter, pod-sync not found"),
+        error.contains("failed to find cri-proxy, pleg-service, probe-service, status-reporter, pod-sync in"),
         "{error}"
     );
 }

@@ -117,7 +117,7 @@ async fn an_operator_reaches_into_pods() {
         (["exec", "web", "--", "/no/such/program"].as_slice(), "no such file"),
         (&["exec", "nobody", "--", "true"], "no pod \"nobody\""),
         (&["exec", "web", "-c", "x", "--", "true"], "no container \"x\""),
-        (&["exec", "-it", "web", "--", "sh"], "standard input is no terminal"),
+        (&["exec", "-it", "web", "--", "sh"], "standard input is not a terminal"),
         (&["attach", "-i", "web"], "has no standard input"),
         (&["port-forward", "nobody", "80"], "no pod \"nobody\""),
     ] {

@@ -1,4 +1,4 @@
-//! `quintctl debug-bundle`: what somebody elsewhere needs to see what is wrong here, in one file, without a secret.
+//! `quintctl debug-bundle`: collects diagnostic data of this node in one archive, without secrets.
 
 mod redact;
 
@@ -21,43 +21,43 @@ use quintlet_proto::podsync::v1::{ListEventsRequest, ListPodsRequest};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::client::{MAX_ANSWER, Peer};
+use crate::client::{MAX_RESPONSE_BYTES, Peer};
 use crate::error::Error;
 use crate::out::print;
 use crate::text::{clean, moment, now_ns};
 use crate::{explain, health, pods, version};
 use redact::{FromSecrets, Scrubber, Values};
 
-/// Of each log.
+/// Number of bytes taken from the end of each log.
 const LOG_BYTES: u64 = 1 << 20;
-/// A file of a secret volume is at most so large (an object of the API is at most 1 MiB).
+/// Largest file of a secret volume that is read, in bytes: an API object is at most 1 MiB.
 const SECRET_BYTES: u64 = 1 << 20;
-/// Below the volumes of a pod's directory.
+/// Directory of secret volumes, below `volumes` of a pod's directory.
 const SECRET_VOLUMES: &str = "kubernetes.io~secret";
-/// The same, for volumes that may have Secrets among other things.
+/// Directory of projected volumes, whose sources may include Secrets.
 const MIXED_VOLUMES: &str = "kubernetes.io~projected";
-/// How many containers' environments are asked for at a time.
+/// Number of concurrent ContainerStatus calls.
 const ASKED: usize = 8;
 
-/// What is wrong here, in one file without secrets.
+/// Collect diagnostic data in an archive, without secrets.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BundleArgs {
-    /// The file to make [default: quintlet-debug-TIME.tar.gz here]
+    /// File to create [default: quintlet-debug-TIME.tar.gz in the working directory]
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// Directory of the services' logs [default: beside the run directory, or /var/log/quintlet]
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
-    /// The node's root directory: the secrets in its volumes are looked for, so that none is told [default: beside the run
-    /// directory, or /var/lib/kubelet]
+    /// The node's root directory, whose volumes are read to find secrets to redact [default: beside the run directory, or
+    /// /var/lib/kubelet]
     #[arg(long, value_name = "DIR")]
     pub root_dir: Option<PathBuf>,
 }
 
-/// Makes the bundle. What cannot be had is named in it.
+/// Writes the bundle. Its `missing.txt` lists the data that could not be collected.
 ///
 /// # Errors
-/// The file cannot be made.
+/// The file exists or cannot be written.
 pub async fn run(args: BundleArgs, paths: &Paths) -> Result<(), Error> {
     let now = now_ns();
     let name = format!("quintlet-debug-{}", moment(now).replace([':', '.'], "-"));
@@ -69,18 +69,18 @@ pub async fn run(args: BundleArgs, paths: &Paths) -> Result<(), Error> {
     let count = found.len();
     write(&file, &name, found, now).map_err(failed)?;
     print(format!(
-        "{}: {count} files, no environment, arguments, annotations or secrets in them\n",
+        "{}: {count} files; environments, arguments, annotations and secrets are left out\n",
         file.display()
     ))
 }
 
-/// As given, beside the run directory where `quintctl up --base` puts both, or the usual place.
-fn beside(given: Option<PathBuf>, run_dir: &Path, name: &str, usual: &str) -> PathBuf {
+/// Returns `given`, or the directory `name` beside a run directory of `quintctl up --base`, or `system`.
+fn beside(given: Option<PathBuf>, run_dir: &Path, name: &str, system: &str) -> PathBuf {
     let beside = || Some(run_dir.parent()?.join(name)).filter(|dir| run_dir.ends_with("run") && dir.is_dir());
-    given.or_else(beside).unwrap_or_else(|| PathBuf::from(usual))
+    given.or_else(beside).unwrap_or_else(|| PathBuf::from(system))
 }
 
-/// The members of the bundle.
+/// Collects the members of the bundle, as name and redacted text.
 async fn collect(paths: &Paths, log_dir: &Path, root_dir: &Path) -> Vec<(String, String)> {
     let mut out = Vec::new();
     let mut missing = Vec::new();
@@ -93,7 +93,7 @@ async fn collect(paths: &Paths, log_dir: &Path, root_dir: &Path) -> Vec<(String,
                 mixed.extend(volumes_with_secrets(object));
             }
             if let Err(error) = secrets_of_environments(paths, &objects, &mut values.secrets).await {
-                missing.push(format!("environments, of which values of Secrets would be known: {error}"));
+                missing.push(format!("values of Secrets in environments, to redact them: {error}"));
             }
             out.push(("pods.json".to_owned(), pretty(&json!({"pods": list, "problems": problems}))));
             for object in &objects {
@@ -109,9 +109,9 @@ async fn collect(paths: &Paths, log_dir: &Path, root_dir: &Path) -> Vec<(String,
         Ok(events) => out.push(("events.json".to_owned(), pretty(&events))),
         Err(error) => missing.push(format!("events: {}", quintlet_kit::error_chain(&error))),
     }
-    let look = health::look(paths).await;
-    out.push(("health.json".to_owned(), pretty(&look.rows)));
-    out.push(("health.txt".to_owned(), health::render(&look.rows)));
+    let overview = health::overview(paths).await;
+    out.push(("health.json".to_owned(), pretty(&overview.rows)));
+    out.push(("health.txt".to_owned(), health::render(&overview.rows)));
     let versions = version::fetch(paths).await;
     out.push(("version.json".to_owned(), pretty(&versions)));
     for peer in Peer::all(paths) {
@@ -135,13 +135,14 @@ async fn collect(paths: &Paths, log_dir: &Path, root_dir: &Path) -> Vec<(String,
     out.into_iter().map(|(name, text)| (name, scrubber.text(&text))).collect()
 }
 
+/// Pod objects in full, redacted pods, problems of sources.
 type Views = (Vec<Value>, Vec<Value>, Vec<Value>);
 
-/// The objects as they are, for what is to be searched for; and what may be told.
+/// Fetches the pods. The full objects serve only to find values to redact.
 async fn views(paths: &Paths) -> Result<Views, Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
-    let reply = peer.answer(client.list_pods(ListPodsRequest { brief: false })).await?;
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let reply = peer.call(client.list_pods(ListPodsRequest { brief: false })).await?;
     let objects: Vec<Value> =
         reply.pods.iter().map(|p| serde_json::from_slice(&p.pod).unwrap_or_default()).collect();
     let list = reply
@@ -166,21 +167,21 @@ async fn views(paths: &Paths) -> Result<Views, Error> {
 
 async fn events(paths: &Paths) -> Result<Vec<Value>, Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
     let request = ListEventsRequest { uid: String::new(), limit: 0 };
-    let events = peer.answer(client.list_events(request)).await?.events;
+    let events = peer.call(client.list_events(request)).await?.events;
     let one = |e: quintlet_proto::podsync::v1::EventView| json!({"at": moment(e.at_unix_ns), "pod": e.pod, "type": e.r#type, "reason": e.reason, "message": e.message, "count": e.count});
     Ok(events.into_iter().map(one).collect())
 }
 
 async fn metrics(peer: &Peer) -> Result<String, Error> {
-    let mut client = DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
-    Ok(peer.answer(client.metrics(MetricsRequest {})).await?.text)
+    let mut client = DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    Ok(peer.call(client.metrics(MetricsRequest {})).await?.text)
 }
 
 async fn traces(peer: &Peer) -> Result<Vec<Value>, Error> {
-    let mut client = DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
-    let spans = peer.answer(client.traces(TracesRequest::default())).await?.spans;
+    let mut client = DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let spans = peer.call(client.traces(TracesRequest::default())).await?.spans;
     let one = |s: quintlet_proto::debug::v1::Span| {
         json!({"traceId": s.trace_id, "spanId": s.span_id, "parentSpanId": s.parent_span_id, "service": s.service, "name": s.name,
             "start": moment(s.start_unix_ns), "ns": s.end_unix_ns - s.start_unix_ns, "attributes": s.attributes.into_iter().collect::<std::collections::BTreeMap<_, _>>(), "error": s.error})
@@ -188,13 +189,13 @@ async fn traces(peer: &Peer) -> Result<Vec<Value>, Error> {
     Ok(spans.into_iter().map(one).collect())
 }
 
-/// The ends of the services' logs.
+/// Reads the ends of the services' logs.
 fn logs(dir: &Path) -> io::Result<Vec<(String, String)>> {
     let mut out = Vec::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // Nothing but logs, whatever else lies there.
+        // The directory may contain other files, which may hold secrets.
         let is_log = [".log", ".log.1"].iter().any(|end| name.ends_with(end));
         if !is_log || !entry.file_type()?.is_file() {
             continue;
@@ -205,7 +206,7 @@ fn logs(dir: &Path) -> io::Result<Vec<(String, String)>> {
         let mut bytes = Vec::new();
         file.take(LOG_BYTES).read_to_end(&mut bytes)?;
         let text = String::from_utf8_lossy(&bytes);
-        // A line that is cut may begin in the middle of what would be taken out.
+        // The first line may begin in the middle of a secret, which would not be recognized.
         let whole =
             if length > LOG_BYTES { text.split_once('\n').map_or("", |(_, rest)| rest) } else { &text };
         out.push((format!("logs/{}", file_name(&name)), whole.to_owned()));
@@ -214,7 +215,7 @@ fn logs(dir: &Path) -> io::Result<Vec<(String, String)>> {
     Ok(out)
 }
 
-/// Projected volumes of a pod that have a Secret as a source, each as the pod's UID and its name.
+/// Returns the projected volumes of a pod with a Secret as a source, as pod UID and volume name.
 fn volumes_with_secrets(pod: &Value) -> Vec<(String, String)> {
     let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
     let volumes = pod.pointer("/spec/volumes").and_then(Value::as_array).into_iter().flatten();
@@ -226,7 +227,7 @@ fn volumes_with_secrets(pod: &Value) -> Vec<(String, String)> {
     names.map(|name| (uid.to_owned(), name.to_owned())).collect()
 }
 
-/// The values that containers have in their environment from Secrets, as the runtime gave them to the containers.
+/// Adds the values of Secrets in the environments of containers to `out`. The runtime knows the environment of each container.
 async fn secrets_of_environments(
     paths: &Paths,
     pods: &[Value],
@@ -234,10 +235,11 @@ async fn secrets_of_environments(
 ) -> Result<(), Error> {
     let by_uid: BTreeMap<&str, &Value> =
         pods.iter().filter_map(|pod| Some((pod.pointer("/metadata/uid")?.as_str()?, pod))).collect();
-    // The other sockets do not tell environments.
+    // Only the admin socket returns the verbose status with the environment.
     let peer = Peer::new("cri-proxy", paths.cri(CriSocket::Admin));
-    let client = RuntimeServiceClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
-    let listed = peer.answer(client.clone().list_containers(ListContainersRequest::default())).await?;
+    let client =
+        RuntimeServiceClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let listed = peer.call(client.clone().list_containers(ListContainersRequest::default())).await?;
     let wanted = listed.containers.iter().filter_map(|container| {
         let label = |name: &str| container.labels.get(name).map(String::as_str);
         let pod = by_uid.get(label("io.kubernetes.pod.uid")?)?;
@@ -249,8 +251,8 @@ async fn secrets_of_environments(
             let (mut client, peer) = (client.clone(), &peer);
             async move {
                 let request = ContainerStatusRequest { container_id: id, verbose: true };
-                // One that is gone meanwhile has no environment.
-                let status = peer.answer(client.container_status(request)).await.ok()?;
+                // The container may have been removed since the list.
+                let status = peer.call(client.container_status(request)).await.ok()?;
                 Some((from, environment(&status.info)))
             }
         })
@@ -263,7 +265,7 @@ async fn secrets_of_environments(
     Ok(())
 }
 
-/// The environment in what containerd and CRI-O tell of a container beyond the CRI: its OCI runtime specification.
+/// Returns the environment from the OCI runtime specification, which containerd and CRI-O include in the verbose status.
 fn environment(info: &HashMap<String, String>) -> Vec<String> {
     let of = |text: &String| -> Option<Vec<String>> {
         let info: Value = serde_json::from_str(text).ok()?;
@@ -273,8 +275,8 @@ fn environment(info: &HashMap<String, String>) -> Vec<String> {
     info.get("info").and_then(of).unwrap_or_default()
 }
 
-/// The content of the secret volumes of all pods: it must be in none of the texts. Of projected volumes, those in `mixed` (a pod's
-/// UID and a name) have Secrets; the rest are of the cluster or of users.
+/// Adds the content of the volumes of all pods to `values`: the content of secret volumes and of the projected volumes in `mixed`
+/// (pod UID and volume name) as secrets, the content of other projected volumes as suspects.
 fn secrets_on_disk(root_dir: &Path, mixed: &BTreeSet<(String, String)>, values: &mut Values) {
     for pod in fs::read_dir(root_dir.join("pods")).into_iter().flatten().flatten() {
         let volumes = pod.path().join("volumes");
@@ -304,7 +306,7 @@ fn read_below(dir: &Path, depth: u32, out: &mut BTreeSet<String>) {
     }
 }
 
-/// Of the machine, not of its users.
+/// Returns the kernel version, load, memory and pressure of the machine.
 fn machine() -> String {
     [
         "/proc/version",
@@ -320,7 +322,7 @@ fn machine() -> String {
     .collect()
 }
 
-/// Nothing that another program would take for a path.
+/// Replaces characters that are not safe in a file name.
 fn file_name(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_') { c } else { '-' })
@@ -331,7 +333,7 @@ fn pretty(data: &impl Serialize) -> String {
     serde_json::to_string_pretty(data).unwrap_or_default() + "\n"
 }
 
-/// Readable for its owner alone; a file that is there is not replaced.
+/// Writes the archive with mode 0600. An existing file is an error.
 fn write(file: &Path, name: &str, members: Vec<(String, String)>, now: i64) -> io::Result<()> {
     let out = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
     let mut tar = tar::Builder::new(GzEncoder::new(out, Compression::default()));
@@ -351,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_letter_of_a_secret_volume_is_a_secret_and_one_of_another_is_not() {
+    fn a_letter_in_a_secret_volume_is_redacted_and_a_letter_in_another_volume_is_not() {
         let root = tempfile::tempdir().unwrap();
         let volume = |kind: &str, name: &str, content: &str| {
             let dir = root.path().join("pods/u1/volumes").join(kind).join(name).join("..data");
@@ -374,10 +376,10 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_is_found_in_what_the_runtime_tells() {
+    fn the_environment_is_read_from_the_verbose_status() {
         let info = r#"{"sandboxID": "s", "runtimeSpec": {"process": {"env": ["A=x", "B="]}}}"#;
-        let told = HashMap::from([("info".to_owned(), info.to_owned())]);
-        assert_eq!(environment(&told), ["A=x", "B="]);
+        let status = HashMap::from([("info".to_owned(), info.to_owned())]);
+        assert_eq!(environment(&status), ["A=x", "B="]);
         assert!(environment(&HashMap::from([("info".to_owned(), "{".to_owned())])).is_empty());
         assert!(environment(&HashMap::new()).is_empty());
     }

@@ -1,39 +1,41 @@
-//! What leaves the machine in a bundle, and what does not. Objects are copied field by field: only what is named here is
-//! taken. Texts are scrubbed of every value that comes from a Secret, however short, of longer values that a user wrote, and of
-//! whatever looks like a credential.
+//! Redacts the content of a bundle.
+//!
+//! - Of an object, only the fields named here are copied.
+//! - From texts, these values are removed: values of Secrets of any length, longer values that a user wrote into a pod, and
+//!   everything in the format of a credential.
 
 use std::collections::BTreeSet;
 
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
-/// In place of what was taken out.
+/// Replaces a removed value.
 pub(super) const REDACTED: &str = "[redacted]";
 
-/// A shorter value is taken out only where it stands alone, and only if it comes from a Secret: inside of words it would make
-/// every text unreadable, and what a user wrote elsewhere, such as `1` or `true`, is no secret.
+/// Length in bytes below which a value is removed only as a whole word, and only if it comes from a Secret. Removing short values
+/// inside words would make every text unreadable, and values such as `1` or `true` elsewhere in a pod are not secret.
 const SHORT: usize = 6;
 
-/// Values that may be secret.
+/// Values to remove.
 #[derive(Debug, Default)]
 pub(super) struct Values {
-    /// From Secrets.
+    /// Values of Secrets.
     pub(super) secrets: BTreeSet<String>,
-    /// Written by users elsewhere: environment, arguments, annotations.
+    /// Values that users wrote into pods: environment, arguments, annotations.
     pub(super) suspects: BTreeSet<String>,
 }
 
-/// Values that must not be told, and forms they usually have.
+/// Removes known values and the formats of credentials from texts.
 pub(super) struct Scrubber {
-    /// Longest first, so that none leaves a part of another.
+    /// Longest first: removing a shorter value first would leave parts of a longer one that contains it.
     values: Vec<String>,
     /// Short values of Secrets.
     words: Vec<String>,
-    forms: Vec<(Regex, String)>,
+    /// Formats of credentials and their replacements.
+    formats: Vec<(Regex, String)>,
 }
 
 impl Scrubber {
-    /// Takes out `values`.
     pub(super) fn new(values: Values) -> Self {
         let Values { secrets, suspects } = values;
         let (words, secrets): (Vec<String>, Vec<String>) =
@@ -42,8 +44,8 @@ impl Scrubber {
         let values: BTreeSet<String> = secrets.into_iter().chain(suspects).collect();
         let mut values: Vec<String> = values.into_iter().collect();
         values.sort_by_key(|v| std::cmp::Reverse(v.len()));
-        let forms = [
-            // PEM of a private key, on one line or many.
+        let formats = [
+            // PEM of a private key, on one or several lines.
             (
                 r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\z)",
                 REDACTED.to_owned(),
@@ -60,30 +62,30 @@ impl Scrubber {
                 format!("${{1}}{REDACTED}"),
             ),
         ];
-        let forms =
-            forms.into_iter().filter_map(|(form, with)| Some((Regex::new(form).ok()?, with))).collect();
-        Self { values, words, forms }
+        let formats =
+            formats.into_iter().filter_map(|(format, with)| Some((Regex::new(format).ok()?, with))).collect();
+        Self { values, words, formats }
     }
 
     pub(super) fn text(&self, text: &str) -> String {
         let mut out = text.to_owned();
         for value in &self.values {
             out = out.replace(value.as_str(), REDACTED);
-            // As it stands in JSON.
+            // The value with the escapes of JSON.
             let quoted = Value::from(value.as_str()).to_string();
             out = out.replace(quoted.trim_matches('"'), REDACTED);
         }
         for word in &self.words {
             out = without_word(&out, word);
         }
-        for (form, with) in &self.forms {
-            out = form.replace_all(&out, with.as_str()).into_owned();
+        for (format, with) in &self.formats {
+            out = format.replace_all(&out, with.as_str()).into_owned();
         }
         out
     }
 }
 
-/// The text with `word` taken out wherever it stands alone.
+/// Removes `word` where it is a whole word.
 fn without_word(text: &str, word: &str) -> String {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let mut out = String::with_capacity(text.len());
@@ -91,12 +93,12 @@ fn without_word(text: &str, word: &str) -> String {
     while let Some(at) = rest.find(word) {
         let (before, found) = rest.split_at(at);
         let after = &found[word.len()..];
-        // What was taken out so far ends in a bracket, which is no part of a word.
+        // REDACTED, which may precede, ends in a bracket and so does not extend a word.
         let begins =
             before.chars().next_back().or_else(|| out.chars().next_back()).is_none_or(|c| !is_part(c));
         let ends = after.chars().next().is_none_or(|c| !is_part(c));
         let inner = |c: Option<char>| c.is_some_and(|c| !is_part(c));
-        // A value that begins or ends with a sign is delimited by itself.
+        // A value that begins or ends with punctuation needs no delimiter there.
         let begins = begins || inner(word.chars().next());
         let ends = ends || inner(word.chars().next_back());
         out.push_str(before);
@@ -107,19 +109,19 @@ fn without_word(text: &str, word: &str) -> String {
     out
 }
 
-/// The environment of a container that comes from Secrets: names of single variables, and whether any Secret is taken in whole.
+/// The variables of a container whose values come from Secrets.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FromSecrets {
-    /// By `secretKeyRef`.
+    /// Variables with `secretKeyRef`.
     names: BTreeSet<String>,
-    /// Prefixes of variables by `envFrom`, each with a Secret behind it.
+    /// Prefixes of `envFrom` entries with `secretRef`.
     prefixes: Vec<String>,
-    /// Variables that the container has by itself, whatever a Secret says.
+    /// Variables of `env` from other sources. They override variables of `envFrom`.
     own: BTreeSet<String>,
 }
 
 impl FromSecrets {
-    /// What the container `name` of a pod takes from Secrets.
+    /// Returns the variables of the container `name` of a pod.
     pub(super) fn of(pod: &Value, name: &str) -> Self {
         let lists = ["containers", "initContainers", "ephemeralContainers"];
         let containers = lists.iter().filter_map(|list| pod.pointer(&format!("/spec/{list}"))?.as_array());
@@ -144,12 +146,12 @@ impl FromSecrets {
         out
     }
 
-    /// Whether there is anything.
     pub(super) fn is_empty(&self) -> bool {
         self.names.is_empty() && self.prefixes.is_empty()
     }
 
-    /// Takes the values out of an environment of `NAME=value`. A variable that may come from a Secret counts as such.
+    /// Adds the values of these variables in an environment of `NAME=value` to `out`. With `envFrom`, every variable that may come
+    /// from the Secret counts.
     pub(super) fn values<'a>(
         &self,
         environment: impl IntoIterator<Item = &'a str>,
@@ -163,14 +165,15 @@ impl FromSecrets {
             };
             if self.names.contains(name) || by_prefix() {
                 out.insert(value.to_owned());
-                // A log has them line by line.
+                // Logs contain a value of several lines line by line.
                 out.extend(value.lines().map(str::to_owned));
             }
         }
     }
 }
 
-/// Variables that images and clusters give to every container. They cannot be told from a Secret's with no prefix.
+/// Returns whether a variable is one that images or the cluster set in every container. With an empty prefix, it would otherwise
+/// count as a variable of a Secret.
 fn of_image_or_cluster(name: &str) -> bool {
     matches!(name, "PATH" | "HOME" | "HOSTNAME" | "TERM" | "LANG")
         || ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT"].iter().any(|end| name.ends_with(end))
@@ -178,7 +181,7 @@ fn of_image_or_cluster(name: &str) -> bool {
         || name.contains("_SERVICE_PORT_")
 }
 
-/// Every value of an object that may be a secret: environment, arguments, annotations, headers.
+/// Adds the values of an object that may be secret to `out`: environment, arguments, annotations, headers.
 pub(super) fn suspects(object: &Value, out: &mut BTreeSet<String>) {
     match object {
         Value::Object(map) => {
@@ -207,7 +210,7 @@ fn strings(value: &Value, out: &mut BTreeSet<String>) {
     match value {
         Value::String(text) => {
             out.insert(text.clone());
-            // `--password=x` is told in parts, too.
+            // Of `--password=x`, the value alone may be in a text too.
             out.extend(text.split_once('=').map(|(_, v)| v.to_owned()));
         }
         Value::Array(list) => list.iter().for_each(|v| strings(v, out)),
@@ -224,7 +227,7 @@ fn each(from: &Value, key: &str, f: impl Fn(&Value) -> Value) -> Option<Value> {
     Some(from.get(key)?.as_array()?.iter().map(f).collect())
 }
 
-/// A pod without anything that a user wrote into it but names, numbers and images.
+/// Copies the fields of a pod that are safe to publish: names, numbers and images.
 pub(super) fn pod(object: &Value) -> Value {
     let (empty, null) = (json!({}), Value::Null);
     let metadata = pick(
@@ -299,7 +302,7 @@ fn container(from: &Value) -> Value {
             out.insert(probe.to_owned(), numbers.into());
         }
     }
-    // That there is a variable may matter; what it says does not leave the machine.
+    // The name of a variable helps the diagnosis; its value stays on the machine.
     out.extend(
         each(from, "env", |e| json!({"name": e.get("name"), "value": REDACTED}))
             .map(|v| ("env".to_owned(), v)),
@@ -311,7 +314,7 @@ fn container(from: &Value) -> Value {
     out.into()
 }
 
-/// Name and kind.
+/// Copies the name and the type of a volume.
 fn volume(from: &Value) -> Value {
     let kind = from.as_object().and_then(|map| map.keys().find(|k| *k != "name").cloned());
     json!({"name": from.get("name"), "kind": kind})
@@ -342,7 +345,7 @@ fn status(from: &Value) -> Value {
             for key in ["state", "lastState"] {
                 let states =
                     c.get(key).and_then(Value::as_object).into_iter().flatten().map(|(name, state)| {
-                        // Without the message: it is what the container wrote at its end.
+                        // Without the message, which the container wrote (terminationMessagePath).
                         (
                             name.clone(),
                             pick(state, &["reason", "exitCode", "signal", "startedAt", "finishedAt"]).into(),
@@ -362,7 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_pod_only_what_is_named_is_taken() {
+    fn only_the_named_fields_of_a_pod_are_copied() {
         let secret = "hunter2-hunter2";
         let object = json!({
             "metadata": {"name": "web", "annotations": {"kubectl.kubernetes.io/last-applied-configuration": secret}, "labels": {"l": secret}},
@@ -392,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_lose_known_values_and_whatever_looks_like_a_credential() {
+    fn known_values_and_formats_of_credentials_are_removed_from_texts() {
         let known = ["hunter2-hunter2", "with \"quotes\" in it", "true"];
         let suspects = known.map(str::to_owned).into();
         let scrubber = Scrubber::new(Values { suspects, ..Values::default() });
@@ -414,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_secrets_are_taken_out_whatever_their_length() {
+    fn values_of_secrets_of_any_length_are_removed() {
         let secrets = ["x", "7", "p$", "true", "longer-secret", ""].map(str::to_owned).into();
         let scrubber = Scrubber::new(Values { secrets, ..Values::default() });
         for (text, want) in [
@@ -432,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_that_comes_from_secrets_is_known_by_its_source() {
+    fn variables_from_secrets_are_found_by_their_source() {
         let pod = json!({"spec": {
             "containers": [{
                 "name": "a",

@@ -1,23 +1,22 @@
-//! The CRI's form of a log.
+//! Decodes the CRI's log format.
 
 use quintlet_crilog::{Flow, Format, Splitter};
 
-/// Turns the lines of a CRI log into what the container wrote. What is not in the CRI's form is shown as it is.
+/// Converts the lines of a CRI log to the container's output. A line in another format is passed through.
 #[derive(Debug, Default)]
 pub struct Lines {
-    /// With the time before each line.
+    /// Print the time before each line.
     pub timestamps: bool,
     lines: Splitter,
 }
 
 impl Lines {
-    /// Lines with their times, or without.
     #[must_use]
     pub fn new(timestamps: bool) -> Self {
         Self { timestamps, lines: Splitter::default() }
     }
 
-    /// What complete lines in `bytes` (and those begun before) say.
+    /// Decodes the lines that are complete after `bytes`. An incomplete line is kept for the next call.
     pub fn decode(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(bytes.len());
         let timestamps = self.timestamps;
@@ -28,7 +27,7 @@ impl Lines {
         out
     }
 
-    /// What is left when nothing more comes.
+    /// Decodes the incomplete line at the end of the log.
     pub fn end(&mut self) -> Vec<u8> {
         let rest = self.lines.end();
         let mut out = Vec::new();
@@ -56,10 +55,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_log_become_what_the_container_wrote() {
+    fn log_lines_are_decoded_to_the_output_of_the_container() {
         let mut lines = Lines::default();
         let log = "2026-11-21T02:31:07.1Z stdout F one\n2026-11-21T02:31:07.2Z stderr P two, \n2026-11-21T02:31:07.3Z stderr F three\n2026-11-21T02:31:07.4Z stdout F \n";
-        // However the reads fall.
+        // Lines are split at every position.
         for size in 1..log.len() {
             let out: Vec<u8> = log.as_bytes().chunks(size).flat_map(|c| lines.decode(c)).collect();
             assert_eq!(String::from_utf8(out).unwrap(), "one\ntwo, three\n\n", "blocks of {size}");

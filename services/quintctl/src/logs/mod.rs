@@ -1,7 +1,7 @@
-//! `quintctl logs`: the log of a container, from the CRI log files on this machine.
+//! `quintctl logs`: prints the log of a container from the CRI log files on this machine.
 //!
-//! With `--follow` the file is read on as it grows, the next file when the log is rotated or the container restarts, until
-//! the pod is gone or done.
+//! With `--follow` the command prints new lines, continues with the next file when the log is rotated or the container restarts,
+//! and ends when the pod is removed or has terminated.
 
 mod lines;
 
@@ -17,52 +17,50 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::client::{MAX_ANSWER, Peer};
+use crate::client::{MAX_RESPONSE_BYTES, Peer};
 use crate::error::Error;
 use crate::out::print;
 pub use lines::Lines;
 
-/// Where containers' logs are, unless told otherwise.
+/// Default directory of the containers' logs.
 pub const POD_LOGS_DIR: &str = "/var/log/pods";
 
-/// How often a followed log is looked at without being told: events of the file system may be lost.
+/// Interval of reads of a followed log without a file system event, since events may be lost.
 const POLL: Duration = Duration::from_secs(1);
 
-/// The log of a container.
+/// Print the log of a container.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LogsArgs {
-    /// Name, NAMESPACE/NAME or UID
+    /// Pod: name, NAMESPACE/NAME or UID
     pub pod: String,
     /// Container [default: the annotation kubectl.kubernetes.io/default-container, or the first]
     #[arg(short, long, value_name = "NAME")]
     pub container: Option<String>,
-    /// Go on as the log grows, and when the container restarts
+    /// Follow the log, also when the container restarts
     #[arg(short, long, conflicts_with = "previous")]
     pub follow: bool,
-    /// Only so many of the last lines
+    /// Number of last lines to print [default: all]
     #[arg(long, value_name = "N")]
     pub tail: Option<usize>,
-    /// Of the instance before this one
+    /// Print the log of the previous instance of the container
     #[arg(short, long)]
     pub previous: bool,
-    /// With the time of each line
+    /// Print the time of each line
     #[arg(long)]
     pub timestamps: bool,
-    /// Directory of the containers' logs [default: /var/log/pods, or that of the quintctl up whose run directory is given]
+    /// Directory of the containers' logs [default: pod-logs beside the run directory if it exists, or /var/log/pods]
     #[arg(long, value_name = "DIR", env = "QUINTLET_POD_LOGS_DIR")]
     pub pod_logs_dir: Option<PathBuf>,
 }
 
-/// Runs the command.
+/// Prints the log.
 ///
 /// # Errors
-/// No such pod, container or log; pod-sync does not answer; nobody reads.
+/// The pod, container or log does not exist, pod-sync does not answer, or standard output is closed.
 pub async fn run(args: LogsArgs, paths: &Paths) -> Result<(), Error> {
     let view = get(paths, &args.pod).await?;
-    let object: Value = serde_json::from_slice(&view.pod).map_err(|e| Error::Answer {
-        service: "pod-sync",
-        what: format!("a pod that cannot be read: {e}"),
-    })?;
+    let object: Value = serde_json::from_slice(&view.pod)
+        .map_err(|e| Error::InvalidResponse { service: "pod-sync", what: format!("an invalid pod: {e}") })?;
     let container = choose_container(&object, args.container.as_deref())?;
     let pod_logs_dir = pod_logs_dir(args.pod_logs_dir, paths.run());
     let dir = container_dir(&pod_logs_dir, &view, &container);
@@ -80,31 +78,31 @@ pub async fn run(args: LogsArgs, paths: &Paths) -> Result<(), Error> {
     let _watcher = watch(&pod_logs_dir, &dir, &grown);
     let mut follower = Follower { dir, number: None, file: None, lines, tail: args.tail };
     follower.switch(number.or(Some(restarts)))?;
-    let mut soon = false;
-    let mut done = false;
-    let mut ask = Instant::now() + POLL;
+    let mut rotating = false;
+    let mut terminated = false;
+    let mut next_status = Instant::now() + POLL;
     loop {
-        if done && !soon {
+        if terminated && !rotating {
             return print(follower.lines.end());
         }
-        let wait = if soon { LINGER } else { POLL };
-        // Told or not, the file is looked at; waiting loses nothing when dropped.
+        let wait = if rotating { LINGER } else { POLL };
+        // Both arms only wait; the file is read after either.
         tokio::select! {
             () = grown.notified() => {}
             () = tokio::time::sleep(wait) => {}
         }
-        // However much there is to read: one that writes for ever must not keep the end of another from being seen.
-        if Instant::now() >= ask {
-            done = is_done(paths, &view.uid).await;
-            ask = Instant::now() + POLL;
+        // By time, not by events: a log that grows all the time must not delay the check of the pod.
+        if Instant::now() >= next_status {
+            terminated = is_terminated(paths, &view.uid).await;
+            next_status = Instant::now() + POLL;
         }
-        // Looked at after the pod was: what it wrote last is in the file by then.
-        soon = follower.look(Instant::now())?;
+        // The read follows the check of the pod: a terminated pod has written its last line by then.
+        rotating = follower.print_new(Instant::now())?;
     }
 }
 
-/// Where the containers' logs are: as given, beside the run directory where `quintctl up --base` puts both, or the usual
-/// place.
+/// Returns the directory of the containers' logs: `given`, or `pod-logs` beside a run directory of `quintctl up --base`, or
+/// [`POD_LOGS_DIR`].
 #[must_use]
 pub fn pod_logs_dir(given: Option<PathBuf>, run_dir: &Path) -> PathBuf {
     let beside =
@@ -112,7 +110,7 @@ pub fn pod_logs_dir(given: Option<PathBuf>, run_dir: &Path) -> PathBuf {
     given.or_else(beside).unwrap_or_else(|| PathBuf::from(POD_LOGS_DIR))
 }
 
-/// The containers of a pod, the one that is meant without a name first.
+/// Returns the names of a pod's containers, the default container first.
 #[must_use]
 pub fn containers(view: &PodView) -> Vec<String> {
     let object: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
@@ -121,10 +119,10 @@ pub fn containers(view: &PodView) -> Vec<String> {
     std::iter::once(first.clone()).chain(others).collect()
 }
 
-/// The last lines of the newest log of a pod's container, each cut of what would command the terminal.
+/// Returns the last lines of the newest log of a pod's container, without control characters.
 ///
 /// # Errors
-/// There is no log, or it cannot be read.
+/// The log does not exist or cannot be read.
 pub fn tail(
     pod_logs_dir: &Path,
     view: &PodView,
@@ -149,12 +147,12 @@ pub fn tail(
 
 async fn get(paths: &Paths, pod: &str) -> Result<PodView, Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
-    peer.answer(client.get_pod(GetPodRequest { pod: pod.to_owned() })).await
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    peer.call(client.get_pod(GetPodRequest { pod: pod.to_owned() })).await
 }
 
-/// Nothing more will be written. A pod-sync that is away says nothing of that.
-async fn is_done(paths: &Paths, uid: &str) -> bool {
+/// Returns whether the pod was removed or has terminated. An unreachable pod-sync means no.
+async fn is_terminated(paths: &Paths, uid: &str) -> bool {
     match get(paths, uid).await {
         Ok(view) => {
             let object: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
@@ -165,18 +163,18 @@ async fn is_done(paths: &Paths, uid: &str) -> bool {
     }
 }
 
-/// `<pod-logs-dir>/<namespace>_<name>_<uid>/<container>`, the kubelet's place.
+/// Returns `<pod-logs-dir>/<namespace>_<name>_<uid>/<container>` (`pkg/kubelet/kuberuntime: BuildContainerLogsDirectory`).
 #[must_use]
 pub fn container_dir(pod_logs_dir: &Path, pod: &PodView, container: &str) -> PathBuf {
     pod_logs_dir.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid)).join(container)
 }
 
 fn no_log(pod: &PodView, container: &str, previous: bool, dir: &Path) -> String {
-    let which = if previous { "no previous instance" } else { "no log yet" };
-    format!("container {container} of {}/{} has {which} in {}", pod.namespace, pod.name, dir.display())
+    let which = if previous { "no log of a previous instance" } else { "no log yet" };
+    format!("container {container} of pod {}/{} has {which} in {}", pod.namespace, pod.name, dir.display())
 }
 
-/// The names of all containers, regular ones first.
+/// Returns the names of all containers: regular, init and ephemeral.
 fn container_names(pod: &Value) -> Vec<&str> {
     ["containers", "initContainers", "ephemeralContainers"]
         .iter()
@@ -186,10 +184,11 @@ fn container_names(pod: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// The container that is meant.
+/// Returns the name of the container: `wanted`, the one that the annotation `kubectl.kubernetes.io/default-container` names, or the
+/// first.
 ///
 /// # Errors
-/// There is none of that name.
+/// The pod has no such container.
 pub fn choose_container(pod: &Value, wanted: Option<&str>) -> Result<String, Error> {
     let names = container_names(pod);
     let default = || {
@@ -206,14 +205,14 @@ pub fn choose_container(pod: &Value, wanted: Option<&str>) -> Result<String, Err
     };
     name.map(str::to_owned).ok_or_else(|| {
         Error::NotFound(format!(
-            "no container {:?}; there are: {}",
+            "pod has no container {:?}; containers: {}",
             wanted.unwrap_or_default(),
             names.join(", ")
         ))
     })
 }
 
-/// How often a container was started again, which is the number of its newest log.
+/// Returns the restart count of a container, which is the number of its newest log.
 #[must_use]
 pub fn restart_count(pod: &Value, container: &str) -> u32 {
     ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"]
@@ -226,7 +225,7 @@ pub fn restart_count(pod: &Value, container: &str) -> u32 {
         .unwrap_or(0)
 }
 
-/// The numbers of the logs in a container's directory.
+/// Returns the numbers of the logs in a container's directory, in ascending order.
 fn instances(dir: &Path) -> Vec<u32> {
     let mut out: Vec<u32> = std::fs::read_dir(dir)
         .into_iter()
@@ -238,19 +237,20 @@ fn instances(dir: &Path) -> Vec<u32> {
     out
 }
 
-/// Which log to read: that of the newest status, or the newest before it while the next instance is not created yet.
+/// Returns the number of the log to read: that of the restart count, or the newest older one while the next instance has no log
+/// yet.
 #[must_use]
-pub fn choose_instance(there: &[u32], restarts: u32, previous: bool) -> Option<u32> {
-    let newest = there.iter().copied().filter(|n| *n <= restarts).max().or(there.last().copied())?;
-    if previous { there.iter().copied().filter(|n| *n < newest).max() } else { Some(newest) }
+pub fn choose_instance(existing: &[u32], restarts: u32, previous: bool) -> Option<u32> {
+    let newest = existing.iter().copied().filter(|n| *n <= restarts).max().or(existing.last().copied())?;
+    if previous { existing.iter().copied().filter(|n| *n < newest).max() } else { Some(newest) }
 }
 
-/// Wakes on changes in the container's directory, or above it while it does not exist.
+/// Notifies `grown` on changes in the container's directory, or in its closest existing parent.
 fn watch(top: &Path, dir: &Path, grown: &std::sync::Arc<Notify>) -> Option<notify::RecommendedWatcher> {
     let wake = std::sync::Arc::clone(grown);
-    // Without a watcher the log is looked at every second.
+    // Without a watcher, the log is read once per POLL.
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Looking opens files and directories itself: that must not wake the next look.
+        // The follower's own reads are access events, which must not wake it again.
         if !event.is_ok_and(|e| e.kind.is_access()) {
             wake.notify_one();
         }
@@ -269,7 +269,7 @@ fn open(path: &Path, tail: Option<usize>) -> Result<Followed, Error> {
     Followed::open(path, tail.map(|lines| lines as u64)).map_err(reading(path))
 }
 
-/// Gives what there is to read to `take`. Whether a rotation is under way.
+/// Passes all unread data to `take`. Returns whether a rotation is in progress.
 fn all(
     path: &Path,
     mut read: impl FnMut(&mut Vec<u8>) -> std::io::Result<Step>,
@@ -284,7 +284,7 @@ fn all(
     }
 }
 
-/// The same in one file, whatever has its name by now.
+/// Passes the unread data of this open file to `take`, without following a rotation.
 fn here(file: &mut Followed, path: &Path, take: impl FnMut(&[u8]) -> Result<(), Error>) -> Result<(), Error> {
     all(path, |block| file.read_here(block), take).map(drop)
 }
@@ -298,7 +298,7 @@ struct Follower {
 }
 
 impl Follower {
-    /// Goes on with the log of another instance, if it is there already.
+    /// Continues with the log of another instance, if the log exists.
     fn switch(&mut self, number: Option<u32>) -> Result<(), Error> {
         let Some(number) = number else { return Ok(()) };
         let path = self.dir.join(format!("{number}.log"));
@@ -306,7 +306,7 @@ impl Follower {
             return Ok(());
         }
         print(self.lines.end())?;
-        // Only the first file is cut: what comes later is new.
+        // --tail applies to the first file only.
         let mut file = open(&path, self.tail.take())?;
         let lines = &mut self.lines;
         here(&mut file, &path, |bytes| print(lines.decode(bytes)))?;
@@ -315,19 +315,20 @@ impl Follower {
         Ok(())
     }
 
-    /// Prints what is new, wherever it is. Whether a rotation is under way: look again soon.
-    fn look(&mut self, now: Instant) -> Result<bool, Error> {
-        // Asked before reading: what an instance wrote before the next one came is read first.
+    /// Prints the new lines of the file and of newer instances. Returns whether a rotation is in progress, which the next read
+    /// must follow after [`LINGER`].
+    fn print_new(&mut self, now: Instant) -> Result<bool, Error> {
+        // Listed before reading: the last lines of an instance are printed before those of the next one.
         let newer: Vec<u32> =
             instances(&self.dir).into_iter().filter(|n| self.number.is_none_or(|now| *n > now)).collect();
         let lines = &mut self.lines;
-        let soon = match &mut self.file {
+        let rotating = match &mut self.file {
             Some((file, path)) => {
                 all(path, |block| file.read(now.into_std(), block), |bytes| print(lines.decode(bytes)))?
             }
             None => false,
         };
-        if soon {
+        if rotating {
             return Ok(true);
         }
         for number in newer {
@@ -344,7 +345,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_instance_is_that_of_the_status_or_the_newest_before_it() {
+    fn the_instance_is_that_of_the_status_or_the_newest_older_one() {
         for (there, restarts, previous, want) in [
             (&[0, 1, 2][..], 2, false, Some(2)),
             (&[0, 1], 2, false, Some(1)),
@@ -368,7 +369,7 @@ mod tests {
         assert_eq!(choose_container(&pod, Some("i")).unwrap(), "i");
         assert_eq!(
             choose_container(&pod, Some("x")).unwrap_err().to_string(),
-            "no container \"x\"; there are: a, b, i"
+            "pod has no container \"x\"; containers: a, b, i"
         );
         pod["metadata"] = json!({});
         assert_eq!(choose_container(&pod, None).unwrap(), "a");

@@ -1,9 +1,8 @@
-//! The live table of the pods, with a panel for one of them.
+//! The live table of the pods, with a panel for the details of one pod.
 //!
-//! The model decides what is seen and what a key does, without a terminal. The loop has the terminal: it draws after each
-//! key, change and second, and gives the terminal back however it ends, a panic included. A task per look at a panel's
-//! content; what it brings is dropped when the panel was closed meanwhile. A service that is killed at a key is watched by
-//! a task of the supervisor, which sends what it saw.
+//! The model computes the screen and the effect of a key, without a terminal. The loop owns the terminal: it draws after each key,
+//! change and second, and restores the terminal at its end and on a panic. A task fetches the content of the open panel; the
+//! content of a panel that was closed meanwhile is dropped. A task of the supervisor kills a service on a key and sends reports.
 
 mod model;
 
@@ -25,43 +24,41 @@ use crate::up::view::View;
 use crate::{explain, logs, trace};
 use model::{Kind, Model, Of, Step};
 
-/// Ages and open panels are brought up to date this often.
+/// Interval of updates of ages and of the open panel.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Lines of a log in its panel.
+/// Number of last lines of a log in the panel.
 const LOG_LINES: usize = 500;
 
-/// Operations in the trace panel.
+/// Number of newest operations in the trace panel.
 const OPERATIONS: usize = 5;
 
-/// Reports on the way to the screen: one killed service at a time says two things.
+/// Capacity of the channel of reports: two for each killed service, and few are killed at once.
 const REPORTS: usize = 4;
 
-/// Where the content of panels comes from.
+/// The sources of the content of panels.
 #[derive(Debug, Clone)]
 pub struct Places {
-    /// The services' sockets.
     pub paths: Paths,
-    /// The containers' logs.
     pub pod_logs_dir: PathBuf,
 }
 
-/// Services that a key kills.
+/// The services that the user can kill.
 pub(crate) struct Kills {
-    /// Their names, in the order of the digits that choose them.
+    /// Names, in the order of the digits that select them.
     pub(crate) names: Vec<&'static str>,
-    /// Kills one of them by its place, and reports in words.
+    /// Kills the service at an index of `names` and sends reports for the user.
     pub(crate) kill: Box<dyn Fn(usize, mpsc::Sender<String>) + Send + Sync>,
 }
 
-/// Whether there is a terminal to show a live table on.
+/// Returns whether standard input and output are a terminal that can show a live table.
 #[must_use]
 pub fn is_possible() -> bool {
     let dumb = std::env::var_os("TERM").is_none_or(|t| t.is_empty() || t == "dumb");
     !dumb && std::io::stdout().is_terminal() && std::io::stdin().is_terminal()
 }
 
-/// Shows the pods of `socket`'s pod-sync until the user quits. `header` gets the width there is.
+/// Shows the pods until the user quits. The argument of `header` is the width of the screen.
 ///
 /// # Errors
 /// The terminal cannot be used.
@@ -73,7 +70,9 @@ pub async fn follow(places: Places, header: impl Fn(usize) -> Vec<String>) -> Re
     done
 }
 
-/// Shows the pods of `view` below the lines of `header`, until the user quits. Dropping it gives the terminal back.
+/// Shows the pods of `view` below the lines of `header` until the user quits.
+///
+/// Cancellation safety: dropping the future restores the terminal.
 pub(crate) async fn run(
     places: Places,
     mut view: watch::Receiver<View>,
@@ -85,17 +84,17 @@ pub(crate) async fn run(
     let mut keys = EventStream::new();
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // One look is under way at a time.
+    // At most one fetch is in progress.
     let (contents, mut content) = mpsc::channel::<(Of, Arc<Content>)>(1);
     let (reports, mut report) = mpsc::channel::<String>(REPORTS);
     let mut busy = false;
     let mut model = Model::new(kills.as_ref().map(|k| k.names.clone()).unwrap_or_default());
     model.show(&view.borrow_and_update(), now_ns());
     loop {
-        let width = terminal.size().map_err(Error::os("ask the terminal for its size"))?.width;
+        let width = terminal.size().map_err(Error::os("get the size of the terminal"))?.width;
         model.header = header(usize::from(width));
         terminal.draw(|frame| model.draw(frame)).map_err(Error::os("draw on the terminal"))?;
-        // All of them only wait and lose nothing when dropped.
+        // All arms only wait; dropping them loses nothing.
         let open = tokio::select! {
             key = keys.next() => match key {
                 Some(Ok(Event::Key(key))) if key.kind != KeyEventKind::Release => match model.key(key) {
@@ -109,9 +108,9 @@ pub(crate) async fn run(
                         false
                     }
                 },
-                // A new size is drawn on the next turn.
+                // A new size takes effect with the next drawing.
                 Some(Ok(_)) => false,
-                // The terminal went away.
+                // The terminal is gone.
                 Some(Err(_)) | None => return Ok(()),
             },
             changed = view.changed() => {
@@ -127,7 +126,7 @@ pub(crate) async fn run(
             }
             Some((of, content)) = content.recv() => {
                 busy = false;
-                // Of a panel that was closed: the one that is open now may wait for its own.
+                // The content of a closed panel: the open panel may still wait for its content.
                 !model.fill(&of, &content)
             }
             Some(report) = report.recv() => {
@@ -141,15 +140,15 @@ pub(crate) async fn run(
             let (places, contents) = (places.clone(), contents.clone());
             busy = true;
             task::spawn("panel", async move {
-                let content = look_at(&of, &places, &pod).await;
-                // A screen that ended reads nothing.
+                let content = fetch(&of, &places, &pod).await;
+                // The receiver is dropped with the screen; that is not an error.
                 let _ = contents.send((of, Arc::new(content))).await;
             });
         }
     }
 }
 
-/// Gives the terminal back when dropped.
+/// Restores the terminal when dropped.
 pub(crate) struct Restored;
 
 impl Drop for Restored {
@@ -158,15 +157,15 @@ impl Drop for Restored {
     }
 }
 
-/// What a panel shows.
+/// The content of a panel.
 #[derive(Debug, Default)]
 struct Content {
-    /// Behind the pod's name in the title.
+    /// Follows the pod's name in the title.
     title: String,
     text: String,
 }
 
-async fn look_at(of: &Of, places: &Places, pod: &PodView) -> Content {
+async fn fetch(of: &Of, places: &Places, pod: &PodView) -> Content {
     let mut title = String::new();
     let text = match of.kind {
         Kind::Explain => explain::fetch(&places.paths, &pod.uid).await.map(|r| explain::render(&r, now_ns())),
@@ -186,13 +185,13 @@ async fn look_at(of: &Of, places: &Places, pod: &PodView) -> Content {
             };
             let container = container.as_deref();
             logs::tail(&places.pod_logs_dir, pod, container, LOG_LINES)
-                .map(|text| if text.is_empty() { "nothing written yet\n".to_owned() } else { text })
+                .map(|text| if text.is_empty() { "no output yet\n".to_owned() } else { text })
         }
     };
     Content { title, text: text.unwrap_or_else(|error| quintlet_kit::error_chain(&error)) }
 }
 
-/// The header of a screen that supervises nothing.
+/// Returns the header of `quintctl pods --watch`.
 #[must_use]
 pub fn plain_header(run_dir: &Path) -> Vec<String> {
     vec![clean(&format!("quintlet {}  sockets in {}", env!("CARGO_PKG_VERSION"), run_dir.display()))]

@@ -1,4 +1,4 @@
-//! What is seen, and what a key does.
+//! The state of the screen, the effect of keys, and the drawing.
 
 use std::path::Path;
 
@@ -15,19 +15,19 @@ use crate::pods::{INVALID_MANIFEST, Row, rows, sort};
 use crate::text::{clean, fit, table, wrap};
 use crate::up::view::View;
 
-/// With fewer lines the header is only its last one: how the services are.
+/// Height in lines below which only the last line of the header is shown, which has the state of the services.
 const LOW: u16 = 14;
 
-/// What a pod waits for gets at least so much room, at the cost of the columns that can be missed.
+/// Minimum width of the last column, in characters. Dispensable columns are left out to make room for it.
 const WAITING_ROOM: usize = 30;
 
-/// Columns of [`Row::HEADER`] that can be missed, most dispensable first: address, age, restarts.
+/// Indexes in [`Row::HEADER`] of columns that can be left out, most dispensable first: IP, age, restarts.
 const DISPENSABLE: [usize; 3] = [4, 5, 3];
 
-/// Where the text of an explanation begins; what is continued stands below it.
+/// Indent of the continuation lines of an explanation, in characters.
 const INDENT: usize = 13;
 
-/// What a panel shows.
+/// The content type of a panel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Logs,
@@ -59,20 +59,20 @@ impl Kind {
 pub(super) struct Of {
     pub(super) kind: Kind,
     pub(super) uid: String,
-    /// Number of the container, counted on and on.
+    /// Number of presses of `c`, which select the container, modulo the number of containers.
     pub(super) container: usize,
 }
 
-/// The view of one pod in place of the table.
+/// The details of one pod, shown instead of the table.
 #[derive(Debug)]
 struct Panel {
     of: Of,
     name: String,
     title: String,
     text: String,
-    /// The text as it is shown in the width of the last drawing.
+    /// The text, wrapped at the width of the last drawing.
     lines: Vec<String>,
-    /// First line seen; None: the last lines are seen, whatever comes.
+    /// Index of the first visible line. None follows the end of the text.
     top: Option<usize>,
 }
 
@@ -80,40 +80,41 @@ impl Panel {
     fn lay_out(&mut self, width: usize) {
         let indent = if self.of.kind == Kind::Explain { INDENT } else { 2 };
         self.lines = match self.of.kind {
-            // A waterfall that is broken over lines is none.
+            // A wrapped waterfall would be unreadable.
             Kind::Trace => self.text.lines().map(|l| fit(l, width)).collect(),
             Kind::Logs | Kind::Explain => self.text.lines().flat_map(|l| wrap(l, width, indent)).collect(),
         };
     }
 }
 
-/// What follows from a key.
+/// The effect of a key outside the model.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Stay,
     Quit,
-    /// A panel was opened: its content is wanted.
+    /// Fetch the content of the open panel.
     Open,
-    /// This service is to be killed.
+    /// Kill the service at this index.
     Kill(usize),
 }
 
-/// What is seen.
+/// The state of the screen.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     pub(super) header: Vec<String>,
-    /// Said in place of the keys, until the next key.
+    /// Text that replaces the key help until the next key.
     pub(super) notice: Option<String>,
-    /// Services that can be killed.
+    /// Names of the services that can be killed.
     services: Vec<&'static str>,
+    /// The next key selects the service to kill.
     choosing: bool,
     rows: Vec<Row>,
     complete: bool,
     selected: usize,
-    /// The user chose the selected row. Until then it is the first, whatever comes.
+    /// The user selected a row. Before that, the first row stays selected.
     chosen: bool,
     panel: Option<Panel>,
-    /// Lines below the header, and columns, at the last drawing.
+    /// Height and width of the table or panel at the last drawing.
     height: usize,
     width: usize,
 }
@@ -123,7 +124,7 @@ impl Model {
         Self { services, ..Self::default() }
     }
 
-    /// Takes the pods as they are; the selection stays with its pod.
+    /// Updates the rows. The selection stays with its pod.
     pub(super) fn show(&mut self, view: &View, now: i64) {
         let selected =
             self.rows.get(self.selected).filter(|_| self.chosen).map(|r| (r.uid.clone(), r.name.clone()));
@@ -136,12 +137,12 @@ impl Model {
         self.selected = same.unwrap_or(self.selected).min(self.rows.len().saturating_sub(1));
     }
 
-    /// Whose content the open panel wants.
+    /// Returns the subject of the open panel.
     pub(super) fn wanted(&self) -> Option<Of> {
         self.panel.as_ref().map(|p| p.of.clone())
     }
 
-    /// Takes the content of a panel; false if that is not open any more.
+    /// Sets the content of the panel of `of`. Returns false if that panel is not open.
     pub(super) fn fill(&mut self, of: &Of, content: &Content) -> bool {
         let Some(panel) = self.panel.as_mut().filter(|p| p.of == *of) else { return false };
         panel.text.clone_from(&content.text);
@@ -212,13 +213,13 @@ impl Model {
     fn open(&mut self, kind: Kind) -> Step {
         let Some(row) = self.rows.get(self.selected) else { return Step::Stay };
         self.chosen = true;
-        // A manifest that cannot be used has no pod: there is the explanation and nothing to fetch.
+        // An invalid manifest has no pod: its only panel is the explanation, which needs no fetch.
         let kind = if row.uid.is_empty() { Kind::Explain } else { kind };
         let mut panel = Panel {
             of: Of { kind, uid: row.uid.clone(), container: 0 },
             name: row.name.clone(),
             title: format!("{} {}", kind.name(), row.name),
-            text: if row.uid.is_empty() { unusable(row) } else { "…".to_owned() },
+            text: if row.uid.is_empty() { invalid_manifest(row) } else { "…".to_owned() },
             lines: Vec::new(),
             top: if kind == Kind::Logs { None } else { Some(0) },
         };
@@ -269,13 +270,13 @@ impl Model {
         frame.render_widget(Paragraph::new(cut(&text)).style(style), foot);
     }
 
-    /// The last line: a question, a report, or the keys.
+    /// Returns the last line: the choice of a service to kill, a report, or the key help.
     fn foot(&self, width: usize) -> (String, Style) {
         let strong = Style::new().add_modifier(Modifier::BOLD);
         if self.choosing {
             let names: Vec<String> =
                 self.services.iter().enumerate().map(|(i, name)| format!("{} {name}", i + 1)).collect();
-            return (format!("kill -9 which?  {}   esc none", names.join("  ")), strong);
+            return (format!("kill -9 which service?  {}   esc cancel", names.join("  ")), strong);
         }
         if let Some(notice) = &self.notice {
             return (clean(notice), strong);
@@ -294,7 +295,7 @@ impl Model {
         (text.to_owned(), Style::new().add_modifier(Modifier::DIM))
     }
 
-    /// The head of the table, and as many rows around the selected one as there is room for.
+    /// Returns the header of the table, and the rows that fit on the screen, with the selected one among them.
     fn table(&self, width: usize) -> (String, Vec<Line<'static>>) {
         if self.rows.is_empty() {
             let text = if self.complete { "no pods" } else { "waiting for pod-sync …" };
@@ -322,7 +323,7 @@ impl Model {
     }
 }
 
-/// The columns that there is room for, so that what a pod waits for is seen.
+/// Returns the indexes of the columns that fit in `width` with enough room for the last one.
 fn columns(cells: &[Vec<String>], width: usize) -> Vec<usize> {
     let mut kept: Vec<usize> = (0..Row::HEADER.len()).collect();
     let widest = |column: usize| {
@@ -345,11 +346,11 @@ fn columns(cells: &[Vec<String>], width: usize) -> Vec<usize> {
     kept
 }
 
-/// The explanation of a manifest that cannot be used.
-fn unusable(row: &Row) -> String {
+/// Returns the explanation of an invalid manifest.
+fn invalid_manifest(row: &Row) -> String {
     let file = Path::new(&row.origin);
     format!(
-        "manifest {}\n  problem    {}\n  since      {}\n  what now   correct it: it is read again when it changes; the other pods are not affected\n",
+        "manifest {}\n  problem    {}\n  since      {}\n  what now   correct the manifest; it is read again when it changes, and other pods are not affected\n",
         clean(&file.display().to_string()),
         row.waiting,
         row.age

@@ -1,4 +1,4 @@
-//! `quintctl attach`: the streams of a container's own process.
+//! `quintctl attach`: connects to the streams of a container's main process.
 
 use std::process::ExitCode;
 
@@ -9,32 +9,32 @@ use super::session::{self, Wanted};
 use super::{cri, pod, running};
 use crate::error::Error;
 
-/// The output of a container's process as it comes, and its input.
+/// Attach to the main process of a container.
 #[derive(Debug, Clone, clap::Args)]
 pub struct AttachArgs {
-    /// Name, NAMESPACE/NAME or UID
+    /// Pod: name, NAMESPACE/NAME or UID
     pub pod: String,
     /// Container [default: the annotation kubectl.kubernetes.io/default-container, or the first]
     #[arg(short, long, value_name = "NAME")]
     pub container: Option<String>,
-    /// Pass standard input to the process, where the container has one
+    /// Pass standard input to the process, if the container has stdin: true
     #[arg(short = 'i', long)]
     pub stdin: bool,
 }
 
-/// Runs until the process ends.
+/// Runs until the container's process exits, and returns its exit code.
 ///
 /// # Errors
-/// No such pod or container, or it does not run; it has no standard input; a service does not answer; the connection broke.
+/// The container does not exist, is not running or has no standard input; a service does not answer; the connection closed.
 pub async fn run(args: AttachArgs, paths: &Paths) -> Result<ExitCode, Error> {
     let container = running(&pod(paths, &args.pod).await?, args.container.as_deref())?;
     if args.stdin && !container.stdin {
         return Err(Error::NotFound(format!(
-            "container {} has no standard input (stdin: true)",
+            "container {} has no standard input; set stdin: true in its spec",
             container.name
         )));
     }
-    // Whether there is a terminal is the container's own matter.
+    // The container's spec decides whether its process has a terminal.
     let wanted = Wanted { stdin: args.stdin, tty: container.tty };
     wanted.check()?;
     let (peer, mut client) = cri(paths).await?;
@@ -45,6 +45,6 @@ pub async fn run(args: AttachArgs, paths: &Paths) -> Result<ExitCode, Error> {
         stdout: true,
         stderr: !wanted.tty,
     };
-    let url = peer.answer(client.attach(request)).await?.url;
+    let url = peer.call(client.attach(request)).await?.url;
     session::run(&url, wanted).await
 }

@@ -1,4 +1,4 @@
-//! `quintctl exec`: a command in a container.
+//! `quintctl exec`: runs a command in a container.
 
 use std::process::ExitCode;
 
@@ -9,10 +9,10 @@ use super::session::{self, Wanted};
 use super::{cri, pod, running};
 use crate::error::Error;
 
-/// A command in a container.
+/// Run a command in a container.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ExecArgs {
-    /// Name, NAMESPACE/NAME or UID
+    /// Pod: name, NAMESPACE/NAME or UID
     pub pod: String,
     /// Container [default: the annotation kubectl.kubernetes.io/default-container, or the first]
     #[arg(short, long, value_name = "NAME")]
@@ -20,18 +20,18 @@ pub struct ExecArgs {
     /// Pass standard input to the command
     #[arg(short = 'i', long)]
     pub stdin: bool,
-    /// Give the command a terminal
+    /// Allocate a terminal for the command
     #[arg(short = 't', long)]
     pub tty: bool,
-    /// The command and its arguments, after --
+    /// Command and arguments, after --
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
 
-/// Runs the command; its exit code.
+/// Runs the command and returns its exit code.
 ///
 /// # Errors
-/// No such pod or container, or it does not run; a service does not answer; the connection broke.
+/// The container does not exist or is not running; a service does not answer; the connection closed.
 pub async fn run(args: ExecArgs, paths: &Paths) -> Result<ExitCode, Error> {
     let wanted = Wanted { stdin: args.stdin, tty: args.tty };
     wanted.check()?;
@@ -45,6 +45,6 @@ pub async fn run(args: ExecArgs, paths: &Paths) -> Result<ExitCode, Error> {
         stdout: true,
         stderr: !wanted.tty,
     };
-    let url = peer.answer(client.exec(request)).await?.url;
+    let url = peer.call(client.exec(request)).await?.url;
     session::run(&url, wanted).await
 }

@@ -1,7 +1,7 @@
-//! `quintctl port-forward`: ports of this machine that lead into a pod.
+//! `quintctl port-forward`: forwards local ports to ports of a pod.
 //!
-//! A task per listening port, one per connection. All connections share one connection to the runtime's streaming server; when
-//! that is gone the next one gets a new one.
+//! Tasks: one per listening port and one per connection. All connections share one connection to the runtime's streaming server,
+//! which is replaced when it is lost.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use super::{cri, pod};
 use crate::error::Error;
 use crate::out::print;
 
-/// Read from a connection at once.
+/// Buffer size of a read, in bytes.
 const BLOCK: usize = 32 << 10;
-/// Messages on their way to the terminal.
+/// Capacity of the channel of messages to the terminal.
 const MESSAGES: usize = 16;
 
-/// Ports of this machine that lead into a pod.
+/// Forward local ports to ports of a pod.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ForwardArgs {
-    /// Name, NAMESPACE/NAME or UID
+    /// Pod: name, NAMESPACE/NAME or UID
     pub pod: String,
-    /// LOCAL:POD, POD for the same on both sides, or :POD for any local one; may be given several times
+    /// LOCAL:POD, POD for the same port on both sides, or :POD for any free local port; repeatable
     #[arg(required = true, value_name = "PORTS", value_parser = ports)]
     pub ports: Vec<(u16, u16)>,
-    /// Where to listen
+    /// Local address to listen on
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub address: IpAddr,
 }
@@ -45,13 +45,17 @@ fn ports(text: &str) -> Result<(u16, u16), String> {
         Some(("", remote)) => (0, number(remote)?),
         Some((local, remote)) => (number(local)?, number(remote)?),
     };
-    if remote == 0 { Err("a pod has no port 0".to_owned()) } else { Ok((local, remote)) }
+    if remote == 0 {
+        Err("port of the pod must be between 1 and 65535".to_owned())
+    } else {
+        Ok((local, remote))
+    }
 }
 
-/// Runs until interrupted.
+/// Forwards until interrupted.
 ///
 /// # Errors
-/// No such pod, or it has no network now; a port is taken; a service does not answer.
+/// The pod does not exist or has no ready sandbox; a local port is in use; a service does not answer.
 pub async fn run(args: ForwardArgs, paths: &Paths) -> Result<(), Error> {
     let view = pod(paths, &args.pod).await?;
     let target = Arc::new(Target {
@@ -60,14 +64,14 @@ pub async fn run(args: ForwardArgs, paths: &Paths) -> Result<(), Error> {
         name: view.name,
         shared: Mutex::default(),
     });
-    // Told now, not at the first connection.
+    // Connect now, so that an error is reported before the first connection.
     target.connection().await?;
     let tasks = TaskGroup::new();
     let (messages, mut message) = mpsc::channel(MESSAGES);
     for (local, remote) in args.ports {
         let address = SocketAddr::new(args.address, local);
         let listener = TcpListener::bind(address).await.map_err(Error::os(format!("listen on {address}")))?;
-        let bound = listener.local_addr().map_err(Error::os("find the local port"))?;
+        let bound = listener.local_addr().map_err(Error::os("get the local port"))?;
         print(format!("Forwarding from {bound} -> {remote}\n"))?;
         tasks.spawn("forward", accept(listener, remote, Arc::clone(&target), messages.clone()));
     }
@@ -111,18 +115,18 @@ impl Target {
             ..PodSandboxFilter::default()
         };
         let sandboxes =
-            peer.answer(client.list_pod_sandbox(ListPodSandboxRequest { filter: Some(filter) })).await?.items;
+            peer.call(client.list_pod_sandbox(ListPodSandboxRequest { filter: Some(filter) })).await?.items;
         let newest = sandboxes.into_iter().max_by_key(|s| s.metadata.as_ref().map_or(0, |m| m.attempt));
         let sandbox =
-            newest.ok_or_else(|| Error::NotFound(format!("pod {} has no network now", self.name)))?;
+            newest.ok_or_else(|| Error::NotFound(format!("pod {} has no ready sandbox", self.name)))?;
         let request = PortForwardRequest { pod_sandbox_id: sandbox.id, port: Vec::new() };
-        let url = peer.answer(client.port_forward(request)).await?.url;
+        let url = peer.call(client.port_forward(request)).await?.url;
         Connection::open(&url, &["portforward.k8s.io"])
             .await
             .map_err(|e| Error::Streaming(crate::text::clean(&quintlet_kit::error_chain(&e))))
     }
 
-    /// The pair of streams of one connection. A shared connection that is gone is replaced once.
+    /// Opens the error stream and the data stream of a forwarded connection. A lost shared connection is replaced once.
     async fn streams(&self, port: u16) -> Result<(Connection, Stream, Stream), Error> {
         for _ in 0..2 {
             let connection = self.connection().await?;
@@ -133,7 +137,7 @@ impl Target {
             };
             let port = port.to_string();
             let headers = |kind| [("streamType", kind), ("port", port.as_str()), ("requestID", id.as_str())];
-            // The server wants the error stream first.
+            // The runtime's server requires the error stream first.
             if let Some(error) = connection.stream(&headers("error")).await
                 && let Some(data) = connection.stream(&headers("data")).await
             {
@@ -142,7 +146,7 @@ impl Target {
             }
             self.shared.lock().await.connection = None;
         }
-        Err(Error::Streaming("the runtime closes the connection at once".to_owned()))
+        Err(Error::Streaming("failed to open streams: the runtime closed the connection".to_owned()))
     }
 }
 
@@ -151,24 +155,24 @@ async fn accept(listener: TcpListener, port: u16, target: Arc<Target>, messages:
     while let Ok((tcp, _)) = listener.accept().await {
         let (target, messages) = (Arc::clone(&target), messages.clone());
         tasks.spawn("forwarded connection", async move {
-            let said = match carry(tcp, port, &target).await {
-                Ok(said) => said,
+            let error = match carry(tcp, port, &target).await {
+                Ok(reported) => reported,
                 Err(error) => quintlet_kit::error_chain(&error),
             };
-            if !said.is_empty() {
-                // Nobody reads: the connection is over all the same.
-                let _ = messages.send(format!("port {port}: {}", crate::text::clean(&said))).await;
+            if !error.is_empty() {
+                // The receiver is dropped when the command ends; that is not an error.
+                let _ = messages.send(format!("port {port}: {}", crate::text::clean(&error))).await;
             }
         });
     }
 }
 
-/// Carries bytes both ways until both sides are done; what the pod's side complained about.
+/// Copies bytes in both directions until both sides are closed. Returns the text of the error stream, which is empty on success.
 async fn carry(tcp: TcpStream, port: u16, target: &Target) -> Result<String, Error> {
     let (connection, mut error, data) = target.streams(port).await?;
     let (mut read, mut write) = tcp.into_split();
     let Stream { writer, mut blocks } = data;
-    let there = async {
+    let to_pod = async {
         let mut buffer = vec![0; BLOCK];
         while let Ok(n @ 1..) = read.read(&mut buffer).await {
             if !writer.send(&buffer[..n]).await {
@@ -177,30 +181,30 @@ async fn carry(tcp: TcpStream, port: u16, target: &Target) -> Result<String, Err
         }
         writer.end().await;
     };
-    let back = async {
+    let from_pod = async {
         while let Some(block) = blocks.recv().await {
             if write.write_all(&block).await.is_err() {
                 return;
             }
         }
-        // The other half may go on.
+        // The other direction may still be open.
         let _ = write.shutdown().await;
     };
-    let complaint = async {
+    let error_text = async {
         let mut text = Vec::new();
         while let Some(block) = error.blocks.recv().await {
             text.extend(block);
         }
         String::from_utf8_lossy(&text).into_owned()
     };
-    // Once the pod's side is done nothing that is still sent there arrives anywhere.
-    let said = tokio::select! {
-        (said, ()) = async { tokio::join!(complaint, back) } => said,
-        () = async { there.await; std::future::pending::<()>().await } => String::new(),
+    // When the pod's side is closed, data to the pod has no receiver.
+    let error_text = tokio::select! {
+        (text, ()) = async { tokio::join!(error_text, from_pod) } => text,
+        () = async { to_pod.await; std::future::pending::<()>().await } => String::new(),
     };
     connection.forget(&writer);
     connection.forget(&error.writer);
-    Ok(said)
+    Ok(error_text)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! `quintctl exec`, `attach` and `port-forward`: cri-proxy's admin socket gives a URL of the runtime's streaming server; what
-//! is streamed goes to that server directly, over SPDY (the one protocol that every runtime speaks and that can end standard
-//! input alone).
+//! `quintctl exec`, `attach` and `port-forward`.
+//!
+//! Cri-proxy's admin socket returns a URL of the runtime's streaming server. The command connects to that server directly, over
+//! SPDY: every runtime supports it, and it can close standard input without the other streams.
 
 pub mod attach;
 pub mod exec;
@@ -16,36 +17,40 @@ use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use serde_json::Value;
 use tonic::transport::Channel;
 
-use crate::client::{MAX_ANSWER, Peer};
+use crate::client::{MAX_RESPONSE_BYTES, Peer};
 use crate::error::Error;
 use crate::logs::choose_container;
 
-/// A pod by name or UID.
+/// Fetches a pod by name or UID.
 async fn pod(paths: &Paths, name: &str) -> Result<PodView, Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
-    peer.answer(client.get_pod(GetPodRequest { pod: name.to_owned() })).await
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    peer.call(client.get_pod(GetPodRequest { pod: name.to_owned() })).await
 }
 
-/// The full CRI: only root gets it.
+/// Connects to cri-proxy's admin socket, which serves all CRI methods and which only root may open.
 async fn cri(paths: &Paths) -> Result<(Peer, RuntimeServiceClient<Channel>), Error> {
     let peer = Peer::new("cri-proxy", paths.cri(CriSocket::Admin));
     let client = RuntimeServiceClient::new(peer.channel().await?);
     Ok((peer, client))
 }
 
-/// A container that runs.
+/// A running container.
 #[derive(Debug, PartialEq, Eq)]
 struct Running {
     name: String,
-    /// Without the runtime's name before it.
+    /// Container ID without the runtime's scheme.
     id: String,
-    /// The container has a terminal, and standard input.
+    /// `tty` of the container's spec.
     tty: bool,
+    /// `stdin` of the container's spec.
     stdin: bool,
 }
 
-/// The container that is meant, as its status tells.
+/// Returns the container `wanted`, or the default container.
+///
+/// # Errors
+/// The pod has no such container, or the container is not running.
 fn running(view: &PodView, wanted: Option<&str>) -> Result<Running, Error> {
     let object: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
     let name = choose_container(&object, wanted)?;
@@ -62,7 +67,7 @@ fn running(view: &PodView, wanted: Option<&str>) -> Result<Running, Error> {
     let spec = find("spec", ["containers", "initContainers", "ephemeralContainers"]);
     if status.pointer("/state/running").is_none() {
         return Err(Error::NotFound(format!(
-            "container {name} of {}/{} does not run now",
+            "container {name} of pod {}/{} is not running",
             view.namespace, view.name
         )));
     }
@@ -83,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_container_that_runs_can_be_talked_to() {
+    fn only_a_running_container_is_returned() {
         let pod = json!({
             "spec": {"containers": [{"name": "a", "tty": true}, {"name": "b"}]},
             "status": {"containerStatuses": [
@@ -101,7 +106,7 @@ mod tests {
         assert_eq!(running(&view, None).unwrap(), a);
         assert_eq!(
             running(&view, Some("b")).unwrap_err().to_string(),
-            "container b of default/web does not run now"
+            "container b of pod default/web is not running"
         );
         assert!(running(&view, Some("c")).is_err());
     }

@@ -1,6 +1,6 @@
-//! One exec or attach: the streams of a container connected to this process's own, until the container's side ends.
+//! The session of an exec or attach: connects the streams of a container to those of this process until the container's side ends.
 //!
-//! A thread reads standard input, a task sends it, another tells new sizes of the terminal. They end with the process.
+//! A thread reads standard input, a task sends it, and another task sends the size of the terminal. They end with this process.
 
 use std::io::{IsTerminal as _, Read as _};
 use std::process::ExitCode;
@@ -15,12 +15,12 @@ use tokio::sync::mpsc;
 use super::terminal::{self, Raw};
 use crate::error::{EXIT_FAILURE, Error};
 
-/// Read from standard input at once.
+/// Buffer size of a read from standard input, in bytes.
 const BLOCK: usize = 32 << 10;
-/// After the status has come, output that is under way may take so long.
+/// Longest wait for the remaining output after the status was received.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// What the container's process is connected to.
+/// The streams of the session besides standard output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) stdin: bool,
@@ -28,7 +28,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// A terminal on this side is needed for one on the other.
+    /// Checks that standard input is a terminal if it is connected to a terminal of the container.
     pub(super) fn check(self) -> Result<(), Error> {
         if self.tty && self.stdin && !std::io::stdin().is_terminal() {
             return Err(Error::NoStdinTerminal);
@@ -37,13 +37,16 @@ impl Wanted {
     }
 }
 
-/// Connects to `url` and stays until the process ended or the connection did. The process's exit code.
+/// Runs the session at `url` and returns the exit code of the container's process.
+///
+/// # Errors
+/// The connection closed before the process exited, or the runtime reported an error.
 pub(super) async fn run(url: &str, wanted: Wanted) -> Result<ExitCode, Error> {
     let failed = |e| Error::Streaming(crate::text::clean(&quintlet_kit::error_chain(&e)));
     let connection = Connection::open(url, &["v4.channel.k8s.io"]).await.map_err(failed)?;
-    let cut = || Error::Streaming("the runtime closed the connection".to_owned());
-    let open = async |kind: &str| connection.stream(&[("streamType", kind)]).await.ok_or_else(cut);
-    // In the order and number in which the server waits for them.
+    let closed = || Error::Streaming("the runtime closed the connection".to_owned());
+    let open = async |kind: &str| connection.stream(&[("streamType", kind)]).await.ok_or_else(closed);
+    // The server expects exactly these streams, in this order.
     let mut error = open("error").await?;
     let stdin = if wanted.stdin { Some(open("stdin").await?) } else { None };
     let stdout = open("stdout").await?;
@@ -51,7 +54,7 @@ pub(super) async fn run(url: &str, wanted: Wanted) -> Result<ExitCode, Error> {
     let resize = if wanted.tty { Some(open("resize").await?) } else { None };
     let _raw = if wanted.tty && wanted.stdin { Some(Raw::enter()?) } else { None };
     if let Some(resize) = resize {
-        task::spawn("terminal size", tell_sizes(resize.writer));
+        task::spawn("terminal size", send_sizes(resize.writer));
     }
     if let Some(stdin) = stdin {
         task::spawn("stdin", read_stdin(stdin.writer));
@@ -72,7 +75,8 @@ pub(super) async fn run(url: &str, wanted: Wanted) -> Result<ExitCode, Error> {
     };
     tokio::pin!(out);
     tokio::pin!(status);
-    // Output and status come on streams of their own: whichever is last ends it, but output does not hold up an end for long.
+    // Output and status have separate streams, and either may end last. A process that was left behind may keep the output open,
+    // so that the wait for it after the status is limited.
     let text = tokio::select! {
         text = &mut status => {
             let _ = tokio::time::timeout(DRAIN, &mut out).await;
@@ -80,13 +84,13 @@ pub(super) async fn run(url: &str, wanted: Wanted) -> Result<ExitCode, Error> {
         }
         () = &mut out => status.await,
     };
-    verdict(&text)
+    exit_code(&text)
 }
 
-/// What the error stream says, as an exit code.
-fn verdict(text: &[u8]) -> Result<ExitCode, Error> {
+/// Converts the text of the error stream to the exit code (`k8s.io/client-go/tools/remotecommand: errorDecoderV4`).
+fn exit_code(text: &[u8]) -> Result<ExitCode, Error> {
     if text.is_empty() {
-        return Err(Error::Streaming("the connection ended before the process did".to_owned()));
+        return Err(Error::Streaming("the connection closed before the process exited".to_owned()));
     }
     let Ok(status) = serde_json::from_slice::<Value>(text) else {
         return Err(Error::Streaming(crate::text::clean(&String::from_utf8_lossy(text))));
@@ -111,7 +115,8 @@ fn verdict(text: &[u8]) -> Result<ExitCode, Error> {
 }
 
 async fn copy(mut from: Stream, mut to: impl std::io::Write) {
-    // As unbuffered as a terminal wants it; a reader that went away ends the copy, not the process in the container.
+    // Each block is flushed, since a terminal shows output as it arrives. A closed output ends the copy, not the container's
+    // process.
     while let Some(block) = from.blocks.recv().await {
         if to.write_all(&block).and_then(|()| to.flush()).is_err() {
             return;
@@ -120,7 +125,7 @@ async fn copy(mut from: Stream, mut to: impl std::io::Write) {
 }
 
 async fn read_stdin(to: Writer) {
-    // A thread of its own: a read that never ends would hold up the end of the runtime, where tokio does its own reading.
+    // A plain thread: the tokio runtime waits at its end for blocking reads of its own, and this read may never return.
     let (blocks, mut block) = mpsc::channel::<Vec<u8>>(1);
     std::thread::spawn(move || {
         let mut buffer = vec![0; BLOCK];
@@ -138,7 +143,7 @@ async fn read_stdin(to: Writer) {
     to.end().await;
 }
 
-async fn tell_sizes(to: Writer) {
+async fn send_sizes(to: Writer) {
     let Ok(mut changed) = signal(SignalKind::window_change()) else { return };
     loop {
         if let Some(size) = terminal::size()
@@ -158,7 +163,7 @@ mod tests {
 
     #[test]
     fn the_exit_code_is_the_process_s_own() {
-        let code = |text: &str| verdict(text.as_bytes()).map(|c| format!("{c:?}"));
+        let code = |text: &str| exit_code(text.as_bytes()).map(|c| format!("{c:?}"));
         let of = |n: u8| format!("{:?}", ExitCode::from(n));
         assert_eq!(code(r#"{"metadata":{},"status":"Success"}"#).unwrap(), of(0));
         let failed = r#"{"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"42"}]}}"#;
@@ -166,7 +171,7 @@ mod tests {
         for (text, want) in [
             (r#"{"status":"Failure","message":"no such file"}"#, "no such file"),
             ("plain text of an old server", "plain text of an old server"),
-            ("", "the connection ended before the process did"),
+            ("", "the connection closed before the process exited"),
         ] {
             assert_eq!(code(text).unwrap_err().to_string(), want);
         }

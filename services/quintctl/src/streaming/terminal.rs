@@ -1,8 +1,8 @@
-//! The user's terminal while a container has it.
+//! The user's terminal while it is connected to a container.
 
 use crate::error::Error;
 
-/// Raw mode, until dropped.
+/// Keeps the terminal in raw mode until dropped.
 pub(super) struct Raw(());
 
 impl Raw {
@@ -14,12 +14,12 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // A terminal that is gone needs nothing back.
+        // Fails only if the terminal is gone.
         let _ = crossterm::terminal::disable_raw_mode();
     }
 }
 
-/// The size as the streaming protocol wants it.
+/// Returns the size in the JSON of the resize stream (`k8s.io/client-go/tools/remotecommand: TerminalSize`).
 pub(super) fn size() -> Option<String> {
     let (width, height) = crossterm::terminal::size().ok()?;
     Some(format!("{{\"Width\":{width},\"Height\":{height}}}"))

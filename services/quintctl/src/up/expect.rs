@@ -1,4 +1,4 @@
-//! What manifests say they come to (`quintlet.dev/expect`), and whether they did. Pure but for reading the directory.
+//! Compares the state of pods with the expectations in their manifests (`quintlet.dev/expect`). Only [`read_dir`] does I/O.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,23 +10,23 @@ use tokio::time::Instant;
 
 use super::view::View;
 
-/// The annotation; in a file that is no manifest at all, a comment `# quintlet.dev/expect: InvalidManifest`.
+/// The annotation. A file that is not a valid manifest has a comment instead: `# quintlet.dev/expect: InvalidManifest`.
 const ANNOTATION: &str = "quintlet.dev/expect";
 
-/// What is expected of a manifest that cannot be used.
+/// The expectation for an invalid manifest.
 const INVALID: &str = "InvalidManifest";
 
-/// A pod must be as expected for this long: one that is about to fail or to complete is Ready for a moment.
-const HELD: Duration = Duration::from_secs(3);
+/// Time for which a pod must have the expected state. A pod that will fail or complete may be Ready for a moment.
+const HOLD_TIME: Duration = Duration::from_secs(3);
 
-/// A pod that is not as expected, but has been the same for this long, has settled.
-const SETTLED: Duration = Duration::from_secs(15);
+/// Time after which a pod with another state has settled, if its state has not changed.
+const SETTLE_TIME: Duration = Duration::from_secs(15);
 
-/// One manifest's expectation.
+/// The expectation of one manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Expectation {
     file: String,
-    /// Absent where the file does not say.
+    /// Namespace and name; none for an expectation in a comment.
     pod: Option<(String, String)>,
     expect: String,
 }
@@ -36,7 +36,7 @@ impl Expectation {
         self.pod.as_ref().map_or(self.file.as_str(), |(_, name)| name)
     }
 
-    /// What became of it: `Ready`, or the status as kubectl prints it, `InvalidManifest`, or `absent`.
+    /// Returns the actual state: `Ready`, the status as kubectl prints it, `InvalidManifest`, or `absent`.
     fn actual(&self, view: &View, node: &str) -> String {
         let invalid = view
             .problems
@@ -61,14 +61,14 @@ fn is_ready(pod: &PodView) -> bool {
         && pod.ready.split_once('/').is_some_and(|(ready, all)| ready == all && all != "0")
 }
 
-/// Reads the expectations of all manifests in a directory.
+/// Reads the expectations of all manifests in a directory, sorted by file name.
 pub(super) fn read_dir(dir: &Path) -> std::io::Result<Vec<Expectation>> {
     let mut files: Vec<_> = std::fs::read_dir(dir)?.collect::<Result<Vec<_>, _>>()?;
     files.sort_by_key(std::fs::DirEntry::file_name);
     let mut all = Vec::new();
     for file in files {
         let name = file.file_name().to_string_lossy().into_owned();
-        // As pod-sync: hidden files are not manifests.
+        // Pod-sync ignores hidden files too.
         if !name.starts_with('.') && file.path().is_file() {
             all.extend(read(&name, &String::from_utf8_lossy(&std::fs::read(file.path())?)));
         }
@@ -100,27 +100,27 @@ fn read(file: &str, text: &str) -> Vec<Expectation> {
     found
 }
 
-/// What was found to differ, one line each.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Not all have settled.
+    /// Not all pods have settled.
     Pending,
-    /// All are as expected.
+    /// All pods have the expected state.
     Same,
-    /// All have settled, some otherwise.
+    /// All pods have settled, and some have another state: one line each.
     Different(Vec<String>),
 }
 
-/// Compares again and again.
+/// Checks the expectations repeatedly, and tracks for how long each state lasts.
 #[derive(Debug)]
-pub(super) struct Judge {
+pub(super) struct ExpectationChecker {
     expectations: Vec<Expectation>,
     node: String,
-    /// Last status per expectation, and since when.
+    /// Last state and the time of its first check, by index of the expectation.
     last: BTreeMap<usize, (String, Instant)>,
 }
 
-impl Judge {
+impl ExpectationChecker {
     pub(super) fn new(expectations: Vec<Expectation>, node: &str) -> Self {
         Self { expectations, node: node.to_owned(), last: BTreeMap::new() }
     }
@@ -129,8 +129,8 @@ impl Judge {
         self.expectations.len()
     }
 
-    /// Compares with what is seen at `now`.
-    pub(super) fn judge(&mut self, view: &View, now: Instant) -> Verdict {
+    /// Compares the expectations with the view at `now`.
+    pub(super) fn check(&mut self, view: &View, now: Instant) -> Verdict {
         if !view.complete {
             return Verdict::Pending;
         }
@@ -143,7 +143,7 @@ impl Judge {
             }
             let as_expected = *status == expectation.expect;
             same &= as_expected;
-            settled &= now.duration_since(*since) >= if as_expected { HELD } else { SETTLED };
+            settled &= now.duration_since(*since) >= if as_expected { HOLD_TIME } else { SETTLE_TIME };
         }
         match (settled, same) {
             (true, true) => Verdict::Same,
@@ -152,7 +152,7 @@ impl Judge {
         }
     }
 
-    /// What differs as of the last look.
+    /// Returns the differences at the last check, one line each.
     pub(super) fn differences(&self) -> Vec<String> {
         self.expectations
             .iter()
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn each_state_is_compared_as_a_person_would() {
+    fn states_are_compared_with_their_expectations() {
         type Case<'a> = (&'a str, &'a [(&'a str, &'a str, &'a str)], &'a [&'a str], bool);
         let cases: [Case<'_>; 9] = [
             ("Ready", &[("web", "1/1", "Running")], &[], true),
@@ -220,34 +220,38 @@ mod tests {
         ];
         for (expect, pods, broken, same) in cases {
             let wanted = read("web.yaml", &WEB.replace("Ready", expect));
-            let (mut judge, seen, start) = (Judge::new(wanted, "node"), view(pods, broken), Instant::now());
-            assert_eq!(judge.judge(&seen, start), Verdict::Pending);
-            let verdict = judge.judge(&seen, start + HELD);
+            let (mut checker, seen, start) =
+                (ExpectationChecker::new(wanted, "node"), view(pods, broken), Instant::now());
+            assert_eq!(checker.check(&seen, start), Verdict::Pending);
+            let verdict = checker.check(&seen, start + HOLD_TIME);
             assert_eq!(verdict == Verdict::Same, same, "{expect} {pods:?} {broken:?}");
         }
     }
 
     #[test]
     fn a_pod_that_is_ready_for_a_moment_is_not_taken_for_ready() {
-        let mut judge = Judge::new(read("web.yaml", WEB), "node");
+        let mut checker = ExpectationChecker::new(read("web.yaml", WEB), "node");
         let start = Instant::now();
         let (ready, failed) =
             (view(&[("web", "1/1", "Running")], &[]), view(&[("web", "0/1", "Error")], &[]));
-        assert_eq!(judge.judge(&ready, start), Verdict::Pending);
-        assert_eq!(judge.judge(&failed, start + HELD / 2), Verdict::Pending);
-        assert_eq!(judge.judge(&ready, start + HELD), Verdict::Pending);
-        assert_eq!(judge.judge(&ready, start + HELD * 2), Verdict::Same);
+        assert_eq!(checker.check(&ready, start), Verdict::Pending);
+        assert_eq!(checker.check(&failed, start + HOLD_TIME / 2), Verdict::Pending);
+        assert_eq!(checker.check(&ready, start + HOLD_TIME), Verdict::Pending);
+        assert_eq!(checker.check(&ready, start + HOLD_TIME * 2), Verdict::Same);
     }
 
     #[test]
     fn a_wrong_expectation_is_reported_once_its_pod_stays_as_it_is() {
-        let mut judge = Judge::new(read("web.yaml", &WEB.replace("Ready", "Completed")), "node");
+        let mut checker =
+            ExpectationChecker::new(read("web.yaml", &WEB.replace("Ready", "Completed")), "node");
         let start = Instant::now();
         let seen = view(&[("web", "1/1", "Running")], &[]);
-        assert_eq!(judge.judge(&View::default(), start), Verdict::Pending);
-        assert_eq!(judge.judge(&seen, start), Verdict::Pending);
-        assert_eq!(judge.judge(&seen, start + SETTLED / 2), Verdict::Pending);
-        let Verdict::Different(lines) = judge.judge(&seen, start + SETTLED) else { panic!("not settled") };
+        assert_eq!(checker.check(&View::default(), start), Verdict::Pending);
+        assert_eq!(checker.check(&seen, start), Verdict::Pending);
+        assert_eq!(checker.check(&seen, start + SETTLE_TIME / 2), Verdict::Pending);
+        let Verdict::Different(lines) = checker.check(&seen, start + SETTLE_TIME) else {
+            panic!("not settled")
+        };
         assert_eq!(lines, ["web: expected Completed, is Ready (web.yaml)"]);
     }
 }

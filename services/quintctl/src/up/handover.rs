@@ -1,8 +1,8 @@
-//! Files that services without root need and that may be for root alone: the configuration, the kubeconfig with the files that
-//! it names, the CA of clients, the serving certificate and its key.
+//! Copies files for services that do not run as root: the configuration, the kubeconfig with the files that it names, the client
+//! CA, the serving certificate and its key. The originals may be readable by root only.
 //!
-//! Each service gets copies in a directory of root that it may read and nobody else may enter, and never the files themselves.
-//! A copy follows its original, since credentials are rotated. No service can write where root writes.
+//! Each service has a directory of copies that belongs to root, that the service may read, and that no other service may enter. A
+//! copy is refreshed when its original changes, since credentials are rotated. No service can write where root writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -15,64 +15,63 @@ use base64::Engine as _;
 use quintlet_kit::atomic_file::{self, Owner};
 use serde_json::Value;
 
-/// Interval between two looks at the originals.
-const EVERY: Duration = Duration::from_secs(5);
+/// Interval of refreshes of the copies.
+const REFRESH_PERIOD: Duration = Duration::from_secs(5);
 
-/// Mode of a copy: its owner is root, its group that of the service.
+/// Mode of a copy, which belongs to root and the group of the service.
 const MODE: u32 = 0o440;
 
-/// Fields of a kubeconfig that name a file, and those that hold its content.
+/// Kubeconfig fields that name a file: the object, the field, and the field for the content of the file.
 const FILES: [(&str, &str, &str); 3] = [
     ("cluster", "certificate-authority", "certificate-authority-data"),
     ("user", "client-certificate", "client-certificate-data"),
     ("user", "client-key", "client-key-data"),
 ];
 
-/// How a file is copied.
+/// The type of a copied file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
-    /// As it is.
+pub(super) enum CopyKind {
     Plain,
-    /// A kubeconfig: the files that it names are put into it.
+    /// A kubeconfig. Its copy contains the files that it names.
     Kubeconfig,
-    /// A directory of drop-in configuration files: those that it has at the time.
+    /// A directory of drop-in configuration files, which may be added and removed at any time.
     DropIns,
 }
 
-/// One file for one service.
+/// A file to copy for a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Handed {
+pub(super) struct FileCopy {
     pub(super) service: &'static str,
     pub(super) from: PathBuf,
     pub(super) to: PathBuf,
-    pub(super) form: Form,
-    /// Group that may read the copy.
+    pub(super) kind: CopyKind,
+    /// Group of the service, which may read the copy.
     pub(super) gid: u32,
 }
 
-/// Keeps copies fresh.
+/// The copies for all services.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
-    files: Vec<Handed>,
-    // What was written, by the path of the copy.
+    files: Vec<FileCopy>,
+    /// Content of the copies, by path.
     written: BTreeMap<PathBuf, Vec<u8>>,
 }
 
 impl Copies {
-    /// Makes the first copies. Returns them, and for each file that could not be copied the reason.
-    pub(super) fn make(files: Vec<Handed>) -> (Self, Vec<(Handed, io::Error)>) {
+    /// Makes the first copies. Returns them and the files that could not be copied.
+    pub(super) fn make(files: Vec<FileCopy>) -> (Self, Vec<(FileCopy, io::Error)>) {
         let mut copies = Self { files, written: BTreeMap::new() };
         let failed = copies.refresh();
         (copies, failed)
     }
 
-    /// Copies what has changed.
-    fn refresh(&mut self) -> Vec<(Handed, io::Error)> {
+    /// Copies the files that have changed. Returns the files that could not be copied.
+    fn refresh(&mut self) -> Vec<(FileCopy, io::Error)> {
         let mut failed = Vec::new();
         for file in self.files.clone() {
-            match file.form {
-                Form::Plain | Form::Kubeconfig => failed.extend(self.copy(file)),
-                Form::DropIns => match self.drop_ins(&file) {
+            match file.kind {
+                CopyKind::Plain | CopyKind::Kubeconfig => failed.extend(self.copy(file)),
+                CopyKind::DropIns => match self.drop_ins(&file) {
                     Ok(files) => failed.extend(files.into_iter().filter_map(|file| self.copy(file))),
                     Err(error) => failed.push((file, error)),
                 },
@@ -81,11 +80,11 @@ impl Copies {
         failed
     }
 
-    // Copies one file, if it has changed. Returns it with the reason if it cannot be copied.
-    fn copy(&mut self, file: Handed) -> Option<(Handed, io::Error)> {
-        let content = match file.form {
-            Form::Kubeconfig => whole(&file.from).map(String::into_bytes),
-            Form::Plain | Form::DropIns => std::fs::read(&file.from),
+    /// Copies a file if it has changed. Returns the file and the error if that failed.
+    fn copy(&mut self, file: FileCopy) -> Option<(FileCopy, io::Error)> {
+        let content = match file.kind {
+            CopyKind::Kubeconfig => inline_files(&file.from).map(String::into_bytes),
+            CopyKind::Plain | CopyKind::DropIns => std::fs::read(&file.from),
         };
         let copied = content.and_then(|content| {
             if self.written.get(&file.to) != Some(&content) {
@@ -98,42 +97,42 @@ impl Copies {
         copied.err().map(|error| (file, error))
     }
 
-    // The files of a directory of drop-ins. Copies whose originals are gone are removed.
-    fn drop_ins(&mut self, dir: &Handed) -> io::Result<Vec<Handed>> {
+    /// Returns the files of a directory of drop-ins, and removes copies without an original.
+    fn drop_ins(&mut self, dir: &FileCopy) -> io::Result<Vec<FileCopy>> {
         let names = conf_files(&dir.from)?;
         for gone in conf_files(&dir.to)?.difference(&names) {
             let copy = dir.to.join(gone);
             std::fs::remove_file(&copy)?;
             self.written.remove(&copy);
         }
-        let file = |name: &OsString| Handed {
+        let file = |name: &OsString| FileCopy {
             from: dir.from.join(name),
             to: dir.to.join(name),
-            form: Form::Plain,
+            kind: CopyKind::Plain,
             ..dir.clone()
         };
         Ok(names.iter().map(file).collect())
     }
 
-    /// Copies what has changed, for ever.
-    pub(super) async fn keep_fresh(mut self) {
+    /// Refreshes the copies periodically. Does not return while the runtime runs.
+    pub(super) async fn keep_refreshed(mut self) {
         loop {
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(REFRESH_PERIOD).await;
             let refreshing = tokio::task::spawn_blocking(move || {
                 let failed = self.refresh();
                 (self, failed)
             });
-            // A panic in it ended the process, or the runtime ends.
+            // An error means that the runtime is shutting down.
             let Ok((copies, failed)) = refreshing.await else { return };
             self = copies;
             for (file, error) in failed {
-                tracing::warn!(%error, file = %file.from.display(), service = file.service, "file cannot be handed over");
+                tracing::warn!(%error, file = %file.from.display(), service = file.service, "copy of file failed, retrying");
             }
         }
     }
 }
 
-// Names of the configuration files in a directory, which may be missing.
+/// Returns the names of the drop-in files in a directory, which may not exist.
 fn conf_files(dir: &Path) -> io::Result<BTreeSet<OsString>> {
     let entries = match std::fs::read_dir(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
@@ -145,10 +144,8 @@ fn conf_files(dir: &Path) -> io::Result<BTreeSet<OsString>> {
     names.map(|path| path.map(PathBuf::into_os_string)).collect()
 }
 
-/// Makes the directory of the node API's own certificates. One that is there stays whose it is: it may be the kubelet's.
-///
-/// # Errors
-/// It cannot be made or given away.
+/// Creates the directory of the node API's self-signed certificate. The owner and mode of an existing directory are kept, since it
+/// may be the kubelet's.
 pub(super) fn prepare_cert_dir(dir: &Path, uid: Option<u32>) -> io::Result<()> {
     if dir.exists() {
         return Ok(());
@@ -156,14 +153,14 @@ pub(super) fn prepare_cert_dir(dir: &Path, uid: Option<u32>) -> io::Result<()> {
     if let Some(parent) = dir.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    // Not there a moment ago, in a directory of root's: nobody else makes it meanwhile.
+    // The directory is new and its parent belongs to root: no other user can replace it before the chmod and chown.
     std::fs::create_dir(dir)?;
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))?;
     uid.map_or(Ok(()), |uid| chown(dir, Some(uid), Some(uid)))
 }
 
-/// A kubeconfig with the content of the files it names, as JSON, which is YAML.
-fn whole(path: &Path) -> io::Result<String> {
+/// Returns a kubeconfig that contains the files that it names, as JSON, which is valid YAML.
+fn inline_files(path: &Path) -> io::Result<String> {
     let invalid = |e: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, e.to_string());
     let text = std::fs::read_to_string(path)?;
     let mut config: Value = serde_saphyr::from_str(&text).map_err(|e| invalid(&e))?;
@@ -195,10 +192,10 @@ mod tests {
 
     use super::*;
 
-    fn handed(from: &Path, to: &Path, form: Form) -> Handed {
+    fn handed(from: &Path, to: &Path, kind: CopyKind) -> FileCopy {
         // A group of this process, so that the test needs no root.
         let gid = nix::unistd::getegid().as_raw();
-        Handed { service: "node-api", from: from.to_owned(), to: to.to_owned(), form, gid }
+        FileCopy { service: "node-api", from: from.to_owned(), to: to.to_owned(), kind, gid }
     }
 
     #[test]
@@ -214,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_copy_holds_what_the_original_names() {
+    fn the_copy_of_a_kubeconfig_contains_the_files_that_it_names() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("ca.pem"), "CA").unwrap();
         std::fs::write(dir.path().join("t"), "secret\n").unwrap();
@@ -226,7 +223,7 @@ mod tests {
         )
         .unwrap();
         let copy = dir.path().join("copy");
-        let file = handed(&original, &copy, Form::Kubeconfig);
+        let file = handed(&original, &copy, CopyKind::Kubeconfig);
         if !nix::unistd::geteuid().is_root() {
             return;
         }
@@ -252,7 +249,7 @@ mod tests {
         std::fs::set_permissions(&from, std::fs::Permissions::from_mode(0o600)).unwrap();
         std::fs::write(&victim, "host").unwrap();
         symlink(&victim, &to).unwrap();
-        let (mut copies, failed) = Copies::make(vec![handed(&from, &to, Form::Plain)]);
+        let (mut copies, failed) = Copies::make(vec![handed(&from, &to, CopyKind::Plain)]);
         assert!(failed.is_empty(), "{failed:?}");
         std::fs::write(&from, "two").unwrap();
         assert!(copies.refresh().is_empty());
@@ -263,7 +260,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "host");
     }
     #[test]
-    fn drop_ins_that_are_added_or_removed_later_are_so_for_services_too() {
+    fn drop_ins_that_are_added_or_removed_later_are_added_or_removed_for_services() {
         if !nix::unistd::geteuid().is_root() {
             return;
         }
@@ -280,7 +277,7 @@ mod tests {
             files
         };
         let file = |name: &str, text: &str| (OsString::from(name), text.to_owned());
-        let (mut copies, failed) = Copies::make(vec![handed(&from, &to, Form::DropIns)]);
+        let (mut copies, failed) = Copies::make(vec![handed(&from, &to, CopyKind::DropIns)]);
         assert!(failed.is_empty(), "{failed:?}");
         assert_eq!(found(), [], "there is no directory yet");
         std::fs::create_dir(&from).unwrap();

@@ -1,7 +1,7 @@
-//! The head of the live table: what runs where, and how the services are by their own account.
+//! The header of the live table: the paths of this node and the health of the services.
 //!
-//! A task asks all services every second, more often while one is not ok; a service whose process runs and that does not
-//! answer is not ok.
+//! A task checks the health of all services every second, and more often while a service is not ok. A running process that does
+//! not answer is not ok.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,22 +12,21 @@ use tokio::sync::watch;
 use super::UpArgs;
 use super::plan::Layout;
 use super::service::State;
-use crate::health::{self, Look};
+use crate::health::{self, Overview};
 use crate::text::clean;
 
-/// Between two looks at all services.
+/// Interval of health checks.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The same while one of them is not ok: its return is to be seen when it happens.
-const IMPATIENT: Duration = Duration::from_millis(200);
+/// Interval of health checks while a service is not ok, so that its recovery is shown at once.
+const RECOVERY_PERIOD: Duration = Duration::from_millis(200);
 
-/// A process that is no older and does not answer starts: that takes milliseconds, on a busy machine seconds.
-const STARTS: Duration = Duration::from_secs(3);
+/// Age below which a process that does not answer is starting. A start takes milliseconds, on a busy machine seconds.
+const STARTUP_TIME: Duration = Duration::from_secs(3);
 
-/// What does not change while the services run.
+/// The parts of the header that do not change while the services run.
 #[derive(Debug, Clone)]
-pub(super) struct Fixed {
-    /// The first line.
+pub(super) struct Header {
     title: String,
     private: bool,
     endpoint: String,
@@ -35,7 +34,7 @@ pub(super) struct Fixed {
     log_dir: String,
 }
 
-impl Fixed {
+impl Header {
     pub(super) fn new(args: &UpArgs, layout: &Layout, endpoint: &str, node: &str, cwd: &Path) -> Self {
         let short = |path: &PathBuf| path.strip_prefix(cwd).unwrap_or(path).display().to_string();
         let mode = match &args.kubeconfig {
@@ -55,27 +54,27 @@ impl Fixed {
         }
     }
 
-    /// Before anything is known of the services.
+    /// Returns the header without the state of the services.
     pub(super) fn lines(&self) -> Vec<String> {
         vec![self.title.clone(), self.runtime(None), self.places()]
     }
 
-    /// The runtime by name once it is known, with what tells of its events.
-    fn runtime(&self, look: Option<&Look>) -> String {
-        let runtime = look.and_then(|l| l.runtime.as_ref()).filter(|r| !r.runtime_name.is_empty());
+    /// Returns the line of the runtime; its name, version and events once they are known.
+    fn runtime(&self, overview: Option<&Overview>) -> String {
+        let runtime = overview.and_then(|l| l.runtime.as_ref()).filter(|r| !r.runtime_name.is_empty());
         let name = runtime.map_or_else(String::new, |r| {
-            // As distributions call it: 1.6.20~ds1.
+            // Distributions append a suffix: 1.6.20~ds1.
             let version = r.runtime_version.split(['~', '+']).next().unwrap_or_default();
             format!("{} {}  ", clean(&r.runtime_name), clean(version))
         });
         let private = if self.private { "private, " } else { "" };
         let mut line = format!("  runtime   {name}{private}{}", self.endpoint);
-        if let Some(pleg) = look.and_then(|l| l.pleg.as_ref()) {
+        if let Some(pleg) = overview.and_then(|l| l.pleg.as_ref()) {
             let source = if pleg.hints_live { clean(&pleg.hint_source) } else { "none".to_owned() };
             line.push_str(&format!("   events: {source}   relist every {}s", pleg.relist_period_seconds));
         }
-        if let Some(silent) = look.and_then(|l| l.silent.as_ref()) {
-            line.push_str(&format!("   ! {}", clean(silent)));
+        if let Some(error) = overview.and_then(|l| l.runtime_error.as_ref()) {
+            line.push_str(&format!("   ! {}", clean(error)));
         }
         line
     }
@@ -84,31 +83,31 @@ impl Fixed {
         format!("  sockets   {}   logs {}", self.run_dir, self.log_dir)
     }
 
-    /// All of it in `width` columns, how the services are as the last line.
+    /// Returns the header for a width in characters. The last line has the state of the services.
     pub(super) fn all(
         &self,
-        look: Option<&Look>,
+        overview: Option<&Overview>,
         states: &[(&'static str, State)],
         width: usize,
     ) -> Vec<String> {
-        vec![self.title.clone(), self.runtime(look), self.places(), services(look, states, width)]
+        vec![self.title.clone(), self.runtime(overview), self.places(), services(overview, states, width)]
     }
 }
 
-/// How one service is, in words.
-fn word(name: &str, state: &State, look: Option<&Look>) -> String {
-    let (restarts, young) = match state {
-        State::New => return "starts".to_owned(),
-        State::Waiting { exit, .. } => return format!("ended ({exit})"),
-        State::Ended => return "ended".to_owned(),
-        State::Running { starts, since, .. } => (starts - 1, since.elapsed() < STARTS),
+/// Returns the state of one service, such as `ok (1 restart)`.
+fn service_state(name: &str, state: &State, overview: Option<&Overview>) -> String {
+    let (restarts, starting) = match state {
+        State::New => return "starting".to_owned(),
+        State::Waiting { exit, .. } => return format!("exited ({exit})"),
+        State::Ended => return "stopped".to_owned(),
+        State::Running { starts, since, .. } => (starts - 1, since.elapsed() < STARTUP_TIME),
     };
     let rows: Vec<&health::Row> =
-        look.iter().flat_map(|l| &l.rows).filter(|r| r.service.split(' ').next() == Some(name)).collect();
+        overview.iter().flat_map(|l| &l.rows).filter(|r| r.service.split(' ').next() == Some(name)).collect();
     let mut word = match rows.iter().find(|r| !r.serving) {
-        Some(_) if young => "starts".to_owned(),
-        Some(ill) => ill.health.clone(),
-        None if rows.is_empty() => "starts".to_owned(),
+        Some(_) if starting => "starting".to_owned(),
+        Some(row) => row.health.clone(),
+        None if rows.is_empty() => "starting".to_owned(),
         None if name == "probe-service" => format!("ok x{}", rows.len()),
         None => "ok".to_owned(),
     };
@@ -120,10 +119,10 @@ fn word(name: &str, state: &State, look: Option<&Look>) -> String {
     word
 }
 
-/// One line: each service, or where that is too long, those that are not ok.
-fn services(look: Option<&Look>, states: &[(&'static str, State)], width: usize) -> String {
+/// Returns the line of all services, or if that exceeds `width`, of those that are not ok.
+fn services(overview: Option<&Overview>, states: &[(&'static str, State)], width: usize) -> String {
     let words: Vec<(&str, String)> =
-        states.iter().map(|(name, state)| (*name, word(name, state, look))).collect();
+        states.iter().map(|(name, state)| (*name, service_state(name, state, overview))).collect();
     let list = |words: &[&(&str, String)]| {
         words.iter().map(|(name, word)| format!("{name} {word}")).collect::<Vec<_>>().join("   ")
     };
@@ -131,20 +130,20 @@ fn services(look: Option<&Look>, states: &[(&'static str, State)], width: usize)
     if full.chars().count() <= width {
         return full;
     }
-    let ill: Vec<_> = words.iter().filter(|(_, word)| !word.starts_with("ok")).collect();
-    let well = words.len() - ill.len();
-    if ill.is_empty() {
-        return format!("  {well} services ok");
+    let failing: Vec<_> = words.iter().filter(|(_, word)| !word.starts_with("ok")).collect();
+    let ok = words.len() - failing.len();
+    if failing.is_empty() {
+        return format!("  {ok} services ok");
     }
-    format!("  {well} of {} ok   {}", words.len(), list(&ill))
+    format!("  {ok} of {} ok   {}", words.len(), list(&failing))
 }
 
-/// Looks at all services until nobody is interested any more.
-pub(super) async fn ask(paths: Paths, looks: watch::Sender<Option<Look>>) {
-    while !looks.is_closed() {
-        let look = health::look(&paths).await;
-        let pause = if look.rows.iter().all(|r| r.serving) { PERIOD } else { IMPATIENT };
-        looks.send_replace(Some(look));
+/// Checks the health of all services until the receivers are dropped.
+pub(super) async fn poll_health(paths: Paths, overviews: watch::Sender<Option<Overview>>) {
+    while !overviews.is_closed() {
+        let overview = health::overview(&paths).await;
+        let pause = if overview.rows.iter().all(|r| r.serving) { PERIOD } else { RECOVERY_PERIOD };
+        overviews.send_replace(Some(overview));
         tokio::time::sleep(pause).await;
     }
 }
@@ -165,10 +164,10 @@ mod tests {
         up: UpArgs,
     }
 
-    fn fixed() -> Fixed {
+    fn header() -> Header {
         let args = Cli::try_parse_from(["up", "--private-containerd", "--manifests", "examples"]).unwrap().up;
         let layout = Layout::resolve(&args, Path::new("/w"));
-        Fixed::new(&args, &layout, "unix:///w/.run/containerd/containerd.sock", "vm", Path::new("/w"))
+        Header::new(&args, &layout, "unix:///w/.run/containerd/containerd.sock", "vm", Path::new("/w"))
     }
 
     fn row(service: &str, health: &str) -> health::Row {
@@ -186,11 +185,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_head_names_the_runtime_its_events_and_how_each_service_is() {
-        let look = Look {
+        let overview = Overview {
             rows: vec![
                 row("probe-service a", "serving"),
                 row("probe-service b", "serving"),
-                row("pod-sync", "no answer"),
+                row("pod-sync", "unreachable"),
             ],
             runtime: Some(ProxyInfoReply {
                 runtime_name: "containerd".into(),
@@ -203,41 +202,42 @@ mod tests {
                 relist_period_seconds: 30.0,
                 ..HealthReply::default()
             }),
-            silent: None,
+            runtime_error: None,
         };
         let states = [("probe-service", running(1)), ("pod-sync", running(2))];
-        let head = |look: &Look| fixed().all(Some(look), &states, 120);
-        assert_eq!(head(&look)[3], "  probe-service ok x2   pod-sync starts (1 restart)");
-        tokio::time::advance(STARTS).await;
+        let head = |overview: &Overview| header().all(Some(overview), &states, 120);
+        assert_eq!(head(&overview)[3], "  probe-service ok x2   pod-sync starting (1 restart)");
+        tokio::time::advance(STARTUP_TIME).await;
         assert_eq!(
-            head(&look),
+            head(&overview),
             [
                 "quintlet 0.1.0  standalone on host \"vm\"  (no API server; manifests from examples)",
                 "  runtime   containerd 1.6.20  private, .run/containerd/containerd.sock   events: containerd   relist every 30s",
                 "  sockets   .run/run   logs .run/logs",
-                "  probe-service ok x2   pod-sync no answer (1 restart)",
+                "  probe-service ok x2   pod-sync unreachable (1 restart)",
             ]
         );
-        let silent = Look { silent: Some("does not answer for 3s".into()), ..look };
-        assert!(head(&silent)[1].ends_with("   ! does not answer for 3s"));
+        let failed = Overview { runtime_error: Some("does not answer for 3s".into()), ..overview };
+        assert!(head(&failed)[1].ends_with("   ! does not answer for 3s"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_process_that_runs_is_not_ok_before_it_says_so() {
         let states = [("pod-sync", running(1)), ("cri-proxy", State::New)];
-        assert_eq!(services(None, &states, 80), "  pod-sync starts   cri-proxy starts");
+        assert_eq!(services(None, &states, 80), "  pod-sync starting   cri-proxy starting");
         let ended = State::Waiting { exit: "SIGKILL".into(), delay: Duration::ZERO };
-        assert_eq!(services(None, &[("pod-sync", ended)], 80), "  pod-sync ended (SIGKILL)");
+        assert_eq!(services(None, &[("pod-sync", ended)], 80), "  pod-sync exited (SIGKILL)");
     }
 
     #[tokio::test(start_paused = true)]
     async fn in_a_narrow_terminal_only_services_that_are_not_ok_are_named() {
         let all = ["cri-proxy", "pleg-service", "pod-sync"];
         let states = all.map(|name| (name, running(1)));
-        let mut look = Look { rows: all.map(|name| row(name, "serving")).to_vec(), ..Look::default() };
-        assert_eq!(services(Some(&look), &states, 40), "  3 services ok");
-        tokio::time::advance(STARTS).await;
-        look.rows[1] = row("pleg-service", "unhealthy");
-        assert_eq!(services(Some(&look), &states, 40), "  2 of 3 ok   pleg-service unhealthy");
+        let mut overview =
+            Overview { rows: all.map(|name| row(name, "serving")).to_vec(), ..Overview::default() };
+        assert_eq!(services(Some(&overview), &states, 40), "  3 services ok");
+        tokio::time::advance(STARTUP_TIME).await;
+        overview.rows[1] = row("pleg-service", "unhealthy");
+        assert_eq!(services(Some(&overview), &states, 40), "  2 of 3 ok   pleg-service unhealthy");
     }
 }

@@ -1,4 +1,4 @@
-//! `k`: kill a service and watch nothing happen.
+//! Kills a service on the key `k` of the live table and reports the effect on the pods.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use crate::health;
 use crate::screen::Kills;
 use crate::text::took;
 
-/// A service that is not back by then is not waited for any longer.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// Longest wait for a killed service to serve again.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(15);
 
-/// Between two looks whether it serves again.
-const STEP: Duration = Duration::from_millis(20);
+/// Interval of health checks of a killed service.
+const CHECK_PERIOD: Duration = Duration::from_millis(20);
 
-/// The services in `states`, to be killed at a key.
+/// Returns the services of `states` and the function that kills one of them.
 pub(super) fn kills(
     states: Vec<(&'static str, watch::Receiver<State>)>,
     paths: Paths,
@@ -46,28 +46,28 @@ async fn kill_and_watch(
     view: watch::Receiver<View>,
     reports: mpsc::Sender<String>,
 ) {
-    // A screen that is gone wants no report.
+    // Sending fails only if the screen has ended or does not keep up; a lost report is not an error.
     let (pid, starts) = match &*state.borrow() {
         State::Running { pid, starts, .. } => (*pid, *starts),
         State::New | State::Waiting { .. } | State::Ended => {
-            let _ = reports.try_send(format!("{name} does not run now"));
+            let _ = reports.try_send(format!("{name} is not running"));
             return;
         }
     };
     let before = columns(&view.borrow());
     let killed = Instant::now();
     if let Err(error) = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL) {
-        let _ = reports.try_send(format!("{name} (pid {pid}) cannot be killed: {error}"));
+        let _ = reports.try_send(format!("failed to kill {name} (pid {pid}): {error}"));
         return;
     }
     let _ = reports.try_send(format!("{name} (pid {pid}) killed …"));
     let again = async {
         let _ = state.wait_for(|s| matches!(s, State::Running { starts: n, .. } if *n > starts)).await;
         while !health::fetch(&paths).await.iter().any(|r| r.service.starts_with(name) && r.serving) {
-            tokio::time::sleep(STEP).await;
+            tokio::time::sleep(CHECK_PERIOD).await;
         }
     };
-    let report = match tokio::time::timeout(PATIENCE, again).await {
+    let report = match tokio::time::timeout(RECOVERY_LIMIT, again).await {
         Ok(()) => {
             let within = took(i64::try_from(killed.elapsed().as_nanos()).unwrap_or(i64::MAX));
             format!(
@@ -75,12 +75,12 @@ async fn kill_and_watch(
                 compare(&before, &columns(&view.borrow()))
             )
         }
-        Err(_) => format!("{name} killed, does not serve after {}s: see its log", PATIENCE.as_secs()),
+        Err(_) => format!("{name} killed, not serving after {}s; see its log", RECOVERY_LIMIT.as_secs()),
     };
     let _ = reports.try_send(report);
 }
 
-/// What must not change for a service's sake, by pod.
+/// Returns the name and the state of each pod, by UID. A restart of a service must not change them.
 fn columns(view: &View) -> BTreeMap<String, (String, String)> {
     let seen = |p: &PodView| format!("{} {}, {} restarts", p.ready, p.status, p.restarts);
     view.pods.iter().map(|(uid, p)| (uid.clone(), (p.name.clone(), seen(p)))).collect()
@@ -95,13 +95,13 @@ fn compare(
         .filter_map(|(uid, (name, was))| match after.get(uid) {
             Some((_, is)) if is == was => None,
             Some((_, is)) => Some(format!("{name}: {was} → {is}")),
-            None => Some(format!("{name} is gone")),
+            None => Some(format!("{name} removed")),
         })
         .collect();
     if changes.is_empty() {
-        return format!("{} pods, nothing happened to them", before.len());
+        return format!("{} pods unchanged", before.len());
     }
-    format!("meanwhile {}", changes.join("; "))
+    format!("changed meanwhile: {}", changes.join("; "))
 }
 
 #[cfg(test)]
@@ -113,13 +113,13 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_meanwhile_is_said_by_pod() {
+    fn changes_of_pods_are_reported_by_pod() {
         let before = pods(&[("web", "1/1 Running, 0 restarts"), ("once", "0/1 Completed, 0 restarts")]);
-        assert_eq!(compare(&before, &before), "2 pods, nothing happened to them");
+        assert_eq!(compare(&before, &before), "2 pods unchanged");
         let after = pods(&[("web", "0/1 Error, 0 restarts"), ("new", "1/1 Running, 0 restarts")]);
         assert_eq!(
             compare(&before, &after),
-            "meanwhile once is gone; web: 1/1 Running, 0 restarts → 0/1 Error, 0 restarts"
+            "changed meanwhile: once removed; web: 1/1 Running, 0 restarts → 0/1 Error, 0 restarts"
         );
     }
 }

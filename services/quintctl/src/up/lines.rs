@@ -1,4 +1,4 @@
-//! A line per change, for where no live table can be shown.
+//! Prints a line per change of a pod, where no live table can be shown.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -9,7 +9,7 @@ use super::view::View;
 use crate::pods::Row;
 use crate::text::clean;
 
-/// Remembers what was printed last.
+/// The lines that were printed last, by pod.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     pods: BTreeMap<String, String>,
@@ -17,7 +17,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// What changed since the last call.
+    /// Returns the lines of pods and problems that changed since the last call.
     pub(super) fn changes(&mut self, view: &View) -> Vec<String> {
         let mut out = Vec::new();
         for pod in view.pods.values() {
@@ -28,11 +28,11 @@ impl Lines {
             }
         }
         self.pods.retain(|uid, text| {
-            let there = view.pods.contains_key(uid);
-            if !there {
+            let exists = view.pods.contains_key(uid);
+            if !exists {
                 out.push(format!("{} gone", text.split_whitespace().next().unwrap_or_default()));
             }
-            there
+            exists
         });
         let problems: Vec<String> = view
             .problems
@@ -50,7 +50,7 @@ impl Lines {
 
 fn line(pod: &PodView) -> String {
     let row = Row::of_pod(pod, 0);
-    // Without the times that pass by themselves.
+    // Times that change with the clock would make each update a change.
     let waiting = pod
         .waiting
         .as_ref()
@@ -62,7 +62,7 @@ fn line(pod: &PodView) -> String {
     text.trim_end().to_owned()
 }
 
-/// Prints lines; a closed standard output is no reason to stop supervising.
+/// Prints lines. Errors are ignored, since supervision continues without standard output.
 pub(super) fn print(lines: &[String]) {
     let mut out = std::io::stdout().lock();
     for line in lines {
@@ -71,7 +71,7 @@ pub(super) fn print(lines: &[String]) {
     let _ = out.flush();
 }
 
-/// Prints without ending the line.
+/// Prints text without a newline.
 pub(super) fn print_part(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = write!(out, "{text}");

@@ -1,9 +1,9 @@
-//! The services' logs: they go on over starts and are cut in place at a size.
+//! Rotates the services' logs. A restart of the services appends to the existing logs.
 //!
-//! A service has its log open for as long as it runs, and must not depend on this process to write it. So a file is not moved away
-//! under it: what is in it is copied to `NAME.log.1`, then it is made empty. A service locks its log (shared) for each line
-//! (`write_line` of quintlet-telemetry); the exclusive lock here, for the last bytes of the copy, keeps lines whole and loses none.
-//! containerd locks nothing: a line of its own that comes within those microseconds is lost.
+//! A service keeps its log open and must be able to write it without this process. Therefore a log is not renamed: its content is
+//! copied to `NAME.log.1`, and then the file is truncated. A service takes a shared lock for each line (`write_line` of
+//! quintlet-telemetry). The rotation takes the exclusive lock for the last bytes of the copy, so that no line is lost or split.
+//! Containerd does not lock its log: a line that it writes within those microseconds is lost.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -16,40 +16,40 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::json;
 
-/// Between two looks at the sizes.
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval of checks of the sizes.
+const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
-/// Attempts to lock a log, a millisecond apart. A service that was stopped within a line has its lock for long: then the next look
-/// tries again.
+/// Attempts to lock a log, a millisecond apart. A service that was stopped by SIGSTOP may hold its lock for long; the next check
+/// retries.
 const ATTEMPTS: u32 = 50;
 
-/// When a log is cut, and what stays of it.
+/// The limits of a service's logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Bytes.
+    /// Size at which a log is rotated, in bytes.
     pub(super) size: u64,
-    /// Files of one service, the one that is written among them.
+    /// Number of files of one service, including the current one.
     pub(super) files: u32,
 }
 
-/// Where a service writes.
+/// Returns the log of a service.
 pub(super) fn path(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.log"))
 }
 
-/// Mode of the logs: audit lines and names of Secrets are not for every user of the machine.
+/// Mode of the logs, which contain audit lines and names of Secrets.
 const MODE: u32 = 0o640;
 
-/// Opens a log to append to it, created if needed. Another mode, of an earlier version, is corrected.
+/// Opens a log for appending and creates it if needed. The mode of an existing log is corrected.
 pub(super) fn open(log: &Path) -> io::Result<File> {
     let file = OpenOptions::new().create(true).append(true).mode(MODE).open(log)?;
     file.set_permissions(Permissions::from_mode(MODE))?;
     Ok(file)
 }
 
-/// Says in a log, in the format of its lines, that what follows is of a new start.
-pub(super) fn begin(log: &Path, format: &str, now: Timestamp) -> io::Result<()> {
-    let message = concat!("quintctl up begins, version ", env!("CARGO_PKG_VERSION"));
+/// Appends a line to a log that marks the start of the services, in the format of the log.
+pub(super) fn append_start_line(log: &Path, format: &str, now: Timestamp) -> io::Result<()> {
+    let message = concat!("quintctl up started, version ", env!("CARGO_PKG_VERSION"));
     let line = if format == "json" {
         json!({"ts": format!("{now:.6}"), "level": "info", "service": "quintctl", "msg": message}).to_string()
     } else {
@@ -59,25 +59,25 @@ pub(super) fn begin(log: &Path, format: &str, now: Timestamp) -> io::Result<()> 
     log.write_all(format!("{line}\n").as_bytes())
 }
 
-/// Cuts the logs of `names` whenever one is too long.
-pub(super) async fn keep_short(dir: PathBuf, names: Vec<&'static str>, limits: Limits) {
+/// Rotates the logs of `names` that exceed their size, periodically.
+pub(super) async fn rotate_periodically(dir: PathBuf, names: Vec<&'static str>, limits: Limits) {
     loop {
         let logs: Vec<PathBuf> = names.iter().map(|name| path(&dir, name)).collect();
         let work = move || {
             for log in logs {
-                if let Err(error) = cut(&log, limits) {
-                    tracing::warn!(log = %log.display(), %error, "not cut");
+                if let Err(error) = rotate(&log, limits) {
+                    tracing::warn!(log = %log.display(), %error, "log rotation failed, retrying");
                 }
             }
         };
-        // A panic in there has been logged.
+        // The panic hook has logged a panic.
         let _ = tokio::task::spawn_blocking(work).await;
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(CHECK_PERIOD).await;
     }
 }
 
-/// Copies a log that is too long beside itself and empties it. Whether it did.
-fn cut(log: &Path, limits: Limits) -> io::Result<bool> {
+/// Rotates a log that exceeds its size. Returns whether it did.
+fn rotate(log: &Path, limits: Limits) -> io::Result<bool> {
     let mut file = match OpenOptions::new().read(true).write(true).open(log) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         opened => opened?,
@@ -88,9 +88,9 @@ fn cut(log: &Path, limits: Limits) -> io::Result<bool> {
     }
     let new = numbered(log, "new");
     let mut copy = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&new)?;
-    // The bulk without the lock, which services wait for.
+    // Most of the copy is made without the lock, which blocks the service.
     io::copy(&mut (&mut file).take(size), &mut copy)?;
-    let Some(mut file) = locked(file)? else { return Ok(false) };
+    let Some(mut file) = lock(file)? else { return Ok(false) };
     file.seek(SeekFrom::Start(size))?;
     io::copy(&mut *file, &mut copy)?;
     for number in (1..limits.files.saturating_sub(1)).rev() {
@@ -100,7 +100,7 @@ fn cut(log: &Path, limits: Limits) -> io::Result<bool> {
             _ => {}
         }
     }
-    // Before the file is emptied: whoever ends this process now leaves lines twice, never none.
+    // Before the log is truncated: if this process dies in between, lines are duplicated and not lost.
     if limits.files > 1 {
         std::fs::rename(&new, numbered(log, "1"))?;
     } else {
@@ -110,7 +110,7 @@ fn cut(log: &Path, limits: Limits) -> io::Result<bool> {
     Ok(true)
 }
 
-fn locked(mut file: File) -> io::Result<Option<Flock<File>>> {
+fn lock(mut file: File) -> io::Result<Option<Flock<File>>> {
     for _ in 0..ATTEMPTS {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(Some(lock)),
@@ -159,7 +159,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn what_stays_is_the_newest_lines_without_a_gap_in_files_near_the_limit(
+        fn the_newest_lines_are_kept_without_a_gap_in_files_near_the_limit(
             lengths in prop::collection::vec(1_usize..60, 1..120), size in 50_u64..400, files in 1_u32..5, look in 1_usize..9,
         ) {
             let dir = tempfile::tempdir().unwrap();
@@ -171,7 +171,7 @@ mod tests {
                 let line = format!("{n} {}", "x".repeat(*length));
                 quintlet_telemetry::write_line(&mut append(&log), format!("{line}\n").as_bytes());
                 written.push(line);
-                if n % look == 0 && cut(&log, limits).unwrap() {
+                if n % look == 0 && rotate(&log, limits).unwrap() {
                     cuts += 1;
                 }
             }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_come_while_a_log_is_cut_are_there_once_and_whole() {
+    fn lines_written_during_a_rotation_are_kept_once_and_whole() {
         const CUTS: u32 = 100;
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("a.log");
@@ -207,7 +207,7 @@ mod tests {
         });
         let mut cuts = 0;
         while cuts < CUTS {
-            cuts += u32::from(cut(&log, limits).unwrap());
+            cuts += u32::from(rotate(&log, limits).unwrap());
         }
         is_over.store(true, Ordering::Relaxed);
         let written: usize = writer.join().unwrap();
@@ -217,44 +217,47 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_somebody_holds_is_left_for_the_next_look() {
+    fn a_locked_log_is_rotated_at_a_later_check() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("a.log");
         let limits = Limits { size: 1, files: 2 };
         std::fs::write(&log, "one\n").unwrap();
         let holder = Flock::lock(append(&log), FlockArg::LockShared).unwrap();
-        assert!(!cut(&log, limits).unwrap());
+        assert!(!rotate(&log, limits).unwrap());
         drop(holder);
-        assert!(cut(&log, limits).unwrap());
+        assert!(rotate(&log, limits).unwrap());
         assert_eq!(all(&log, limits), ["one"]);
     }
 
     #[test]
-    fn logs_and_their_copies_are_not_for_every_user() {
+    fn logs_and_their_copies_are_not_readable_by_other_users() {
         let dir = tempfile::tempdir().unwrap();
         let (new, old) = (dir.path().join("new.log"), dir.path().join("old.log"));
         std::fs::write(&old, "before\n").unwrap();
         std::fs::set_permissions(&old, Permissions::from_mode(0o644)).unwrap();
         let mode = |log: &Path| std::fs::metadata(log).unwrap().permissions().mode() & 0o777;
         for log in [&new, &old] {
-            begin(log, "text", Timestamp::UNIX_EPOCH).unwrap();
-            assert!(cut(log, Limits { size: 1, files: 2 }).unwrap());
+            append_start_line(log, "text", Timestamp::UNIX_EPOCH).unwrap();
+            assert!(rotate(log, Limits { size: 1, files: 2 }).unwrap());
             assert_eq!((mode(log), mode(&numbered(log, "1"))), (0o640, 0o640), "{}", log.display());
         }
     }
 
     #[test]
-    fn a_new_start_is_told_in_the_format_of_the_lines() {
+    fn a_start_is_logged_in_the_format_of_the_log() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("a.log");
         std::fs::write(&log, "before\n").unwrap();
         let now = "2026-11-21T02:31:07.112345Z".parse().unwrap();
-        begin(&log, "text", now).unwrap();
-        begin(&log, "json", now).unwrap();
+        append_start_line(&log, "text", now).unwrap();
+        append_start_line(&log, "json", now).unwrap();
         let text = std::fs::read_to_string(&log).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "before");
-        assert!(lines[1].starts_with("2026-11-21T02:31:07.112Z  INFO quintctl quintctl up begins"), "{text}");
+        assert!(
+            lines[1].starts_with("2026-11-21T02:31:07.112Z  INFO quintctl quintctl up started"),
+            "{text}"
+        );
         let json: serde_json::Value = serde_json::from_str(lines[2]).unwrap();
         assert_eq!((json["level"].as_str(), json["service"].as_str()), (Some("info"), Some("quintctl")));
     }

@@ -1,17 +1,17 @@
-//! What is started with which arguments, and where everything lies. Pure.
+//! Computes the paths of the node and the command lines of the services. Does no I/O.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::UpArgs;
-use super::handover::{Form, Handed};
-use super::users::{HANDED, Users};
+use super::handover::{CopyKind, FileCopy};
+use super::users::{COPIES_DIR, Users};
 use crate::run_as::User;
 
-/// Where things are, resolved from the arguments.
+/// The paths of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// Lock and process ids of this supervisor.
+    /// Directory of this supervisor's lock and process IDs.
     pub(super) control: PathBuf,
     pub(super) run_dir: PathBuf,
     pub(super) root_dir: PathBuf,
@@ -20,20 +20,20 @@ pub(super) struct Layout {
     /// Links to the containers' logs, for log collectors.
     pub(super) container_logs_dir: PathBuf,
     pub(super) manifests: PathBuf,
-    /// What the node API keeps from one boot to the next.
+    /// The node API's self-signed certificate, which must survive a reboot.
     pub(super) cert_dir: PathBuf,
-    /// Of the private containerd.
+    /// Directory of the private containerd.
     pub(super) containerd: PathBuf,
-    /// Configuration of the services, and the directory that changes it.
     pub(super) config: Option<PathBuf>,
+    /// Directory of drop-in files.
     pub(super) config_dir: Option<PathBuf>,
 }
 
-/// Below what everything lies when the containerd is private and no directory is named.
+/// Default of `--base` with `--private-containerd`.
 const PRIVATE_BASE: &str = ".run";
 
 impl Layout {
-    /// `cwd` makes relative paths absolute: the services run elsewhere.
+    /// Resolves the paths from the options. Relative paths are relative to `cwd`.
     pub(super) fn resolve(args: &UpArgs, cwd: &Path) -> Self {
         let base = args.base.clone().or_else(|| args.private_containerd.then(|| PathBuf::from(PRIVATE_BASE)));
         let place = |given: &Option<PathBuf>, in_base: &str, system: &str| {
@@ -59,14 +59,14 @@ impl Layout {
         }
     }
 
-    /// The longest socket path below the run directory.
+    /// Returns the longest socket path below the run directory.
     pub(super) fn longest_socket(&self) -> PathBuf {
         self.run_dir.join("cri/node-api/cri.sock")
     }
 
-    /// Where the copies of files for a service lie.
-    pub(super) fn handed(&self, service: &str) -> PathBuf {
-        self.run_dir.join(HANDED).join(service)
+    /// Returns the directory of the copies of files for a service.
+    pub(super) fn copies_dir(&self, service: &str) -> PathBuf {
+        self.run_dir.join(COPIES_DIR).join(service)
     }
 
     pub(super) fn podsync_socket(&self) -> PathBuf {
@@ -74,44 +74,43 @@ impl Layout {
     }
 }
 
-/// A service to run.
+/// The command of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) name: &'static str,
-    /// Its binary.
     pub(super) binary: &'static str,
     pub(super) args: Vec<OsString>,
-    /// As which user and groups; as the supervisor when there is none.
+    /// None runs the service as the user of the supervisor.
     pub(super) user: Option<User>,
 }
 
-/// Runs only where there is an API server.
+/// The node API, which runs only with an API server.
 pub(super) const NODE_API: &str = "node-api";
 
 /// The binaries of the five services, in start order.
 pub(super) const SERVICES: [&str; 5] =
     ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync"];
 
-/// The service that owns the pods: first to end, and the one that drains.
+/// The service that owns the pods: it stops first, and only it drains.
 pub(super) const POD_SYNC: &str = "pod-sync";
 
-/// The services in groups that end one after the other: who calls before who is called.
+/// Groups of services that stop one after the other. Callers stop before the services that they call.
 pub(super) const STOP_ORDER: [&[&str]; 3] =
     [&[POD_SYNC, NODE_API], &["status-reporter", "probe-service", "pleg-service"], &["cri-proxy"]];
 
-/// What only the start of the runtime tells.
+/// The settings that are known only after the start of the runtime.
 #[derive(Debug, Clone)]
 pub(super) struct Runtime {
     pub(super) endpoint: String,
     pub(super) cgroup_root: String,
 }
 
-/// Whether the node API is run: it needs somebody to ask who its clients are.
+/// Returns whether to run the node API, which needs an API server to authenticate its clients.
 pub(super) fn has_node_api(args: &UpArgs) -> bool {
     args.node_api_port != 0 && args.kubeconfig.is_some()
 }
 
-/// The five services with their arguments, and the node API where there is one. Without `users` all run as the supervisor.
+/// Returns the commands of the five services and the node API, if it runs. Without `users` all run as the user of the supervisor.
 pub(super) fn services(
     args: &UpArgs,
     layout: &Layout,
@@ -130,33 +129,33 @@ pub(super) fn services(
         .collect()
 }
 
-/// Files that are copied for services that run as users of their own.
-pub(super) fn handed(args: &UpArgs, layout: &Layout, users: Option<Users>) -> Vec<Handed> {
+/// Returns the files to copy for services with users of their own.
+pub(super) fn file_copies(args: &UpArgs, layout: &Layout, users: Option<Users>) -> Vec<FileCopy> {
     let mut out = Vec::new();
     for name in SERVICES.into_iter().chain(Some(NODE_API).filter(|_| has_node_api(args))) {
         let Some(user) = users.and_then(|users| users.user(name)) else { continue };
-        let mut hand = |from: Option<&PathBuf>, to: &str, form| {
+        let mut hand = |from: Option<&PathBuf>, to: &str, kind| {
             if let Some(from) = from {
                 let from = std::path::absolute(from).unwrap_or_else(|_| from.clone());
-                let to = layout.handed(name).join(to);
-                out.push(Handed { service: name, from, to, form, gid: user.gid });
+                let to = layout.copies_dir(name).join(to);
+                out.push(FileCopy { service: name, from, to, kind, gid: user.gid });
             }
         };
-        hand(layout.config.as_ref(), CONFIG, Form::Plain);
-        hand(layout.config_dir.as_ref(), CONFIG_DIR, Form::DropIns);
+        hand(layout.config.as_ref(), CONFIG, CopyKind::Plain);
+        hand(layout.config_dir.as_ref(), CONFIG_DIR, CopyKind::DropIns);
         if name == NODE_API {
-            hand(args.client_ca_file.as_ref(), CLIENT_CA, Form::Plain);
-            hand(args.tls_cert_file.as_ref(), TLS_CERT, Form::Plain);
-            hand(args.tls_private_key_file.as_ref(), TLS_KEY, Form::Plain);
+            hand(args.client_ca_file.as_ref(), CLIENT_CA, CopyKind::Plain);
+            hand(args.tls_cert_file.as_ref(), TLS_CERT, CopyKind::Plain);
+            hand(args.tls_private_key_file.as_ref(), TLS_KEY, CopyKind::Plain);
         }
         if [REPORTER, NODE_API].contains(&name) {
-            hand(args.kubeconfig.as_ref(), KUBECONFIG, Form::Kubeconfig);
+            hand(args.kubeconfig.as_ref(), KUBECONFIG, CopyKind::Kubeconfig);
         }
     }
     out
 }
 
-/// Names of the copies.
+// File names of the copies.
 const CONFIG: &str = "config.yaml";
 pub(super) const CONFIG_DIR: &str = "conf.d";
 const CLIENT_CA: &str = "client-ca.crt";
@@ -175,8 +174,8 @@ fn arguments(
     users: Option<Users>,
 ) -> Vec<OsString> {
     let node_api = has_node_api(args);
-    // A service with a user of its own reads copies.
-    let handed = users.and_then(|users| users.user(name)).map(|_| layout.handed(name));
+    // A service with a user of its own may not read the originals.
+    let handed = users.and_then(|users| users.user(name)).map(|_| layout.copies_dir(name));
     let readable = |given: Option<&PathBuf>, copy: &str| {
         given.map(|given| handed.as_ref().map_or_else(|| given.clone(), |dir| dir.join(copy)))
     };
@@ -197,7 +196,7 @@ fn arguments(
         "cri-proxy" => {
             line.flag("--runtime-endpoint", &runtime.endpoint);
             line.flag("--pod-logs-dir", &layout.pod_logs_dir);
-            for (socket, uid) in users.iter().flat_map(|users| users.of_cri(node_api)) {
+            for (socket, uid) in users.iter().flat_map(|users| users.cri_users(node_api)) {
                 line.flag("--allow-uid", format!("{socket}={uid}"));
             }
         }
@@ -230,7 +229,7 @@ fn arguments(
             line.flag("--container-logs-dir", &layout.container_logs_dir);
             line.option("--cluster-domain", args.cluster_domain.as_ref());
             if args.private_containerd {
-                // Its images came by import: no registry has them, however full the disk is.
+                // The images were imported and cannot be pulled again, so that image garbage collection is disabled.
                 line.flag("--image-gc-high-threshold", "100");
             }
             if let Some(users) = users.filter(|users| node_api && users.uid(NODE_API) != 0) {
@@ -364,14 +363,14 @@ mod tests {
                 assert_eq!(plan.args[..5], want, "{}", plan.name);
             }
         }
-        let copies = handed(&args, &layout, Some(Users::of(&args)));
+        let copies = file_copies(&args, &layout, Some(Users::of(&args)));
         let of = |name: &str| {
             let of_service = copies.iter().filter(|c| c.service == name);
             of_service.map(|c| c.from.to_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
         assert_eq!(of("pleg-service"), ["/w/c.yaml", "/d"]);
         assert_eq!(of(NODE_API), ["/w/c.yaml", "/d", "/k"]);
-        assert!(of("pod-sync").is_empty() && handed(&args, &layout, None).is_empty());
+        assert!(of("pod-sync").is_empty() && file_copies(&args, &layout, None).is_empty());
     }
 
     #[test]
@@ -410,14 +409,14 @@ mod tests {
              --tls-private-key-file /run/quintlet/handed/node-api/tls.key \
              --cert-dir /var/lib/quintlet/pki --root-dir /var/lib/kubelet --cgroup-root /quintlet-3 --pod-logs-dir /var/log/pods"
         );
-        let key = Handed {
+        let key = FileCopy {
             service: NODE_API,
             from: "/t.key".into(),
             to: "/run/quintlet/handed/node-api/tls.key".into(),
-            form: Form::Plain,
+            kind: CopyKind::Plain,
             gid: 7,
         };
-        assert!(handed(&args, &layout, Some(users)).contains(&key));
+        assert!(file_copies(&args, &layout, Some(users)).contains(&key));
     }
 
     #[test]

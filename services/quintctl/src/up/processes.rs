@@ -1,4 +1,4 @@
-//! The processes of a supervisor, on disk: what one that was killed left running is ended by the next.
+//! Records the supervisor's processes on disk, so that the next supervisor can terminate the services of a killed one.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,20 +11,20 @@ use serde::{Deserialize, Serialize};
 
 use super::UpError;
 
-/// Between two looks at a process that is to end.
-const STEP: Duration = Duration::from_millis(20);
+/// Interval of checks of a process that was sent a signal.
+const CHECK_PERIOD: Duration = Duration::from_millis(20);
 
-/// Looks before SIGKILL: 3 s.
-const STEPS: usize = 150;
+/// Number of checks between SIGTERM and SIGKILL: 3 s.
+const CHECKS: usize = 150;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Process {
     pid: u32,
-    /// In clock ticks since boot: tells the process from a later one with the same id.
+    /// Start time in clock ticks since boot, which distinguishes the process from a later one with the same ID.
     started: u64,
 }
 
-/// The processes that run now, and the lock on the directory.
+/// The running services and the lock on the directory.
 #[derive(Debug)]
 pub(super) struct Processes {
     file: PathBuf,
@@ -33,7 +33,10 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    /// Locks a directory and ends what an earlier supervisor left there. Returns the names of those, too.
+    /// Locks a directory and terminates the services that an earlier supervisor left running. Returns their names too.
+    ///
+    /// # Errors
+    /// Another supervisor holds the lock, or the directory cannot be written.
     pub(super) async fn take_over(dir: &Path) -> Result<(Self, Vec<String>), UpError> {
         let io = |source| UpError::Directory { path: dir.to_path_buf(), source };
         std::fs::create_dir_all(dir).map_err(io)?;
@@ -51,18 +54,18 @@ impl Processes {
                 let _ = kill(Pid::from_raw(process.pid.cast_signed()), signal);
                 let _ = kill(Pid::from_raw(process.pid.cast_signed()), Signal::SIGCONT);
             }
-            for _ in 0..STEPS {
+            for _ in 0..CHECKS {
                 if !alive.iter().any(|(_, p)| p.is_alive()) {
                     break;
                 }
-                tokio::time::sleep(STEP).await;
+                tokio::time::sleep(CHECK_PERIOD).await;
             }
         }
         let names = alive.into_iter().map(|(name, _)| name).collect();
         Ok((Self { file, running: BTreeMap::new(), _lock: lock }, names))
     }
 
-    /// Notes that a service runs as `pid`, or no more.
+    /// Records that a service runs as `pid`, or that it has exited.
     pub(super) fn set(&mut self, name: &str, pid: Option<u32>) {
         match pid.and_then(Process::of) {
             Some(process) => self.running.insert(name.to_owned(), process),
@@ -71,7 +74,7 @@ impl Processes {
         if self.running.is_empty() {
             let _ = std::fs::remove_file(&self.file);
         } else if let Ok(bytes) = serde_json::to_vec(&self.running) {
-            // Without the file a supervisor that comes after a crash ends nothing; the services run on.
+            // Without the file, the next supervisor does not find the services of a killed one. They keep running.
             let _ = quintlet_kit::atomic_file::write(&self.file, &bytes, 0o600);
         }
     }
@@ -88,10 +91,10 @@ impl Process {
     }
 }
 
-/// Start time and state.
+/// Returns the start time and the state of a process (proc_pid_stat(5)).
 fn stat(pid: u32) -> Option<(u64, String)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name in parentheses: state is the first field, the start time the twentieth.
+    // The fields after the name in parentheses: the state is the first, the start time the twentieth.
     let mut fields = text.get(text.rfind(')')? + 1..)?.split_whitespace();
     let state = fields.next()?.to_owned();
     Some((fields.nth(18)?.parse().ok()?, state))

@@ -1,20 +1,19 @@
-//! When a service that ended is started again. Pure: time is an argument.
+//! Computes the delay before the restart of a service. Reads no clock.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Before an ordinary restart.
+/// Delay of a restart outside a crash loop.
 const DELAY: Duration = Duration::from_millis(200);
 
-/// Longest delay.
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
-/// So many exits within [`WINDOW`] are a crash loop.
+/// Number of exits within [`WINDOW`] that are a crash loop.
 const EXITS: usize = 5;
 
-/// A process that ran this long is well again.
+/// Period in which exits count. A process that ran this long resets the back-off.
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// The exits of one service.
@@ -25,7 +24,7 @@ pub(super) struct Restarts {
 }
 
 impl Restarts {
-    /// How long to wait after an exit at `now` of a process that had run for `ran`.
+    /// Returns the delay after an exit at `now` of a process that ran for `ran`.
     pub(super) fn after_exit(&mut self, now: Instant, ran: Duration) -> Duration {
         if ran >= WINDOW {
             *self = Self::default();

@@ -1,4 +1,4 @@
-//! One supervised service: a child process in a process group of its own, started again when it ends.
+//! A supervised service: a child process in its own process group, which is restarted when it exits.
 
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -17,32 +17,32 @@ use super::plan::Plan;
 use super::processes::Processes;
 use super::restarts::Restarts;
 
-/// Between SIGTERM and SIGKILL: a service ends within its own grace of a few seconds.
+/// Time between SIGTERM and SIGKILL, which exceeds the services' own grace period.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// What a service is to do. Later ones are stronger; it never goes back.
+/// The desired state of a service. It only moves to later variants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Order {
-    /// Run, and start again when it ended.
+    /// Run, and restart after an exit.
     Run,
-    /// Terminate all pods, then end (SIGUSR1; only pod-sync understands it).
+    /// Terminate all pods, then exit: SIGUSR1, which only pod-sync handles.
     Drain,
-    /// End (SIGTERM, SIGKILL after a grace).
+    /// Exit: SIGTERM, then SIGKILL after [`STOP_GRACE`].
     Stop,
-    /// End now (SIGKILL).
+    /// Exit now: SIGKILL.
     Kill,
 }
 
-/// What a service does.
+/// The actual state of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum State {
     /// Not started yet.
     New,
-    /// The process runs, since then; `starts` counts from 1.
+    /// `starts` counts from 1.
     Running { pid: u32, starts: u32, since: Instant },
-    /// It ended, as told in words, and is started again after the delay.
+    /// The process exited and is restarted after the delay. `exit` describes the exit for the user.
     Waiting { exit: String, delay: Duration },
-    /// It ended and stays so.
+    /// The process exited after an order and is not restarted.
     Ended,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Starts supervising on `tasks`.
+    /// Spawns the supervision of a service on `tasks`.
     pub(super) fn start(
         plan: Plan,
         bin_dir: &Path,
@@ -75,7 +75,7 @@ impl Service {
         Self { name, order, state }
     }
 
-    /// Raises the order; a weaker one than given before changes nothing.
+    /// Raises the order. A weaker order than the current one has no effect.
     pub(super) fn order(&self, order: Order) {
         self.order.send_if_modified(|current| {
             let raise = order > *current;
@@ -84,19 +84,17 @@ impl Service {
         });
     }
 
-    /// Its state, to follow.
     pub(super) fn state(&self) -> watch::Receiver<State> {
         self.state.clone()
     }
 
-    /// Whether a process is there now.
     pub(super) fn is_running(&self) -> bool {
         matches!(*self.state.borrow(), State::Running { .. })
     }
 
-    /// Waits until it ended for good.
+    /// Waits for [`State::Ended`].
     pub(super) async fn ended(&self) {
-        // An error means that the supervising task is gone, and the process with it.
+        // An error means that the supervising task has ended, which kills the process.
         let _ = self.state.clone().wait_for(|s| *s == State::Ended).await;
     }
 }
@@ -127,7 +125,7 @@ impl Supervised {
                     self.remember(None);
                     exit
                 }
-                Err(e) => format!("cannot start {}: {e}", self.binary.display()),
+                Err(e) => format!("failed to start {}: {e}", self.binary.display()),
             };
             if *self.orders.borrow() > Order::Run {
                 break;
@@ -135,7 +133,7 @@ impl Supervised {
             let now = Instant::now();
             let delay = restarts.after_exit(now, now.duration_since(began));
             self.states.send_replace(State::Waiting { exit, delay });
-            // Either arm may be dropped: both only wait.
+            // Both arms only wait; dropping them loses nothing.
             tokio::select! {
                 () = sleep_until(now + delay) => {}
                 _ = self.orders.wait_for(|o| *o > Order::Run) => {}
@@ -144,7 +142,7 @@ impl Supervised {
         self.states.send_replace(State::Ended);
     }
 
-    /// Passes orders on to the process until it ends; returns how it ended.
+    /// Signals the orders to the process until it exits. Returns the description of the exit.
     async fn attend(&mut self, child: &mut Child) -> String {
         let mut kill_at: Option<Instant> = None;
         loop {
@@ -152,14 +150,14 @@ impl Supervised {
             tokio::select! {
                 ended = child.wait() => return self.note(ended),
                 changed = self.orders.changed() => {
-                    // The handle went away without an order: nobody is left to run for.
+                    // The handle was dropped without an order: the supervisor has ended.
                     let order = if changed.is_err() { Order::Kill } else { *self.orders.borrow_and_update() };
                     match order {
                         Order::Run => {}
                         Order::Drain => send(child, Signal::SIGUSR1),
                         Order::Stop => {
                             send(child, Signal::SIGTERM);
-                            // A stopped process must wake up to hear it.
+                            // A process stopped by SIGSTOP handles SIGTERM only after SIGCONT.
                             send(child, Signal::SIGCONT);
                             kill_at = Some(Instant::now() + STOP_GRACE);
                         }
@@ -175,8 +173,8 @@ impl Supervised {
         }
     }
 
-    // Tells the next process how this one ended, and says it in words. The note has systemd's words (systemd.exec(5):
-    // SERVICE_RESULT and EXIT_STATUS), since systemd writes it elsewhere.
+    /// Writes the exit note for the next process of the service, and returns the description of the exit. The note has the format
+    /// of SERVICE_RESULT and EXIT_STATUS of systemd.exec(5), since under systemd a unit writes the note.
     fn note(&self, ended: std::io::Result<ExitStatus>) -> String {
         let status = match ended {
             Ok(status) => status,
@@ -186,7 +184,7 @@ impl Supervised {
             quintlet_kit::atomic_file::write(&self.exit_note, exit_note(status).as_bytes(), 0o600)
         });
         if let Err(error) = written {
-            tracing::warn!(path = %self.exit_note.display(), %error, "exit of a service not noted");
+            tracing::warn!(path = %self.exit_note.display(), %error, "write of exit note failed");
         }
         in_words(status)
     }
@@ -194,7 +192,7 @@ impl Supervised {
     fn spawn(&self) -> std::io::Result<Child> {
         let log = super::logs::open(&self.log)?;
         let mut command = match &self.plan.user {
-            // This program, which becomes the user and then the service: the process stays the same.
+            // quintctl run-as changes the user and executes the service in the same process.
             Some(user) => {
                 let mut command = Command::new("/proc/self/exe");
                 command.arg0("quintctl").args(user.line(self.binary.as_os_str()));
@@ -207,7 +205,7 @@ impl Supervised {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // A Ctrl-C in the terminal is for the supervisor, which ends the services in order.
+            // Ctrl-C in the terminal must reach only the supervisor, which stops the services in order.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()

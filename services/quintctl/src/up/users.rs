@@ -1,4 +1,4 @@
-//! Which user each service runs as, and who may enter the directory of each socket. The table in ARCHITECTURE.md says the same.
+//! The user of each service, and the owner, group and mode of the directory of each socket. ARCHITECTURE.md has the table.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,29 +11,28 @@ use super::UpArgs;
 use super::plan::{NODE_API, POD_SYNC};
 use crate::run_as::User;
 
-/// The users of the services that need no root.
+/// The users of the services that do not need root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Users {
     pleg: u32,
     probe: u32,
     reporter: u32,
     node_api: u32,
-    /// Group of those that watch the health of other services.
+    /// Group of the services that watch the health of others.
     watch: u32,
 }
 
-/// Root's uid and gid.
+/// User and group ID of root.
 const ROOT: u32 = 0;
-/// The directory can be entered by its owner and its group, and what is made in it takes the group.
+/// Permits the owner and the group to enter. New files belong to the group of the directory.
 const FOR_GROUP: u32 = 0o2750;
 const FOR_OWNER: u32 = 0o700;
 const FOR_ALL: u32 = 0o755;
 
-/// Where copies of files lie that the services may not read themselves.
-pub(super) const HANDED: &str = "handed";
+/// Directory of the copies of files that the services may not read themselves, below the run directory.
+pub(super) const COPIES_DIR: &str = "handed";
 
 impl Users {
-    /// The users that the options name.
     pub(super) fn of(args: &UpArgs) -> Self {
         Self {
             pleg: args.pleg_uid,
@@ -44,7 +43,6 @@ impl Users {
         }
     }
 
-    /// The user of a service.
     pub(super) fn uid(&self, service: &str) -> u32 {
         match service {
             "pleg-service" => self.pleg,
@@ -55,7 +53,7 @@ impl Users {
         }
     }
 
-    /// As whom a service is run; none: as root.
+    /// Returns the user of a service, or none for root.
     pub(super) fn user(&self, service: &str) -> Option<User> {
         let uid = self.uid(service);
         let watches = ["status-reporter", NODE_API].contains(&service);
@@ -63,13 +61,13 @@ impl Users {
         (uid != ROOT).then_some(User { uid, gid: uid, groups })
     }
 
-    /// Users that may connect to a socket of cri-proxy, each with the socket.
-    pub(super) fn of_cri(&self, node_api: bool) -> Vec<(&'static str, u32)> {
+    /// Returns the users that may connect to sockets of cri-proxy, with the name of the socket.
+    pub(super) fn cri_users(&self, node_api: bool) -> Vec<(&'static str, u32)> {
         let all = [("read", self.pleg), ("probe", self.probe), ("node-api", self.node_api)];
         all.into_iter().filter(|(socket, uid)| *uid != ROOT && (node_api || *socket != NODE_API)).collect()
     }
 
-    /// Users that may ask a service for its health and metrics, and nothing else.
+    /// Returns the users that may only call the health and metrics methods of a service.
     pub(super) fn observers(&self, service: &str, node_api: bool) -> Vec<u32> {
         let (reporter, api) = (Some(self.reporter), Some(self.node_api).filter(|_| node_api));
         let observers = match service {
@@ -81,7 +79,7 @@ impl Users {
         observers.into_iter().flatten().filter(|uid| *uid != ROOT).collect()
     }
 
-    /// The directories below the run directory, parents first, each with its owner, group and mode.
+    /// Returns the directories below the run directory with owner, group and mode. Parents precede their children.
     fn directories(&self) -> [(&'static str, u32, u32, u32); 18] {
         let Self { pleg, probe, reporter, node_api, watch } = *self;
         [
@@ -98,7 +96,7 @@ impl Users {
             ("node-api", node_api, node_api, FOR_OWNER),
             ("state", ROOT, ROOT, FOR_OWNER),
             ("keys", ROOT, ROOT, FOR_OWNER),
-            (HANDED, ROOT, ROOT, FOR_ALL),
+            (COPIES_DIR, ROOT, ROOT, FOR_ALL),
             ("handed/pleg-service", ROOT, pleg, FOR_GROUP),
             ("handed/probe-service", ROOT, probe, FOR_GROUP),
             ("handed/status-reporter", ROOT, reporter, FOR_GROUP),
@@ -106,10 +104,7 @@ impl Users {
         ]
     }
 
-    /// Makes the directories of all sockets. A directory that is there gets its owner and mode and keeps its files.
-    ///
-    /// # Errors
-    /// One cannot be made or given away.
+    /// Creates the directories of all sockets. An existing directory gets the owner and mode and keeps its files.
     pub(super) fn prepare(&self, run_dir: &Path) -> io::Result<()> {
         std::fs::create_dir_all(run_dir)?;
         let run = Dir::open(run_dir)?;
@@ -120,15 +115,12 @@ impl Users {
         Ok(())
     }
 
-    /// Makes the directories of copied drop-ins beside the other copies.
-    ///
-    /// # Errors
-    /// One cannot be made or given away.
+    /// Creates the directory of copied drop-ins for each service.
     pub(super) fn prepare_drop_ins(&self, run_dir: &Path, name: &str) -> io::Result<()> {
         let run = Dir::open(run_dir)?;
         for (dir, uid, gid, mode) in self.directories() {
             let dir = Path::new(dir);
-            if dir.parent() == Some(Path::new(HANDED)) {
+            if dir.parent() == Some(Path::new(COPIES_DIR)) {
                 run.make_dir(&dir.join(name), Some(Owner { uid, gid }), mode)?;
             }
         }
@@ -136,8 +128,8 @@ impl Users {
     }
 }
 
-/// Finds a directory on the way to `path` that users other than its owner cannot enter.
-pub(super) fn closed_on_the_way(path: &Path) -> Option<PathBuf> {
+/// Returns the topmost ancestor of `path`, or `path` itself, that other users cannot enter.
+pub(super) fn inaccessible_ancestor(path: &Path) -> Option<PathBuf> {
     let closed = |dir: &&Path| std::fs::metadata(dir).is_ok_and(|m| m.is_dir() && m.mode() & 0o001 == 0);
     path.ancestors().filter(closed).last().map(Path::to_path_buf)
 }
@@ -151,23 +143,23 @@ mod tests {
     const USERS: Users = Users { pleg: 11, probe: 12, reporter: 13, node_api: 14, watch: 10 };
 
     #[test]
-    fn a_service_that_is_given_uid_0_runs_as_root_and_is_on_no_list() {
+    fn a_service_with_uid_0_runs_as_root_and_is_on_no_list() {
         let users = Users { pleg: 0, ..USERS };
         assert_eq!(users.user("pleg-service"), None);
-        assert_eq!(users.of_cri(true), [("probe", 12), ("node-api", 14)]);
-        assert_eq!(USERS.of_cri(false), [("read", 11), ("probe", 12)]);
+        assert_eq!(users.cri_users(true), [("probe", 12), ("node-api", 14)]);
+        assert_eq!(USERS.cri_users(false), [("read", 11), ("probe", 12)]);
         assert_eq!(USERS.user("status-reporter"), Some(User { uid: 13, gid: 13, groups: vec![10] }));
         assert_eq!(USERS.user("pod-sync"), None);
     }
 
     #[test]
-    fn a_directory_that_others_cannot_enter_is_named() {
+    fn the_directory_that_other_users_cannot_enter_is_found() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let inner = dir.path().join("home/q");
         std::fs::create_dir_all(&inner).unwrap();
-        assert_eq!(closed_on_the_way(&inner.join("x/y")), None);
+        assert_eq!(inaccessible_ancestor(&inner.join("x/y")), None);
         std::fs::set_permissions(dir.path().join("home"), std::fs::Permissions::from_mode(0o700)).unwrap();
-        assert_eq!(closed_on_the_way(&inner.join("x/y")), Some(dir.path().join("home")));
+        assert_eq!(inaccessible_ancestor(&inner.join("x/y")), Some(dir.path().join("home")));
     }
 }

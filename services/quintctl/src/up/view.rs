@@ -1,4 +1,4 @@
-//! The pods as pod-sync shows them, kept up to date.
+//! Follows pod-sync's view of the pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -9,27 +9,27 @@ use quintlet_proto::podsync::v1::watch_pods_event::Event;
 use quintlet_proto::podsync::v1::{PodView, SourceProblem, WatchPodsRequest};
 use tokio::sync::watch;
 
-/// Between two attempts to reach pod-sync.
+/// Interval between attempts to connect to pod-sync.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// What is known of the pods.
+/// The last state of the pods.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct View {
     /// By UID.
     pub(crate) pods: BTreeMap<String, PodView>,
     pub(crate) problems: Vec<SourceProblem>,
-    /// Pod-sync answered in full since the view began.
+    /// At least one snapshot is complete.
     pub(crate) complete: bool,
 }
 
 impl View {
-    /// How many pods have something to stop, and the longest of their grace periods in seconds.
+    /// Returns the number of pods that have not terminated, and the longest of their grace periods, in seconds.
     pub(super) fn unfinished(&self) -> (usize, u64) {
         self.pods.values().filter_map(grace).fold((0, 0), |(n, longest), grace| (n + 1, longest.max(grace)))
     }
 }
 
-/// The grace period of a pod that has something to stop; none once it is done.
+/// Returns the grace period of a pod in seconds, or none if the pod has terminated.
 fn grace(pod: &PodView) -> Option<u64> {
     let pod: serde_json::Value = serde_json::from_slice(&pod.pod).ok()?;
     let phase = pod.pointer("/status/phase").and_then(serde_json::Value::as_str);
@@ -39,14 +39,14 @@ fn grace(pod: &PodView) -> Option<u64> {
     pod.pointer("/spec/terminationGracePeriodSeconds").map_or(Some(30), serde_json::Value::as_u64)
 }
 
-/// Follows pod-sync at a socket until nobody looks any more; reconnects on its own.
+/// Follows pod-sync at a socket and reconnects, until the receivers are dropped.
 pub(crate) async fn follow(socket: PathBuf, view: watch::Sender<View>) {
     while !view.is_closed() {
         if let Ok(channel) = quintlet_localnode::cri::connect(&socket).await {
             let mut seen = Some(BTreeSet::new());
             let request =
                 WatchPodsRequest { hello: Some(quintlet_proto::hello()), ..WatchPodsRequest::default() };
-            // A stream that ends, for whatever reason, is opened again.
+            // The stream is reopened after any error.
             if let Ok(stream) = PodSyncClient::new(channel).watch_pods(request).await {
                 let mut stream = stream.into_inner();
                 while let Ok(Some(message)) = stream.message().await {
@@ -58,7 +58,7 @@ pub(crate) async fn follow(socket: PathBuf, view: watch::Sender<View>) {
     }
 }
 
-/// `seen` has the pods of the snapshot until its end: those that are not in it are gone.
+/// Applies an event. `seen` collects the pods of a snapshot; at its end, other pods are removed.
 fn apply(view: &mut View, seen: &mut Option<BTreeSet<String>>, event: Option<Event>) {
     match event {
         Some(Event::Pod(pod)) => {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_reconnect_pods_that_are_gone_go_with_the_end_of_the_snapshot_only() {
+    fn after_a_reconnect_removed_pods_disappear_at_the_end_of_the_snapshot() {
         let mut view = View::default();
         let end = || Some(Event::SnapshotEnd(SnapshotEnd {}));
         let mut seen = Some(BTreeSet::new());

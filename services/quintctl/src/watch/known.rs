@@ -1,4 +1,4 @@
-//! What was known of the pods, to tell what changed.
+//! The last state of each pod, from which changes are computed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,8 @@ use super::Line;
 use crate::pods::{INVALID_MANIFEST, Row};
 use crate::text::clean;
 
-/// A change later than this after a lifecycle event does not follow from it: the longest that a status may take with
-/// everything else working.
+/// Longest time, in nanoseconds, from a lifecycle event to the status that it causes, if all services work. A later status has
+/// another cause.
 const FOLLOWS_WITHIN: i64 = 10_000_000_000;
 
 #[derive(Debug, Default)]
@@ -17,11 +17,11 @@ struct Pod {
     name: String,
     text: String,
     resource_version: String,
-    /// When it was told, until the API server had it.
-    told: Option<i64>,
+    /// When the status was printed, until the API server has it.
+    printed_at: Option<i64>,
 }
 
-/// What was known of the pods.
+/// The last state of each pod.
 #[derive(Debug, Default)]
 pub struct Known {
     pods: BTreeMap<String, Pod>,
@@ -31,21 +31,21 @@ pub struct Known {
 }
 
 impl Known {
-    /// A new stream begins with a snapshot.
+    /// Starts the snapshot of a new stream.
     pub fn begin(&mut self) {
         self.seen = Some(BTreeSet::new());
         self.changed = 0;
     }
 
-    /// A pod as it is now. `event`: when the newest lifecycle event of it was. Up to two lines: its status changed, and the
-    /// API server has it.
+    /// Records the state of a pod. Returns up to two lines: the status changed, and the API server has it. `event` is the time of
+    /// the pod's newest lifecycle event, nanoseconds since 1970.
     pub fn pod(&mut self, pod: &PodView, now: i64, event: Option<i64>) -> Vec<Line> {
         let snapshot = self.seen.is_some();
         if let Some(seen) = &mut self.seen {
             seen.insert(pod.uid.clone());
         }
         let row = Row::of_pod(pod, now);
-        // Without the times that pass by themselves.
+        // Times that change with the clock would make each update a change.
         let wait =
             pod.waiting.as_ref().map(|w| clean(if w.message.is_empty() { &w.reason } else { &w.message }));
         let mut text = format!("{} {}", row.ready, row.status);
@@ -69,14 +69,14 @@ impl Known {
         known.name = row.name;
         if known.text != text {
             known.text.clone_from(&text);
-            known.told = Some(now);
+            known.printed_at = Some(now);
             self.changed += 1;
             let after = event.map(|at| now - at).filter(|ns| !snapshot && (0..FOLLOWS_WITHIN).contains(ns));
             out.push(Line { text, place: format!("v {}", pod.version), after, ..line.clone() });
         }
         if known.resource_version != pod.resource_version {
             known.resource_version.clone_from(&pod.resource_version);
-            let after = known.told.take().map(|at| now - at).filter(|ns| !snapshot && *ns > 0);
+            let after = known.printed_at.take().map(|at| now - at).filter(|ns| !snapshot && *ns > 0);
             if !snapshot && !pod.resource_version.is_empty() {
                 let place = format!("rv {}", clean(&pod.resource_version));
                 out.push(Line { source: "api", text: "status written".to_owned(), place, after, ..line });
@@ -85,7 +85,7 @@ impl Known {
         out
     }
 
-    /// A pod that is gone.
+    /// Records that a pod was removed.
     pub fn removed(&mut self, uid: &str, now: i64) -> Option<Line> {
         let pod = self.pods.remove(uid)?;
         Some(Line {
@@ -98,7 +98,8 @@ impl Known {
         })
     }
 
-    /// The snapshot is complete: pods that are not in it are gone. Also how many pods changed since the stream before.
+    /// Ends the snapshot. Returns the lines of pods that are not in it, and the number of pods that changed since the previous
+    /// stream.
     pub fn end(&mut self, now: i64) -> (Vec<Line>, usize) {
         let Some(seen) = self.seen.take() else { return (Vec::new(), 0) };
         let gone: Vec<String> = self.pods.keys().filter(|uid| !seen.contains(*uid)).cloned().collect();
@@ -107,9 +108,9 @@ impl Known {
         (lines, changed)
     }
 
-    /// Manifests that cannot be used.
+    /// Records the invalid manifests. Returns the lines of new ones.
     pub fn problems(&mut self, problems: &[SourceProblem], now: i64) -> Vec<Line> {
-        let mut said = BTreeSet::new();
+        let mut current = BTreeSet::new();
         let mut out = Vec::new();
         for problem in problems {
             let row = Row::of_problem(problem, now);
@@ -123,9 +124,9 @@ impl Known {
                     ..Line::default()
                 });
             }
-            said.insert(format!("{} {text}", row.name));
+            current.insert(format!("{} {text}", row.name));
         }
-        self.problems = said;
+        self.problems = current;
         out
     }
 }

@@ -1,4 +1,4 @@
-//! What an event of a service looks like.
+//! The lines of the events of services.
 
 use std::time::Duration;
 
@@ -9,7 +9,6 @@ use super::Line;
 use crate::pods::display_name;
 use crate::text::{clean, now_ns, took};
 
-/// The line of a lifecycle event.
 #[must_use]
 pub fn lifecycle_line(event: &Lifecycle, epoch: u64, rev: u64) -> Line {
     let what = if event.container.is_empty() { "Sandbox" } else { "Container" };
@@ -37,7 +36,6 @@ pub fn lifecycle_line(event: &Lifecycle, epoch: u64, rev: u64) -> Line {
     }
 }
 
-/// The line of an evaluation.
 #[must_use]
 pub fn probe_line(e: &Evaluation) -> Line {
     let kind = match e.r#type() {
@@ -51,7 +49,7 @@ pub fn probe_line(e: &Evaluation) -> Line {
         Outcome::Failure => "failure",
         Outcome::Unknown | Outcome::Unspecified => "unknown",
     };
-    // Saturated at its threshold, which is often 1.
+    // The streak saturates at the threshold of the probe, which is often 1.
     let streak = if e.run > 1 { format!(" (streak {})", e.run) } else { String::new() };
     let duration = Duration::try_from_secs_f64(e.seconds).unwrap_or_default();
     let duration = took(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX));

@@ -1,4 +1,4 @@
-//! What is told when a service comes and goes.
+//! Reports the loss and the return of a service.
 
 use tokio::time::Instant;
 
@@ -6,52 +6,53 @@ use super::Line;
 use super::lines::service_line;
 use crate::text::{clean, took};
 
-/// Which run of a service answers.
+/// One process of a service. Another ID means that the service restarted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Run {
-    /// What tells it from another: the process id, or the epoch.
+    /// The process ID or the epoch.
     pub(super) id: u64,
-    /// That in words.
+    /// The ID with its kind, for the line.
     pub(super) name: String,
 }
 
-/// One service, as far as being there goes.
+/// The reachability of one service.
 pub(super) struct Link {
     service: String,
-    /// Since when it is away; None while it is not.
-    away: Option<Instant>,
+    /// When the connection was lost; none while the service is reachable.
+    lost_at: Option<Instant>,
     run: Option<Run>,
-    answered: bool,
+    /// The service was reachable before.
+    was_reachable: bool,
 }
 
 impl Link {
     pub(super) fn new(service: &str) -> Self {
-        Self { service: service.to_owned(), away: None, run: None, answered: false }
+        Self { service: service.to_owned(), lost_at: None, run: None, was_reachable: false }
     }
 
-    /// It does not answer. Told once.
-    pub(super) fn lost(&mut self, why: &str) -> Option<Line> {
-        if self.away.is_some() {
+    /// Returns the line of a loss, the first time.
+    pub(super) fn lost(&mut self, reason: &str) -> Option<Line> {
+        if self.lost_at.is_some() {
             return None;
         }
-        self.away = Some(Instant::now());
-        let verb = if self.answered { "is away" } else { "does not answer yet" };
-        Some(service_line(&self.service, format!("{verb}: {}", clean(why))))
+        self.lost_at = Some(Instant::now());
+        let state = if self.was_reachable { "unreachable" } else { "not reachable yet" };
+        Some(service_line(&self.service, format!("{state}: {}", clean(reason))))
     }
 
-    /// It answers, as `run`; `more` is what else there is to say.
-    pub(super) fn back(&mut self, run: Option<Run>, more: &str) -> Option<Line> {
-        let away = self.away.take();
-        let first = !std::mem::replace(&mut self.answered, true);
+    /// Returns the line of a return after a loss. `run` is the process that serves now; `detail` ends the line.
+    pub(super) fn back(&mut self, run: Option<Run>, detail: &str) -> Option<Line> {
+        let lost_at = self.lost_at.take();
+        let first = !std::mem::replace(&mut self.was_reachable, true);
         let before = std::mem::replace(&mut self.run, run);
-        let after = took(i64::try_from(away?.elapsed().as_nanos()).unwrap_or(i64::MAX));
-        let more = if more.is_empty() { String::new() } else { format!(", {more}") };
+        let after = took(i64::try_from(lost_at?.elapsed().as_nanos()).unwrap_or(i64::MAX));
+        let detail = if detail.is_empty() { String::new() } else { format!(", {detail}") };
         let text = match (&before, &self.run) {
-            _ if first => format!("answers{more}"),
+            _ if first => format!("reachable{detail}"),
             (Some(before), Some(now)) if before != now => {
-                format!("restarted: {}, back after {after}{more}", now.name)
+                format!("restarted: {}, reachable after {after}{detail}", now.name)
             }
-            _ => format!("is back after {after}{more}"),
+            _ => format!("reachable again after {after}{detail}"),
         };
         Some(service_line(&self.service, text))
     }
@@ -68,19 +69,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_service_that_goes_and_comes_is_told_once_each() {
+    async fn the_loss_and_the_return_of_a_service_are_reported_once_each() {
         let mut link = Link::new("pleg-service");
         assert!(link.back(run(7), "").is_none());
-        assert_eq!(link.lost("refused").unwrap().text, "is away: refused");
+        assert_eq!(link.lost("refused").unwrap().text, "unreachable: refused");
         assert!(link.lost("refused").is_none());
         tokio::time::advance(Duration::from_millis(1500)).await;
-        let told = link.back(run(8), "0 pods changed meanwhile").unwrap().text;
-        assert_eq!(told, "restarted: epoch 8, back after 1.5s, 0 pods changed meanwhile");
+        let text = link.back(run(8), "0 pods changed meanwhile").unwrap().text;
+        assert_eq!(text, "restarted: epoch 8, reachable after 1.5s, 0 pods changed meanwhile");
         assert!(link.back(run(8), "").is_none());
         assert!(link.lost("cut").is_some());
-        assert_eq!(link.back(run(8), "").unwrap().text, "is back after 0µs", "the same run is no restart");
+        assert_eq!(
+            link.back(run(8), "").unwrap().text,
+            "reachable again after 0µs",
+            "the same run is no restart"
+        );
         let mut never = Link::new("pod-sync");
-        assert_eq!(never.lost("no file").unwrap().text, "does not answer yet: no file");
-        assert_eq!(never.back(run(1), "").unwrap().text, "answers");
+        assert_eq!(never.lost("no file").unwrap().text, "not reachable yet: no file");
+        assert_eq!(never.back(run(1), "").unwrap().text, "reachable");
     }
 }

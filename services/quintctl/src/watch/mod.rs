@@ -1,8 +1,8 @@
-//! `quintctl watch`: a line for each change of a pod, each lifecycle event and each probe, as they happen.
+//! `quintctl watch`: prints a line for each change of a pod, each lifecycle event and each probe, as they happen.
 //!
-//! Tasks: one per stream (pod-sync, pleg-service's events and its records, each instance of probe-service), one per
-//! service that is only watched for being there, and one that looks for new instances of probe-service. All send into one
-//! channel; a stream that ends is opened again, and both are told. Ends with the reader.
+//! Tasks: one per stream (pod-sync, pleg-service's events and its records, each instance of probe-service), one per service that
+//! is watched for its health only, and one that scans for new instances of probe-service. All tasks send lines on one channel. A
+//! stream that ends is reopened, and the loss and the return of the service are lines too. The tasks end when the output is closed.
 
 mod known;
 mod lines;
@@ -27,47 +27,46 @@ use crate::text::{time_of_day, took};
 pub use known::Known;
 pub use lines::{lifecycle_line, probe_line};
 
-/// Lines on their way to the terminal; when it does not keep up, the streams wait, and their services skip states.
-const LINES: usize = 256;
+/// Capacity of the channel of lines. If the terminal does not keep up, the streams wait and their services skip states.
+const LINE_CAPACITY: usize = 256;
 
-/// Between two attempts to reach a service.
+/// Interval between attempts to connect to a service.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Characters of a change before what stands behind it.
-const SAID: usize = 32;
+/// Width of the text column, in characters.
+const TEXT_WIDTH: usize = 32;
 
-/// Changes as they happen.
+/// Show changes as they happen.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct WatchArgs {
-    /// Only of this pod: name, NAMESPACE/NAME or UID
+    /// Only changes of this pod: name, NAMESPACE/NAME or UID
     pub pod: Option<String>,
-    /// Without probes that succeed
+    /// Omit probes that continue to succeed
     #[arg(short, long)]
     pub quiet: bool,
 }
 
-/// One change.
+/// One line of the output.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Line {
-    /// When, nanoseconds since 1970.
+    /// Time of the change, nanoseconds since 1970.
     #[serde(serialize_with = "as_moment")]
     pub at: i64,
-    /// `pleg`, `status`, `api`, `probe`, or `service` for what is about a service.
+    /// `pleg`, `status`, `api`, `probe`, or `service` for a line about a service.
     pub source: &'static str,
-    /// Name of the pod as people use it; the service's where it is about one.
+    /// Display name of the pod, or name of the service.
     pub subject: String,
-    /// What happened.
     pub text: String,
-    /// Where it stands in its source's sequence, or how long it took: `epoch 7 rev 1182`, `rv 88123`, `0.9ms`.
+    /// Position in the source's sequence, or a duration: `epoch 7 rev 1182`, `rv 88123`, `0.9ms`.
     pub place: String,
-    /// Nanoseconds since the change of this pod that it follows from: a status from a lifecycle event, a write to the
-    /// API server from a status.
+    /// Nanoseconds since the change that caused this one: from a lifecycle event to the status, from a status to its write to the
+    /// API server.
     #[serde(rename = "afterNs")]
     pub after: Option<i64>,
-    /// UID of the pod; empty where it is about a service.
+    /// UID of the pod; empty for a service.
     pub uid: String,
-    /// Of an evaluation: which probe, and whether it succeeded.
+    /// The probe of an evaluation, and whether it succeeded.
     #[serde(skip)]
     pub probe: Option<(String, bool)>,
 }
@@ -76,16 +75,16 @@ fn as_moment<S: serde::Serializer>(at: &i64, s: S) -> Result<S::Ok, S::Error> {
     s.serialize_str(&crate::text::moment(*at))
 }
 
-/// Runs until nobody reads.
+/// Prints changes until standard output is closed.
 ///
 /// # Errors
-/// No service answers at the start, or nobody reads.
+/// Neither pod-sync nor pleg-service is reachable at the start, or standard output is closed.
 pub async fn run(args: WatchArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let pod_sync = Peer::pod_sync(paths);
     if let (Err(error), Err(_)) = (pod_sync.channel().await, Peer::pleg(paths).channel().await) {
         return Err(error);
     }
-    let (lines, mut out) = mpsc::channel(LINES);
+    let (lines, mut out) = mpsc::channel(LINE_CAPACITY);
     let tasks = TaskGroup::new();
     let events = Events::default();
     tasks.spawn("watch pods", streams::pods(pod_sync, events.clone(), lines.clone()));
@@ -95,9 +94,9 @@ pub async fn run(args: WatchArgs, paths: &Paths, format: Format) -> Result<(), E
         tasks.spawn("watch health", streams::health(peer, lines.clone()));
     }
     tasks.spawn("find probers", streams::probers(paths.clone(), lines));
-    let mut wanted = Wanted { args, succeeded: BTreeSet::new() };
+    let mut filter = Filter { args, succeeded: BTreeSet::new() };
     while let Some(line) = out.recv().await {
-        if !wanted.has(&line) {
+        if !filter.matches(&line) {
             continue;
         }
         let printed = format.render_line(&line, |_| render(&line)).and_then(print);
@@ -109,12 +108,12 @@ pub async fn run(args: WatchArgs, paths: &Paths, format: Format) -> Result<(), E
     Ok(())
 }
 
-/// When the newest lifecycle event of each pod was: what a status follows from.
+/// Time of the newest lifecycle event of each pod, nanoseconds since 1970.
 #[derive(Debug, Clone, Default)]
 struct Events(Arc<Mutex<BTreeMap<String, i64>>>);
 
 impl Events {
-    fn was(&self, uid: &str, at: i64) {
+    fn record(&self, uid: &str, at: i64) {
         if let Ok(mut events) = self.0.lock() {
             events.insert(uid.to_owned(), at);
         }
@@ -131,17 +130,17 @@ impl Events {
     }
 }
 
-/// Which lines are printed.
-struct Wanted {
+/// Selects the lines to print.
+struct Filter {
     args: WatchArgs,
-    /// Probes that succeeded last.
+    /// Probes whose last evaluation succeeded.
     succeeded: BTreeSet<String>,
 }
 
-impl Wanted {
-    /// Lines about services are always wanted; with `--quiet` a probe that goes on succeeding is not.
-    fn has(&mut self, line: &Line) -> bool {
-        let as_before = match &line.probe {
+impl Filter {
+    /// Returns whether to print a line: lines about services always, with `--quiet` no probe that continues to succeed.
+    fn matches(&mut self, line: &Line) -> bool {
+        let continues_to_succeed = match &line.probe {
             Some((probe, true)) => !self.succeeded.insert(probe.clone()),
             Some((probe, false)) => {
                 self.succeeded.remove(probe);
@@ -149,7 +148,7 @@ impl Wanted {
             }
             None => false,
         };
-        if as_before && self.args.quiet {
+        if continues_to_succeed && self.args.quiet {
             return false;
         }
         match &self.args.pod {
@@ -163,7 +162,6 @@ impl Wanted {
     }
 }
 
-/// The line of a change.
 #[must_use]
 pub fn render(line: &Line) -> String {
     let at = time_of_day(line.at);
@@ -171,9 +169,10 @@ pub fn render(line: &Line) -> String {
         return format!("{at} ------ {} {}\n", line.subject, line.text);
     }
     let after = line.after.map(|ns| format!("  +{}", took(ns))).unwrap_or_default();
-    let behind = format!("{}{after}", line.place);
-    let gap = if line.text.chars().count() > SAID { "  " } else { " " };
-    let text = format!("{at} {:<6} {:<16} {:<SAID$}{gap}{behind}", line.source, line.subject, line.text);
+    let detail = format!("{}{after}", line.place);
+    let gap = if line.text.chars().count() > TEXT_WIDTH { "  " } else { " " };
+    let text =
+        format!("{at} {:<6} {:<16} {:<TEXT_WIDTH$}{gap}{detail}", line.source, line.subject, line.text);
     format!("{}\n", text.trim_end())
 }
 

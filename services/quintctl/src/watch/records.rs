@@ -1,5 +1,5 @@
-//! pleg-service's records, followed only to say what its restart cost: how long reading everything again took, and how many
-//! pods were not as before.
+//! Follows pleg-service's records to report the cost of its restart: the duration of the new snapshot and the number of pods that
+//! changed.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -14,15 +14,15 @@ use tokio::time::Instant;
 use super::link::{Link, Run};
 use super::streams::{ended, say, why};
 use super::{Line, RETRY};
-use crate::client::{MAX_ANSWER, Peer};
+use crate::client::{MAX_RESPONSE_BYTES, Peer};
 use crate::error::Error;
 use crate::text::took;
 
-/// The pods as pleg-service last showed them: a hash of each record.
+/// A hash of the last record of each pod.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     pods: BTreeMap<String, u64>,
-    /// Those of the snapshot that is coming in.
+    /// The records of an incomplete snapshot.
     snapshot: Option<BTreeMap<String, u64>>,
 }
 
@@ -40,7 +40,7 @@ impl Records {
         self.pods.remove(uid);
     }
 
-    /// The snapshot is complete; how many pods are not as before.
+    /// Ends the snapshot. Returns the number of pods that changed since the previous one.
     fn end(&mut self) -> usize {
         let Some(now) = self.snapshot.take() else { return 0 };
         let changed = now.iter().filter(|(uid, hash)| self.pods.get(*uid) != Some(hash)).count();
@@ -50,10 +50,10 @@ impl Records {
     }
 }
 
-/// Of what the runtime said: not of when it was asked, nor of the number of the change.
+/// Hashes the state that the runtime reported. The time of observation and the revision do not count.
 fn fingerprint(mut record: PodRecord) -> u64 {
     (record.rev, record.observed_boottime_ns) = (0, 0);
-    // Maps have no order on the wire.
+    // The encoding of a map has no defined order.
     let maps: Vec<BTreeMap<String, String>> = record
         .sandboxes
         .iter_mut()
@@ -71,7 +71,7 @@ fn fingerprint(mut record: PodRecord) -> u64 {
     hasher.finish()
 }
 
-/// Tells of each time pleg-service goes and comes.
+/// Sends a line for each loss and return of pleg-service.
 pub(super) async fn follow(peer: Peer, out: mpsc::Sender<Line>) {
     let mut link = Link::new(&peer.service);
     let mut records = Records::default();
@@ -85,21 +85,21 @@ pub(super) async fn follow(peer: Peer, out: mpsc::Sender<Line>) {
     }
 }
 
-/// Ok: nobody reads any more.
+/// Follows one stream. Returns Ok if the reader is gone.
 async fn stream(
     peer: &Peer,
     link: &mut Link,
     records: &mut Records,
     out: &mpsc::Sender<Line>,
 ) -> Result<(), Error> {
-    let mut client = PlegClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+    let mut client = PlegClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
     let request = WatchRequest { hello: Some(quintlet_proto::hello()), resume: None };
-    let mut stream = peer.answer(client.watch(request)).await?;
+    let mut stream = peer.call(client.watch(request)).await?;
     let began = Instant::now();
     loop {
-        // Both only wait; a reader that is gone is noticed without a message.
+        // Both arms only wait. The second one ends the stream without waiting for a message.
         let message = tokio::select! {
-            message = stream.message() => message.map_err(|s| peer.failed(&s))?,
+            message = stream.message() => message.map_err(|s| peer.error(&s))?,
             () = out.closed() => return Ok(()),
         };
         let Some(message) = message else { return Err(ended(peer)) };
@@ -126,11 +126,11 @@ async fn stream(
     }
 }
 
-/// What a snapshot after a restart tells.
+/// Formats the cost of a restart.
 pub(super) fn read_again(within: Duration, changed: usize) -> String {
     let within = took(i64::try_from(within.as_nanos()).unwrap_or(i64::MAX));
     let noun = if changed == 1 { "pod" } else { "pods" };
-    format!("everything read again in {within}, {changed} {noun} changed meanwhile")
+    format!("snapshot received in {within}, {changed} {noun} changed meanwhile")
 }
 
 #[cfg(test)]
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_runtime_says_counts_as_a_change_and_pods_that_are_gone_do() {
+    fn a_change_is_another_state_in_the_runtime_or_a_removed_pod() {
         let (running, exited) = (ContainerState::Running, ContainerState::Exited);
         let mut records = Records::default();
         records.begin();
@@ -172,7 +172,7 @@ mod tests {
         }
         assert_eq!(
             read_again(Duration::from_millis(38), 0),
-            "everything read again in 38.0ms, 0 pods changed meanwhile"
+            "snapshot received in 38.0ms, 0 pods changed meanwhile"
         );
     }
 }

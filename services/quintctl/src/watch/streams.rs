@@ -1,4 +1,4 @@
-//! The streams of the services, each opened again when it ends.
+//! The streams of the services. Each stream is reopened when it ends.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,14 +26,14 @@ use super::lines::{lifecycle_line, probe_line, service_line};
 use super::link::{Link, Run};
 use super::records::read_again;
 use super::{Events, Known, Line, RETRY};
-use crate::client::{MAX_ANSWER, Peer};
+use crate::client::{MAX_RESPONSE_BYTES, Peer};
 use crate::error::Error;
 use crate::text::now_ns;
 
-/// How often new instances of probe-service are looked for.
+/// Interval between scans for new instances of probe-service.
 const SCAN: Duration = Duration::from_secs(1);
 
-/// Sends; false when nobody reads any more.
+/// Sends a line. Returns false if the reader is gone.
 pub(super) async fn say(out: &mpsc::Sender<Line>, line: Option<Line>) -> bool {
     match line {
         Some(line) => out.send(line).await.is_ok(),
@@ -42,31 +42,31 @@ pub(super) async fn say(out: &mpsc::Sender<Line>, line: Option<Line>) -> bool {
 }
 
 pub(super) fn ended(peer: &Peer) -> Error {
-    Error::Silent {
+    Error::Unresponsive {
         service: peer.service.clone(),
         path: peer.path.clone(),
-        why: "the stream ended".to_owned(),
+        reason: "the stream ended".to_owned(),
     }
 }
 
-/// The reason alone: the line begins with the service.
+/// Returns the reason of an error without the name of the service, which the line begins with.
 pub(super) fn why(error: &Error) -> String {
     match error {
         Error::Unreachable { source, .. } => source.to_string(),
-        Error::Silent { why, .. } => why.clone(),
-        Error::Refused { message, .. } => message.clone(),
+        Error::Unresponsive { reason, .. } => reason.clone(),
+        Error::Rpc { message, .. } => message.clone(),
         other => quintlet_kit::error_chain(other),
     }
 }
 
-/// The process that answers now. One that does not say so is no reason to tell nothing.
+/// Returns the process that serves the socket, or none if the call fails, since the process ID is only a detail of the line.
 async fn process(peer: &Peer) -> Option<Run> {
     let mut client = DebugClient::new(peer.channel().await.ok()?);
-    let build = peer.answer(client.build(BuildRequest {})).await.ok()?;
+    let build = peer.call(client.build(BuildRequest {})).await.ok()?;
     Some(Run { id: build.pid.into(), name: format!("pid {}", build.pid) })
 }
 
-/// Opens a stream again and again; `follow` returns Ok when nobody reads any more.
+/// Reopens a stream until `$follow` returns Ok, which means that the reader is gone.
 macro_rules! again {
     ($peer:expr, $link:expr, $out:expr, $follow:expr) => {
         loop {
@@ -92,12 +92,12 @@ async fn follow_pods(
     events: &Events,
     out: &mpsc::Sender<Line>,
 ) -> Result<(), Error> {
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_ANSWER);
+    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
     let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), brief: true };
     let began = Instant::now();
-    let mut stream = peer.answer(client.watch_pods(request)).await?;
+    let mut stream = peer.call(client.watch_pods(request)).await?;
     known.begin();
-    while let Some(event) = stream.message().await.map_err(|s| peer.failed(&s))?.and_then(|m| m.event) {
+    while let Some(event) = stream.message().await.map_err(|s| peer.error(&s))?.and_then(|m| m.event) {
         let now = now_ns();
         let mut lines = Vec::new();
         match event {
@@ -123,7 +123,7 @@ async fn follow_pods(
     Err(ended(peer))
 }
 
-/// Lifecycle events. That pleg-service goes and comes is told by who follows its records.
+/// Sends lifecycle events. The follower of pleg-service's records reports the loss and the return of the service.
 pub(super) async fn lifecycle(peer: Peer, events: Events, out: mpsc::Sender<Line>) {
     loop {
         if follow_lifecycle(&peer, &events, &out).await.is_ok() || out.is_closed() {
@@ -136,12 +136,12 @@ pub(super) async fn lifecycle(peer: Peer, events: Events, out: mpsc::Sender<Line
 async fn follow_lifecycle(peer: &Peer, events: &Events, out: &mpsc::Sender<Line>) -> Result<(), Error> {
     let mut client = PlegClient::new(peer.channel().await?);
     let request = LifecycleRequest { hello: Some(quintlet_proto::hello()), uid: String::new() };
-    let mut stream = peer.answer(client.lifecycle(request)).await?;
+    let mut stream = peer.call(client.lifecycle(request)).await?;
     while let Some(message) = next(peer, &mut stream, out).await? {
         let cursor = message.cursor.unwrap_or_default();
         let line = match message.event {
             Some(lifecycle_event::Event::Lifecycle(event)) => {
-                events.was(&event.uid, event.at_unix_ns);
+                events.record(&event.uid, event.at_unix_ns);
                 lifecycle_line(&event, cursor.epoch, cursor.rev)
             }
             Some(lifecycle_event::Event::Missed(m)) => {
@@ -156,15 +156,15 @@ async fn follow_lifecycle(peer: &Peer, events: &Events, out: &mpsc::Sender<Line>
     Ok(())
 }
 
-/// What comes next; none when nobody reads any more, which is noticed without a message too.
+/// Returns the next message, or none as soon as the reader is gone.
 async fn next<T>(
     peer: &Peer,
     stream: &mut Streaming<T>,
     out: &mpsc::Sender<Line>,
 ) -> Result<Option<T>, Error> {
-    // Both only wait.
+    // Both arms only wait; dropping them loses nothing.
     tokio::select! {
-        message = stream.message() => match message.map_err(|s| peer.failed(&s))? {
+        message = stream.message() => match message.map_err(|s| peer.error(&s))? {
             Some(message) => Ok(Some(message)),
             None => Err(ended(peer)),
         },
@@ -172,7 +172,7 @@ async fn next<T>(
     }
 }
 
-/// A service that has nothing to show here but that it is there.
+/// Follows the health of a service that has no events of pods.
 pub(super) async fn health(peer: Peer, out: mpsc::Sender<Line>) {
     let mut link = Link::new(&peer.service);
     let mut last = None;
@@ -186,7 +186,7 @@ async fn follow_health(
     out: &mpsc::Sender<Line>,
 ) -> Result<(), Error> {
     let mut client = HealthClient::new(peer.channel().await?);
-    let mut stream = peer.answer(client.watch(HealthCheckRequest::default())).await?;
+    let mut stream = peer.call(client.watch(HealthCheckRequest::default())).await?;
     if !say(out, link.back(process(peer).await, "")).await {
         return Ok(());
     }
@@ -194,7 +194,7 @@ async fn follow_health(
         let serves = message.status() == ServingStatus::Serving;
         let before = last.replace(serves);
         let line = (before != Some(serves) && (before.is_some() || !serves)).then(|| {
-            service_line(&peer.service, if serves { "serves again" } else { "does not serve" }.to_owned())
+            service_line(&peer.service, if serves { "serving again" } else { "not serving" }.to_owned())
         });
         if !say(out, line).await {
             break;
@@ -203,18 +203,18 @@ async fn follow_health(
     Ok(())
 }
 
-/// Follows each instance of probe-service as long as its socket is there.
+/// Follows each instance of probe-service while its socket exists.
 pub(super) async fn probers(paths: Paths, out: mpsc::Sender<Line>) {
     let tasks = TaskGroup::new();
     let mut followed: BTreeMap<PathBuf, CancellationToken> = BTreeMap::new();
     while !out.is_closed() {
         let peers = Peer::probes(&paths);
         followed.retain(|path, stop| {
-            let there = peers.iter().any(|p| p.path == *path);
-            if !there {
+            let exists = peers.iter().any(|p| p.path == *path);
+            if !exists {
                 stop.cancel();
             }
-            there
+            exists
         });
         for peer in peers {
             followed.entry(peer.path.clone()).or_insert_with(|| {
@@ -240,7 +240,7 @@ async fn probes(peer: Peer, out: mpsc::Sender<Line>) {
     again!(peer, link, out, follow_probes(&peer, &mut link, &out, &mut at));
 }
 
-/// `at` is the place of the last evaluation that was shown: a stream that was cut goes on there.
+/// Sends the evaluations of an instance. `at` is the cursor of the last evaluation that was sent; a new stream resumes there.
 async fn follow_probes(
     peer: &Peer,
     link: &mut Link,
@@ -249,7 +249,7 @@ async fn follow_probes(
 ) -> Result<(), Error> {
     let mut client = ProbeClient::new(peer.channel().await?);
     let request = WatchRequest { hello: Some(quintlet_proto::hello()), uid: String::new(), resume: *at };
-    let mut stream = peer.answer(client.watch(request)).await?;
+    let mut stream = peer.call(client.watch(request)).await?;
     if !say(out, link.back(process(peer).await, "")).await {
         return Ok(());
     }
@@ -259,7 +259,7 @@ async fn follow_probes(
             Some(watch_event::Event::Missed(m)) => {
                 service_line(&peer.service, format!("{} results missed", m.count))
             }
-            // What is kept of the new run follows.
+            // The evaluations that the new process keeps follow.
             Some(watch_event::Event::Resync(_) | watch_event::Event::Hello(_)) | None => {
                 *at = message.cursor.or(*at);
                 continue;

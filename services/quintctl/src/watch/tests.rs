@@ -21,7 +21,7 @@ fn pod(uid: &str, status: &str) -> PodView {
 }
 
 #[test]
-fn only_what_changed_is_told_and_a_reconnect_counts_what_it_missed() {
+fn only_changes_are_printed_and_a_reconnect_counts_the_changes_that_it_missed() {
     let mut known = Known::default();
     known.begin();
     assert_eq!(known.pod(&pod("a", "Pending"), NOW, None).len(), 1);
@@ -35,7 +35,7 @@ fn only_what_changed_is_told_and_a_reconnect_counts_what_it_missed() {
 }
 
 #[test]
-fn a_status_tells_how_long_after_its_event_it_came_and_a_write_how_long_after_the_status() {
+fn a_status_has_the_time_since_its_event_and_a_write_the_time_since_the_status() {
     let mut known = Known::default();
     known.begin();
     let mut web = pod("web", "Pending");
@@ -56,7 +56,7 @@ fn a_status_tells_how_long_after_its_event_it_came_and_a_write_how_long_after_th
 }
 
 #[test]
-fn lines_read_alike_whatever_their_source() {
+fn lines_of_all_sources_have_the_same_columns() {
     let died = Lifecycle {
         kind: LifecycleKind::Died.into(),
         uid: "u".into(),
@@ -81,7 +81,7 @@ fn lines_read_alike_whatever_their_source() {
     };
     let status =
         Known::default().pod(&pod("crasher", "CrashLoopBackOff"), NOW, Some(NOW - 2_100_000)).remove(0);
-    let back = "restarted: epoch 8, back after 38.0ms, 0 pods changed meanwhile";
+    let back = "restarted: epoch 8, reachable after 38.0ms, 0 pods changed meanwhile";
     let lines = [
         lifecycle_line(&died, 7, 1182),
         status.clone(),
@@ -97,21 +97,21 @@ fn lines_read_alike_whatever_their_source() {
 08:00:00.112 status crasher          0/1 CrashLoopBackOff             v 88  +2.1ms
 08:00:00.112 api    crasher          status written                   rv 88123  +2.1ms
 08:00:00.112 probe  web              readiness app success (streak 12)  900µs
-08:00:00.112 ------ pleg-service restarted: epoch 8, back after 38.0ms, 0 pods changed meanwhile
+08:00:00.112 ------ pleg-service restarted: epoch 8, reachable after 38.0ms, 0 pods changed meanwhile
 "
     );
     let has = |pod: Option<&str>, quiet| {
         let args = WatchArgs { pod: pod.map(str::to_owned), quiet };
-        let mut wanted = Wanted { args, succeeded: BTreeSet::new() };
-        let _ = wanted.has(&lines[3]);
-        lines.iter().map(|l| wanted.has(l)).collect::<Vec<_>>()
+        let mut filter = Filter { args, succeeded: BTreeSet::new() };
+        let _ = filter.matches(&lines[3]);
+        lines.iter().map(|l| filter.matches(l)).collect::<Vec<_>>()
     };
     assert_eq!(has(None, true), [true, true, true, false, true]);
     assert_eq!(has(Some("web"), false), [false, false, false, true, true]);
 }
 
 #[test]
-fn a_problem_is_told_once_until_it_changes() {
+fn a_problem_is_printed_once_until_it_changes() {
     let mut known = Known::default();
     let problem = SourceProblem {
         source: "file".into(),

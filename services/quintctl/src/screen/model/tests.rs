@@ -208,15 +208,15 @@ fn a_service_is_killed_by_its_number_and_by_nothing_else() {
     assert_eq!(press(&mut model, KeyCode::Char('2')), Step::Stay, "a digit alone does nothing");
     press(&mut model, KeyCode::Char('k'));
     let seen = drawn(&mut model, 80, 14);
-    assert!(seen.ends_with("kill -9 which?  1 cri-proxy  2 pod-sync   esc none\n"), "{seen}");
+    assert!(seen.ends_with("kill -9 which service?  1 cri-proxy  2 pod-sync   esc cancel\n"), "{seen}");
     assert_eq!(press(&mut model, KeyCode::Char('2')), Step::Kill(1));
     for other in [KeyCode::Esc, KeyCode::Char('3'), KeyCode::Char('0'), KeyCode::Char('q')] {
         press(&mut model, KeyCode::Char('k'));
         assert_eq!(press(&mut model, other), Step::Stay, "{other:?}");
-        assert!(!drawn(&mut model, 80, 14).contains("which?"), "{other:?}");
+        assert!(!drawn(&mut model, 80, 14).contains("which service?"), "{other:?}");
     }
-    model.notice = Some("pod-sync is back after 0.4s".into());
-    assert!(drawn(&mut model, 80, 14).ends_with("pod-sync is back after 0.4s\n"));
+    model.notice = Some("pod-sync serves again after 0.4s".into());
+    assert!(drawn(&mut model, 80, 14).ends_with("pod-sync serves again after 0.4s\n"));
     press(&mut model, KeyCode::Down);
     assert!(drawn(&mut model, 80, 14).contains("q quit"));
     let mut unsupervised = Model::default();
