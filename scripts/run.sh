@@ -1,10 +1,10 @@
 #!/bin/sh
-# Runs the five services on this machine with a private containerd, from the release build; `make run`.
+# Runs the five services on this machine with a private containerd. `make run` calls it.
 #
 #   ONCE=1         end when all pods have settled; exit 1 if one differs from its annotation quintlet.dev/expect
 #   MANIFESTS=DIR  directory of the manifests (examples)
 #   CONFIG=FILE    configuration of the services
-#   BIN_DIR=DIR    directory of the binaries
+#   BIN_DIR=DIR    directory of the binaries (target/release)
 set -eu
 
 cd "$(dirname "$0")/.."
