@@ -104,8 +104,9 @@ impl CrashLoop {
         delay
     }
 
-    /// How long before boottime `now` an instance finished. The wall clock counts at the first look alone, and an exit is
-    /// not before the restart that led to it.
+    /// Returns how long before boottime `now` an instance finished. The wall clock counts at the first observation only. An exit
+    /// is never before the restart that led to it plus the time that the instance ran, so that a wall clock that was stepped
+    /// forward cannot shorten the back-off.
     pub fn finished_ago(
         &mut self,
         key: &str,
@@ -118,7 +119,8 @@ impl CrashLoop {
         let at = match &entry.exit {
             Some(exit) if exit.id == exited.id => exit.at,
             Some(_) | None => {
-                let at = now.saturating_sub(ago).max(entry.last_update);
+                let earliest = entry.last_update.saturating_add(ran_for(exited)).min(now);
+                let at = now.saturating_sub(ago).max(earliest);
                 entry.exit = Some(Exit { id: exited.id.clone(), at });
                 at
             }
@@ -152,6 +154,15 @@ pub fn last_exit<'a>(runtime: &'a PodRuntime, name: &str) -> Option<&'a RuntimeC
 pub fn finished_ago(exited: &RuntimeContainer, now: jiff::Timestamp) -> Duration {
     let nanos = now.as_nanosecond().saturating_sub(i128::from(exited.finished_unix_ns));
     Duration::from_nanos(u64::try_from(nanos.max(0)).unwrap_or(u64::MAX))
+}
+
+/// Returns how long an instance ran, by the runtime's clock; zero if it never started or that clock went back.
+fn ran_for(exited: &RuntimeContainer) -> Duration {
+    if exited.started_unix_ns == 0 {
+        return Duration::ZERO;
+    }
+    let nanos = exited.finished_unix_ns.saturating_sub(exited.started_unix_ns);
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or_default())
 }
 
 /// Key of a container's crash-loop entry. Image and resources take part, so changing them starts over.
@@ -315,11 +326,37 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_clock_that_goes_forward_does_not_end_a_back_off_before_its_time() {
+        let start = jiff::Timestamp::from_second(1_000_000).unwrap();
+        let at = |seconds: i64| start + jiff::SignedDuration::from_secs(seconds);
+        // It ran for 4 s by the runtime's clock, which is an hour behind the clock of pod-sync when the exit is seen.
+        let nanos = |seconds: i64| i64::try_from(at(seconds).as_nanosecond()).unwrap();
+        let rows = [
+            ("ran for 4 s", nanos(0), s(1)),
+            ("ended at once", nanos(4), s(5)),
+            ("ran for longer than the time since the restart", nanos(-3600), s(0)),
+            ("ended before it started", nanos(3600), s(5)),
+            ("never started", 0, s(5)),
+        ];
+        for (row, started_unix_ns, expected) in rows {
+            let mut state = CrashLoop::default();
+            state.advance("k", Duration::ZERO, s(1000), Delays::default());
+            let exited = RuntimeContainer { started_unix_ns, ..exit_of("a", at(4)) };
+            assert_eq!(state.finished_ago("k", &exited, at(3605), s(1005)), expected, "{row}");
+        }
+    }
+
     fn exit_of(id: &str, at: jiff::Timestamp) -> RuntimeContainer {
         let runtime = quintlet_testkit::pods::RuntimeBuilder::ready().exited("c", 1).build();
         let finished_unix_ns = i64::try_from(at.as_nanosecond()).unwrap();
         let id = quintlet_testkit::pods::id(id);
-        RuntimeContainer { id, finished_unix_ns, ..runtime.containers[0].clone() }
+        RuntimeContainer {
+            id,
+            started_unix_ns: finished_unix_ns,
+            finished_unix_ns,
+            ..runtime.containers[0].clone()
+        }
     }
 
     #[test]
