@@ -342,6 +342,7 @@ fn extremes() -> Vec<(&'static str, Value)> {
 /// Waits for the verdict on each pod of the API server: pod name, what is extreme about it, extreme value.
 async fn verdicts(node: &Node, mut open: Vec<(String, String, String)>, outcomes: &mut Outcomes) {
     let mut warned: BTreeMap<String, Instant> = BTreeMap::new();
+    let mut ready: BTreeMap<String, Instant> = BTreeMap::new();
     until("a verdict on each pod", LONG * 3, async || {
         open.retain(|(name, what, extreme)| {
             let pod = node.api().get("pods", "default", name).unwrap_or_default();
@@ -354,6 +355,12 @@ async fn verdicts(node: &Node, mut open: Vec<(String, String, String)>, outcomes
                 return !is_restarted;
             }
             let outcome = match verdict::of(&pod, &warnings(node, name)) {
+                // A runtime reports a container as running before its command is executed, which can fail.
+                Some(Verdict::Good)
+                    if ready.entry(name.clone()).or_insert_with(Instant::now).elapsed() < YET =>
+                {
+                    return true;
+                }
                 Some(Verdict::Good) => "Ready".to_owned(),
                 // Which one is seen depends on when the pod is looked at.
                 Some(Verdict::Reason(reason))
