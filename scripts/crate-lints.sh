@@ -4,8 +4,8 @@ set -eu
 
 cd "$(dirname "$0")/.."
 attribute='#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]'
-# Without the lint: the operator's tool, which serves nobody, and crates that only tests use.
-exempt='services/quintctl services/shared/testkit services/shared/testapi services/shared/localnode'
+# Without the lint: the operator's tool, and the private containerd that it starts.
+exempt='services/quintctl services/shared/localnode'
 failed=0
 for manifest in $(find services -name Cargo.toml | sort); do
     crate=$(dirname "$manifest")
