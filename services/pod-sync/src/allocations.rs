@@ -106,9 +106,12 @@ impl Gauges {
         Self {
             pending: metrics::gauge_family(
                 "kubelet_pod_pending_resizes",
-                "Resizes that were not allocated, by reason",
+                "PendingResizes that were not allocated, by reason",
             ),
-            in_progress: metrics::gauge("kubelet_pod_in_progress_resizes", "Resizes that are being made"),
+            in_progress: metrics::gauge(
+                "kubelet_pod_in_progress_resizes",
+                "PendingResizes that are being made",
+            ),
         }
     }
 

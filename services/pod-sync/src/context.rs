@@ -34,11 +34,11 @@ use crate::clients::probes::Probes;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
 use crate::containment::Containment;
-use crate::first::First;
-use crate::fleet::Fleet;
 use crate::measured::Measured;
 use crate::metrics::PodMetrics;
+use crate::pod_workers::PodWorkers;
 use crate::state::StateDir;
+use crate::static_pod_gate::StaticPodGate;
 use crate::userns::UserNamespaces;
 use crate::view::{View, Waiting};
 
@@ -136,7 +136,7 @@ pub struct Context {
     /// Pod resync interval (`syncFrequency`).
     pub sync_frequency: Duration,
     /// What each pod's worker is to do.
-    pub fleet: Fleet,
+    pub pod_workers: PodWorkers,
     /// What others see of each pod.
     pub views: Views,
     /// Directory of links to containers' logs.
@@ -158,7 +158,7 @@ pub struct Context {
     /// Delays before a container that keeps ending is started again.
     pub crash_loop: Delays,
     /// Static pods that others wait for.
-    pub first: First,
+    pub static_pod_gate: StaticPodGate,
 }
 
 impl std::fmt::Debug for Context {
@@ -218,7 +218,7 @@ impl Context {
     /// Whether nothing of a pod runs any more: its room is free.
     #[must_use]
     pub fn is_over(&self, uid: &PodUid) -> bool {
-        self.views.get(uid).is_none() || self.fleet.read(|w| w.is_known_terminated(uid))
+        self.views.get(uid).is_none() || self.pod_workers.read(|w| w.is_known_terminated(uid))
     }
 
     /// Directory of a pod under the root.

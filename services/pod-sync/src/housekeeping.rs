@@ -18,7 +18,7 @@ use quintlet_model::runtime::{ContainerState, Known, PodRuntime, SharedPodRuntim
 
 use crate::clients::events::EventType;
 use crate::context::{Context, PodWork};
-use crate::fleet::Told;
+use crate::pod_workers::NextWork;
 use crate::worker::{Halt, stop_all};
 
 /// Containers of a pod whose spec is lost get this long, seconds (pkg/kubelet/pod_workers.go: grace 1, raised to the
@@ -32,11 +32,11 @@ const TRIES: u32 = 5;
 /// Stops and removes a pod that is in the runtime and nowhere else.
 pub async fn remove_orphan(ctx: Arc<Context>, pod: SharedPodRuntime) {
     let uid = &pod.pod.uid;
-    let Told::Work(Work::Terminating, _) = ctx.fleet.take(uid) else { return };
+    let NextWork::Run(Work::Terminating, _) = ctx.pod_workers.take(uid) else { return };
     let removal = Box::pin(try_to_remove_orphan(&ctx, &pod));
     if ctx.contained(&PodWork::of(&pod.pod), removal).await.is_none() {
         // Housekeeping finds it again when its wait is over.
-        ctx.fleet.done(uid, Outcome::Failed(None));
+        ctx.pod_workers.done(uid, Outcome::Failed(None));
     }
 }
 
@@ -48,19 +48,19 @@ async fn try_to_remove_orphan(ctx: &Arc<Context>, pod: &SharedPodRuntime) {
             Ok(None) => {
                 let dir = ctx.pod_dir(uid);
                 if !task::blocking(move || dir.exists()).await {
-                    ctx.fleet.done(uid, Outcome::Advance);
+                    ctx.pod_workers.done(uid, Outcome::Advance);
                     return;
                 }
                 Ok(())
             }
             Ok(Some(now)) => remove(ctx, &now).await,
-            Err(e) => Err(Halt::Cut(e.to_string())),
+            Err(e) => Err(Halt::Interrupted(e.to_string())),
         };
         match removed {
             Ok(()) => {
                 // A directory that stays is found again by housekeeping.
                 clear_dir(ctx, uid).await;
-                ctx.fleet.done(uid, Outcome::Advance);
+                ctx.pod_workers.done(uid, Outcome::Advance);
                 return;
             }
             Err(e) => {
@@ -75,7 +75,7 @@ async fn try_to_remove_orphan(ctx: &Arc<Context>, pod: &SharedPodRuntime) {
         }
         tokio::time::sleep(RETRY).await;
     }
-    ctx.fleet.done(uid, Outcome::Failed(None));
+    ctx.pod_workers.done(uid, Outcome::Failed(None));
 }
 
 // All that events need of a pod whose spec is lost.
@@ -93,10 +93,10 @@ async fn remove(ctx: &Context, pod: &PodRuntime) -> Result<(), Halt> {
     let plan = grace::termination_plan(None, pod);
     stop_all(ctx, None, pod, &plan, Some(ORPHAN_GRACE), &BTreeMap::new()).await?;
     for container in &pod.containers {
-        ctx.runtime.remove_container(&container.id).await.map_err(|e| Halt::Cut(e.to_string()))?;
+        ctx.runtime.remove_container(&container.id).await.map_err(|e| Halt::Interrupted(e.to_string()))?;
     }
     for sandbox in &pod.sandboxes {
-        ctx.runtime.remove_sandbox(&sandbox.id).await.map_err(|e| Halt::Cut(e.to_string()))?;
+        ctx.runtime.remove_sandbox(&sandbox.id).await.map_err(|e| Halt::Interrupted(e.to_string()))?;
     }
     let logs = paths::pod_log_dir(&ctx.node.pod_logs_dir, &pod.pod);
     // What is left of it goes with the next sweep.
@@ -109,12 +109,12 @@ const SLOW: Duration = Duration::from_secs(1);
 
 /// How long passes take.
 #[derive(Debug)]
-pub struct Pace {
+pub struct HousekeepingPace {
     slow_passes: Counter,
     is_slow: bool,
 }
 
-impl Default for Pace {
+impl Default for HousekeepingPace {
     fn default() -> Self {
         let help = "Passes of housekeeping that took more than a second";
         let slow_passes = quintlet_telemetry::metrics::counter("quintlet_housekeeping_slow_passes", help);
@@ -122,7 +122,7 @@ impl Default for Pace {
     }
 }
 
-impl Pace {
+impl HousekeepingPace {
     /// Counts a pass. True for the first slow one in a row: the others say nothing new.
     pub fn is_slow_anew(&mut self, took: Duration) -> bool {
         let is_slow = took > SLOW;
@@ -139,12 +139,12 @@ const SWEEP: Duration = Duration::from_secs(60);
 
 /// Removes log directories of pods that are gone and links to logs that are.
 #[derive(Debug, Default)]
-pub struct Sweeper {
+pub struct LogSweeper {
     // Boottime of the last sweep.
     last: Option<Duration>,
 }
 
-impl Sweeper {
+impl LogSweeper {
     /// Sweeps once a minute. `known` has every pod that anything is known of, in the runtime too.
     pub fn tick(&mut self, ctx: &Arc<Context>, known: &HashSet<PodUid>) {
         let now = ctx.clock.boot();
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn each_slow_pass_is_counted_and_the_first_in_a_row_is_told() {
-        let mut pace = Pace::default();
+        let mut pace = HousekeepingPace::default();
         let before = pace.slow_passes.get();
         let told: Vec<bool> =
             [0, 1000, 1001, 5000, 3, 2000].map(|ms| pace.is_slow_anew(Duration::from_millis(ms))).to_vec();

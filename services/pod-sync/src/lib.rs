@@ -1,6 +1,6 @@
 //! pod-sync: desired pods, one worker per pod, pod status.
 //!
-//! Tasks: a source each (`source`), the sync loop ([`table`]), a worker per pod ([`worker`]), a follower of pleg-service, a
+//! Tasks: a source each (`source`), the sync loop ([`pod_manager`]), a worker per pod ([`worker`]), a follower of pleg-service, a
 //! driver per instance of probe-service, the streams to status-reporter ([`clients`]), the runtime poll and the node facts
 //! ([`node`]), and the server of podsync.v1 ([`serve`]). Workers are woken by bells, never fed by queues; what they
 //! decide is in [`pod_sync_decisions`], which does no I/O.
@@ -19,8 +19,6 @@ pub mod clients;
 pub mod cluster;
 pub mod containment;
 pub mod context;
-pub mod first;
-pub mod fleet;
 pub mod housekeeping;
 pub mod image;
 pub mod image_gc;
@@ -32,15 +30,17 @@ pub mod mirror;
 pub mod node;
 pub mod node_status;
 pub mod owner;
+mod pending_resizes;
 pub mod pod_cidrs;
+pub mod pod_manager;
+pub mod pod_workers;
 mod process;
-mod resizes;
 pub mod serve;
 mod settings;
 pub mod shutdown;
 pub mod state;
+pub mod static_pod_gate;
 pub mod storage;
-pub mod table;
 pub mod userns;
 pub mod view;
 mod volume_counts;
@@ -85,10 +85,10 @@ use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
 use crate::containment::Containment;
 use crate::context::{Context, RuntimeState, Views};
-use crate::first::First;
+use crate::pod_manager::PodManager;
 use crate::settings::settings;
 use crate::state::StateDir;
-use crate::table::Table;
+use crate::static_pod_gate::StaticPodGate;
 use crate::userns::{Pool, UserNamespaces};
 
 /// How long tasks get to end.
@@ -177,7 +177,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         runtime_state: runtime_state.clone(),
         has_api: client.is_some(),
         sync_frequency: args.sync_frequency,
-        fleet: fleet::Fleet::new(args.sync_frequency, clock.clone(), Arc::clone(&wakes)),
+        pod_workers: pod_workers::PodWorkers::new(args.sync_frequency, clock.clone(), Arc::clone(&wakes)),
         views: Views::default(),
         pull_records: PullRecords::open(&args.root_dir, args.pulls.verification()?, clock.clone())
             .context("records of image pulls")?,
@@ -191,7 +191,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         measured: measured::Measured::default(),
         dead: args.resources.dead_containers(),
         crash_loop: Delays { max: args.resources.max_container_restart_period, ..Delays::default() },
-        first: First::default(),
+        static_pod_gate: StaticPodGate::default(),
         container_logs_dir,
     });
 
@@ -270,7 +270,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     }
 
     let known = state.load();
-    ctx.views.expect(known.iter().filter(|(_, record)| table::is_kept(record)).map(|(uid, _)| uid.clone()));
+    ctx.views
+        .expect(known.iter().filter(|(_, record)| pod_manager::has_pod(record)).map(|(uid, _)| uid.clone()));
     let listener =
         bind_unix(&paths.podsync(), 0o660).with_context(|| format!("{}", paths.podsync().display()))?;
     let peers = PeerPolicy::root_and_self().and(&args.allow_uid);
@@ -297,11 +298,11 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let admission =
         Arc::new(node::NodeAdmission::new(settings, &labels, view, client, runtime_state, shutting_down));
     tasks.spawn("container-logs", logs::run(Arc::clone(&ctx), args.container_logs(), stop.clone()));
-    let mut table = Table::new(ctx, manifests, admission, &kinds);
-    table.restore(known);
+    let mut manager = PodManager::new(ctx, manifests, admission, &kinds);
+    manager.restore(known);
     let limit = STUCK.max(args.sync_frequency.saturating_mul(2));
-    tasks.spawn("watch-sync-loop", table.heartbeat().watch(SYNC_LOOP, limit, health, stop.clone()));
-    table.run(sources, drain, stop.clone()).await;
+    tasks.spawn("watch-sync-loop", manager.heartbeat().watch(SYNC_LOOP, limit, health, stop.clone()));
+    manager.run(sources, drain, stop.clone()).await;
 
     stop.cancel();
     let late = tasks.shutdown(GRACE).await;

@@ -24,9 +24,9 @@ struct Wanted {
 /// Keeps the mirror of one static pod in a task of its own, since the pod itself waits for no API server. The task ends
 /// with this.
 #[derive(Debug)]
-pub struct Keeper(watch::Sender<Wanted>);
+pub struct MirrorReconciler(watch::Sender<Wanted>);
 
-impl Keeper {
+impl MirrorReconciler {
     /// Begins to keep the mirror of `pod`.
     #[must_use]
     pub fn start(ctx: Arc<Context>, pod: Arc<Pod>, mirror: Option<Arc<Pod>>) -> Self {

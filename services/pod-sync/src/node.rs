@@ -31,7 +31,7 @@ use crate::clients::pleg::Pleg;
 use crate::clients::runtime::Runtime;
 use crate::clients::status::Statuses;
 use crate::context::RuntimeState;
-use crate::table::Admission;
+use crate::pod_manager::Admission;
 use crate::{machine, node_status};
 
 /// How often the runtime's Status is asked for (pkg/kubelet/kubelet.go).

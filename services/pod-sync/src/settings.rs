@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::context::RuntimeState;
     use crate::node::{NodeAdmission, RESERVABLE};
-    use crate::table::Admission as _;
+    use crate::pod_manager::Admission as _;
     use pod_sync_cri_config::resources::container_resources;
     use pod_sync_decisions::admission::Verdict;
     use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};

@@ -89,13 +89,13 @@ impl Pods for RealPods {
             }),
             ..Kill::default()
         };
-        if let Err(error) = self.0.fleet.kill(uid, Facts::of(pod, pod_ref.full_name()), kill).await {
+        if let Err(error) = self.0.pod_workers.kill(uid, Facts::of(pod, pod_ref.full_name()), kill).await {
             tracing::info!(pod.uid = %uid, %error, "a pod is not waited for any more");
         }
     }
 
     async fn unmounted(&self, (uid, _): &Self::Pod) {
-        while self.0.fleet.read(|w| w.is_known(uid) && !w.should_be_finished(uid)) {
+        while self.0.pod_workers.read(|w| w.is_known(uid) && !w.should_be_finished(uid)) {
             tokio::time::sleep(LOOK).await;
         }
     }

@@ -63,7 +63,7 @@ pub async fn run(ctx: Arc<Context>, period: Duration, stop: CancellationToken) {
             let of = uid.clone();
             let metrics = ctx.metrics.clone();
             let work = move || {
-                let mut pace = Pace::new(stopping);
+                let mut pace = HousekeepingPace::new(stopping);
                 measure(&of, &pod, &dir, now, |place| {
                     let began = Instant::now();
                     let usage = walk::usage(place, || pace.step());
@@ -91,13 +91,13 @@ pub async fn run(ctx: Arc<Context>, period: Duration, stop: CancellationToken) {
 }
 
 /// Counting with pauses.
-struct Pace {
+struct HousekeepingPace {
     stop: CancellationToken,
     files: u32,
     began: Instant,
 }
 
-impl Pace {
+impl HousekeepingPace {
     fn new(stop: CancellationToken) -> Self {
         Self { stop, files: 0, began: Instant::now() }
     }
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn a_count_that_goes_on_rests_nine_tenths_of_the_time_and_ends_when_told() {
         let stop = CancellationToken::new();
-        let mut pace = Pace::new(stop.clone());
+        let mut pace = HousekeepingPace::new(stop.clone());
         let began = Instant::now();
         let mut worked = Duration::ZERO;
         for _ in 0..3 * FILES {

@@ -1,4 +1,4 @@
-//! How a pass ends, and why it ends early.
+//! Results of a pass of a pod worker.
 
 use std::time::Duration;
 
@@ -11,29 +11,29 @@ use crate::clients::runtime::CallError;
 pub(crate) enum Next {
     /// Another pass at once.
     Again,
-    /// Nothing to do: look again after so long, or after the resync period, or when the bell rings.
+    /// Nothing to do: the next pass runs after this time, after the resync period, or when the worker is woken.
     Idle(Option<Duration>),
-    /// This phase of the pod's life is over.
+    /// The current phase (sync, terminating, terminated, finished) is complete.
     Advance,
 }
 
 /// Why a pass ended early.
 #[derive(Debug)]
 pub(crate) enum Halt {
-    /// A call was cut or could not be made; nothing is known. No event, no back-off.
-    Cut(String),
-    /// Something about this pod failed; tried again later.
+    /// A call was interrupted or could not be made, so its outcome is unknown. No event and no back-off.
+    Interrupted(String),
+    /// Something about this pod failed; the next pass retries.
     Failed {
-        /// Text, for `explain`.
+        /// Error text, shown by `explain`.
         error: String,
         /// What the pod waits for now.
         waiting: waiting::Waiting,
-        /// When to look again; none for the default.
+        /// Time until the next pass; none for the default.
         after: Option<Duration>,
     },
-    /// The runtime's network is away.
+    /// The runtime's network is not ready.
     NetworkNotReady(String),
-    /// Something came that this pass must not go on for.
+    /// The sync was cancelled before it reached the runtime.
     Cancelled,
 }
 
@@ -45,26 +45,26 @@ impl Halt {
     pub(super) fn after(self, wait: Duration) -> Self {
         match self {
             Self::Failed { error, waiting, .. } => Self::Failed { error, waiting, after: Some(wait) },
-            other @ (Self::Cut(_) | Self::NetworkNotReady(_) | Self::Cancelled) => other,
+            other @ (Self::Interrupted(_) | Self::NetworkNotReady(_) | Self::Cancelled) => other,
         }
     }
 
-    /// A verdict of the runtime is an error of the pod, anything else says nothing.
+    /// Maps a refusal by the runtime to a failure of the pod, any other error to an interruption.
     pub(super) fn of(error: &CallError, step: Step) -> Self {
         if error.is_verdict() {
             Self::failed(step.waiting(error.message.clone()), format!("{}: {error}", step.name()))
         } else {
-            Self::cut(error)
+            Self::interrupted(error)
         }
     }
 
-    /// A call of which nothing is known.
-    pub(super) fn cut(error: &CallError) -> Self {
-        Self::Cut(format!("{} {}: {error}", error.method, error.outcome))
+    /// A call whose outcome is unknown.
+    pub(super) fn interrupted(error: &CallError) -> Self {
+        Self::Interrupted(format!("{} {}: {error}", error.method, error.outcome))
     }
 }
 
-/// What the runtime was asked for when it refused.
+/// The kind of call that the runtime refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     StopContainer,

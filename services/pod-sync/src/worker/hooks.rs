@@ -33,7 +33,7 @@ pub(super) enum HookError {
         output: String,
     },
     /// Its call was cut: whether it ran is not known, and says nothing about the pod.
-    Cut(CallError),
+    Interrupted(CallError),
 }
 
 impl HookError {
@@ -70,7 +70,7 @@ pub(super) async fn run(
             Ok(Some(output)) => judge(exec, output),
             Ok(None) => Ok(()),
             Err(e) if e.is_verdict() => Err(failed(&e)),
-            Err(e) => Err(HookError::Cut(e)),
+            Err(e) => Err(HookError::Interrupted(e)),
         };
     }
     if let Some(sleep) = &hook.sleep {
@@ -161,13 +161,13 @@ impl Worker {
                 self.record.post_starts.remove(id.as_str());
                 return Ok(());
             }
-            Err(HookError::Cut(e)) => {
+            Err(HookError::Interrupted(e)) => {
                 // It was not asked for: it is still owed.
                 if e.outcome == Outcome::NotDispatched && began.is_none() {
                     self.record.post_starts.insert(id.to_string(), None);
                     self.save();
                 }
-                return Err(Halt::cut(&e).into());
+                return Err(Halt::interrupted(&e).into());
             }
             Err(HookError::Failed { error, output }) => {
                 told(hook, &container.name, &self.pod_ref.to_string(), &error, &output)

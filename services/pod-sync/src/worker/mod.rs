@@ -4,20 +4,21 @@
 //! takes the newest desired pod, the runtime's state no older than the last action, probe memory and back-off, decides
 //! by the functions of [`pod_sync_decisions`], acts, and says when it wants to look again.
 
-mod cancel;
+mod cancellable;
 mod halt;
 mod hook_http;
 mod hooks;
-mod messages;
+
 mod prepare;
-mod reported;
+mod probe_targets;
+mod publish_view;
 mod resize;
-mod shown;
+mod runtime_files;
 mod start;
 mod stop;
 mod sync;
-pub mod targets;
 mod terminate;
+mod termination_message;
 
 pub(crate) use halt::{Halt, Next, Step};
 pub(crate) use stop::stop_all;
@@ -46,10 +47,10 @@ use crate::clients::events::{self, EventType};
 use crate::clients::pleg::{ObserveError, Observed};
 use crate::clients::status::Ack;
 use crate::context::{Context, Desired, INTERNAL_ERROR, PodWork};
-use crate::fleet::Told;
 use crate::image;
 use crate::metrics;
-use crate::mirror::Keeper;
+use crate::mirror::MirrorReconciler;
+use crate::pod_workers::NextWork;
 use crate::state::{PodRecord, Termination};
 use crate::view::{Decision, Waiting, unix_ns};
 use pod_sync_cri_config::mounts::MountedVolumes;
@@ -114,7 +115,7 @@ pub struct Worker {
     fresh: Freshness,
     seen: Option<SharedPodRuntime>,
     // Of a static pod that is to run.
-    mirror: Option<Keeper>,
+    mirror: Option<MirrorReconciler>,
     // Of the work at hand: it is to end where it has not reached the runtime.
     cancel: CancellationToken,
     messages: HashMap<ContainerId, String>,
@@ -225,14 +226,14 @@ impl Worker {
                 continue;
             }
             self.left_alone_as = None;
-            let wait = match self.ctx.fleet.take(&self.pod_ref.uid) {
-                Told::End => break,
-                Told::Later(wait) => wait,
-                Told::Wait(work, wait) => {
+            let wait = match self.ctx.pod_workers.take(&self.pod_ref.uid) {
+                NextWork::Exit => break,
+                NextWork::Idle(wait) => wait,
+                NextWork::Blocked(work, wait) => {
                     self.held_up(&work);
                     wait
                 }
-                Told::Work(work, cancel) => {
+                NextWork::Run(work, cancel) => {
                     self.cancel = cancel;
                     let (ctx, pod) = (Arc::clone(&self.ctx), PodWork::of(&self.pod_ref));
                     let worked = Box::pin(self.work(work));
@@ -241,8 +242,8 @@ impl Worker {
                         return;
                     };
                     match told {
-                        Told::Later(wait) => wait,
-                        Told::End | Told::Work(..) | Told::Wait(..) => break,
+                        NextWork::Idle(wait) => wait,
+                        NextWork::Exit | NextWork::Run(..) | NextWork::Blocked(..) => break,
                     }
                 }
             };
@@ -259,7 +260,7 @@ impl Worker {
                 () = tokio::time::sleep(wait) => {}
             }
         }
-        self.ctx.first.went(&self.pod_ref.uid);
+        self.ctx.static_pod_gate.release(&self.pod_ref.uid);
         self.ctx.statuses.forget(&self.pod_ref.uid);
         self.ctx.probes.remove(&self.pod_ref.uid);
         self.ctx.views.hide(&self.pod_ref.uid);
@@ -269,7 +270,7 @@ impl Worker {
 
     // Shows why the pod is left alone until something may have ended that. False: nobody has the pod any more.
     async fn is_left_alone(&mut self, wait: &Wait) -> bool {
-        self.ctx.first.went(&self.pod_ref.uid);
+        self.ctx.static_pod_gate.release(&self.pod_ref.uid);
         let before = self.left_alone_as.take().unwrap_or_else(|| self.desired());
         if wait.is_aside && self.told_aside != wait.until {
             self.told_aside = wait.until;
@@ -295,7 +296,7 @@ impl Worker {
 
     // Two static pods of one name never run at once: the older one goes first.
     fn held_up(&mut self, work: &Work) {
-        self.ctx.first.went(&self.pod_ref.uid);
+        self.ctx.static_pod_gate.release(&self.pod_ref.uid);
         let desired = self.desired.borrow_and_update().clone();
         self.accept(&desired);
         self.no_errors();
@@ -305,7 +306,7 @@ impl Worker {
         }
     }
 
-    async fn work(&mut self, work: Work) -> Told {
+    async fn work(&mut self, work: Work) -> NextWork {
         self.adopt();
         let span = self.operation.as_ref().map_or_else(Span::none, |operation| {
             let name = self.name();
@@ -317,11 +318,11 @@ impl Worker {
         let next = Box::pin(self.pass(&work)).instrument(span).await;
         match &next {
             // A service is away: that keeps everybody.
-            Err(Halt::Cut(_)) => self.ctx.first.was_cut(&self.pod_ref.uid),
+            Err(Halt::Interrupted(_)) => self.ctx.static_pod_gate.extend(&self.pod_ref.uid),
             Ok(Next::Again) => {}
             Ok(Next::Idle(_) | Next::Advance)
             | Err(Halt::Failed { .. } | Halt::NetworkNotReady(_) | Halt::Cancelled) => {
-                self.ctx.first.went(&self.pod_ref.uid);
+                self.ctx.static_pod_gate.release(&self.pod_ref.uid);
             }
         }
         let kind = match work {
@@ -338,7 +339,7 @@ impl Worker {
         if outcome != Outcome::Cut {
             self.ctx.containment.worked(&self.pod_ref.uid);
         }
-        let told = self.ctx.fleet.done(&self.pod_ref.uid, outcome);
+        let told = self.ctx.pod_workers.done(&self.pod_ref.uid, outcome);
         if outcome == Outcome::Advance {
             self.ctx.allocations.freed();
         }
@@ -355,7 +356,7 @@ impl Worker {
                 Outcome::Idle(within.into_iter().chain(recheck).min())
             }
             Ok(Next::Advance) => Outcome::Advance,
-            Err(Halt::Cut(why)) => {
+            Err(Halt::Interrupted(why)) => {
                 tracing::debug!(pod.uid = %self.pod_ref.uid, why, "pass was cut");
                 self.fresh.unknown();
                 Arc::make_mut(&mut self.decision).errors = vec![why];
@@ -394,14 +395,14 @@ impl Worker {
                 tracing::warn!(pod.name = pod, pod.uid = uid, error, "dead instances not removed");
                 Ok(false)
             }
-            Err(cut @ (Halt::Cut(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) => Err(cut),
+            Err(cut @ (Halt::Interrupted(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) => Err(cut),
         }
     }
 
     // Puts on record what was decided on this pod, before anything is done for it.
     fn adopt(&mut self) {
         let uid = &self.pod_ref.uid;
-        let (ending, started) = self.ctx.fleet.read(|w| (w.ending(uid).cloned(), w.is_started(uid)));
+        let (ending, started) = self.ctx.pod_workers.read(|w| (w.ending(uid).cloned(), w.is_started(uid)));
         let before = self.record.termination.as_ref();
         if ending.is_some() && before.is_none() {
             self.operation = Some(operation("terminate", &self.pod_ref));
@@ -500,7 +501,7 @@ impl Worker {
         self.ctx.events.pod(&self.pod, EventType::Warning, &rejection.reason, &rejection.message, "");
         let status =
             status::rejected(&self.pod, &rejection.reason, &rejection.message, self.ctx.clock.wall());
-        self.ctx.fleet.step(Input::Refuse(self.pod_ref.uid.clone()));
+        self.ctx.pod_workers.step(Input::Refuse(self.pod_ref.uid.clone()));
         self.adopt();
         self.report(status, true);
         Ok(Next::Again)
@@ -520,7 +521,7 @@ impl Worker {
                 match self.ctx.pleg.observe(uid, known, full).await {
                     // A pleg-service that was started meanwhile knows the pod by a list of everything at best.
                     Ok(observed) if !full && !self.fresh.is_of(observed.epoch) => {
-                        return Err(Halt::Cut("pleg-service was restarted".to_owned()));
+                        return Err(Halt::Interrupted("pleg-service was restarted".to_owned()));
                     }
                     Ok(Observed { pod: Some(runtime), .. }) => runtime,
                     Ok(Observed { pod: None, epoch }) => Arc::new(PodRuntime::empty(
@@ -530,7 +531,7 @@ impl Worker {
                     )),
                     Err(ObserveError::Unavailable(why)) => {
                         self.wait_for(&waiting::Waiting::Service { name: "pleg-service" }, None);
-                        return Err(Halt::Cut(format!("runtime state cannot be read: {why}")));
+                        return Err(Halt::Interrupted(format!("runtime state cannot be read: {why}")));
                     }
                     Err(ObserveError::Runtime(why)) => {
                         let message = format!("error determining status: {why}");
@@ -552,8 +553,8 @@ impl Worker {
             let pod = self.ctx.pod_dir(&self.pod_ref.uid);
             let logs = pod_sync_cri_config::paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
             let read = move || {
-                let places = messages::Places { pod: &pod, logs: &logs };
-                exited.into_iter().map(|c| (c.id.clone(), messages::of(&c, places))).collect()
+                let places = termination_message::Places { pod: &pod, logs: &logs };
+                exited.into_iter().map(|c| (c.id.clone(), termination_message::of(&c, places))).collect()
             };
             let read: Vec<_> = blocking(read).await;
             self.messages.extend(read);
@@ -568,7 +569,7 @@ impl Worker {
         let named = !self.ctx.runtime_state.borrow().name.is_empty()
             || self.record.status.as_deref().and_then(status::runtime_name).is_some();
         if !named && !runtime.containers.is_empty() {
-            return Err(Halt::Cut(
+            return Err(Halt::Interrupted(
                 "the runtime's name, a part of container ids, is not known yet".to_owned(),
             ));
         }
@@ -576,7 +577,7 @@ impl Worker {
             self.seeded = true;
             let api = self.record.status.as_deref().or(self.pod.status.as_ref());
             for (container, probe, memory) in
-                api.map(|s| targets::seeds(&self.pod, s, &runtime)).unwrap_or_default()
+                api.map(|s| probe_targets::seeds(&self.pod, s, &runtime)).unwrap_or_default()
             {
                 let known = self.ctx.probes.memory(&self.pod_ref.uid);
                 if known
@@ -744,7 +745,7 @@ impl Worker {
 
     // What probe-service is to do for this pod now.
     pub(crate) fn set_targets(&self, pass: &Pass, terminating: bool) {
-        let input = targets::TargetInput {
+        let input = probe_targets::TargetInput {
             pod: &pass.pod,
             status: &pass.status,
             runtime: &pass.runtime,
@@ -752,7 +753,7 @@ impl Worker {
             key: &self.ctx.grant_key,
             starts: &self.record.container_starts,
         };
-        if let Some(target) = targets::target(&input) {
+        if let Some(target) = probe_targets::target(&input) {
             self.ctx.probes.set_target(&self.pod_ref.uid, target);
         }
     }

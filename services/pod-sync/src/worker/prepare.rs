@@ -15,7 +15,7 @@ use pod_sync_volumes::token::TokenSource;
 use pod_sync_volumes::{VolumeContext, Volumes};
 use quintlet_kit::task::blocking;
 
-use super::cancel::Cancellable;
+use super::cancellable::Cancellable;
 use super::{Halt, Pass, Worker};
 use crate::clients::events::EventType;
 
@@ -71,7 +71,7 @@ impl Worker {
                 Ok(handler) => handler,
                 Err(e @ ObjectError::NotReady { .. }) => {
                     self.wait_for(&waiting::Waiting::Service { name: "API server" }, None);
-                    return Err(Halt::Cut(e.to_string()));
+                    return Err(Halt::Interrupted(e.to_string()));
                 }
                 Err(e) => return Err(self.no_sandbox(pod, "Failed to create sandbox", &e.to_string())),
             },

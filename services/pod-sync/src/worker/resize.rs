@@ -24,12 +24,12 @@ enum Stopped {
     /// The runtime, the kernel or a check refused it.
     Refused(String),
     /// Nothing is known.
-    Cut(Halt),
+    Interrupted(Halt),
 }
 
 impl From<CallError> for Stopped {
     fn from(e: CallError) -> Self {
-        if e.is_verdict() { Self::Refused(e.message) } else { Self::Cut(Halt::cut(&e)) }
+        if e.is_verdict() { Self::Refused(e.message) } else { Self::Interrupted(Halt::interrupted(&e)) }
     }
 }
 
@@ -62,7 +62,7 @@ impl Worker {
     ) -> Result<(), Halt> {
         match self.resize_all(pass, actions, sandbox).await {
             Ok(()) => Ok(()),
-            Err(Stopped::Cut(halt)) => Err(halt),
+            Err(Stopped::Interrupted(halt)) => Err(halt),
             Err(Stopped::Refused(why)) => {
                 let (ctx, uid, pod) = (&self.ctx, &self.pod_ref.uid, &self.pod);
                 let (generation, now) = (pod.metadata.generation, ctx.clock.wall());

@@ -211,7 +211,7 @@ impl Worker {
                 // What a cut call left: its start may still go on in the runtime or have ended by now, or a cut creation was
                 // finished without the sandbox's namespaces (containerd). That is no fault of the container's: if it has
                 // ended, the next look makes it again.
-                return Err(Halt::Cut(format!("what was cut cannot be taken up: {e}")).into());
+                return Err(Halt::Interrupted(format!("what was cut cannot be taken up: {e}")).into());
             }
             if e.is_verdict() {
                 self.record.starting.remove(&container.name);
@@ -310,7 +310,7 @@ impl Worker {
                 );
                 return Err(NotStarted::Waits(reason));
             }
-            Err(NoImage::Interrupted(e)) => return Err(Halt::cut(&e).into()),
+            Err(NoImage::Interrupted(e)) => return Err(Halt::interrupted(&e).into()),
         };
         // A pull takes its time.
         self.unless_ending()?;
@@ -400,7 +400,7 @@ impl Worker {
                     annotations: pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect(),
                 }),
                 Err(NoImage::Waits(reason, _)) => Err(reason),
-                Err(NoImage::Interrupted(e)) => return Err(Halt::cut(&e)),
+                Err(NoImage::Interrupted(e)) => return Err(Halt::interrupted(&e)),
             };
             self.image_volumes.insert(name.clone(), ready);
         }
@@ -409,7 +409,7 @@ impl Worker {
 
     fn not_started(&self, pod: &Pod, field_path: &str, e: &CallError, reason: StartFailure) -> NotStarted {
         if !e.is_verdict() {
-            return Halt::cut(e).into();
+            return Halt::interrupted(e).into();
         }
         self.ctx.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {e}"), field_path);
         waits(reason, e.message.clone())

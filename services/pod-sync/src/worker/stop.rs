@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use super::hooks::{self, HookError};
 use super::sync::{Kind, described};
-use super::{Halt, Step, Worker, reported};
+use super::{Halt, Step, Worker, runtime_files};
 use crate::clients::events::EventType;
 use crate::context::Context;
 use crate::view;
@@ -102,7 +102,7 @@ impl Stop<'_> {
             let run = async {
                 loop {
                     match hooks::run(ctx, self.pod, self.container, &hook, id, self.ips, self.began).await {
-                        Err(HookError::Cut(e)) if e.outcome == Outcome::NotDispatched => {
+                        Err(HookError::Interrupted(e)) if e.outcome == Outcome::NotDispatched => {
                             tokio::time::sleep(RETRY).await;
                         }
                         ran => return ran,
@@ -115,7 +115,7 @@ impl Stop<'_> {
             let failed = match ran {
                 Ok(Ok(())) => None,
                 Ok(Err(HookError::Failed { error, .. })) => Some(error),
-                Ok(Err(HookError::Cut(e))) => {
+                Ok(Err(HookError::Interrupted(e))) => {
                     tracing::info!(container.id = %id, error = %e, "how the preStop hook ended is not known");
                     None
                 }
@@ -249,7 +249,7 @@ impl Worker {
             links.map(|dir| dir.join(paths::legacy_log_name(&self.pod_ref, &instance.name, id.as_str())));
         task::blocking(move || {
             if let Some(log) = log
-                && let Err(error) = reported::remove_logs(&logs, &log)
+                && let Err(error) = runtime_files::remove_logs(&logs, &log)
                 && error.kind() != std::io::ErrorKind::NotFound
             {
                 tracing::info!(log = %log.display(), %error, "logs of a removed container stay");
@@ -312,7 +312,7 @@ pub(crate) async fn stop_all(
     });
     let containers = join_all(stops).await;
     // A stop that was cut is issued again with the time that is left: stopping the sandbox now would end that grace.
-    if let Some(i) = containers.iter().position(|stopped| matches!(stopped, Err(Halt::Cut(_)))) {
+    if let Some(i) = containers.iter().position(|stopped| matches!(stopped, Err(Halt::Interrupted(_)))) {
         return containers.into_iter().nth(i).unwrap_or(Ok(()));
     }
     let sandboxes = join_all(runtime.sandboxes.iter().map(|s| async {

@@ -27,7 +27,7 @@ use super::{ERROR_WAIT, Halt, Next, Pass, Step, Worker, jitter};
 use crate::clients::events::EventType;
 use crate::context::Desired;
 use crate::metrics;
-use crate::mirror::Keeper;
+use crate::mirror::MirrorReconciler;
 
 /// For how long an error is shown before the back-off takes its place: the kubelet's next sync comes with its next relist.
 const ERROR_SHOWN: Duration = Duration::from_secs(1);
@@ -135,7 +135,7 @@ impl Worker {
         // Its cgroup driver and what its handlers can do are in every sandbox.
         if actions.create_sandbox && self.ctx.runtime_state.borrow().name.is_empty() {
             self.wait_for(&waiting::Waiting::Runtime { error: None }, None);
-            return Err(Halt::Cut("the runtime's status has not been read".to_owned()));
+            return Err(Halt::Interrupted("the runtime's status has not been read".to_owned()));
         }
         // A pod that already has its network does not need another one (ARCHITECTURE.md, invariant 10).
         if gate == SyncGate::NetworkNotReady && actions.create_sandbox {
@@ -382,7 +382,7 @@ impl Worker {
         if actions.create_sandbox && !pods::is_static(pod) {
             // Nothing was begun: whichever comes, the next line looks.
             tokio::select! {
-                () = self.ctx.first.none_ahead() => {}
+                () = self.ctx.static_pod_gate.opened() => {}
                 () = self.cancel.cancelled() => {}
             }
         }
@@ -391,7 +391,7 @@ impl Worker {
         let (sandbox, ips) = if actions.create_sandbox {
             self.meanwhile(waiting::Waiting::SandboxCreating { attempt: actions.attempt });
             let created = self.create_sandbox(pod, config.clone()).await?;
-            self.ctx.first.went(&self.pod_ref.uid);
+            self.ctx.static_pod_gate.release(&self.pod_ref.uid);
             created
         } else {
             let id = actions.sandbox_id.clone().ok_or_else(|| {
@@ -473,12 +473,12 @@ impl Worker {
 
     // Its end was asked for while this pass goes on.
     pub(super) fn is_ending(&self) -> bool {
-        self.ctx.fleet.read(|w| w.is_termination_requested(&self.pod_ref.uid))
+        self.ctx.pod_workers.read(|w| w.is_termination_requested(&self.pod_ref.uid))
     }
 
     // From here on the pass goes to its end, whatever comes.
     fn enter_runtime(&self) -> Result<(), Halt> {
-        self.ctx.fleet.step(Input::Entered(self.pod_ref.uid.clone()));
+        self.ctx.pod_workers.step(Input::Entered(self.pod_ref.uid.clone()));
         if self.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }
     }
 
@@ -490,7 +490,7 @@ impl Worker {
             Some(keeper) => keeper.set(&self.pod, desired.mirror.as_ref()),
             None => {
                 let (ctx, pod) = (Arc::clone(&self.ctx), Arc::clone(&self.pod));
-                self.mirror = Some(Keeper::start(ctx, pod, desired.mirror.clone()));
+                self.mirror = Some(MirrorReconciler::start(ctx, pod, desired.mirror.clone()));
             }
         }
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use quintlet_model::labels;
 use quintlet_model::runtime::{Container, ContainerState};
 
-use super::reported;
+use super::runtime_files;
 use pod_sync_cri_config::mounts::absolute;
 
 /// Bytes read from the end of the file (pkg/kubelet/container/runtime.go).
@@ -58,7 +58,7 @@ pub(super) fn of(container: &Container, places: Places<'_>) -> String {
 }
 
 fn tail(dir: &Path, path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let (dir, path) = reported::beneath(dir, path)?;
+    let (dir, path) = runtime_files::beneath(dir, path)?;
     let mut file = dir.read(&path)?;
     let len = file.metadata()?.len();
     file.seek(SeekFrom::Start(len.saturating_sub(most)))?;

@@ -12,10 +12,10 @@ use pod_sync_decisions::worker::{Facts, Input, Kind};
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
-use super::{Table, UNEXPECTED, is_ending};
+use super::{PodManager, UNEXPECTED, is_ending};
 use crate::clients::events::EventType;
 
-impl Table {
+impl PodManager {
     /// Takes note of what a pod asks for, where that is not what it asked for before.
     pub(super) fn compare(&mut self, uid: &PodUid, asked: &Arc<Pod>) {
         let asks = allocation::of_pod(asked);
@@ -50,7 +50,7 @@ impl Table {
         }
         verdict::sort(&mut queue);
         let waiting = queue.into_iter().map(|c| c.uid).filter(|uid| self.look_at_resize(uid)).collect();
-        self.resizes.looked(waiting);
+        self.resizes.set_pending(waiting);
     }
 
     fn asked(&self, uid: &PodUid) -> Option<Arc<Pod>> {
@@ -60,7 +60,7 @@ impl Table {
     // True where it is to be looked at again.
     fn look_at_resize(&self, uid: &PodUid) -> bool {
         let (Some(asked), Some(entry)) = (self.asked(uid), self.pods.get(uid)) else { return false };
-        if self.ctx.fleet.read(|w| w.is_termination_requested(uid)) {
+        if self.ctx.pod_workers.read(|w| w.is_termination_requested(uid)) {
             return false;
         }
         let (ctx, generation, now) = (&self.ctx, asked.metadata.generation, self.ctx.clock.wall());
@@ -113,13 +113,18 @@ impl Table {
     }
 
     fn is_going(&self, pod: &Pod) -> bool {
-        pods::pod_ref(pod).is_ok_and(|r| self.ctx.fleet.read(|w| w.is_termination_requested(&r.uid)))
+        pods::pod_ref(pod).is_ok_and(|r| self.ctx.pod_workers.read(|w| w.is_termination_requested(&r.uid)))
     }
 
     // Has its worker look at it.
     fn sync(&self, uid: &PodUid, pod: &Pod) {
         let Ok(pod_ref) = pods::pod_ref(pod) else { return };
         let facts = Facts::of(pod, pod_ref.full_name());
-        self.ctx.fleet.step(Input::Update { uid: uid.clone(), facts, kind: Kind::Update, quiet: false });
+        self.ctx.pod_workers.step(Input::Update {
+            uid: uid.clone(),
+            facts,
+            kind: Kind::Update,
+            quiet: false,
+        });
     }
 }

@@ -15,7 +15,7 @@ use quintlet_proto::probe::v1 as wire;
 
 /// What the target is made from.
 #[derive(Debug)]
-pub struct TargetInput<'a> {
+pub(super) struct TargetInput<'a> {
     /// Pod.
     pub pod: &'a Pod,
     /// The status just made.
@@ -32,7 +32,7 @@ pub struct TargetInput<'a> {
 
 /// The target of a pod; none where it has no probes to run.
 #[must_use]
-pub fn target(input: &TargetInput<'_>) -> Option<wire::PodTarget> {
+pub(super) fn target(input: &TargetInput<'_>) -> Option<wire::PodTarget> {
     let spec = pod::spec(input.pod);
     let sidecars = pod::init_containers(input.pod).iter().filter(|c| pod::is_sidecar(c));
     let containers: Vec<_> =
@@ -150,7 +150,7 @@ fn expand_static(command: &[String], c: &Container) -> Vec<String> {
 
 /// The status entry of a container, regular or init.
 #[must_use]
-pub fn container_status<'a>(status: &'a PodStatus, name: &str) -> Option<&'a ContainerStatus> {
+pub(super) fn container_status<'a>(status: &'a PodStatus, name: &str) -> Option<&'a ContainerStatus> {
     let regular = status.container_statuses.iter().flatten();
     regular.chain(status.init_container_statuses.iter().flatten()).find(|s| s.name == name)
 }
@@ -158,7 +158,11 @@ pub fn container_status<'a>(status: &'a PodStatus, name: &str) -> Option<&'a Con
 /// Memory for a container that ran before anybody here watched it: a prober without memory must not make a Ready pod
 /// unready, nor run a passed startup probe again.
 #[must_use]
-pub fn seeds(pod: &Pod, api: &PodStatus, runtime: &PodRuntime) -> Vec<(String, ProbeType, ProbeMemory)> {
+pub(super) fn seeds(
+    pod: &Pod,
+    api: &PodStatus,
+    runtime: &PodRuntime,
+) -> Vec<(String, ProbeType, ProbeMemory)> {
     let spec = pod::spec(pod);
     let mut out = Vec::new();
     let sidecars = pod::init_containers(pod).iter().filter(|c| pod::is_sidecar(c));

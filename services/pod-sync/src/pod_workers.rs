@@ -1,4 +1,5 @@
-//! The one [`Workers`] of this process behind a lock, and the handles its effects act on.
+//! The state machine of all pod workers ([`Workers`]) behind a lock, and the handles that its effects act on
+//! (`pkg/kubelet/pod_workers.go`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,25 +17,25 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clients::Wakes;
 
-/// Least time that who kills a pod waits for it (pkg/kubelet/pod_workers.go: killPodNow).
+/// Shortest time that the caller of [`PodWorkers::kill`] waits (`pkg/kubelet/pod_workers.go: killPodNow`).
 const KILL_WAIT: Duration = Duration::from_secs(10);
 
-/// What a worker is told.
+/// What a pod worker does next.
 #[derive(Debug)]
-pub enum Told {
-    /// Do this; the token says that the sync in flight is to end.
-    Work(Work, CancellationToken),
-    /// Ask again after so long: another pod is in the way.
-    Wait(Work, Duration),
-    /// Ask again after so long.
-    Later(Duration),
-    /// End.
-    End,
+pub enum NextWork {
+    /// Run this work. The token is cancelled when a sync must not reach the runtime any more.
+    Run(Work, CancellationToken),
+    /// Another pod blocks this work; ask again after this time.
+    Blocked(Work, Duration),
+    /// Nothing to do; ask again after this time.
+    Idle(Duration),
+    /// The pod is finished and the worker exits.
+    Exit,
 }
 
-/// All pods' workers.
+/// The workers of all pods.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct PodWorkers {
     workers: Mutex<Workers>,
     clock: Clock,
     wakes: Arc<Wakes>,
@@ -43,13 +44,13 @@ pub struct Fleet {
     waiter: AtomicU64,
 }
 
-/// A pod that was killed did not stop in time.
+/// The containers of a killed pod did not stop in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("timeout waiting to kill pod")]
 pub struct KillTimeout;
 
-impl Fleet {
-    /// Without pods.
+impl PodWorkers {
+    /// Returns a set without workers. `resync` is the interval between syncs of a pod at rest.
     #[must_use]
     pub fn new(resync: Duration, clock: Clock, wakes: Arc<Wakes>) -> Self {
         Self {
@@ -62,7 +63,8 @@ impl Fleet {
         }
     }
 
-    /// One step. Bells, cancellations and answers to who waits are seen to here, the other effects are the caller's.
+    /// Feeds one input to the state machine. Wakes workers, cancels syncs and answers callers of [`Self::kill`]; returns the
+    /// other effects.
     pub fn step(&self, input: Input) -> Vec<Effect> {
         let chance = rand::rng().random_range(0.0..1.0);
         let step = self.workers.lock().step(input, self.clock.boot(), chance);
@@ -83,14 +85,14 @@ impl Fleet {
                 Effect::Stopped(_, waiters) => {
                     let mut all = self.waiters.lock();
                     for answer in waiters.iter().filter_map(|w| all.remove(w)) {
-                        // Who no longer waits needs no answer.
+                        // The receiver may have timed out; that is not an error.
                         let _ = answer.send(());
                     }
                     false
                 }
                 Effect::Forget(uid) => {
                     self.cancels.lock().remove(uid);
-                    // A worker that waits for nothing more has to hear of it.
+                    // An idle worker must exit.
                     self.wakes.wake(uid);
                     true
                 }
@@ -99,8 +101,8 @@ impl Fleet {
             .collect()
     }
 
-    /// What a worker is to do now.
-    pub fn take(&self, uid: &PodUid) -> Told {
+    /// Returns the work of a pod's worker.
+    pub fn take(&self, uid: &PodUid) -> NextWork {
         let cancel = CancellationToken::new();
         self.cancels.lock().insert(uid.clone(), cancel.clone());
         let (mut work, mut wait) = (None, None);
@@ -108,7 +110,7 @@ impl Fleet {
             match effect {
                 Effect::Work(_, w) => work = Some(w),
                 Effect::Wait(_, d) => wait = Some(d),
-                Effect::Forget(_) => return Told::End,
+                Effect::Forget(_) => return NextWork::Exit,
                 Effect::Spawn(_)
                 | Effect::Wake(_)
                 | Effect::Cancel(_)
@@ -117,18 +119,18 @@ impl Fleet {
             }
         }
         match (work, wait) {
-            (Some(work), Some(wait)) => Told::Wait(work, wait),
-            (Some(work), None) => Told::Work(work, cancel),
-            (None, wait) => Told::Later(wait.unwrap_or(KILL_WAIT)),
+            (Some(work), Some(wait)) => NextWork::Blocked(work, wait),
+            (Some(work), None) => NextWork::Run(work, cancel),
+            (None, wait) => NextWork::Idle(wait.unwrap_or(KILL_WAIT)),
         }
     }
 
-    /// Takes note of how the work went.
-    pub fn done(&self, uid: &PodUid, outcome: Outcome) -> Told {
+    /// Records the outcome of the work and returns when to ask again.
+    pub fn done(&self, uid: &PodUid, outcome: Outcome) -> NextWork {
         for effect in self.step(Input::Done { uid: uid.clone(), outcome }) {
             match effect {
-                Effect::Wait(_, wait) => return Told::Later(wait),
-                Effect::Forget(_) => return Told::End,
+                Effect::Wait(_, wait) => return NextWork::Idle(wait),
+                Effect::Forget(_) => return NextWork::Exit,
                 Effect::Spawn(_)
                 | Effect::Work(..)
                 | Effect::Wake(_)
@@ -137,18 +139,18 @@ impl Fleet {
                 | Effect::Restart(_) => {}
             }
         }
-        Told::Later(Duration::ZERO)
+        NextWork::Idle(Duration::ZERO)
     }
 
-    /// Asks something about the pods.
+    /// Reads from the state machine.
     pub fn read<T>(&self, ask: impl FnOnce(&Workers) -> T) -> T {
         ask(&self.workers.lock())
     }
 
-    /// Ends a pod for the node's own reasons, and waits until its containers have stopped.
+    /// Terminates a pod for a reason of the node (eviction, preemption, shutdown) and waits until its containers have stopped.
     ///
     /// # Errors
-    /// They have not within one and a half times the grace, 10 s at least. The termination goes on.
+    /// The containers still run after one and a half times the grace period, and 10 s at least. The termination goes on.
     pub async fn kill(&self, uid: &PodUid, facts: Facts, kill: Kill) -> Result<(), KillTimeout> {
         let (answer, stopped) = oneshot::channel();
         let waiter = self.waiter.fetch_add(1, Ordering::Relaxed);
@@ -173,29 +175,29 @@ mod tests {
         PodUid::parse("u").unwrap()
     }
 
-    fn fleet() -> Fleet {
+    fn workers() -> PodWorkers {
         let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(9));
-        let fleet = Fleet::new(Duration::from_secs(60), clock, Arc::default());
+        let workers = PodWorkers::new(Duration::from_secs(60), clock, Arc::default());
         let facts = Facts { full_name: "a_b".into(), ..Facts::default() };
-        let effects = fleet.step(Input::Update { uid: uid(), facts, kind: Kind::Create, quiet: true });
+        let effects = workers.step(Input::Update { uid: uid(), facts, kind: Kind::Create, quiet: true });
         assert_eq!(effects, [Effect::Spawn(uid())]);
-        fleet
+        workers
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_kills_a_pod_waits_for_its_containers_and_no_longer_than_its_grace_allows() {
+    async fn kill_waits_for_containers_to_stop_within_a_limit_of_the_grace_period() {
         let facts = Facts { full_name: "a_b".into(), ..Facts::default() };
         let kill = Kill { evict: true, grace: Some(20), ..Kill::default() };
-        let slow = fleet();
+        let slow = workers();
         let began = tokio::time::Instant::now();
         assert_eq!(slow.kill(&uid(), facts.clone(), kill.clone()).await, Err(KillTimeout));
         assert_eq!(began.elapsed().as_secs(), 30);
 
-        let quick = fleet();
+        let quick = workers();
         let stops = async {
             tokio::task::yield_now().await;
-            assert!(matches!(quick.take(&uid()), Told::Work(Work::Terminating, _)));
-            assert!(matches!(quick.done(&uid(), Outcome::Advance), Told::Later(Duration::ZERO)));
+            assert!(matches!(quick.take(&uid()), NextWork::Run(Work::Terminating, _)));
+            assert!(matches!(quick.done(&uid(), Outcome::Advance), NextWork::Idle(Duration::ZERO)));
         };
         let uid = uid();
         let (killed, ()) = tokio::join!(quick.kill(&uid, facts, kill), stops);
@@ -203,14 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_in_flight_is_told_to_end_and_one_at_the_runtime_is_not() {
+    fn a_removal_cancels_a_sync_unless_it_has_reached_the_runtime() {
         for reached in [false, true] {
-            let fleet = fleet();
-            let Told::Work(Work::Sync, cancel) = fleet.take(&uid()) else { panic!("no sync") };
+            let workers = workers();
+            let NextWork::Run(Work::Sync, cancel) = workers.take(&uid()) else { panic!("no sync") };
             if reached {
-                fleet.step(Input::Entered(uid()));
+                workers.step(Input::Entered(uid()));
             }
-            fleet.step(Input::Remove(uid()));
+            workers.step(Input::Remove(uid()));
             assert_eq!(cancel.is_cancelled(), !reached, "reached {reached}");
         }
     }

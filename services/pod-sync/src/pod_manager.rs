@@ -1,8 +1,8 @@
 //! The sync loop: merges what the sources say, and keeps one worker per pod.
 
-mod manifests;
+mod cleanup;
+mod manifest_gate;
 mod resize;
-mod upkeep;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clients::events::EventType;
 use crate::context::{Context, Desired, PodWork, Victim};
-use crate::housekeeping::{Pace, Sweeper};
-use crate::resizes::Resizes;
+use crate::housekeeping::{HousekeepingPace, LogSweeper};
+use crate::pending_resizes::PendingResizes;
 use crate::state::{PodRecord, Termination};
 use crate::view::{self, Decision, View, unix_ns};
 use crate::worker::Worker;
-use manifests::Manifests;
+use manifest_gate::ManifestGate;
 use pod_sync_decisions::admission::{self, Rejection, Verdict};
 use pod_sync_decisions::merge::{Change, Op, SourceStore, created};
 use pod_sync_decisions::resize::allocation::PodResources;
@@ -74,7 +74,7 @@ pub trait Admission: Send + Sync {
 
 /// A pod that is to be admitted once the Node was read anew, or the runtime for the first time.
 #[derive(Debug)]
-struct Unsure {
+struct PendingAdmission {
     source: SourceKind,
     pod: Arc<Pod>,
 }
@@ -86,7 +86,7 @@ fn is_ending(pod: &Pod) -> bool {
 }
 
 /// All pods and their workers.
-pub struct Table {
+pub struct PodManager {
     ctx: Arc<Context>,
     objects: Arc<ManifestObjects>,
     admission: Arc<dyn Admission>,
@@ -97,7 +97,7 @@ pub struct Table {
     draining: bool,
     // What the burstable tier was last given.
     burstable: Option<u64>,
-    unsure: HashMap<PodUid, Unsure>,
+    pending_admission: HashMap<PodUid, PendingAdmission>,
     // Pods of the API server that came while an earlier life of their UID ended. Others without a worker are over: the API
     // server said so before its watch did.
     again: HashSet<PodUid>,
@@ -105,11 +105,11 @@ pub struct Table {
     node_read: Arc<Notify>,
     // Lists directories of pods that nobody knows.
     listing: Option<JoinHandle<BTreeSet<PodUid>>>,
-    sweeper: Sweeper,
-    pace: Pace,
-    resizes: Resizes,
+    sweeper: LogSweeper,
+    pace: HousekeepingPace,
+    resizes: PendingResizes,
     heartbeat: Heartbeat,
-    manifests: Manifests,
+    manifests: ManifestGate,
     // Pods that may not be worked on, and what their sources say of them meanwhile is not taken over.
     held: HashMap<PodUid, SourceKind>,
     // Those of them that the fleet knows and that have no worker.
@@ -125,19 +125,19 @@ async fn found(listing: &mut Option<JoinHandle<BTreeSet<PodUid>>>) -> BTreeSet<P
     }
 }
 
-impl std::fmt::Debug for Table {
+impl std::fmt::Debug for PodManager {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Table").field("pods", &self.pods.len()).finish_non_exhaustive()
+        f.debug_struct("PodManager").field("pods", &self.pods.len()).finish_non_exhaustive()
     }
 }
 
 /// Whether a record of an earlier run has a pod to go on with.
 #[must_use]
-pub fn is_kept(record: &PodRecord) -> bool {
+pub fn has_pod(record: &PodRecord) -> bool {
     record.pod.as_ref().is_some_and(|pod| pods::pod_ref(pod).is_ok())
 }
 
-impl Table {
+impl PodManager {
     /// An empty table for these sources.
     #[must_use]
     pub fn new(
@@ -158,15 +158,15 @@ impl Table {
             orphans: HashMap::new(),
             draining: false,
             burstable: None,
-            unsure: HashMap::new(),
+            pending_admission: HashMap::new(),
             again: HashSet::new(),
             node_read: Arc::default(),
             listing: None,
-            sweeper: Sweeper::default(),
-            pace: Pace::default(),
-            resizes: Resizes::new(),
+            sweeper: LogSweeper::default(),
+            pace: HousekeepingPace::default(),
+            resizes: PendingResizes::new(),
             heartbeat,
-            manifests: Manifests::of(sources),
+            manifests: ManifestGate::of(sources),
             held: HashMap::new(),
             unborn: HashSet::new(),
         }
@@ -208,7 +208,7 @@ impl Table {
             };
             let facts = Facts::of(&desired.pod, pod_ref.full_name());
             let ending = record.termination.as_ref().map(Termination::ending);
-            self.ctx.fleet.step(Input::Restore { uid, facts, ending, started: record.started });
+            self.ctx.pod_workers.step(Input::Restore { uid, facts, ending, started: record.started });
             self.spawn(pod_ref, desired, Some(record), true);
         }
     }
@@ -247,8 +247,8 @@ impl Table {
                 _ = housekeeping.tick() => self.housekeeping(),
                 () = ctx.wakes.stranger() => self.housekeeping(),
                 listed = found(&mut self.listing) => self.remove_listed(listed),
-                () = node_read.notified() => self.admit_unsure(),
-                () = ctx.allocations.room() => self.resizes.moved(),
+                () = node_read.notified() => self.admit_pending(),
+                () = ctx.allocations.room() => self.resizes.retry_soon(),
                 () = self.resizes.due() => {}
                 changed = drain.changed() => if changed.is_ok() && *drain.borrow() { self.begin_drain() },
             }
@@ -273,7 +273,7 @@ impl Table {
     }
 
     fn remove(&self, uid: &PodUid, entry: &Entry) {
-        self.ctx.fleet.step(Input::Remove(uid.clone()));
+        self.ctx.pod_workers.step(Input::Remove(uid.clone()));
         entry.desired.send_modify(|d| d.removed = true);
         self.ctx.views.wanted(uid, &entry.desired.borrow());
     }
@@ -347,7 +347,7 @@ impl Table {
         if self.pods.contains_key(uid) {
             return;
         }
-        if self.ctx.fleet.read(|w| w.is_known(uid)) {
+        if self.ctx.pod_workers.read(|w| w.is_known(uid)) {
             self.unborn.insert(uid.clone());
         }
         if let Some(wait) = self.ctx.containment.wait(uid) {
@@ -386,12 +386,12 @@ impl Table {
         match op {
             Op::Remove => {
                 self.again.remove(&pod_ref.uid);
-                if let Some(Unsure { source, pod }) = self.unsure.remove(&pod_ref.uid) {
+                if let Some(PendingAdmission { source, pod }) = self.pending_admission.remove(&pod_ref.uid) {
                     // Its worker has nothing to take down, and says so.
                     self.take(pod_ref.clone(), source, pod, Ok(Vec::new()));
                 }
                 self.resizes.drop(&pod_ref.uid);
-                self.resizes.moved();
+                self.resizes.retry_soon();
                 // Only a source that has spoken before removes: what it no longer has, nobody has.
                 match self.pods.get(&pod_ref.uid) {
                     Some(entry) => self.remove(&pod_ref.uid, entry),
@@ -407,8 +407,9 @@ impl Table {
                 let quiet = facts.terminal
                     && self.ctx.pleg.all().is_some()
                     && self.ctx.pleg.get(&uid).is_none_or(|runtime| runtime.is_quiet());
-                let effects = self.ctx.fleet.step(Input::Update { uid: uid.clone(), facts, kind, quiet });
-                if self.ctx.fleet.read(|w| w.is_to_restart(&uid)) {
+                let effects =
+                    self.ctx.pod_workers.step(Input::Update { uid: uid.clone(), facts, kind, quiet });
+                if self.ctx.pod_workers.read(|w| w.is_to_restart(&uid)) {
                     // Its earlier life ends as it was, and knows nothing of what comes after it.
                     // One without a worker has nobody else to show it.
                     if !self.pods.contains_key(&uid) {
@@ -432,7 +433,7 @@ impl Table {
                     self.compare(&uid, &asked);
                     return;
                 }
-                if let Some(unsure) = self.unsure.get_mut(&uid) {
+                if let Some(unsure) = self.pending_admission.get_mut(&uid) {
                     unsure.pod = pod;
                     return;
                 }
@@ -447,7 +448,7 @@ impl Table {
                 let admitted = self.admit(&pod);
                 let early = self.is_early(&admitted);
                 if early || admitted.as_ref().is_err_and(|r| r.reason == admission::NODE_AFFINITY) {
-                    return self.look_again(pod_ref.uid, Unsure { source, pod }, early);
+                    return self.look_again(pod_ref.uid, PendingAdmission { source, pod }, early);
                 }
                 self.take(pod_ref, source, pod, admitted);
                 self.compare(&uid, &asked);
@@ -497,8 +498,8 @@ impl Table {
     }
 
     // The Node may have been labelled for this very pod, and the watch of it be behind that of pods.
-    fn look_again(&mut self, uid: PodUid, unsure: Unsure, early: bool) {
-        let is_first = self.unsure.is_empty();
+    fn look_again(&mut self, uid: PodUid, unsure: PendingAdmission, early: bool) {
+        let is_first = self.pending_admission.is_empty();
         let what = if early {
             "the runtime has not said what it can do"
         } else {
@@ -508,9 +509,9 @@ impl Table {
             self.show_waiting(&pod_ref, unsure.source, &unsure.pod, Waiting::NotAdmitted { what });
         }
         if pods::is_static(&unsure.pod) {
-            self.ctx.first.came(&uid);
+            self.ctx.static_pod_gate.register(&uid);
         }
-        self.unsure.insert(uid, unsure);
+        self.pending_admission.insert(uid, unsure);
         if !is_first {
             return;
         }
@@ -525,11 +526,12 @@ impl Table {
         });
     }
 
-    fn admit_unsure(&mut self) {
+    fn admit_pending(&mut self) {
         // Who came first has the first choice of the room.
-        let mut unsure: Vec<Unsure> = std::mem::take(&mut self.unsure).into_values().collect();
+        let mut unsure: Vec<PendingAdmission> =
+            std::mem::take(&mut self.pending_admission).into_values().collect();
         unsure.sort_by_key(|unsure| created(&unsure.pod));
-        for Unsure { source, pod } in unsure {
+        for PendingAdmission { source, pod } in unsure {
             let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
             if self.draining && source != SourceKind::Api {
                 self.ctx.views.hide(&pod_ref.uid);
@@ -537,7 +539,7 @@ impl Table {
             }
             let admitted = self.admit(&pod);
             if self.is_early(&admitted) {
-                self.look_again(pod_ref.uid, Unsure { source, pod }, true);
+                self.look_again(pod_ref.uid, PendingAdmission { source, pod }, true);
             } else {
                 self.take(pod_ref, source, pod, admitted);
             }
@@ -566,7 +568,7 @@ impl Table {
         if rejected.is_none() && !is_ending(&pod) {
             self.ctx.allocations.allocate(&pod_ref.uid, &pod);
             if pods::is_static(&pod) {
-                self.ctx.first.came(&pod_ref.uid);
+                self.ctx.static_pod_gate.register(&pod_ref.uid);
             }
         }
         let desired = Desired { pod, source, mirror, removed: false, rejected, after };
@@ -625,7 +627,7 @@ impl Table {
         let work = PodWork::of(&victim_ref);
         let kill_victim = async move {
             let facts = Facts::of(&victim, victim_ref.full_name());
-            if let Err(e) = ctx.fleet.kill(&victim_ref.uid, facts, kill).await {
+            if let Err(e) = ctx.pod_workers.kill(&victim_ref.uid, facts, kill).await {
                 tracing::warn!(pod.uid = %victim_ref.uid, error = %e, "a preempted pod is not waited for any more");
                 let text = "Container runtime did not kill the pod within specified grace period.";
                 ctx.events.pod(&victim, EventType::Warning, "ExceededGracePeriod", text, "");
@@ -640,7 +642,7 @@ impl Table {
     }
 
     fn is_over(&self, uid: &PodUid) -> bool {
-        self.ctx.fleet.read(|w| w.is_known_terminated(uid))
+        self.ctx.pod_workers.read(|w| w.is_known_terminated(uid))
     }
 
     fn mirror(&mut self, op: Op, mirror: Arc<Pod>) {
@@ -679,7 +681,7 @@ impl Table {
             let source = entry.desired.borrow().source;
             if self.stores.get(&source).is_none_or(SourceStore::is_seen) {
                 entry.restored = false;
-                self.ctx.fleet.step(Input::Remove(uid.clone()));
+                self.ctx.pod_workers.step(Input::Remove(uid.clone()));
                 entry.desired.send_modify(|d| d.removed = true);
             }
         }
@@ -692,12 +694,12 @@ impl Table {
             self.ctx.wakes.forget(&uid);
             let Some(entry) = self.pods.remove(&uid) else { continue };
             let desired = entry.desired.borrow().clone();
-            if self.ctx.fleet.read(|w| w.is_known(&uid)) {
+            if self.ctx.pod_workers.read(|w| w.is_known(&uid)) {
                 // A worker that fell over is made anew, from the record: its pod is still wanted, or still to be ended.
                 if self.ctx.containment.wait(&uid).is_none() {
                     tracing::error!(pod.uid = %uid, "pod worker exited unexpectedly, restarting");
                 }
-                self.ctx.fleet.step(Input::Lost(uid.clone()));
+                self.ctx.pod_workers.step(Input::Lost(uid.clone()));
                 if let Ok(pod_ref) = pods::pod_ref(&desired.pod) {
                     let record = self.ctx.state.read(&uid);
                     let desired = Desired { after: Vec::new(), ..desired };
@@ -706,7 +708,7 @@ impl Table {
                 continue;
             }
             self.resizes.drop(&uid);
-            self.resizes.moved();
+            self.resizes.retry_soon();
             self.ctx.allocations.remove(&uid);
             tracing::info!(pod.uid = %uid, "pod is gone from this node");
         }
@@ -728,7 +730,7 @@ impl Table {
                     !self.held.contains_key(&uid)
                         && (*source != SourceKind::Api || self.again.contains(&uid))
                         && !self.pods.contains_key(&uid)
-                        && !self.ctx.fleet.read(|w| w.is_known(&uid))
+                        && !self.ctx.pod_workers.read(|w| w.is_known(&uid))
                 })
             })
             .collect();

@@ -10,11 +10,11 @@ use pod_sync_decisions::worker::Input;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
-use super::Table;
+use super::PodManager;
 use crate::context::PodWork;
 use crate::metrics::Counted;
 
-impl Table {
+impl PodManager {
     pub(super) fn housekeeping(&mut self) {
         let began = self.ctx.clock.boot();
         self.clean_up();
@@ -40,13 +40,13 @@ impl Table {
             let named = !pods::is_mirror(p);
             named.then(|| PodUid::parse(p.metadata.uid.as_deref().unwrap_or_default()).ok()).flatten()
         });
-        self.ctx.fleet.step(Input::Known(wanted.collect()));
+        self.ctx.pod_workers.step(Input::Known(wanted.collect()));
         let Some(runtime) = self.ctx.pleg.all() else { return };
         let mut present = HashSet::new();
         for pod in runtime {
             let uid = pod.pod.uid.clone();
             present.insert(uid.clone());
-            let wanted = self.pods.contains_key(&uid) || self.unsure.contains_key(&uid);
+            let wanted = self.pods.contains_key(&uid) || self.pending_admission.contains_key(&uid);
             if wanted || self.orphans.contains_key(&uid) || !self.ctx.is_ours(&pod) {
                 continue;
             }
@@ -55,13 +55,13 @@ impl Table {
             }
             tracing::info!(pod.uid = %uid, pod = %pod.pod, "a pod of ours that no source wants is removed");
             let full_name = pod.pod.full_name();
-            self.ctx.fleet.step(Input::Orphan { uid: uid.clone(), full_name });
+            self.ctx.pod_workers.step(Input::Orphan { uid: uid.clone(), full_name });
             self.ctx.metrics.census.orphan();
             let ctx = Arc::clone(&self.ctx);
             let task = quintlet_kit::task::spawn("orphan", crate::housekeeping::remove_orphan(ctx, pod));
             self.orphans.insert(uid, task);
         }
-        let wanted = self.pods.keys().chain(self.unsure.keys());
+        let wanted = self.pods.keys().chain(self.pending_admission.keys());
         let known: HashSet<PodUid> = wanted.chain(self.orphans.keys()).cloned().chain(present).collect();
         if self.listing.is_none() {
             let listing = crate::housekeeping::orphaned(Arc::clone(&self.ctx), known.clone());
@@ -78,7 +78,7 @@ impl Table {
         let Some(runtime) = self.ctx.pleg.all() else { return };
         let present: HashSet<&PodUid> = runtime.iter().map(|pod| &pod.pod.uid).collect();
         for uid in listed {
-            let wanted = self.pods.contains_key(&uid) || self.unsure.contains_key(&uid);
+            let wanted = self.pods.contains_key(&uid) || self.pending_admission.contains_key(&uid);
             if wanted || self.orphans.contains_key(&uid) || present.contains(&uid) {
                 continue;
             }
@@ -138,7 +138,8 @@ impl Table {
                     && d.pod.metadata.name.as_ref() == Some(name)
             });
             // It tells of the end of its pod until that is over.
-            let ending = self.ctx.fleet.read(|w| w.is_static_terminating(&format!("{name}_{namespace}")));
+            let ending =
+                self.ctx.pod_workers.read(|w| w.is_static_terminating(&format!("{name}_{namespace}")));
             if !wanted && !ending {
                 let ctx = Arc::clone(&self.ctx);
                 let mirror = Arc::clone(mirror);

@@ -1,26 +1,26 @@
-//! Manifests come before what the API server says: static pods are admitted and started first.
+//! Holds back the API server's pods until the manifests were read, so that static pods are admitted first.
 
 use std::time::Duration;
 
 use quintlet_kit::clock::deadline_after;
 use tokio::time::Instant;
 
-use super::Table;
+use super::PodManager;
 use pod_sync_sources::{SourceKind, Update};
 
-/// How long the API server's pods wait for manifests to be read: a directory that hangs must not keep them.
+/// Longest time that the API server's pods wait for the manifests: the directory may hang.
 const READ: Duration = Duration::from_secs(2);
 
 /// Whether the manifests were read.
 #[derive(Debug)]
-pub(super) enum Manifests {
-    /// They are to be; what the API server said meanwhile waits, at most until then.
+pub(super) enum ManifestGate {
+    /// Not yet. Keeps the newest snapshot of the API server, at most until the deadline.
     Awaited { until: Instant, api: Option<Update> },
-    /// They were, or are not waited for.
+    /// They were read, the deadline passed, or there is no such source.
     Read,
 }
 
-impl Manifests {
+impl ManifestGate {
     pub(super) fn of(sources: &[SourceKind]) -> Self {
         if sources.contains(&SourceKind::File) {
             Self::Awaited { until: deadline_after(Instant::now(), READ), api: None }
@@ -29,7 +29,7 @@ impl Manifests {
         }
     }
 
-    /// Ends when they are not waited for any more.
+    /// Completes at the deadline; never when the manifests were read.
     pub(super) fn due(&self) -> impl Future<Output = ()> + use<> {
         let until = match self {
             Self::Awaited { until, .. } => Some(*until),
@@ -43,11 +43,11 @@ impl Manifests {
         }
     }
 
-    /// Keeps what the API server says while manifests are awaited, and gives back what is to be handled now.
+    /// Keeps a snapshot of the API server while manifests are awaited; returns any update to handle now.
     fn hold(&mut self, source: SourceKind, update: Update) -> Option<Update> {
         match self {
             Self::Awaited { api, .. } if source == SourceKind::Api => {
-                // Each is whole: the newest counts.
+                // Each snapshot is complete, so the newest replaces an older one.
                 *api = Some(update);
                 None
             }
@@ -55,7 +55,7 @@ impl Manifests {
         }
     }
 
-    /// They were read, or are given up on; what the API server said meanwhile.
+    /// Opens the gate. Returns the API server's newest snapshot, if one was kept.
     fn read(&mut self) -> Option<Update> {
         match std::mem::replace(self, Self::Read) {
             Self::Awaited { api, .. } => api,
@@ -64,7 +64,7 @@ impl Manifests {
     }
 }
 
-impl Table {
+impl PodManager {
     pub(super) fn receive(&mut self, source: SourceKind, update: Update) {
         let Some(update) = self.manifests.hold(source, update) else { return };
         self.update(source, update);
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use pod_sync_sources::Problem;
 
-    // Told apart by the number of their problems.
+    // NextWork apart by the number of their problems.
     fn update(problems: usize) -> Update {
         let problem = Problem { origin: String::new(), field: String::new(), message: String::new() };
         Update::Problems(vec![problem; problems])
@@ -99,24 +99,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_newest_word_of_the_api_server_waits_for_the_manifests_and_for_no_others() {
-        let mut manifests = Manifests::of(&[SourceKind::Api, SourceKind::File]);
+    async fn the_newest_api_snapshot_waits_for_manifests_and_for_no_other_source() {
+        let mut manifests = ManifestGate::of(&[SourceKind::Api, SourceKind::File]);
         assert_eq!(number(manifests.hold(SourceKind::Api, update(1))), None);
         assert_eq!(number(manifests.hold(SourceKind::Http, update(2))), Some(2));
         assert_eq!(number(manifests.hold(SourceKind::Api, update(3))), None);
         assert_eq!(number(manifests.hold(SourceKind::File, update(4))), Some(4));
         assert_eq!(number(manifests.read()), Some(3));
-        assert_eq!(number(manifests.hold(SourceKind::Api, update(5))), Some(5), "from then on nothing waits");
+        assert_eq!(number(manifests.hold(SourceKind::Api, update(5))), Some(5), "an open gate keeps nothing");
         assert_eq!(number(manifests.read()), None);
 
-        let mut without = Manifests::of(&[SourceKind::Api]);
+        let mut without = ManifestGate::of(&[SourceKind::Api]);
         assert_eq!(number(without.hold(SourceKind::Api, update(1))), Some(1));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn manifests_that_cannot_be_read_are_given_up_on() {
+    async fn the_wait_for_manifests_has_a_deadline() {
         let began = Instant::now();
-        Manifests::of(&[SourceKind::File]).due().await;
+        ManifestGate::of(&[SourceKind::File]).due().await;
         assert_eq!(began.elapsed(), READ);
     }
 }
