@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 use quintlet_kit::clock::{Clock, bounded, deadline_after};
 use quintlet_kit::contain::{self, Work, contained_request};
-use quintlet_kit::seam::{self, Seam};
+use quintlet_kit::failpoint;
 use quintlet_kit::task;
 use quintlet_model::outcome::{JOIN_ONLY_HEADER, Outcome};
 use quintlet_telemetry::propagate;
@@ -447,7 +447,7 @@ impl Forwarder {
     }
 
     async fn queue(&self, call: &Call, terms: Option<&Arc<Mutex<Terms>>>) -> Result<Slot, NoSlot> {
-        seam::around(Seam::Work, "call queued", || ());
+        failpoint::work!("call queued");
         let mut turn = pin!(self.lanes.enter(call.policy.lane, call.facts.registry.as_deref()));
         loop {
             let Some(deadline) = terms.and_then(|t| t.lock().deadline) else {

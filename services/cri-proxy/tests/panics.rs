@@ -12,7 +12,7 @@ use cri_proxy::reply::{self, Frames};
 use cri_proxy::upstream::Upstream;
 use k8s_cri::v1;
 use quintlet_kit::contain;
-use quintlet_kit::seam::{self, Passing, Watcher};
+use quintlet_kit::failpoint::{self, Failpoint, Observer};
 use tokio::sync::Semaphore;
 
 const START: &str = "/runtime.v1.RuntimeService/StartContainer";
@@ -24,10 +24,10 @@ const EPOCH: (&str, &str) = ("quintlet-owner-epoch", "1");
 /// Panics in calls that name the pod `bad`, while it is told to.
 struct Panics(AtomicBool);
 
-impl Watcher for Panics {
-    fn passes(&self, passing: Passing) {
+impl Observer for Panics {
+    fn reached(&self, failpoint: Failpoint) {
         let is_it = contain::current().is_some_and(|work| work.uid() == "bad");
-        assert!(!(is_it && self.0.load(Ordering::SeqCst)), "injected into {:?}", passing.step);
+        assert!(!(is_it && self.0.load(Ordering::SeqCst)), "injected into {:?}", failpoint.name);
     }
 }
 
@@ -44,7 +44,7 @@ async fn a_panic_in_one_call_ends_that_call_alone_with_internal_and_its_text() {
     let bench = Bench::start().await;
     // On this thread, which runs everything of the test.
     let panics = Arc::new(Panics(true.into()));
-    seam::watch(Arc::clone(&panics) as Arc<dyn Watcher>);
+    failpoint::observe(Arc::clone(&panics) as Arc<dyn Observer>);
     let gate = Arc::new(Semaphore::new(0));
     let status = good(&v1::ContainerStatusResponse::default());
     bench.script.on(STATUS, [Act::After(gate.clone(), Box::new(status))]);

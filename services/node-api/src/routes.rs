@@ -13,7 +13,7 @@ use hyper::body::{Frame, Incoming, SizeHint};
 use percent_encoding::percent_decode_str;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::contain::{Work, contained_request};
-use quintlet_kit::seam::{self, Seam};
+use quintlet_kit::failpoint;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -277,7 +277,7 @@ impl Routes {
         let first = path.split('/').nth(1).unwrap_or_default();
         let found = PAGES.iter().find(|(name, ..)| *name == first);
         let Some((_, page, needs_debugging)) = found else { return not_found() };
-        seam::around(Seam::Work, "page answered", || ());
+        failpoint::work!("page answered");
         if *needs_debugging && !debugging {
             return match page {
                 Page::Configz | Page::Statusz | Page::Flagz | Page::Checkpoint => not_found(),

@@ -11,15 +11,15 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
 use node_api::limits::Limits;
 use quintlet_kit::contain;
-use quintlet_kit::seam::{self, Passing, Watcher};
+use quintlet_kit::failpoint::{self, Failpoint, Observer};
 
 /// Panics in requests that are for the pod `default/web`.
 struct Panics;
 
-impl Watcher for Panics {
-    fn passes(&self, passing: Passing) {
+impl Observer for Panics {
+    fn reached(&self, failpoint: Failpoint) {
         let is_it = contain::current().is_some_and(|work| work.name() == "default/web");
-        assert!(!is_it, "injected into {:?}", passing.step);
+        assert!(!is_it, "injected into {:?}", failpoint.name);
     }
 }
 
@@ -28,7 +28,7 @@ async fn a_panic_in_one_request_ends_that_request_alone_with_500_and_its_text() 
     let flags = ["--authorization-mode=AlwaysAllow", "--anonymous-auth=true"];
     let api = Api::start(Limits::default(), &flags).await;
     // On this thread, which runs everything of the test.
-    seam::watch(Arc::new(Panics));
+    failpoint::observe(Arc::new(Panics));
     let stream = api.tls(None).await;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     quintlet_kit::task::spawn("connection", connection);

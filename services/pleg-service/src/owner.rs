@@ -10,7 +10,7 @@ use std::time::Duration;
 use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::contain::{Work as PodWork, contained};
-use quintlet_kit::seam::{self, Seam};
+use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_telemetry::propagate;
 use tokio::time::Instant;
@@ -160,7 +160,7 @@ async fn inspect_once(
     let ticket = core.begins();
     let limit = if core.store.is_primed() { core.periods.call } else { FIRST_LIMIT.min(core.periods.call) };
     let in_flight = InFlight { core, ticket };
-    seam::around(Seam::Work, "pod inspected", || ());
+    failpoint::work!("pod inspected");
     let found = match tokio::time::timeout(limit, inspect(core.runtime.as_ref(), uid, targets)).await {
         Ok(found) => found,
         Err(_) => Err(ReadError::Timeout { what: "pod inspection", limit }),

@@ -145,11 +145,11 @@ mod tests {
 
     #[test]
     fn a_kill_at_any_moment_leaves_the_old_epoch_or_the_new_one() {
-        use quintlet_kit::seam::{Passing, Watcher, watch};
+        use quintlet_kit::failpoint::{Failpoint, Observer, observe};
 
         struct Killer(usize, std::sync::atomic::AtomicUsize);
-        impl Watcher for Killer {
-            fn passes(&self, _: Passing) {
+        impl Observer for Killer {
+            fn reached(&self, _: Failpoint) {
                 if self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == self.0 {
                     std::panic::resume_unwind(Box::new(()));
                 }
@@ -160,7 +160,7 @@ mod tests {
         for at in 0..2 {
             let root = dir.path().to_owned();
             let killed = std::thread::spawn(move || {
-                watch(std::sync::Arc::new(Killer(at, 0.into())));
+                observe(std::sync::Arc::new(Killer(at, 0.into())));
                 Owner::take(&root, &clock()).unwrap().epoch()
             });
             assert!(killed.join().is_err(), "the owner is killed at step {at}");

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
+use quintlet_kit::failpoint;
 use quintlet_kit::notify::Heartbeat;
-use quintlet_kit::seam::{self, Seam};
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::{labels, pod as pods};
 use tokio::sync::{Notify, mpsc, watch};
@@ -379,7 +379,7 @@ impl PodManager {
     }
 
     fn take_change(&mut self, source: SourceKind, op: Op, pod: Arc<Pod>, pod_ref: PodRef) {
-        seam::around(Seam::Work, "pod taken over", || ());
+        failpoint::work!("pod taken over");
         if pods::is_mirror(&pod) {
             return self.mirror(op, pod);
         }

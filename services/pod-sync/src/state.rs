@@ -15,7 +15,7 @@ use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::probes::Starts;
 use pod_sync_decisions::status::KillOverride;
 use pod_sync_decisions::worker::Ending;
-use quintlet_kit::seam;
+use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
 use serde::{Deserialize, Serialize};
@@ -177,7 +177,7 @@ impl StateDir {
     /// Forgets a pod.
     pub fn remove(&self, uid: &PodUid) {
         let path = self.path(uid);
-        if let Err(e) = seam::file("record removed", || std::fs::remove_file(&path))
+        if let Err(e) = failpoint::file!("record removed", || std::fs::remove_file(&path))
             && e.kind() != std::io::ErrorKind::NotFound
         {
             tracing::warn!(path = %path.display(), error = %e, "state record not removed");

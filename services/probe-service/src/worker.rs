@@ -6,7 +6,7 @@ use std::time::Duration;
 use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::contain::{Work, contained};
-use quintlet_kit::seam::{self, Seam};
+use quintlet_kit::failpoint;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
 use crate::decide::NextStep;
@@ -43,7 +43,7 @@ pub(crate) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, jitter: Duration) 
             () = sleep(delay.unwrap_or_default()), if delay.is_some() => ticker.reset(),
         }
         let evaluation = Box::pin(async {
-            seam::around(Seam::Work, "probe evaluated", || ());
+            failpoint::work!("probe evaluated");
             slot.evaluate(&shared).await;
         });
         match contained(work.clone(), evaluation).await {

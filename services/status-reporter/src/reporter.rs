@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::contain::{Work, contained};
-use quintlet_kit::seam::{self, Seam};
+use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_telemetry::propagate;
 use tokio::sync::{Notify, mpsc};
@@ -275,7 +275,7 @@ impl Shared {
         let now = seconds(self.clock.wall());
         let name = format!("{}/{}", update.namespace, update.name);
         let writing = Box::pin(async {
-            seam::around(Seam::Work, "status written", || ());
+            failpoint::work!("status written");
             write::write(api, &update, &mut memory, &now).instrument(span).await
         });
         let written = contained(Work::new(uid.as_str(), name), writing).await;

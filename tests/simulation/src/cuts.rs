@@ -1,4 +1,4 @@
-//! Ends pod-sync at one exact passing of a seam, where nothing after it is done any more.
+//! Ends pod-sync at one exact failpoint. Nothing after that failpoint is executed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,13 +6,13 @@ use std::thread::ThreadId;
 
 use parking_lot::{Condvar, Mutex};
 use quintlet_kit::contain;
-use quintlet_kit::seam::{Ended, Passing, Seam, Watcher, When};
+use quintlet_kit::failpoint::{Failpoint, Kind, Observer, ProcessEnded, When};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 #[derive(Debug)]
 struct Armed {
-    seam: Seam,
+    effect: Kind,
     when: When,
     // None: it only counts.
     at: Option<Step>,
@@ -33,7 +33,7 @@ pub struct Step {
 pub struct Cuts {
     // Who changes `reached` holds this: a cut has either happened when somebody disarms, or never does.
     armed: Mutex<Option<Armed>>,
-    reached: watch::Sender<Option<Passing>>,
+    reached: watch::Sender<Option<Failpoint>>,
     // A kind of step, and the name of the pod in whose work it panics.
     panic: Mutex<Option<(String, String)>>,
 }
@@ -45,11 +45,11 @@ impl Default for Cuts {
 }
 
 impl Cuts {
-    /// pod-sync ends at this passing of `seam` on this side, counted from now on; nowhere without, and what passes is counted.
-    pub fn arm(&self, seam: Seam, when: When, at: Option<Step>) {
+    /// Ends pod-sync at this step before or after effects of this kind, counted from now on. Without a step, failpoints are only counted.
+    pub fn arm(&self, effect: Kind, when: When, at: Option<Step>) {
         let mut armed = self.armed.lock();
         self.reached.send_replace(None);
-        *armed = Some(Armed { seam, when, at, passed: Vec::new() });
+        *armed = Some(Armed { effect, when, at, passed: Vec::new() });
     }
 
     /// It ends nowhere any more; what passed since it was armed, or until it ended.
@@ -71,7 +71,7 @@ impl Cuts {
 
     /// Where pod-sync ended last.
     #[must_use]
-    pub fn last(&self) -> Option<Passing> {
+    pub fn last(&self) -> Option<Failpoint> {
         *self.reached.borrow()
     }
 
@@ -80,31 +80,32 @@ impl Cuts {
         *self.panic.lock() = at.map(|(step, name)| (step.to_owned(), format!("default/{name}")));
     }
 
-    fn panics(&self, passing: Passing) -> bool {
+    fn panics(&self, failpoint: Failpoint) -> bool {
         let panic = self.panic.lock().clone();
         let is_step = |(step, name): &(String, String)| {
-            passing.when == When::Before
-                && step == passing.step
+            failpoint.when == When::Before
+                && step == failpoint.name
                 && contain::current().is_some_and(|work| work.name() == name)
         };
         panic.as_ref().is_some_and(is_step)
     }
 
-    fn is_here(&self, passing: Passing) -> bool {
+    fn is_here(&self, failpoint: Failpoint) -> bool {
         let mut armed = self.armed.lock();
-        let Some(at) = armed.as_mut().filter(|a| a.seam == passing.seam && a.when == passing.when) else {
+        let Some(at) = armed.as_mut().filter(|a| a.effect == failpoint.kind && a.when == failpoint.when)
+        else {
             return false;
         };
         // Another life of pod-sync goes on from the cut.
         if self.reached.borrow().is_some() {
             return false;
         }
-        at.passed.push(passing.step);
+        at.passed.push(failpoint.name);
         let passed = |kind: &str| at.passed.iter().filter(|step| **step == kind).count();
         let here =
-            at.at.as_ref().is_some_and(|at| at.kind == passing.step && at.number == passed(passing.step));
+            at.at.as_ref().is_some_and(|at| at.kind == failpoint.name && at.number == passed(failpoint.name));
         if here {
-            self.reached.send_replace(Some(passing));
+            self.reached.send_replace(Some(failpoint));
         }
         here
     }
@@ -145,11 +146,11 @@ impl Life {
     }
 }
 
-impl Watcher for Life {
-    fn passes(&self, passing: Passing) {
+impl Observer for Life {
+    fn reached(&self, failpoint: Failpoint) {
         if !self.is_over() {
-            assert!(!self.cuts.panics(passing), "injected into {:?}", passing.step);
-            if !self.cuts.is_here(passing) {
+            assert!(!self.cuts.panics(failpoint), "injected into {:?}", failpoint.name);
+            if !self.cuts.is_here(failpoint) {
                 return;
             }
             self.end();
@@ -160,6 +161,6 @@ impl Watcher for Life {
             let mut gone = self.gone.lock();
             self.went.wait_while(&mut gone, |gone| !*gone);
         }
-        std::panic::resume_unwind(Box::new(Ended));
+        std::panic::resume_unwind(Box::new(ProcessEnded));
     }
 }

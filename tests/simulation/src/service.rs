@@ -10,8 +10,8 @@ use cri_proxy::policy::Socket;
 use futures::future::LocalBoxFuture;
 use quintlet_kit::args::paths::CriSocket;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::failpoint;
 use quintlet_kit::paths::Paths;
-use quintlet_kit::seam;
 use quintlet_kit::server::Server;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_telemetry::Lines;
@@ -99,7 +99,7 @@ impl Running {
                 let (of_main, of_others) = (Arc::clone(&life), Arc::clone(&life));
                 let is_watched = service == Service::PodSync;
                 if is_watched {
-                    seam::watch(of_main);
+                    failpoint::observe(of_main);
                 }
                 let mut builder = tokio::runtime::Builder::new_current_thread();
                 if is_watched && places.exact {
@@ -112,7 +112,7 @@ impl Running {
                     .on_thread_start(move || {
                         std::mem::forget(tracing::dispatcher::set_default(&log));
                         if is_watched {
-                            seam::watch(Arc::clone(&of_others) as Arc<dyn seam::Watcher>);
+                            failpoint::observe(Arc::clone(&of_others) as Arc<dyn failpoint::Observer>);
                         }
                     })
                     .build()

@@ -38,7 +38,7 @@ static NODES: AtomicU32 = AtomicU32::new(0);
 pub struct Options {
     /// The runtime. Its wall clock is the machine's.
     pub runtime: fake_runtime::Options,
-    /// pod-sync is ended at passings of a seam ([`Sim::cuts`]). It runs slower then.
+    /// pod-sync is ended at failpoints ([`Sim::cuts`]). It runs slower then.
     pub cuts: bool,
 }
 

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1::Pod;
-use quintlet_kit::seam;
+use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 
 use self::clear::{kill_all, remove_dirs};
@@ -274,8 +274,8 @@ impl Cgroups {
         }
         let group = self.group(pod, uid);
         self.make_tier(qos::qos_class(pod))?;
-        seam::file("cgroup made", || self.make_own(&group))?;
-        seam::file("cgroup limited", || self.write(&group, &self.values(pod), Some(0)))
+        failpoint::file!("cgroup made", || self.make_own(&group))?;
+        failpoint::file!("cgroup limited", || self.write(&group, &self.values(pod), Some(0)))
     }
 
     /// What the pod's group is to have; nothing where pods have no groups.
@@ -390,7 +390,7 @@ impl Cgroups {
                 self.systemd.stop(&names::slice(&group))?;
             }
             for dir in &dirs {
-                seam::file("cgroup removed", || remove_dirs(dir))
+                failpoint::file!("cgroup removed", || remove_dirs(dir))
                     .map_err(|source| CgroupError::Delete { group: name.clone(), source })?;
             }
         }

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_cri::v1::{IdMapping, Mount, MountPropagation};
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
-use quintlet_kit::seam;
+use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 use rand::RngExt as _;
@@ -240,7 +240,8 @@ fn write_hosts(input: MountsInput<'_>, pod_dir: &Path) -> Result<PathBuf, Config
         file.write_all(text.as_bytes())?;
         file.set_permissions(fs::Permissions::from_mode(0o644))
     };
-    seam::file("hosts file written", write).map_err(|e| ConfigError::io("cannot write the hosts file", e))?;
+    failpoint::file!("hosts file written", write)
+        .map_err(|e| ConfigError::io("cannot write the hosts file", e))?;
     Ok(path)
 }
 
@@ -252,7 +253,7 @@ pub fn new_termination_log(pod_dir: &Path, container: &str) -> io::Result<PathBu
     let dir = pod_dir.join("containers").join(container);
     fs::DirBuilder::new().recursive(true).mode(0o750).create(&dir)?;
     let path = dir.join(format!("{:08x}", rand::rng().random::<u32>()));
-    let file = seam::file("termination log made", || {
+    let file = failpoint::file!("termination log made", || {
         fs::OpenOptions::new().create_new(true).write(true).open(&path)
     })?;
     file.set_permissions(fs::Permissions::from_mode(0o666))?;

@@ -1,4 +1,4 @@
-//! The API objects a pod refers to, behind the one seam the rest of this crate asks.
+//! The API objects that a pod refers to, behind one trait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use quintlet_kit::{beneath, seam};
+use quintlet_kit::{beneath, failpoint};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::UnmountFlags;
 
@@ -130,7 +130,7 @@ pub fn bind(volume: &Path, sub: &Path, target: &Path) -> io::Result<()> {
         }
         fs::OpenOptions::new().create(true).append(true).mode(0o640).open(target)?;
     }
-    seam::file("sub path bound", || rustix::mount::mount_bind(&link, target))?;
+    failpoint::file!("sub path bound", || rustix::mount::mount_bind(&link, target))?;
     Ok(())
 }
 

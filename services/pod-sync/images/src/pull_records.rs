@@ -316,7 +316,7 @@ fn write(path: &Path, file: &impl Serialize) -> io::Result<()> {
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    match quintlet_kit::seam::file("pull record removed", || std::fs::remove_file(path)) {
+    match quintlet_kit::failpoint::file!("pull record removed", || std::fs::remove_file(path)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
     }

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use quintlet_kit::contain::{Work, contained_now};
-use quintlet_kit::seam::{self, Seam};
+use quintlet_kit::failpoint;
 use quintlet_model::labels;
 
 use super::{Problem, Snapshot, SourceKind, validate};
@@ -54,7 +54,7 @@ pub fn manifest(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
 }
 
 fn documents(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
-    seam::around(Seam::Work, "manifest decoded", || ());
+    failpoint::work!("manifest decoded");
     let problem =
         |field: String, message: String| Problem { origin: origin.place.to_owned(), field, message };
     let text = match std::str::from_utf8(bytes) {
@@ -418,8 +418,8 @@ mod tests {
 
     struct Panics;
 
-    impl seam::Watcher for Panics {
-        fn passes(&self, _: seam::Passing) {
+    impl failpoint::Observer for Panics {
+        fn reached(&self, _: failpoint::Failpoint) {
             panic!("no such digit");
         }
     }
@@ -427,7 +427,7 @@ mod tests {
     #[test]
     fn a_panic_while_a_manifest_is_decoded_is_a_problem_of_that_manifest() {
         let out = std::thread::spawn(|| {
-            seam::watch(Arc::new(Panics));
+            failpoint::observe(Arc::new(Panics));
             decode(WEB)
         });
         let out = out.join().unwrap();

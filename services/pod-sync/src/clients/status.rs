@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use parking_lot::Mutex;
-use quintlet_kit::seam::{self, Seam, When};
+use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::common::v1::Trace;
 use quintlet_proto::status::v1 as wire;
@@ -77,7 +77,7 @@ impl Statuses {
 
     /// Hands over a status; it replaces the last one of the same pod.
     pub fn report(&self, uid: &PodUid, update: wire::PodStatusUpdate) {
-        seam::around(Seam::Status, "status handed over", || {
+        failpoint::around!(Status, "status handed over", || {
             let mut inner = self.inner.lock();
             inner.latest.insert(uid.clone(), (update, quintlet_telemetry::propagate::current_trace()));
             inner.dirty.insert(uid.clone());
@@ -145,11 +145,11 @@ impl Statuses {
                         request: Some(wire::report_request::Request::Update(update)),
                         trace,
                     };
-                    seam::pass(Seam::Status, When::Before, "status sent");
+                    failpoint::reached!(Status, Before, "status sent");
                     if tx.send(request).await.is_err() {
                         return;
                     }
-                    seam::pass(Seam::Status, When::After, "status sent");
+                    failpoint::reached!(Status, After, "status sent");
                 }
                 if std::mem::take(&mut first) {
                     let uids = self.inner.lock().latest.keys().map(ToString::to_string).collect();
@@ -163,7 +163,7 @@ impl Statuses {
         let read = async {
             while let Some(reply) = replies.next().await {
                 if let Some(wire::report_reply::Reply::Ack(ack)) = reply?.reply {
-                    seam::around(Seam::Status, "status acked", || self.acked(&ack));
+                    failpoint::around!(Status, "status acked", || self.acked(&ack));
                 }
             }
             Ok(())

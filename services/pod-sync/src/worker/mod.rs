@@ -30,7 +30,7 @@ use std::time::Duration;
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Secret};
 use quintlet_kit::backoff::Backoff;
-use quintlet_kit::seam::{self, Seam};
+use quintlet_kit::failpoint;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::pod as pods;
@@ -456,7 +456,7 @@ impl Worker {
         if *work != Work::Sync {
             self.mirror = None;
         }
-        seam::around(Seam::Work, "pass", || ());
+        failpoint::work!("pod worker pass");
         match work {
             Work::Sync => match &desired.rejected {
                 Some(rejection) => self.reject(rejection),

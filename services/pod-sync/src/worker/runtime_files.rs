@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use quintlet_kit::{beneath, seam, tree};
+use quintlet_kit::{beneath, failpoint, tree};
 use rustix::fs::Dir;
 
 /// Opens `dir`, whose own path is trusted, and returns it with `path` relative to it. A runtime may report a path with the
@@ -40,7 +40,7 @@ pub(super) fn remove_logs(pod_logs: &Path, log: &Path) -> io::Result<()> {
         let entry = entry?;
         let Ok(found) = entry.file_name().to_str() else { continue };
         if found == name || found.starts_with(&rotated) {
-            let _ = seam::file("log removed", || dir.remove_file(Path::new(found)));
+            let _ = failpoint::file!("log removed", || dir.remove_file(Path::new(found)));
         }
     }
     Ok(())

@@ -16,7 +16,7 @@ use pod_sync_decisions::backoff;
 use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::sync as decide_sync;
 use pod_sync_decisions::waiting::{StartFailure, Waiting};
-use quintlet_kit::seam;
+use quintlet_kit::failpoint;
 use quintlet_kit::task::blocking;
 use quintlet_model::hash::container_hash;
 use quintlet_model::ids::{ContainerId, SandboxId};
@@ -133,7 +133,7 @@ impl Worker {
     ) -> Result<(SandboxId, Vec<IpAddr>), Halt> {
         let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
         let made =
-            blocking(move || seam::file("log directory made", || std::fs::create_dir_all(&logs))).await;
+            blocking(move || failpoint::file!("log directory made", || std::fs::create_dir_all(&logs))).await;
         if let Err(e) = made {
             return Err(self.no_sandbox(pod, "Failed to create log directory", &e.to_string()));
         }
@@ -438,7 +438,8 @@ impl Worker {
         let mounts = self.mounts(pod, container, &env, ips).await?;
         let log_dir = paths::pod_log_dir(&node.pod_logs_dir, &self.pod_ref).join(&container.name);
         let dir = log_dir.clone();
-        let make = move || seam::file("container's log directory made", || std::fs::create_dir_all(&dir));
+        let make =
+            move || failpoint::file!("container's log directory made", || std::fs::create_dir_all(&dir));
         blocking(make).await.map_err(|e| {
             ConfigError::invalid(format!("create container log directory {}: {e}", log_dir.display()))
         })?;
@@ -478,7 +479,7 @@ impl Worker {
             .join(paths::container_log_path(&container.name, restarts));
         let link = dir.join(paths::legacy_log_name(&self.pod_ref, &container.name, id.as_str()));
         let path = link.clone();
-        let make = move || seam::file("log linked", || std::os::unix::fs::symlink(&log, &path));
+        let make = move || failpoint::file!("log linked", || std::os::unix::fs::symlink(&log, &path));
         if let Err(e) = blocking(make).await
             && e.kind() != std::io::ErrorKind::AlreadyExists
         {

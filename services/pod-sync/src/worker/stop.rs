@@ -13,7 +13,7 @@ use pod_sync_cri_config::paths;
 use pod_sync_decisions::actions::KillReason;
 use pod_sync_decisions::grace::{self, PodGrace};
 use pod_sync_decisions::waiting::{Hook, Waiting, WaitingFor};
-use quintlet_kit::{clock, seam, task};
+use quintlet_kit::{clock, failpoint, task};
 use quintlet_model::ids::{ContainerId, PodUid};
 use quintlet_model::outcome::Outcome;
 use quintlet_model::runtime::{Container as RuntimeContainer, PodRuntime};
@@ -255,7 +255,7 @@ impl Worker {
                 tracing::info!(log = %log.display(), %error, "logs of a removed container stay");
             }
             if let Some(link) = link {
-                let _ = seam::file("log link removed", || std::fs::remove_file(link));
+                let _ = failpoint::file!("log link removed", || std::fs::remove_file(link));
             }
         })
         .await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use quintlet_kit::seam::{self, Seam};
+use quintlet_kit::failpoint;
 use quintlet_model::ids::SandboxId;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
@@ -90,7 +90,7 @@ impl Worker {
             return Ok(Next::Advance);
         }
         let restart_all = decide_sync::restarts_all(&pass.status);
-        seam::around(Seam::Work, "actions decided", || ());
+        failpoint::work!("actions decided");
         let mut actions = compute_actions(&ActionInput {
             pod: &pass.pod,
             runtime: &pass.runtime,

@@ -8,7 +8,7 @@ use pod_sync_cri_config::paths;
 use pod_sync_decisions::admission::Rejection;
 use pod_sync_decisions::gc::{self, Fate};
 use pod_sync_decisions::{grace, status, waiting};
-use quintlet_kit::{seam, task, tree};
+use quintlet_kit::{failpoint, task, tree};
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::{Container, ContainerState};
 
@@ -152,7 +152,7 @@ impl Worker {
         let (volumes, uid) = (self.ctx.volumes.clone(), self.pod_ref.uid.clone());
         let cleaned = task::blocking(move || {
             for link in links {
-                let _ = seam::file("log link removed", || std::fs::remove_file(link));
+                let _ = failpoint::file!("log link removed", || std::fs::remove_file(link));
             }
             volumes.clean_orphan(&uid).map_err(|e| e.to_string())
         });
@@ -161,7 +161,8 @@ impl Worker {
         }
         let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
         let dir = logs.clone();
-        if let Err(e) = task::blocking(move || seam::file("logs removed", || tree::remove(&logs))).await {
+        if let Err(e) = task::blocking(move || failpoint::file!("logs removed", || tree::remove(&logs))).await
+        {
             tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, dir = %dir.display(), error = %e, "logs not removed");
         }
         Ok(Next::Advance)

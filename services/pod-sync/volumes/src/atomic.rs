@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
 
-use quintlet_kit::seam;
+use quintlet_kit::failpoint;
 use rand::RngExt as _;
 
 const DATA: &str = "..data";
@@ -173,7 +173,7 @@ fn new_dir(volume: &Path, now: jiff::Timestamp) -> Result<PathBuf, AtomicWriteEr
     loop {
         let name = PathBuf::from(format!("{stamp}{}", rand::rng().random::<u32>()));
         let path = volume.join(&name);
-        match seam::file("version made", || fs::DirBuilder::new().mode(0o700).create(&path)) {
+        match failpoint::file!("version made", || fs::DirBuilder::new().mode(0o700).create(&path)) {
             Ok(()) => {
                 fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
                     .map_err(io_error("cannot set the mode of", &path))?;
@@ -203,7 +203,7 @@ fn write_files(dir: &Path, files: &BTreeMap<PathBuf, &FileProjection>) -> Result
                 None => Ok(()),
             }
         };
-        seam::file("version written", write).map_err(io_error("cannot write", &full))?;
+        failpoint::file!("version written", write).map_err(io_error("cannot write", &full))?;
     }
     Ok(())
 }
@@ -215,7 +215,7 @@ fn switch(volume: &Path, name: &Path) -> Result<(), AtomicWriteError> {
         Ok(()) | Err(_) => {}
     }
     symlink(name, &fresh).map_err(io_error("cannot link", &fresh))?;
-    let switched = seam::file("version switched to", || fs::rename(&fresh, volume.join(DATA)));
+    let switched = failpoint::file!("version switched to", || fs::rename(&fresh, volume.join(DATA)));
     switched.map_err(io_error("cannot rename", &fresh))
 }
 
@@ -235,7 +235,7 @@ fn link_visible(volume: &Path, files: &BTreeMap<PathBuf, &FileProjection>) -> Re
         if fs::read_link(&link).is_ok() {
             continue;
         }
-        seam::file("file of a version linked", || symlink(Path::new(DATA).join(&name), &link))
+        failpoint::file!("file of a version linked", || symlink(Path::new(DATA).join(&name), &link))
             .map_err(io_error("cannot link", &link))?;
         if let Some(uid) = owner {
             lchown(&link, Some(uid), None).map_err(io_error("cannot own", &link))?;

@@ -8,7 +8,7 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Pod;
-use quintlet_kit::seam;
+use quintlet_kit::failpoint;
 use quintlet_model::pod;
 use rustix::mount::MountFlags;
 
@@ -148,7 +148,7 @@ impl EmptyDir {
         if self.is_ready(table)? {
             return Ok(false);
         }
-        seam::file("volume directory made", || {
+        failpoint::file!("volume directory made", || {
             fs::DirBuilder::new().recursive(true).mode(0o777).create(&self.path)
         })?;
         let mounted = mount_table::at(table, &self.path)?;
@@ -159,7 +159,7 @@ impl EmptyDir {
         match (&self.medium, &mounted) {
             (Medium::Disk, _) => {}
             (Medium::Memory(size), None) => {
-                seam::file("volume mounted", || mount_tmpfs(&self.path, *size))?;
+                failpoint::file!("volume mounted", || mount_tmpfs(&self.path, *size))?;
             }
             (Medium::HugePages(size), None) => {
                 let data = CString::new(format!("pagesize={size}"))?;
@@ -186,7 +186,7 @@ impl EmptyDir {
             tracing::warn!(path = %self.path.display(), gid, error = %e, "cannot give an emptyDir to its group");
         }
         fs::DirBuilder::new().recursive(true).mode(0o750).create(&self.marker_dir)?;
-        seam::file("volume marked ready", || fs::File::create(self.marker()))?;
+        failpoint::file!("volume marked ready", || fs::File::create(self.marker()))?;
         Ok(true)
     }
 }

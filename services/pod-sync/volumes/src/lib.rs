@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Pod, ProjectedVolumeSource, Secret, Volume, VolumeMount, VolumeProjection,
 };
-use quintlet_kit::seam;
+use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 use rand::RngExt as _;
@@ -510,7 +510,10 @@ fn write_files(
 
 fn make_pod_dirs(pod_dir: &Path) -> io::Result<()> {
     for dir in [pod_dir.to_owned(), pod_dir.join("volumes"), pod_dir.join("plugins")] {
-        seam::file("pod directory made", || fs::DirBuilder::new().recursive(true).mode(0o750).create(dir))?;
+        failpoint::file!("pod directory made", || fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o750)
+            .create(dir))?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use quintlet_kit::{seam, tree};
+use quintlet_kit::{failpoint, tree};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
@@ -90,7 +90,7 @@ fn unmount(mounts: &Mounts<'_>, dir: &Path) -> Result<bool, TearDownError> {
     let mut any = false;
     for path in mounts.within(dir) {
         any = true;
-        match seam::file("volume unmounted", || rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW)) {
+        match failpoint::file!("volume unmounted", || rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW)) {
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(e) => return Err(failed("cannot unmount", &path)(e.into())),
         }
@@ -104,7 +104,7 @@ fn remove_tree(mounts: &Mounts<'_>, dir: &Path) -> Result<(), TearDownError> {
         return Err(failed("refusing to remove below the mount", &mount)(io::ErrorKind::ResourceBusy.into()));
     }
     let dir = mounts.root.join(dir);
-    seam::file("tree removed", || tree::remove(&dir)).map_err(failed("cannot remove", &dir))
+    failpoint::file!("tree removed", || tree::remove(&dir)).map_err(failed("cannot remove", &dir))
 }
 
 /// Depth of a mount point below `volume-subpaths`: volume, container, index.
@@ -132,7 +132,7 @@ fn remove_skeleton(dir: &Path, levels: u32) -> Result<(), TearDownError> {
             return Err(failed("cannot remove", &path)(io::ErrorKind::DirectoryNotEmpty.into()));
         }
     }
-    seam::file("mount point removed", || fs::remove_dir(dir)).map_err(failed("cannot remove", dir))
+    failpoint::file!("mount point removed", || fs::remove_dir(dir)).map_err(failed("cannot remove", dir))
 }
 
 /// Why the directory of a pod nobody knows stays. The texts begin as the kubelet's log lines do.

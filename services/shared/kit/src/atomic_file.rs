@@ -8,7 +8,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use crate::seam;
+use crate::failpoint;
 
 /// The owner of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct Owner {
 /// # Errors
 /// Fails if the file cannot be created or renamed.
 pub fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    seam::file("file replaced", || replace(path, bytes, mode, None, false))
+    failpoint::file!("file replaced", || replace(path, bytes, mode, None, false))
 }
 
 /// Replaces a file as [`write()`] does, and sets its owner before its content is written.
@@ -32,7 +32,7 @@ pub fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 /// # Errors
 /// Fails as [`write()`] does, and if the process may not change the owner.
 pub fn write_owned(path: &Path, bytes: &[u8], mode: u32, owner: Owner) -> io::Result<()> {
-    seam::file("file replaced", || replace(path, bytes, mode, Some(owner), false))
+    failpoint::file!("file replaced", || replace(path, bytes, mode, Some(owner), false))
 }
 
 /// Replaces a file as [`write()`] does, and syncs it to the disk before it returns.
@@ -40,7 +40,7 @@ pub fn write_owned(path: &Path, bytes: &[u8], mode: u32, owner: Owner) -> io::Re
 /// # Errors
 /// Fails if the file cannot be created or renamed.
 pub fn write_durable(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    seam::file("file replaced", || replace(path, bytes, mode, None, true))
+    failpoint::file!("file replaced", || replace(path, bytes, mode, None, true))
 }
 
 fn replace(path: &Path, bytes: &[u8], mode: u32, owner: Option<Owner>, sync: bool) -> io::Result<()> {

@@ -3,7 +3,7 @@
 //! [`contained`] polls a future with the pod's [`Work`] set on the thread and returns a panic as a [`Panic`]. A panic outside of
 //! such work ends the process: see [`crate::task`]. The panic hook logs both, with the source location and the pod.
 //!
-//! A watcher of [`crate::seam`] that unwinds with [`Ended`] ends the process of a test. It is not contained.
+//! An observer of [`crate::failpoint`] can end the process of a test. Its panic is not contained.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -16,8 +16,6 @@ use std::task::Poll;
 use http::HeaderMap;
 use quintlet_telemetry::propagate::PropagatingInterceptor;
 use tonic::metadata::{MetadataMap, MetadataValue};
-
-use crate::seam::Ended;
 
 /// Exit code of a process that ends because of a panic (`sysexits.h`: `EX_SOFTWARE`).
 pub const EXIT_PANIC: i32 = 70;
@@ -216,12 +214,23 @@ pub(crate) fn on_blocking_thread<T>(work: Option<Work>, act: impl FnOnce() -> T)
 
 /// Converts a payload that [`std::panic::catch_unwind`] returned on this thread to a [`Panic`].
 pub(crate) fn caught(payload: Box<dyn Any + Send>) -> Panic {
-    if payload.is::<Ended>() {
+    if ends_test(&*payload) {
         resume_unwind(payload);
     }
     // The hook is not called for `resume_unwind`; the payload then has only the message.
     LAST.take()
         .unwrap_or_else(|| Panic { message: message(&*payload).to_owned(), location: "unknown".to_owned() })
+}
+
+// Whether an observer of failpoints ends the process of a test with this payload.
+#[cfg(feature = "failpoints")]
+fn ends_test(payload: &(dyn Any + Send)) -> bool {
+    payload.is::<crate::failpoint::ProcessEnded>()
+}
+
+#[cfg(not(feature = "failpoints"))]
+fn ends_test(_: &(dyn Any + Send)) -> bool {
+    false
 }
 
 fn message(payload: &(dyn Any + Send)) -> &str {
@@ -240,7 +249,7 @@ pub fn panics_end_process() {
 
 /// Ends the process because of a panic outside of contained work, or resumes the panic in tests.
 pub(crate) fn uncontained(payload: Box<dyn Any + Send>) -> ! {
-    if ENDS_PROCESS.load(Ordering::Relaxed) && !payload.is::<Ended>() {
+    if ENDS_PROCESS.load(Ordering::Relaxed) && !ends_test(&*payload) {
         std::process::exit(EXIT_PANIC);
     }
     resume_unwind(payload)
@@ -291,6 +300,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
+    use crate::failpoint::ProcessEnded;
     use crate::task::blocking;
 
     #[derive(Clone, Default)]
@@ -359,9 +369,9 @@ mod tests {
     #[tokio::test]
     async fn the_end_of_a_process_in_a_test_is_not_contained() {
         let ended = std::thread::spawn(|| {
-            let _ = contained_now(&Work::new("u1", ""), || -> () { resume_unwind(Box::new(Ended)) });
+            let _ = contained_now(&Work::new("u1", ""), || -> () { resume_unwind(Box::new(ProcessEnded)) });
         })
         .join();
-        assert!(ended.unwrap_err().is::<Ended>());
+        assert!(ended.unwrap_err().is::<ProcessEnded>());
     }
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use quintlet_kit::contain;
-use quintlet_kit::seam::{self, Passing, Watcher, When};
+use quintlet_kit::failpoint::{self, Failpoint, Observer, When};
 
 struct Death {
     at: String,
@@ -16,9 +16,9 @@ struct Death {
     note: String,
 }
 
-impl Watcher for Death {
-    fn passes(&self, passing: Passing) {
-        let is_step = passing.when == When::Before && passing.step == self.at;
+impl Observer for Death {
+    fn reached(&self, failpoint: Failpoint) {
+        let is_step = failpoint.when == When::Before && failpoint.name == self.at;
         if !is_step || contain::current().is_none_or(|work| work.name() != self.of) {
             return;
         }
@@ -57,6 +57,6 @@ fn main() -> ExitCode {
         by: given("QUINTLET_DIES_BY"),
         note: given("QUINTLET_DIES_NOTE"),
     };
-    seam::watch_everywhere(Arc::new(death));
+    failpoint::observe_everywhere(Arc::new(death));
     pod_sync::main()
 }

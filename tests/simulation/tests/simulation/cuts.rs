@@ -1,9 +1,9 @@
 //! pod-sync ended before and after each step: calls of the runtime, changes of files and statuses, of a start, of a container made
 //! anew, of a stop, and of the removal of an orphan.
 //!
-//! A life that is not disturbed comes first, and tells what passes the seam; then follows one life for each of these steps, in which
-//! pod-sync ends there. Where a life has many steps, several tests share them. What each kind of step must have at least is
-//! written here: a seam that is passed no more, or one step of it that is not reached, fails the test.
+//! A first life without a kill counts the failpoints. Then follows one life for each of these failpoints, in which pod-sync ends
+//! there. Where a life has many failpoints, several tests share them. The minimum number of each kind is written here: a
+//! failpoint that is no longer reached fails the test.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use k8s_cri::v1;
 use parking_lot::Mutex;
-use quintlet_kit::seam::{self, When};
+use quintlet_kit::failpoint::{self, When};
 use quintlet_simulation::cuts::Step;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
@@ -35,7 +35,7 @@ const BEFORE: Duration = Duration::from_millis(40);
 
 /// Where passings are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seam {
+enum Effect {
     /// A call of the runtime: it came and did nothing yet, or it did what it was for and its answer is on its way.
     Call(When),
     /// A change of a file, a directory, a mount or a cgroup.
@@ -84,10 +84,10 @@ fn command(call: &Call) -> String {
     call.request::<v1::ExecSyncRequest>().cmd.concat()
 }
 
-/// What passes a seam from now on.
+/// Failpoints that are reached from now on.
 struct Watched<'a> {
     sim: &'a Sim,
-    seam: Seam,
+    effect: Effect,
     at: Option<Step>,
     // Calls that came before.
     before: usize,
@@ -96,38 +96,38 @@ struct Watched<'a> {
 
 impl<'a> Watched<'a> {
     /// pod-sync ends at this step; nowhere without.
-    fn new(sim: &'a Sim, seam: Seam, at: Option<&Step>) -> Self {
-        let of_kind = match (seam, at) {
-            (Seam::Call(when), Some(at)) => calls(&sim.runtime, when, &at.kind),
-            (Seam::Call(_) | Seam::File(_) | Seam::Status(_), _) => 0,
+    fn new(sim: &'a Sim, effect: Effect, at: Option<&Step>) -> Self {
+        let of_kind = match (effect, at) {
+            (Effect::Call(when), Some(at)) => calls(&sim.runtime, when, &at.kind),
+            (Effect::Call(_) | Effect::File(_) | Effect::Status(_), _) => 0,
         };
         let before = sim.runtime.calls().len();
-        match seam {
-            Seam::Call(_) => {}
-            Seam::File(when) => sim.cuts().arm(seam::Seam::File, when, at.cloned()),
-            Seam::Status(when) => sim.cuts().arm(seam::Seam::Status, when, at.cloned()),
+        match effect {
+            Effect::Call(_) => {}
+            Effect::File(when) => sim.cuts().arm(failpoint::Kind::File, when, at.cloned()),
+            Effect::Status(when) => sim.cuts().arm(failpoint::Kind::Status, when, at.cloned()),
         }
-        Self { sim, seam, at: at.cloned(), before, of_kind }
+        Self { sim, effect, at: at.cloned(), before, of_kind }
     }
 
     async fn reached(&self) {
-        match (self.seam, &self.at) {
+        match (self.effect, &self.at) {
             // Nothing of the runtime changes when a call comes, so it is asked often.
-            (Seam::Call(when), Some(at)) => {
+            (Effect::Call(when), Some(at)) => {
                 while calls(&self.sim.runtime, when, &at.kind).saturating_sub(self.of_kind) < at.number {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             }
-            (Seam::Call(_), None) => std::future::pending().await,
-            (Seam::File(_) | Seam::Status(_), _) => self.sim.cuts().reached().await,
+            (Effect::Call(_), None) => std::future::pending().await,
+            (Effect::File(_) | Effect::Status(_), _) => self.sim.cuts().reached().await,
         }
     }
 
     /// Nothing ends pod-sync any more; what has passed, and whether it was ended.
     fn over(&self, reached: bool) -> Passed {
-        match self.seam {
-            Seam::Call(_) => Passed { reached, steps: steps(&self.sim.runtime.calls()[self.before..]) },
-            Seam::File(_) | Seam::Status(_) => {
+        match self.effect {
+            Effect::Call(_) => Passed { reached, steps: steps(&self.sim.runtime.calls()[self.before..]) },
+            Effect::File(_) | Effect::Status(_) => {
                 let steps = self.sim.cuts().disarm().into_iter().map(str::to_owned).collect();
                 // It may have ended in the very moment in which the whole was over.
                 Passed { reached: reached || self.sim.cuts().last().is_some(), steps }
@@ -140,7 +140,7 @@ impl<'a> Watched<'a> {
         let whole = async {
             whole.await;
             // The last of all steps is done before it has passed.
-            if let (Seam::File(_), Some(last)) = (self.seam, last) {
+            if let (Effect::File(_), Some(last)) = (self.effect, last) {
                 let passed =
                     async || if self.sim.cuts().has_passed(last) { Ok(()) } else { Err("it has not") };
                 until(&format!("{last} has passed"), LONG, passed).await;
@@ -153,7 +153,7 @@ impl<'a> Watched<'a> {
         self.over(reached)
     }
 
-    /// Kills pod-sync when the seam is reached before `whole` is over, and starts it again.
+    /// Kills pod-sync when the failpoint is reached before `whole` is over, and starts it again.
     async fn race<T>(self, whole: impl Future<Output = T>, last: Option<&str>) -> Passed {
         let passed = self.ends(whole, last).await;
         if passed.reached {
@@ -163,7 +163,7 @@ impl<'a> Watched<'a> {
     }
 }
 
-/// What passed a seam in a part of a life.
+/// Failpoints that were reached in a part of a life.
 #[derive(Debug, Default)]
 struct Passed {
     reached: bool,
@@ -204,7 +204,7 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(seam: Seam) -> Self {
+    async fn new(effect: Effect) -> Self {
         let mut sim = Sim::prepare(Options { cuts: true, ..Options::default() }).await;
         let links = sim.root_dir().with_file_name("container-logs");
         sim.set_pod_sync_args(&[&format!("--container-logs-dir={}", links.display())]);
@@ -217,7 +217,7 @@ impl Scene {
             let after = if command == [ALIVE] { Duration::ZERO } else { Duration::from_millis(20) };
             ExecReply { after, exit_code: i32::from(dead), ..ExecReply::default() }
         });
-        if seam == Seam::Call(When::Before) {
+        if effect == Effect::Call(When::Before) {
             for method in STEPS.into_iter().chain([Method::ExecSync]) {
                 sim.runtime.script(Rule::on(method).latency(BEFORE));
             }
@@ -242,10 +242,10 @@ impl Scene {
     }
 
     /// One life of a pod; pod-sync is killed at this step of `part`, where that comes.
-    async fn life(&self, name: &str, seam: Seam, part: Part, at: Option<&Step>) -> Passed {
+    async fn life(&self, name: &str, effect: Effect, part: Part, at: Option<&Step>) -> Passed {
         let sim = &self.sim;
         let mut passed = Passed::default();
-        let watched = |now: Part| (now == part).then(|| Watched::new(sim, seam, at));
+        let watched = |now: Part| (now == part).then(|| Watched::new(sim, effect, at));
         let before = self.hooks().len();
 
         let at = watched(Part::Start);
@@ -333,7 +333,7 @@ impl Scene {
         };
         ids(&sim.runtime).iter().for_each(|id| sim.runtime.remove(id));
         std::fs::remove_file(sim.paths().state_dir().join(&uid)).unwrap();
-        let watched = Watched::new(sim, Seam::File(when), at);
+        let watched = Watched::new(sim, Effect::File(when), at);
         sim.up(Service::PodSync);
         let passed = watched.ends(self.gone(name, &uid), Some(LAST_STEP)).await;
         if passed.reached {
@@ -400,15 +400,15 @@ async fn enumerate(
     );
 }
 
-async fn at_every_step(seam: Seam, part: Part, must: &Must, share: Share) {
-    let scene = Scene::new(seam).await;
-    let what = format!("a {part:?} at {seam:?}");
-    enumerate(&what, must, share, async |name, at| scene.life(&name, seam, part, at).await).await;
+async fn at_every_step(effect: Effect, part: Part, must: &Must, share: Share) {
+    let scene = Scene::new(effect).await;
+    let what = format!("a {part:?} at {effect:?}");
+    enumerate(&what, must, share, async |name, at| scene.life(&name, effect, part, at).await).await;
     scene.sim.finish().await;
 }
 
 async fn orphans_at_every_step(when: When, share: Share) {
-    let scene = Scene::new(Seam::File(when)).await;
+    let scene = Scene::new(Effect::File(when)).await;
     let what = format!("the removal of an orphan at File({when:?})");
     enumerate(&what, &FILES_OF_AN_ORPHAN, share, async |name, at| scene.orphan(&name, when, at).await).await;
     scene.sim.finish().await;
@@ -490,10 +490,10 @@ macro_rules! shares {
 }
 
 macro_rules! at_every_step {
-    ($($name:ident: $seam:ident $when:ident $part:ident $must:ident [$($shares:tt)*];)*) => {$(
+    ($($name:ident: $effect:ident $when:ident $part:ident $must:ident [$($shares:tt)*];)*) => {$(
         mod $name {
             use super::*;
-            shares!(at_every_step(Seam::$seam(When::$when), Part::$part, &$must); $($shares)*);
+            shares!(at_every_step(Effect::$effect(When::$when), Part::$part, &$must); $($shares)*);
         }
     )*};
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use quintlet_kit::contain;
-use quintlet_kit::seam::{Passing, Watcher, watch};
+use quintlet_kit::failpoint::{Failpoint, Observer, observe};
 
 /// Panics at every failpoint that the work of one pod passes on the thread of the test.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ impl PodPanics {
     #[must_use]
     pub fn start(uid: &str) -> Arc<Self> {
         let panics = Arc::new(Self { uid: uid.to_owned(), is_on: true.into() });
-        watch(Arc::clone(&panics) as Arc<dyn Watcher>);
+        observe(Arc::clone(&panics) as Arc<dyn Observer>);
         panics
     }
 
@@ -28,10 +28,10 @@ impl PodPanics {
     }
 }
 
-impl Watcher for PodPanics {
-    fn passes(&self, passing: Passing) {
+impl Observer for PodPanics {
+    fn reached(&self, failpoint: Failpoint) {
         let is_of_pod = contain::current().is_some_and(|work| work.uid() == self.uid);
         let is_on = self.is_on.load(Ordering::SeqCst);
-        assert!(!(is_of_pod && is_on), "injected into {:?}", passing.step);
+        assert!(!(is_of_pod && is_on), "injected into {:?}", failpoint.name);
     }
 }
