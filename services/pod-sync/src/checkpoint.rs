@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use pod_sync_clients::CallError;
 use quintlet_model::ids::{ContainerId, PodRef, PodUid};
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::checkpoints_server::Checkpoints;
 use tonic::{Code, Request, Response, Status};
 
-use crate::clients::runtime::CallError;
 use crate::serve::Service;
 
 /// No checkpoint takes longer, whatever is asked for.
@@ -64,7 +64,7 @@ fn location(root: &Path, pod: &PodRef, container: &str, now: Timestamp) -> PathB
 
 /// What became of the call, as the kubelet says it: what the runtime answered is told with its gRPC code.
 fn told(error: &CallError) -> String {
-    if !error.is_verdict() {
+    if !error.is_refused_by_runtime() {
         return error.to_string();
     }
     let code = match error.code {

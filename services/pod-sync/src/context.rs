@@ -8,6 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::RwLock;
 use pod_sync_cgroups::Cgroups;
+use pod_sync_clients::{EventType, Events, Pleg, Probes, Runtime, Statuses, WorkerWakeups};
 use pod_sync_cri_config::objects::ObjectSource;
 use pod_sync_cri_config::{HandlerFeatures, NodeSettings};
 use pod_sync_decisions::admission::Rejection;
@@ -27,12 +28,6 @@ use quintlet_model::runtime::PodRuntime;
 use tokio::sync::watch;
 
 use crate::allocations::Allocations;
-use crate::clients::Wakes;
-use crate::clients::events::{EventType, Events};
-use crate::clients::pleg::Pleg;
-use crate::clients::probes::Probes;
-use crate::clients::runtime::Runtime;
-use crate::clients::status::Statuses;
 use crate::containment::Containment;
 use crate::measured::Measured;
 use crate::metrics::PodMetrics;
@@ -112,7 +107,7 @@ pub struct Context {
     /// Panics and deaths in the work of pods.
     pub containment: Containment,
     /// Bells of the workers.
-    pub wakes: Arc<Wakes>,
+    pub wakes: Arc<WorkerWakeups>,
     /// The runtime.
     pub runtime: Runtime,
     /// What the runtime has.
@@ -212,7 +207,7 @@ impl Context {
         }
         // The worker shows what the pod waits for, and a new one comes where the worker itself is the one that panicked.
         self.wakes.wake(&pod.uid);
-        self.wakes.worker_ended();
+        self.wakes.wake_housekeeping();
     }
 
     /// Whether nothing of a pod runs any more: its room is free.

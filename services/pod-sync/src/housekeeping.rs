@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use pod_sync_clients::EventType;
 use pod_sync_cri_config::paths;
 use pod_sync_decisions::worker::{Outcome, Work};
 use pod_sync_decisions::{gc, grace};
@@ -16,7 +17,6 @@ use quintlet_kit::{task, tree};
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::{ContainerState, Known, PodRuntime, SharedPodRuntime};
 
-use crate::clients::events::EventType;
 use crate::context::{Context, PodWork};
 use crate::pod_workers::NextWork;
 use crate::worker::{Halt, stop_all};

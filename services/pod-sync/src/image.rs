@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Pod, Secret};
+use pod_sync_clients::{CallError, EventType};
 use pod_sync_decisions::backoff::{Delays, PullBackoff, Turn};
 use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::image_access::Openers;
@@ -14,8 +15,6 @@ use pod_sync_images::credentials::keyring::Credential;
 use pod_sync_images::credentials::{BadSecret, Presented};
 use pod_sync_images::pull_records::{Access, Begun};
 
-use crate::clients::events::EventType;
-use crate::clients::runtime::CallError;
 use crate::context::Context;
 pub use pod_sync_decisions::image_name::with_tag;
 
@@ -103,7 +102,7 @@ pub async fn ensure(
                 }
             }
             Ok(None) => {}
-            Err(e) if e.is_verdict() => {
+            Err(e) if e.is_refused_by_runtime() => {
                 let text = format!("Failed to inspect image \"\": {e}");
                 wanted.event(ctx, EventType::Warning, "InspectFailed", &text);
                 return Err(waits(StartFailure::ImageInspectError, text));
@@ -196,7 +195,7 @@ fn inspected(found: Result<Option<cri::Image>, CallError>, name: &str) -> Result
     let error = match found {
         Ok(Some(image)) => return Ok(image),
         Ok(None) => "the runtime does not have it".to_owned(),
-        Err(e) if e.is_verdict() => e.to_string(),
+        Err(e) if e.is_refused_by_runtime() => e.to_string(),
         Err(e) => return Err(NoImage::Interrupted(e)),
     };
     let text = format!("failed to get the user of image {name:?} after its pull: {error}");
@@ -271,7 +270,7 @@ async fn try_all<'a>(
         });
         match ctx.runtime.pull_image(spec.clone(), auth, wanted.sandbox_config.clone()).await {
             Ok(image_ref) => return Ok(Pulled { image_ref, openers, begun }),
-            Err(e) if e.is_verdict() => {
+            Err(e) if e.is_refused_by_runtime() => {
                 if !errors.contains(&e.message) {
                     errors.push(e.message);
                 }

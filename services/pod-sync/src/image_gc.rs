@@ -4,13 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pod_sync_clients::{CallError, EventType, Runtime};
 use pod_sync_decisions::image_gc::{Disk, Image, Images, Policy, to_free, usage};
 use pod_sync_decisions::image_name;
 use quintlet_model::pod as pods;
 use tokio_util::sync::CancellationToken;
 
-use crate::clients::events::EventType;
-use crate::clients::runtime::{CallError, Runtime};
 use crate::context::Context;
 
 /// Until the runtime has answered for the first time, and the least between two looks.
@@ -57,7 +56,7 @@ enum Failure {
 
 impl From<CallError> for Failure {
     fn from(e: CallError) -> Self {
-        if e.is_verdict() { Self::Failed(e.to_string()) } else { Self::Unavailable(e.to_string()) }
+        if e.is_refused_by_runtime() { Self::Failed(e.to_string()) } else { Self::Unavailable(e.to_string()) }
     }
 }
 

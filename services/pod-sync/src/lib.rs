@@ -15,7 +15,6 @@ pub mod addresses;
 pub mod allocations;
 pub mod args;
 pub mod checkpoint;
-pub mod clients;
 pub mod cluster;
 pub mod containment;
 pub mod context;
@@ -52,6 +51,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use pod_sync_clients::{EventType, Events, Pleg, Probes, Runtime, Statuses, WorkerWakeups};
 use pod_sync_decisions::backoff::Delays;
 use pod_sync_decisions::containment::Cause;
 use pod_sync_images::credentials::Credentials;
@@ -77,12 +77,6 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
-use crate::clients::Wakes;
-use crate::clients::events::{EventType, Events};
-use crate::clients::pleg::Pleg;
-use crate::clients::probes::Probes;
-use crate::clients::runtime::Runtime;
-use crate::clients::status::Statuses;
 use crate::containment::Containment;
 use crate::context::{Context, RuntimeState, Views};
 use crate::pod_manager::PodManager;
@@ -122,7 +116,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         .context("record of the pods in work")?;
     let client = client(&args).await?;
     let tasks = TaskGroup::new();
-    let wakes = Arc::new(Wakes::default());
+    let wakes = Arc::new(WorkerWakeups::default());
 
     let limit = args.resources.runtime_request_timeout;
     let runtime = Runtime::new(paths.cri(CriSocket::Sync), owner.epoch(), clock.clone(), limit);
@@ -391,7 +385,7 @@ fn sources(
 
 async fn unhealthy_events(
     ctx: Arc<Context>,
-    mut unhealthy: mpsc::Receiver<clients::probes::Unhealthy>,
+    mut unhealthy: mpsc::Receiver<pod_sync_clients::ProbeFailure>,
     stop: CancellationToken,
 ) {
     loop {

@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pod_sync_cgroups::{Cgroups, NodeLimits};
+use pod_sync_clients::{EventType, Events, Pleg, Runtime, Statuses};
 use pod_sync_cri_config::{HandlerFeatures, NodeSettings};
 use pod_sync_decisions::admission::{NodeView, Rejection, STRICT_GROUPS, Verdict, admit};
 use pod_sync_decisions::resize::verdict::Rules;
@@ -26,10 +27,6 @@ use quintlet_proto::status::v1 as wire;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::clients::events::{EventType, Events};
-use crate::clients::pleg::Pleg;
-use crate::clients::runtime::Runtime;
-use crate::clients::status::Statuses;
 use crate::context::RuntimeState;
 use crate::pod_manager::Admission;
 use crate::{machine, node_status};
@@ -247,10 +244,8 @@ pub async fn report(
         }
         let state = runtime.borrow_and_update().clone();
         let mut not_ready: Vec<String> = state.not_ready.iter().cloned().collect();
-        match pleg.health().await {
-            Ok(h) if h.healthy => {}
-            Ok(h) => not_ready.push(format!("PLEG is not healthy: {}", h.message)),
-            Err(why) => not_ready.push(format!("PLEG is not healthy: {why}")),
+        if let Err(error) = pleg.check_health().await {
+            not_ready.push(format!("PLEG is not healthy: {error}"));
         }
         not_ready.extend(state.network_not_ready.iter().cloned());
         if *shutting_down.borrow_and_update() {

@@ -5,11 +5,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{
     ContainerImage, NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeStatus,
 };
+use pod_sync_clients::Runtime;
 use pod_sync_decisions::image_gc::Image;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::clients::runtime::Runtime;
 use crate::context::RuntimeState;
 
 /// How often images are listed (pkg/kubelet/images/image_gc_manager.go).

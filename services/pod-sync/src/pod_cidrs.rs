@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
+use pod_sync_clients::Runtime;
 use pod_sync_sources::api::SharedNode;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
-
-use crate::clients::runtime::Runtime;
 
 /// After the runtime could not be told.
 const RETRY: Duration = Duration::from_secs(1);
@@ -60,7 +59,7 @@ async fn tell(runtime: &Runtime, cidrs: &str) -> bool {
             tracing::info!(cidrs, "the runtime was told the pods' addresses");
             true
         }
-        Err(e) if e.is_verdict() && e.code == Code::Unimplemented => true,
+        Err(e) if e.is_refused_by_runtime() && e.code == Code::Unimplemented => true,
         Err(e) => {
             tracing::debug!(cidrs, error = %e, "the runtime was not told the pods' addresses");
             false

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_clients::EventType;
 use quintlet_kit::failpoint;
 use quintlet_kit::notify::Heartbeat;
 use quintlet_model::ids::{PodRef, PodUid};
@@ -18,7 +19,6 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::clients::events::EventType;
 use crate::context::{Context, Desired, PodWork, Victim};
 use crate::housekeeping::{HousekeepingPace, LogSweeper};
 use crate::pending_resizes::PendingResizes;
@@ -245,7 +245,7 @@ impl PodManager {
                 },
                 () = late => self.manifests_read(),
                 _ = housekeeping.tick() => self.housekeeping(),
-                () = ctx.wakes.stranger() => self.housekeeping(),
+                () = ctx.wakes.housekeeping_due() => self.housekeeping(),
                 listed = found(&mut self.listing) => self.remove_listed(listed),
                 () = node_read.notified() => self.admit_pending(),
                 () = ctx.allocations.room() => self.resizes.retry_soon(),

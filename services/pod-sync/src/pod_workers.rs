@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use pod_sync_clients::WorkerWakeups;
 use pod_sync_decisions::grace;
 use pod_sync_decisions::worker::{Effect, Facts, Input, Kill, Kind, Outcome, Work, Workers};
 use quintlet_kit::clock::{Clock, bounded};
@@ -14,8 +15,6 @@ use quintlet_model::ids::PodUid;
 use rand::RngExt as _;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
-
-use crate::clients::Wakes;
 
 /// Shortest time that the caller of [`PodWorkers::kill`] waits (`pkg/kubelet/pod_workers.go: killPodNow`).
 const KILL_WAIT: Duration = Duration::from_secs(10);
@@ -38,7 +37,7 @@ pub enum NextWork {
 pub struct PodWorkers {
     workers: Mutex<Workers>,
     clock: Clock,
-    wakes: Arc<Wakes>,
+    wakes: Arc<WorkerWakeups>,
     cancels: Mutex<HashMap<PodUid, CancellationToken>>,
     waiters: Mutex<HashMap<u64, oneshot::Sender<()>>>,
     waiter: AtomicU64,
@@ -52,7 +51,7 @@ pub struct KillTimeout;
 impl PodWorkers {
     /// Returns a set without workers. `resync` is the interval between syncs of a pod at rest.
     #[must_use]
-    pub fn new(resync: Duration, clock: Clock, wakes: Arc<Wakes>) -> Self {
+    pub fn new(resync: Duration, clock: Clock, wakes: Arc<WorkerWakeups>) -> Self {
         Self {
             workers: Mutex::new(Workers::new(resync)),
             clock,

@@ -257,7 +257,7 @@ impl PodSync for Service {
         let waited = self.ctx.containment.retry(&uid);
         tracing::info!(pod.uid = %uid, waited, "pod is tried again for an operator");
         self.ctx.wakes.wake(&uid);
-        self.ctx.wakes.worker_ended();
+        self.ctx.wakes.wake_housekeeping();
         Ok(Response::new(wire::RetryReply { uid: uid.to_string(), waited }))
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use pod_sync_clients::BrokenCalls;
 use pod_sync_decisions::containment::Cause;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task::blocking;
@@ -16,7 +17,6 @@ use quintlet_model::ids::PodUid;
 use tokio_util::sync::CancellationToken;
 
 use super::exits;
-use crate::clients::broken_calls::BrokenCalls;
 
 /// Name of the service, as its supervisor has it.
 pub const CRI_PROXY: &str = "cri-proxy";
@@ -51,7 +51,7 @@ async fn find_deaths(
     blame: impl Fn(&Cause, &BTreeSet<PodUid>),
 ) {
     loop {
-        let (began, pods) = broken.together(clock).await;
+        let (began, pods) = broken.next_crash(clock).await;
         if pods.is_empty() {
             continue;
         }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use pod_sync_clients::{CallError, Runtime};
 use quintlet_kit::beneath::Dir;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task;
@@ -19,7 +20,6 @@ use quintlet_model::ids::ContainerId;
 use quintlet_model::runtime::{ContainerState, PodRuntime, SharedPodRuntime};
 use tokio_util::sync::CancellationToken;
 
-use crate::clients::runtime::{CallError, Runtime};
 use crate::containment::Containment;
 use crate::context::{Context, PodWork};
 use links::Link;
@@ -200,7 +200,7 @@ async fn look(
         Ok(()) => Ok(()),
         Err(error) => {
             // Without a verdict the new file may be there or come yet: it must not be replaced by the old one.
-            if error.is_verdict() {
+            if error.is_refused_by_runtime() {
                 let put_back = move |dir: &Dir, path: &Path| match dir.stat(path) {
                     Err(e) if e.kind() == std::io::ErrorKind::NotFound => dir.rename(&to, path),
                     Ok(_) | Err(_) => Ok(()),

@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use pod_sync_clients::CallError;
 use quintlet_kit::contain::contained_request;
 use quintlet_kit::task;
 use quintlet_proto::podsync::v1 as wire;
 use tokio::time::Instant;
-
-use crate::clients::runtime::CallError;
 
 /// So long it is not asked again: what it says changes with its configuration alone.
 const KEEP: Duration = Duration::from_secs(60);

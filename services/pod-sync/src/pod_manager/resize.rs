@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_clients::EventType;
 use pod_sync_decisions::admission::{Rejection, Shortage, Verdict};
 use pod_sync_decisions::preempt;
 use pod_sync_decisions::resize::allocation;
@@ -13,7 +14,6 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
 use super::{PodManager, UNEXPECTED, is_ending};
-use crate::clients::events::EventType;
 
 impl PodManager {
     /// Takes note of what a pod asks for, where that is not what it asked for before.

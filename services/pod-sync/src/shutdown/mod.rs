@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_clients::EventType;
 use quintlet_kit::clock::bounded;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::clients::events::EventType;
 use crate::context::Context;
 use crate::view::View;
 use pod_sync_decisions::shutdown::{Group, Plan, grace};

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use pod_sync_clients::CallError;
 use pod_sync_decisions::waiting;
-
-use crate::clients::runtime::CallError;
 
 /// What comes after a pass.
 #[derive(Debug)]
@@ -51,7 +50,7 @@ impl Halt {
 
     /// Maps a refusal by the runtime to a failure of the pod, any other error to an interruption.
     pub(super) fn of(error: &CallError, step: Step) -> Self {
-        if error.is_verdict() {
+        if error.is_refused_by_runtime() {
             Self::failed(step.waiting(error.message.clone()), format!("{}: {error}", step.name()))
         } else {
             Self::interrupted(error)

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ExecAction, LifecycleHandler, Pod};
+use pod_sync_clients::{CallError, EventType, ExecOutput};
 use pod_sync_decisions::grace::{self, PodGrace};
 use pod_sync_decisions::waiting::{Hook, StartFailure, Waiting};
 use quintlet_kit::clock;
@@ -15,8 +16,6 @@ use super::hook_http::{self, Sent};
 use super::start::NotStarted;
 use super::stop::find;
 use super::{Halt, Pass, Worker};
-use crate::clients::events::EventType;
-use crate::clients::runtime::{CallError, ExecOutput};
 use crate::context::Context;
 
 /// As much of what a command wrote goes into a status, bytes of either stream.
@@ -69,7 +68,7 @@ pub(super) async fn run(
         return match output {
             Ok(Some(output)) => judge(exec, output),
             Ok(None) => Ok(()),
-            Err(e) if e.is_verdict() => Err(failed(&e)),
+            Err(e) if e.is_refused_by_runtime() => Err(failed(&e)),
             Err(e) => Err(HookError::Interrupted(e)),
         };
     }

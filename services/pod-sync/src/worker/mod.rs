@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Secret};
+use pod_sync_clients::{EventNumber, EventType, ObserveError, Observed, StatusAck};
 use quintlet_kit::backoff::Backoff;
 use quintlet_kit::failpoint;
 use quintlet_kit::task::blocking;
@@ -43,9 +44,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
-use crate::clients::events::{self, EventType};
-use crate::clients::pleg::{ObserveError, Observed};
-use crate::clients::status::Ack;
 use crate::context::{Context, Desired, INTERNAL_ERROR, PodWork};
 use crate::image;
 use crate::metrics;
@@ -314,7 +312,7 @@ impl Worker {
         });
         // Boxed: what a pass needs is needed for the time of the pass only, and a worker rests nearly always.
         let began = Instant::now();
-        let first_event = self.ctx.events.next();
+        let first_event = self.ctx.events.next_number();
         let next = Box::pin(self.pass(&work)).instrument(span).await;
         match &next {
             // A service is away: that keeps everybody.
@@ -347,7 +345,7 @@ impl Worker {
     }
 
     // `first_event` is the first that the pass may have recorded: what was warned of is in the log.
-    fn outcome(&mut self, next: Result<Next, Halt>, first_event: events::Number) -> Outcome {
+    fn outcome(&mut self, next: Result<Next, Halt>, first_event: EventNumber) -> Outcome {
         match next {
             Ok(Next::Again) => Outcome::Again,
             Ok(Next::Idle(within)) => {
@@ -367,7 +365,7 @@ impl Worker {
             }
             Err(Halt::Failed { error, waiting, after }) => {
                 let (uid, pod) = (self.pod_ref.uid.as_str(), self.name());
-                if self.ctx.events.warned_since(uid, first_event) {
+                if self.ctx.events.has_warning_since(uid, first_event) {
                     tracing::debug!(pod.name = pod, pod.uid = uid, error, "pass failed");
                 } else {
                     let reason = waiting.reason();
@@ -715,11 +713,13 @@ impl Worker {
             return false;
         }
         let settled = match self.ctx.statuses.ack(&self.pod_ref.uid, self.version) {
-            Some(Ack::Written | Ack::Refused(_)) => true,
-            Some(Ack::Gone | Ack::UidMismatch | Ack::NoApi | Ack::Deleted) | None => false,
+            Some(StatusAck::Written | StatusAck::Refused(_)) => true,
+            Some(StatusAck::Gone | StatusAck::UidMismatch | StatusAck::NoApi | StatusAck::Deleted) | None => {
+                false
+            }
         };
         let base = object.metadata.resource_version.as_deref().unwrap_or_default();
-        if !settled || reconcile::is_older(base, &self.ctx.statuses.written(&self.pod_ref.uid)) {
+        if !settled || reconcile::is_older(base, &self.ctx.statuses.written_version(&self.pod_ref.uid)) {
             return false;
         }
         if let Some((of, version, differs)) = &self.compared

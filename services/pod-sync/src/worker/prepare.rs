@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
+use pod_sync_clients::EventType;
 use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::mounts::{MountsInput, make_mounts};
 use pod_sync_cri_config::objects::ObjectError;
@@ -17,7 +18,6 @@ use quintlet_kit::task::blocking;
 
 use super::cancellable::Cancellable;
 use super::{Halt, Pass, Worker};
-use crate::clients::events::EventType;
 
 fn shown(pod: &Pod) -> super::Shown {
     (pod.metadata.labels.clone(), pod.metadata.annotations.clone())

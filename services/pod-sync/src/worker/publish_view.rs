@@ -59,7 +59,7 @@ impl Worker {
             waiting,
             decision: Arc::clone(&self.decision),
             created_unix_ns: self.accepted_unix_ns,
-            resource_version: self.ctx.statuses.written(&self.pod_ref.uid),
+            resource_version: self.ctx.statuses.written_version(&self.pod_ref.uid),
             mirror_uid: desired.mirror.and_then(|m| m.metadata.uid.clone()).unwrap_or_default(),
             version: 0,
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_clients::{CallError, EventType};
 use pod_sync_cri_config::resources;
 use pod_sync_decisions::qos::PodCgroup;
 use pod_sync_decisions::resize::message::resize_message;
@@ -16,8 +17,6 @@ use quintlet_model::pod as pods;
 use quintlet_model::runtime::PodRuntime;
 
 use super::{ERROR_WAIT, Halt, Pass, Worker, jitter};
-use crate::clients::events::EventType;
-use crate::clients::runtime::CallError;
 
 /// Why a resize did not get to its end.
 enum Stopped {
@@ -29,7 +28,11 @@ enum Stopped {
 
 impl From<CallError> for Stopped {
     fn from(e: CallError) -> Self {
-        if e.is_verdict() { Self::Refused(e.message) } else { Self::Interrupted(Halt::interrupted(&e)) }
+        if e.is_refused_by_runtime() {
+            Self::Refused(e.message)
+        } else {
+            Self::Interrupted(Halt::interrupted(&e))
+        }
     }
 }
 
@@ -130,7 +133,7 @@ impl Worker {
                     usage.insert(update.id.clone(), bytes);
                 }
                 Ok(None) => {}
-                Err(e) if e.is_verdict() => {
+                Err(e) if e.is_refused_by_runtime() => {
                     tracing::info!(pod.uid = %self.pod_ref.uid, container.id = %update.id, error = %e, "memory in use is not known");
                 }
                 Err(e) => return Err(e.into()),
@@ -173,7 +176,7 @@ impl Worker {
     ) -> Result<(), Stopped> {
         match self.ctx.runtime.update_sandbox(sandbox, overhead, resources).await {
             // Most runtimes have no use for it.
-            Err(e) if e.is_verdict() && e.code == tonic::Code::Unimplemented => Ok(()),
+            Err(e) if e.is_refused_by_runtime() && e.code == tonic::Code::Unimplemented => Ok(()),
             other => Ok(other?),
         }
     }

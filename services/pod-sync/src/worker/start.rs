@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
+use pod_sync_clients::{CallError, EventType};
 use pod_sync_cri_config::container::{ContainerInput, container_config};
 use pod_sync_cri_config::cri_extensions::{self, CriExtensions, ImageMount};
 use pod_sync_cri_config::env::{EnvInput, EnvObjects, make_env};
@@ -25,8 +26,6 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 
 use super::sync::Kind;
 use super::{Halt, Pass, Step, Worker};
-use crate::clients::events::EventType;
-use crate::clients::runtime::CallError;
 use crate::image::{self, NoImage};
 
 /// Why a container did not start.
@@ -86,7 +85,7 @@ impl Worker {
                 match warning.on_node() {
                     // Without a cluster there is none to be configured.
                     Some(text) if !self.ctx.has_api => {
-                        self.ctx.events.as_configured(pod, &node.node_name, reason, &message, text);
+                        self.ctx.events.pod_and_node(pod, &node.node_name, reason, &message, text);
                     }
                     of_node => {
                         self.ctx.events.pod(pod, EventType::Warning, reason, &message, "");
@@ -147,7 +146,7 @@ impl Worker {
             Ok(id) => id,
             Err(e) => {
                 self.ctx.metrics.started_pods_errors.inc();
-                if e.is_verdict() && !self.is_ending() {
+                if e.is_refused_by_runtime() && !self.is_ending() {
                     let text = format!("Failed to create pod sandbox: {e}");
                     self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
                 }
@@ -159,7 +158,7 @@ impl Worker {
             return Ok((id, self.ctx.node.node_ips.get()));
         }
         let status = self.ctx.runtime.sandbox_status(&id).await.map_err(|e| {
-            if e.is_verdict() {
+            if e.is_refused_by_runtime() {
                 let text = format!("Unable to get pod sandbox status: {e}");
                 self.ctx.events.pod(pod, EventType::Warning, "FailedPodSandBoxStatus", &text, "");
             }
@@ -207,13 +206,13 @@ impl Worker {
         }
         self.save();
         if let Err(e) = self.ctx.runtime.start_container(&id).await {
-            if e.is_verdict() && reused {
+            if e.is_refused_by_runtime() && reused {
                 // What a cut call left: its start may still go on in the runtime or have ended by now, or a cut creation was
                 // finished without the sandbox's namespaces (containerd). That is no fault of the container's: if it has
                 // ended, the next look makes it again.
                 return Err(Halt::Interrupted(format!("what was cut cannot be taken up: {e}")).into());
             }
-            if e.is_verdict() {
+            if e.is_refused_by_runtime() {
                 self.record.starting.remove(&container.name);
                 self.record.post_starts.remove(id.as_str());
             }
@@ -408,7 +407,7 @@ impl Worker {
     }
 
     fn not_started(&self, pod: &Pod, field_path: &str, e: &CallError, reason: StartFailure) -> NotStarted {
-        if !e.is_verdict() {
+        if !e.is_refused_by_runtime() {
             return Halt::interrupted(e).into();
         }
         self.ctx.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {e}"), field_path);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
 use parking_lot::Mutex;
+use pod_sync_clients::EventType;
 use pod_sync_cri_config::paths;
 use pod_sync_decisions::actions::KillReason;
 use pod_sync_decisions::grace::{self, PodGrace};
@@ -23,7 +24,6 @@ use tokio::sync::watch;
 use super::hooks::{self, HookError};
 use super::sync::{Kind, described};
 use super::{Halt, Step, Worker, runtime_files};
-use crate::clients::events::EventType;
 use crate::context::Context;
 use crate::view;
 

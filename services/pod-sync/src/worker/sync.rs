@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
+use pod_sync_clients::EventType;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::SandboxId;
 use quintlet_model::pod as pods;
@@ -24,7 +25,6 @@ use pod_sync_decisions::worker::Input;
 use tracing::{Instrument as _, Span};
 
 use super::{ERROR_WAIT, Halt, Next, Pass, Step, Worker, jitter};
-use crate::clients::events::EventType;
 use crate::context::Desired;
 use crate::metrics;
 use crate::mirror::MirrorReconciler;

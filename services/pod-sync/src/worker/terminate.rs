@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use pod_sync_clients::{EventType, StatusAck};
 use pod_sync_cri_config::paths;
 use pod_sync_decisions::admission::Rejection;
 use pod_sync_decisions::gc::{self, Fate};
@@ -13,8 +14,6 @@ use quintlet_model::pod as pods;
 use quintlet_model::runtime::{Container, ContainerState};
 
 use super::{Halt, Next, Step, Worker};
-use crate::clients::events::EventType;
-use crate::clients::status::Ack;
 use crate::state::TerminationCause;
 
 impl Worker {
@@ -107,7 +106,9 @@ impl Worker {
         let refused = self.desired().rejected;
         // A mirror that is gone says nothing about its static pod.
         let is_static = pods::is_static(&self.pod);
-        let gone = clean || !is_static && matches!(ack, Some(Ack::Deleted | Ack::Gone | Ack::UidMismatch));
+        let gone = clean
+            || !is_static
+                && matches!(ack, Some(StatusAck::Deleted | StatusAck::Gone | StatusAck::UidMismatch));
         if !gone {
             let deleting = self.pod.metadata.deletion_timestamp.is_some();
             if deleting {
@@ -173,7 +174,7 @@ impl Worker {
     pub(super) async fn collect_dead(&mut self) -> Result<(), Halt> {
         let collected = self.remove_dead().await;
         if let Err(Halt::Failed { error, .. }) = &collected {
-            self.ctx.events.node_too(
+            self.ctx.events.node_unlogged(
                 &self.ctx.node.node_name,
                 EventType::Warning,
                 "ContainerGCFailed",

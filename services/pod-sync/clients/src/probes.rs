@@ -1,9 +1,8 @@
-//! Targets for probe-service's instances, and what they remember.
+//! Probe targets of the instances of probe-service, and the memory of their probes.
 //!
-//! Instances are found as sockets in one directory and asked for their health once a second; `shards` decides which of them
-//! probes which pod. A pod moves in three steps: its instance is asked to release it, answers with the final memory, and the
-//! other instance gets the pod with that memory and the next generation. What the first one reports of a lower generation
-//! after that is dropped.
+//! Instances are the sockets in one directory. Their health is checked once a second, and `shards` assigns pods to them. A pod
+//! moves in three steps: its instance is asked to release the pod, the instance answers with the final memory, and the other
+//! instance gets the pod with that memory and the next generation. Later reports of a lower generation are dropped.
 
 mod shards;
 
@@ -30,32 +29,30 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use self::shards::{Instances, Place, Step};
-use super::Wakes;
+use crate::WorkerWakeups;
 
-/// Pause between two questions to an instance.
-const ASK: Duration = Duration::from_secs(1);
-/// An answer that takes longer makes an instance count as silent since the question.
-const ANSWER: Duration = Duration::from_millis(500);
-/// Local sockets are tried again this often.
+/// Interval between health checks of an instance.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+/// An instance whose health check takes longer counts as unresponsive since the check was sent.
+const HEALTH_TIMEOUT: Duration = Duration::from_millis(500);
+/// Interval between attempts to connect to an instance.
 const RETRY: Duration = Duration::from_millis(100);
-/// Targets written to a stream and not yet taken; the difference is made again from the whole set when there is room.
+/// Messages that wait in a stream. The differences are computed from the whole set of targets, so a full stream only delays them.
 const STREAM: usize = 256;
-/// Failing evaluations waiting to become events.
-const UNHEALTHY: usize = 1000;
+/// Failed probes that wait to become events.
+const FAILURES: usize = 1000;
 
-/// What probes of one pod remember.
+/// Memory of the probes of one pod, by container name and probe.
 pub type PodMemory = BTreeMap<(String, ProbeType), ProbeMemory>;
 
-/// One evaluation that did not succeed.
+/// A probe that failed.
 #[derive(Debug, Clone)]
-pub struct Unhealthy {
-    /// Pod.
+pub struct ProbeFailure {
     pub uid: PodUid,
-    /// Container name.
     pub container: String,
-    /// Event reason.
+    /// Reason of the event.
     pub reason: String,
-    /// Event message.
+    /// Message of the event.
     pub message: String,
 }
 
@@ -63,12 +60,12 @@ pub struct Unhealthy {
 struct Assigned {
     target: wire::PodTarget,
     place: Place,
-    // Of the pass that made the target.
+    // Trace of the sync that produced the target.
     trace: Option<Trace>,
 }
 
 impl Assigned {
-    /// Assigns the pod to an instance. What is assigned for the first time has its first generation already.
+    /// Assigns the pod to an instance. A pod that had no instance keeps its generation, which is the first.
     fn assign(&mut self, instance: String) {
         if self.place != Place::Nowhere {
             self.target.generation = self.target.generation.saturating_add(1);
@@ -83,7 +80,7 @@ struct Desired {
     instances: Instances,
 }
 
-/// What was sent on one stream.
+/// Targets and releases that were sent on one stream.
 #[derive(Debug, Default)]
 struct Sent {
     targets: HashMap<PodUid, wire::PodTarget>,
@@ -91,54 +88,55 @@ struct Sent {
     releases: HashMap<PodUid, u64>,
 }
 
-/// Drives every instance of probe-service.
+/// Client of all instances of probe-service. Holds the target and the probe memory of every pod.
 #[derive(Debug)]
 pub struct Probes {
     dir: PathBuf,
     desired: RwLock<Desired>,
     memory: Mutex<HashMap<PodUid, PodMemory>>,
-    bells: Mutex<HashMap<String, Arc<Notify>>>,
-    // An instance began or stopped to answer.
-    turned: Notify,
-    unhealthy: mpsc::Sender<Unhealthy>,
-    wakes: Arc<Wakes>,
+    // Wakes the driver of each instance.
+    drivers: Mutex<HashMap<String, Arc<Notify>>>,
+    // An instance has become responsive or unresponsive.
+    health_changed: Notify,
+    failures: mpsc::Sender<ProbeFailure>,
+    wakes: Arc<WorkerWakeups>,
 }
 
 impl Probes {
-    /// Uses the instances in `dir`; there need not be any yet. Failing evaluations come out of the receiver.
+    /// Creates a client of the instances whose sockets are in `dir`; there need not be any yet. The receiver gets failed probes.
     #[must_use]
-    pub fn new(dir: PathBuf, wakes: Arc<Wakes>) -> (Arc<Self>, mpsc::Receiver<Unhealthy>) {
-        let (unhealthy, rx) = mpsc::channel(UNHEALTHY);
+    pub fn new(dir: PathBuf, wakes: Arc<WorkerWakeups>) -> (Arc<Self>, mpsc::Receiver<ProbeFailure>) {
+        let (failures, rx) = mpsc::channel(FAILURES);
         let me = Self {
             dir,
             desired: RwLock::default(),
             memory: Mutex::default(),
-            bells: Mutex::default(),
-            turned: Notify::new(),
-            unhealthy,
+            drivers: Mutex::default(),
+            health_changed: Notify::new(),
+            failures,
             wakes,
         };
         (Arc::new(me), rx)
     }
 
-    /// Puts back what an earlier run of pod-sync remembered.
+    /// Restores the probe memory that an earlier pod-sync saved.
     pub fn restore(&self, uid: &PodUid, memory: PodMemory) {
         self.memory.lock().insert(uid.clone(), memory);
     }
 
-    /// What is remembered of a pod's probes.
+    /// Returns the memory of the probes of a pod.
     #[must_use]
     pub fn memory(&self, uid: &PodUid) -> PodMemory {
         self.memory.lock().get(uid).cloned().unwrap_or_default()
     }
 
-    /// Remembers something decided here: a seed for a new container instance. Newer memory of the same instance stays.
+    /// Sets the initial memory of a probe of a new container. Newer memory of the same container stays.
     pub fn seed(&self, uid: &PodUid, container: &str, probe: ProbeType, memory: ProbeMemory) {
         let mut all = self.memory.lock();
         merge(all.entry(uid.clone()).or_default(), container, probe, memory);
     }
 
-    /// Wants a pod probed as `target` says; memory and generation are filled in here.
+    /// Sets the probe target of a pod. Its memory and generation are filled in.
     pub fn set_target(&self, uid: &PodUid, mut target: wire::PodTarget) {
         let memory = self.memory(uid);
         let mut desired = self.desired.write();
@@ -151,32 +149,32 @@ impl Probes {
         };
         target.generation = generation;
         fill_memory(&mut target, &memory);
-        if desired.pods.get(uid).is_some_and(|have| same_view(&have.target, &target)) {
+        if desired.pods.get(uid).is_some_and(|have| is_same_target(&have.target, &target)) {
             return;
         }
         let instance = place.instance().map(str::to_owned);
         let trace = quintlet_telemetry::propagate::current_trace();
         desired.pods.insert(uid.clone(), Assigned { target, place, trace });
         drop(desired);
-        self.ring(instance.as_deref());
+        self.wake_driver(instance.as_deref());
     }
 
-    /// Stops probing a pod and forgets what was remembered.
+    /// Stops probing a pod and drops its probe memory.
     pub fn remove(&self, uid: &PodUid) {
         let gone = self.desired.write().pods.remove(uid);
         self.memory.lock().remove(uid);
         if let Some(gone) = gone {
-            self.ring(gone.place.instance());
+            self.wake_driver(gone.place.instance());
         }
     }
 
-    fn ring(&self, instance: Option<&str>) {
-        if let Some(bell) = instance.and_then(|i| self.bells.lock().get(i).cloned()) {
-            bell.notify_one();
+    fn wake_driver(&self, instance: Option<&str>) {
+        if let Some(driver) = instance.and_then(|i| self.drivers.lock().get(i).cloned()) {
+            driver.notify_one();
         }
     }
 
-    /// Finds instances and drives each until told to stop.
+    /// Discovers instances and spawns a driver for each, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let (wake, mut woken) = mpsc::channel::<()>(1);
         let mut watcher = None;
@@ -188,26 +186,26 @@ impl Probes {
             let present = sockets(&self.dir);
             self.update_instances(&present);
             for instance in present.difference(&running) {
-                let bell = Arc::new(Notify::new());
-                self.bells.lock().insert(instance.clone(), Arc::clone(&bell));
+                let changed = Arc::new(Notify::new());
+                self.drivers.lock().insert(instance.clone(), Arc::clone(&changed));
                 let me = Arc::clone(&self);
                 let (id, stop) = (instance.clone(), stop.clone());
-                quintlet_kit::task::spawn("probe-driver", async move { me.drive(id, bell, stop).await });
+                quintlet_kit::task::spawn("probe-driver", async move { me.drive(id, changed, stop).await });
             }
             running.extend(present);
             let pending = self.is_pending();
             let again = if pending || watcher.is_none() { RETRY } else { Duration::from_secs(5) };
-            // The directory is read as a whole after any of these.
+            // Each branch only wakes the loop, which reads the whole directory.
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = woken.recv() => {}
-                () = self.turned.notified() => {}
+                () = self.health_changed.notified() => {}
                 () = tokio::time::sleep(again) => {}
             }
         }
     }
 
-    /// Whether time alone may change the place of a pod.
+    /// Returns whether the passing of time alone may change an assignment.
     fn is_pending(&self) -> bool {
         let desired = self.desired.read();
         desired.instances.is_pending(Instant::now())
@@ -216,17 +214,17 @@ impl Probes {
 
     fn update_instances(&self, present: &BTreeSet<String>) {
         let now = Instant::now();
-        let mut rung = BTreeSet::new();
+        let mut changed = BTreeSet::new();
         {
             let mut desired = self.desired.write();
             let Desired { pods, instances } = &mut *desired;
             instances.found(present, now);
-            for (instance, live) in instances.turned(now) {
+            for (instance, live) in instances.liveness_changes(now) {
                 let pods = pods.values().filter(|a| a.place.instance() == Some(instance.as_str())).count();
                 if live {
-                    tracing::info!(instance, pods, "probe-service instance serves");
+                    tracing::info!(instance, pods, "probe-service instance is ready");
                 } else {
-                    tracing::warn!(instance, pods, "probe-service instance does not answer");
+                    tracing::warn!(instance, pods, "probe-service instance is unresponsive");
                 }
             }
             for (uid, assigned) in pods.iter_mut() {
@@ -240,19 +238,19 @@ impl Probes {
                         assigned.place = Place::Leaving { from, since: now };
                     }
                     Step::Assign(instance) => {
-                        rung.insert(instance.clone());
+                        changed.insert(instance.clone());
                         assigned.assign(instance);
                     }
                 }
-                rung.extend(before);
+                changed.extend(before);
             }
         }
-        for instance in &rung {
-            self.ring(Some(instance));
+        for instance in &changed {
+            self.wake_driver(Some(instance));
         }
     }
 
-    /// An instance has stopped probing a pod and has told its final memory: the pod goes to the instance it belongs to.
+    /// Assigns a pod that its instance has released to the best instance.
     fn released(&self, uid: &PodUid, generation: u64) {
         let now = Instant::now();
         let instance = {
@@ -267,47 +265,47 @@ impl Probes {
             assigned.assign(instance.clone());
             instance
         };
-        self.ring(Some(&instance));
+        self.wake_driver(Some(&instance));
     }
 
-    async fn drive(self: Arc<Self>, id: String, bell: Arc<Notify>, stop: CancellationToken) {
+    async fn drive(self: Arc<Self>, id: String, changed: Arc<Notify>, stop: CancellationToken) {
         let path = self.dir.join(format!("{id}.sock"));
         let channel = quintlet_kit::socket::channel(path);
         let streams = async {
             loop {
-                // A cut stream loses nothing: targets are sent again, memory is replayed.
-                if let Err(status) = self.stream(&id, &bell, ProbeClient::new(channel.clone())).await {
+                // A broken stream loses nothing: the next one sends all targets and replays the memory.
+                if let Err(status) = self.stream(&id, &changed, ProbeClient::new(channel.clone())).await {
                     tracing::debug!(instance = id, error = status.message(), "probe stream ended");
                 }
                 tokio::time::sleep(RETRY).await;
             }
         };
-        // None of them ends by itself.
+        // `streams` and the health checks end only by being dropped, which loses nothing.
         tokio::select! {
             () = stop.cancelled() => {}
             () = streams => {}
-            () = self.ask(&id, HealthClient::new(channel.clone())) => {}
+            () = self.check_health(&id, HealthClient::new(channel.clone())) => {}
         }
     }
 
-    /// Asks an instance for its health again and again: one whose process is stopped has its socket and its streams as before.
-    async fn ask(&self, id: &str, mut health: HealthClient<Channel>) {
+    /// Checks the health of an instance in a loop. The socket and the streams do not show that its process is suspended.
+    async fn check_health(&self, id: &str, mut health: HealthClient<Channel>) {
         loop {
             let asked = Instant::now();
             let mut check = std::pin::pin!(health.check(HealthCheckRequest::default()));
-            let answer = match tokio::time::timeout(ANSWER, &mut check).await {
+            let answer = match tokio::time::timeout(HEALTH_TIMEOUT, &mut check).await {
                 Ok(answer) => answer,
                 Err(_) => {
                     self.silent(id, asked);
-                    // A process that goes on answers at once; a connection that is cut is an answer too.
+                    // A resumed process answers at once, and a broken connection returns an error.
                     check.await
                 }
             };
             if answer.is_ok() {
                 if self.desired.write().instances.answered(id) {
-                    self.turned.notify_one();
+                    self.health_changed.notify_one();
                 }
-                tokio::time::sleep(ASK).await;
+                tokio::time::sleep(HEALTH_INTERVAL).await;
             } else {
                 self.silent(id, asked);
                 tokio::time::sleep(RETRY).await;
@@ -317,20 +315,20 @@ impl Probes {
 
     fn silent(&self, id: &str, asked: Instant) {
         if self.desired.write().instances.silent(id, asked) {
-            self.turned.notify_one();
+            self.health_changed.notify_one();
         }
     }
 
     async fn stream(
         &self,
         id: &str,
-        bell: &Notify,
+        changed: &Notify,
         mut client: ProbeClient<Channel>,
     ) -> Result<(), tonic::Status> {
         let (tx, rx) = mpsc::channel(STREAM);
         let _ = tx.try_send(request(wire::drive_request::Request::Hello(quintlet_proto::hello()), None));
         let mut reports = client.drive(ReceiverStream::new(rx)).await?.into_inner();
-        // What the instance remembers comes first, so that a target never carries older memory than it has.
+        // The instance replays its memory first, so that no target carries older memory.
         while let Some(report) = reports.next().await {
             let report = report?;
             if matches!(report.report, Some(wire::drive_report::Report::ReplayEnd(_))) {
@@ -355,7 +353,7 @@ impl Probes {
                 {
                     return;
                 }
-                bell.notified().await;
+                changed.notified().await;
             }
         };
         let read = async {
@@ -364,14 +362,14 @@ impl Probes {
             }
             Ok(())
         };
-        // Either end closes both.
+        // When one half ends, both are dropped; the next stream starts anew.
         tokio::select! {
             () = write => Ok(()),
             ended = read => ended,
         }
     }
 
-    /// What an instance is to be told so that it probes what is assigned to it. `sent` has what it was told on this stream.
+    /// Returns the messages that bring an instance up to date, and adds them to `sent`.
     fn difference(&self, id: &str, sent: &mut Sent) -> Vec<(wire::drive_request::Request, Option<Trace>)> {
         let desired = self.desired.read();
         let is_mine = |a: &Assigned| matches!(&a.place, Place::At(at) if at == id);
@@ -419,8 +417,8 @@ impl Probes {
             }
             Some(wire::drive_report::Report::Unhealthy(u)) => {
                 let Ok(uid) = PodUid::parse(&u.uid) else { return };
-                // Full: the event is one of very many that say the same.
-                let _ = self.unhealthy.try_send(Unhealthy {
+                // Dropped if the queue is full: the next failure of the same probe gives the same event.
+                let _ = self.failures.try_send(ProbeFailure {
                     uid,
                     container: u.container,
                     reason: u.reason,
@@ -437,7 +435,7 @@ impl Probes {
         let Some(Ok(memory)) = result.memory.map(ProbeMemory::try_from) else { return };
         {
             let desired = self.desired.read();
-            // A pod this run does not know yet is one whose memory is welcome; a lower generation is an old owner's.
+            // A lower generation is from the previous assignment. Memory of a pod that is not desired yet is kept for it.
             if desired.pods.get(&uid).is_some_and(|a| result.generation < a.target.generation) {
                 return;
             }
@@ -452,7 +450,7 @@ impl Probes {
     }
 }
 
-// Of two memories of one instance the higher counter wins; another instance replaces.
+// Keeps the higher counter of the same container; memory of another container replaces.
 fn merge(memory: &mut PodMemory, container: &str, probe: ProbeType, new: ProbeMemory) -> bool {
     match memory.get(&(container.to_owned(), probe)) {
         Some(have) if have.container_id == new.container_id && have.counter >= new.counter => false,
@@ -475,8 +473,8 @@ fn fill_memory(target: &mut wire::PodTarget, memory: &PodMemory) {
     }
 }
 
-// Memory flows back from the prober; a target that differs in nothing else is no news to it.
-fn same_view(a: &wire::PodTarget, b: &wire::PodTarget) -> bool {
+// Compares targets without their memory, which comes from the instance itself.
+fn is_same_target(a: &wire::PodTarget, b: &wire::PodTarget) -> bool {
     let strip = |t: &wire::PodTarget| {
         let mut t = t.clone();
         for spec in t.containers.iter_mut().flat_map(|c| c.probes.iter_mut()) {
@@ -591,8 +589,8 @@ mod tests {
         probes.memory(uid).get(&("a".to_owned(), ProbeType::Liveness)).map(|m| m.counter)
     }
 
-    /// What the stream of an instance would be told, in words.
-    fn told(probes: &Probes, id: &str, sent: &mut Sent) -> Vec<String> {
+    /// Messages that the stream of an instance would send, as text.
+    fn messages(probes: &Probes, id: &str, sent: &mut Sent) -> Vec<String> {
         use wire::drive_request::Request as Said;
         let all = probes.difference(id, sent);
         let word = |(request, _)| match request {
@@ -617,20 +615,24 @@ mod tests {
         probes.update_instances(&ids(&[&other]));
         assert_eq!((place(&probes, &uid), generation(&probes, &uid)), (Place::At(other.clone()), 2));
         let (mut to_first, mut to_other) = (Sent::default(), Sent::default());
-        assert_eq!(told(&probes, &other, &mut to_other), ["target 2 seed None"]);
+        assert_eq!(messages(&probes, &other, &mut to_other), ["target 2 seed None"]);
         probes.result(reported(2, 5));
         // The instance that the pod belongs to is back.
         probes.update_instances(&ids(&["a", "b"]));
         assert!(matches!(place(&probes, &uid), Place::Leaving { from, .. } if from == other));
-        assert_eq!(told(&probes, &other, &mut to_other), ["release 2"]);
-        assert_eq!(told(&probes, &other, &mut to_other), [""; 0], "it is asked once");
-        assert_eq!(told(&probes, &first, &mut to_first), [""; 0], "nobody probes it until then");
+        assert_eq!(messages(&probes, &other, &mut to_other), ["release 2"]);
+        assert_eq!(messages(&probes, &other, &mut to_other), [""; 0], "the release is sent once");
+        assert_eq!(
+            messages(&probes, &first, &mut to_first),
+            [""; 0],
+            "no instance probes the pod until the release"
+        );
         let released = wire::Released { uid: "u".into(), generation: 2, memory: vec![reported(2, 7)] };
         let report = wire::drive_report::Report::Released(released);
         probes.report(wire::DriveReport { report: Some(report), trace: None });
         assert_eq!((place(&probes, &uid), generation(&probes, &uid)), (Place::At(first.clone()), 3));
-        assert_eq!(told(&probes, &first, &mut to_first), ["target 3 seed Some(7)"]);
-        assert_eq!(told(&probes, &other, &mut to_other), [""; 0]);
+        assert_eq!(messages(&probes, &first, &mut to_first), ["target 3 seed Some(7)"]);
+        assert_eq!(messages(&probes, &other, &mut to_other), [""; 0]);
         probes.result(reported(2, 99));
         assert_eq!(counter(&probes, &uid), Some(7), "a lower generation is dropped");
     }
@@ -662,7 +664,7 @@ mod tests {
         let uid = PodUid::parse("u").unwrap();
         let (first, other) = two(&probes, &uid);
         let mut to_first = Sent::default();
-        assert_eq!(told(&probes, &first, &mut to_first), ["target 1 seed None"]);
+        assert_eq!(messages(&probes, &first, &mut to_first), ["target 1 seed None"]);
         probes.result(reported(1, 4));
         probes.silent(&first, Instant::now());
         tokio::time::advance(Duration::from_millis(1900)).await;
@@ -671,8 +673,8 @@ mod tests {
         tokio::time::advance(Duration::from_millis(200)).await;
         probes.update_instances(&ids(&["a", "b"]));
         assert_eq!((place(&probes, &uid), generation(&probes, &uid)), (Place::At(other.clone()), 2));
-        assert_eq!(told(&probes, &other, &mut Sent::default()), ["target 2 seed Some(4)"]);
-        assert_eq!(told(&probes, &first, &mut to_first), ["remove 1"]);
+        assert_eq!(messages(&probes, &other, &mut Sent::default()), ["target 2 seed Some(4)"]);
+        assert_eq!(messages(&probes, &first, &mut to_first), ["remove 1"]);
         probes.result(reported(1, 50));
         assert_eq!(counter(&probes, &uid), Some(4), "what it says when it goes on is of a lower generation");
     }

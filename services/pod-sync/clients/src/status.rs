@@ -17,65 +17,63 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-use super::Wakes;
+use crate::WorkerWakeups;
 
-/// Local sockets are tried again this often.
+/// Interval between attempts to connect to status-reporter.
 const RETRY: Duration = Duration::from_millis(100);
-/// Updates written to the stream and not yet taken by it. The map behind holds the newest of each pod, so a full
-/// stream only makes it wait.
+/// Updates that wait in the stream. The map behind it has the latest status of each pod, so a full stream only delays them.
 const STREAM: usize = 64;
 
-/// What became of the newest status of a pod.
+/// Outcome of a pod status at the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ack {
-    /// The API server has it.
+pub enum StatusAck {
     Written,
-    /// There is no such object.
+    /// The API server has no such pod.
     Gone,
-    /// Another object has that name.
+    /// The pod of that name has another UID.
     UidMismatch,
-    /// The API server refuses it.
+    /// The API server refused the status, with this message.
     Refused(String),
-    /// There is no API server.
+    /// status-reporter has no API server.
     NoApi,
-    /// Written, and the object is deleted.
+    /// The status was written and the pod was deleted.
     Deleted,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    // With the trace of the pass that made it.
+    // With the trace of the sync that produced the status.
     latest: HashMap<PodUid, (wire::PodStatusUpdate, Option<Trace>)>,
     dirty: BTreeSet<PodUid>,
-    acks: HashMap<PodUid, (u64, Ack)>,
-    // resourceVersion of the last write.
+    acks: HashMap<PodUid, (u64, StatusAck)>,
+    // resourceVersion that the last write returned.
     written: HashMap<PodUid, String>,
 }
 
-/// Client of status-reporter's Report stream.
+/// Client of status-reporter. Holds the latest status of every pod until it is acknowledged.
 #[derive(Debug)]
 pub struct Statuses {
     client: StatusReporterClient<Channel>,
     inner: Mutex<Inner>,
     changed: Notify,
-    wakes: Arc<Wakes>,
+    wakes: Arc<WorkerWakeups>,
 }
 
 impl Statuses {
-    /// Uses the socket at `path`; it need not be there yet.
+    /// Creates a client of the socket at `path`, which need not exist yet.
     #[must_use]
-    pub fn new(path: PathBuf, wakes: Arc<Wakes>) -> Self {
+    pub fn new(path: PathBuf, wakes: Arc<WorkerWakeups>) -> Self {
         let client = StatusReporterClient::new(quintlet_kit::socket::channel(path));
         Self { client, inner: Mutex::default(), changed: Notify::new(), wakes }
     }
 
-    /// A client for unary calls to status-reporter.
+    /// Returns a client for unary calls to status-reporter.
     #[must_use]
     pub fn client(&self) -> StatusReporterClient<Channel> {
         self.client.clone()
     }
 
-    /// Hands over a status; it replaces the last one of the same pod.
+    /// Queues a status; it replaces the previous one of the same pod.
     pub fn report(&self, uid: &PodUid, update: wire::PodStatusUpdate) {
         failpoint::around!(Status, "status handed over", || {
             let mut inner = self.inner.lock();
@@ -86,7 +84,7 @@ impl Statuses {
         });
     }
 
-    /// Forgets a pod.
+    /// Drops the status and the acknowledgement of a pod.
     pub fn forget(&self, uid: &PodUid) {
         let mut inner = self.inner.lock();
         inner.latest.remove(uid);
@@ -95,22 +93,22 @@ impl Statuses {
         inner.written.remove(uid);
     }
 
-    /// What became of version `version` of a pod's status or a later one; none while it is on its way.
+    /// Returns the outcome of version `version` of a pod's status or of a later one; `None` while it is in flight.
     #[must_use]
-    pub fn ack(&self, uid: &PodUid, version: u64) -> Option<Ack> {
+    pub fn ack(&self, uid: &PodUid, version: u64) -> Option<StatusAck> {
         self.inner.lock().acks.get(uid).filter(|(v, _)| *v >= version).map(|(_, ack)| ack.clone())
     }
 
-    /// resourceVersion of the last status of a pod that was written; empty where none was.
+    /// Returns the resourceVersion of the last status of a pod that was written; empty if there was none.
     #[must_use]
-    pub fn written(&self, uid: &PodUid) -> String {
+    pub fn written_version(&self, uid: &PodUid) -> String {
         self.inner.lock().written.get(uid).cloned().unwrap_or_default()
     }
 
-    /// Keeps the stream open until told to stop.
+    /// Keeps the Report stream open until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         while !stop.is_cancelled() {
-            // A cut stream loses nothing: everything is sent again on the next.
+            // Dropping the stream loses nothing: the next one sends every status again.
             tokio::select! {
                 () = stop.cancelled() => return,
                 ended = self.stream() => if let Err(status) = ended {
@@ -168,7 +166,7 @@ impl Statuses {
             }
             Ok(())
         };
-        // Either end closes both; what was not acked is sent again.
+        // When one half ends, both are dropped; the next stream sends every status again.
         tokio::select! {
             () = write => Ok(()),
             ended = read => ended,
@@ -184,21 +182,21 @@ impl Statuses {
     fn acked(&self, ack: &wire::Ack) {
         let Ok(uid) = PodUid::parse(&ack.uid) else { return };
         let kind = match wire::AckKind::try_from(ack.kind) {
-            Ok(wire::AckKind::Written) => Ack::Written,
-            Ok(wire::AckKind::Gone) => Ack::Gone,
-            Ok(wire::AckKind::UidMismatch) => Ack::UidMismatch,
-            Ok(wire::AckKind::Refused) => Ack::Refused(ack.detail.clone()),
-            Ok(wire::AckKind::NoApi) => Ack::NoApi,
-            Ok(wire::AckKind::Deleted) => Ack::Deleted,
+            Ok(wire::AckKind::Written) => StatusAck::Written,
+            Ok(wire::AckKind::Gone) => StatusAck::Gone,
+            Ok(wire::AckKind::UidMismatch) => StatusAck::UidMismatch,
+            Ok(wire::AckKind::Refused) => StatusAck::Refused(ack.detail.clone()),
+            Ok(wire::AckKind::NoApi) => StatusAck::NoApi,
+            Ok(wire::AckKind::Deleted) => StatusAck::Deleted,
             Ok(wire::AckKind::Queued | wire::AckKind::Unspecified) | Err(_) => return,
         };
         {
             let mut inner = self.inner.lock();
-            // An ack of an earlier owner says nothing about this one's versions.
+            // Versions of an earlier pod-sync are not comparable with ours.
             if inner.latest.get(&uid).is_none_or(|(u, _)| u.owner_epoch != ack.owner_epoch) {
                 return;
             }
-            if kind == Ack::Written && !ack.resource_version.is_empty() {
+            if kind == StatusAck::Written && !ack.resource_version.is_empty() {
                 inner.written.insert(uid.clone(), ack.resource_version.clone());
             }
             inner.acks.insert(uid.clone(), (ack.version, kind));

@@ -15,30 +15,43 @@ use quintlet_proto::pleg::v1::pleg_client::PlegClient;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-use super::Wakes;
+use crate::WorkerWakeups;
 
-/// Local sockets are tried again this often.
+/// Interval between attempts to connect to pleg-service.
 const RETRY: Duration = Duration::from_millis(100);
-/// One observation may take as long as one CRI call.
+/// Longest wait for an observation, which makes CRI calls of 2 min each at most.
 const OBSERVE: Duration = Duration::from_secs(130);
+/// Longest wait for the health of pleg-service.
+const HEALTH: Duration = Duration::from_secs(2);
 
-/// Why nothing is known of a pod right now.
+/// Reason why the runtime state of a pod is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObserveError {
-    /// pleg-service or the runtime cannot be asked.
+    /// pleg-service did not answer, or could not reach the runtime.
     #[error("runtime state cannot be read: {0}")]
     Unavailable(String),
-    /// The runtime answered, and not usefully.
+    /// The runtime returned an error or an answer that cannot be used.
     #[error("error determining status: {0}")]
     Runtime(String),
 }
 
-/// An answer of pleg-service about one pod.
+/// Reason why pleg-service is not healthy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlegHealthError {
+    /// Relists fail or take too long; the message of the node's condition.
+    #[error("{0}")]
+    Unhealthy(String),
+    /// pleg-service did not answer.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// Runtime state of one pod, as pleg-service inspected it for this request.
 #[derive(Debug, Clone)]
 pub struct Observed {
-    /// Of pleg-service: another than before means that it has restarted.
+    /// Epoch of pleg-service; it changes when pleg-service restarts.
     pub epoch: u64,
-    /// `None`: the runtime knows nothing of it.
+    /// `None` if the runtime has neither a sandbox nor a container of the pod.
     pub pod: Option<SharedPodRuntime>,
 }
 
@@ -48,7 +61,7 @@ fn request(uid: &PodUid, known: &Known, full: bool) -> wire::ObserveRequest {
     let containers = containers
         .map(|(id, sandbox)| wire::KnownContainer { id: id.to_string(), sandbox_id: sandbox.to_string() })
         .collect();
-    // A pleg-service one version older reads only the plain ids.
+    // A pleg-service of the previous release reads only `ids`.
     wire::ObserveRequest { uid: uid.to_string(), ids: known.ids(), full, sandboxes, containers }
 }
 
@@ -59,18 +72,18 @@ struct Cache {
     complete: bool,
 }
 
-/// Cache and client of pleg-service.
+/// Client of pleg-service, with a cache of the latest runtime state of every pod.
 #[derive(Debug)]
 pub struct Pleg {
     client: PlegClient<Channel>,
     cache: RwLock<Cache>,
-    wakes: Arc<Wakes>,
+    wakes: Arc<WorkerWakeups>,
 }
 
 impl Pleg {
-    /// Uses the socket at `path`; it need not be there yet.
+    /// Creates a client of the socket at `path`, which need not exist yet.
     #[must_use]
-    pub fn new(path: PathBuf, wakes: Arc<Wakes>) -> Self {
+    pub fn new(path: PathBuf, wakes: Arc<WorkerWakeups>) -> Self {
         let channel = quintlet_kit::socket::channel(path);
         Self {
             client: PlegClient::new(channel).max_decoding_message_size(64 << 20),
@@ -79,23 +92,20 @@ impl Pleg {
         }
     }
 
-    /// The newest record of a pod, if there is one.
+    /// Returns the newest runtime state of a pod.
     #[must_use]
     pub fn get(&self, uid: &PodUid) -> Option<SharedPodRuntime> {
         self.cache.read().pods.get(uid).cloned()
     }
 
-    /// Every pod the runtime has; none until a complete snapshot came once.
+    /// Returns every pod that the runtime has, or `None` before the first complete snapshot.
     #[must_use]
     pub fn all(&self) -> Option<Vec<SharedPodRuntime>> {
         let cache = self.cache.read();
         cache.complete.then(|| cache.pods.values().cloned().collect())
     }
 
-    /// Inspects a pod now, its known ids and, where `full`, what a list has of it.
-    ///
-    /// # Errors
-    /// It cannot be asked, or its answer is an error.
+    /// Has pleg-service inspect a pod now: the sandboxes and containers in `known` and, if `full`, those in a new list, too.
     pub async fn observe(&self, uid: &PodUid, known: Known, full: bool) -> Result<Observed, ObserveError> {
         let mut request = tonic::Request::new(request(uid, &known, full));
         quintlet_telemetry::propagate::inject(request.metadata_mut());
@@ -121,7 +131,7 @@ impl Pleg {
         Ok(Observed { epoch, pod: Some(pod) })
     }
 
-    /// Removes a pod that was gone at `at`. A record of a later place stays: replies and the stream are not ordered.
+    /// Removes a pod that did not exist at `at`. A record with a later cursor stays, since replies and the stream are not ordered.
     fn drop_until(&self, uid: &PodUid, at: Cursor) {
         let mut cache = self.cache.write();
         if cache.pods.get(uid).is_some_and(|have| have.cursor <= at) {
@@ -129,8 +139,10 @@ impl Pleg {
         }
     }
 
-    /// Keeps a record unless something newer is known; returns whether it did. A pod that the stream has called gone since is
-    /// not brought back by a reply that came late: what the stream has reached and the cache lacks is gone.
+    /// Stores a record unless the cache is newer. Returns whether the record was stored.
+    ///
+    /// A late reply does not bring back a pod that the stream has reported as gone: a pod that is not in the cache, although the
+    /// stream has passed the record's cursor, is gone.
     fn apply(&self, pod: SharedPodRuntime) -> bool {
         let mut cache = self.cache.write();
         let passed = cache.complete && cache.cursor.is_some_and(|at| at >= pod.cursor);
@@ -144,36 +156,39 @@ impl Pleg {
         }
     }
 
-    // The pod a record is about, and whether it changed what is known. One that is not understood is there all the same.
+    // Returns the pod of a record and whether the cache changed. A record that cannot be converted still shows that the pod exists.
     fn take(&self, record: wire::PodRecord, epoch: u64) -> Option<(PodUid, bool)> {
         let uid = PodUid::parse(&record.uid).ok()?;
         match convert::pod_runtime(record, epoch) {
             Ok(pod) => Some((uid, self.apply(Arc::new(pod)))),
             Err(e) => {
-                tracing::warn!(pod.uid = %uid, error = %e, "record of pleg-service not understood");
+                tracing::warn!(pod.uid = %uid, error = %e, "pod record of pleg-service is invalid, ignoring");
                 Some((uid, false))
             }
         }
     }
 
-    /// Whether lists succeed, for the node's Ready condition.
+    /// Checks that relists succeed, for the node's Ready condition (pkg/kubelet/pleg: Healthy).
     ///
     /// # Errors
-    /// pleg-service cannot be asked.
-    pub async fn health(&self) -> Result<wire::HealthReply, String> {
+    /// The text of the condition.
+    pub async fn check_health(&self) -> Result<(), PlegHealthError> {
         let mut client = self.client.clone();
-        let asked = client.health(wire::HealthRequest {});
-        match tokio::time::timeout(Duration::from_secs(2), asked).await {
-            Ok(Ok(reply)) => Ok(reply.into_inner()),
-            Ok(Err(status)) => Err(status.message().to_owned()),
-            Err(_) => Err("no answer".to_owned()),
+        let reply = client.health(wire::HealthRequest {});
+        match tokio::time::timeout(HEALTH, reply).await {
+            Ok(Ok(reply)) => match reply.into_inner() {
+                health if health.healthy => Ok(()),
+                health => Err(PlegHealthError::Unhealthy(health.message)),
+            },
+            Ok(Err(status)) => Err(PlegHealthError::Unavailable(status.message().to_owned())),
+            Err(_) => Err(PlegHealthError::Unavailable("no answer".to_owned())),
         }
     }
 
-    /// Follows pleg-service until told to stop, over any number of its restarts.
+    /// Follows pleg-service until `stop`, across its restarts.
     pub async fn follow(self: Arc<Self>, stop: CancellationToken) {
         while !stop.is_cancelled() {
-            // Cutting the stream loses nothing: the cursor says where to go on.
+            // Dropping the stream loses nothing: the next one resumes at the cursor.
             tokio::select! {
                 () = stop.cancelled() => return,
                 ended = self.stream() => {
@@ -194,10 +209,10 @@ impl Pleg {
         let request = wire::WatchRequest { hello: Some(quintlet_proto::hello()), resume };
         let mut client = self.client.clone();
         let mut events = client.watch(request).await?.into_inner();
-        // Records of a snapshot that has not ended yet.
+        // Records of a snapshot that is not complete yet.
         let mut snapshot = false;
         let mut records = Vec::new();
-        // Whoever waited for pleg-service may go on.
+        // Workers may have been waiting for pleg-service.
         self.wakes.wake_all();
         while let Some(event) = events.next().await {
             let event = event?;
@@ -223,7 +238,7 @@ impl Pleg {
                 Some(wire::watch_event::Event::SnapshotEnd(_)) => {
                     snapshot = false;
                     let epoch = at.unwrap_or_default().epoch;
-                    // The place counts again from the end of the snapshot on.
+                    // The cursor is valid again at the end of the snapshot.
                     self.cache.write().cursor = None;
                     let seen: HashSet<PodUid> =
                         records.drain(..).filter_map(|r| Some(self.take(r, epoch)?.0)).collect();
@@ -243,7 +258,7 @@ impl Pleg {
                     self.wakes.wake_all();
                 }
                 Some(wire::watch_event::Event::Resync(resync)) => {
-                    tracing::info!(reason = resync.reason, "pleg-service sends everything again");
+                    tracing::info!(reason = resync.reason, "pleg-service sends a new snapshot");
                 }
                 Some(wire::watch_event::Event::Hello(_) | wire::watch_event::Event::Beat(_)) | None => {}
             }
@@ -266,7 +281,7 @@ mod tests {
     use quintlet_proto::pleg::v1::pleg_server::{Pleg as Service, PlegServer};
     use tonic::{Request, Response, Status};
 
-    /// Observes at rev 1, then sends a snapshot in which the pod is at rev 2 and stays connected.
+    /// Answers Observe with rev 1, then sends a snapshot in which the pod is at rev 2 and stays connected.
     struct Scripted;
 
     fn record(rev: u64) -> wire::PodRecord {

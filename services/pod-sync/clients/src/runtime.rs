@@ -1,4 +1,4 @@
-//! CRI calls through cri-proxy's `sync` socket, each with the owner's epoch, a deadline and an outcome.
+//! CRI calls through the `sync` socket of cri-proxy. Each has the owner epoch, a deadline and an outcome.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,46 +24,44 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
-use crate::clients::broken_calls::BrokenCalls;
+use crate::broken_calls::BrokenCalls;
 
-/// RunPodSandbox may take this many times as long as another call: networking and a cold disk are inside it.
+/// Limit of RunPodSandbox, as a multiple of the limit of other calls, since it sets up networking and may pull the pause image.
 const RUN_SANDBOX: u32 = 2;
-/// Limit of one pull; the runtime has its own for a stalled one.
+/// Limit of one pull. The runtime has a limit of its own for a pull that makes no progress.
 const PULL: Duration = Duration::from_secs(3600);
-/// What the proxy needs to answer after a deadline passed.
+/// Time that cri-proxy has to answer after a deadline has passed.
 const SLACK: Duration = Duration::from_secs(5);
-/// Largest answer, bytes (staging/src/k8s.io/cri-client/pkg/utils.go).
+/// Largest reply, in bytes (staging/src/k8s.io/cri-client/pkg/utils.go).
 const MAX_MESSAGE: usize = 16 << 20;
 
-/// A CRI call that did not succeed.
+/// A CRI call failed, or its outcome is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct CallError {
-    /// CRI method.
     pub method: &'static str,
-    /// What is known of its effect.
+    /// Whether the runtime received and executed the call.
     pub outcome: Outcome,
-    /// gRPC code.
     pub code: Code,
-    /// The runtime's text.
+    /// Message of the runtime, or of cri-proxy if the runtime did not answer.
     pub message: String,
 }
 
 impl CallError {
-    /// The runtime has no such thing.
+    /// Returns whether the runtime answered that the sandbox, container or image does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         self.code == Code::NotFound && self.outcome == Outcome::RuntimeError
     }
 
-    /// The runtime itself said no. Anything else says nothing about the pod.
+    /// Returns whether the runtime itself refused the call. Other errors say nothing about the pod.
     #[must_use]
-    pub fn is_verdict(&self) -> bool {
+    pub fn is_refused_by_runtime(&self) -> bool {
         self.outcome == Outcome::RuntimeError
     }
 }
 
-/// The runtime, for the one who owns the pods.
+/// Client of the container runtime, through cri-proxy, with the rights of the owner of the pods.
 #[derive(Debug, Clone)]
 pub struct Runtime {
     runtime: RuntimeServiceClient<Channel>,
@@ -77,14 +75,11 @@ pub struct Runtime {
     broken: Arc<BrokenCalls>,
 }
 
-/// Output of a command in a container.
+/// Result of a command in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecOutput {
-    /// Exit code.
     pub exit_code: i32,
-    /// What it wrote to stdout.
     pub stdout: Vec<u8>,
-    /// What it wrote to stderr.
     pub stderr: Vec<u8>,
 }
 
@@ -98,13 +93,13 @@ macro_rules! call {
     ($self:ident, $client:ident, $method:ident, $name:literal, $limit:expr, $request:expr) => {{
         let mut client = $self.$client.clone();
         let request = $self.request($request, $limit);
-        // Boxed: a worker must not carry the state of its largest call for all its life.
+        // Boxed, so that the future of a worker does not have the size of its largest call.
         let sent = Box::pin(client.$method(request));
         $self.counted($self.finish($name, $limit, sent).await)
     }};
 }
 
-// Nobody listens at cri-proxy's socket: both kinds come from connect(2) alone.
+// Nothing listens on the socket of cri-proxy, so the call was not sent: only connect(2) returns these kinds.
 fn is_unconnected(status: &Status) -> bool {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
@@ -117,13 +112,13 @@ fn is_unconnected(status: &Status) -> bool {
 }
 
 impl Runtime {
-    /// Uses the socket at `path`, which need not be there yet; a call may take as long as `call`.
+    /// Creates a client of the socket at `path`, which need not exist yet. A call is limited to `call`.
     #[must_use]
     pub fn new(path: PathBuf, epoch: u64, clock: Clock, call: Duration) -> Self {
         let channel = quintlet_kit::socket::channel(path);
         let unknown = quintlet_telemetry::metrics::counter(
             "quintlet_runtime_calls_unknown",
-            "Runtime calls that were sent and of which it is not known what came of them",
+            "Runtime calls that were sent and whose outcome is unknown",
         );
         Self {
             unknown,
@@ -137,7 +132,7 @@ impl Runtime {
         }
     }
 
-    /// Returns the pods whose calls ended with the connection to cri-proxy.
+    /// Returns the record of pods whose calls broke with the connection to cri-proxy.
     #[must_use]
     pub fn broken(&self) -> Arc<BrokenCalls> {
         Arc::clone(&self.broken)
@@ -165,13 +160,13 @@ impl Runtime {
     ) -> Result<T, CallError> {
         match tokio::time::timeout(bounded(limit.saturating_add(SLACK)), sent).await {
             Ok(Ok(response)) => match outcome(response.metadata()) {
-                // An answer without our trailer came from a proxy that was cut right after it: it is an answer.
+                // A connection that breaks after the reply loses only the trailer.
                 Some(Outcome::Ok) | None => Ok(response.into_inner()),
                 Some(outcome) => Err(CallError {
                     method,
                     outcome,
                     code: Code::Unknown,
-                    message: "proxy gave an answer and no success".to_owned(),
+                    message: "cri-proxy sent a reply for a call that did not succeed".to_owned(),
                 }),
             },
             Ok(Err(status)) => {
@@ -194,7 +189,7 @@ impl Runtime {
         }
     }
 
-    /// Counts an answer that leaves unknown what came of the call.
+    /// Counts calls whose outcome is unknown.
     fn counted<T>(&self, answer: Result<T, CallError>) -> Result<T, CallError> {
         if answer.as_ref().is_err_and(|error| error.outcome == Outcome::Unknown) {
             self.unknown.inc();
@@ -202,10 +197,6 @@ impl Runtime {
         answer
     }
 
-    /// RunPodSandbox.
-    ///
-    /// # Errors
-    /// See [`CallError`].
     pub async fn run_sandbox(
         &self,
         config: cri::PodSandboxConfig,
@@ -220,49 +211,37 @@ impl Runtime {
             self.call.saturating_mul(RUN_SANDBOX),
             request
         )?;
-        SandboxId::parse(&reply.pod_sandbox_id).map_err(|e| bad_reply("RunPodSandbox", &e))
+        SandboxId::parse(&reply.pod_sandbox_id).map_err(|e| invalid_reply("RunPodSandbox", &e))
     }
 
-    /// StopPodSandbox. A sandbox that is not there is stopped.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Succeeds if the sandbox does not exist.
     pub async fn stop_sandbox(&self, id: &SandboxId) -> Result<(), CallError> {
         let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_string() };
-        gone_is_fine(call!(self, runtime, stop_pod_sandbox, "StopPodSandbox", self.call, request).map(|_| ()))
+        ignore_not_found(
+            call!(self, runtime, stop_pod_sandbox, "StopPodSandbox", self.call, request).map(|_| ()),
+        )
     }
 
-    /// RemovePodSandbox. A sandbox that is not there is removed.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Succeeds if the sandbox does not exist.
     pub async fn remove_sandbox(&self, id: &SandboxId) -> Result<(), CallError> {
         let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_string() };
-        gone_is_fine(
+        ignore_not_found(
             call!(self, runtime, remove_pod_sandbox, "RemovePodSandbox", self.call, request).map(|_| ()),
         )
     }
 
-    /// PodSandboxStatus.
-    ///
-    /// # Errors
-    /// See [`CallError`].
     pub async fn sandbox_status(&self, id: &SandboxId) -> Result<cri::PodSandboxStatus, CallError> {
         let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_string(), verbose: false };
         call!(self, runtime, pod_sandbox_status, "PodSandboxStatus", self.call, request)?
             .status
-            .ok_or_else(|| bad_reply("PodSandboxStatus", &"no status"))
+            .ok_or_else(|| invalid_reply("PodSandboxStatus", &"no status"))
     }
 
-    /// CreateContainer.
-    ///
-    /// # Errors
-    /// See [`CallError`].
     pub async fn create_container(
         &self,
         sandbox: &SandboxId,
         config: cri::ContainerConfig,
-        newer: &CriExtensions,
+        extensions: &CriExtensions,
         sandbox_config: cri::PodSandboxConfig,
     ) -> Result<ContainerId, CallError> {
         let request = cri::CreateContainerRequest {
@@ -270,19 +249,23 @@ impl Runtime {
             config: Some(config),
             sandbox_config: Some(sandbox_config),
         };
-        let reply = if newer.is_empty() {
+        let reply = if extensions.is_empty() {
             call!(self, runtime, create_container, "CreateContainer", self.call, request)?
         } else {
-            let request = self.request(CreateContainer::new(request, newer), self.call);
+            let request = self.request(CreateContainer::new(request, extensions), self.call);
             let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/CreateContainer");
-            let sent = Box::pin(self.newer::<_, cri::CreateContainerResponse>(request, path));
+            let sent = Box::pin(self.call_extended::<_, cri::CreateContainerResponse>(request, path));
             self.finish("CreateContainer", self.call, sent).await?
         };
-        ContainerId::parse(&reply.container_id).map_err(|e| bad_reply("CreateContainer", &e))
+        ContainerId::parse(&reply.container_id).map_err(|e| invalid_reply("CreateContainer", &e))
     }
 
-    // Messages that are newer than the bindings.
-    async fn newer<M, R>(&self, request: Request<M>, path: PathAndQuery) -> Result<Response<R>, Status>
+    // Sends a message that has fields or methods which the CRI bindings lack.
+    async fn call_extended<M, R>(
+        &self,
+        request: Request<M>,
+        path: PathAndQuery,
+    ) -> Result<Response<R>, Status>
     where
         M: prost::Message + Send + 'static,
         R: prost::Message + Default + Send + 'static,
@@ -292,29 +275,18 @@ impl Runtime {
         client.unary(request, path, tonic_prost::ProstCodec::<M, R>::default()).await
     }
 
-    /// StartContainer.
-    ///
-    /// # Errors
-    /// See [`CallError`].
     pub async fn start_container(&self, id: &ContainerId) -> Result<(), CallError> {
         let request = cri::StartContainerRequest { container_id: id.to_string() };
         call!(self, runtime, start_container, "StartContainer", self.call, request).map(|_| ())
     }
 
-    /// StopContainer with `grace` seconds before SIGKILL. A container that is not there is stopped.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Stops a container, with `grace` seconds before SIGKILL. Succeeds if the container does not exist.
     pub async fn stop_container(&self, id: &ContainerId, grace: i64) -> Result<(), CallError> {
         let limit = self.call.saturating_add(clock::seconds(grace));
         let request = cri::StopContainerRequest { container_id: id.to_string(), timeout: grace };
-        gone_is_fine(call!(self, runtime, stop_container, "StopContainer", limit, request).map(|_| ()))
+        ignore_not_found(call!(self, runtime, stop_container, "StopContainer", limit, request).map(|_| ()))
     }
 
-    /// UpdateContainerResources of a running container.
-    ///
-    /// # Errors
-    /// See [`CallError`].
     pub async fn update_container(
         &self,
         id: &ContainerId,
@@ -329,10 +301,8 @@ impl Runtime {
             .map(|_| ())
     }
 
-    /// UpdatePodSandboxResources.
-    ///
     /// # Errors
-    /// See [`CallError`]; `Unimplemented` from a runtime that has no use for it.
+    /// `Unimplemented` from a runtime that does not support UpdatePodSandboxResources.
     pub async fn update_sandbox(
         &self,
         id: &SandboxId,
@@ -345,28 +315,24 @@ impl Runtime {
             resources: Some(resources),
         };
         let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/UpdatePodSandboxResources");
-        let sent = Box::pin(self.newer::<_, SandboxUpdated>(self.request(message, self.call), path));
+        let sent = Box::pin(self.call_extended::<_, SandboxUpdated>(self.request(message, self.call), path));
         self.finish("UpdatePodSandboxResources", self.call, sent).await.map(|_| ())
     }
 
-    /// ContainerStats: bytes of memory in use; none where the runtime does not tell.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Returns the bytes of memory that a container uses, or `None` if the runtime does not report them.
     pub async fn container_memory(&self, id: &ContainerId) -> Result<Option<i64>, CallError> {
         let request = cri::ContainerStatsRequest { container_id: id.to_string() };
         let stats = call!(self, runtime, container_stats, "ContainerStats", self.call, request)?.stats;
         let memory = stats.and_then(|s| s.memory);
-        // Older ones tell the working set alone.
+        // Older runtimes report only the working set.
         let bytes = memory.and_then(|m| m.usage_bytes.or(m.working_set_bytes)).map(|v| v.value);
         Ok(bytes.map(|b| i64::try_from(b).unwrap_or(i64::MAX)))
     }
 
-    /// CheckpointContainer: the state of a running container goes to a file at `location`. The runtime gets `timeout`, but no
-    /// less than for any call.
+    /// Writes the state of a running container to a file at `location`. The limit is `timeout`, but at least that of other calls.
     ///
     /// # Errors
-    /// See [`CallError`]; `Unimplemented` from a runtime that cannot.
+    /// `Unimplemented` from a runtime that does not support checkpoints.
     pub async fn checkpoint_container(
         &self,
         id: &ContainerId,
@@ -382,30 +348,20 @@ impl Runtime {
         call!(self, runtime, checkpoint_container, "CheckpointContainer", limit, request).map(|_| ())
     }
 
-    /// RemoveContainer. A container that is not there is removed.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Succeeds if the container does not exist.
     pub async fn remove_container(&self, id: &ContainerId) -> Result<(), CallError> {
         let request = cri::RemoveContainerRequest { container_id: id.to_string() };
-        gone_is_fine(
+        ignore_not_found(
             call!(self, runtime, remove_container, "RemoveContainer", self.call, request).map(|_| ()),
         )
     }
 
-    /// ReopenContainerLog.
-    ///
-    /// # Errors
-    /// See [`CallError`].
     pub async fn reopen_container_log(&self, id: &ContainerId) -> Result<(), CallError> {
         let request = cri::ReopenContainerLogRequest { container_id: id.to_string() };
         call!(self, runtime, reopen_container_log, "ReopenContainerLog", self.call, request).map(|_| ())
     }
 
-    /// ExecSync; `limit` none means as long as it takes, as for lifecycle hooks.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Runs a command. Without `limit`, as for lifecycle hooks, the command may run for up to an hour.
     pub async fn exec(
         &self,
         id: &ContainerId,
@@ -419,11 +375,9 @@ impl Runtime {
         call!(self, runtime, exec_sync, "ExecSync", wait, request).map(ExecOutput::of)
     }
 
-    /// An exec without a limit that may have been asked for before, at `began` (boottime) or later: waits for the one that
-    /// cri-proxy runs, takes the answer of one that ended, makes one that never came. None where cri-proxy cannot tell.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Repeats [`Runtime::exec`] without a limit, when an earlier pod-sync may have sent the same request at `began`
+    /// (CLOCK_BOOTTIME) or later. cri-proxy waits for the earlier exec, returns its result, or starts the command if it never
+    /// received the request. Returns `None` if cri-proxy cannot know whether the command ran.
     pub async fn exec_once(
         &self,
         id: &ContainerId,
@@ -444,19 +398,13 @@ impl Runtime {
         }
     }
 
-    /// ImageStatus; none where the image is not there.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Returns `None` if the image does not exist.
     pub async fn image_status(&self, image: cri::ImageSpec) -> Result<Option<cri::Image>, CallError> {
         let request = cri::ImageStatusRequest { image: Some(image), verbose: false };
         Ok(call!(self, images, image_status, "ImageStatus", self.call, request)?.image)
     }
 
-    /// PullImage; the reference of what was pulled.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Returns the reference of the pulled image.
     pub async fn pull_image(
         &self,
         image: cri::ImageSpec,
@@ -468,10 +416,6 @@ impl Runtime {
         Ok(call!(self, images, pull_image, "PullImage", PULL, request)?.image_ref)
     }
 
-    /// ListImages: all of them.
-    ///
-    /// # Errors
-    /// See [`CallError`].
     pub async fn images(&self) -> Result<Vec<Image>, CallError> {
         let request = cri::ListImagesRequest { filter: None };
         let image = |i: cri::Image| {
@@ -488,29 +432,20 @@ impl Runtime {
         self.finish("ListImages", self.call, Box::pin(listing)).await
     }
 
-    /// RemoveImage. One that is not there is removed.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Succeeds if the image does not exist.
     pub async fn remove_image(&self, id: &str) -> Result<(), CallError> {
         let image = cri::ImageSpec { image: id.to_owned(), ..cri::ImageSpec::default() };
         let request = cri::RemoveImageRequest { image: Some(image) };
-        gone_is_fine(call!(self, images, remove_image, "RemoveImage", self.call, request).map(|_| ()))
+        ignore_not_found(call!(self, images, remove_image, "RemoveImage", self.call, request).map(|_| ()))
     }
 
-    /// ImageFsInfo: where images lie.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Returns the mount points of the image file systems (ImageFsInfo).
     pub async fn image_mountpoints(&self) -> Result<Vec<String>, CallError> {
         let reply = call!(self, images, image_fs_info, "ImageFsInfo", self.call, cri::ImageFsInfoRequest {})?;
         Ok(reply.image_filesystems.into_iter().filter_map(|f| Some(f.fs_id?.mountpoint)).collect())
     }
 
-    /// ImageFsInfo: where images lie and what containers write, as the runtime names it in its statistics, each once.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Returns the mount points of the file systems of images and of writable container layers (ImageFsInfo), each once.
     pub async fn file_systems(&self) -> Result<Vec<String>, CallError> {
         let reply = call!(self, images, image_fs_info, "ImageFsInfo", self.call, cri::ImageFsInfoRequest {})?;
         let all = reply.image_filesystems.into_iter().chain(reply.container_filesystems);
@@ -518,20 +453,14 @@ impl Runtime {
         Ok(places.into_iter().collect())
     }
 
-    /// The image of sandboxes, where the runtime tells it in its verbose Status, as containerd does.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Returns the sandbox image, if the verbose Status of the runtime has it, as that of containerd does.
     pub async fn sandbox_image(&self) -> Result<Option<String>, CallError> {
         let reply = call!(self, runtime, status, "Status", self.call, cri::StatusRequest { verbose: true })?;
         let config = reply.info.get("config").and_then(|c| serde_json::from_str::<serde_json::Value>(c).ok());
         Ok(config.and_then(|c| c["sandboxImage"].as_str().map(str::to_owned)).filter(|i| !i.is_empty()))
     }
 
-    /// RuntimeConfig: who makes cgroups; none where the runtime does not tell.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Returns the cgroup driver of the runtime, or `None` if the runtime does not implement RuntimeConfig.
     pub async fn cgroup_driver(&self) -> Result<Option<Driver>, CallError> {
         let request = cri::RuntimeConfigRequest {};
         match call!(self, runtime, runtime_config, "RuntimeConfig", self.call, request) {
@@ -539,15 +468,12 @@ impl Runtime {
                 cri::CgroupDriver::Systemd => Driver::Systemd,
                 cri::CgroupDriver::Cgroupfs => Driver::Cgroupfs,
             })),
-            Err(e) if e.is_verdict() && e.code == Code::Unimplemented => Ok(None),
+            Err(e) if e.is_refused_by_runtime() && e.code == Code::Unimplemented => Ok(None),
             Err(e) => Err(e),
         }
     }
 
-    /// UpdateRuntimeConfig: the addresses of the pods, separated by commas.
-    ///
-    /// # Errors
-    /// See [`CallError`].
+    /// Sends the address ranges of pods, separated by commas (UpdateRuntimeConfig).
     pub async fn update_config(&self, pod_cidrs: &str) -> Result<(), CallError> {
         let network_config = Some(cri::NetworkConfig { pod_cidr: pod_cidrs.to_owned() });
         let runtime_config = Some(cri::RuntimeConfig { network_config });
@@ -555,19 +481,11 @@ impl Runtime {
         call!(self, runtime, update_runtime_config, "UpdateRuntimeConfig", self.call, request).map(|_| ())
     }
 
-    /// Version.
-    ///
-    /// # Errors
-    /// See [`CallError`].
     pub async fn version(&self) -> Result<cri::VersionResponse, CallError> {
         let request = cri::VersionRequest { version: "v1".to_owned() };
         call!(self, runtime, version, "Version", self.call, request)
     }
 
-    /// Status.
-    ///
-    /// # Errors
-    /// See [`CallError`].
     pub async fn status(&self) -> Result<cri::StatusResponse, CallError> {
         call!(self, runtime, status, "Status", self.call, cri::StatusRequest { verbose: false })
     }
@@ -577,16 +495,16 @@ fn outcome(metadata: &MetadataMap) -> Option<Outcome> {
     metadata.get(OUTCOME_TRAILER).map(|v| Outcome::from_name(v.to_str().ok()))
 }
 
-fn bad_reply(method: &'static str, why: &dyn std::fmt::Display) -> CallError {
+fn invalid_reply(method: &'static str, why: &dyn std::fmt::Display) -> CallError {
     CallError {
         method,
         outcome: Outcome::Unknown,
         code: Code::Internal,
-        message: format!("unusable answer: {why}"),
+        message: format!("invalid reply: {why}"),
     }
 }
 
-fn gone_is_fine(result: Result<(), CallError>) -> Result<(), CallError> {
+fn ignore_not_found(result: Result<(), CallError>) -> Result<(), CallError> {
     match result {
         Err(e) if e.is_not_found() => Ok(()),
         other => other,

@@ -1,4 +1,4 @@
-//! Decides which instance of probe-service probes which pod. No I/O; the time is an argument.
+//! Decides which instance of probe-service probes which pod. Does no I/O; the time is an argument.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hasher as _;
@@ -7,27 +7,22 @@ use std::time::Duration;
 use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 
-/// An instance that is back within this time keeps its pods, and the final memory of a pod is waited for this long.
-pub(super) const ABSENT: Duration = Duration::from_secs(2);
+/// An instance that is back within this time keeps its pods. Also the longest wait for the final memory of a released pod.
+pub(super) const ABSENCE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Where a pod is probed.
+/// Assignment of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Nowhere: no instance was live since the pod came.
+    /// No instance has been live since the pod was added.
     Nowhere,
-    /// At an instance.
+    /// The instance probes the pod.
     At(String),
-    /// Nowhere for the moment: the instance was asked at `since` to stop and to answer with the final memory.
-    Leaving {
-        /// The instance.
-        from: String,
-        /// When it was asked.
-        since: Instant,
-    },
+    /// The instance was asked to stop probing the pod and to answer with the final memory.
+    Leaving { from: String, since: Instant },
 }
 
 impl Place {
-    /// The instance that has the pod or had it last.
+    /// Returns the instance that has the pod or had it last.
     pub(super) fn instance(&self) -> Option<&str> {
         match self {
             Self::Nowhere => None,
@@ -36,21 +31,20 @@ impl Place {
     }
 }
 
-/// What to do about the place of a pod.
+/// Change of the assignment of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nothing.
     Stay,
-    /// Ask the instance that has the pod for the final memory.
+    /// Ask the instance to stop probing the pod and to answer with the final memory.
     Release,
-    /// Assign the pod to this instance, with the next generation.
+    /// Assign the pod to this instance.
     Assign(String),
 }
 
-/// Decides about a pod at `place`. `best` is the live instance that is to have the pod, `None` where no instance is live.
+/// Decides about a pod at `place`. `best` is the live instance that should have the pod, `None` if no instance is live.
 ///
-/// A pod stays where it is while no instance is live: to take it from an instance that may come back helps nobody. An instance
-/// that is not live is not asked for anything, since it has not answered for [`ABSENT`].
+/// A pod stays at its instance while no instance is live, since its instance may come back. An instance that is not live is
+/// not asked to release the pod, since it has not answered for [`ABSENCE_LIMIT`].
 pub(super) fn decide(
     place: &Place,
     best: Option<&str>,
@@ -64,27 +58,28 @@ pub(super) fn decide(
             Some(best) if best != id => Step::Assign(best.to_owned()),
             Some(_) | None => Step::Stay,
         },
-        Place::Leaving { from, since } if now.saturating_duration_since(*since) >= ABSENT => {
+        Place::Leaving { from, since } if now.saturating_duration_since(*since) >= ABSENCE_LIMIT => {
             Step::Assign(best.unwrap_or(from).to_owned())
         }
         Place::Leaving { .. } => Step::Stay,
     }
 }
 
-/// What is known of one instance.
+/// State of one instance.
 #[derive(Debug, Clone, Copy, Default)]
 struct Instance {
-    /// Since when its socket is not there.
+    /// Time since when its socket has been missing.
     missing: Option<Instant>,
-    /// When the oldest question was asked that it has not answered.
+    /// Send time of the oldest health check that has no answer.
     silent: Option<Instant>,
-    /// Whether it counted as live when [`Instances::turned`] was last called.
+    /// Whether it was live at the last call of [`Instances::liveness_changes`].
     was_live: bool,
 }
 
 impl Instance {
     fn is_live(&self, now: Instant) -> bool {
-        let short = |since: Option<Instant>| since.is_none_or(|t| now.saturating_duration_since(t) < ABSENT);
+        let short =
+            |since: Option<Instant>| since.is_none_or(|t| now.saturating_duration_since(t) < ABSENCE_LIMIT);
         short(self.missing) && short(self.silent)
     }
 }
@@ -94,7 +89,7 @@ impl Instance {
 pub(super) struct Instances(BTreeMap<String, Instance>);
 
 impl Instances {
-    /// Takes over whose sockets are there. An instance without one is forgotten after [`ABSENT`].
+    /// Updates which sockets exist. An instance without a socket is removed after [`ABSENCE_LIMIT`].
     pub(super) fn found(&mut self, present: &BTreeSet<String>, now: Instant) {
         for id in present {
             self.0.entry(id.clone()).or_default().missing = None;
@@ -104,30 +99,31 @@ impl Instances {
                 instance.missing.get_or_insert(now);
             }
         }
-        self.0.retain(|_, i| i.missing.is_none_or(|t| now.saturating_duration_since(t) < ABSENT));
+        self.0.retain(|_, i| i.missing.is_none_or(|t| now.saturating_duration_since(t) < ABSENCE_LIMIT));
     }
 
-    /// An instance has answered. Returns whether that is news.
+    /// Records that an instance answered. Returns whether it was unresponsive before.
     pub(super) fn answered(&mut self, id: &str) -> bool {
         self.0.get_mut(id).is_some_and(|i| i.silent.take().is_some())
     }
 
-    /// A question asked at `asked` has no answer so far. Returns whether that is news.
+    /// Records that a health check sent at `asked` has no answer. Returns whether the instance was responsive before.
     pub(super) fn silent(&mut self, id: &str, asked: Instant) -> bool {
         self.0.get_mut(id).is_some_and(|i| i.silent.replace(i.silent.unwrap_or(asked)).is_none())
     }
 
-    /// Whether an instance may have pods now.
+    /// Returns whether an instance may have pods.
     pub(super) fn is_live(&self, id: &str, now: Instant) -> bool {
         self.0.get(id).is_some_and(|i| i.is_live(now))
     }
 
-    /// Whether time alone may change which instances are live.
+    /// Returns whether the passing of time alone may change which instances are live.
     pub(super) fn is_pending(&self, now: Instant) -> bool {
         self.0.values().any(|i| i.is_live(now) && (i.missing.is_some() || i.silent.is_some()))
     }
 
-    /// The live instance with the highest hash of the pod and its id, so that one instance more or less moves only its own share.
+    /// Returns the live instance with the highest hash of pod and instance (rendezvous hashing), so that adding or removing an
+    /// instance moves only its own share of the pods.
     pub(super) fn best(&self, uid: &PodUid, now: Instant) -> Option<&str> {
         let live = self.0.iter().filter(|(_, i)| i.is_live(now)).map(|(id, _)| id.as_str());
         live.max_by_key(|id| {
@@ -138,13 +134,13 @@ impl Instances {
         })
     }
 
-    /// Instances that have become live (`true`) or have stopped being live since the last call.
-    pub(super) fn turned(&mut self, now: Instant) -> Vec<(String, bool)> {
-        let turned = self.0.iter_mut().filter_map(|(id, i)| {
+    /// Returns the instances that have become live (`true`) or not live since the last call.
+    pub(super) fn liveness_changes(&mut self, now: Instant) -> Vec<(String, bool)> {
+        let changes = self.0.iter_mut().filter_map(|(id, i)| {
             let live = i.is_live(now);
             (std::mem::replace(&mut i.was_live, live) != live).then(|| (id.clone(), live))
         });
-        turned.collect()
+        changes.collect()
     }
 }
 
@@ -188,12 +184,12 @@ mod tests {
         let after = |ms| start + Duration::from_millis(ms);
         let mut instances = Instances::default();
         instances.found(&both, start);
-        assert_eq!(instances.turned(start), [("a".to_owned(), true), ("b".to_owned(), true)]);
+        assert_eq!(instances.liveness_changes(start), [("a".to_owned(), true), ("b".to_owned(), true)]);
         assert!(!instances.is_pending(start) && !instances.answered("a"));
         assert!(instances.silent("a", after(100)) && !instances.silent("a", after(600)), "the oldest counts");
         assert!(instances.is_live("a", after(2099)) && instances.is_pending(after(2099)));
         assert!(!instances.is_live("a", after(2100)) && !instances.is_pending(after(2100)));
-        assert_eq!(instances.turned(after(2100)), [("a".to_owned(), false)]);
+        assert_eq!(instances.liveness_changes(after(2100)), [("a".to_owned(), false)]);
         assert!(instances.answered("a") && instances.is_live("a", after(2101)));
         let one = BTreeSet::from(["b".to_owned()]);
         instances.found(&one, after(3000));

@@ -15,24 +15,22 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-/// Events on the way to status-reporter (the kubelet's recorder has the same bound). Full: dropped and counted.
+/// Events that wait to be sent to status-reporter. When the queue is full, new events are dropped and counted
+/// (staging/src/k8s.io/client-go/tools/record: maxQueuedEvents).
 const QUEUE: usize = 1000;
-/// Events kept for `explain` and `quintctl watch`.
+/// Events kept for `quintctl explain` and `quintctl watch`.
 const KEPT: usize = 1000;
-/// Wait before the next try while status-reporter is away.
+/// Interval between attempts while status-reporter is down.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Normal or Warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventType {
-    /// As it should be.
     Normal,
-    /// A person may want to look.
     Warning,
 }
 
 impl EventType {
-    /// The word on the wire.
+    /// Returns the value of an event's `type`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -42,36 +40,33 @@ impl EventType {
     }
 }
 
-/// Place of an event among all of this process.
-pub type Number = u64;
+/// Sequence number of an event in this process.
+pub type EventNumber = u64;
 
-/// One event, with how often it came in a row.
+/// An event that was recorded, with the number of its repetitions.
 #[derive(Debug, Clone)]
-pub struct KeptEvent {
-    /// Of the last time.
-    pub number: Number,
-    /// Last time, nanoseconds since 1970.
+pub struct RecordedEvent {
+    /// Number of the last occurrence.
+    pub number: EventNumber,
+    /// Time of the last occurrence, in nanoseconds since 1970.
     pub at_unix_ns: i64,
-    /// UID of the pod.
+    /// UID of the pod that the event is about.
     pub uid: String,
     /// `namespace/name`.
     pub pod: String,
-    /// Type.
     pub kind: EventType,
-    /// Reason.
     pub reason: String,
-    /// Message.
     pub message: String,
-    /// As in `spec.containers{main}`.
+    /// Field of the pod that the event is about, like `spec.containers{main}`; empty for the whole pod.
     pub field_path: String,
-    /// Times seen.
+    /// Occurrences of the same event.
     pub count: u32,
 }
 
-/// Records events.
+/// Records events about pods and the node, and sends them to status-reporter. Clones share one queue.
 #[derive(Debug, Clone)]
 pub struct Events {
-    kept: Arc<Mutex<VecDeque<KeptEvent>>>,
+    kept: Arc<Mutex<VecDeque<RecordedEvent>>>,
     out: mpsc::Sender<wire::RecordEventRequest>,
     clock: Clock,
     next: Arc<AtomicU64>,
@@ -79,7 +74,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Makes the recorder and the task that sends.
+    /// Creates the recorder and spawns the task `events`, which sends to the socket until `stop`.
     #[must_use]
     pub fn new(socket: PathBuf, clock: Clock, stop: CancellationToken) -> Self {
         let (out, queue) = mpsc::channel(QUEUE);
@@ -92,12 +87,12 @@ impl Events {
         Self { kept: Arc::default(), out, clock, next: Arc::default(), dropped }
     }
 
-    /// Records an event about a pod, or about one of its containers by field path.
+    /// Records an event about a pod, or about the field `field_path` of the pod.
     pub fn pod(&self, pod: &Pod, kind: EventType, reason: &str, message: &str, field_path: &str) {
-        let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), full_name(pod));
+        let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), namespaced_name(pod));
         match kind {
             EventType::Normal => tracing::debug!(pod.uid = uid, reason, text = message, "event"),
-            EventType::Warning if is_of_the_node(reason) => {
+            EventType::Warning if is_node_fault(reason) => {
                 tracing::warn!(pod.name = name, pod.uid = uid, reason, text = message, "warning event");
             }
             EventType::Warning => {
@@ -107,13 +102,13 @@ impl Events {
         self.record_of_pod(pod, kind, reason, message, field_path);
     }
 
-    /// Records a Warning about a pod and the node, of what the node's configuration makes of every pod like it: nobody has to
-    /// look at the log for that.
-    pub fn as_configured(&self, pod: &Pod, node: &str, reason: &str, message: &str, of_node: &str) {
-        let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), full_name(pod));
+    /// Records a Warning about a pod and about the node that follows from the node's configuration. It is logged at INFO, since
+    /// every pod like this one has it.
+    pub fn pod_and_node(&self, pod: &Pod, node: &str, reason: &str, message: &str, node_message: &str) {
+        let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), namespaced_name(pod));
         tracing::info!(pod.name = name, pod.uid = uid, reason, text = message, "warning event");
         self.record_of_pod(pod, EventType::Warning, reason, message, "");
-        self.node_too(node, EventType::Warning, reason, of_node);
+        self.node_unlogged(node, EventType::Warning, reason, node_message);
     }
 
     fn record_of_pod(&self, pod: &Pod, kind: EventType, reason: &str, message: &str, field_path: &str) {
@@ -121,7 +116,7 @@ impl Events {
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
         let uid = meta.uid.clone().unwrap_or_default();
-        self.keep(&uid, &full_name(pod), kind, reason, message, field_path);
+        self.keep(&uid, &namespaced_name(pod), kind, reason, message, field_path);
         // A static pod's events go to its mirror, which has the same name; its own UID is unknown to the API server.
         let request = wire::RecordEventRequest {
             kind: "Pod".to_owned(),
@@ -145,11 +140,11 @@ impl Events {
             EventType::Normal => tracing::debug!(reason, text = message, "node event"),
             EventType::Warning => tracing::warn!(reason, text = message, "node warning event"),
         }
-        self.node_too(name, kind, reason, message);
+        self.node_unlogged(name, kind, reason, message);
     }
 
-    /// Records an event about the node, of what is logged of a pod.
-    pub fn node_too(&self, name: &str, kind: EventType, reason: &str, message: &str) {
+    /// Records an event about the node without logging it. For events that are logged with their pod.
+    pub fn node_unlogged(&self, name: &str, kind: EventType, reason: &str, message: &str) {
         let request = wire::RecordEventRequest {
             kind: "Node".to_owned(),
             name: name.to_owned(),
@@ -177,7 +172,7 @@ impl Events {
         if kept.len() >= KEPT {
             kept.pop_front();
         }
-        kept.push_back(KeptEvent {
+        kept.push_back(RecordedEvent {
             number: self.next.fetch_add(1, Ordering::Relaxed),
             at_unix_ns,
             uid: uid.to_owned(),
@@ -190,23 +185,23 @@ impl Events {
         });
     }
 
-    /// The number of the next event.
+    /// Returns the number that the next event will have.
     #[must_use]
-    pub fn next(&self) -> Number {
+    pub fn next_number(&self) -> EventNumber {
         self.next.load(Ordering::Relaxed)
     }
 
-    /// Whether a pod was warned of, from an event of that number on.
+    /// Returns whether a pod has a Warning with the number `since` or a later one.
     #[must_use]
-    pub fn warned_since(&self, uid: &str, since: Number) -> bool {
+    pub fn has_warning_since(&self, uid: &str, since: EventNumber) -> bool {
         let kept = self.kept.lock();
         let mut new = kept.iter().rev().take_while(|e| e.number >= since);
         new.any(|e| e.uid == uid && e.kind == EventType::Warning)
     }
 
-    /// The newest events, oldest first; of one pod where `uid` is not empty.
+    /// Returns the newest `limit` events, oldest first, of the pod `uid` or, if `uid` is empty, of all pods.
     #[must_use]
-    pub fn list(&self, uid: &str, limit: usize) -> Vec<KeptEvent> {
+    pub fn list(&self, uid: &str, limit: usize) -> Vec<RecordedEvent> {
         let kept = self.kept.lock();
         let mut out: Vec<_> =
             kept.iter().rev().filter(|e| uid.is_empty() || e.uid == uid).take(limit).cloned().collect();
@@ -215,9 +210,8 @@ impl Events {
     }
 }
 
-/// Whether a Warning of this reason means that the node fails to do its work. All others tell of what the pod itself does or
-/// asks for: nobody has to look at the node for them.
-fn is_of_the_node(reason: &str) -> bool {
+/// Returns whether a Warning with this reason reports a fault of the node. Other Warnings report a fault of the pod.
+fn is_node_fault(reason: &str) -> bool {
     matches!(
         reason,
         "FailedCreatePodContainer"
@@ -230,8 +224,7 @@ fn is_of_the_node(reason: &str) -> bool {
     )
 }
 
-// As log lines have it.
-fn full_name(pod: &Pod) -> String {
+fn namespaced_name(pod: &Pod) -> String {
     let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
     format!("{}/{}", namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default())
 }
@@ -242,7 +235,7 @@ async fn send(
     stop: CancellationToken,
 ) {
     loop {
-        // What is still queued at the end is lost, as with the kubelet.
+        // Events that are queued when pod-sync stops are lost, as in the kubelet.
         let event = tokio::select! {
             () = stop.cancelled() => return,
             event = queue.recv() => event,
@@ -250,7 +243,11 @@ async fn send(
         let Some(event) = event else { return };
         while let Err(status) = client.record_event(event.clone()).await {
             if status.code() != tonic::Code::Unavailable {
-                tracing::warn!(error = status.message(), reason = event.reason, "event refused");
+                tracing::warn!(
+                    error = status.message(),
+                    reason = event.reason,
+                    "status-reporter refused event"
+                );
                 break;
             }
             tokio::select! {
@@ -266,7 +263,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_a_pod_does_wrong_is_logged_at_info_and_what_the_node_fails_to_do_at_warn() {
+    async fn a_warning_is_logged_at_info_for_a_fault_of_the_pod_and_at_warn_for_a_fault_of_the_node() {
         let lines = quintlet_telemetry::Lines::default();
         let log = quintlet_telemetry::capture("pod-sync", tracing::Level::INFO, &lines);
         let _of_this_thread = tracing::dispatcher::set_default(&log);

@@ -1,0 +1,36 @@
+//! The gRPC clients of pod-sync.
+//!
+//! | client | service | what it keeps |
+//! |---|---|---|
+//! | [`Runtime`] | cri-proxy | the pods whose calls broke with the connection ([`BrokenCalls`]) |
+//! | [`Pleg`] | pleg-service | the latest runtime state of every pod |
+//! | [`Probes`] | all instances of probe-service | the probe target of every pod, and what its probes remember |
+//! | [`Statuses`] | status-reporter | the latest status of every pod, until it is acknowledged |
+//! | [`Events`] | status-reporter | the last 1,000 events, for `quintctl explain` |
+//!
+//! Tasks: `events` sends events; [`Pleg::follow`], [`Probes::run`] and [`Statuses::run`] are futures that the caller spawns, and
+//! `Probes::run` spawns one `probe-driver` per instance. Channels: the queue of events, the receiver of [`ProbeFailure`]s, and
+//! one stream per peer. Full queues drop and count events; statuses and targets are maps with the latest value per pod.
+//!
+//! A client needs no peer when it is made. It connects when the socket appears, and retries every 100 ms. A change of a pod
+//! wakes the worker of that pod through [`WorkerWakeups`].
+
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
+
+mod broken_calls;
+mod events;
+mod pleg;
+mod probes;
+mod runtime;
+mod status;
+mod wakeups;
+
+pub use crate::broken_calls::BrokenCalls;
+pub use crate::events::{EventNumber, EventType, Events, RecordedEvent};
+pub use crate::pleg::{ObserveError, Observed, Pleg, PlegHealthError};
+pub use crate::probes::{PodMemory, ProbeFailure, Probes};
+pub use crate::runtime::{CallError, ExecOutput, Runtime};
+pub use crate::status::{StatusAck, Statuses};
+pub use crate::wakeups::WorkerWakeups;
