@@ -1,5 +1,8 @@
 //! The `cri-proxy` binary.
 
+#[global_allocator]
+static ALLOCATOR: quintlet_kit::service::Allocator = quintlet_kit::service::Allocator;
+
 fn main() -> std::process::ExitCode {
-    quintlet_kit::exit_code("cri-proxy", cri_proxy::main())
+    cri_proxy::main()
 }

@@ -1,11 +1,12 @@
-//! The process: from its command line to its exit code.
+//! The process of cri-proxy, from its command line to its exit code.
+
+use std::process::ExitCode;
 
 use anyhow::Context as _;
-use quintlet_config::Service;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::notify::{self, Liveness};
+use quintlet_kit::notify::Liveness;
 use quintlet_kit::paths::CriSocket;
-use quintlet_kit::{error_chain, server, signals, task};
+use quintlet_kit::service::{self, Service};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
@@ -13,17 +14,17 @@ use crate::policy::Socket;
 use crate::serve::{CONNECTIONS, Config, Proxy};
 use crate::{budget, hints};
 
-/// Runs `cri-proxy` as its own process: reads the command line, and ends it on a usage error.
-///
-/// # Errors
-/// What keeps it from serving.
-#[tokio::main]
-pub async fn main() -> anyhow::Result<()> {
-    let loaded = quintlet_config::parse::<Args>(Service::CriProxy);
-    let args = loaded.args.clone();
-    let telemetry = quintlet_telemetry::init("cri-proxy", &args.common.telemetry())?;
-    loaded.tell();
-    quintlet_kit::contain::panics_end_process();
+/// Runs cri-proxy as its own process. Exits with 64 on a usage error.
+#[must_use]
+pub fn main() -> ExitCode {
+    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::CriProxy);
+    let paths = loaded.args.common.paths();
+    let liveness = Liveness::of(CriSocket::ALL.map(|socket| paths.cri(socket)));
+    let service = Service { name: "cri-proxy", common: &loaded.args.common, liveness };
+    service::run(service, || loaded.publish(), |stop| Box::pin(serve(loaded.args.clone(), stop)))
+}
+
+async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let paths = args.common.paths();
     let proxy = Proxy::bind(Config {
         runtime: args.runtime_endpoint,
@@ -39,24 +40,7 @@ pub async fn main() -> anyhow::Result<()> {
         clock: Clock::system(),
         grant_key: paths.grant_key(),
     })
-    .context("the sockets cannot be bound")?;
-
-    let stop = CancellationToken::new();
-    if let Some(address) = args.common.metrics_listen {
-        let serving = server::serve_metrics(address, stop.clone());
-        drop(task::spawn("metrics", async move {
-            if let Err(error) = serving.await {
-                tracing::error!(%address, error = error_chain(&error), "no metrics over HTTP");
-            }
-        }));
-    }
-    let serving = task::spawn("serve", proxy.serve(stop.clone()));
-    let liveness = Liveness::of(CriSocket::ALL.map(|socket| paths.cri(socket)));
-    drop(task::spawn("notify", notify::run(liveness, stop.clone())));
-    let reason = signals::stop_signal().await;
-    tracing::info!(?reason, "stopping");
-    stop.cancel();
-    serving.await?;
-    telemetry.shutdown().await;
+    .context("failed to bind the sockets")?;
+    proxy.serve(stop).await;
     Ok(())
 }

@@ -1,5 +1,8 @@
 //! The `node-api` binary.
 
+#[global_allocator]
+static ALLOCATOR: quintlet_kit::service::Allocator = quintlet_kit::service::Allocator;
+
 fn main() -> std::process::ExitCode {
-    quintlet_kit::exit_code("node-api", node_api::main())
+    node_api::main()
 }

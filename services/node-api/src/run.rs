@@ -89,7 +89,6 @@ pub struct NodeApi {
     files: Files,
     healthz: Option<SocketAddr>,
     gate: Gate,
-    metrics: Option<SocketAddr>,
 }
 
 impl std::fmt::Debug for NodeApi {
@@ -183,7 +182,6 @@ impl NodeApi {
             healthz: (args.healthz_port != 0)
                 .then(|| SocketAddr::new(args.healthz_bind_address, args.healthz_port)),
             gate: Gate::default(),
-            metrics: args.common.metrics_listen,
         })
     }
 
@@ -238,14 +236,6 @@ impl NodeApi {
             // Another: whoever fills the others does not make the node look dead.
             let listener = Listener { gate: Gate::default(), ..listener(Port::Healthz, None) };
             tasks.spawn("listen-healthz", listen_again(listener, address, stop.clone()));
-        }
-        if let Some(address) = self.metrics {
-            let serving = kit_server::serve_metrics(address, stop.clone());
-            tasks.spawn("metrics", async move {
-                if let Err(error) = serving.await {
-                    tracing::warn!(%address, error = quintlet_kit::error_chain(&error), "no metrics over HTTP");
-                }
-            });
         }
         health.set_serving("").await;
         let own = server.serve(self.socket, quintlet_kit::socket::PeerPolicy::root_and_self(), stop.clone());

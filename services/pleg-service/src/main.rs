@@ -1,5 +1,8 @@
 //! The `pleg-service` binary.
 
+#[global_allocator]
+static ALLOCATOR: quintlet_kit::service::Allocator = quintlet_kit::service::Allocator;
+
 fn main() -> std::process::ExitCode {
-    quintlet_kit::exit_code("pleg-service", pleg_service::main())
+    pleg_service::main()
 }

@@ -1,13 +1,15 @@
 //! The process of pleg-service, from its command line to its exit code.
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use quintlet_kit::args::paths::CriSocket;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::notify::{self, Liveness};
-use quintlet_kit::server::{RELIST_LOOP, Server, serve_metrics};
+use quintlet_kit::notify::Liveness;
+use quintlet_kit::server::{RELIST_LOOP, Server};
+use quintlet_kit::service::{self, Service};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use tokio_util::sync::CancellationToken;
 
@@ -15,21 +17,16 @@ use crate::args::Args;
 use crate::cri::{CriRuntime, ProxyHints};
 
 /// Runs pleg-service as its own process. Exits with 64 on a usage error.
-///
-/// # Errors
-/// The service cannot start, or serving fails.
-pub fn main() -> anyhow::Result<()> {
+#[must_use]
+pub fn main() -> ExitCode {
     let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::Pleg);
-    // Two threads suffice, since most of the work is waiting for the runtime.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(run(loaded))
+    let common = &loaded.args.common;
+    let liveness = Liveness::of([common.paths().pleg()]).and_loop_if_any(RELIST_LOOP);
+    let service = Service { name: "pleg-service", common, liveness };
+    service::run(service, || loaded.publish(), |stop| Box::pin(serve(&loaded.args, stop)))
 }
 
-async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
-    let args = &loaded.args;
-    let telemetry = quintlet_telemetry::init("pleg-service", &args.common.telemetry())?;
-    loaded.tell();
-    quintlet_kit::contain::panics_end_process();
+async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
     let paths = args.common.paths();
     if let Some(leader) = args.follow.as_ref().filter(|leader| is_same(leader, &paths.pleg())) {
         anyhow::bail!(
@@ -38,7 +35,6 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
         );
     }
     let listener = bind_unix(&paths.pleg(), 0o660).with_context(|| paths.pleg().display().to_string())?;
-    let stop = CancellationToken::new();
     let mut server = Server::new("pleg-service").observers(&args.common.observer_uid);
     let (clock, periods, health) = (Clock::system(), args.periods(), server.health());
     server = match &args.follow {
@@ -52,25 +48,7 @@ async fn run(loaded: quintlet_config::Loaded<Args>) -> anyhow::Result<()> {
             server.add_service(crate::start(runtime, hints, clock, periods, health, &stop))
         }
     };
-    if let Some(address) = args.common.metrics_listen {
-        let stop = stop.clone();
-        quintlet_kit::task::spawn("metrics", async move {
-            if let Err(error) = serve_metrics(address, stop).await {
-                tracing::error!(%error, %address, "serve metrics failed");
-            }
-        });
-    }
-    let signal = stop.clone();
-    quintlet_kit::task::spawn("signals", async move {
-        let reason = quintlet_kit::signals::stop_signal().await;
-        tracing::info!(?reason, "stopping service");
-        signal.cancel();
-    });
-    let liveness = Liveness::of([paths.pleg()]).and_loop_if_any(RELIST_LOOP);
-    quintlet_kit::task::spawn("notify", notify::run(liveness, stop.clone()));
-    let served = quintlet_kit::task::main(server.serve(listener, PeerPolicy::root_and_self(), stop)).await;
-    telemetry.shutdown().await;
-    served.context("serving")
+    server.serve(listener, PeerPolicy::root_and_self(), stop).await.context("serving")
 }
 
 /// Reports whether two paths name one socket. Neither needs to exist.

@@ -1,5 +1,8 @@
 //! The `pod-sync` binary.
 
+#[global_allocator]
+static ALLOCATOR: quintlet_kit::service::Allocator = quintlet_kit::service::Allocator;
+
 fn main() -> std::process::ExitCode {
     pod_sync::main()
 }

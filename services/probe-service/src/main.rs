@@ -1,5 +1,8 @@
 //! The `probe-service` binary.
 
+#[global_allocator]
+static ALLOCATOR: quintlet_kit::service::Allocator = quintlet_kit::service::Allocator;
+
 fn main() -> std::process::ExitCode {
-    quintlet_kit::exit_code("probe-service", probe_service::main())
+    probe_service::main()
 }

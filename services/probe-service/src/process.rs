@@ -1,14 +1,12 @@
 //! The process of probe-service, from its command line to its exit code.
 
-use std::time::Duration;
+use std::process::ExitCode;
 
 use clap::Parser;
-use quintlet_config::{ConfigArgs, Loaded, Service};
+use quintlet_config::ConfigArgs;
 use quintlet_kit::args::CommonArgs;
-use quintlet_kit::notify::{self, Liveness};
-use quintlet_kit::task::TaskGroup;
-use quintlet_kit::{error_chain, server, signals};
-use tokio_util::sync::CancellationToken;
+use quintlet_kit::notify::Liveness;
+use quintlet_kit::service::{self, Service};
 
 /// Probes the containers of a node and remembers the results. Needs neither root nor API credentials.
 #[derive(Debug, Parser)]
@@ -32,59 +30,22 @@ fn instance_id(value: &str) -> Result<String, String> {
 }
 
 /// Runs probe-service as its own process. Exits with 64 on a usage error.
-///
-/// # Errors
-/// The service cannot start, or serving fails.
-pub fn main() -> anyhow::Result<()> {
-    let loaded = quintlet_config::parse::<Args>(Service::Probe);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(serve(loaded))
-}
-
-async fn serve(loaded: Loaded<Args>) -> anyhow::Result<()> {
-    let args = &loaded.args;
-    let telemetry = quintlet_telemetry::init(crate::SERVICE, &args.common.telemetry())?;
-    loaded.tell();
-    quintlet_kit::contain::panics_end_process();
-    let stop = CancellationToken::new();
-    let tasks = TaskGroup::new();
-    tasks.spawn("stop-signal", {
-        let stop = stop.clone();
-        async move {
-            // The service may also end without a signal.
-            tokio::select! {
-                reason = signals::stop_signal() => tracing::info!(?reason, "stopping service"),
-                () = stop.cancelled() => {}
-            }
-            stop.cancel();
-        }
-    });
-    if let Some(address) = args.common.metrics_listen {
-        let stop = stop.clone();
-        tasks.spawn("metrics", async move {
-            if let Err(error) = server::serve_metrics(address, stop).await {
-                tracing::error!(%address, error = %error_chain(&error), "serve metrics failed");
-            }
-        });
-    }
-    let liveness = Liveness::of([args.common.paths().probe(&args.id)]);
-    tasks.spawn("notify", notify::run(liveness, stop.clone()));
-    tracing::info!(id = args.id, "starting probe-service");
-    let serving = crate::run(&args.common.run_dir, &args.id, &args.common.observer_uid, stop.clone());
-    let served = quintlet_kit::task::main(serving).await;
-    stop.cancel();
-    for name in tasks.shutdown(Duration::from_secs(1)).await {
-        tracing::warn!(task = name, "task did not stop in time");
-    }
-    telemetry.shutdown().await;
-    Ok(served?)
+#[must_use]
+pub fn main() -> ExitCode {
+    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::Probe);
+    let Args { common, id, .. } = &loaded.args;
+    let liveness = Liveness::of([common.paths().probe(id)]);
+    let service = Service { name: crate::SERVICE, common, liveness };
+    let serve = |stop| Box::pin(crate::run(&common.run_dir, id, &common.observer_uid, stop));
+    service::run(service, || loaded.publish(), serve)
 }
 
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
+    use quintlet_config::Service;
 
-    use super::*;
+    use super::Args;
 
     #[test]
     fn the_table_of_fields_and_the_flags_are_the_same() {

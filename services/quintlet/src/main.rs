@@ -1,7 +1,7 @@
-//! The services and quintctl in one file, run by its name: a node that runs all of them has their common code in
-//! memory once. `pod-sync` and the others are links to it; without a link, `quintlet pod-sync …` is the same.
+//! All services and quintctl in one binary, selected by the name that it is run by. Processes of one binary share its code in memory.
+//!
+//! `pod-sync` and the other programs are links to this binary. Without a link, `quintlet pod-sync …` runs the same program.
 
-// A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 use std::ffi::{OsStr, OsString};
@@ -9,7 +9,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use quintlet_kit::exit_code;
+#[global_allocator]
+static ALLOCATOR: quintlet_kit::service::Allocator = quintlet_kit::service::Allocator;
 
 /// sysexits.h: EX_USAGE.
 const USAGE: u8 = 64;
@@ -17,13 +18,13 @@ const USAGE: u8 = 64;
 type Run = fn() -> ExitCode;
 
 const PROGRAMS: [(&str, Run); 7] = [
-    ("cri-proxy", || exit_code("cri-proxy", cri_proxy::main())),
-    ("node-api", || exit_code("node-api", node_api::main())),
-    ("pleg-service", || exit_code("pleg-service", pleg_service::main())),
+    ("cri-proxy", cri_proxy::main),
+    ("node-api", node_api::main),
+    ("pleg-service", pleg_service::main),
     ("pod-sync", pod_sync::main),
-    ("probe-service", || exit_code("probe-service", probe_service::main())),
+    ("probe-service", probe_service::main),
     ("quintctl", quintctl::main),
-    ("status-reporter", || exit_code("status-reporter", status_reporter::main())),
+    ("status-reporter", status_reporter::main),
 ];
 
 fn main() -> ExitCode {
@@ -40,22 +41,22 @@ fn program(name: &OsStr) -> Option<Run> {
     PROGRAMS.iter().find(|(known, _)| name == *known).map(|(_, run)| *run)
 }
 
-// Becomes what its first argument names, so that each reads its command line as if it were alone.
+// Executes this binary again under the name of its first argument, so that each program parses the command line as its own.
 fn by_argument(mut line: impl Iterator<Item = OsString>) -> ExitCode {
     let Some(name) = line.next().filter(|name| program(name).is_some()) else {
         let names = PROGRAMS.map(|(name, _)| name).join("|");
-        return tell(USAGE, &format!("usage: quintlet {names} [ARGUMENT]..."));
+        return fail(USAGE, &format!("usage: quintlet {names} [ARGUMENT]..."));
     };
     let error = match std::env::current_exe() {
         Ok(own) => Command::new(own).arg0(&name).args(line).exec(),
         Err(error) => error,
     };
-    tell(1, &format!("quintlet: {} cannot be run: {error}", name.display()))
+    fail(1, &format!("quintlet: failed to run {}: {error}", name.display()))
 }
 
-fn tell(code: u8, text: &str) -> ExitCode {
+fn fail(code: u8, text: &str) -> ExitCode {
     use std::io::Write as _;
-    // Without a standard error there is nobody to tell.
+    // A closed stderr cannot be reported anywhere.
     let _ = writeln!(std::io::stderr().lock(), "{text}");
     ExitCode::from(code)
 }

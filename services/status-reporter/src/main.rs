@@ -1,5 +1,8 @@
 //! The `status-reporter` binary.
 
+#[global_allocator]
+static ALLOCATOR: quintlet_kit::service::Allocator = quintlet_kit::service::Allocator;
+
 fn main() -> std::process::ExitCode {
-    quintlet_kit::exit_code("status-reporter", status_reporter::main())
+    status_reporter::main()
 }

@@ -1,55 +1,34 @@
 //! The process of status-reporter, from its command line to its exit code.
 
-use anyhow::Context;
-use quintlet_config::Service;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::notify::{self, Liveness};
-use quintlet_kit::{server, signals, task};
-use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use quintlet_kit::notify::Liveness;
+use quintlet_kit::service::{self, Service};
 
 use crate::args::Args;
 use crate::run::{Config, run};
 
 /// Runs status-reporter as its own process. Exits with 64 on a usage error.
-///
-/// # Errors
-/// The service cannot start, or serving fails.
-#[tokio::main]
-pub async fn main() -> anyhow::Result<()> {
-    let loaded = quintlet_config::parse::<Args>(Service::StatusReporter);
+#[must_use]
+pub fn main() -> ExitCode {
+    let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::StatusReporter);
     let args = loaded.args.clone();
-    let telemetry = quintlet_telemetry::init("status-reporter", &args.common.telemetry())?;
-    loaded.tell();
-    quintlet_kit::contain::panics_end_process();
-    let settings = args.settings();
-    let node_name = args.node_name.unwrap_or_else(quintlet_kit::args::host_name);
-    let stop = CancellationToken::new();
-    let signalled = stop.clone();
-    task::spawn("signals", async move {
-        let reason = signals::stop_signal().await;
-        info!(?reason, "stopping service");
-        signalled.cancel();
-    });
-    if let Some(address) = args.common.metrics_listen {
-        let stop = stop.clone();
-        task::spawn("metrics", async move {
-            if let Err(error) = server::serve_metrics(address, stop).await {
-                error!(%address, %error, "serve metrics failed");
-            }
-        });
-    }
     let config = Config {
         observers: args.common.observer_uid.clone(),
         paths: args.common.paths(),
+        settings: args.settings(),
         kubeconfig: args.kubeconfig,
-        node_name,
+        node_name: args.node_name.unwrap_or_else(quintlet_kit::args::host_name),
         register_node: args.register_node,
-        settings,
     };
-    let liveness = Liveness::of([config.paths.status()]);
-    task::spawn("notify", notify::run(liveness, stop.clone()));
-    let outcome = task::main(run(config, Clock::system(), stop)).await;
-    telemetry.shutdown().await;
-    outcome.context("status-reporter cannot serve")
+    let socket = config.paths.status();
+    let liveness = Liveness::of([socket.clone()]);
+    let service = Service { name: "status-reporter", common: &loaded.args.common, liveness };
+    let serve = async |stop| {
+        let served = Box::pin(run(config, Clock::system(), stop)).await;
+        served.with_context(|| format!("failed to serve {}", socket.display()))
+    };
+    service::run(service, || loaded.publish(), serve)
 }

@@ -48,7 +48,7 @@ pub struct Loaded<T> {
 
 impl<T> Loaded<T> {
     /// Logs warnings about the configuration and publishes it on debug.v1. Call it once per process, after logging is set up.
-    pub fn tell(&self) {
+    pub fn publish(&self) {
         let is_ours = |row: &Row| row.services().contains(&self.service);
         let ours = crate::json::document(&self.config, Document::Kubelet, is_ours);
         quintlet_kit::server::set_configuration(ours.to_string());

@@ -242,7 +242,7 @@ fn message(payload: &(dyn Any + Send)) -> &str {
 static ENDS_PROCESS: AtomicBool = AtomicBool::new(false);
 
 /// Makes a panic of a task end the process with [`EXIT_PANIC`]. For `main` only: in tests, the panic must propagate.
-pub fn panics_end_process() {
+pub(crate) fn panics_end_process() {
     hook();
     ENDS_PROCESS.store(true, Ordering::Relaxed);
 }

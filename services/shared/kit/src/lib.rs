@@ -20,6 +20,7 @@ pub mod notify;
 pub mod peer_startup;
 pub mod redirect;
 pub mod server;
+pub mod service;
 pub mod signals;
 pub mod socket;
 pub mod task;
@@ -27,25 +28,6 @@ pub mod tls;
 pub mod tree;
 
 pub use args::paths;
-
-/// Returns memory to the system after a burst of pods. glibc's allocator keeps it: about 20 MiB in all processes after 300 pods.
-/// Its settings are in `.cargo/config.toml`.
-#[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
-
-/// Returns the exit code of a process. Writes an error to stderr as one line, without a backtrace.
-#[must_use]
-pub fn exit_code<E: AsRef<dyn std::error::Error + Send + Sync>>(
-    name: &str,
-    done: Result<(), E>,
-) -> std::process::ExitCode {
-    use std::io::Write as _;
-    let Err(error) = done else { return std::process::ExitCode::SUCCESS };
-    let text = error_chain(error.as_ref()).replace('\n', " ");
-    // A closed stderr cannot be reported anywhere.
-    let _ = writeln!(std::io::stderr().lock(), "{name}: {text}");
-    std::process::ExitCode::FAILURE
-}
 
 /// Returns the texts of an error and of all its sources, joined by `: `.
 #[must_use]
