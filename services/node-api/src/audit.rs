@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use http::StatusCode;
 
 use crate::auth::User;
-use crate::routes::segments;
+use crate::uri::segments_after_first;
 
 /// How it went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Act {
             "checkpoint" => "checkpoint",
             _ => return None,
         };
-        let mut parts = segments(path).into_iter();
+        let mut parts = segments_after_first(path).into_iter();
         let mut next = || parts.next().unwrap_or_default();
         let (namespace, pod) = (next(), next());
         let container = if action == "portforward" { None } else { parts.next_back() };

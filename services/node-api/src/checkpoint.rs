@@ -57,7 +57,7 @@ fn timeout(query: &[(String, String)]) -> Result<i64, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::routes::decode_form;
+    use crate::uri::decode_form;
 
     #[test]
     fn the_last_timeout_counts() {

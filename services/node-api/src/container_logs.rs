@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     fn parse(query: &str, split: bool) -> Result<Query, BadQuery> {
-        Query::parse(&crate::routes::decode_form(query), split)
+        Query::parse(&crate::uri::decode_form(query), split)
     }
 
     #[test]

@@ -1,5 +1,11 @@
 //! What is counted.
 
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task;
+
+use axum::body::{Body, Bytes};
+use hyper::body::{Frame, SizeHint};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -161,6 +167,38 @@ fn is_usual(method: &http::Method) -> bool {
         Method::CONNECT,
     ]
     .contains(method)
+}
+
+/// A body whose request counts as in flight until the body was sent.
+pub(crate) struct CountedBody {
+    body: Body,
+    _under_way: Arc<UnderWay>,
+}
+
+impl CountedBody {
+    pub(crate) fn new(body: Body, in_flight: Arc<UnderWay>) -> Self {
+        Self { body, _under_way: in_flight }
+    }
+}
+
+impl hyper::body::Body for CountedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut task::Context<'_>,
+    ) -> task::Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 #[cfg(test)]

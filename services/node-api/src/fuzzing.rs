@@ -4,8 +4,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use crate::log_query::Journal;
 
-use crate::streaming::Streams;
-use crate::{log_query, routes, websocket};
+use crate::remote_command::Streams;
+use crate::{log_query, uri, websocket};
 
 /// Serves a WebSocket client of `v5.channel.k8s.io` with all streams that a runtime has: error, stdin, stdout, stderr, resize.
 pub async fn channels<C, R>(client: C, runtime: R)
@@ -22,5 +22,5 @@ where
 /// # Errors
 /// Why the query is refused.
 pub fn log_query(form: &str) -> Result<Option<Journal>, String> {
-    log_query::journal_of(&routes::decode_form(form))
+    log_query::journal_of(&uri::decode_form(form))
 }

@@ -19,6 +19,7 @@ pub mod cgroups;
 pub mod checkpoint;
 pub mod container_logs;
 pub mod counters;
+pub mod digest;
 pub mod files;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -33,14 +34,18 @@ mod negotiate;
 pub mod node;
 pub mod pods;
 mod process;
+mod relay;
 mod reload;
+pub mod remote_command;
 pub mod routes;
 mod run;
 pub mod select;
 pub mod server;
+pub mod state;
 pub mod stats;
 pub mod streaming;
 pub mod tls;
+pub mod uri;
 pub mod websocket;
 pub mod zpages;
 

@@ -291,7 +291,7 @@ mod tests {
     use http_body_util::BodyExt as _;
 
     use super::*;
-    use crate::routes::decode_form;
+    use crate::uri::decode_form;
 
     /// A journal that knows `known.service` and says with what it was asked.
     fn query(dir: &Path) -> LogQuery {

@@ -1,12 +1,10 @@
 //! Files that are read again when they change: certificates are rotated while connections are open.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::cache::{Key, key};
 use crate::auth::review::Reviewer;
 use crate::auth::x509::ClientCa;
 use crate::tls::Serving;
@@ -19,12 +17,6 @@ pub(crate) struct Files {
     pub(crate) serving: Arc<Serving>,
     pub(crate) ca: Option<Arc<ClientCa>>,
     pub(crate) reviewer: Option<Arc<Reviewer>>,
-}
-
-/// Tells one content of files from another. Times and sizes do not: they may be the same within a tick of the clock.
-pub(crate) fn print(files: &[PathBuf]) -> Key {
-    let contents: Vec<Vec<u8>> = files.iter().map(|f| std::fs::read(f).unwrap_or_default()).collect();
-    key(contents.iter().map(Vec::as_slice))
 }
 
 impl Files {

@@ -1,83 +1,28 @@
 //! From a request to its answer: who asks, whether they may, and which page it is.
 
-use std::path::{Path, PathBuf};
-use std::pin::Pin;
+use std::path::Path;
 use std::sync::Arc;
-use std::task;
-use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
-use hyper::body::{Frame, Incoming, SizeHint};
-use percent_encoding::percent_decode_str;
-use quintlet_kit::clock::Clock;
+use hyper::body::Incoming;
 use quintlet_kit::contain::{Work, contained_request};
 use quintlet_kit::failpoint;
-use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::answer::{Answer, disabled, error, not_found, text};
 use crate::audit::{Act, Verdict};
 use crate::auth::User;
-use crate::auth::authn::{Authenticator, Unauthenticated};
-use crate::auth::authz::{Authorizer, Refusal, needed};
-use crate::counters::{Counters, UnderWay};
-use crate::limits::Limits;
-use crate::log_query::LogQuery;
-use crate::metrics::Board;
+use crate::auth::authn::Unauthenticated;
+use crate::auth::authz::{Refusal, needed};
+use crate::counters::CountedBody;
 use crate::node::Node;
+use crate::remote_command::Action;
 use crate::server::{Handler, Peer};
-use crate::stats::Stats;
-use crate::streaming::{self, Action};
-use crate::zpages::Settings;
+use crate::state::State;
+use crate::streaming;
+use crate::uri::{decode_form, query, segments_after_first};
 use crate::{checkpoint, container_logs, files, health, pods};
-
-/// What pages need.
-#[derive(Debug)]
-pub struct State {
-    /// The other services.
-    pub node: Node,
-    /// The node's name.
-    pub node_name: String,
-    /// Who asks.
-    pub authn: Authenticator,
-    /// Whether they may.
-    pub authz: Authorizer,
-    /// What is counted.
-    pub counters: Counters,
-    /// What is allowed.
-    pub limits: Limits,
-    /// Places for upgraded connections.
-    pub upgrades: Arc<Semaphore>,
-    /// Tasks of upgraded connections.
-    pub tasks: TaskTracker,
-    /// Cuts them.
-    pub cut: CancellationToken,
-    /// Time.
-    pub clock: Clock,
-    /// Logs, exec, attach, port-forward, run and runningpods are there.
-    pub debugging: bool,
-    /// Readers of logs may choose a stream.
-    pub split_streams: bool,
-    /// Users may have containers checkpointed.
-    pub checkpoints: bool,
-    /// What `/logs/` shows; none: it is off.
-    pub system_logs: Option<PathBuf>,
-    /// Answers its queries; none: they are off.
-    pub log_query: Option<LogQuery>,
-    /// Statistics.
-    pub stats: Stats,
-    /// The last figures of each service.
-    pub board: Board,
-    /// The metric of feature gates.
-    pub features: String,
-    /// What this process was told.
-    pub settings: Settings,
-    /// CLOCK_BOOTTIME at the start.
-    pub started: Duration,
-}
 
 /// Answers on one of the ports.
 #[derive(Debug, Clone)]
@@ -167,33 +112,7 @@ impl Handler for Routes {
         request.extensions_mut().insert(Arc::clone(&under_way));
         let path = request.uri().path().to_owned();
         let answer = unless_panicked(&path, Box::pin(self.answer(request))).await;
-        answer.map(|body| Body::new(Counted { body, _under_way: under_way }))
-    }
-}
-
-/// A body whose request is under way until it was sent.
-struct Counted {
-    body: Body,
-    _under_way: Arc<UnderWay>,
-}
-
-impl hyper::body::Body for Counted {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut task::Context<'_>,
-    ) -> task::Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        answer.map(|body| Body::new(CountedBody::new(body, under_way)))
     }
 }
 
@@ -295,7 +214,7 @@ impl Routes {
             Page::Running => only(Method::GET, &request, || pods::running(node)).await,
             Page::Logs => {
                 only(Method::GET, &request, || {
-                    let asked = (segments(&path), query(&request));
+                    let asked = (segments_after_first(&path), query(&request));
                     async move {
                         let now = state.clock.wall();
                         let (segments, query) = &asked;
@@ -334,7 +253,7 @@ impl Routes {
             Page::Debug if path.starts_with("/debug/flags") => disabled("flags endpoint is disabled."),
             Page::Checkpoint if state.checkpoints => {
                 only(Method::POST, &request, || {
-                    let asked = (segments(&path), query(&request));
+                    let asked = (segments_after_first(&path), query(&request));
                     async move { checkpoint::checkpoint(node, &asked.0, &asked.1).await }
                 })
                 .await
@@ -395,7 +314,7 @@ const OF_PODS: [&str; 6] = ["containerLogs", "exec", "attach", "portForward", "r
 /// The pod that a path names. Its UID is not known here.
 fn pod_of(path: &str) -> Option<Work> {
     let first = path.split('/').nth(1)?;
-    let parts = segments(path);
+    let parts = segments_after_first(path);
     let (Some(namespace), Some(name)) = (parts.first(), parts.get(1)) else { return None };
     OF_PODS.contains(&first).then(|| Work::new("", format!("{namespace}/{name}")))
 }
@@ -460,28 +379,6 @@ fn is_exact(path: &str) -> bool {
 
 fn wrong_method() -> Answer {
     error(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed")
-}
-
-/// The query, decoded, in order.
-pub fn query<B>(request: &Request<B>) -> Vec<(String, String)> {
-    decode_form(request.uri().query().unwrap_or_default())
-}
-
-/// A form or query, decoded, in order.
-#[must_use]
-pub fn decode_form(text: &str) -> Vec<(String, String)> {
-    let decode = |part: &str| percent_decode_str(&part.replace('+', " ")).decode_utf8_lossy().into_owned();
-    text.split('&')
-        .filter(|pair| !pair.is_empty())
-        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
-        .map(|(key, value)| (decode(key), decode(value)))
-        .collect()
-}
-
-/// The parts of a path after the first, decoded.
-#[must_use]
-pub fn segments(path: &str) -> Vec<String> {
-    path.split('/').skip(2).map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned()).collect()
 }
 
 #[cfg(test)]

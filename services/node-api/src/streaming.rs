@@ -5,7 +5,6 @@
 //! out before.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
@@ -14,93 +13,24 @@ use hyper_util::rt::TokioIo;
 use k8s_cri::v1;
 use quintlet_kit::{contain, task};
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tonic::{Code, Status};
 
 use crate::answer::{Answer, error, text};
 use crate::auth::authn;
 use crate::counters::UnderWay;
-use crate::routes::{State, query, segments};
+use crate::relay;
+use crate::remote_command::{Action, Streams, Target};
 use crate::select;
 use crate::server::Peer;
+use crate::state::State;
+use crate::uri::query;
 use crate::websocket::{self, Form, TUNNEL};
-
-/// Bytes in flight in one direction of one connection.
-const BUFFER: usize = 32 << 10;
-
-/// What a client wants of a pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    /// A new process.
-    Exec,
-    /// The streams of the main process.
-    Attach,
-    /// A connection to a port.
-    PortForward,
-}
-
-/// Which streams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Streams {
-    pub(crate) stdin: bool,
-    pub(crate) stdout: bool,
-    pub(crate) stderr: bool,
-    pub(crate) tty: bool,
-}
-
-impl Streams {
-    const NONE: Self = Self { stdin: false, stdout: false, stderr: false, tty: false };
-}
 
 /// What the runtime has ready.
 struct Place {
     url: String,
     /// The streams it waits for; none of a port-forward's are known before.
     streams: Streams,
-}
-
-impl Streams {
-    fn parse(query: &[(String, String)]) -> Option<Self> {
-        let flag = |name: &str| query.iter().any(|(k, v)| k == name && v == "1");
-        let tty = flag("tty");
-        let streams =
-            Self { stdin: flag("input"), stdout: flag("output"), stderr: flag("error") && !tty, tty };
-        (streams.stdin || streams.stdout || streams.stderr).then_some(streams)
-    }
-}
-
-/// What a path names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Target {
-    namespace: String,
-    pod: String,
-    uid: Option<String>,
-    container: String,
-}
-
-impl Target {
-    /// `{namespace}/{pod}[/{uid}][/{container}]`.
-    fn parse(path: &str, has_container: bool) -> Option<Self> {
-        let parts = segments(path);
-        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-        let (namespace, pod, uid, container) = match (parts.as_slice(), has_container) {
-            ([ns, pod, container], true) => (ns, pod, None, *container),
-            ([ns, pod, uid, container], true) => (ns, pod, Some(*uid), *container),
-            ([ns, pod], false) => (ns, pod, None, ""),
-            ([ns, pod, uid], false) => (ns, pod, Some(*uid), ""),
-            _ => return None,
-        };
-        let there = |s: &str| !s.is_empty();
-        if !there(namespace) || !there(pod) || (has_container && !there(container)) || uid == Some("") {
-            return None;
-        }
-        Some(Self {
-            namespace: (*namespace).to_owned(),
-            pod: (*pod).to_owned(),
-            uid: uid.map(str::to_owned),
-            container: container.to_owned(),
-        })
-    }
 }
 
 /// Answers.
@@ -291,7 +221,7 @@ async fn pass_on(state: &State, action: Action, place: Place, request: &mut Requ
             let (client, runtime) = (TokioIo::new(client), TokioIo::new(runtime));
             let carried = async {
                 match form {
-                    Form::Runtime => copy(client, runtime, first, half_open).await,
+                    Form::Runtime => relay::copy(client, runtime, first, half_open).await,
                     Form::Translated { protocol: TUNNEL, .. } => {
                         websocket::tunnel(client, runtime, wait).await
                     }
@@ -337,51 +267,6 @@ async fn dial(url: &str, request: &Request<Incoming>, form: &Form) -> Result<Res
     Ok(sender.send_request(sent).await?)
 }
 
-/// Copies both ways until both have ended, or one has and the other does not within `half_open`. A client that has to speak
-/// within `first` and does not has ended.
-async fn copy<A, B>(client: A, runtime: B, first: Option<Duration>, half_open: Duration)
-where
-    A: AsyncRead + AsyncWrite + Unpin,
-    B: AsyncRead + AsyncWrite + Unpin,
-{
-    let (client_in, client_out) = tokio::io::split(client);
-    let (runtime_in, runtime_out) = tokio::io::split(runtime);
-    let mut up = std::pin::pin!(one_way(client_in, runtime_out, first));
-    let mut down = std::pin::pin!(one_way(runtime_in, client_out, None));
-    // What has ended is not polled again; the other gets the rest of the time.
-    tokio::select! {
-        () = up.as_mut() => drop(tokio::time::timeout(half_open, down).await),
-        () = down.as_mut() => drop(tokio::time::timeout(half_open, up).await),
-    }
-}
-
-async fn one_way<R: AsyncRead, W: AsyncWrite>(
-    mut from: ReadHalf<R>,
-    mut to: WriteHalf<W>,
-    mut first: Option<Duration>,
-) {
-    let mut buffer = vec![0; BUFFER];
-    loop {
-        let read = from.read(&mut buffer);
-        let read = match first.take() {
-            Some(limit) => tokio::time::timeout(limit, read).await.unwrap_or(Ok(0)),
-            None => read.await,
-        };
-        match read {
-            Ok(n) if n > 0 => {
-                if to.write_all(&buffer[..n]).await.is_err() || to.flush().await.is_err() {
-                    return;
-                }
-            }
-            _ => {
-                // The other end may be gone, too.
-                let _ = to.shutdown().await;
-                return;
-            }
-        }
-    }
-}
-
 /// `/run/{namespace}/{pod}[/{uid}]/{container}?cmd=`: a command's output, once it has ended.
 pub async fn run(state: &State, request: &Request<Incoming>) -> Answer {
     let Some(target) = Target::parse(request.uri().path(), true) else { return crate::answer::not_found() };
@@ -406,67 +291,4 @@ async fn run_in(state: &State, target: &Target, query: &[(String, String)]) -> R
         return Err(fault(format!("command '{cmd}' exited with {}: {out}", reply.exit_code)));
     }
     Ok(crate::answer::json(out))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn streams_are_those_that_are_exactly_one_and_a_terminal_has_no_stderr() {
-        let parse = |q: &str| Streams::parse(&crate::routes::decode_form(q));
-        let streams = |stdin, stdout, stderr, tty| Some(Streams { stdin, stdout, stderr, tty });
-        assert_eq!(parse("input=1&output=1&error=1&tty=1"), streams(true, true, false, true));
-        assert_eq!(parse("output=1&error=1&input=true"), streams(false, true, true, false));
-        assert_eq!(parse("error=1&tty=1"), None);
-        assert_eq!(parse("stdin=1"), None);
-    }
-
-    #[test]
-    fn paths_name_pod_and_container_and_maybe_the_uid() {
-        let target = |uid: Option<&str>, container: &str| Target {
-            namespace: "ns".into(),
-            pod: "p".into(),
-            uid: uid.map(str::to_owned),
-            container: container.into(),
-        };
-        assert_eq!(Target::parse("/exec/ns/p/c", true), Some(target(None, "c")));
-        assert_eq!(Target::parse("/exec/ns/p/u/c", true), Some(target(Some("u"), "c")));
-        assert_eq!(Target::parse("/portForward/ns/p", false), Some(target(None, "")));
-        assert_eq!(Target::parse("/portForward/ns/p/u", false), Some(target(Some("u"), "")));
-        for bad in ["/exec/ns/p", "/exec/ns/p/c/", "/exec//p/c", "/exec/ns/p/u/c/x", "/exec"] {
-            assert_eq!(Target::parse(bad, true), None, "{bad}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn when_one_direction_has_ended_the_other_has_a_moment_and_no_more() {
-        let (client, mut far_client) = tokio::io::duplex(64);
-        let (runtime, mut far_runtime) = tokio::io::duplex(64);
-        let copied = task::spawn("copy", copy(client, runtime, None, Duration::from_secs(10)));
-        far_client.write_all(b"ping").await.unwrap();
-        let mut four = [0; 4];
-        far_runtime.read_exact(&mut four).await.unwrap();
-        assert_eq!(&four, b"ping");
-        far_client.shutdown().await.unwrap();
-        // The runtime neither answers nor hangs up.
-        let before = tokio::time::Instant::now();
-        copied.await.unwrap();
-        assert_eq!(before.elapsed(), Duration::from_secs(10));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn who_has_to_speak_first_and_does_not_is_hung_up_on_and_who_spoke_may_be_silent() {
-        let (first, half_open) = (Duration::from_secs(30), Duration::from_secs(10));
-        for (speaks, kept) in [(false, false), (true, true)] {
-            let (client, mut far_client) = tokio::io::duplex(64);
-            let (runtime, _far_runtime) = tokio::io::duplex(64);
-            let copied = task::spawn("copy", copy(client, runtime, Some(first), half_open));
-            if speaks {
-                far_client.write_all(b"ping").await.unwrap();
-            }
-            let ended = tokio::time::timeout(Duration::from_secs(3600), copied).await.is_ok();
-            assert_eq!(ended, !kept, "speaks: {speaks}");
-        }
-    }
 }

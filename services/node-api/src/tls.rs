@@ -18,8 +18,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme};
 
-use crate::auth::cache::Key;
-use crate::reload::print;
+use crate::digest::{self, Digest};
 
 /// Why TLS cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -166,7 +165,7 @@ pub struct Serving {
     files: [PathBuf; 2],
     now: RwLock<Arc<CertifiedKey>>,
     /// Of what was read last, whether it could be used or not.
-    seen: Mutex<Key>,
+    seen: Mutex<Digest>,
 }
 
 impl Serving {
@@ -177,7 +176,7 @@ impl Serving {
     pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let files = [cert.to_owned(), key.to_owned()];
         // Taken before reading: what changes in between is read again.
-        let seen = Mutex::new(print(&files));
+        let seen = Mutex::new(digest::of_files(&files));
         let now = RwLock::new(Arc::new(read_pair(cert, key)?));
         Ok(Self { files, now, seen })
     }
@@ -188,8 +187,8 @@ impl Serving {
     /// # Errors
     /// As [`Serving::load`], once per change.
     pub fn refresh(&self) -> Result<bool, TlsError> {
-        let print = print(&self.files);
-        if std::mem::replace(&mut *self.seen.lock(), print) == print {
+        let found = digest::of_files(&self.files);
+        if std::mem::replace(&mut *self.seen.lock(), found) == found {
             return Ok(false);
         }
         let [cert, key] = &self.files;

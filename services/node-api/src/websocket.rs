@@ -19,7 +19,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 
-use crate::streaming::{Action, Streams};
+use crate::remote_command::{Action, Streams};
 
 /// The protocol whose streams end one by one.
 pub const CHANNELS: &str = "v5.channel.k8s.io";

@@ -14,9 +14,10 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use tokio::time::Instant;
 
 use super::User;
-use super::cache::{Cache, key};
+use super::cache::Cache;
 use super::review::Reviewer;
 use super::x509::ClientCa;
+use crate::digest;
 use crate::limits::{Limits, Network, Waiting};
 
 /// A subprotocol of this form carries a token, since browsers cannot set headers.
@@ -56,7 +57,7 @@ impl Tokens {
 
     async fn user(&self, token: &str, from: Network) -> Result<User, Unauthenticated> {
         let invalid = || Unauthenticated::Invalid("invalid bearer token".to_owned());
-        let key = key([token.as_bytes()]);
+        let key = digest::of_parts([token.as_bytes()]);
         if let Some(known) = self.known.get(&key, Instant::now()) {
             return known.ok_or_else(invalid);
         }

@@ -7,8 +7,9 @@ use http::Method;
 use tokio::time::Instant;
 
 use super::User;
-use super::cache::{Cache, Key, key};
+use super::cache::Cache;
 use super::review::{Question, ReviewError, Reviewer};
+use crate::digest::{self, Digest};
 
 /// What a request needs: a verb on any one of these subresources of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +117,7 @@ impl Webhook {
     }
 }
 
-fn question_key(question: &Question<'_>) -> Key {
+fn question_key(question: &Question<'_>) -> Digest {
     let Question { user, verb, node, subresource } = question;
     let groups = user.groups.len().to_le_bytes();
     let mut parts: Vec<&[u8]> = vec![
@@ -130,7 +131,7 @@ fn question_key(question: &Question<'_>) -> Key {
     parts.extend(user.groups.iter().map(String::as_bytes));
     let extra: Vec<u8> = serde_json::to_vec(&user.extra).unwrap_or_default();
     parts.push(&extra);
-    key(parts)
+    digest::of_parts(parts)
 }
 
 #[cfg(test)]
@@ -189,7 +190,7 @@ mod tests {
         };
         let users =
             [user("a", &[]), user("a", &["b"]), user("a", &["b", "c"]), user("a", &["bc"]), user("ab", &[])];
-        let mut keys: Vec<Key> = users
+        let mut keys: Vec<Digest> = users
             .iter()
             .flat_map(|user| {
                 ["get", "create"]

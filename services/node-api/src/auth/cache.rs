@@ -8,16 +8,15 @@ use parking_lot::Mutex;
 use quintlet_kit::clock::deadline_after;
 use tokio::time::Instant;
 
+use crate::digest::Digest;
+
 /// Answers kept, of each kind: more users than a node has ever seen at a time; a key is 32 bytes.
 const CAPACITY: NonZeroUsize = NonZeroUsize::new(4096).expect("4096 is not zero");
-
-/// SHA-256 of what was asked: a cache holds no token.
-pub type Key = [u8; 32];
 
 /// Answers by what was asked.
 #[derive(Debug)]
 pub struct Cache<V> {
-    entries: Mutex<LruCache<Key, (Instant, V)>>,
+    entries: Mutex<LruCache<Digest, (Instant, V)>>,
 }
 
 impl<V: Clone> Default for Cache<V> {
@@ -28,7 +27,7 @@ impl<V: Clone> Default for Cache<V> {
 
 impl<V: Clone> Cache<V> {
     /// The answer, unless its time is over.
-    pub fn get(&self, key: &Key, now: Instant) -> Option<V> {
+    pub fn get(&self, key: &Digest, now: Instant) -> Option<V> {
         let mut entries = self.entries.lock();
         let (until, value) = entries.get(key)?;
         if *until > now {
@@ -39,47 +38,36 @@ impl<V: Clone> Cache<V> {
     }
 
     /// Keeps an answer for `ttl`.
-    pub fn put(&self, key: Key, value: V, now: Instant, ttl: Duration) {
+    pub fn put(&self, key: Digest, value: V, now: Instant, ttl: Duration) {
         if !ttl.is_zero() {
             self.entries.lock().put(key, (deadline_after(now, ttl), value));
         }
     }
 }
 
-/// The key of a question, each part with its length so that none runs into the next.
-pub fn key<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Key {
-    use sha2::{Digest as _, Sha256};
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    hash.finalize().into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::digest::of_parts;
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_counts_until_its_time_is_over() {
         let cache = Cache::default();
-        let k = key([b"a".as_slice()]);
+        let k = of_parts([b"a".as_slice()]);
         cache.put(k, 1, Instant::now(), Duration::from_secs(2));
         tokio::time::advance(Duration::from_millis(1999)).await;
         assert_eq!(cache.get(&k, Instant::now()), Some(1));
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(cache.get(&k, Instant::now()), None);
-        assert_ne!(key([b"ab".as_slice(), b"c"]), key([b"a".as_slice(), b"bc"]));
     }
 
     #[tokio::test(start_paused = true)]
     async fn it_never_holds_more_than_its_bound() {
         let cache = Cache::default();
         for i in 0..CAPACITY.get() as u64 + 10 {
-            cache.put(key([i.to_le_bytes().as_slice()]), i, Instant::now(), Duration::from_secs(9));
+            cache.put(of_parts([i.to_le_bytes().as_slice()]), i, Instant::now(), Duration::from_secs(9));
         }
         assert_eq!(cache.entries.lock().len(), CAPACITY.get());
-        assert_eq!(cache.get(&key([0u64.to_le_bytes().as_slice()]), Instant::now()), None);
+        assert_eq!(cache.get(&of_parts([0u64.to_le_bytes().as_slice()]), Instant::now()), None);
     }
 }

@@ -14,8 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
 
 use super::User;
-use super::cache::Key;
-use crate::reload::print;
+use crate::digest::{self, Digest};
 
 /// Reviews of one kind in flight: the API server's own clients have as many.
 const IN_FLIGHT: usize = 32;
@@ -76,7 +75,7 @@ pub struct Reviewer {
     path: PathBuf,
     client: RwLock<kube::Client>,
     /// Of the files that were read last, whether they could be used or not.
-    seen: Mutex<Key>,
+    seen: Mutex<Digest>,
     tokens: Semaphore,
     accesses: Semaphore,
 }
@@ -94,7 +93,7 @@ impl Reviewer {
     /// It cannot be used. A server that does not answer is no error.
     pub async fn load(path: &Path) -> Result<Self, ReviewError> {
         // Taken before reading: what changes in between is read again.
-        let seen = Mutex::new(print(&files(path)));
+        let seen = Mutex::new(digest::of_files(&files(path)));
         let client = RwLock::new(client(path).await?);
         let [tokens, accesses] = [IN_FLIGHT; 2].map(Semaphore::new);
         Ok(Self { path: path.to_owned(), client, seen, tokens, accesses })
@@ -106,8 +105,8 @@ impl Reviewer {
     /// # Errors
     /// As [`Reviewer::load`], once per change.
     pub async fn refresh(&self) -> Result<bool, ReviewError> {
-        let print = print(&files(&self.path));
-        if std::mem::replace(&mut *self.seen.lock(), print) == print {
+        let found = digest::of_files(&files(&self.path));
+        if std::mem::replace(&mut *self.seen.lock(), found) == found {
             return Ok(false);
         }
         let new = client(&self.path).await?;

@@ -9,8 +9,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 
 use super::User;
-use super::cache::Key;
-use crate::reload::print;
+use crate::digest::{self, Digest};
 use crate::tls::{TlsError, certificates};
 
 /// Why a certificate says nothing.
@@ -31,7 +30,7 @@ pub struct ClientCa {
     path: PathBuf,
     now: RwLock<Arc<dyn ClientCertVerifier>>,
     /// Of what was read last, whether it could be used or not.
-    seen: Mutex<Key>,
+    seen: Mutex<Digest>,
 }
 
 impl ClientCa {
@@ -41,7 +40,7 @@ impl ClientCa {
     /// It cannot be read or holds no certificate that can be a root.
     pub fn load(path: &Path) -> Result<Self, TlsError> {
         // Taken before reading: what changes in between is read again.
-        let seen = Mutex::new(print(&[path.to_owned()]));
+        let seen = Mutex::new(digest::of_files(&[path.to_owned()]));
         Ok(Self { path: path.to_owned(), now: RwLock::new(read(path)?), seen })
     }
 
@@ -50,8 +49,8 @@ impl ClientCa {
     /// # Errors
     /// As [`ClientCa::load`], once per change.
     pub fn refresh(&self) -> Result<bool, TlsError> {
-        let print = print(std::slice::from_ref(&self.path));
-        if std::mem::replace(&mut *self.seen.lock(), print) == print {
+        let found = digest::of_files(std::slice::from_ref(&self.path));
+        if std::mem::replace(&mut *self.seen.lock(), found) == found {
             return Ok(false);
         }
         *self.now.write() = read(&self.path)?;

@@ -10,7 +10,7 @@ use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
 use node_api::limits::{Gate, Limits};
-use node_api::routes::State;
+use node_api::state::State;
 use node_api::{NodeApi, NodeApiArgs};
 use parking_lot::Mutex;
 use quintlet_config::{Loaded, Service};
