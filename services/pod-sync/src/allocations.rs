@@ -12,9 +12,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus, ResourceRequirements};
 use parking_lot::Mutex;
 use pod_sync_decisions::resize::allocation::{self, PodResources};
-use pod_sync_decisions::resize::checkpoint::{self, Entries};
+use pod_sync_decisions::resize::checkpoint::{self, PodResourceEntries};
 use pod_sync_decisions::resize::conditions::ResizeConditions;
-use pod_sync_decisions::resize::verdict::Reason;
+use pod_sync_decisions::resize::feasibility::PendingReason;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use quintlet_model::ids::PodUid;
@@ -27,7 +27,7 @@ const ACTUATED: &str = "actuated_pods_state";
 #[derive(Debug)]
 struct Checkpoint {
     path: PathBuf,
-    entries: Entries,
+    entries: PodResourceEntries,
 }
 
 impl Checkpoint {
@@ -38,13 +38,13 @@ impl Checkpoint {
                 let aside = path.with_extension("corrupt");
                 let moved = std::fs::rename(&path, &aside).is_ok();
                 tracing::error!(path = %path.display(), error = quintlet_kit::error_chain(&e), moved, "checkpoint of resources cannot be used, it is put aside");
-                Entries::new()
+                PodResourceEntries::new()
             }),
             Err(e) => {
                 if e.kind() != std::io::ErrorKind::NotFound {
                     tracing::error!(path = %path.display(), error = %e, "checkpoint of resources cannot be read");
                 }
-                Entries::new()
+                PodResourceEntries::new()
             }
         };
         Self { path, entries }
@@ -99,7 +99,8 @@ struct Gauges {
 }
 
 /// Label `reason` of those that wait, for the reason in the condition.
-const PENDING: [(&str, Reason); 2] = [("deferred", Reason::Deferred), ("infeasible", Reason::Infeasible)];
+const PENDING: [(&str, PendingReason); 2] =
+    [("deferred", PendingReason::Deferred), ("infeasible", PendingReason::Infeasible)];
 
 impl Gauges {
     fn registered() -> Self {
@@ -219,7 +220,7 @@ impl Allocations {
         if allocated.is_some_and(|a| matches!(allocation::apply(pod, a), Cow::Owned(_))) {
             return None;
         }
-        let over = state.conditions.get_mut(uid)?.complete();
+        let over = state.conditions.get_mut(uid)?.clear_in_progress();
         self.gauges.set(state.conditions.values());
         over
     }
@@ -281,7 +282,7 @@ mod tests {
         let (before, after) = (pod("1"), pod("2"));
         all.allocate(&uid(), &before);
         all.allocate(&uid(), &after);
-        all.conditions(&uid(), |c| c.start(Some(2), jiff::Timestamp::UNIX_EPOCH));
+        all.conditions(&uid(), |c| c.set_in_progress(Some(2), jiff::Timestamp::UNIX_EPOCH));
         assert_eq!(all.complete(&uid(), &before), None, "a look from before the allocation");
         assert_eq!(all.shown(&uid()).len(), 1);
         assert_eq!(all.complete(&uid(), &after).unwrap().observed_generation, Some(2));
@@ -311,7 +312,7 @@ mod tests {
 
     #[test]
     fn resizes_are_counted_by_what_becomes_of_them() {
-        use pod_sync_decisions::resize::verdict::Pending;
+        use pod_sync_decisions::resize::feasibility::PendingResize;
         let dir = tempfile::tempdir().unwrap();
         let mut all = Allocations::open(dir.path());
         // Not those of the process, which other tests change too.
@@ -322,16 +323,16 @@ mod tests {
         };
         let now = jiff::Timestamp::UNIX_EPOCH;
         let wait = |name: &str, reason| {
-            let pending = Pending { reason, cause: String::new(), message: String::new() };
-            all.conditions(&PodUid::parse(name).unwrap(), |c| c.wait(&pending, None, now));
+            let pending = PendingResize { reason, cause: String::new(), message: String::new() };
+            all.conditions(&PodUid::parse(name).unwrap(), |c| c.set_pending(&pending, None, now));
         };
-        wait("u1", Reason::Deferred);
-        wait("u2", Reason::Deferred);
-        wait("u3", Reason::Infeasible);
+        wait("u1", PendingReason::Deferred);
+        wait("u2", PendingReason::Deferred);
+        wait("u3", PendingReason::Infeasible);
         assert_eq!(counted(), (2, 1, 0));
-        all.conditions(&uid(), |c| c.start(None, now));
+        all.conditions(&uid(), |c| c.set_in_progress(None, now));
         assert_eq!(counted(), (1, 1, 1), "one was allocated");
-        all.conditions(&uid(), ResizeConditions::complete);
+        all.conditions(&uid(), ResizeConditions::clear_in_progress);
         all.retain(&["u1", "u2"].into());
         assert_eq!(counted(), (1, 0, 0));
         all.remove(&PodUid::parse("u2").unwrap());

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{ArgAction, Parser};
 use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
-use pod_sync_decisions::image_gc::Policy;
-use pod_sync_decisions::shutdown::{Plan, Share};
+use pod_sync_decisions::image_gc::ImageGcPolicy;
+use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_images::pulls::PullSettings;
 use quintlet_config::ConfigArgs;
 use quintlet_kit::args::CommonArgs;
@@ -135,7 +135,7 @@ pub struct ShutdownArgs {
     pub shutdown_grace_period_critical_pods: Duration,
     /// Instead of both: seconds for pods from a priority on, `1000=30`; may be given more than once.
     #[arg(long, value_delimiter = ',', value_parser = share, allow_hyphen_values = true, value_name = "PRIORITY=SECONDS")]
-    pub shutdown_grace_period_by_pod_priority: Vec<Share>,
+    pub shutdown_grace_period_by_pod_priority: Vec<PriorityGracePeriod>,
     /// Address of the bus that logind is on. Default: the system's.
     #[arg(long, value_name = "ADDRESS")]
     pub system_bus: Option<String>,
@@ -149,17 +149,17 @@ impl ShutdownArgs {
     ///
     /// # Errors
     /// The settings contradict each other.
-    pub fn plan(&self) -> anyhow::Result<Plan> {
+    pub fn plan(&self) -> anyhow::Result<ShutdownPlan> {
         let (total, critical) = (self.shutdown_grace_period, self.shutdown_grace_period_critical_pods);
         anyhow::ensure!(critical <= total, "shutdownGracePeriodCriticalPods is above shutdownGracePeriod");
         if self.shutdown_grace_period_by_pod_priority.is_empty() {
-            return Ok(Plan::of_total(total, critical));
+            return Ok(ShutdownPlan::from_total(total, critical));
         }
         anyhow::ensure!(
             total.is_zero(),
             "shutdownGracePeriodByPodPriority excludes shutdownGracePeriod and shutdownGracePeriodCriticalPods"
         );
-        Ok(Plan::of_priorities(self.shutdown_grace_period_by_pod_priority.clone()))
+        Ok(ShutdownPlan::from_priorities(self.shutdown_grace_period_by_pod_priority.clone()))
     }
 
     /// The way to logind.
@@ -190,8 +190,8 @@ pub struct ImageArgs {
 impl ImageArgs {
     /// As the policy of the collector.
     #[must_use]
-    pub fn policy(&self) -> Policy {
-        Policy {
+    pub fn policy(&self) -> ImageGcPolicy {
+        ImageGcPolicy {
             high: self.image_gc_high_threshold,
             low: self.image_gc_low_threshold,
             min_age: self.minimum_image_ttl_duration,
@@ -376,8 +376,8 @@ pub struct ResourceArgs {
 impl ResourceArgs {
     /// Which dead containers are kept.
     #[must_use]
-    pub fn dead_containers(&self) -> pod_sync_decisions::gc::Limits {
-        pod_sync_decisions::gc::Limits {
+    pub fn dead_containers(&self) -> pod_sync_decisions::gc::GcPolicy {
+        pod_sync_decisions::gc::GcPolicy {
             per_container: self.maximum_dead_containers_per_container,
             min_age: self.minimum_container_ttl_duration,
         }
@@ -403,10 +403,13 @@ impl Args {
     }
 }
 
-fn share(text: &str) -> Result<Share, String> {
+fn share(text: &str) -> Result<PriorityGracePeriod, String> {
     let (priority, seconds) = text.split_once('=').ok_or("want PRIORITY=SECONDS")?;
     let number = |e: std::num::ParseIntError| format!("{e}, want PRIORITY=SECONDS");
-    Ok(Share { priority: priority.parse().map_err(number)?, seconds: seconds.parse().map_err(number)? })
+    Ok(PriorityGracePeriod {
+        priority: priority.parse().map_err(number)?,
+        seconds: seconds.parse().map_err(number)?,
+    })
 }
 
 fn threshold(text: &str) -> Result<(String, String), String> {

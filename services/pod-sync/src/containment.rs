@@ -23,7 +23,7 @@ use quintlet_model::ids::PodUid;
 use serde::{Deserialize, Serialize};
 
 use marks::{Left, Marks};
-use pod_sync_decisions::containment::{Cause, Ledger, Standing, Wait};
+use pod_sync_decisions::containment::{ContainmentRecords, ProcessExit, Suspension, WorkPermission};
 
 /// Name of the service, as its supervisor has it.
 const SERVICE: &str = "pod-sync";
@@ -35,13 +35,13 @@ const MARKS: &str = ".work";
 #[derive(Debug, Serialize, Deserialize)]
 struct Saved {
     boot: String,
-    ledger: Ledger,
+    ledger: ContainmentRecords,
 }
 
 /// Panics and deaths in the work of pods.
 #[derive(Debug)]
 pub struct Containment {
-    ledger: Mutex<Ledger>,
+    ledger: Mutex<ContainmentRecords>,
     file: PathBuf,
     boot: String,
     marks: Marks,
@@ -109,22 +109,27 @@ impl Containment {
         let cause = exits::cause(told, oom_killed);
         let in_work = match &cause {
             // What a process does to itself, it does on the thread that executes the work.
-            Cause::Crash(_) => &left.on_thread,
+            ProcessExit::Crash(_) => &left.on_thread,
             // Whoever holds the memory need not be on a thread.
-            Cause::OutOfMemory => &left.in_work,
-            Cause::Outside => return,
+            ProcessExit::OutOfMemory => &left.in_work,
+            ProcessExit::External => return,
         };
         self.died(SERVICE, &cause, in_work);
     }
 
     /// A process died while it worked on these pods.
-    pub fn died(&self, process: &'static str, cause: &Cause, in_work: &std::collections::BTreeSet<PodUid>) {
+    pub fn died(
+        &self,
+        process: &'static str,
+        cause: &ProcessExit,
+        in_work: &std::collections::BTreeSet<PodUid>,
+    ) {
         self.deaths.inc();
-        let aside = self.change(|ledger, now| ledger.died(process, cause, in_work, now));
+        let aside = self.change(|ledger, now| ledger.process_exited(process, cause, in_work, now));
         tracing::warn!(process, ?cause, ?in_work, ?aside, "process died while it worked on pods");
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Ledger, Duration) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut ContainmentRecords, Duration) -> T) -> T {
         let mut ledger = self.ledger.lock();
         let changed = change(&mut ledger, self.clock.boot());
         let saved = Saved { boot: self.boot.clone(), ledger: ledger.clone() };
@@ -141,16 +146,16 @@ impl Containment {
 
     /// Brings the gauge up to date: waits end by themselves.
     pub fn count(&self) {
-        let waiting = self.ledger.lock().waiting(self.clock.boot());
+        let waiting = self.ledger.lock().suspended_count(self.clock.boot());
         self.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
     }
 
     /// What the pod waits for before it may be worked on.
     #[must_use]
-    pub fn wait(&self, uid: &PodUid) -> Option<Wait> {
-        match self.ledger.lock().standing(uid, self.clock.boot()) {
-            Standing::Waits(wait) => Some(wait),
-            Standing::Free | Standing::OneAtATime => None,
+    pub fn wait(&self, uid: &PodUid) -> Option<Suspension> {
+        match self.ledger.lock().permission(uid, self.clock.boot()) {
+            WorkPermission::Suspended(wait) => Some(wait),
+            WorkPermission::Allowed | WorkPermission::OneAtATime => None,
         }
     }
 
@@ -166,10 +171,10 @@ impl Containment {
         name: String,
         work: impl Future<Output = T>,
     ) -> Result<T, Panic> {
-        let standing = self.ledger.lock().standing(uid, self.clock.boot());
+        let standing = self.ledger.lock().permission(uid, self.clock.boot());
         let _turn = match standing {
-            Standing::OneAtATime => Some(self.turn.lock().await),
-            Standing::Free | Standing::Waits(_) => None,
+            WorkPermission::OneAtATime => Some(self.turn.lock().await),
+            WorkPermission::Allowed | WorkPermission::Suspended(_) => None,
         };
         let mark = Arc::new(self.marks.begin(uid));
         let done = contain::contained(Work::marked(uid.as_str(), name, mark.threads()), work).await;
@@ -193,22 +198,22 @@ impl Containment {
     }
 
     /// The work of a pod panicked; returns what the pod waits for now.
-    pub fn panicked(&self, uid: &PodUid, panic: &Panic) -> Wait {
+    pub fn panicked(&self, uid: &PodUid, panic: &Panic) -> Suspension {
         let message = format!("{SERVICE} {panic}");
-        self.change(|ledger, now| ledger.panicked(uid, message, now))
+        self.change(|ledger, now| ledger.record_panic(uid, message, now))
     }
 
     /// A pass over a pod ended well.
     pub fn worked(&self, uid: &PodUid) {
-        let is_known = self.ledger.lock().is_known(uid);
+        let is_known = self.ledger.lock().has_record(uid);
         if is_known {
-            self.change(|ledger, now| ledger.worked(uid, now));
+            self.change(|ledger, now| ledger.record_success(uid, now));
         }
     }
 
     /// The pod is another one now.
     pub fn changed(&self, uid: &PodUid) {
-        self.change(|ledger, _| ledger.changed(uid));
+        self.change(|ledger, _| ledger.pod_changed(uid));
     }
 
     /// An operator wants the pod to be tried now. Returns whether it waited.
@@ -218,7 +223,7 @@ impl Containment {
 
     /// Nothing is left of the pod.
     pub fn forget(&self, uid: &PodUid) {
-        let is_known = self.ledger.lock().is_known(uid);
+        let is_known = self.ledger.lock().has_record(uid);
         if is_known {
             self.change(|ledger, _| ledger.forget(uid));
         }
@@ -294,7 +299,7 @@ mod tests {
         let run = tempfile::tempdir().unwrap();
         let c = open(run.path());
         for _ in 0..2 {
-            c.died(SERVICE, &Cause::Crash("SIGABRT".to_owned()), &[uid("a"), uid("b")].into());
+            c.died(SERVICE, &ProcessExit::Crash("SIGABRT".to_owned()), &[uid("a"), uid("b")].into());
         }
         let (pending, none) = (std::future::pending::<()>, String::new);
         let (a, b) = (uid("a"), uid("b"));

@@ -12,7 +12,7 @@ use pod_sync_clients::{EventType, Events, Pleg, Probes, Runtime, Statuses, Worke
 use pod_sync_cri_config::objects::ObjectSource;
 use pod_sync_cri_config::{HandlerFeatures, NodeSettings};
 use pod_sync_decisions::admission::Rejection;
-use pod_sync_decisions::backoff::Delays;
+use pod_sync_decisions::backoff::BackoffDelays;
 use pod_sync_decisions::status::NodeFacts;
 use pod_sync_images::credentials::Credentials;
 use pod_sync_images::pull_records::PullRecords;
@@ -149,9 +149,9 @@ pub struct Context {
     /// What volumes take on the disk.
     pub measured: Measured,
     /// Which dead containers are kept.
-    pub dead: pod_sync_decisions::gc::Limits,
+    pub dead: pod_sync_decisions::gc::GcPolicy,
     /// Delays before a container that keeps ending is started again.
-    pub crash_loop: Delays,
+    pub crash_loop: BackoffDelays,
     /// Static pods that others wait for.
     pub static_pod_gate: StaticPodGate,
 }

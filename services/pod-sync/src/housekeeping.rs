@@ -23,7 +23,7 @@ use crate::worker::{Halt, stop_all};
 
 /// Containers of a pod whose spec is lost get this long, seconds (pkg/kubelet/pod_workers.go: grace 1, raised to the
 /// least that any stop gets).
-const ORPHAN_GRACE: i64 = grace::MINIMUM_STOP;
+const ORPHAN_GRACE: i64 = grace::MINIMUM_STOP_SECONDS;
 /// Wait after a failed try.
 const RETRY: Duration = Duration::from_secs(1);
 /// Tries before housekeeping finds it again.

@@ -7,9 +7,9 @@ use std::time::Duration;
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use pod_sync_clients::{CallError, EventType};
-use pod_sync_decisions::backoff::{Delays, PullBackoff, Turn};
+use pod_sync_decisions::backoff::{BackoffDecision, BackoffDelays, ImagePullBackoffs};
 use pod_sync_decisions::container_status::WaitingReason;
-use pod_sync_decisions::image_access::Openers;
+use pod_sync_decisions::image_access::PullCredentials;
 use pod_sync_decisions::waiting::StartFailure;
 use pod_sync_images::credentials::keyring::Credential;
 use pod_sync_images::credentials::{BadSecret, Presented};
@@ -79,7 +79,7 @@ impl Wanted<'_> {
 pub async fn ensure(
     ctx: &Context,
     wanted: Wanted<'_>,
-    backoff: &mut PullBackoff,
+    backoff: &mut ImagePullBackoffs,
     begins: impl FnOnce() + Send,
 ) -> Result<Ready, NoImage> {
     let name = wanted.image;
@@ -123,11 +123,13 @@ async fn pull(
     ctx: &Context,
     wanted: Wanted<'_>,
     spec: cri::ImageSpec,
-    backoff: &mut PullBackoff,
+    backoff: &mut ImagePullBackoffs,
     begins: impl FnOnce() + Send,
 ) -> Result<Ready, NoImage> {
     let (name, image) = (wanted.image, spec.image.clone());
-    if let Turn::Later { until, .. } = backoff.turn(&image, ctx.clock.boot(), Delays::default()) {
+    if let BackoffDecision::BackOff { until, .. } =
+        backoff.decide(&image, ctx.clock.boot(), BackoffDelays::default())
+    {
         wanted.event(ctx, EventType::Normal, "BackOff", &format!("Back-off pulling image {name:?}"));
         let reason = StartFailure::ImagePullBackOff.with_message(backoff.message(&image));
         return Err(NoImage::Waits(reason, Some(until)));
@@ -144,11 +146,11 @@ async fn pull(
     let uid = wanted.pod.metadata.uid.as_deref().unwrap_or_default();
     ctx.metrics.starts.pulled(uid, ctx.clock.boot().saturating_sub(asked));
     match pulled {
-        Ok(Pulled { image_ref, openers, begun }) => {
+        Ok(Pulled { image_ref, pull_credentials, begun }) => {
             let found = ctx.runtime.image_status(cri::ImageSpec { image: image_ref.clone(), ..spec }).await;
             // Under the name that a later look finds it by.
             let id = found.as_ref().ok().and_then(Option::as_ref).map_or(&image_ref, |i| &i.id);
-            begun.pulled(id, openers);
+            begun.pulled(id, pull_credentials);
             let found = inspected(found, name)?;
             let ms = |d: Duration| {
                 let whole = u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
@@ -179,10 +181,16 @@ async fn pull(
                 }
                 None => (StartFailure::ErrImagePull, text),
             };
-            backoff.failed(&image, ctx.clock.boot(), Delays::default(), reason.as_str(), &message);
-            let until = match backoff.turn(&image, ctx.clock.boot(), Delays::default()) {
-                Turn::Later { until, .. } => Some(until),
-                Turn::Now => None,
+            backoff.record_failure(
+                &image,
+                ctx.clock.boot(),
+                BackoffDelays::default(),
+                reason.as_str(),
+                &message,
+            );
+            let until = match backoff.decide(&image, ctx.clock.boot(), BackoffDelays::default()) {
+                BackoffDecision::BackOff { until, .. } => Some(until),
+                BackoffDecision::Start => None,
             };
             Err(NoImage::Waits(reason.with_message(message), until))
         }
@@ -205,7 +213,7 @@ fn inspected(found: Result<Option<cri::Image>, CallError>, name: &str) -> Result
 struct Pulled<'a> {
     image_ref: String,
     // Who may use it from now on.
-    openers: Openers,
+    pull_credentials: PullCredentials,
     begun: Begun<'a>,
 }
 
@@ -220,9 +228,9 @@ async fn may_use(ctx: &Context, wanted: Wanted<'_>, image: &str, id: &str) -> bo
     let Ok(presented) = credentials(ctx, wanted, image).await else { return false };
     let (mut secrets, mut accounts) = (Vec::new(), Vec::new());
     for one in presented {
-        let openers = one.owner.opens();
-        secrets.extend(openers.kubernetes_secrets);
-        accounts.extend(openers.kubernetes_service_accounts);
+        let pull_credentials = one.owner.opens();
+        secrets.extend(pull_credentials.kubernetes_secrets);
+        accounts.extend(pull_credentials.kubernetes_service_accounts);
     }
     ctx.pull_records.answer(image, id, &secrets, &accounts)
 }
@@ -250,26 +258,26 @@ async fn try_all<'a>(
     let presented = credentials(ctx, wanted, &spec.image)
         .await
         .map_err(|e| NotPulled::Failed(quintlet_kit::error_chain(&e)))?;
-    let mut tries: Vec<(Option<Credential>, Openers)> = Vec::new();
+    let mut tries: Vec<(Option<Credential>, PullCredentials)> = Vec::new();
     for Presented { credential, owner } in presented {
         if !tries.iter().any(|(tried, _)| tried.as_ref() == Some(&credential)) {
             tries.push((Some(credential), owner.opens()));
         }
     }
     if tries.is_empty() {
-        tries.push((None, Openers::everybody()));
+        tries.push((None, PullCredentials::node_wide()));
     }
     let begun = ctx.pull_records.begin(&spec.image);
     let begun = begun.map_err(|e| NotPulled::Failed(format!("failed to record image pull intent: {e}")))?;
     let mut errors: Vec<String> = Vec::new();
-    for (credential, openers) in tries {
+    for (credential, pull_credentials) in tries {
         let auth = credential.map(|c| cri::AuthConfig {
             username: c.username,
             password: c.password,
             ..cri::AuthConfig::default()
         });
         match ctx.runtime.pull_image(spec.clone(), auth, wanted.sandbox_config.clone()).await {
-            Ok(image_ref) => return Ok(Pulled { image_ref, openers, begun }),
+            Ok(image_ref) => return Ok(Pulled { image_ref, pull_credentials, begun }),
             Err(e) if e.is_refused_by_runtime() => {
                 if !errors.contains(&e.message) {
                     errors.push(e.message);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pod_sync_clients::{CallError, EventType, Runtime};
-use pod_sync_decisions::image_gc::{Disk, Image, Images, Policy, to_free, usage};
+use pod_sync_decisions::image_gc::{
+    FsCapacity, Image, ImageGcPolicy, ImageUsage, bytes_to_free, usage_percent,
+};
 use pod_sync_decisions::image_name;
 use quintlet_model::pod as pods;
 use tokio_util::sync::CancellationToken;
@@ -16,11 +18,11 @@ use crate::context::Context;
 const FIRST: Duration = Duration::from_secs(5);
 
 /// Runs until told to stop.
-pub async fn run(ctx: Arc<Context>, policy: Policy, stop: CancellationToken) {
-    let mut images = Images::default();
+pub async fn run(ctx: Arc<Context>, policy: ImageGcPolicy, stop: CancellationToken) {
+    let mut images = ImageUsage::default();
     let mut failures = 0_u32;
     let mut wait = FIRST;
-    if policy.is_off() {
+    if policy.is_disabled() {
         return;
     }
     loop {
@@ -60,15 +62,15 @@ impl From<CallError> for Failure {
     }
 }
 
-async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), Failure> {
+async fn pass(ctx: &Context, images: &mut ImageUsage, policy: ImageGcPolicy) -> Result<(), Failure> {
     // Before the list: one that is used from now on was first seen just now, and too young.
     let began = ctx.clock.boot();
     let in_use = in_use(ctx).await?;
     let mut listed = ctx.runtime.images().await?;
     let now = ctx.clock.boot();
-    images.look(&listed, &in_use, now);
+    images.observe(&listed, &in_use, now);
     let (mut gone, mut refused) = (BTreeSet::new(), Vec::new());
-    for image in images.too_old(&listed, &in_use, policy, now) {
+    for image in images.unused_for_max_age(&listed, &in_use, policy, now) {
         match remove(&ctx.runtime, image, "nobody used it for long").await {
             Ok(()) => {
                 gone.insert(image.id.clone());
@@ -82,7 +84,7 @@ async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), 
     let mut there: BTreeSet<String> = listed.iter().map(|i| i.id.clone()).collect();
     for mountpoint in ctx.runtime.image_mountpoints().await? {
         let disk = nix::sys::statvfs::statvfs(mountpoint.as_str())
-            .map(|s| Disk {
+            .map(|s| FsCapacity {
                 capacity: s.blocks().saturating_mul(s.fragment_size()),
                 available: s.blocks_available().saturating_mul(s.fragment_size()),
             })
@@ -92,10 +94,10 @@ async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), 
             ctx.events.node(&ctx.node.node_name, EventType::Warning, "InvalidDiskCapacity", &text);
             return Err(Failure::Failed(text));
         }
-        let Some(wanted) = to_free(disk, policy) else { continue };
-        tracing::info!(mountpoint, usage = usage(disk), wanted, "the disk of images is full");
+        let Some(wanted) = bytes_to_free(disk, policy) else { continue };
+        tracing::info!(mountpoint, usage = usage_percent(disk), wanted, "the disk of images is full");
         let mut freed = 0;
-        for image in images.for_space(&listed, &in_use, policy, now) {
+        for image in images.least_recently_used(&listed, &in_use, policy, now) {
             if freed >= wanted {
                 break;
             }
@@ -111,7 +113,7 @@ async fn pass(ctx: &Context, images: &mut Images, policy: Policy) -> Result<(), 
         if freed < wanted {
             let text = format!(
                 "Insufficient free disk space on the node's image filesystem ({}% of {} used). Failed to free sufficient space by deleting unused images (freed {freed} bytes). Investigate disk usage, as it could be used by active images, logs, volumes, or other data.",
-                usage(disk),
+                usage_percent(disk),
                 human(disk.capacity),
             );
             ctx.events.node(&ctx.node.node_name, EventType::Warning, "FreeDiskSpaceFailed", &text);

@@ -52,8 +52,8 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use pod_sync_clients::{EventType, Events, Pleg, Probes, Runtime, Statuses, WorkerWakeups};
-use pod_sync_decisions::backoff::Delays;
-use pod_sync_decisions::containment::Cause;
+use pod_sync_decisions::backoff::BackoffDelays;
+use pod_sync_decisions::containment::ProcessExit;
 use pod_sync_images::credentials::Credentials;
 use pod_sync_images::credentials::node_files::{NodeFiles, Places};
 use pod_sync_images::credentials::plugins::Plugins;
@@ -184,7 +184,10 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         metrics: metrics::PodMetrics::default(),
         measured: measured::Measured::default(),
         dead: args.resources.dead_containers(),
-        crash_loop: Delays { max: args.resources.max_container_restart_period, ..Delays::default() },
+        crash_loop: BackoffDelays {
+            max: args.resources.max_container_restart_period,
+            ..BackoffDelays::default()
+        },
         static_pod_gate: StaticPodGate::default(),
         container_logs_dir,
     });
@@ -203,7 +206,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     );
     let (broken, exit_note) = (ctx.runtime.broken(), paths.exit(containment::peers::CRI_PROXY));
     let blamer = Arc::clone(&ctx);
-    let blame = move |cause: &Cause, pods: &BTreeSet<PodUid>| {
+    let blame = move |cause: &ProcessExit, pods: &BTreeSet<PodUid>| {
         blamer.containment.died(containment::peers::CRI_PROXY, cause, pods);
         pods.iter().for_each(|uid| blamer.wakes.wake(uid));
     };

@@ -16,8 +16,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pod_sync_cgroups::{Cgroups, NodeLimits};
 use pod_sync_clients::{EventType, Events, Pleg, Runtime, Statuses};
 use pod_sync_cri_config::{HandlerFeatures, NodeSettings};
-use pod_sync_decisions::admission::{NodeView, Rejection, STRICT_GROUPS, Verdict, admit};
-use pod_sync_decisions::resize::verdict::Rules;
+use pod_sync_decisions::admission::{
+    AdmitResult, NodeView, Rejection, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, admit,
+};
+use pod_sync_decisions::resize::feasibility::NodeResizePolicy;
 use pod_sync_sources::api::ClusterView;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::contain::contained_request;
@@ -507,13 +509,16 @@ impl Admission for NodeAdmission {
         }
     }
 
-    fn resize_rules(&self) -> Rules {
+    fn resize_rules(&self) -> NodeResizePolicy {
         // Neither CPUs nor memory are given out to pods of their own: both managers' policies are none.
-        Rules { limited_swap: self.settings.limited_swap_bytes.is_some(), ..Rules::default() }
+        NodeResizePolicy {
+            limited_swap: self.settings.limited_swap_bytes.is_some(),
+            ..NodeResizePolicy::default()
+        }
     }
 
     fn awaits_runtime(&self, rejection: &Rejection) -> bool {
-        rejection.reason == STRICT_GROUPS && !self.runtime.borrow().is_known()
+        rejection.reason == SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED && !self.runtime.borrow().is_known()
     }
 
     async fn runtime_known(&self) {
@@ -521,9 +526,10 @@ impl Admission for NodeAdmission {
         let _ = self.runtime.clone().wait_for(RuntimeState::is_known).await;
     }
 
-    fn admit(&self, pod: &Pod, others: &[&Pod]) -> Verdict {
+    fn admit(&self, pod: &Pod, others: &[&Pod]) -> AdmitResult {
         let node = self.view.node();
-        let strict_groups = self.runtime.borrow().handlers.values().any(|h| h.supplemental_groups_policy);
+        let strict_supplemental_groups =
+            self.runtime.borrow().handlers.values().any(|h| h.supplemental_groups_policy);
         admit(
             pod,
             others,
@@ -533,7 +539,7 @@ impl Admission for NodeAdmission {
                 pressure: &[],
                 allowed_sysctls: &self.settings.allowed_sysctls,
                 kernel: kernel(),
-                strict_groups,
+                strict_supplemental_groups,
                 app_armor: self.settings.app_armor,
                 declared: &node_status::declared(self.settings.node_api_port != 0),
                 shutting_down: *self.shutting_down.borrow(),

@@ -26,13 +26,13 @@ use crate::state::{PodRecord, Termination};
 use crate::view::{self, Decision, View, unix_ns};
 use crate::worker::Worker;
 use manifest_gate::ManifestGate;
-use pod_sync_decisions::admission::{self, Rejection, Verdict};
-use pod_sync_decisions::merge::{Change, Op, SourceStore, created};
+use pod_sync_decisions::admission::{self, AdmitResult, Rejection};
+use pod_sync_decisions::merge::{PodChange, PodOperation, SourceStore, creation_time};
 use pod_sync_decisions::resize::allocation::PodResources;
-use pod_sync_decisions::resize::verdict::Rules;
+use pod_sync_decisions::resize::feasibility::NodeResizePolicy;
 use pod_sync_decisions::status::{KillCause, KillOverride};
 use pod_sync_decisions::waiting::{Waiting, WaitingFor};
-use pod_sync_decisions::worker::{Effect, Facts, Input, Kill, Kind};
+use pod_sync_decisions::worker::{Effect, Input, KillPodOptions, PodFacts, SyncPodType};
 use pod_sync_decisions::{grace, preempt};
 use pod_sync_sources::objects::ManifestObjects;
 use pod_sync_sources::{SourceKind, SourceUpdate, Update};
@@ -57,7 +57,7 @@ struct Entry {
 #[async_trait]
 pub trait Admission: Send + Sync {
     /// Decides on a pod beside the others.
-    fn admit(&self, pod: &Pod, others: &[&Pod]) -> Verdict;
+    fn admit(&self, pod: &Pod, others: &[&Pod]) -> AdmitResult;
 
     /// Whether a rejection only says that the runtime has not told yet what it can do.
     fn awaits_runtime(&self, rejection: &Rejection) -> bool;
@@ -69,7 +69,7 @@ pub trait Admission: Send + Sync {
     async fn refresh(&self) -> bool;
 
     /// What of the node makes a resize infeasible.
-    fn resize_rules(&self) -> Rules;
+    fn resize_rules(&self) -> NodeResizePolicy;
 }
 
 /// A pod that is to be admitted once the Node was read anew, or the runtime for the first time.
@@ -206,9 +206,9 @@ impl PodManager {
                 rejected: None,
                 after: Vec::new(),
             };
-            let facts = Facts::of(&desired.pod, pod_ref.full_name());
-            let ending = record.termination.as_ref().map(Termination::ending);
-            self.ctx.pod_workers.step(Input::Restore { uid, facts, ending, started: record.started });
+            let facts = PodFacts::of(&desired.pod, pod_ref.full_name());
+            let termination = record.termination.as_ref().map(Termination::to_worker);
+            self.ctx.pod_workers.step(Input::Restore { uid, facts, termination, started: record.started });
             self.spawn(pod_ref, desired, Some(record), true);
         }
     }
@@ -312,20 +312,21 @@ impl PodManager {
             );
             self.ctx.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
         }
-        for Change { op, pod } in merged.changes {
+        for PodChange { op, pod } in merged.changes {
             self.change(source, op, pod);
         }
-        if merged.first {
+        if merged.is_first {
             self.drop_unnamed();
         }
     }
 
     // Takes a change of one pod over. A panic in that is contained to the pod, which is taken over again later.
-    fn change(&mut self, source: SourceKind, op: Op, pod: Arc<Pod>) {
+    fn change(&mut self, source: SourceKind, op: PodOperation, pod: Arc<Pod>) {
         let Ok(pod_ref) = pods::pod_ref(&pod) else { return };
         let uid = pod_ref.uid.clone();
         let ctx = Arc::clone(&self.ctx);
-        let may_be_taken = self.pods.contains_key(&uid) && !self.held.contains_key(&uid) || op == Op::Remove;
+        let may_be_taken =
+            self.pods.contains_key(&uid) && !self.held.contains_key(&uid) || op == PodOperation::Remove;
         if !may_be_taken && ctx.containment.wait(&uid).is_some() {
             return self.hold(&pod_ref, source, &pod);
         }
@@ -372,19 +373,19 @@ impl PodManager {
             let has_uid = |pod: &&Arc<Pod>| pod.metadata.uid.as_deref() == Some(uid.as_str());
             let pod = self.stores.get(&source).and_then(|store| store.pods().find(has_uid).cloned());
             match pod {
-                Some(pod) => self.change(source, Op::Update, pod),
+                Some(pod) => self.change(source, PodOperation::Update, pod),
                 None => self.ctx.views.hide(&uid),
             }
         }
     }
 
-    fn take_change(&mut self, source: SourceKind, op: Op, pod: Arc<Pod>, pod_ref: PodRef) {
+    fn take_change(&mut self, source: SourceKind, op: PodOperation, pod: Arc<Pod>, pod_ref: PodRef) {
         failpoint::work!("pod taken over");
         if pods::is_mirror(&pod) {
             return self.mirror(op, pod);
         }
         match op {
-            Op::Remove => {
+            PodOperation::Remove => {
                 self.again.remove(&pod_ref.uid);
                 if let Some(PendingAdmission { source, pod }) = self.pending_admission.remove(&pod_ref.uid) {
                     // Its worker has nothing to take down, and says so.
@@ -398,22 +399,26 @@ impl PodManager {
                     None => self.ctx.views.hide(&pod_ref.uid),
                 }
             }
-            Op::Add | Op::Update | Op::Delete | Op::Reconcile => {
+            PodOperation::Add | PodOperation::Update | PodOperation::Delete | PodOperation::Reconcile => {
                 let uid = pod_ref.uid.clone();
-                let facts = Facts::of(&pod, pod_ref.full_name());
+                let facts = PodFacts::of(&pod, pod_ref.full_name());
                 // A pod that was put back from a record is not new to its worker.
                 let restored = self.pods.get(&uid).is_some_and(|e| e.restored);
-                let kind = if op == Op::Add && !restored { Kind::Create } else { Kind::Update };
+                let kind = if op == PodOperation::Add && !restored {
+                    SyncPodType::Create
+                } else {
+                    SyncPodType::Update
+                };
                 let quiet = facts.terminal
                     && self.ctx.pleg.all().is_some()
                     && self.ctx.pleg.get(&uid).is_none_or(|runtime| runtime.is_quiet());
                 let effects =
                     self.ctx.pod_workers.step(Input::Update { uid: uid.clone(), facts, kind, quiet });
-                if self.ctx.pod_workers.read(|w| w.is_to_restart(&uid)) {
+                if self.ctx.pod_workers.read(|w| w.is_restart_requested(&uid)) {
                     // Its earlier life ends as it was, and knows nothing of what comes after it.
                     // One without a worker has nobody else to show it.
                     if !self.pods.contains_key(&uid) {
-                        self.show_waiting(&pod_ref, source, &pod, Waiting::EarlierLife);
+                        self.show_waiting(&pod_ref, source, &pod, Waiting::PreviousPod);
                     }
                     self.again.insert(uid);
                     return;
@@ -442,7 +447,7 @@ impl PodManager {
                 if !effects.contains(&Effect::Spawn(uid.clone())) && !is_unborn {
                     // What the runtime has of an earlier life goes first; the pod is added then.
                     self.again.insert(uid);
-                    return self.show_waiting(&pod_ref, source, &pod, Waiting::EarlierLife);
+                    return self.show_waiting(&pod_ref, source, &pod, Waiting::PreviousPod);
                 }
                 self.again.remove(&uid);
                 let admitted = self.admit(&pod);
@@ -530,7 +535,7 @@ impl PodManager {
         // Who came first has the first choice of the room.
         let mut unsure: Vec<PendingAdmission> =
             std::mem::take(&mut self.pending_admission).into_values().collect();
-        unsure.sort_by_key(|unsure| created(&unsure.pod));
+        unsure.sort_by_key(|unsure| creation_time(&unsure.pod));
         for PendingAdmission { source, pod } in unsure {
             let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
             if self.draining && source != SourceKind::Api {
@@ -583,10 +588,10 @@ impl PodManager {
         let others = self.active(None);
         let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
         match self.admission.admit(pod, &others) {
-            Verdict::Admit => Ok(Vec::new()),
-            Verdict::Reject(rejection) => Err(rejection),
-            Verdict::MakeRoom(short) => {
-                let victims = preempt::victims(pod, &others, &short)
+            AdmitResult::Admit => Ok(Vec::new()),
+            AdmitResult::Reject(rejection) => Err(rejection),
+            AdmitResult::Preempt(short) => {
+                let victims = preempt::pods_to_preempt(pod, &others, &short)
                     .map_err(|e| Rejection { reason: UNEXPECTED.to_owned(), message: e.to_string() })?;
                 Ok(victims.into_iter().filter_map(|v| self.preempt(v, pod)).collect())
             }
@@ -611,22 +616,22 @@ impl PodManager {
         let by = pods::pod_ref(by).ok()?.uid;
         let message = preempt::PREEMPTED_MESSAGE;
         self.ctx.events.pod(victim, EventType::Warning, preempt::PREEMPTING, message, "");
-        let kill = Kill {
+        let kill = KillPodOptions {
             evict: true,
             killed_as: Some(KillOverride {
                 cause: KillCause::Preempting,
                 message: message.to_owned(),
                 disruption: Some(preempt::DISRUPTION_MESSAGE.to_owned()),
             }),
-            ..Kill::default()
+            ..KillPodOptions::default()
         };
-        let limit = grace::kill_limit(pods::spec(victim).termination_grace_period_seconds);
+        let limit = grace::kill_timeout(pods::spec(victim).termination_grace_period_seconds);
         let until = self.ctx.clock.boot().saturating_add(limit);
         let uid = victim_ref.uid.clone();
         let (ctx, victim) = (Arc::clone(&self.ctx), victim.clone());
         let work = PodWork::of(&victim_ref);
         let kill_victim = async move {
-            let facts = Facts::of(&victim, victim_ref.full_name());
+            let facts = PodFacts::of(&victim, victim_ref.full_name());
             if let Err(e) = ctx.pod_workers.kill(&victim_ref.uid, facts, kill).await {
                 tracing::warn!(pod.uid = %victim_ref.uid, error = %e, "a preempted pod is not waited for any more");
                 let text = "Container runtime did not kill the pod within specified grace period.";
@@ -645,15 +650,15 @@ impl PodManager {
         self.ctx.pod_workers.read(|w| w.is_known_terminated(uid))
     }
 
-    fn mirror(&mut self, op: Op, mirror: Arc<Pod>) {
+    fn mirror(&mut self, op: PodOperation, mirror: Arc<Pod>) {
         let Ok(mirror_ref) = pods::pod_ref(&mirror) else { return };
         let key = (mirror_ref.namespace.to_string(), mirror_ref.name.to_string());
         let now = match op {
-            Op::Remove => {
+            PodOperation::Remove => {
                 self.mirrors.remove(&key);
                 None
             }
-            Op::Add | Op::Update | Op::Delete | Op::Reconcile => {
+            PodOperation::Add | PodOperation::Update | PodOperation::Delete | PodOperation::Reconcile => {
                 self.mirrors.insert(key.clone(), Arc::clone(&mirror));
                 Some(mirror)
             }
@@ -699,7 +704,7 @@ impl PodManager {
                 if self.ctx.containment.wait(&uid).is_none() {
                     tracing::error!(pod.uid = %uid, "pod worker exited unexpectedly, restarting");
                 }
-                self.ctx.pod_workers.step(Input::Lost(uid.clone()));
+                self.ctx.pod_workers.step(Input::WorkerExited(uid.clone()));
                 if let Ok(pod_ref) = pods::pod_ref(&desired.pod) {
                     let record = self.ctx.state.read(&uid);
                     let desired = Desired { after: Vec::new(), ..desired };
@@ -735,7 +740,7 @@ impl PodManager {
             })
             .collect();
         for (source, pod) in unknown {
-            self.change(source, Op::Add, pod);
+            self.change(source, PodOperation::Add, pod);
         }
     }
 }

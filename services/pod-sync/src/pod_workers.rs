@@ -1,4 +1,4 @@
-//! The state machine of all pod workers ([`Workers`]) behind a lock, and the handles that its effects act on
+//! The state machine of all pod workers ([`PodSyncStatuses`]) behind a lock, and the handles that its effects act on
 //! (`pkg/kubelet/pod_workers.go`).
 
 use std::collections::HashMap;
@@ -9,7 +9,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pod_sync_clients::WorkerWakeups;
 use pod_sync_decisions::grace;
-use pod_sync_decisions::worker::{Effect, Facts, Input, Kill, Kind, Outcome, Work, Workers};
+use pod_sync_decisions::worker::{
+    Effect, Input, KillPodOptions, Outcome, PodFacts, PodSyncStatuses, SyncPodType, Work,
+};
 use quintlet_kit::clock::{Clock, bounded};
 use quintlet_model::ids::PodUid;
 use rand::RngExt as _;
@@ -35,7 +37,7 @@ pub enum NextWork {
 /// The workers of all pods.
 #[derive(Debug)]
 pub struct PodWorkers {
-    workers: Mutex<Workers>,
+    workers: Mutex<PodSyncStatuses>,
     clock: Clock,
     wakes: Arc<WorkerWakeups>,
     cancels: Mutex<HashMap<PodUid, CancellationToken>>,
@@ -53,7 +55,7 @@ impl PodWorkers {
     #[must_use]
     pub fn new(resync: Duration, clock: Clock, wakes: Arc<WorkerWakeups>) -> Self {
         Self {
-            workers: Mutex::new(Workers::new(resync)),
+            workers: Mutex::new(PodSyncStatuses::new(resync)),
             clock,
             wakes,
             cancels: Mutex::default(),
@@ -81,7 +83,7 @@ impl PodWorkers {
                     }
                     false
                 }
-                Effect::Stopped(_, waiters) => {
+                Effect::NotifyStopped(_, waiters) => {
                     let mut all = self.waiters.lock();
                     for answer in waiters.iter().filter_map(|w| all.remove(w)) {
                         // The receiver may have timed out; that is not an error.
@@ -105,7 +107,7 @@ impl PodWorkers {
         let cancel = CancellationToken::new();
         self.cancels.lock().insert(uid.clone(), cancel.clone());
         let (mut work, mut wait) = (None, None);
-        for effect in self.step(Input::Take(uid.clone())) {
+        for effect in self.step(Input::TakeWork(uid.clone())) {
             match effect {
                 Effect::Work(_, w) => work = Some(w),
                 Effect::Wait(_, d) => wait = Some(d),
@@ -113,7 +115,7 @@ impl PodWorkers {
                 Effect::Spawn(_)
                 | Effect::Wake(_)
                 | Effect::Cancel(_)
-                | Effect::Stopped(..)
+                | Effect::NotifyStopped(..)
                 | Effect::Restart(_) => {}
             }
         }
@@ -134,7 +136,7 @@ impl PodWorkers {
                 | Effect::Work(..)
                 | Effect::Wake(_)
                 | Effect::Cancel(_)
-                | Effect::Stopped(..)
+                | Effect::NotifyStopped(..)
                 | Effect::Restart(_) => {}
             }
         }
@@ -142,7 +144,7 @@ impl PodWorkers {
     }
 
     /// Reads from the state machine.
-    pub fn read<T>(&self, ask: impl FnOnce(&Workers) -> T) -> T {
+    pub fn read<T>(&self, ask: impl FnOnce(&PodSyncStatuses) -> T) -> T {
         ask(&self.workers.lock())
     }
 
@@ -150,12 +152,12 @@ impl PodWorkers {
     ///
     /// # Errors
     /// The containers still run after one and a half times the grace period, and 10 s at least. The termination goes on.
-    pub async fn kill(&self, uid: &PodUid, facts: Facts, kill: Kill) -> Result<(), KillTimeout> {
+    pub async fn kill(&self, uid: &PodUid, facts: PodFacts, kill: KillPodOptions) -> Result<(), KillTimeout> {
         let (answer, stopped) = oneshot::channel();
         let waiter = self.waiter.fetch_add(1, Ordering::Relaxed);
         self.waiters.lock().insert(waiter, answer);
-        let limit = bounded(grace::kill_limit(kill.grace.or(facts.grace.termination)));
-        let kind = Kind::Kill(Kill { waiter: Some(waiter), ..kill });
+        let limit = bounded(grace::kill_timeout(kill.grace.or(facts.grace.termination)));
+        let kind = SyncPodType::Kill(KillPodOptions { waiter: Some(waiter), ..kill });
         self.step(Input::Update { uid: uid.clone(), facts, kind, quiet: false });
         let result = tokio::time::timeout(limit, stopped).await;
         self.waiters.lock().remove(&waiter);
@@ -177,16 +179,17 @@ mod tests {
     fn workers() -> PodWorkers {
         let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(9));
         let workers = PodWorkers::new(Duration::from_secs(60), clock, Arc::default());
-        let facts = Facts { full_name: "a_b".into(), ..Facts::default() };
-        let effects = workers.step(Input::Update { uid: uid(), facts, kind: Kind::Create, quiet: true });
+        let facts = PodFacts { full_name: "a_b".into(), ..PodFacts::default() };
+        let effects =
+            workers.step(Input::Update { uid: uid(), facts, kind: SyncPodType::Create, quiet: true });
         assert_eq!(effects, [Effect::Spawn(uid())]);
         workers
     }
 
     #[tokio::test(start_paused = true)]
     async fn kill_waits_for_containers_to_stop_within_a_limit_of_the_grace_period() {
-        let facts = Facts { full_name: "a_b".into(), ..Facts::default() };
-        let kill = Kill { evict: true, grace: Some(20), ..Kill::default() };
+        let facts = PodFacts { full_name: "a_b".into(), ..PodFacts::default() };
+        let kill = KillPodOptions { evict: true, grace: Some(20), ..KillPodOptions::default() };
         let slow = workers();
         let began = tokio::time::Instant::now();
         assert_eq!(slow.kill(&uid(), facts.clone(), kill.clone()).await, Err(KillTimeout));
@@ -209,7 +212,7 @@ mod tests {
             let workers = workers();
             let NextWork::Run(Work::Sync, cancel) = workers.take(&uid()) else { panic!("no sync") };
             if reached {
-                workers.step(Input::Entered(uid()));
+                workers.step(Input::RuntimeReached(uid()));
             }
             workers.step(Input::Remove(uid()));
             assert_eq!(cancel.is_cancelled(), !reached, "reached {reached}");

@@ -121,9 +121,9 @@ mod tests {
     use crate::node::{NodeAdmission, RESERVABLE};
     use crate::pod_manager::Admission as _;
     use pod_sync_cri_config::resources::container_resources;
-    use pod_sync_decisions::admission::Verdict;
+    use pod_sync_decisions::admission::AdmitResult;
     use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
-    use pod_sync_decisions::shutdown::{Plan, Share};
+    use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
     use pod_sync_sources::api::ClusterView;
     use quintlet_testkit::pods::pod_of;
 
@@ -410,15 +410,18 @@ mod tests {
     #[test]
     fn fields_of_the_shutdown_arrive() {
         let plan = |file: &str, flags: &[&str]| args(file, flags).shutdown.plan().unwrap();
-        assert!(plan("", &[]).is_off());
+        assert!(plan("", &[]).is_disabled());
         let total = "shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: 10s\n";
         let seconds = Duration::from_secs;
-        assert_eq!(plan(total, &[]), Plan::of_total(seconds(30), seconds(10)));
-        assert_eq!(plan(total, &["--shutdown-grace-period", "1m"]), Plan::of_total(seconds(60), seconds(10)));
+        assert_eq!(plan(total, &[]), ShutdownPlan::from_total(seconds(30), seconds(10)));
+        assert_eq!(
+            plan(total, &["--shutdown-grace-period", "1m"]),
+            ShutdownPlan::from_total(seconds(60), seconds(10))
+        );
         let file = "shutdownGracePeriodByPodPriority:\n- {priority: 100, shutdownGracePeriodSeconds: 7}\n\
                     - {priority: -5, shutdownGracePeriodSeconds: 8}\n";
-        let share = |priority, seconds| Share { priority, seconds };
-        let by_priority = Plan::of_priorities(vec![share(-5, 8), share(100, 7)]);
+        let share = |priority, seconds| PriorityGracePeriod { priority, seconds };
+        let by_priority = ShutdownPlan::from_priorities(vec![share(-5, 8), share(100, 7)]);
         assert_eq!(plan(file, &[]), by_priority);
         assert_eq!(plan("", &["--shutdown-grace-period-by-pod-priority=100=7,-5=8"]), by_priority);
         for flags in [
@@ -456,7 +459,7 @@ mod tests {
             NodeAdmission::new(of(file, &[]), &args("", &[]).labels(), view, None, runtime, shutting_down)
                 .admit(&pod, &[])
         };
-        assert!(matches!(verdict(""), Verdict::Reject(_)));
-        assert!(matches!(verdict("allowedUnsafeSysctls: [\"kernel.msg*\"]\n"), Verdict::Admit));
+        assert!(matches!(verdict(""), AdmitResult::Reject(_)));
+        assert!(matches!(verdict("allowedUnsafeSysctls: [\"kernel.msg*\"]\n"), AdmitResult::Admit));
     }
 }

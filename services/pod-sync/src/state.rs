@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use pod_sync_decisions::active::Started;
-use pod_sync_decisions::backoff::{CrashLoop, PullBackoff};
+use pod_sync_decisions::active::PodStart;
+use pod_sync_decisions::backoff::{CrashLoopBackoffs, ImagePullBackoffs};
 use pod_sync_decisions::container_status::WaitingReason;
-use pod_sync_decisions::probes::Starts;
+use pod_sync_decisions::probes::ContainerStarts;
 use pod_sync_decisions::status::KillOverride;
-use pod_sync_decisions::worker::Ending;
+use pod_sync_decisions::worker::Termination as WorkerTermination;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 /// Version of the record. A larger one on disk is from a later build and is dropped.
 const SCHEMA: u32 = 1;
 
-pub use pod_sync_decisions::worker::Cause as TerminationCause;
+pub use pod_sync_decisions::worker::TerminationCause;
 
 /// A termination that began.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,25 +51,25 @@ pub struct Termination {
 }
 
 impl Termination {
-    /// The end that `ending` tells of, with what `before` knows of the stops.
+    /// The end that `termination` tells of, with what `before` knows of the stops.
     #[must_use]
-    pub fn of(ending: &Ending, before: Option<&Self>) -> Self {
+    pub fn of(termination: &WorkerTermination, before: Option<&Self>) -> Self {
         Self {
-            cause: ending.cause,
-            grace_seconds: ending.grace_seconds,
-            deadline: ending.deadline,
-            since: ending.since,
+            cause: termination.cause,
+            grace_seconds: termination.grace_seconds,
+            deadline: termination.deadline,
+            since: termination.since,
             stops: before.map(|t| t.stops.clone()).unwrap_or_default(),
-            stopped: ending.stopped,
-            finished: ending.finished,
-            killed_as: ending.killed_as.clone(),
+            stopped: termination.stopped,
+            finished: termination.finished,
+            killed_as: termination.killed_as.clone(),
         }
     }
 
     /// Without the stops.
     #[must_use]
-    pub fn ending(&self) -> Ending {
-        Ending {
+    pub fn to_worker(&self) -> WorkerTermination {
+        WorkerTermination {
             cause: self.cause,
             grace_seconds: self.grace_seconds,
             deadline: self.deadline,
@@ -93,19 +93,19 @@ pub struct PodRecord {
     pub accepted: Duration,
     /// When it started, as its status has it, once it has.
     #[serde(default)]
-    pub active: Option<Started>,
+    pub active: Option<PodStart>,
     /// Probe memory by container and probe.
     #[serde(default)]
     pub probes: Vec<(String, ProbeType, ProbeMemory)>,
     /// When its containers started. On record before a probe target names them, so that a restart moves no initial delay.
     #[serde(default)]
-    pub container_starts: Starts,
+    pub container_starts: ContainerStarts,
     /// Crash-loop back-off.
     #[serde(default)]
-    pub crash_loop: CrashLoop,
+    pub crash_loop: CrashLoopBackoffs,
     /// Pull back-off.
     #[serde(default)]
-    pub pulls: PullBackoff,
+    pub pulls: ImagePullBackoffs,
     /// Waiting reasons by container.
     #[serde(default)]
     pub waiting: BTreeMap<String, WaitingReason>,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::{CgroupError, V2_CONTROLLERS, io_error};
 use pod_sync_decisions::qos::{self, PodCgroup};
-use pod_sync_decisions::resize::plan::GroupNow;
+use pod_sync_decisions::resize::plan::CgroupState;
 
 pub(super) fn page_size_is(resource: &str, file: &str) -> bool {
     quintlet_model::quantity::Quantity::parse(resource)
@@ -60,8 +60,8 @@ fn parse(text: &str, path: &Path) -> Result<i64, CgroupError> {
     }
 }
 
-pub(super) fn now_v1(dir: impl Fn(&str) -> Option<PathBuf>) -> Result<GroupNow, CgroupError> {
-    let mut now = GroupNow::default();
+pub(super) fn now_v1(dir: impl Fn(&str) -> Option<PathBuf>) -> Result<CgroupState, CgroupError> {
+    let mut now = CgroupState::default();
     if let Some(cpu) = dir("cpu") {
         now.cpu_shares = u64::try_from(number(&cpu.join("cpu.shares"))?).unwrap_or(0);
         // A kernel may be built without quotas.
@@ -76,8 +76,8 @@ pub(super) fn now_v1(dir: impl Fn(&str) -> Option<PathBuf>) -> Result<GroupNow, 
     Ok(now)
 }
 
-pub(super) fn now_v2(dir: &Path) -> Result<GroupNow, CgroupError> {
-    let mut now = GroupNow::default();
+pub(super) fn now_v2(dir: &Path) -> Result<CgroupState, CgroupError> {
+    let mut now = CgroupState::default();
     let weight = dir.join("cpu.weight");
     if weight.exists() {
         now.cpu_shares = qos::weight_to_shares(u64::try_from(number(&weight)?).unwrap_or(0));

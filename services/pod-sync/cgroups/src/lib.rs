@@ -32,7 +32,7 @@ use self::clear::{kill_all, remove_dirs};
 use self::files::{make_v1, make_v2, now_v1, now_v2, page_size_is, put, v1_files, v2_files};
 use self::systemd::Systemd;
 use pod_sync_decisions::qos::{self, CgroupSettings, PodCgroup, QosClass};
-use pod_sync_decisions::resize::plan::GroupNow;
+use pod_sync_decisions::resize::plan::CgroupState;
 
 pub use self::names::{Driver, parent_name};
 
@@ -299,9 +299,9 @@ impl Cgroups {
     ///
     /// # Errors
     /// A value cannot be read.
-    pub fn read(&self, pod: &Pod, uid: &PodUid) -> Result<GroupNow, CgroupError> {
+    pub fn read(&self, pod: &Pod, uid: &PodUid) -> Result<CgroupState, CgroupError> {
         if !self.per_qos {
-            return Ok(GroupNow::default());
+            return Ok(CgroupState::default());
         }
         let group = self.place(&self.group(pod, uid));
         match &self.layout {

@@ -225,7 +225,7 @@ fn a_groups_values_change_one_by_one_and_read_back() {
     assert!(before.cpu_shares.abs_diff(512) < 30 && before.memory_usage < 64 << 20, "{before:?}");
     let memory = PodCgroup { memory_bytes: Some(96 << 20), ..PodCgroup::default() };
     cgroups.change(&limited, &id, &memory).unwrap();
-    assert_eq!(cgroups.read(&limited, &id).unwrap(), GroupNow { memory_limit: Some(96 << 20), ..before });
+    assert_eq!(cgroups.read(&limited, &id).unwrap(), CgroupState { memory_limit: Some(96 << 20), ..before });
     let unlimited = PodCgroup { cpu_quota_us: Some(-1), ..PodCgroup::default() };
     cgroups.change(&limited, &id, &unlimited).unwrap();
     assert_eq!(cgroups.read(&limited, &id).unwrap().cpu_quota_us, None);
@@ -237,7 +237,7 @@ fn a_groups_values_change_one_by_one_and_read_back() {
     assert!(cgroups.read(&free, &uid("absent")).is_err(), "what cannot be read is not taken for no limit");
 
     let without = cgroups.clone().per_qos(false);
-    assert_eq!(without.read(&free, &uid("absent")).unwrap(), GroupNow::default());
+    assert_eq!(without.read(&free, &uid("absent")).unwrap(), CgroupState::default());
     assert_eq!(without.values(&limited), PodCgroup::default());
 }
 

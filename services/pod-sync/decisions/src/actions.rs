@@ -10,9 +10,9 @@ use quintlet_model::pod;
 use quintlet_model::probe::{ProbeResult, ProbeType};
 use quintlet_model::runtime::{Container, ContainerState, PodRuntime};
 
-use super::probes::ProbeView;
+use super::probes::ProbeResults;
 use super::resize::allocation::PodResources;
-use super::resize::plan::{self, Change, ResizeActions};
+use super::resize::plan::{self, ContainerChange, ResizeActions};
 use super::restart::{
     container_should_restart, is_restart_all_source, restarts_after_kill, should_container_be_restarted,
 };
@@ -26,7 +26,7 @@ pub struct ActionInput<'a> {
     /// The newest inspection, in its order (newest first).
     pub runtime: &'a PodRuntime,
     /// Probe results.
-    pub probes: &'a ProbeView,
+    pub probes: &'a ProbeResults,
     /// What the runtime was last given for it; none where that is not known.
     pub actuated: Option<&'a PodResources>,
     /// Condition AllContainersRestarting of the status just made is True.
@@ -85,13 +85,13 @@ pub struct PodActions {
     /// changed (no SandboxChanged event is made then).
     pub sandbox_id: Option<SandboxId>,
     /// Init containers to start, in order. At most one of them is a plain one.
-    pub init_to_start: Vec<usize>,
+    pub init_containers_to_start: Vec<usize>,
     /// Regular containers to start.
-    pub to_start: Vec<usize>,
+    pub containers_to_start: Vec<usize>,
     /// Ephemeral containers to start.
-    pub ephemeral_to_start: Vec<usize>,
+    pub ephemeral_containers_to_start: Vec<usize>,
     /// Running containers to kill before anything starts.
-    pub to_kill: Vec<ContainerKill>,
+    pub containers_to_kill: Vec<ContainerKill>,
     /// Restart of all containers: kill and remove these in order, keep their logs. Nothing else is set then.
     pub reset: Vec<ContainerReset>,
     /// What changes in place, before anything starts.
@@ -107,10 +107,10 @@ impl PodActions {
     pub fn is_idle(&self) -> bool {
         !self.kill_pod
             && !self.create_sandbox
-            && self.init_to_start.is_empty()
-            && self.to_start.is_empty()
-            && self.ephemeral_to_start.is_empty()
-            && self.to_kill.is_empty()
+            && self.init_containers_to_start.is_empty()
+            && self.containers_to_start.is_empty()
+            && self.ephemeral_containers_to_start.is_empty()
+            && self.containers_to_kill.is_empty()
             && self.reset.is_empty()
             && self.resize.is_empty()
     }
@@ -118,7 +118,7 @@ impl PodActions {
 
 /// Decides what to do about a pod that is to run.
 #[must_use]
-pub fn compute_actions(input: &ActionInput<'_>) -> PodActions {
+pub fn compute_pod_actions(input: &ActionInput<'_>) -> PodActions {
     let &ActionInput { pod, runtime, restart_all, .. } = input;
     let sandbox = sandbox_decision(pod, runtime);
     if restart_all {
@@ -204,9 +204,9 @@ fn with_new_sandbox(
     }
     let inits = pod::init_containers(pod);
     if inits.is_empty() {
-        actions.to_start = start;
+        actions.containers_to_start = start;
     } else {
-        actions.init_to_start = vec![0];
+        actions.init_containers_to_start = vec![0];
         actions.prune = inits.iter().flat_map(|c| runtime.instances(&c.name)).map(|c| c.id.clone()).collect();
     }
     actions
@@ -218,7 +218,7 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
     let mut actions = PodActions { sandbox_id: Some(id.clone()), attempt, ..PodActions::default() };
     actions.prune = prunable(pod, runtime);
     actions.resize.pod = plan::pod_level_changed(pod, actuated);
-    actions.ephemeral_to_start = spec
+    actions.ephemeral_containers_to_start = spec
         .ephemeral_containers
         .iter()
         .flatten()
@@ -239,9 +239,9 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
             Some(newest) if newest.state == ContainerState::Running => newest,
             stopped => {
                 if should_container_be_restarted(container, pod, runtime) {
-                    actions.to_start.push(index);
+                    actions.containers_to_start.push(index);
                     if let Some(unknown) = stopped.filter(|c| c.state == ContainerState::Unknown) {
-                        actions.to_kill.push(ContainerKill {
+                        actions.containers_to_kill.push(ContainerKill {
                             id: unknown.id.clone(),
                             name: unknown.name.clone(),
                             message: "Container is in \"unknown\" state, try killing it before restart"
@@ -270,27 +270,27 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
                 restarts_after_kill(container, pod),
             )
         } else {
-            match plan::of_container(pod, container, running, actuated, &mut actions.resize) {
-                Change::InPlace => kept = usize::saturating_add(kept, 1),
-                Change::Restart => {
-                    actions.to_kill.push(resize_kill(container, running));
-                    actions.to_start.push(index);
+            match plan::plan_container(pod, container, running, actuated, &mut actions.resize) {
+                ContainerChange::InPlace => kept = usize::saturating_add(kept, 1),
+                ContainerChange::Restart => {
+                    actions.containers_to_kill.push(resize_kill(container, running));
+                    actions.containers_to_start.push(index);
                 }
             }
             continue;
         };
         if restart {
             message.push_str(", will be restarted");
-            actions.to_start.push(index);
+            actions.containers_to_start.push(index);
         }
-        actions.to_kill.push(ContainerKill {
+        actions.containers_to_kill.push(ContainerKill {
             id: running.id.clone(),
             name: container.name.clone(),
             message,
             reason,
         });
     }
-    if kept == 0 && actions.to_start.is_empty() {
+    if kept == 0 && actions.containers_to_start.is_empty() {
         return kill_only(actions);
     }
     actions
@@ -365,7 +365,7 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
         let sidecar = pod::is_sidecar(container);
         let Some(status) = status else {
             if previous && sidecar {
-                actions.init_to_start.push(index);
+                actions.init_containers_to_start.push(index);
             }
             continue;
         };
@@ -379,13 +379,13 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
             reason,
         };
         match status.state {
-            ContainerState::Created => actions.init_to_start.push(index),
+            ContainerState::Created => actions.init_containers_to_start.push(index),
             ContainerState::Running if !sidecar => {
-                if plan::of_container(pod, container, status, actuated, &mut actions.resize)
-                    == Change::Restart
+                if plan::plan_container(pod, container, status, actuated, &mut actions.resize)
+                    == ContainerChange::Restart
                 {
-                    actions.to_kill.push(resize_kill(container, status));
-                    actions.init_to_start.push(index);
+                    actions.containers_to_kill.push(resize_kill(container, status));
+                    actions.init_containers_to_start.push(index);
                 }
             }
             ContainerState::Running => {
@@ -396,42 +396,42 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
                 match startup {
                     None | Some(ProbeResult::Unknown) => {}
                     Some(ProbeResult::Failure) => {
-                        actions.to_kill.push(kill(
+                        actions.containers_to_kill.push(kill(
                             format!("Init container {} failed startup probe", container.name),
                             KillReason::StartupProbe,
                         ));
-                        actions.init_to_start.push(index);
+                        actions.init_containers_to_start.push(index);
                     }
                     Some(ProbeResult::Success) => {
                         if index == last {
                             initialized = true;
                         } else if !previous {
-                            actions.init_to_start.push(index.saturating_add(1));
+                            actions.init_containers_to_start.push(index.saturating_add(1));
                         }
                         if definition_changed(container, status) {
-                            actions.to_kill.push(kill(
+                            actions.containers_to_kill.push(kill(
                                 format!("Init container {} definition changed", container.name),
                                 KillReason::DefinitionChanged,
                             ));
-                            actions.init_to_start.push(index);
+                            actions.init_containers_to_start.push(index);
                         } else if container.liveness_probe.is_some()
                             && probes.get(ProbeType::Liveness, &status.id) == Some(ProbeResult::Failure)
                         {
-                            actions.to_kill.push(kill(
+                            actions.containers_to_kill.push(kill(
                                 format!("Init container {} failed liveness probe", container.name),
                                 KillReason::LivenessProbe,
                             ));
-                            actions.init_to_start.push(index);
-                        } else if plan::of_container(pod, container, status, actuated, &mut actions.resize)
-                            == Change::Restart
+                            actions.init_containers_to_start.push(index);
+                        } else if plan::plan_container(pod, container, status, actuated, &mut actions.resize)
+                            == ContainerChange::Restart
                         {
-                            actions.to_kill.push(resize_kill(container, status));
-                            actions.init_to_start.push(index);
+                            actions.containers_to_kill.push(resize_kill(container, status));
+                            actions.init_containers_to_start.push(index);
                         }
                     }
                 }
             }
-            ContainerState::Exited if sidecar => actions.init_to_start.push(index),
+            ContainerState::Exited if sidecar => actions.init_containers_to_start.push(index),
             ContainerState::Exited => {
                 if status.exit_code != 0 || status.reason == "OOMKilled" {
                     // OOMKilled with code 0 still is a failure; the policy is asked as for one.
@@ -439,30 +439,30 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
                     if !container_should_restart(container, pod, code) {
                         return InitProgress::Failed;
                     }
-                    actions.init_to_start.push(index);
+                    actions.init_containers_to_start.push(index);
                 } else if index == last {
                     initialized = true;
                 } else {
-                    actions.init_to_start.push(index.saturating_add(1));
+                    actions.init_containers_to_start.push(index.saturating_add(1));
                 }
             }
             ContainerState::Unknown => {
                 if !sidecar && !restarts_after_kill(container, pod) {
                     return InitProgress::Failed;
                 }
-                actions.to_kill.push(kill(
+                actions.containers_to_kill.push(kill(
                     "Init container is in \"unknown\" state, try killing it before restart".to_owned(),
                     KillReason::UnknownState,
                 ));
-                actions.init_to_start.push(index);
+                actions.init_containers_to_start.push(index);
             }
         }
         previous = true;
     }
     if !previous {
-        actions.init_to_start.push(0);
+        actions.init_containers_to_start.push(0);
     }
-    actions.init_to_start.reverse();
+    actions.init_containers_to_start.reverse();
     if initialized { InitProgress::Done } else { InitProgress::Waiting }
 }
 

@@ -21,22 +21,22 @@ fn short(a: &PodActions) -> Vec<String> {
     if a.create_sandbox {
         out.push(format!("sandbox@{}", a.attempt));
     }
-    out.extend(a.to_kill.iter().map(|k| format!("kill {} {:?}", k.id, k.reason)));
+    out.extend(a.containers_to_kill.iter().map(|k| format!("kill {} {:?}", k.id, k.reason)));
     out.extend(a.reset.iter().map(|r| format!("reset{} {}", if r.kill { "!" } else { "" }, r.id)));
     out.extend(a.prune.iter().map(|p| format!("prune {p}")));
-    out.extend(a.ephemeral_to_start.iter().map(|i| format!("ephemeral {i}")));
-    out.extend(a.init_to_start.iter().map(|i| format!("init {i}")));
-    out.extend(a.to_start.iter().map(|i| format!("start {i}")));
+    out.extend(a.ephemeral_containers_to_start.iter().map(|i| format!("ephemeral {i}")));
+    out.extend(a.init_containers_to_start.iter().map(|i| format!("init {i}")));
+    out.extend(a.containers_to_start.iter().map(|i| format!("start {i}")));
     out
 }
 
 fn decide(pod: &Pod, runtime: RuntimeBuilder, probes: Probes, restart_all: bool) -> Vec<String> {
-    let mut view = ProbeView::default();
+    let mut view = ProbeResults::default();
     for (probe, container, result) in probes {
         view.set(*probe, id(container), *result);
     }
     let runtime = runtime.build();
-    short(&compute_actions(&ActionInput {
+    short(&compute_pod_actions(&ActionInput {
         pod,
         runtime: &runtime,
         probes: &view,

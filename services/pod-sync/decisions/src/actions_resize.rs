@@ -32,12 +32,12 @@ type Probes = &'static [(ProbeType, &'static str, ProbeResult)];
 
 /// `cpu a-0`, `memory a-0`, `pod`, `kill a-0 Resize`, `start 0`, `init 0`, `kill-pod`.
 fn decide(before: &Pod, after: &Pod, runtime: RuntimeBuilder, probes: Probes) -> Vec<String> {
-    let mut view = ProbeView::default();
+    let mut view = ProbeResults::default();
     for (probe, container, result) in probes {
         view.set(*probe, id(container), *result);
     }
     let (runtime, actuated) = (runtime.build(), of_pod(before));
-    let a = compute_actions(&ActionInput {
+    let a = compute_pod_actions(&ActionInput {
         pod: after,
         runtime: &runtime,
         probes: &view,
@@ -48,14 +48,14 @@ fn decide(before: &Pod, after: &Pod, runtime: RuntimeBuilder, probes: Probes) ->
     if a.kill_pod {
         out.push("kill-pod".to_owned());
     }
-    out.extend(a.to_kill.iter().map(|k| format!("kill {} {:?}", k.id, k.reason)));
+    out.extend(a.containers_to_kill.iter().map(|k| format!("kill {} {:?}", k.id, k.reason)));
     out.extend(a.resize.memory.iter().map(|u| format!("memory {}", u.id)));
     out.extend(a.resize.cpu.iter().map(|u| format!("cpu {}", u.id)));
     if a.resize.pod {
         out.push("pod".to_owned());
     }
-    out.extend(a.init_to_start.iter().map(|i| format!("init {i}")));
-    out.extend(a.to_start.iter().map(|i| format!("start {i}")));
+    out.extend(a.init_containers_to_start.iter().map(|i| format!("init {i}")));
+    out.extend(a.containers_to_start.iter().map(|i| format!("start {i}")));
     assert_eq!(a.is_idle(), out.is_empty(), "{a:?}");
     out
 }
@@ -223,12 +223,12 @@ fn every_branch_of_a_resize_has_a_row() {
 fn a_restart_for_a_resize_is_said_in_the_kubelets_words() {
     let of = |cpu: &str| pod(json!([]), json!([restarting("a", cpu)]));
     let (runtime, actuated) = (RuntimeBuilder::ready().running("a").build(), of_pod(&of("1")));
-    let got = compute_actions(&ActionInput {
+    let got = compute_pod_actions(&ActionInput {
         pod: &of("2"),
         runtime: &runtime,
-        probes: &ProbeView::default(),
+        probes: &ProbeResults::default(),
         actuated: Some(&actuated),
         restart_all: false,
     });
-    assert_eq!(got.to_kill[0].message, "Container a resize requires restart");
+    assert_eq!(got.containers_to_kill[0].message, "Container a resize requires restart");
 }

@@ -36,11 +36,11 @@ pub(super) fn with_sidecars(policy: &str) -> Pod {
 }
 
 fn compute(pod: &Pod, runtime: RuntimeBuilder, probes: &[(ProbeType, &str, ProbeResult)]) -> PodActions {
-    let mut view = ProbeView::default();
+    let mut view = ProbeResults::default();
     for (probe, container, result) in probes {
         view.set(*probe, id(container), *result);
     }
-    compute_actions(&ActionInput {
+    compute_pod_actions(&ActionInput {
         pod,
         runtime: &runtime.build(),
         probes: &view,
@@ -51,11 +51,11 @@ fn compute(pod: &Pod, runtime: RuntimeBuilder, probes: &[(ProbeType, &str, Probe
 
 /// The lists that say what starts: init, regular, ephemeral.
 fn starts(a: &PodActions) -> (Vec<usize>, Vec<usize>) {
-    (a.init_to_start.clone(), a.to_start.clone())
+    (a.init_containers_to_start.clone(), a.containers_to_start.clone())
 }
 
 fn kills(a: &PodActions) -> Vec<(&str, &str, KillReason)> {
-    a.to_kill.iter().map(|k| (k.id.as_str(), k.message.as_str(), k.reason)).collect()
+    a.containers_to_kill.iter().map(|k| (k.id.as_str(), k.message.as_str(), k.reason)).collect()
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_pod_that_lost_its_sandbox_follows_its_restart_policy() {
     ] {
         let got = compute(&simple(policy), runtime, &[]);
         assert!(got.kill_pod, "{name}");
-        assert_eq!((got.create_sandbox, got.to_start.clone()), (create, start), "{name}");
+        assert_eq!((got.create_sandbox, got.containers_to_start.clone()), (create, start), "{name}");
     }
 }
 
@@ -169,7 +169,7 @@ fn a_containers_own_policy_counts_when_the_sandbox_is_made_anew() {
         .exited("a", 0)
         .exited("b", 0)
         .edit_sandbox(|s| s.state = SandboxState::NotReady);
-    assert_eq!(compute(&p, runtime, &[]).to_start, [1]);
+    assert_eq!(compute(&p, runtime, &[]).containers_to_start, [1]);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn regular_containers_start_again_by_policy() {
     ] {
         let got = compute(&simple(policy), runtime, &[]);
         assert_eq!(
-            (got.kill_pod, got.create_sandbox, got.to_start.clone()),
+            (got.kill_pod, got.create_sandbox, got.containers_to_start.clone()),
             (kill_pod, false, start),
             "{name}"
         );
@@ -245,7 +245,7 @@ fn a_deleted_pod_starts_nothing() {
 #[test]
 fn an_unknown_container_is_killed_before_it_is_started() {
     let got = compute(&simple("Never"), RuntimeBuilder::ready().unknown("a").running("b"), &[]);
-    assert_eq!(got.to_start, [0]);
+    assert_eq!(got.containers_to_start, [0]);
     assert_eq!(
         kills(&got),
         [(
@@ -289,7 +289,7 @@ fn a_running_container_is_killed_for_the_first_cause_that_holds() {
             None => assert!(got.is_idle(), "{name}: {got:?}"),
             Some((message, reason)) => {
                 assert_eq!(kills(&got), [("a-0", message, reason)], "{name}");
-                assert_eq!(got.to_start, [0], "{name}");
+                assert_eq!(got.containers_to_start, [0], "{name}");
             }
         }
     }
@@ -301,14 +301,14 @@ fn a_probe_kill_restarts_by_policy_and_a_changed_definition_always() {
     let two = || RuntimeBuilder::ready().running("b").running("a");
     let got = compute(&simple("Never"), two(), &failed);
     assert_eq!(kills(&got), [("a-0", "Container a failed liveness probe", KillReason::LivenessProbe)]);
-    assert_eq!(got.to_start, Vec::<usize>::new());
+    assert_eq!(got.containers_to_start, Vec::<usize>::new());
     let own = |policy: &str| {
         pod("Never", json!([]), json!([{"name": "a", "image": "i", "restartPolicy": policy}, container("b")]))
     };
-    assert_eq!(compute(&own("OnFailure"), two(), &failed).to_start, [0]);
+    assert_eq!(compute(&own("OnFailure"), two(), &failed).containers_to_start, [0]);
     let got = compute(&simple("Never"), two().edit(|c| c.annotations.clear()), &[]);
-    assert_eq!(got.to_start, [0]);
-    assert_eq!(got.to_kill[0].message, "Container a definition changed, will be restarted");
+    assert_eq!(got.containers_to_start, [0]);
+    assert_eq!(got.containers_to_kill[0].message, "Container a definition changed, will be restarted");
 }
 
 #[test]
@@ -320,14 +320,14 @@ fn a_pod_with_nothing_left_to_keep_is_killed_whole() {
         &[(ProbeType::Liveness, "a-0", ProbeResult::Failure)],
     );
     assert!(got.kill_pod && !got.create_sandbox);
-    assert!(got.to_kill.is_empty());
+    assert!(got.containers_to_kill.is_empty());
     let mut p = with_sidecars("Never");
     p.spec.as_mut().unwrap().ephemeral_containers =
         Some(vec![serde_json::from_value(json!({"name": "e", "image": "i"})).unwrap()]);
     let runtime = RuntimeBuilder::ready().running("s0").exited("i1", 0).running("s2").exited("a", 0);
     let got = compute(&p, runtime, &[(ProbeType::Startup, "s0-0", ProbeResult::Success)]);
     assert!(got.kill_pod);
-    assert!(got.ephemeral_to_start.is_empty() && got.init_to_start.is_empty());
+    assert!(got.ephemeral_containers_to_start.is_empty() && got.init_containers_to_start.is_empty());
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn ephemeral_containers_start_once_and_do_not_wait_for_init() {
     p.spec.as_mut().unwrap().ephemeral_containers =
         Some(["e0", "e1"].map(|n| serde_json::from_value(json!({"name": n, "image": "i"})).unwrap()).into());
     let got = compute(&p, RuntimeBuilder::ready().running("i0").exited("e0", 1), &[]);
-    assert_eq!(got.ephemeral_to_start, [1]);
+    assert_eq!(got.ephemeral_containers_to_start, [1]);
     assert_eq!(starts(&got), (vec![], vec![]));
 }
 
@@ -381,7 +381,7 @@ fn a_failed_init_container_follows_the_restart_policy() {
     ] {
         let got = compute(&with_init(policy), runtime, &[]);
         assert_eq!(
-            (got.kill_pod, got.init_to_start.clone(), !got.to_kill.is_empty()),
+            (got.kill_pod, got.init_containers_to_start.clone(), !got.containers_to_kill.is_empty()),
             (kill_pod, start, kill),
             "{name}"
         );
@@ -392,7 +392,7 @@ fn a_failed_init_container_follows_the_restart_policy() {
         json!([{"name": "i0", "image": "i", "restartPolicy": "Never", "restartPolicyRules": rules}]),
         json!([container("a")]),
     );
-    assert_eq!(compute(&p, RuntimeBuilder::ready().exited("i0", 42), &[]).init_to_start, [0]);
+    assert_eq!(compute(&p, RuntimeBuilder::ready().exited("i0", 42), &[]).init_containers_to_start, [0]);
     assert!(compute(&p, RuntimeBuilder::ready().exited("i0", 1), &[]).kill_pod);
 }
 
@@ -494,10 +494,10 @@ fn a_restart_of_all_resets_every_instance_with_the_source_last() {
         .running("a")
         .exited("b", 42)
         .build();
-    let got = compute_actions(&ActionInput {
+    let got = compute_pod_actions(&ActionInput {
         pod: &p,
         runtime: &runtime,
-        probes: &ProbeView::default(),
+        probes: &ProbeResults::default(),
         actuated: None,
         restart_all: true,
     });
@@ -513,7 +513,7 @@ fn a_restart_of_all_resets_every_instance_with_the_source_last() {
 struct Case {
     pod: Pod,
     runtime: PodRuntime,
-    probes: ProbeView,
+    probes: ProbeResults,
     restart_all: bool,
 }
 
@@ -565,7 +565,7 @@ prop_compose! {
             runtime = runtime.add(&names[which % names.len()], state, code);
             if changed { runtime = runtime.edit(|c| c.annotations.clear()); }
         }
-        let mut probes = ProbeView::default();
+        let mut probes = ProbeResults::default();
         for (which, attempt, probe, result) in results {
             let result = [ProbeResult::Unknown, ProbeResult::Success, ProbeResult::Failure][result];
             let probe = [ProbeType::Startup, ProbeType::Liveness][probe];
@@ -581,69 +581,69 @@ proptest! {
     #[test]
     fn no_decision_breaks_what_the_driver_relies_on(case in any_case()) {
         let Case { pod, runtime, probes, restart_all } = &case;
-        let got = compute_actions(&ActionInput { pod, runtime, probes, actuated: None, restart_all: *restart_all });
+        let got = compute_pod_actions(&ActionInput { pod, runtime, probes, actuated: None, restart_all: *restart_all });
         let spec = pod::spec(pod);
         let inits = pod::init_containers(pod);
 
         // Every index is of the spec, and none comes twice.
         for (list, len) in [
-            (&got.init_to_start, inits.len()),
-            (&got.to_start, spec.containers.len()),
-            (&got.ephemeral_to_start, spec.ephemeral_containers.as_ref().map_or(0, Vec::len)),
+            (&got.init_containers_to_start, inits.len()),
+            (&got.containers_to_start, spec.containers.len()),
+            (&got.ephemeral_containers_to_start, spec.ephemeral_containers.as_ref().map_or(0, Vec::len)),
         ] {
             prop_assert!(list.is_sorted_by(|a, b| a < b), "{:?}", list);
             prop_assert!(list.iter().all(|i| *i < len));
         }
 
         // A running container is started only if it, or the whole pod, is killed first.
-        let started = got.init_to_start.iter().map(|i| &inits[*i].name)
-            .chain(got.to_start.iter().map(|i| &spec.containers[*i].name));
+        let started = got.init_containers_to_start.iter().map(|i| &inits[*i].name)
+            .chain(got.containers_to_start.iter().map(|i| &spec.containers[*i].name));
         for name in started {
             if let Some(c) = runtime.newest(name).filter(|c| c.state == ContainerState::Running) {
-                let killed = got.kill_pod || got.to_kill.iter().any(|k| k.id == c.id);
+                let killed = got.kill_pod || got.containers_to_kill.iter().any(|k| k.id == c.id);
                 prop_assert!(killed, "{name} runs");
             }
         }
 
         // One plain init container at a time, and none beside a running one of the same sandbox.
         let plain = |i: &usize| !pod::is_sidecar(&inits[*i]);
-        prop_assert!(got.init_to_start.iter().filter(|i| plain(i)).count() <= 1);
-        if !got.kill_pod && got.init_to_start.iter().any(plain) {
+        prop_assert!(got.init_containers_to_start.iter().filter(|i| plain(i)).count() <= 1);
+        if !got.kill_pod && got.init_containers_to_start.iter().any(plain) {
             let sandbox = got.sandbox_id.clone().unwrap();
             let other = inits.iter().filter(|c| !pod::is_sidecar(c)).filter_map(|c| runtime.newest(&c.name))
                 .filter(|c| c.sandbox_id == sandbox && c.state == ContainerState::Running)
-                .filter(|c| inits.iter().position(|i| i.name == c.name) > got.init_to_start.iter().copied().find(|i| plain(i)))
+                .filter(|c| inits.iter().position(|i| i.name == c.name) > got.init_containers_to_start.iter().copied().find(|i| plain(i)))
                 .count();
             prop_assert_eq!(other, 0);
         }
         // Plain init containers and regular ones never start together.
-        prop_assert!(got.to_start.is_empty() || !got.init_to_start.iter().any(plain));
+        prop_assert!(got.containers_to_start.is_empty() || !got.init_containers_to_start.iter().any(plain));
 
         if got.kill_pod {
-            prop_assert!(got.to_kill.is_empty() && got.ephemeral_to_start.is_empty());
+            prop_assert!(got.containers_to_kill.is_empty() && got.ephemeral_containers_to_start.is_empty());
             if !got.create_sandbox {
-                prop_assert!(got.to_start.is_empty() && got.init_to_start.is_empty());
+                prop_assert!(got.containers_to_start.is_empty() && got.init_containers_to_start.is_empty());
             }
         } else {
             prop_assert!(!got.create_sandbox);
         }
         if got.create_sandbox {
-            prop_assert!(!got.to_start.is_empty() || !got.init_to_start.is_empty());
+            prop_assert!(!got.containers_to_start.is_empty() || !got.init_containers_to_start.is_empty());
             prop_assert!(runtime.sandboxes.iter().all(|s| s.attempt < got.attempt || got.attempt == 0));
         }
-        for k in &got.to_kill {
+        for k in &got.containers_to_kill {
             let c = runtime.containers.iter().find(|c| c.id == k.id).unwrap();
             prop_assert!(matches!(c.state, ContainerState::Running | ContainerState::Unknown));
         }
         for p in &got.prune {
-            prop_assert!(!got.to_kill.iter().any(|k| &k.id == p));
+            prop_assert!(!got.containers_to_kill.iter().any(|k| &k.id == p));
         }
         if *restart_all {
-            prop_assert!(!got.kill_pod && got.to_start.is_empty() && got.init_to_start.is_empty() && got.to_kill.is_empty());
+            prop_assert!(!got.kill_pod && got.containers_to_start.is_empty() && got.init_containers_to_start.is_empty() && got.containers_to_kill.is_empty());
             prop_assert!(got.reset.iter().all(|r| runtime.containers.iter().any(|c| c.id == r.id)));
         }
         if pod.metadata.deletion_timestamp.is_some() && !got.create_sandbox {
-            prop_assert!(got.to_start.is_empty() || got.to_kill.iter().any(|k| k.reason != KillReason::UnknownState));
+            prop_assert!(got.containers_to_start.is_empty() || got.containers_to_kill.iter().any(|k| k.reason != KillReason::UnknownState));
         }
     }
 }

@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 /// When a pod started. Wall time is believed once, when the start is first seen: then it may be older than this boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Started {
+pub struct PodStart {
     // `startTime` of its status.
     start: Timestamp,
     // The same by CLOCK_BOOTTIME; before zero where it was before this boot.
     boot: SignedDuration,
 }
 
-impl Started {
+impl PodStart {
     /// Takes note of a start at `start`; what `before` knows of the same one stays.
     #[must_use]
     pub fn at(start: Timestamp, before: Option<Self>, wall: Timestamp, boot: Duration) -> Self {
@@ -43,15 +43,15 @@ mod tests {
     #[test]
     fn a_clock_that_is_set_makes_no_pod_older_or_younger() {
         let secs = Duration::from_secs;
-        let started = Started::at(at(1000), None, at(1010), secs(500));
+        let started = PodStart::at(at(1000), None, at(1010), secs(500));
         assert_eq!(started.now(secs(520)), at(1030));
         for wall in [0, 1_000_000] {
-            let again = Started::at(at(1000), Some(started), at(wall), secs(520));
+            let again = PodStart::at(at(1000), Some(started), at(wall), secs(520));
             assert_eq!(again.now(secs(520)), at(1030), "the clock says {wall}");
         }
-        let before_boot = Started::at(at(1000), None, at(9000), secs(5));
+        let before_boot = PodStart::at(at(1000), None, at(9000), secs(5));
         assert_eq!(before_boot.now(secs(6)), at(9001));
-        let another = Started::at(at(2000), Some(started), at(2000), secs(600));
+        let another = PodStart::at(at(2000), Some(started), at(2000), secs(600));
         assert_eq!(another.now(secs(601)), at(2001), "another start is another pod's");
     }
 }

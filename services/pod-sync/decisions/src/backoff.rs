@@ -2,7 +2,7 @@
 //!
 //! State is per pod and kept on disk across a restart of pod-sync; times are CLOCK_BOOTTIME, so a record of another boot
 //! is worth nothing. When a container finished is known by the runtime's wall clock only: the caller translates it to
-//! "so long ago", once for each exit ([`CrashLoop::finished_ago`]), so that a wall clock that is stepped changes no delay.
+//! "so long ago", once for each exit ([`CrashLoopBackoffs::finished_ago`]), so that a wall clock that is stepped changes no delay.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,20 +20,20 @@ pub const CRASH_LOOP_RESET: Duration = Duration::from_secs(600);
 
 /// Delays of a back-off; each is twice the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Delays {
+pub struct BackoffDelays {
     /// First delay.
     pub initial: Duration,
     /// Largest delay.
     pub max: Duration,
 }
 
-impl Default for Delays {
+impl Default for BackoffDelays {
     fn default() -> Self {
         Self { initial: Duration::from_secs(10), max: Duration::from_secs(300) }
     }
 }
 
-impl Delays {
+impl BackoffDelays {
     fn after(self, previous: Option<Duration>) -> Duration {
         previous.map_or(self.initial, |d| d.saturating_mul(2)).min(self.max)
     }
@@ -41,11 +41,11 @@ impl Delays {
 
 /// Whether something may start now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum BackoffDecision {
     /// Now.
-    Now,
+    Start,
     /// Not before `until`.
-    Later {
+    BackOff {
         /// Boottime at which it may.
         until: Duration,
         /// The whole delay, for messages.
@@ -55,19 +55,19 @@ pub enum Turn {
 
 /// One entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct CrashLoopEntry {
     /// Delay after the next exit.
     pub delay: Duration,
     /// Boottime of the restart that set it.
     pub last_update: Duration,
     /// The newest exit that was looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exit: Option<Exit>,
+    pub exit: Option<RecordedExit>,
 }
 
 /// When an instance finished.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exit {
+pub struct RecordedExit {
     /// The instance.
     pub id: ContainerId,
     /// Boottime.
@@ -77,30 +77,36 @@ pub struct Exit {
 /// Crash-loop back-off of the containers of one pod, by [`crash_loop_key`].
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct CrashLoop {
-    entries: BTreeMap<String, Entry>,
+pub struct CrashLoopBackoffs {
+    entries: BTreeMap<String, CrashLoopEntry>,
 }
 
-impl CrashLoop {
+impl CrashLoopBackoffs {
     /// Asks for a container whose newest exited instance finished `finished_ago` before `now` (boottime). Containers that
     /// never exited are not asked for.
     #[must_use]
-    pub fn turn(&self, key: &str, finished_ago: Duration, now: Duration) -> Turn {
-        let Some(entry) = self.live(key, finished_ago, now) else { return Turn::Now };
+    pub fn decide(&self, key: &str, finished_ago: Duration, now: Duration) -> BackoffDecision {
+        let Some(entry) = self.live(key, finished_ago, now) else { return BackoffDecision::Start };
         if finished_ago < entry.delay {
             let left = entry.delay.saturating_sub(finished_ago);
-            Turn::Later { until: now.saturating_add(left), delay: entry.delay }
+            BackoffDecision::BackOff { until: now.saturating_add(left), delay: entry.delay }
         } else {
-            Turn::Now
+            BackoffDecision::Start
         }
     }
 
     /// Notes that the container is started now; call it before the start, and put it on disk. Gives the delay that the
     /// next exit will meet.
-    pub fn advance(&mut self, key: &str, finished_ago: Duration, now: Duration, delays: Delays) -> Duration {
+    pub fn record_restart(
+        &mut self,
+        key: &str,
+        finished_ago: Duration,
+        now: Duration,
+        delays: BackoffDelays,
+    ) -> Duration {
         let delay = delays.after(self.live(key, finished_ago, now).map(|e| e.delay));
         let exit = self.entry(key).and_then(|e| e.exit);
-        self.entries.insert(key.to_owned(), Entry { delay, last_update: now, exit });
+        self.entries.insert(key.to_owned(), CrashLoopEntry { delay, last_update: now, exit });
         delay
     }
 
@@ -121,7 +127,7 @@ impl CrashLoop {
             Some(_) | None => {
                 let earliest = entry.last_update.saturating_add(ran_for(exited)).min(now);
                 let at = now.saturating_sub(ago).max(earliest);
-                entry.exit = Some(Exit { id: exited.id.clone(), at });
+                entry.exit = Some(RecordedExit { id: exited.id.clone(), at });
                 at
             }
         };
@@ -129,15 +135,15 @@ impl CrashLoop {
     }
 
     /// Drops entries that no exit can meet any more: each outlives the reset by the longest delay, twice over.
-    pub fn forget_old(&mut self, now: Duration) {
+    pub fn remove_expired(&mut self, now: Duration) {
         self.entries.retain(|_, e| now.saturating_sub(e.last_update) <= CRASH_LOOP_RESET.saturating_mul(2));
     }
 
-    fn entry(&self, key: &str) -> Option<Entry> {
+    fn entry(&self, key: &str) -> Option<CrashLoopEntry> {
         self.entries.get(key).cloned()
     }
 
-    fn live(&self, key: &str, finished_ago: Duration, now: Duration) -> Option<Entry> {
+    fn live(&self, key: &str, finished_ago: Duration, now: Duration) -> Option<CrashLoopEntry> {
         let finished = now.saturating_sub(finished_ago);
         self.entry(key).filter(|e| finished.saturating_sub(e.last_update) <= CRASH_LOOP_RESET)
     }
@@ -188,7 +194,7 @@ pub fn crash_loop_message(delay: Duration, container: &str, pod: &PodRef) -> Str
 
 /// One entry of the image-pull back-off.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PullEntry {
+pub struct ImagePullEntry {
     /// Delay since `last_update`.
     pub delay: Duration,
     /// Boottime of the failure that set it.
@@ -202,29 +208,40 @@ pub struct PullEntry {
 /// Image-pull back-off of one pod, by image.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct PullBackoff {
-    entries: BTreeMap<String, PullEntry>,
+pub struct ImagePullBackoffs {
+    entries: BTreeMap<String, ImagePullEntry>,
 }
 
-impl PullBackoff {
+impl ImagePullBackoffs {
     /// Whether `image` may be pulled at boottime `now`.
     #[must_use]
-    pub fn turn(&self, image: &str, now: Duration, delays: Delays) -> Turn {
+    pub fn decide(&self, image: &str, now: Duration, delays: BackoffDelays) -> BackoffDecision {
         match self.live(image, now, delays) {
             Some(e) => {
                 let until = e.last_update.saturating_add(e.delay);
-                if now < until { Turn::Later { until, delay: e.delay } } else { Turn::Now }
+                if now < until {
+                    BackoffDecision::BackOff { until, delay: e.delay }
+                } else {
+                    BackoffDecision::Start
+                }
             }
-            None => Turn::Now,
+            None => BackoffDecision::Start,
         }
     }
 
     /// Notes a failed pull. A success does not reset the entry; it ages out.
-    pub fn failed(&mut self, image: &str, now: Duration, delays: Delays, error: &str, message: &str) {
+    pub fn record_failure(
+        &mut self,
+        image: &str,
+        now: Duration,
+        delays: BackoffDelays,
+        error: &str,
+        message: &str,
+    ) {
         let delay = delays.after(self.live(image, now, delays).map(|e| e.delay));
         self.entries.insert(
             image.to_owned(),
-            PullEntry { delay, last_update: now, error: error.to_owned(), message: message.to_owned() },
+            ImagePullEntry { delay, last_update: now, error: error.to_owned(), message: message.to_owned() },
         );
     }
 
@@ -239,11 +256,11 @@ impl PullBackoff {
     }
 
     /// Drops entries that have aged out.
-    pub fn forget_old(&mut self, now: Duration, delays: Delays) {
+    pub fn remove_expired(&mut self, now: Duration, delays: BackoffDelays) {
         self.entries.retain(|_, e| now.saturating_sub(e.last_update) <= delays.max.saturating_mul(2));
     }
 
-    fn live(&self, image: &str, now: Duration, delays: Delays) -> Option<&PullEntry> {
+    fn live(&self, image: &str, now: Duration, delays: BackoffDelays) -> Option<&ImagePullEntry> {
         self.entries.get(image).filter(|e| now.saturating_sub(e.last_update) <= delays.max.saturating_mul(2))
     }
 }
@@ -303,16 +320,22 @@ mod tests {
             [(0, 0), (hour, hour), (-hour, -hour), (0, hour), (0, -hour), (hour, 0), (-hour, 0)]
         {
             let exited = exit_of("a", wall(1));
-            let mut state = CrashLoop::default();
-            state.advance("k", Duration::ZERO, s(1000), Delays::default());
+            let mut state = CrashLoopBackoffs::default();
+            state.record_restart("k", Duration::ZERO, s(1000), BackoffDelays::default());
             let ago = state.finished_ago("k", &exited, wall(1 + first), s(1001));
             assert!(ago <= s(1), "{first}: {ago:?}");
-            assert!(matches!(state.turn("k", ago, s(1001)), Turn::Later { until, .. } if until <= s(1011)));
+            assert!(
+                matches!(state.decide("k", ago, s(1001)), BackoffDecision::BackOff { until, .. } if until <= s(1011))
+            );
             let ago = state.finished_ago("k", &exited, wall(6 + then), s(1006));
             assert!(ago >= s(5) && ago <= s(6), "{first} {then}: {ago:?}");
             let ago = state.finished_ago("k", &exited, wall(11 + then), s(1011));
-            assert_eq!(state.turn("k", ago, s(1011)), Turn::Now, "{first} {then}");
-            assert_eq!(state.advance("k", ago, s(1011), Delays::default()), s(20), "{first} {then}");
+            assert_eq!(state.decide("k", ago, s(1011)), BackoffDecision::Start, "{first} {then}");
+            assert_eq!(
+                state.record_restart("k", ago, s(1011), BackoffDelays::default()),
+                s(20),
+                "{first} {then}"
+            );
             // What was not restarted after all finished when it did.
             assert!(state.finished_ago("k", &exited, wall(12 + then), s(1012)) >= s(11));
             let next = exit_of("b", wall(13 + then));
@@ -320,7 +343,7 @@ mod tests {
         }
         let exited = exit_of("a", wall(1));
         assert_eq!(
-            CrashLoop::default().finished_ago("k", &exited, wall(3), s(9)),
+            CrashLoopBackoffs::default().finished_ago("k", &exited, wall(3), s(9)),
             s(2),
             "nothing to note it in"
         );
@@ -340,8 +363,8 @@ mod tests {
             ("never started", 0, s(5)),
         ];
         for (row, started_unix_ns, expected) in rows {
-            let mut state = CrashLoop::default();
-            state.advance("k", Duration::ZERO, s(1000), Delays::default());
+            let mut state = CrashLoopBackoffs::default();
+            state.record_restart("k", Duration::ZERO, s(1000), BackoffDelays::default());
             let exited = RuntimeContainer { started_unix_ns, ..exit_of("a", at(4)) };
             assert_eq!(state.finished_ago("k", &exited, at(3605), s(1005)), expected, "{row}");
         }
@@ -361,100 +384,100 @@ mod tests {
 
     #[test]
     fn restarts_come_at_once_then_after_10_20_40_80_160_300_300_seconds() {
-        let mut state = CrashLoop::default();
+        let mut state = CrashLoopBackoffs::default();
         let mut now = s(1000);
         let mut waited = Vec::new();
         for _ in 0..8 {
             // It exits one second after its start.
             now += s(1);
-            let turn = state.turn("k", Duration::ZERO, now);
+            let turn = state.decide("k", Duration::ZERO, now);
             let wait = match turn {
-                Turn::Now => Duration::ZERO,
-                Turn::Later { until, delay } => {
+                BackoffDecision::Start => Duration::ZERO,
+                BackoffDecision::BackOff { until, delay } => {
                     assert_eq!(until, now + delay);
                     delay
                 }
             };
             waited.push(wait.as_secs());
             now += wait;
-            assert_eq!(state.turn("k", wait, now), Turn::Now);
-            state.advance("k", wait, now, Delays::default());
+            assert_eq!(state.decide("k", wait, now), BackoffDecision::Start);
+            state.record_restart("k", wait, now, BackoffDelays::default());
         }
         assert_eq!(waited, [0, 10, 20, 40, 80, 160, 300, 300]);
     }
 
     #[test]
     fn the_delay_is_measured_from_the_finish() {
-        let mut state = CrashLoop::default();
-        state.advance("k", s(0), s(100), Delays::default());
-        assert_eq!(state.turn("k", s(3), s(200)), Turn::Later { until: s(207), delay: s(10) });
-        assert_eq!(state.turn("k", s(10), s(200)), Turn::Now);
+        let mut state = CrashLoopBackoffs::default();
+        state.record_restart("k", s(0), s(100), BackoffDelays::default());
+        assert_eq!(state.decide("k", s(3), s(200)), BackoffDecision::BackOff { until: s(207), delay: s(10) });
+        assert_eq!(state.decide("k", s(10), s(200)), BackoffDecision::Start);
     }
 
     #[test]
     fn more_than_ten_minutes_between_restart_and_exit_start_over() {
-        let mut state = CrashLoop::default();
+        let mut state = CrashLoopBackoffs::default();
         for now in [s(100), s(120), s(160)] {
-            state.advance("k", s(0), now, Delays::default());
+            state.record_restart("k", s(0), now, BackoffDelays::default());
         }
         assert_eq!(state.entry("k").unwrap().delay, s(40));
         // Ran for exactly 600 s: still counts.
-        assert!(matches!(state.turn("k", s(0), s(760)), Turn::Later { .. }));
-        assert_eq!(state.turn("k", s(0), s(761)), Turn::Now);
-        assert_eq!(state.advance("k", s(0), s(761), Delays::default()), s(10));
+        assert!(matches!(state.decide("k", s(0), s(760)), BackoffDecision::BackOff { .. }));
+        assert_eq!(state.decide("k", s(0), s(761)), BackoffDecision::Start);
+        assert_eq!(state.record_restart("k", s(0), s(761), BackoffDelays::default()), s(10));
     }
 
     #[test]
     fn entries_are_kept_for_as_long_as_they_count() {
-        let d = Delays::default();
-        let (mut crashes, mut pulls) = (CrashLoop::default(), PullBackoff::default());
-        crashes.advance("k", s(0), s(100), d);
-        pulls.failed("i", s(100), d, "ErrImagePull", "no");
+        let d = BackoffDelays::default();
+        let (mut crashes, mut pulls) = (CrashLoopBackoffs::default(), ImagePullBackoffs::default());
+        crashes.record_restart("k", s(0), s(100), d);
+        pulls.record_failure("i", s(100), d, "ErrImagePull", "no");
         // It ran for 600 s, and its restart waits for 300 s more.
-        crashes.forget_old(s(1000));
-        assert!(matches!(crashes.turn("k", s(9), s(700)), Turn::Later { .. }));
-        pulls.forget_old(s(700), d);
-        assert_ne!(pulls, PullBackoff::default());
-        crashes.forget_old(s(1301));
-        pulls.forget_old(s(701), d);
-        assert_eq!((crashes, pulls), (CrashLoop::default(), PullBackoff::default()));
+        crashes.remove_expired(s(1000));
+        assert!(matches!(crashes.decide("k", s(9), s(700)), BackoffDecision::BackOff { .. }));
+        pulls.remove_expired(s(700), d);
+        assert_ne!(pulls, ImagePullBackoffs::default());
+        crashes.remove_expired(s(1301));
+        pulls.remove_expired(s(701), d);
+        assert_eq!((crashes, pulls), (CrashLoopBackoffs::default(), ImagePullBackoffs::default()));
     }
 
     #[test]
     fn a_short_maximum_caps_the_first_delay_too() {
-        let delays = Delays { initial: s(10), max: s(15) };
-        let mut state = CrashLoop::default();
-        assert_eq!(state.advance("k", s(0), s(1), delays), s(10));
-        assert_eq!(state.advance("k", s(0), s(2), delays), s(15));
+        let delays = BackoffDelays { initial: s(10), max: s(15) };
+        let mut state = CrashLoopBackoffs::default();
+        assert_eq!(state.record_restart("k", s(0), s(1), delays), s(10));
+        assert_eq!(state.record_restart("k", s(0), s(2), delays), s(15));
     }
 
     #[test]
     fn what_is_on_disk_reads_back_the_same() {
-        let mut state = CrashLoop::default();
-        state.advance("k", s(0), s(100), Delays::default());
+        let mut state = CrashLoopBackoffs::default();
+        state.record_restart("k", s(0), s(100), BackoffDelays::default());
         let text = serde_json::to_string(&state).unwrap();
-        assert_eq!(serde_json::from_str::<CrashLoop>(&text).unwrap(), state);
-        let mut pulls = PullBackoff::default();
-        pulls.failed("i", s(1), Delays::default(), "ErrImagePull", "no");
+        assert_eq!(serde_json::from_str::<CrashLoopBackoffs>(&text).unwrap(), state);
+        let mut pulls = ImagePullBackoffs::default();
+        pulls.record_failure("i", s(1), BackoffDelays::default(), "ErrImagePull", "no");
         let text = serde_json::to_string(&pulls).unwrap();
-        assert_eq!(serde_json::from_str::<PullBackoff>(&text).unwrap(), pulls);
+        assert_eq!(serde_json::from_str::<ImagePullBackoffs>(&text).unwrap(), pulls);
     }
 
     #[test]
     fn a_pull_backs_off_after_failures_and_remembers_the_last_error() {
-        let d = Delays::default();
-        let mut pulls = PullBackoff::default();
-        assert_eq!(pulls.turn("i", s(0), d), Turn::Now);
+        let d = BackoffDelays::default();
+        let mut pulls = ImagePullBackoffs::default();
+        assert_eq!(pulls.decide("i", s(0), d), BackoffDecision::Start);
         assert_eq!(pulls.message("i"), "Back-off pulling image \"i\"");
-        pulls.failed("i", s(100), d, "ErrImagePull", "no such host");
-        assert_eq!(pulls.turn("i", s(105), d), Turn::Later { until: s(110), delay: s(10) });
-        assert_eq!(pulls.turn("i", s(110), d), Turn::Now);
+        pulls.record_failure("i", s(100), d, "ErrImagePull", "no such host");
+        assert_eq!(pulls.decide("i", s(105), d), BackoffDecision::BackOff { until: s(110), delay: s(10) });
+        assert_eq!(pulls.decide("i", s(110), d), BackoffDecision::Start);
         assert_eq!(pulls.message("i"), "Back-off pulling image \"i\": ErrImagePull: no such host");
-        pulls.failed("i", s(110), d, "ErrImagePull", "no such host");
-        assert_eq!(pulls.turn("i", s(111), d), Turn::Later { until: s(130), delay: s(20) });
+        pulls.record_failure("i", s(110), d, "ErrImagePull", "no such host");
+        assert_eq!(pulls.decide("i", s(111), d), BackoffDecision::BackOff { until: s(130), delay: s(20) });
         // Idle for longer than twice the maximum: starts over.
-        pulls.failed("i", s(110 + 601), d, "ErrImagePull", "x");
-        assert_eq!(pulls.turn("i", s(711), d), Turn::Later { until: s(721), delay: s(10) });
+        pulls.record_failure("i", s(110 + 601), d, "ErrImagePull", "x");
+        assert_eq!(pulls.decide("i", s(711), d), BackoffDecision::BackOff { until: s(721), delay: s(10) });
     }
 
     #[test]

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use quintlet_model::pod;
 use quintlet_model::runtime::PodRuntime;
 
-use super::phase::Phase;
+use super::phase::PodPhase;
 
 /// All regular containers and sidecars are Ready.
 pub const CONTAINERS_READY: &str = "ContainersReady";
@@ -105,7 +105,7 @@ pub fn containers_ready(
     pod: &Pod,
     init: &[ContainerStatus],
     regular: Option<&[ContainerStatus]>,
-    phase: Phase,
+    phase: PodPhase,
 ) -> PodCondition {
     let Some(regular) = regular else {
         return condition(CONTAINERS_READY, false, "UnknownContainerStatuses", "");
@@ -125,11 +125,11 @@ pub fn containers_ready(
     }
     let (unknown, unready) = (as_strs(&unknown), as_strs(&unready));
     match phase {
-        Phase::Succeeded if unknown.is_empty() => {
+        PodPhase::Succeeded if unknown.is_empty() => {
             return condition(CONTAINERS_READY, false, "PodCompleted", "");
         }
-        Phase::Failed => return condition(CONTAINERS_READY, false, "PodFailed", ""),
-        Phase::Pending | Phase::Running | Phase::Succeeded => {}
+        PodPhase::Failed => return condition(CONTAINERS_READY, false, "PodFailed", ""),
+        PodPhase::Pending | PodPhase::Running | PodPhase::Succeeded => {}
     }
     let message =
         join(&[("containers with unknown status", &unknown), ("containers with unready status", &unready)]);
@@ -181,7 +181,7 @@ pub fn initialized(
     pod: &Pod,
     init: Option<&[ContainerStatus]>,
     regular: &[ContainerStatus],
-    phase: Phase,
+    phase: PodPhase,
     was_true: bool,
 ) -> PodCondition {
     let containers = pod::init_containers(pod);
@@ -201,7 +201,7 @@ pub fn initialized(
             Some(_) => {}
         }
     }
-    if phase == Phase::Succeeded && unknown.is_empty() {
+    if phase == PodPhase::Succeeded && unknown.is_empty() {
         return condition(INITIALIZED, true, "PodCompleted", "");
     }
     let regular_ran = pod::spec(pod)
@@ -239,7 +239,7 @@ pub fn ready_to_start(pod: &Pod, runtime: &PodRuntime) -> PodCondition {
 pub fn all_containers_restarting(
     pod: &Pod,
     runtime: &PodRuntime,
-    phase: Phase,
+    phase: PodPhase,
     triggered: bool,
 ) -> PodCondition {
     // Ephemeral containers stay, so they are not waited for.
@@ -249,15 +249,15 @@ pub fn all_containers_restarting(
         .chain(pod::init_containers(pod))
         .any(|c| runtime.newest(&c.name).is_some());
     match phase {
-        Phase::Succeeded => condition(ALL_CONTAINERS_RESTARTING, false, "PodCompleted", ""),
-        Phase::Failed => condition(ALL_CONTAINERS_RESTARTING, false, "PodFailed", ""),
-        Phase::Pending | Phase::Running if triggered && left => condition(
+        PodPhase::Succeeded => condition(ALL_CONTAINERS_RESTARTING, false, "PodCompleted", ""),
+        PodPhase::Failed => condition(ALL_CONTAINERS_RESTARTING, false, "PodFailed", ""),
+        PodPhase::Pending | PodPhase::Running if triggered && left => condition(
             ALL_CONTAINERS_RESTARTING,
             true,
             "RestartAllContainersStarted",
             "container exited with restart policy rule",
         ),
-        Phase::Pending | Phase::Running => condition(ALL_CONTAINERS_RESTARTING, false, "", ""),
+        PodPhase::Pending | PodPhase::Running => condition(ALL_CONTAINERS_RESTARTING, false, "", ""),
     }
 }
 
@@ -295,15 +295,15 @@ mod tests {
         let both = statuses(json!([{"name": "a", "ready": true}, {"name": "b", "ready": true}]));
         let one = statuses(json!([{"name": "a"}]));
         for (name, init, regular, phase, want) in [
-            ("no list", &side, None, Phase::Running, ("False", "UnknownContainerStatuses", "")),
-            ("all", &side, Some(&both), Phase::Running, ("True", "", "")),
-            ("succeeded", &side, Some(&both), Phase::Succeeded, ("False", "PodCompleted", "")),
-            ("failed", &side, Some(&one), Phase::Failed, ("False", "PodFailed", "")),
+            ("no list", &side, None, PodPhase::Running, ("False", "UnknownContainerStatuses", "")),
+            ("all", &side, Some(&both), PodPhase::Running, ("True", "", "")),
+            ("succeeded", &side, Some(&both), PodPhase::Succeeded, ("False", "PodCompleted", "")),
+            ("failed", &side, Some(&one), PodPhase::Failed, ("False", "PodFailed", "")),
             (
                 "some",
                 &Vec::new(),
                 Some(&one),
-                Phase::Succeeded,
+                PodPhase::Succeeded,
                 (
                     "False",
                     "ContainersNotReady",
@@ -344,16 +344,23 @@ mod tests {
         let half = statuses(json!([{"name": "s", "started": false}]));
         let ran = statuses(json!([{"name": "a", "state": {"running": {}}}]));
         for (name, init, regular, phase, was, want) in [
-            ("no list", None, &Vec::new(), Phase::Pending, false, ("False", "UnknownContainerStatuses", "")),
-            ("done", Some(&done), &Vec::new(), Phase::Pending, false, ("True", "", "")),
-            ("regular ran", Some(&half), &ran, Phase::Running, false, ("True", "", "")),
-            ("succeeded", Some(&done), &ran, Phase::Succeeded, false, ("True", "PodCompleted", "")),
-            ("was true", Some(&half), &Vec::new(), Phase::Pending, true, ("True", "", "")),
+            (
+                "no list",
+                None,
+                &Vec::new(),
+                PodPhase::Pending,
+                false,
+                ("False", "UnknownContainerStatuses", ""),
+            ),
+            ("done", Some(&done), &Vec::new(), PodPhase::Pending, false, ("True", "", "")),
+            ("regular ran", Some(&half), &ran, PodPhase::Running, false, ("True", "", "")),
+            ("succeeded", Some(&done), &ran, PodPhase::Succeeded, false, ("True", "PodCompleted", "")),
+            ("was true", Some(&half), &Vec::new(), PodPhase::Pending, true, ("True", "", "")),
             (
                 "half",
                 Some(&half),
                 &Vec::new(),
-                Phase::Pending,
+                PodPhase::Pending,
                 false,
                 (
                     "False",
@@ -381,10 +388,10 @@ mod tests {
         let some = RuntimeBuilder::ready().exited("a", 1).build();
         let none = RuntimeBuilder::ready().exited("e", 0).build();
         let p = two();
-        assert_eq!(brief(&all_containers_restarting(&p, &some, Phase::Running, true)).0, "True");
-        assert_eq!(brief(&all_containers_restarting(&p, &some, Phase::Running, false)).0, "False");
-        assert_eq!(brief(&all_containers_restarting(&p, &none, Phase::Running, true)).0, "False");
-        assert_eq!(brief(&all_containers_restarting(&p, &some, Phase::Failed, true)).1, "PodFailed");
-        assert_eq!(brief(&all_containers_restarting(&p, &some, Phase::Succeeded, true)).1, "PodCompleted");
+        assert_eq!(brief(&all_containers_restarting(&p, &some, PodPhase::Running, true)).0, "True");
+        assert_eq!(brief(&all_containers_restarting(&p, &some, PodPhase::Running, false)).0, "False");
+        assert_eq!(brief(&all_containers_restarting(&p, &none, PodPhase::Running, true)).0, "False");
+        assert_eq!(brief(&all_containers_restarting(&p, &some, PodPhase::Failed, true)).1, "PodFailed");
+        assert_eq!(brief(&all_containers_restarting(&p, &some, PodPhase::Succeeded, true)).1, "PodCompleted");
     }
 }

@@ -14,7 +14,7 @@ use quintlet_model::pod;
 use quintlet_model::probe::{ProbeResult, ProbeType};
 use quintlet_model::runtime::{Container, ContainerState as RuntimeState, PodRuntime};
 
-use super::probes::ProbeView;
+use super::probes::ProbeResults;
 use super::qos;
 use super::quantity::{Format, Quantity};
 use super::resize::allocation::PodResources;
@@ -51,7 +51,7 @@ pub struct WaitingReason {
 pub(crate) struct Context<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) runtime: &'a PodRuntime,
-    pub(crate) probes: &'a ProbeView,
+    pub(crate) probes: &'a ProbeResults,
     pub(crate) waiting: &'a BTreeMap<String, WaitingReason>,
     pub(crate) termination_messages: &'a HashMap<ContainerId, String>,
     pub(crate) runtime_name: &'a str,

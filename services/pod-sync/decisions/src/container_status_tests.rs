@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 struct World {
     pod: Pod,
     runtime: PodRuntime,
-    probes: ProbeView,
+    probes: ProbeResults,
     waiting: BTreeMap<String, WaitingReason>,
     messages: HashMap<ContainerId, String>,
     restarting_all: bool,
@@ -17,7 +17,7 @@ impl World {
         Self {
             pod: pod_json(spec),
             runtime: runtime.build(),
-            probes: ProbeView::default(),
+            probes: ProbeResults::default(),
             waiting: BTreeMap::new(),
             messages: HashMap::new(),
             restarting_all: false,

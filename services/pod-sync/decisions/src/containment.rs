@@ -9,7 +9,7 @@
 //! 3. Whatever was ended from outside (a signal of an operator, an ordered stop) or for a reason that nobody knows counts for
 //!    nothing.
 //!
-//! Deaths that are further apart than [`QUIET`] are not in a row, and a pod that was worked on for that long without a panic or
+//! Deaths that are further apart than [`FORGET_AFTER`] are not in a row, and a pod that was worked on for that long without a panic or
 //! a death is forgotten. `now` is CLOCK_BOOTTIME.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ const ASIDE_WAIT: Duration = Duration::from_secs(300);
 /// Longest wait of either kind.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 /// So long without a panic or a death, and what was before is forgotten.
-pub const QUIET: Duration = Duration::from_secs(600);
+pub const FORGET_AFTER: Duration = Duration::from_secs(600);
 /// Deaths in a row that make the pods in work suspected.
 const SUSPECTS: u32 = 2;
 /// Deaths with a pod alone in work that set it aside.
@@ -35,39 +35,39 @@ const RELEASES: u32 = 3;
 
 /// How a process ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cause {
+pub enum ProcessExit {
     /// By itself: aborted, a fault of memory, or a panic outside of the work of a pod. In words.
     Crash(String),
     /// The kernel's OOM killer ended it.
     OutOfMemory,
     /// It was told or made to end, or nobody knows how it ended.
-    Outside,
+    External,
 }
 
-impl Cause {
+impl ProcessExit {
     fn in_words(&self) -> Option<&str> {
         match self {
             Self::Crash(how) => Some(how),
             Self::OutOfMemory => Some("out of memory"),
-            Self::Outside => None,
+            Self::External => None,
         }
     }
 }
 
 /// Whether a pod may be worked on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum WorkPermission {
     /// As ever.
-    Free,
+    Allowed,
     /// While no other such pod is.
     OneAtATime,
     /// Not before then.
-    Waits(Wait),
+    Suspended(Suspension),
 }
 
 /// Why a pod is left alone, and until when.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wait {
+pub struct Suspension {
     /// Until then.
     pub until: Duration,
     /// What went wrong, in words.
@@ -78,7 +78,7 @@ pub struct Wait {
 
 /// What is known of one pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Trouble {
+struct PodRecord {
     // Panics in a row.
     panics: u32,
     // Deaths in a row with it in work.
@@ -99,26 +99,26 @@ struct Trouble {
 
 /// All pods of which something is known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ledger {
+pub struct ContainmentRecords {
     // Deaths in a row.
     deaths: u32,
     last_death: Duration,
-    pods: BTreeMap<PodUid, Trouble>,
+    pods: BTreeMap<PodUid, PodRecord>,
 }
 
-impl Ledger {
+impl ContainmentRecords {
     /// A process died while it worked on these pods. Returns those that are set aside for it.
-    pub fn died(
+    pub fn process_exited(
         &mut self,
         process: &str,
-        cause: &Cause,
+        cause: &ProcessExit,
         in_work: &BTreeSet<PodUid>,
         now: Duration,
     ) -> Vec<PodUid> {
         let Some(how) = cause.in_words() else { return Vec::new() };
-        if now.saturating_sub(self.last_death) > QUIET {
+        if now.saturating_sub(self.last_death) > FORGET_AFTER {
             self.deaths = 0;
-            self.pods.values_mut().for_each(|trouble| trouble.deaths = 0);
+            self.pods.values_mut().for_each(|record| record.deaths = 0);
         }
         self.deaths = self.deaths.saturating_add(1);
         self.last_death = now;
@@ -130,20 +130,20 @@ impl Ledger {
         };
         let mut aside = Vec::new();
         for uid in in_work {
-            let trouble = self.pods.entry(uid.clone()).or_default();
-            trouble.deaths = trouble.deaths.saturating_add(1);
-            trouble.passes = 0;
-            trouble.last = now;
-            trouble.message = format!("{process} died while it worked on this pod: {how}");
+            let record = self.pods.entry(uid.clone()).or_default();
+            record.deaths = record.deaths.saturating_add(1);
+            record.passes = 0;
+            record.last = now;
+            record.message = format!("{process} died while it worked on this pod: {how}");
             if alone.as_ref() != Some(uid) {
                 continue;
             }
-            trouble.alone = trouble.alone.saturating_add(1);
-            if trouble.alone >= SETS_ASIDE {
-                trouble.until = now.saturating_add(doubled(ASIDE_WAIT, trouble.asides));
-                trouble.asides = trouble.asides.saturating_add(1);
-                trouble.is_aside = true;
-                trouble.is_suspected = true;
+            record.alone = record.alone.saturating_add(1);
+            if record.alone >= SETS_ASIDE {
+                record.until = now.saturating_add(doubled(ASIDE_WAIT, record.asides));
+                record.asides = record.asides.saturating_add(1);
+                record.is_aside = true;
+                record.is_suspected = true;
                 aside.push(uid.clone());
             }
         }
@@ -154,37 +154,37 @@ impl Ledger {
     }
 
     /// The work of a pod panicked. Returns what it waits for now.
-    pub fn panicked(&mut self, uid: &PodUid, message: String, now: Duration) -> Wait {
-        let trouble = self.pods.entry(uid.clone()).or_default();
-        let wait = doubled(PANIC_WAIT, trouble.panics);
-        trouble.panics = trouble.panics.saturating_add(1);
-        trouble.last = now;
+    pub fn record_panic(&mut self, uid: &PodUid, message: String, now: Duration) -> Suspension {
+        let record = self.pods.entry(uid.clone()).or_default();
+        let wait = doubled(PANIC_WAIT, record.panics);
+        record.panics = record.panics.saturating_add(1);
+        record.last = now;
         // A pod that is aside stays so.
-        trouble.until = trouble.until.max(now.saturating_add(wait));
-        trouble.message = message;
-        Wait { until: trouble.until, message: trouble.message.clone(), is_aside: trouble.is_aside }
+        record.until = record.until.max(now.saturating_add(wait));
+        record.message = message;
+        Suspension { until: record.until, message: record.message.clone(), is_aside: record.is_aside }
     }
 
     /// A pass over a pod ended well. Returns whether that changed anything.
-    pub fn worked(&mut self, uid: &PodUid, now: Duration) -> bool {
-        let Some(trouble) = self.pods.get_mut(uid) else { return false };
-        if now.saturating_sub(trouble.last.max(trouble.until)) > QUIET {
+    pub fn record_success(&mut self, uid: &PodUid, now: Duration) -> bool {
+        let Some(record) = self.pods.get_mut(uid) else { return false };
+        if now.saturating_sub(record.last.max(record.until)) > FORGET_AFTER {
             self.pods.remove(uid);
             return true;
         }
-        trouble.passes = trouble.passes.saturating_add(1);
-        let is_released = (trouble.is_suspected || trouble.is_aside) && trouble.passes >= RELEASES;
+        record.passes = record.passes.saturating_add(1);
+        let is_released = (record.is_suspected || record.is_aside) && record.passes >= RELEASES;
         if is_released {
-            (trouble.is_suspected, trouble.is_aside) = (false, false);
+            (record.is_suspected, record.is_aside) = (false, false);
         }
         is_released
     }
 
     /// The pod is another one now: where its work panicked it is tried at once. One that is set aside stays so, since whoever
     /// may change a pod could otherwise end the process as often as they like.
-    pub fn changed(&mut self, uid: &PodUid) {
-        if let Some(trouble) = self.pods.get_mut(uid).filter(|trouble| !trouble.is_aside) {
-            trouble.until = Duration::ZERO;
+    pub fn pod_changed(&mut self, uid: &PodUid) {
+        if let Some(record) = self.pods.get_mut(uid).filter(|record| !record.is_aside) {
+            record.until = Duration::ZERO;
         }
     }
 
@@ -192,12 +192,12 @@ impl Ledger {
     ///
     /// A pod that was set aside is worked on one at a time, and one more death with it alone sets it aside again.
     pub fn retry(&mut self, uid: &PodUid, now: Duration) -> bool {
-        let Some(trouble) = self.pods.get_mut(uid) else { return false };
-        let waited = trouble.until > now;
-        trouble.until = Duration::ZERO;
-        (trouble.panics, trouble.asides, trouble.passes) = (0, 0, 0);
-        trouble.is_aside = false;
-        trouble.alone = trouble.alone.min(SETS_ASIDE.saturating_sub(1));
+        let Some(record) = self.pods.get_mut(uid) else { return false };
+        let waited = record.until > now;
+        record.until = Duration::ZERO;
+        (record.panics, record.asides, record.passes) = (0, 0, 0);
+        record.is_aside = false;
+        record.alone = record.alone.min(SETS_ASIDE.saturating_sub(1));
         waited
     }
 
@@ -208,30 +208,32 @@ impl Ledger {
 
     /// Whether a pod may be worked on.
     #[must_use]
-    pub fn standing(&self, uid: &PodUid, now: Duration) -> Standing {
+    pub fn permission(&self, uid: &PodUid, now: Duration) -> WorkPermission {
         match self.pods.get(uid) {
-            Some(t) if t.until > now => {
-                Standing::Waits(Wait { until: t.until, message: t.message.clone(), is_aside: t.is_aside })
-            }
-            Some(t) if t.is_suspected => Standing::OneAtATime,
-            Some(_) | None => Standing::Free,
+            Some(t) if t.until > now => WorkPermission::Suspended(Suspension {
+                until: t.until,
+                message: t.message.clone(),
+                is_aside: t.is_aside,
+            }),
+            Some(t) if t.is_suspected => WorkPermission::OneAtATime,
+            Some(_) | None => WorkPermission::Allowed,
         }
     }
 
     /// Whether anything is known of a pod.
     #[must_use]
-    pub fn is_known(&self, uid: &PodUid) -> bool {
+    pub fn has_record(&self, uid: &PodUid) -> bool {
         self.pods.contains_key(uid)
     }
 
     /// How many pods wait.
     #[must_use]
-    pub fn waiting(&self, now: Duration) -> usize {
-        self.pods.values().filter(|trouble| trouble.until > now).count()
+    pub fn suspended_count(&self, now: Duration) -> usize {
+        self.pods.values().filter(|record| record.until > now).count()
     }
 
     fn is_suspected(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).is_some_and(|trouble| trouble.is_suspected)
+        self.pods.get(uid).is_some_and(|record| record.is_suspected)
     }
 }
 
@@ -258,22 +260,22 @@ mod tests {
         Duration::from_secs(n)
     }
 
-    fn crash() -> Cause {
-        Cause::Crash("SIGABRT".to_owned())
+    fn crash() -> ProcessExit {
+        ProcessExit::Crash("SIGABRT".to_owned())
     }
 
-    fn word(ledger: &Ledger, name: &str, now: Duration) -> &'static str {
-        match ledger.standing(&uid(name), now) {
-            Standing::Free => "free",
-            Standing::OneAtATime => "one at a time",
-            Standing::Waits(Wait { is_aside: true, .. }) => "aside",
-            Standing::Waits(Wait { is_aside: false, .. }) => "waits",
+    fn word(ledger: &ContainmentRecords, name: &str, now: Duration) -> &'static str {
+        match ledger.permission(&uid(name), now) {
+            WorkPermission::Allowed => "free",
+            WorkPermission::OneAtATime => "one at a time",
+            WorkPermission::Suspended(Suspension { is_aside: true, .. }) => "aside",
+            WorkPermission::Suspended(Suspension { is_aside: false, .. }) => "waits",
         }
     }
 
     #[test]
     fn deaths_and_the_pods_in_work_say_who_is_free_suspected_or_aside() {
-        type Row<'a> = (&'a str, &'a [(u64, Cause, &'a [&'a str])], &'a [(&'a str, &'a str)]);
+        type Row<'a> = (&'a str, &'a [(u64, ProcessExit, &'a [&'a str])], &'a [(&'a str, &'a str)]);
         let rows: &[Row<'_>] = &[
             ("one death says nothing", &[(0, crash(), &["a", "b"])], &[("a", "free"), ("b", "free")]),
             (
@@ -288,7 +290,7 @@ mod tests {
             ),
             (
                 "alone twice is aside",
-                &[(0, crash(), &["a"]), (9, Cause::OutOfMemory, &["a"])],
+                &[(0, crash(), &["a"]), (9, ProcessExit::OutOfMemory, &["a"])],
                 &[("a", "aside")],
             ),
             (
@@ -314,21 +316,21 @@ mod tests {
             (
                 "kills from outside count for nothing, not even in between",
                 &[
-                    (0, Cause::Outside, &["a"]),
-                    (1, Cause::Outside, &["a"]),
+                    (0, ProcessExit::External, &["a"]),
+                    (1, ProcessExit::External, &["a"]),
                     (2, crash(), &["a", "b"]),
-                    (3, Cause::Outside, &["a"]),
+                    (3, ProcessExit::External, &["a"]),
                 ],
                 &[("a", "free"), ("b", "free")],
             ),
             ("nobody was in work", &[(0, crash(), &[]), (1, crash(), &[])], &[("a", "free")]),
         ];
         for (name, deaths, want) in rows {
-            let mut ledger = Ledger::default();
+            let mut ledger = ContainmentRecords::default();
             let mut now = Duration::ZERO;
             for (at, cause, in_work) in *deaths {
                 now = secs(1_000 + at);
-                ledger.died("pod-sync", cause, &uids(in_work), now);
+                ledger.process_exited("pod-sync", cause, &uids(in_work), now);
             }
             for (pod, word_wanted) in *want {
                 assert_eq!(word(&ledger, pod, now), *word_wanted, "{name}: {pod}");
@@ -338,11 +340,11 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_an_hour_and_a_pod_that_kills_again_is_aside_at_once() {
-        let mut ledger = Ledger::default();
+        let mut ledger = ContainmentRecords::default();
         let mut now = secs(10_000);
         let mut waits = Vec::new();
         for _ in 0..11 {
-            let wait = ledger.panicked(&uid("a"), "boom".to_owned(), now);
+            let wait = ledger.record_panic(&uid("a"), "boom".to_owned(), now);
             waits.push(wait.until.saturating_sub(now).as_secs());
             assert_eq!(word(&ledger, "a", now), "waits");
             now = wait.until;
@@ -351,10 +353,12 @@ mod tests {
         assert_eq!(waits, [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600]);
 
         let mut aside = Vec::new();
-        ledger.died("pod-sync", &crash(), &uids(&["k"]), now);
+        ledger.process_exited("pod-sync", &crash(), &uids(&["k"]), now);
         for _ in 0..6 {
-            assert_eq!(ledger.died("pod-sync", &crash(), &uids(&["k"]), now), [uid("k")]);
-            let Standing::Waits(wait) = ledger.standing(&uid("k"), now) else { panic!("not aside") };
+            assert_eq!(ledger.process_exited("pod-sync", &crash(), &uids(&["k"]), now), [uid("k")]);
+            let WorkPermission::Suspended(wait) = ledger.permission(&uid("k"), now) else {
+                panic!("not aside")
+            };
             aside.push(wait.until.saturating_sub(now).as_secs());
             assert_eq!(wait.message, "pod-sync died while it worked on this pod: SIGABRT");
             now = wait.until;
@@ -365,52 +369,55 @@ mod tests {
 
     #[test]
     fn a_new_pod_is_tried_at_once_unless_the_old_one_ended_the_process() {
-        let mut ledger = Ledger::default();
+        let mut ledger = ContainmentRecords::default();
         let now = secs(10_000);
-        ledger.panicked(&uid("a"), "boom".to_owned(), now);
-        ledger.changed(&uid("a"));
+        ledger.record_panic(&uid("a"), "boom".to_owned(), now);
+        ledger.pod_changed(&uid("a"));
         assert_eq!(word(&ledger, "a", now), "free");
         for _ in 0..2 {
-            ledger.died("pod-sync", &crash(), &uids(&["k"]), now);
+            ledger.process_exited("pod-sync", &crash(), &uids(&["k"]), now);
         }
-        ledger.changed(&uid("k"));
+        ledger.pod_changed(&uid("k"));
         assert_eq!(word(&ledger, "k", now), "aside");
-        ledger.panicked(&uid("k"), "boom".to_owned(), now);
-        ledger.changed(&uid("k"));
+        ledger.record_panic(&uid("k"), "boom".to_owned(), now);
+        ledger.pod_changed(&uid("k"));
         assert_eq!(word(&ledger, "k", now), "aside", "a panic does not shorten it");
     }
 
     #[test]
     fn a_retry_clears_the_wait_and_one_more_death_alone_sets_the_pod_aside_again() {
-        let mut ledger = Ledger::default();
+        let mut ledger = ContainmentRecords::default();
         let now = secs(10_000);
         assert!(!ledger.retry(&uid("a"), now), "nothing is known of it");
         for _ in 0..4 {
-            ledger.panicked(&uid("a"), "boom".to_owned(), now);
-            ledger.died("pod-sync", &crash(), &uids(&["k"]), now);
+            ledger.record_panic(&uid("a"), "boom".to_owned(), now);
+            ledger.process_exited("pod-sync", &crash(), &uids(&["k"]), now);
         }
         assert!(ledger.retry(&uid("a"), now) && ledger.retry(&uid("k"), now));
         assert!(!ledger.retry(&uid("k"), now), "it waits no more");
         assert_eq!((word(&ledger, "a", now), word(&ledger, "k", now)), ("free", "one at a time"));
-        let wait = ledger.panicked(&uid("a"), "boom".to_owned(), now);
+        let wait = ledger.record_panic(&uid("a"), "boom".to_owned(), now);
         assert_eq!(wait.until.saturating_sub(now), PANIC_WAIT, "it starts over");
-        ledger.died("pod-sync", &crash(), &uids(&["k"]), now);
+        ledger.process_exited("pod-sync", &crash(), &uids(&["k"]), now);
         assert_eq!(word(&ledger, "k", now), "aside");
     }
 
     #[test]
     fn a_pod_that_works_is_released_and_forgotten() {
-        let mut ledger = Ledger::default();
+        let mut ledger = ContainmentRecords::default();
         let now = secs(10_000);
         for _ in 0..2 {
-            ledger.died("pod-sync", &crash(), &uids(&["a", "b"]), now);
+            ledger.process_exited("pod-sync", &crash(), &uids(&["a", "b"]), now);
         }
-        let worked: Vec<bool> = (0..4).map(|_| ledger.worked(&uid("a"), now)).collect();
-        assert_eq!(worked, [false, false, true, false], "the third pass releases it");
+        let record_success: Vec<bool> = (0..4).map(|_| ledger.record_success(&uid("a"), now)).collect();
+        assert_eq!(record_success, [false, false, true, false], "the third pass releases it");
         assert_eq!((word(&ledger, "a", now), word(&ledger, "b", now)), ("free", "one at a time"));
-        assert!(ledger.worked(&uid("b"), now.saturating_add(QUIET).saturating_add(secs(1))));
+        assert!(ledger.record_success(&uid("b"), now.saturating_add(FORGET_AFTER).saturating_add(secs(1))));
         assert!(ledger.forget(&uid("a")));
-        assert_eq!(ledger, Ledger { deaths: 2, last_death: now, ..Ledger::default() });
+        assert_eq!(
+            ledger,
+            ContainmentRecords { deaths: 2, last_death: now, ..ContainmentRecords::default() }
+        );
     }
 
     // A process with some pods in work at a time, as the standings allow it.
@@ -432,7 +439,7 @@ mod tests {
         fn a_pod_that_always_kills_is_aside_after_four_deaths_and_the_others_are_released(
             rounds in proptest::collection::vec(round(), 8)
         ) {
-            let mut ledger = Ledger::default();
+            let mut ledger = ContainmentRecords::default();
             let mut now = secs(10_000);
             let mut deaths = 0;
             for round in &rounds {
@@ -441,7 +448,7 @@ mod tests {
                     // An operator's kill finds whoever is in work.
                     let before = ledger.clone();
                     let all = round.beside.iter().map(|n| uid(&format!("p{n}"))).chain([uid("k")]).collect();
-                    ledger.died("pod-sync", &Cause::Outside, &all, now);
+                    ledger.process_exited("pod-sync", &ProcessExit::External, &all, now);
                     prop_assert_eq!(&ledger, &before);
                 }
                 if word(&ledger, "k", now) == "aside" {
@@ -459,10 +466,10 @@ mod tests {
                         in_work.insert(uid(&other));
                     }
                 }
-                ledger.died("pod-sync", &crash(), &in_work, now);
+                ledger.process_exited("pod-sync", &crash(), &in_work, now);
                 deaths += 1;
                 for n in 0..round.passes {
-                    ledger.worked(&uid(&format!("p{n}")), now);
+                    ledger.record_success(&uid(&format!("p{n}")), now);
                 }
             }
             prop_assert_eq!(word(&ledger, "k", now), "aside");
@@ -470,7 +477,7 @@ mod tests {
             for n in 0..8 {
                 let other = format!("p{n}");
                 prop_assert_ne!(word(&ledger, &other, now), "aside", "{} is innocent", other);
-                (0..3).for_each(|_| { ledger.worked(&uid(&other), now); });
+                (0..3).for_each(|_| { ledger.record_success(&uid(&other), now); });
                 prop_assert_eq!(word(&ledger, &other, now), "free");
             }
         }
@@ -479,14 +486,14 @@ mod tests {
         fn kills_from_outside_set_nothing_aside_however_many(
             kills in proptest::collection::vec((0..100_u64, proptest::collection::btree_set(0..4_u8, 0..4)), 0..50)
         ) {
-            let mut ledger = Ledger::default();
+            let mut ledger = ContainmentRecords::default();
             let mut now = secs(10_000);
             for (later, in_work) in kills {
                 now = now.saturating_add(secs(later));
                 let in_work = in_work.iter().map(|n| uid(&format!("p{n}"))).collect();
-                prop_assert!(ledger.died("pod-sync", &Cause::Outside, &in_work, now).is_empty());
+                prop_assert!(ledger.process_exited("pod-sync", &ProcessExit::External, &in_work, now).is_empty());
             }
-            prop_assert_eq!(ledger, Ledger::default());
+            prop_assert_eq!(ledger, ContainmentRecords::default());
         }
     }
 }

@@ -10,7 +10,7 @@ const KEPT_INSTANCES: usize = 2;
 
 /// Which dead containers of a pod that stays are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Limits {
+pub struct GcPolicy {
     /// Dead instances of each container, beside one that runs; below 0 all. None: two instances, dead or not.
     pub per_container: Option<i32>,
     /// Younger ones are kept, however many there are.
@@ -19,11 +19,11 @@ pub struct Limits {
 
 /// What becomes of a pod whose dead are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum PodDisposition {
     /// It stays, running or completed.
-    Stays,
+    Kept,
     /// It was ended by the agent, or nobody wants it any more: nothing of it is kept.
-    Goes,
+    Removed,
 }
 
 /// Containers to remove, oldest first; `now` is wall time. Nothing that runs is among them, and of a pod that stays never the
@@ -31,8 +31,8 @@ pub enum Fate {
 #[must_use]
 pub fn dead_containers(
     runtime: &PodRuntime,
-    fate: Fate,
-    limits: Limits,
+    fate: PodDisposition,
+    limits: GcPolicy,
     now: jiff::Timestamp,
 ) -> Vec<ContainerId> {
     let mut names: Vec<&str> = runtime.containers.iter().map(|c| c.name.as_str()).collect();
@@ -42,9 +42,9 @@ pub fn dead_containers(
     let of = |name| -> Vec<&Container> {
         let all = runtime.instances(name);
         match (fate, limits.per_container) {
-            (Fate::Goes, _) => all.filter(is_dead).collect(),
-            (Fate::Stays, None) => all.skip(KEPT_INSTANCES).filter(is_dead).collect(),
-            (Fate::Stays, Some(kept)) => {
+            (PodDisposition::Removed, _) => all.filter(is_dead).collect(),
+            (PodDisposition::Kept, None) => all.skip(KEPT_INSTANCES).filter(is_dead).collect(),
+            (PodDisposition::Kept, Some(kept)) => {
                 let kept = usize::try_from(kept).map_or(usize::MAX, |kept| kept.max(1));
                 all.filter(is_dead).skip(kept).collect()
             }
@@ -52,7 +52,8 @@ pub fn dead_containers(
     };
     let min_age = i128::try_from(limits.min_age.as_nanos()).unwrap_or(i128::MAX);
     let born = i64::try_from(now.as_nanosecond().saturating_sub(min_age));
-    let is_old = |c: &Container| fate == Fate::Goes || born.is_ok_and(|born| c.created_unix_ns <= born);
+    let is_old =
+        |c: &Container| fate == PodDisposition::Removed || born.is_ok_and(|born| c.created_unix_ns <= born);
     let mut dead: Vec<_> = names.into_iter().flat_map(of).filter(|c| is_old(c)).collect();
     dead.sort_by_key(|c| c.created_unix_ns);
     dead.into_iter().map(|c| c.id.clone()).collect()
@@ -60,10 +61,10 @@ pub fn dead_containers(
 
 /// Sandboxes to remove: not ready, without containers once `removed` are gone, and not the newest of a pod that stays.
 #[must_use]
-pub fn dead_sandboxes(runtime: &PodRuntime, removed: &[ContainerId], fate: Fate) -> Vec<SandboxId> {
+pub fn dead_sandboxes(runtime: &PodRuntime, removed: &[ContainerId], fate: PodDisposition) -> Vec<SandboxId> {
     let kept = match fate {
-        Fate::Stays => 1,
-        Fate::Goes => 0,
+        PodDisposition::Kept => 1,
+        PodDisposition::Removed => 0,
     };
     runtime
         .sandboxes
@@ -87,12 +88,12 @@ mod tests {
     use super::*;
     use quintlet_testkit::pods::RuntimeBuilder;
 
-    fn names(runtime: &PodRuntime, fate: Fate) -> Vec<String> {
+    fn names(runtime: &PodRuntime, fate: PodDisposition) -> Vec<String> {
         let name = |id: &ContainerId| {
             let c = runtime.containers.iter().find(|c| c.id == *id).unwrap();
             format!("{}-{}", c.name, c.attempt)
         };
-        dead_containers(runtime, fate, Limits::default(), now(0)).iter().map(name).collect()
+        dead_containers(runtime, fate, GcPolicy::default(), now(0)).iter().map(name).collect()
     }
 
     // So long after the builder's containers were made.
@@ -106,8 +107,8 @@ mod tests {
         let crashed = RuntimeBuilder::ready().exited("c", 1).exited("c", 1).exited("c", 1);
         let (down, up) = (crashed.clone().build(), crashed.running("c").build());
         let count = |runtime: &PodRuntime, per_container, min_age| {
-            let limits = Limits { per_container, min_age: Duration::from_secs(min_age) };
-            dead_containers(runtime, Fate::Stays, limits, now(0)).len()
+            let limits = GcPolicy { per_container, min_age: Duration::from_secs(min_age) };
+            dead_containers(runtime, PodDisposition::Kept, limits, now(0)).len()
         };
         for (per_container, of_down, of_up) in [
             (None, 1, 2),
@@ -121,9 +122,9 @@ mod tests {
             assert_eq!(count(&up, per_container, 0), of_up, "up, {per_container:?}");
         }
         assert_eq!(count(&down, Some(1), 86_400), 0, "too young");
-        let limits = Limits { min_age: Duration::MAX, ..Limits::default() };
+        let limits = GcPolicy { min_age: Duration::MAX, ..GcPolicy::default() };
         assert_eq!(
-            dead_containers(&down, Fate::Goes, limits, now(0)).len(),
+            dead_containers(&down, PodDisposition::Removed, limits, now(0)).len(),
             3,
             "a pod that goes has no young ones"
         );
@@ -146,8 +147,8 @@ mod tests {
             ),
         ] {
             let runtime = runtime.build();
-            assert_eq!(names(&runtime, Fate::Stays), stays, "{what}");
-            assert_eq!(names(&runtime, Fate::Goes), goes, "{what}");
+            assert_eq!(names(&runtime, PodDisposition::Kept), stays, "{what}");
+            assert_eq!(names(&runtime, PodDisposition::Removed), goes, "{what}");
         }
     }
 
@@ -156,17 +157,20 @@ mod tests {
         let old = RuntimeBuilder::none().sandbox(SandboxState::NotReady).exited("c", 1);
         let both = old.sandbox(SandboxState::Ready).running("c").build();
         let count = |r: &PodRuntime, removed: &[ContainerId], fate| dead_sandboxes(r, removed, fate).len();
-        assert_eq!(count(&both, &[], Fate::Stays), 0, "its container is still there");
+        assert_eq!(count(&both, &[], PodDisposition::Kept), 0, "its container is still there");
         let dead: Vec<_> = both
             .containers
             .iter()
             .filter(|c| c.state == ContainerState::Exited)
             .map(|c| c.id.clone())
             .collect();
-        assert_eq!(count(&both, &dead, Fate::Stays), 1);
-        assert_eq!(count(&both, &dead, Fate::Goes), 1, "one that is ready is not dead");
+        assert_eq!(count(&both, &dead, PodDisposition::Kept), 1);
+        assert_eq!(count(&both, &dead, PodDisposition::Removed), 1, "one that is ready is not dead");
         let last = RuntimeBuilder::none().sandbox(SandboxState::NotReady).build();
-        assert_eq!((count(&last, &[], Fate::Stays), count(&last, &[], Fate::Goes)), (0, 1));
+        assert_eq!(
+            (count(&last, &[], PodDisposition::Kept), count(&last, &[], PodDisposition::Removed)),
+            (0, 1)
+        );
     }
 
     #[test]

@@ -13,20 +13,20 @@ use quintlet_model::{labels, pod};
 use super::actions::KillReason;
 
 /// No StopContainer gets less, in seconds.
-pub const MINIMUM_STOP: i64 = 2;
+pub const MINIMUM_STOP_SECONDS: i64 = 2;
 
 /// The longest timeout for StopContainer, in seconds: the same 30 years as [`clock::FAR`].
 ///
 /// containerd and CRI-O count the timeout in nanoseconds of 64 bits. A longer one wraps to a negative timeout there, which
 /// kills the container at once.
-pub const MAXIMUM_STOP: i64 = 30 * 365 * 24 * 3600;
+pub const MAXIMUM_STOP_SECONDS: i64 = 30 * 365 * 24 * 3600;
 
 /// Least time to wait for a pod that the node terminates.
 const KILL_WAIT: Duration = Duration::from_secs(10);
 
 /// Grace of a pod that terminates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Effective {
+pub struct EffectiveGrace {
     /// Seconds, at least 1.
     pub seconds: i64,
     /// It was set before and is another now: what waits on the old one must look again.
@@ -35,13 +35,13 @@ pub struct Effective {
 
 /// The grace of a pod from now on: what is stored (0: nothing yet), its deletion, an override, else its spec.
 #[must_use]
-pub fn effective_of(stored: i64, pod: PodGrace, override_seconds: Option<i64>) -> Effective {
+pub fn effective_grace(stored: i64, pod: PodGrace, override_seconds: Option<i64>) -> EffectiveGrace {
     // The kubelet takes a wanted 0 for "nothing yet", so that a later override lengthens the grace again; here the least
     // counts.
     let stored_seconds = (stored != 0).then_some(stored);
     let least = [stored_seconds, pod.deletion, override_seconds].into_iter().flatten().min();
     let seconds = least.or(pod.termination).unwrap_or(0).max(1);
-    Effective { seconds, shortened: stored != 0 && stored != seconds }
+    EffectiveGrace { seconds, shortened: stored != 0 && stored != seconds }
 }
 
 /// The two grace periods that come with a pod, in seconds.
@@ -76,7 +76,7 @@ impl PodGrace {
 
 /// Seconds a container gets to stop, preStop included. An override replaces everything else.
 #[must_use]
-pub fn of_container(
+pub fn container_grace(
     grace: PodGrace,
     container: Option<&Container>,
     reason: Option<KillReason>,
@@ -85,7 +85,7 @@ pub fn of_container(
     if let Some(seconds) = override_seconds.or(grace.deletion) {
         return seconds;
     }
-    let Some(termination) = grace.termination else { return MINIMUM_STOP };
+    let Some(termination) = grace.termination else { return MINIMUM_STOP_SECONDS };
     let probe = match reason {
         Some(KillReason::LivenessProbe) => container.and_then(|c| c.liveness_probe.as_ref()),
         Some(KillReason::StartupProbe) => container.and_then(|c| c.startup_probe.as_ref()),
@@ -96,20 +96,20 @@ pub fn of_container(
 
 /// What is left of `seconds` after a preStop hook or a wait took `spent`; whole seconds count.
 #[must_use]
-pub fn left_after(seconds: i64, spent: Duration) -> i64 {
+pub fn remaining_after(seconds: i64, spent: Duration) -> i64 {
     seconds.saturating_sub(i64::try_from(spent.as_secs()).unwrap_or(i64::MAX))
 }
 
-/// Returns the timeout for StopContainer, between [`MINIMUM_STOP`] and [`MAXIMUM_STOP`] seconds.
+/// Returns the timeout for StopContainer, between [`MINIMUM_STOP_SECONDS`] and [`MAXIMUM_STOP_SECONDS`] seconds.
 #[must_use]
 pub fn stop_timeout(seconds: i64) -> i64 {
-    seconds.clamp(MINIMUM_STOP, MAXIMUM_STOP)
+    seconds.clamp(MINIMUM_STOP_SECONDS, MAXIMUM_STOP_SECONDS)
 }
 
 /// Seconds from `now` to an absolute `deadline` (both boottime), for a stop that is issued again; rounded up, so that
 /// asking twice never takes a second from the container.
 #[must_use]
-pub fn left_until(deadline: Duration, now: Duration) -> i64 {
+pub fn remaining_until(deadline: Duration, now: Duration) -> i64 {
     let left = deadline.saturating_sub(now);
     let whole = left.as_secs().saturating_add(u64::from(left.subsec_nanos() > 0));
     i64::try_from(whole).unwrap_or(i64::MAX)
@@ -118,14 +118,14 @@ pub fn left_until(deadline: Duration, now: Duration) -> i64 {
 /// Returns how long to wait for a pod that the node terminates: one and a half times its grace, 10 s at least
 /// (`pkg/kubelet/pod_workers.go: killPodNow`).
 #[must_use]
-pub fn kill_limit(grace: Option<i64>) -> Duration {
+pub fn kill_timeout(grace: Option<i64>) -> Duration {
     let grace = clock::seconds(grace.unwrap_or(0));
     grace.saturating_add(grace.checked_div(2).unwrap_or_default()).max(KILL_WAIT)
 }
 
 /// One container to stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stop {
+pub struct ContainerStop {
     /// Instance.
     pub id: ContainerId,
     /// Name in the spec.
@@ -138,7 +138,7 @@ pub struct Stop {
 /// All running containers of a pod, each with what it waits for: sidecars stop after the regular containers, in reverse
 /// order of the spec. Stops whose `after` is empty may all begin at once.
 #[must_use]
-pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<Stop> {
+pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<ContainerStop> {
     let running: Vec<&RuntimeContainer> =
         runtime.containers.iter().filter(|c| c.state == ContainerState::Running).collect();
     let names: BTreeSet<&str> = running.iter().map(|c| c.name.as_str()).collect();
@@ -150,7 +150,7 @@ pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<Stop> {
             pod::init_containers(p).iter().filter(|c| pod::is_sidecar(c)).map(|c| c.name.as_str()).collect()
         })
         .unwrap_or_default();
-    let mut plan: Vec<Stop> = running
+    let mut plan: Vec<ContainerStop> = running
         .iter()
         .map(|c| {
             let after = match sidecars.iter().position(|s| *s == c.name) {
@@ -163,7 +163,7 @@ pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<Stop> {
                     .map(|n| (*n).to_owned())
                     .collect(),
             };
-            Stop { id: c.id.clone(), name: c.name.clone(), after }
+            ContainerStop { id: c.id.clone(), name: c.name.clone(), after }
         })
         .collect();
     let rank = |name: &str| {
@@ -198,8 +198,8 @@ mod tests {
         ] {
             let mut p = pod_json(json!({"containers": [], "terminationGracePeriodSeconds": spec}));
             p.metadata.deletion_grace_period_seconds = deletion;
-            let got = effective_of(stored, PodGrace::of_pod(&p), override_seconds);
-            assert_eq!(got, Effective { seconds, shortened }, "{name}");
+            let got = effective_grace(stored, PodGrace::of_pod(&p), override_seconds);
+            assert_eq!(got, EffectiveGrace { seconds, shortened }, "{name}");
         }
     }
 
@@ -227,18 +227,18 @@ mod tests {
             ("definition changed", grace(None, Some(30)), Some(KillReason::DefinitionChanged), None, 30),
             ("override", grace(Some(4), Some(30)), Some(KillReason::LivenessProbe), Some(0), 0),
         ] {
-            assert_eq!(of_container(g, Some(&c), reason, override_seconds), want, "{name}");
+            assert_eq!(container_grace(g, Some(&c), reason, override_seconds), want, "{name}");
         }
-        assert_eq!(of_container(grace(None, Some(9)), None, Some(KillReason::LivenessProbe), None), 9);
+        assert_eq!(container_grace(grace(None, Some(9)), None, Some(KillReason::LivenessProbe), None), 9);
     }
 
     #[test]
     fn time_spent_is_taken_off_and_a_stop_gets_two_seconds_at_least() {
-        assert_eq!(left_after(10, Duration::from_millis(2999)), 8);
-        assert_eq!(stop_timeout(left_after(10, Duration::from_secs(60))), 2);
+        assert_eq!(remaining_after(10, Duration::from_millis(2999)), 8);
+        assert_eq!(stop_timeout(remaining_after(10, Duration::from_secs(60))), 2);
         assert_eq!(stop_timeout(30), 30);
-        assert_eq!(left_until(Duration::from_secs(10), Duration::from_millis(7500)), 3);
-        assert_eq!(left_until(Duration::from_secs(10), Duration::from_secs(11)), 0);
+        assert_eq!(remaining_until(Duration::from_secs(10), Duration::from_millis(7500)), 3);
+        assert_eq!(remaining_until(Duration::from_secs(10), Duration::from_secs(11)), 0);
     }
 
     #[test]
@@ -251,17 +251,17 @@ mod tests {
             (Some(7), 10),
             (Some(8), 12),
             (Some(30), 45),
-            (Some(i64::MAX), MAXIMUM_STOP.unsigned_abs() / 2 * 3),
+            (Some(i64::MAX), MAXIMUM_STOP_SECONDS.unsigned_abs() / 2 * 3),
         ] {
-            let got = kill_limit(grace);
+            let got = kill_timeout(grace);
             assert_eq!(got.as_secs(), want, "{grace:?}");
         }
-        assert_eq!(clock::FAR.as_secs(), MAXIMUM_STOP.unsigned_abs());
-        for (seconds, want) in [(i64::MIN, 2), (-1, 2), (30, 30), (i64::MAX, MAXIMUM_STOP)] {
+        assert_eq!(clock::FAR.as_secs(), MAXIMUM_STOP_SECONDS.unsigned_abs());
+        for (seconds, want) in [(i64::MIN, 2), (-1, 2), (30, 30), (i64::MAX, MAXIMUM_STOP_SECONDS)] {
             assert_eq!(stop_timeout(seconds), want);
         }
-        assert_eq!(left_after(i64::MIN, Duration::MAX), i64::MIN);
-        assert_eq!(left_until(Duration::MAX, Duration::ZERO), i64::MAX);
+        assert_eq!(remaining_after(i64::MIN, Duration::MAX), i64::MIN);
+        assert_eq!(remaining_until(Duration::MAX, Duration::ZERO), i64::MAX);
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub struct Allowlist {
 /// An entry of the allowlist is neither a whole name nor `prefix/*`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{pattern:?} {problem}")]
-pub struct BadPattern {
+pub struct InvalidPattern {
     pattern: String,
     problem: &'static str,
 }
@@ -60,10 +60,10 @@ impl Allowlist {
     ///
     /// # Errors
     /// One is neither.
-    pub fn parse(patterns: &[String]) -> Result<Self, BadPattern> {
+    pub fn parse(patterns: &[String]) -> Result<Self, InvalidPattern> {
         let mut list = Self::default();
         for pattern in patterns {
-            let bad = |problem| Err(BadPattern { pattern: pattern.clone(), problem });
+            let bad = |problem| Err(InvalidPattern { pattern: pattern.clone(), problem });
             let prefix = pattern.strip_suffix('*').filter(|p| p.ends_with('/'));
             match (pattern.as_str(), prefix) {
                 (p, _) if p.trim() != p => return bad("has spaces around it"),
@@ -89,7 +89,7 @@ impl Allowlist {
 /// A pull secret that opened an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct SecretUsed {
+pub struct ImagePullSecret {
     /// UID of the Secret.
     pub uid: String,
     /// Its namespace.
@@ -100,7 +100,7 @@ pub struct SecretUsed {
     pub credential_hash: String,
 }
 
-impl SecretUsed {
+impl ImagePullSecret {
     fn is_same_object(&self, other: &Self) -> bool {
         (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
     }
@@ -113,7 +113,7 @@ impl SecretUsed {
 /// A service account whose token opened an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct AccountUsed {
+pub struct ImagePullServiceAccount {
     /// UID of the ServiceAccount.
     pub uid: String,
     /// Its namespace.
@@ -125,33 +125,33 @@ pub struct AccountUsed {
 /// What opened an image under one name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Openers {
+pub struct PullCredentials {
     /// Pull secrets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub kubernetes_secrets: Vec<SecretUsed>,
+    pub kubernetes_secrets: Vec<ImagePullSecret>,
     /// Service accounts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub kubernetes_service_accounts: Vec<AccountUsed>,
+    pub kubernetes_service_accounts: Vec<ImagePullServiceAccount>,
     /// It was pulled without credentials, or with the node's: it is every pod's.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub node_pods_accessible: bool,
 }
 
-impl Openers {
+impl PullCredentials {
     /// Every pod of the node.
     #[must_use]
-    pub fn everybody() -> Self {
+    pub fn node_wide() -> Self {
         Self { node_pods_accessible: true, ..Self::default() }
     }
 
     /// Adds what opened it now; whether anything changed.
-    pub fn learn(&mut self, new: Self) -> bool {
+    pub fn merge(&mut self, new: Self) -> bool {
         if self.node_pods_accessible {
             return false;
         }
         let before = self.clone();
         if new.node_pods_accessible {
-            *self = Self::everybody();
+            *self = Self::node_wide();
             return true;
         }
         for secret in new.kubernetes_secrets {
@@ -168,83 +168,93 @@ impl Openers {
 }
 
 /// What is known of an image that was pulled here: by repository, what opened it.
-pub type Known = BTreeMap<String, Openers>;
+pub type CredentialMapping = BTreeMap<String, PullCredentials>;
 
 /// How an image came to the node, as far as that is known.
 #[derive(Debug, Clone, Copy)]
-pub enum Origin<'a> {
+pub enum ImageOrigin<'a> {
     /// Nothing here pulled it.
     Preloaded,
     /// A pull of it began, and how it went is not known.
-    Begun,
+    PullIntent,
     /// It was pulled.
-    Pulled(&'a Known),
+    Pulled(&'a CredentialMapping),
 }
 
 /// A first look, without the pod's credentials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look<'a> {
+pub enum PolicyCheck<'a> {
     /// The pod may use it.
-    Free,
+    Allowed,
     /// It must be pulled again.
-    Pull,
+    MustPull,
     /// It is for those who have one of these.
-    Ask(&'a Openers),
+    NeedsCredentials(&'a PullCredentials),
 }
 
 /// Whether the image of `repository` that is there may be used.
 #[must_use]
-pub fn look<'a>(policy: &VerificationPolicy, repository: &str, origin: Origin<'a>) -> Look<'a> {
+pub fn check_policy<'a>(
+    policy: &VerificationPolicy,
+    repository: &str,
+    origin: ImageOrigin<'a>,
+) -> PolicyCheck<'a> {
     let pulled_here = match origin {
-        Origin::Preloaded => false,
-        Origin::Begun | Origin::Pulled(_) => true,
+        ImageOrigin::Preloaded => false,
+        ImageOrigin::PullIntent | ImageOrigin::Pulled(_) => true,
     };
     if !policy.verifies(repository, pulled_here) {
-        return Look::Free;
+        return PolicyCheck::Allowed;
     }
-    let openers = match origin {
-        Origin::Preloaded | Origin::Begun => return Look::Pull,
-        Origin::Pulled(known) => known.get(repository),
+    let pull_credentials = match origin {
+        ImageOrigin::Preloaded | ImageOrigin::PullIntent => return PolicyCheck::MustPull,
+        ImageOrigin::Pulled(known) => known.get(repository),
     };
-    match openers {
-        Some(o) if o.node_pods_accessible => Look::Free,
+    match pull_credentials {
+        Some(o) if o.node_pods_accessible => PolicyCheck::Allowed,
         Some(o) if !o.kubernetes_secrets.is_empty() || !o.kubernetes_service_accounts.is_empty() => {
-            Look::Ask(o)
+            PolicyCheck::NeedsCredentials(o)
         }
-        Some(_) | None => Look::Pull,
+        Some(_) | None => PolicyCheck::MustPull,
     }
 }
 
 /// What comes of the pod's credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum CredentialCheck {
     /// The pod may use the image.
-    Free,
+    Allowed,
     /// It may, and this secret opens it from now on too.
-    FreeAndLearn(SecretUsed),
+    AllowedByMatch(ImagePullSecret),
     /// It must be pulled again.
-    Pull,
+    MustPull,
 }
 
-/// Whether a pod with these credentials may use an image that `openers` opened.
+/// Whether a pod with these credentials may use an image that `pull_credentials` opened.
 #[must_use]
-pub fn answer(openers: &Openers, secrets: &[SecretUsed], accounts: &[AccountUsed]) -> Answer {
-    let room = openers.kubernetes_secrets.len() < MOST_LEARNT;
+pub fn check_credentials(
+    pull_credentials: &PullCredentials,
+    secrets: &[ImagePullSecret],
+    accounts: &[ImagePullServiceAccount],
+) -> CredentialCheck {
+    let room = pull_credentials.kubernetes_secrets.len() < MOST_LEARNT;
     for secret in secrets {
-        for known in &openers.kubernetes_secrets {
+        for known in &pull_credentials.kubernetes_secrets {
             match (known.is_same_credential(secret), known.is_same_object(secret)) {
-                (true, true) => return Answer::Free,
-                (true, false) | (false, true) if room => return Answer::FreeAndLearn(secret.clone()),
+                (true, true) => return CredentialCheck::Allowed,
+                (true, false) | (false, true) if room => {
+                    return CredentialCheck::AllowedByMatch(secret.clone());
+                }
                 // Without room a credential that changed is one that nobody has verified.
-                (true, false) => return Answer::Free,
+                (true, false) => return CredentialCheck::Allowed,
                 (false, true | false) => {}
             }
         }
     }
-    if accounts.iter().any(|a| openers.kubernetes_service_accounts.contains(a)) {
-        return Answer::Free;
+    if accounts.iter().any(|a| pull_credentials.kubernetes_service_accounts.contains(a)) {
+        return CredentialCheck::Allowed;
     }
-    Answer::Pull
+    CredentialCheck::MustPull
 }
 
 #[cfg(test)]
@@ -253,9 +263,9 @@ mod tests {
 
     const APP: &str = "r.test/team/app";
 
-    fn secret(name: &str, hash: &str) -> SecretUsed {
+    fn secret(name: &str, hash: &str) -> ImagePullSecret {
         let text = str::to_owned;
-        SecretUsed {
+        ImagePullSecret {
             uid: format!("uid-{name}"),
             namespace: text("ns"),
             name: text(name),
@@ -263,12 +273,16 @@ mod tests {
         }
     }
 
-    fn account(name: &str) -> AccountUsed {
-        AccountUsed { uid: format!("uid-{name}"), namespace: "ns".to_owned(), name: name.to_owned() }
+    fn account(name: &str) -> ImagePullServiceAccount {
+        ImagePullServiceAccount {
+            uid: format!("uid-{name}"),
+            namespace: "ns".to_owned(),
+            name: name.to_owned(),
+        }
     }
 
-    fn opened_by(secrets: &[SecretUsed], accounts: &[AccountUsed]) -> Openers {
-        Openers {
+    fn opened_by(secrets: &[ImagePullSecret], accounts: &[ImagePullServiceAccount]) -> PullCredentials {
+        PullCredentials {
             kubernetes_secrets: secrets.to_vec(),
             kubernetes_service_accounts: accounts.to_vec(),
             node_pods_accessible: false,
@@ -287,34 +301,40 @@ mod tests {
             VerificationPolicy::AlwaysVerify,
         ];
         assert_eq!(VerificationPolicy::default(), policies[1]);
-        let everybody: Known = [(APP.to_owned(), Openers::everybody())].into();
-        let nobody = Known::new();
+        let everybody: CredentialMapping = [(APP.to_owned(), PullCredentials::node_wide())].into();
+        let nobody = CredentialMapping::new();
         let some = opened_by(&[secret("a", "h")], &[]);
-        let somebody: Known = [(APP.to_owned(), some.clone())].into();
-        let (free, pull, ask) = (Look::Free, Look::Pull, Look::Ask(&some));
+        let somebody: CredentialMapping = [(APP.to_owned(), some.clone())].into();
+        let (free, pull, ask) =
+            (PolicyCheck::Allowed, PolicyCheck::MustPull, PolicyCheck::NeedsCredentials(&some));
         for (what, repository, origin, want) in [
-            ("preloaded", APP, Origin::Preloaded, [free, free, free, pull]),
-            ("preloaded, not on the list", "r.test/app", Origin::Preloaded, [free, free, pull, pull]),
+            ("preloaded", APP, ImageOrigin::Preloaded, [free, free, free, pull]),
+            ("preloaded, not on the list", "r.test/app", ImageOrigin::Preloaded, [free, free, pull, pull]),
             (
                 "preloaded, on the list",
                 "docker.io/library/busybox",
-                Origin::Preloaded,
+                ImageOrigin::Preloaded,
                 [free, free, free, pull],
             ),
-            ("a longer name", "docker.io/library/busybox2", Origin::Preloaded, [free, free, pull, pull]),
-            ("a pull was cut", "r.test/app", Origin::Begun, [free, pull, pull, pull]),
-            ("pulled by all", APP, Origin::Pulled(&everybody), [free; 4]),
+            ("a longer name", "docker.io/library/busybox2", ImageOrigin::Preloaded, [free, free, pull, pull]),
+            ("a pull was cut", "r.test/app", ImageOrigin::PullIntent, [free, pull, pull, pull]),
+            ("pulled by all", APP, ImageOrigin::Pulled(&everybody), [free; 4]),
             (
                 "pulled by all under another name",
                 "r.test/app",
-                Origin::Pulled(&everybody),
+                ImageOrigin::Pulled(&everybody),
                 [free, pull, pull, pull],
             ),
-            ("pulled, nobody knows how", "r.test/app", Origin::Pulled(&nobody), [free, pull, pull, pull]),
-            ("pulled with a secret", APP, Origin::Pulled(&somebody), [free, ask, free, ask]),
+            (
+                "pulled, nobody knows how",
+                "r.test/app",
+                ImageOrigin::Pulled(&nobody),
+                [free, pull, pull, pull],
+            ),
+            ("pulled with a secret", APP, ImageOrigin::Pulled(&somebody), [free, ask, free, ask]),
         ] {
             for (policy, want) in policies.iter().zip(want) {
-                assert_eq!(look(policy, repository, origin), want, "{what}, {policy:?}");
+                assert_eq!(check_policy(policy, repository, origin), want, "{what}, {policy:?}");
             }
         }
     }
@@ -324,40 +344,46 @@ mod tests {
         let known = opened_by(&[secret("a", "h1"), secret("b", "h2"), secret("odd", "")], &[account("sa")]);
         let full: Vec<_> = (0..MOST_LEARNT).map(|i| secret(&format!("s{i}"), &format!("h{i}"))).collect();
         let full = opened_by(&full, &[]);
-        let learn = |s: SecretUsed| Answer::FreeAndLearn(s);
-        let impostor = SecretUsed { uid: "other".to_owned(), ..secret("a", "other") };
-        let gone = AccountUsed { uid: "other".to_owned(), ..account("sa") };
-        for (what, openers, secrets, accounts, want) in [
-            ("nothing", &known, vec![], vec![], Answer::Pull),
-            ("the same secret", &known, vec![secret("a", "h1")], vec![], Answer::Free),
-            ("the second of two", &known, vec![secret("x", "hx"), secret("b", "h2")], vec![], Answer::Free),
+        let learn = |s: ImagePullSecret| CredentialCheck::AllowedByMatch(s);
+        let impostor = ImagePullSecret { uid: "other".to_owned(), ..secret("a", "other") };
+        let gone = ImagePullServiceAccount { uid: "other".to_owned(), ..account("sa") };
+        for (what, pull_credentials, secrets, accounts, want) in [
+            ("nothing", &known, vec![], vec![], CredentialCheck::MustPull),
+            ("the same secret", &known, vec![secret("a", "h1")], vec![], CredentialCheck::Allowed),
+            (
+                "the second of two",
+                &known,
+                vec![secret("x", "hx"), secret("b", "h2")],
+                vec![],
+                CredentialCheck::Allowed,
+            ),
             ("its copy elsewhere", &known, vec![secret("c", "h1")], vec![], learn(secret("c", "h1"))),
             ("it was rotated", &known, vec![secret("a", "new")], vec![], learn(secret("a", "new"))),
-            ("recreated under its name", &known, vec![impostor], vec![], Answer::Pull),
-            ("another", &known, vec![secret("x", "hx")], vec![], Answer::Pull),
-            ("no hash is no match", &known, vec![secret("x", "")], vec![], Answer::Pull),
-            ("the account", &known, vec![], vec![account("sa")], Answer::Free),
-            ("recreated account", &known, vec![], vec![gone], Answer::Pull),
-            ("a copy, no room", &full, vec![secret("c", "h1")], vec![], Answer::Free),
-            ("rotated, no room", &full, vec![secret("s1", "new")], vec![], Answer::Pull),
+            ("recreated under its name", &known, vec![impostor], vec![], CredentialCheck::MustPull),
+            ("another", &known, vec![secret("x", "hx")], vec![], CredentialCheck::MustPull),
+            ("no hash is no match", &known, vec![secret("x", "")], vec![], CredentialCheck::MustPull),
+            ("the account", &known, vec![], vec![account("sa")], CredentialCheck::Allowed),
+            ("recreated account", &known, vec![], vec![gone], CredentialCheck::MustPull),
+            ("a copy, no room", &full, vec![secret("c", "h1")], vec![], CredentialCheck::Allowed),
+            ("rotated, no room", &full, vec![secret("s1", "new")], vec![], CredentialCheck::MustPull),
         ] {
-            assert_eq!(answer(openers, &secrets, &accounts), want, "{what}");
+            assert_eq!(check_credentials(pull_credentials, &secrets, &accounts), want, "{what}");
         }
     }
 
     #[test]
     fn what_opened_an_image_is_kept_once_and_everybody_outweighs_all() {
-        let mut openers = Openers::default();
-        assert!(openers.learn(opened_by(&[secret("b", "h")], &[account("y")])));
-        assert!(openers.learn(opened_by(&[secret("a", "h")], &[account("x")])));
-        assert!(!openers.learn(opened_by(&[secret("b", "h")], &[account("y")])));
-        assert!(openers.learn(opened_by(&[secret("b", "new")], &[])));
+        let mut pull_credentials = PullCredentials::default();
+        assert!(pull_credentials.merge(opened_by(&[secret("b", "h")], &[account("y")])));
+        assert!(pull_credentials.merge(opened_by(&[secret("a", "h")], &[account("x")])));
+        assert!(!pull_credentials.merge(opened_by(&[secret("b", "h")], &[account("y")])));
+        assert!(pull_credentials.merge(opened_by(&[secret("b", "new")], &[])));
         let want = opened_by(&[secret("a", "h"), secret("b", "new")], &[account("x"), account("y")]);
-        assert_eq!(openers, want);
-        assert!(openers.learn(Openers::everybody()));
-        assert_eq!(openers, Openers::everybody());
-        assert!(!openers.learn(want));
-        assert!(!openers.learn(Openers::default()));
+        assert_eq!(pull_credentials, want);
+        assert!(pull_credentials.merge(PullCredentials::node_wide()));
+        assert_eq!(pull_credentials, PullCredentials::node_wide());
+        assert!(!pull_credentials.merge(want));
+        assert!(!pull_credentials.merge(PullCredentials::default()));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Settings (`imageGCHighThresholdPercent` and its kin).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Policy {
+pub struct ImageGcPolicy {
     /// Percent of the disk in use from which on images go. 100: never for space.
     pub high: u8,
     /// Percent in use at which enough have gone.
@@ -19,7 +19,7 @@ pub struct Policy {
 /// How often images are looked at and, where needed, removed (pkg/kubelet/kubelet.go).
 const PERIOD: Duration = Duration::from_secs(5 * 60);
 
-impl Policy {
+impl ImageGcPolicy {
     /// Until the next look, no less than `least`. An age below the kubelet's period is not kept waiting for it.
     #[must_use]
     pub fn period(&self, least: Duration) -> Duration {
@@ -28,7 +28,7 @@ impl Policy {
 
     /// There is nothing to do.
     #[must_use]
-    pub fn is_off(&self) -> bool {
+    pub fn is_disabled(&self) -> bool {
         self.high >= 100 && self.max_age.is_zero()
     }
 }
@@ -48,7 +48,7 @@ pub struct Image {
 
 /// What is known of an image, on boottime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct ImageUse {
     /// When it was listed first.
     pub first: Duration,
     /// When something used it last; the first look if nothing did.
@@ -57,28 +57,29 @@ pub struct Seen {
 
 /// The images of the node over time.
 #[derive(Debug, Clone, Default)]
-pub struct Images {
-    seen: BTreeMap<String, Seen>,
+pub struct ImageUsage {
+    seen: BTreeMap<String, ImageUse>,
     // When the first look was: what is older than this process is not known.
     since: Option<Duration>,
 }
 
 /// The file system images lie on, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Disk {
+pub struct FsCapacity {
     /// Size.
     pub capacity: u64,
     /// Free.
     pub available: u64,
 }
 
-impl Images {
+impl ImageUsage {
     /// Takes note of what is there. `in_use` has ids and names.
-    pub fn look(&mut self, images: &[Image], in_use: &BTreeSet<String>, now: Duration) {
+    pub fn observe(&mut self, images: &[Image], in_use: &BTreeSet<String>, now: Duration) {
         self.since.get_or_insert(now);
         self.seen.retain(|id, _| images.iter().any(|i| i.id == *id));
         for image in images {
-            let seen = self.seen.entry(image.id.clone()).or_insert(Seen { first: now, used: Duration::ZERO });
+            let seen =
+                self.seen.entry(image.id.clone()).or_insert(ImageUse { first: now, used: Duration::ZERO });
             if is_used(image, in_use) {
                 seen.used = now;
             }
@@ -90,7 +91,7 @@ impl Images {
         &self,
         images: &'a [Image],
         in_use: &BTreeSet<String>,
-        may_go: impl Fn(&Seen) -> bool,
+        may_go: impl Fn(&ImageUse) -> bool,
     ) -> Vec<&'a Image> {
         let unused = images.iter().filter(|i| !i.pinned && !is_used(i, in_use));
         let mut out: Vec<_> = unused.filter_map(|i| Some((i, *self.seen.get(&i.id)?))).collect();
@@ -101,18 +102,18 @@ impl Images {
 
     /// Images that nobody used for `max_age`. Nothing before the process itself is as old.
     #[must_use]
-    pub fn too_old<'a>(
+    pub fn unused_for_max_age<'a>(
         &self,
         images: &'a [Image],
         in_use: &BTreeSet<String>,
-        policy: Policy,
+        policy: ImageGcPolicy,
         now: Duration,
     ) -> Vec<&'a Image> {
         let running = now.saturating_sub(self.since.unwrap_or(now));
         if policy.max_age.is_zero() || running <= policy.max_age {
             return Vec::new();
         }
-        let old = |seen: &Seen| {
+        let old = |seen: &ImageUse| {
             now.saturating_sub(seen.used) > policy.max_age && now.saturating_sub(seen.first) >= policy.min_age
         };
         self.candidates(images, in_use, old)
@@ -120,14 +121,14 @@ impl Images {
 
     /// Images in the order in which they may go for space.
     #[must_use]
-    pub fn for_space<'a>(
+    pub fn least_recently_used<'a>(
         &self,
         images: &'a [Image],
         in_use: &BTreeSet<String>,
-        policy: Policy,
+        policy: ImageGcPolicy,
         now: Duration,
     ) -> Vec<&'a Image> {
-        let ripe = |seen: &Seen| now.saturating_sub(seen.first) >= policy.min_age;
+        let ripe = |seen: &ImageUse| now.saturating_sub(seen.first) >= policy.min_age;
         self.candidates(images, in_use, ripe)
     }
 }
@@ -138,7 +139,7 @@ fn is_used(image: &Image, in_use: &BTreeSet<String>) -> bool {
 
 /// Percent of a disk in use.
 #[must_use]
-pub fn usage(disk: Disk) -> u64 {
+pub fn usage_percent(disk: FsCapacity) -> u64 {
     let free = u128::from(disk.available.min(disk.capacity)).saturating_mul(100);
     // A disk without capacity has nothing free.
     let percent = free.checked_div(u128::from(disk.capacity)).unwrap_or(0);
@@ -147,8 +148,8 @@ pub fn usage(disk: Disk) -> u64 {
 
 /// Bytes to free; none below the threshold.
 #[must_use]
-pub fn to_free(disk: Disk, policy: Policy) -> Option<u64> {
-    if policy.high >= 100 || usage(disk) < u64::from(policy.high) {
+pub fn bytes_to_free(disk: FsCapacity, policy: ImageGcPolicy) -> Option<u64> {
+    if policy.high >= 100 || usage_percent(disk) < u64::from(policy.high) {
         return None;
     }
     let wanted = (disk.capacity / 100).saturating_mul(u64::from(100_u8.saturating_sub(policy.low)));
@@ -159,8 +160,8 @@ pub fn to_free(disk: Disk, policy: Policy) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const POLICY: Policy =
-        Policy { high: 85, low: 80, min_age: Duration::from_secs(120), max_age: Duration::ZERO };
+    const POLICY: ImageGcPolicy =
+        ImageGcPolicy { high: 85, low: 80, min_age: Duration::from_secs(120), max_age: Duration::ZERO };
 
     fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -181,20 +182,23 @@ mod tests {
     #[test]
     fn a_short_age_is_looked_at_as_often() {
         for (max_age, want) in [(0, 300), (1, 5), (60, 60), (300, 300), (86_400, 300)] {
-            assert_eq!(Policy { max_age: s(max_age), ..POLICY }.period(s(5)), s(want), "{max_age}");
+            assert_eq!(ImageGcPolicy { max_age: s(max_age), ..POLICY }.period(s(5)), s(want), "{max_age}");
         }
     }
 
     #[test]
     fn space_is_freed_from_the_high_threshold_to_the_low_one() {
-        let disk = |available| Disk { capacity: 1000, available };
+        let disk = |available| FsCapacity { capacity: 1000, available };
         for (available, want) in
             [(500, None), (160, None), (151, Some(49)), (150, Some(50)), (0, Some(200)), (2000, None)]
         {
-            assert_eq!(to_free(disk(available), POLICY), want, "{available} of 1000 free");
+            assert_eq!(bytes_to_free(disk(available), POLICY), want, "{available} of 1000 free");
         }
-        assert_eq!(to_free(disk(0), Policy { high: 100, ..POLICY }), None);
-        assert_eq!((usage(disk(151)), usage(disk(150)), usage(disk(0))), (85, 85, 100));
+        assert_eq!(bytes_to_free(disk(0), ImageGcPolicy { high: 100, ..POLICY }), None);
+        assert_eq!(
+            (usage_percent(disk(151)), usage_percent(disk(150)), usage_percent(disk(0))),
+            (85, 85, 100)
+        );
     }
 
     #[test]
@@ -202,18 +206,19 @@ mod tests {
         let mut pinned = image("pinned");
         pinned.pinned = true;
         let all = [image("a"), image("b"), image("c"), pinned];
-        let mut images = Images::default();
-        images.look(&all[..2], &used(&["b"]), s(100));
-        images.look(&all, &used(&["a", "r.test/b:1"]), s(200));
-        images.look(&all, &used(&["a"]), s(300));
-        let space = |now: u64, in_use: &[&str]| ids(images.for_space(&all, &used(in_use), POLICY, s(now)));
+        let mut images = ImageUsage::default();
+        images.observe(&all[..2], &used(&["b"]), s(100));
+        images.observe(&all, &used(&["a", "r.test/b:1"]), s(200));
+        images.observe(&all, &used(&["a"]), s(300));
+        let space =
+            |now: u64, in_use: &[&str]| ids(images.least_recently_used(&all, &used(in_use), POLICY, s(now)));
         assert_eq!(space(320, &[]), ["c", "b", "a"]);
         assert_eq!(space(320, &["c"]), ["b", "a"]);
         assert_eq!(space(319, &[]), ["b", "a"], "the youngest was first seen less than two minutes ago");
-        images.look(&all[1..], &used(&[]), s(400));
-        images.look(&all, &used(&[]), s(500));
+        images.observe(&all[1..], &used(&[]), s(400));
+        images.observe(&all, &used(&[]), s(500));
         assert_eq!(
-            ids(images.for_space(&all, &used(&[]), POLICY, s(501))),
+            ids(images.least_recently_used(&all, &used(&[]), POLICY, s(501))),
             ["c", "b"],
             "one that was gone is new again"
         );
@@ -221,14 +226,14 @@ mod tests {
 
     #[test]
     fn age_counts_only_once_this_process_is_as_old() {
-        let policy = Policy { max_age: s(1000), ..POLICY };
+        let policy = ImageGcPolicy { max_age: s(1000), ..POLICY };
         let all = [image("a"), image("b")];
-        let mut images = Images::default();
-        images.look(&all, &used(&["b"]), s(5000));
-        let old = |now: u64| ids(images.too_old(&all, &used(&[]), policy, s(now)));
+        let mut images = ImageUsage::default();
+        images.observe(&all, &used(&["b"]), s(5000));
+        let old = |now: u64| ids(images.unused_for_max_age(&all, &used(&[]), policy, s(now)));
         assert!(old(6000).is_empty());
         assert_eq!(old(6001), ["a", "b"]);
-        assert!(ids(images.too_old(&all, &used(&["a", "b"]), policy, s(9000))).is_empty());
-        assert!(images.too_old(&all, &used(&[]), POLICY, s(90_000)).is_empty(), "off");
+        assert!(ids(images.unused_for_max_age(&all, &used(&["a", "b"]), policy, s(9000))).is_empty());
+        assert!(images.unused_for_max_age(&all, &used(&[]), POLICY, s(90_000)).is_empty(), "off");
     }
 }

@@ -5,15 +5,15 @@
 //!
 //! 1. [`status::generate`] from spec, last status, inspection, probe results and waiting reasons;
 //! 2. [`sync::gate`]: a terminal phase ends it, a missing network holds it up; [`sync::cgroup_plan`];
-//! 3. [`actions::compute_actions`], with [`sync::restarts_all`] of that status;
-//! 4. the driver acts: kills ([`grace::of_container`]), sandbox, ephemeral, init and regular containers; each start is
+//! 3. [`actions::compute_pod_actions`], with [`sync::restarts_all`] of that status;
+//! 4. the driver acts: kills ([`grace::container_grace`]), sandbox, ephemeral, init and regular containers; each start is
 //!    asked of [`backoff`] first and numbered by [`sync::next_attempt`]; what fails becomes a waiting reason
 //!    ([`waiting::StartFailure::with_message`]);
 //! 5. [`waiting::explain`] says in words what was decided, [`waiting::from_status`] what the pod waits for.
 //!
-//! Which pass it is, [`worker::Workers::step`] says. Termination: [`grace::effective_of`] for the pod, [`grace::termination_plan`] for its containers, `generate` with
+//! Which pass it is, [`worker::PodSyncStatuses::step`] says. Termination: [`grace::effective_grace`] for the pod, [`grace::termination_plan`] for its containers, `generate` with
 //! `is_terminal`, [`status::terminate`] last; [`status::with_kill_override`] for what the agent itself ends. Sources go
-//! through [`merge::SourceStore`], new pods through [`admission::admit`]; [`preempt::victims`] makes room for critical ones.
+//! through [`merge::SourceStore`], new pods through [`admission::admit`]; [`preempt::pods_to_preempt`] makes room for critical ones.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

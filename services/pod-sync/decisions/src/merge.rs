@@ -9,7 +9,7 @@ use quintlet_model::labels::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
 
 /// What became of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Op {
+pub enum PodOperation {
     /// Gone from the source.
     Remove,
     /// New.
@@ -24,24 +24,24 @@ pub enum Op {
 
 /// One change.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Change {
+pub struct PodChange {
     /// What.
-    pub op: Op,
-    /// The pod as it is now; with [`Op::Remove`] as it was.
+    pub op: PodOperation,
+    /// The pod as it is now; with [`PodOperation::Remove`] as it was.
     pub pod: Arc<Pod>,
 }
 
 /// What a snapshot brought.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Merged {
+pub struct MergeResult {
     /// In the order in which they are to be handled: removed, added (the oldest first), updated, deleted, reconciled.
-    pub changes: Vec<Change>,
+    pub changes: Vec<PodChange>,
     /// Dropped: an earlier entry has the same full name.
     pub duplicates: Vec<Arc<Pod>>,
     /// Dropped: the UID is missing or not usable.
     pub unusable: Vec<Arc<Pod>>,
     /// This was the source's first snapshot: it counts as seen once the changes are handled, also when there are none.
-    pub first: bool,
+    pub is_first: bool,
 }
 
 /// The last snapshot of one source.
@@ -78,7 +78,7 @@ fn same_meaning(a: &Pod, b: &Pod) -> bool {
 
 /// When a pod was created; those of manifests have no such time and come first.
 #[must_use]
-pub fn created(pod: &Pod) -> Option<jiff::Timestamp> {
+pub fn creation_time(pod: &Pod) -> Option<jiff::Timestamp> {
     pod.metadata.creation_timestamp.as_ref().map(|t| t.0)
 }
 
@@ -111,8 +111,9 @@ impl SourceStore {
     }
 
     /// Takes a whole snapshot. `now` goes into the first-seen annotation of new pods.
-    pub fn set(&mut self, snapshot: Vec<Arc<Pod>>, now: jiff::Timestamp) -> Merged {
-        let mut merged = Merged { first: !std::mem::replace(&mut self.seen, true), ..Merged::default() };
+    pub fn set(&mut self, snapshot: Vec<Arc<Pod>>, now: jiff::Timestamp) -> MergeResult {
+        let mut merged =
+            MergeResult { is_first: !std::mem::replace(&mut self.seen, true), ..MergeResult::default() };
         let (mut added, mut updated, mut deleted, mut reconciled) = (vec![], vec![], vec![], vec![]);
         let mut names = BTreeSet::new();
         let mut next = BTreeMap::new();
@@ -141,7 +142,7 @@ impl SourceStore {
                     .insert(CONFIG_SEEN.to_owned(), now.strftime("%Y-%m-%dT%H:%M:%S%.9fZ").to_string());
                 let pod = Arc::new(pod);
                 next.insert(uid, Entry { given, pod: Arc::clone(&pod) });
-                added.push(Change { op: Op::Add, pod });
+                added.push(PodChange { op: PodOperation::Add, pod });
                 continue;
             };
             let first_seen = known.metadata.annotations.as_ref().and_then(|a| a.get(CONFIG_SEEN)).cloned();
@@ -150,12 +151,12 @@ impl SourceStore {
             }
             let (op, list) = if !same_meaning(&known, &pod) {
                 if pod.metadata.deletion_timestamp.is_some() {
-                    (Op::Delete, &mut deleted)
+                    (PodOperation::Delete, &mut deleted)
                 } else {
-                    (Op::Update, &mut updated)
+                    (PodOperation::Update, &mut updated)
                 }
             } else if known.status != pod.status {
-                (Op::Reconcile, &mut reconciled)
+                (PodOperation::Reconcile, &mut reconciled)
             } else {
                 next.insert(uid, Entry { given, pod: known });
                 continue;
@@ -164,7 +165,7 @@ impl SourceStore {
             // are based on it.
             let mut metadata = known.metadata.clone();
             metadata.resource_version = pod.metadata.resource_version.take();
-            if op != Op::Reconcile {
+            if op != PodOperation::Reconcile {
                 metadata.labels = pod.metadata.labels.take();
                 metadata.annotations = pod.metadata.annotations.take();
                 metadata.deletion_timestamp = pod.metadata.deletion_timestamp.take();
@@ -173,14 +174,14 @@ impl SourceStore {
             }
             let pod = Arc::new(Pod { metadata, spec: pod.spec, status: pod.status });
             next.insert(uid, Entry { given, pod: Arc::clone(&pod) });
-            list.push(Change { op, pod });
+            list.push(PodChange { op, pod });
         }
         // The older one has the first choice of the room (`pkg/kubelet: HandlePodAdditions`).
-        added.sort_by_key(|change| created(&change.pod));
+        added.sort_by_key(|change| creation_time(&change.pod));
         let gone = std::mem::replace(&mut self.pods, next);
         merged.changes = gone
             .into_values()
-            .map(|entry| Change { op: Op::Remove, pod: entry.pod })
+            .map(|entry| PodChange { op: PodOperation::Remove, pod: entry.pod })
             .chain(added)
             .chain(updated)
             .chain(deleted)
@@ -208,7 +209,7 @@ mod tests {
         .unwrap()
     }
 
-    fn ops(merged: &Merged) -> Vec<(Op, &str)> {
+    fn ops(merged: &MergeResult) -> Vec<(PodOperation, &str)> {
         merged.changes.iter().map(|c| (c.op, c.pod.metadata.uid.as_deref().unwrap())).collect()
     }
 
@@ -217,11 +218,11 @@ mod tests {
         let mut store = SourceStore::new("file");
         let all: Vec<_> = ["a", "b", "c", "d", "e"].map(|u| pod(u, u)).into();
         let first = store.set(arcs(all.clone()), at(0));
-        assert!(first.first);
+        assert!(first.is_first);
         assert_eq!(ops(&first).len(), 5);
         assert_eq!(annotation(&first.changes[0].pod, CONFIG_SOURCE), Some("file"));
         assert_eq!(annotation(&first.changes[0].pod, CONFIG_SEEN), Some("2026-01-01T00:00:00.000000000Z"));
-        assert_eq!(store.set(arcs(all.clone()), at(9)), Merged::default());
+        assert_eq!(store.set(arcs(all.clone()), at(9)), MergeResult::default());
 
         let mut next = all;
         next.remove(0);
@@ -232,7 +233,13 @@ mod tests {
         let merged = store.set(arcs(next), at(9));
         assert_eq!(
             ops(&merged),
-            [(Op::Remove, "a"), (Op::Add, "f"), (Op::Update, "b"), (Op::Delete, "c"), (Op::Reconcile, "d")]
+            [
+                (PodOperation::Remove, "a"),
+                (PodOperation::Add, "f"),
+                (PodOperation::Update, "b"),
+                (PodOperation::Delete, "c"),
+                (PodOperation::Reconcile, "d")
+            ]
         );
         let seen: Vec<_> = merged.changes.iter().map(|c| annotation(&c.pod, CONFIG_SEEN).unwrap()).collect();
         assert_eq!(seen[2], "2026-01-01T00:00:00.000000000Z");
@@ -261,9 +268,15 @@ mod tests {
         let mut next = pod("b", "b");
         next.status = Some(Default::default());
         let next = Arc::new(next);
-        assert_eq!(ops(&store.set(vec![Arc::clone(&a), Arc::clone(&next)], at(1))), [(Op::Reconcile, "b")]);
-        assert_eq!(store.set(vec![a, next], at(2)), Merged::default());
-        assert_eq!(ops(&store.set(vec![b], at(3))), [(Op::Remove, "a"), (Op::Reconcile, "b")]);
+        assert_eq!(
+            ops(&store.set(vec![Arc::clone(&a), Arc::clone(&next)], at(1))),
+            [(PodOperation::Reconcile, "b")]
+        );
+        assert_eq!(store.set(vec![a, next], at(2)), MergeResult::default());
+        assert_eq!(
+            ops(&store.set(vec![b], at(3))),
+            [(PodOperation::Remove, "a"), (PodOperation::Reconcile, "b")]
+        );
     }
 
     #[test]
@@ -271,7 +284,7 @@ mod tests {
         let mut store = SourceStore::new("api");
         store.set(arcs(vec![pod("u1", "web")]), at(0));
         let merged = store.set(arcs(vec![pod("u2", "web")]), at(1));
-        assert_eq!(ops(&merged), [(Op::Remove, "u1"), (Op::Add, "u2")]);
+        assert_eq!(ops(&merged), [(PodOperation::Remove, "u1"), (PodOperation::Add, "u2")]);
     }
 
     #[test]
@@ -279,25 +292,29 @@ mod tests {
         let mut store = SourceStore::new("file");
         let merged = store
             .set(arcs(vec![pod("u1", "web"), pod("u2", "web"), pod("", "x"), pod("u1", "other")]), at(0));
-        assert_eq!(ops(&merged), [(Op::Add, "u1")]);
+        assert_eq!(ops(&merged), [(PodOperation::Add, "u1")]);
         assert_eq!(merged.duplicates.len(), 2);
         assert_eq!(merged.unusable.len(), 1);
         // The one dropped takes the place when the first goes.
         let merged = store.set(arcs(vec![pod("u2", "web")]), at(1));
-        assert_eq!(ops(&merged), [(Op::Remove, "u1"), (Op::Add, "u2")]);
+        assert_eq!(ops(&merged), [(PodOperation::Remove, "u1"), (PodOperation::Add, "u2")]);
     }
 
     #[test]
     fn each_meaningful_field_makes_an_update_and_the_local_annotations_do_not() {
         type Edit = fn(&mut Pod);
-        let cases: [(&str, Edit, Option<Op>); 8] = [
-            ("labels", |p| p.metadata.labels = Some([("a".into(), "b".into())].into()), Some(Op::Update)),
+        let cases: [(&str, Edit, Option<PodOperation>); 8] = [
+            (
+                "labels",
+                |p| p.metadata.labels = Some([("a".into(), "b".into())].into()),
+                Some(PodOperation::Update),
+            ),
             (
                 "annotations",
                 |p| p.metadata.annotations = Some([("a".into(), "b".into())].into()),
-                Some(Op::Update),
+                Some(PodOperation::Update),
             ),
-            ("grace", |p| p.metadata.deletion_grace_period_seconds = Some(1), Some(Op::Update)),
+            ("grace", |p| p.metadata.deletion_grace_period_seconds = Some(1), Some(PodOperation::Update)),
             ("empty labels", |p| p.metadata.labels = Some(Default::default()), None),
             (
                 "source",
@@ -330,7 +347,7 @@ mod tests {
         p.status = Some(Default::default());
         let merged = store.set(arcs(vec![p]), at(1));
         let got = &merged.changes[0];
-        assert_eq!(got.op, Op::Delete);
+        assert_eq!(got.op, PodOperation::Delete);
         assert_eq!(got.pod.metadata.resource_version.as_deref(), Some("7"));
         assert_eq!((got.pod.metadata.generation, got.pod.metadata.finalizers.clone()), (Some(2), None));
         assert!(got.pod.status.is_some());
@@ -353,9 +370,9 @@ mod tests {
                     let uid = c.pod.metadata.uid.clone().unwrap();
                     let image = c.pod.spec.as_ref().unwrap().containers[0].image.clone();
                     match c.op {
-                        Op::Remove => prop_assert!(mine.remove(&uid).is_some()),
-                        Op::Add => prop_assert!(mine.insert(uid, image).is_none()),
-                        Op::Update | Op::Delete | Op::Reconcile => prop_assert!(mine.insert(uid, image).is_some()),
+                        PodOperation::Remove => prop_assert!(mine.remove(&uid).is_some()),
+                        PodOperation::Add => prop_assert!(mine.insert(uid, image).is_none()),
+                        PodOperation::Update | PodOperation::Delete | PodOperation::Reconcile => prop_assert!(mine.insert(uid, image).is_some()),
                     }
                 }
                 // The first entry of a UID counts.

@@ -10,7 +10,7 @@ use super::restart::{RESTARTING_ALL, container_should_restart};
 
 /// Phase of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Phase {
+pub enum PodPhase {
     /// Not everything was started yet.
     Pending,
     /// Something runs, or will again.
@@ -21,7 +21,7 @@ pub enum Phase {
     Failed,
 }
 
-impl Phase {
+impl PodPhase {
     /// The name in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -52,7 +52,7 @@ impl Phase {
     }
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for PodPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -96,13 +96,13 @@ fn restartable(container: &Container, pod: &Pod, ended: &ContainerStateTerminate
 /// Computes the phase. `initialized_in_sandbox`: a regular container of the active sandbox has an instance;
 /// `is_terminal`: everything was stopped for good.
 #[must_use]
-pub fn phase(
+pub fn pod_phase(
     pod: &Pod,
     init: &[ContainerStatus],
     regular: &[ContainerStatus],
     initialized_in_sandbox: bool,
     is_terminal: bool,
-) -> Phase {
+) -> PodPhase {
     let none = Saturating(0_u32);
     let (mut pending_init, mut failed_init, mut pending_sidecar) = (none, none, none);
     let (mut unknown, mut running, mut waiting) = (none, none, none);
@@ -153,23 +153,23 @@ pub fn phase(
         }
     }
 
-    let ended = if stopped == succeeded { Phase::Succeeded } else { Phase::Failed };
+    let ended = if stopped == succeeded { PodPhase::Succeeded } else { PodPhase::Failed };
     if failed_init > none {
-        Phase::Failed
+        PodPhase::Failed
     } else if pending_init > none || (pending_sidecar > none && !initialized_in_sandbox) || waiting > none {
-        Phase::Pending
+        PodPhase::Pending
     } else if running > none && unknown == none {
-        Phase::Running
+        PodPhase::Running
     } else if running == none && stopped > none && unknown == none {
         if is_terminal && !pod::is_static(pod) {
             ended
         } else if stopped != stopped_final {
-            Phase::Running
+            PodPhase::Running
         } else {
             ended
         }
     } else {
-        Phase::Pending
+        PodPhase::Pending
     }
 }
 
@@ -221,10 +221,10 @@ mod tests {
         initialized: bool,
         terminal: bool,
         is_static: bool,
-        want: Phase,
+        want: PodPhase,
     }
 
-    fn case(name: &'static str, policy: &'static str, regular: Vec<Value>, want: Phase) -> Case {
+    fn case(name: &'static str, policy: &'static str, regular: Vec<Value>, want: PodPhase) -> Case {
         Case {
             name,
             policy,
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn every_row_of_the_phase_table_holds() {
-        use Phase::{Failed, Pending, Running, Succeeded};
+        use PodPhase::{Failed, Pending, Running, Succeeded};
         let with_init =
             |name, policy, init, regular, want| Case { init, ..case(name, policy, regular, want) };
         let fresh = || waiting("PodInitializing");
@@ -366,7 +366,8 @@ mod tests {
                 p.metadata.annotations =
                     Some([("kubernetes.io/config.source".to_owned(), "file".to_owned())].into());
             }
-            let got = phase(&p, &statuses(&init, "i"), &statuses(&c.regular, "c"), c.initialized, c.terminal);
+            let got =
+                pod_phase(&p, &statuses(&init, "i"), &statuses(&c.regular, "c"), c.initialized, c.terminal);
             assert_eq!(got, c.want, "{}", c.name);
         }
     }
@@ -376,10 +377,10 @@ mod tests {
         let p = pod_json(json!({"restartPolicy": "Never", "containers": [{"name": "c0", "image": "i",
             "restartPolicy": "Never", "restartPolicyRules":
                 [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]}]}));
-        assert_eq!(phase(&p, &[], &statuses(&[ended(42)], "c"), false, false), Phase::Running);
-        assert_eq!(phase(&p, &[], &statuses(&[ended(1)], "c"), false, false), Phase::Failed);
+        assert_eq!(pod_phase(&p, &[], &statuses(&[ended(42)], "c"), false, false), PodPhase::Running);
+        assert_eq!(pod_phase(&p, &[], &statuses(&[ended(1)], "c"), false, false), PodPhase::Failed);
         let restarting =
             json!({"state": {"terminated": {"exitCode": 137, "reason": "RestartingAllContainers"}}});
-        assert_eq!(phase(&p, &[], &statuses(&[restarting], "c"), false, false), Phase::Running);
+        assert_eq!(pod_phase(&p, &[], &statuses(&[restarting], "c"), false, false), PodPhase::Running);
     }
 }

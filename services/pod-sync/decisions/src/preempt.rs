@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 
-use super::admission::Shortage;
+use super::admission::InsufficientResource;
 use super::qos::{self, QosClass};
 
 /// Reason and message of a victim's event and status.
@@ -96,10 +96,14 @@ fn choose(mut pods: Vec<&Pod>, mut needs: Vec<Need>) -> Vec<&Pod> {
 ///
 /// # Errors
 /// All of them together do not free enough.
-pub fn victims<'a>(by: &Pod, active: &[&'a Pod], short: &[Shortage]) -> Result<Vec<&'a Pod>, NoVictims> {
+pub fn pods_to_preempt<'a>(
+    by: &Pod,
+    active: &[&'a Pod],
+    short: &[InsufficientResource],
+) -> Result<Vec<&'a Pod>, NoVictims> {
     let needs: Vec<Need> = short
         .iter()
-        .map(|s| Need { resource: s.resource.clone(), quantity: s.missing() })
+        .map(|s| Need { resource: s.resource.clone(), quantity: s.shortfall() })
         .filter(|n| n.quantity > 0)
         .collect();
     let of = |class: QosClass| -> Vec<&'a Pod> {
@@ -137,8 +141,8 @@ mod tests {
         pod("critical", json!({"cpu": "1"}), json!({}), Some(2_000_000_000))
     }
 
-    fn short(list: &[(&str, i64)]) -> Vec<Shortage> {
-        let one = |(r, q): &(&str, i64)| Shortage {
+    fn short(list: &[(&str, i64)]) -> Vec<InsufficientResource> {
+        let one = |(r, q): &(&str, i64)| InsufficientResource {
             resource: (*r).to_owned(),
             requested: *q,
             used: 0,
@@ -167,7 +171,7 @@ mod tests {
             ("a place", short(&[("pods", 1)]), vec!["best-effort"]),
             ("memory too", short(&[("cpu", 300), ("memory", 1)]), vec!["guaranteed"]),
         ] {
-            assert_eq!(names(&victims(&critical(), &all, &need)), want, "{name}");
+            assert_eq!(names(&pods_to_preempt(&critical(), &all, &need)), want, "{name}");
         }
     }
 
@@ -175,7 +179,7 @@ mod tests {
     fn critical_pods_are_no_victims_and_the_error_says_what_is_missing() {
         let other = pod("other", json!({"cpu": "5"}), json!({}), Some(2_000_000_000));
         let small = pod("small", json!({"cpu": "100m"}), json!({}), Some(5));
-        let got = victims(&critical(), &[&other, &small], &short(&[("cpu", 300)]));
+        let got = pods_to_preempt(&critical(), &[&other, &small], &short(&[("cpu", 300)]));
         assert!(got.unwrap_err().to_string().ends_with("to reclaim resources: [(res: cpu, q: 200), ]"));
         let higher = pod("higher", json!({}), json!({}), Some(2_000_001_000));
         assert!(preemptable(&higher, &other));

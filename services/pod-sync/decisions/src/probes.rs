@@ -12,11 +12,11 @@ use quintlet_model::runtime::{self, ContainerState};
 
 /// Results after thresholds, by container instance. An instance that is not in it has no result yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ProbeView {
+pub struct ProbeResults {
     results: HashMap<(ContainerId, ProbeType), ProbeResult>,
 }
 
-impl ProbeView {
+impl ProbeResults {
     /// Adds what a prober remembers; a memory without a result adds nothing.
     pub fn add(&mut self, probe: ProbeType, memory: &ProbeMemory) {
         if let Some(result) = memory.result {
@@ -37,14 +37,14 @@ impl ProbeView {
 }
 
 /// CLOCK_BOOTTIME at which containers started, by container ID.
-pub type Starts = BTreeMap<String, Duration>;
+pub type ContainerStarts = BTreeMap<String, Duration>;
 
 /// Adds the start of each running container that has none yet, and drops containers that the runtime no longer has.
 ///
 /// A start is computed once and kept: an initial delay counts from it, and must not move with the wall clock. Read `wall`
 /// before `boot`: the time between the two readings then makes a start later, never earlier.
-pub fn note_starts(
-    starts: &mut Starts,
+pub fn record_starts(
+    starts: &mut ContainerStarts,
     containers: &[runtime::Container],
     wall: jiff::Timestamp,
     boot: Duration,
@@ -120,20 +120,20 @@ mod tests {
 
     #[test]
     fn a_start_is_computed_once_per_container_and_no_clock_moves_it() {
-        let mut starts = Starts::new();
+        let mut starts = ContainerStarts::new();
         let one = RuntimeBuilder::ready().running("main").build();
-        note_starts(&mut starts, &one.containers, at(1000), Duration::from_secs(500));
+        record_starts(&mut starts, &one.containers, at(1000), Duration::from_secs(500));
         let first = starts.clone();
         assert_eq!(first.keys().collect::<Vec<_>>(), ["main-0"]);
         for wall in [0, 999, 1_000_000] {
-            note_starts(&mut starts, &one.containers, at(wall), Duration::from_secs(520));
+            record_starts(&mut starts, &one.containers, at(wall), Duration::from_secs(520));
             assert_eq!(starts, first, "the wall clock says {wall}");
         }
         let restarted = RuntimeBuilder::ready().exited("main", 1).running("main").build();
-        note_starts(&mut starts, &restarted.containers, at(1010), Duration::from_secs(510));
+        record_starts(&mut starts, &restarted.containers, at(1010), Duration::from_secs(510));
         assert_eq!(starts.keys().collect::<Vec<_>>(), ["main-0", "main-1"], "the next instance has its own");
-        note_starts(&mut starts, &restarted.containers[..0], at(1010), Duration::from_secs(510));
-        assert_eq!(starts, Starts::new(), "a container that is removed is forgotten");
+        record_starts(&mut starts, &restarted.containers[..0], at(1010), Duration::from_secs(510));
+        assert_eq!(starts, ContainerStarts::new(), "a container that is removed is forgotten");
     }
 
     #[test]

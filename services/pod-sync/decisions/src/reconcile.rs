@@ -11,15 +11,15 @@ use serde_json::Value;
 
 /// Pause between corrections of one pod at most, and between tries where the object has not changed since
 /// (`pkg/kubelet/status: syncPeriod`).
-pub const PERIOD: Duration = Duration::from_secs(10);
+pub const SYNC_PERIOD: Duration = Duration::from_secs(10);
 /// Pause after the first correction.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Without a correction for this long, the next one is a first one again.
-const CALM: Duration = Duration::from_secs(60);
+const RESET_AFTER: Duration = Duration::from_secs(60);
 
 /// When the next correction is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Due {
+pub enum CorrectionDue {
     /// Now.
     Now,
     /// At this CLOCK_BOOTTIME, if the difference is still there.
@@ -28,40 +28,42 @@ pub enum Due {
 
 /// Corrections of the status of one pod. Times are CLOCK_BOOTTIME.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Corrections {
+pub struct StatusCorrections {
     // resourceVersion of the object that the last report started from, and when that was.
     reported: Option<(String, Duration)>,
     // The last correction, and the pause that follows it.
     last: Option<(Duration, Duration)>,
 }
 
-impl Corrections {
+impl StatusCorrections {
     /// Notes a status that was handed over on top of the object at version `base`.
-    pub fn reported(&mut self, base: &str, now: Duration) {
+    pub fn record_report(&mut self, base: &str, now: Duration) {
         self.reported = Some((base.to_owned(), now));
     }
 
     /// Notes a correction; it is a report too.
-    pub fn corrected(&mut self, base: &str, now: Duration) {
+    pub fn record_correction(&mut self, base: &str, now: Duration) {
         let pause = match self.last {
-            Some((at, pause)) if now < at.saturating_add(CALM) => pause.saturating_mul(2).min(PERIOD),
+            Some((at, pause)) if now < at.saturating_add(RESET_AFTER) => {
+                pause.saturating_mul(2).min(SYNC_PERIOD)
+            }
             Some(_) | None => FIRST_PAUSE,
         };
         self.last = Some((now, pause));
-        self.reported(base, now);
+        self.record_report(base, now);
     }
 
     /// When an object at version `base` that differs from the status reported is to be corrected.
     #[must_use]
-    pub fn due(&self, base: &str, now: Duration) -> Due {
+    pub fn due(&self, base: &str, now: Duration) -> CorrectionDue {
         let calm = self.last.map_or(Duration::ZERO, |(at, pause)| at.saturating_add(pause));
         let again = match &self.reported {
             // The report did not help, or the watch has not brought what came of it.
-            Some((version, at)) if version == base => at.saturating_add(PERIOD),
+            Some((version, at)) if version == base => at.saturating_add(SYNC_PERIOD),
             Some(_) | None => Duration::ZERO,
         };
         let due = calm.max(again);
-        if now >= due { Due::Now } else { Due::At(due) }
+        if now >= due { CorrectionDue::Now } else { CorrectionDue::At(due) }
     }
 }
 
@@ -79,7 +81,7 @@ pub fn is_older(base: &str, written: &str) -> bool {
 /// A terminal phase is not written while containers `could_run`, and the shared condition only with a terminal phase: neither
 /// is a difference.
 #[must_use]
-pub fn differs(base: Option<&PodStatus>, desired: &PodStatus, could_run: bool) -> bool {
+pub fn needs_reconcile(base: Option<&PodStatus>, desired: &PodStatus, could_run: bool) -> bool {
     let json = |s: &PodStatus| serde_json::to_value(s).unwrap_or_default();
     let mut base = base.map_or_else(|| Value::Object(serde_json::Map::new()), json);
     let mut desired = json(desired);
@@ -128,9 +130,9 @@ mod tests {
             ("a quantity in other words", with("allocatedResources", json!({})), false),
             ("a claim", with("resourceClaimStatuses", json!([{"name": "c"}])), false),
         ] {
-            assert_eq!(differs(Some(&status(base)), &status(mine.clone()), true), want, "{name}");
+            assert_eq!(needs_reconcile(Some(&status(base)), &status(mine.clone()), true), want, "{name}");
         }
-        assert!(differs(None, &status(mine), true));
+        assert!(needs_reconcile(None, &status(mine), true));
     }
 
     #[test]
@@ -141,57 +143,57 @@ mod tests {
                 "restartCount": 0, "allocatedResources": {"cpu": cpu}, "state": state}]}))
         };
         let base = of("100m", "2026-01-01T00:00:00Z");
-        assert!(!differs(Some(&base), &of("0.1", "2026-01-01T00:00:00Z"), true));
-        assert!(differs(Some(&base), &of("200m", "2026-01-01T00:00:00Z"), true));
-        assert!(differs(Some(&base), &of("100m", "2026-01-01T00:00:01Z"), true));
+        assert!(!needs_reconcile(Some(&base), &of("0.1", "2026-01-01T00:00:00Z"), true));
+        assert!(needs_reconcile(Some(&base), &of("200m", "2026-01-01T00:00:00Z"), true));
+        assert!(needs_reconcile(Some(&base), &of("100m", "2026-01-01T00:00:01Z"), true));
     }
 
     #[test]
     fn a_terminal_phase_that_may_not_be_written_yet_is_no_difference() {
         let base = status(json!({"phase": "Running"}));
         let desired = status(json!({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}));
-        assert!(!differs(Some(&base), &desired, true));
-        assert!(differs(Some(&base), &desired, false));
+        assert!(!needs_reconcile(Some(&base), &desired, true));
+        assert!(needs_reconcile(Some(&base), &desired, false));
         let ended = status(json!({"phase": "Succeeded"}));
-        assert!(differs(Some(&ended), &desired, true));
+        assert!(needs_reconcile(Some(&ended), &desired, true));
     }
 
     #[test]
     fn the_first_correction_comes_at_once_and_those_that_follow_slow_down_to_one_in_ten_seconds() {
         let secs = Duration::from_secs;
-        let mut corrections = Corrections::default();
-        corrections.reported("1", secs(100));
+        let mut corrections = StatusCorrections::default();
+        corrections.record_report("1", secs(100));
         // Somebody changes the object again as soon as it is put right.
         let (mut now, mut made) = (secs(100), Vec::new());
         for version in 2..100_u64 {
             let base = version.to_string();
-            if let Due::At(at) = corrections.due(&base, now) {
+            if let CorrectionDue::At(at) = corrections.due(&base, now) {
                 assert!(at > now, "{at:?} {now:?}");
                 now = at;
             }
-            assert_eq!(corrections.due(&base, now), Due::Now);
-            corrections.corrected(&base, now);
+            assert_eq!(corrections.due(&base, now), CorrectionDue::Now);
+            corrections.record_correction(&base, now);
             made.push(now.as_secs() - 100);
         }
         assert_eq!(made[..6], [0, 1, 3, 7, 15, 25]);
         assert!(made.windows(2).skip(4).all(|w| w[1] - w[0] == 10), "{made:?}");
         // After a minute without any, the next one is a first one.
-        now = now.saturating_add(CALM);
-        assert_eq!(corrections.due("100", now), Due::Now);
-        corrections.corrected("100", now);
-        assert_eq!(corrections.due("101", now), Due::At(now.saturating_add(FIRST_PAUSE)));
+        now = now.saturating_add(RESET_AFTER);
+        assert_eq!(corrections.due("100", now), CorrectionDue::Now);
+        corrections.record_correction("100", now);
+        assert_eq!(corrections.due("101", now), CorrectionDue::At(now.saturating_add(FIRST_PAUSE)));
     }
 
     #[test]
     fn an_object_that_has_not_changed_since_the_report_is_looked_at_every_ten_seconds() {
         let secs = Duration::from_secs;
-        let mut corrections = Corrections::default();
-        corrections.reported("1", secs(100));
-        assert_eq!(corrections.due("1", secs(101)), Due::At(secs(110)), "the watch is behind");
-        assert_eq!(corrections.due("2", secs(101)), Due::Now);
-        assert_eq!(corrections.due("1", secs(110)), Due::Now);
-        corrections.corrected("1", secs(110));
-        assert_eq!(corrections.due("1", secs(111)), Due::At(secs(120)));
+        let mut corrections = StatusCorrections::default();
+        corrections.record_report("1", secs(100));
+        assert_eq!(corrections.due("1", secs(101)), CorrectionDue::At(secs(110)), "the watch is behind");
+        assert_eq!(corrections.due("2", secs(101)), CorrectionDue::Now);
+        assert_eq!(corrections.due("1", secs(110)), CorrectionDue::Now);
+        corrections.record_correction("1", secs(110));
+        assert_eq!(corrections.due("1", secs(111)), CorrectionDue::At(secs(120)));
     }
 
     #[test]

@@ -9,7 +9,7 @@ const DEFAULT: i32 = 0;
 
 /// How long pods get from a priority on (`shutdownGracePeriodByPodPriority`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
+pub struct PriorityGracePeriod {
     /// Least priority.
     pub priority: i32,
     /// Seconds.
@@ -18,32 +18,32 @@ pub struct Share {
 
 /// Which share each priority has; empty: the machine's shutdown is nothing that pod-sync waits for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct ShutdownPlan {
     // By priority, the lowest first.
-    shares: Vec<Share>,
+    shares: Vec<PriorityGracePeriod>,
 }
 
 /// Pods that end together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group<T> {
+pub struct ShutdownGroup<T> {
     /// How long all of them together get, seconds.
     pub seconds: u64,
     /// The pods.
     pub pods: Vec<T>,
 }
 
-impl Plan {
+impl ShutdownPlan {
     /// Of `shutdownGracePeriod` and, as a part of it, `shutdownGracePeriodCriticalPods`.
     #[must_use]
-    pub fn of_total(total: Duration, critical: Duration) -> Self {
+    pub fn from_total(total: Duration, critical: Duration) -> Self {
         let others = total.saturating_sub(critical);
-        let share = |priority, period: Duration| Share { priority, seconds: period.as_secs() };
-        Self::of_priorities(vec![share(DEFAULT, others), share(CRITICAL, critical)])
+        let share = |priority, period: Duration| PriorityGracePeriod { priority, seconds: period.as_secs() };
+        Self::from_priorities(vec![share(DEFAULT, others), share(CRITICAL, critical)])
     }
 
     /// Of `shutdownGracePeriodByPodPriority`.
     #[must_use]
-    pub fn of_priorities(mut shares: Vec<Share>) -> Self {
+    pub fn from_priorities(mut shares: Vec<PriorityGracePeriod>) -> Self {
         shares.sort_by_key(|s| s.priority);
         if shares.iter().all(|s| s.seconds == 0) {
             shares.clear();
@@ -53,7 +53,7 @@ impl Plan {
 
     /// Nothing is to be done at a shutdown.
     #[must_use]
-    pub fn is_off(&self) -> bool {
+    pub fn is_disabled(&self) -> bool {
         self.shares.is_empty()
     }
 
@@ -65,9 +65,9 @@ impl Plan {
 
     /// Pods by their shares, those to end first first. A pod below every share has the lowest one. No group is empty.
     #[must_use]
-    pub fn groups<T>(&self, pods: impl IntoIterator<Item = (Option<i32>, T)>) -> Vec<Group<T>> {
-        let mut groups: Vec<Group<T>> =
-            self.shares.iter().map(|s| Group { seconds: s.seconds, pods: Vec::new() }).collect();
+    pub fn groups<T>(&self, pods: impl IntoIterator<Item = (Option<i32>, T)>) -> Vec<ShutdownGroup<T>> {
+        let mut groups: Vec<ShutdownGroup<T>> =
+            self.shares.iter().map(|s| ShutdownGroup { seconds: s.seconds, pods: Vec::new() }).collect();
         for (priority, pod) in pods {
             let priority = priority.unwrap_or(DEFAULT);
             let at = self.shares.iter().rposition(|s| s.priority <= priority).unwrap_or(0);
@@ -82,7 +82,7 @@ impl Plan {
 
 /// Grace of a pod in a group, seconds: its own where that is less.
 #[must_use]
-pub fn grace(own: Option<i64>, group_seconds: u64) -> i64 {
+pub fn pod_grace(own: Option<i64>, group_seconds: u64) -> i64 {
     let most = i64::try_from(group_seconds).unwrap_or(i64::MAX);
     own.map_or(most, |own| own.min(most))
 }
@@ -91,12 +91,12 @@ pub fn grace(own: Option<i64>, group_seconds: u64) -> i64 {
 mod tests {
     use super::*;
 
-    fn share(priority: i32, seconds: u64) -> Share {
-        Share { priority, seconds }
+    fn share(priority: i32, seconds: u64) -> PriorityGracePeriod {
+        PriorityGracePeriod { priority, seconds }
     }
 
-    fn total(total: u64, critical: u64) -> Plan {
-        Plan::of_total(Duration::from_secs(total), Duration::from_secs(critical))
+    fn total(total: u64, critical: u64) -> ShutdownPlan {
+        ShutdownPlan::from_total(Duration::from_secs(total), Duration::from_secs(critical))
     }
 
     #[test]
@@ -109,8 +109,13 @@ mod tests {
             (Some(0), "zero"),
             (Some(-5), "low"),
         ];
-        let by = Plan::of_priorities(vec![share(1000, 20), share(-5, 5), share(100, 30), share(CRITICAL, 1)]);
-        let above = Plan::of_priorities(vec![share(2000, 7), share(3000, 8)]);
+        let by = ShutdownPlan::from_priorities(vec![
+            share(1000, 20),
+            share(-5, 5),
+            share(100, 30),
+            share(CRITICAL, 1),
+        ]);
+        let above = ShutdownPlan::from_priorities(vec![share(2000, 7), share(3000, 8)]);
         let (critical, others) = (vec!["highest", "critical"], vec!["high", "plain", "zero", "low"]);
         for (plan, want) in [
             (total(30, 10), vec![(20, others.clone()), (10, critical.clone())]),
@@ -124,14 +129,14 @@ mod tests {
             assert_eq!(groups, want, "{plan:?}");
         }
         assert_eq!(total(30, 10).total(), Duration::from_secs(30));
-        assert!(total(0, 0).is_off() && Plan::of_priorities(vec![share(1, 0)]).is_off());
-        assert!(!total(1, 1).is_off());
+        assert!(total(0, 0).is_disabled() && ShutdownPlan::from_priorities(vec![share(1, 0)]).is_disabled());
+        assert!(!total(1, 1).is_disabled());
     }
 
     #[test]
     fn a_pod_has_no_more_grace_than_its_group() {
         for (own, group, want) in [(Some(30), 10, 10), (Some(5), 10, 5), (None, 10, 10), (Some(0), 10, 0)] {
-            assert_eq!(grace(own, group), want, "{own:?} {group}");
+            assert_eq!(pod_grace(own, group), want, "{own:?} {group}");
         }
     }
 }

@@ -14,13 +14,15 @@ use quintlet_model::probe::{ProbeResult, ProbeType};
 use quintlet_model::runtime::{Container, ContainerState, PodRuntime, SandboxState};
 use serde_json::{Value, json};
 
-use super::actions::{ActionInput, PodActions, compute_actions};
-use super::backoff::{CrashLoop, Delays, Turn, crash_loop_key, finished_ago, last_exit};
+use super::actions::{ActionInput, PodActions, compute_pod_actions};
+use super::backoff::{
+    BackoffDecision, BackoffDelays, CrashLoopBackoffs, crash_loop_key, finished_ago, last_exit,
+};
 use super::grace::termination_plan;
-use super::probes::ProbeView;
+use super::probes::ProbeResults;
 use super::status::{NodeFacts, StatusInput, generate};
 use super::sync::next_attempt;
-use super::waiting::{Holds, from_status};
+use super::waiting::{StartBackoffs, from_status};
 use quintlet_testkit::pods::{RuntimeBuilder, at, id, pod_json};
 
 /// What the world does between two passes.
@@ -39,8 +41,8 @@ struct Sim {
     pod: Pod,
     names: Vec<String>,
     runtime: PodRuntime,
-    probes: ProbeView,
-    crash_loop: CrashLoop,
+    probes: ProbeResults,
+    crash_loop: CrashLoopBackoffs,
     status: Option<PodStatus>,
     clock: i64,
     ids: u32,
@@ -57,8 +59,8 @@ impl Sim {
             pod,
             names,
             runtime: RuntimeBuilder::none().build(),
-            probes: ProbeView::default(),
-            crash_loop: CrashLoop::default(),
+            probes: ProbeResults::default(),
+            crash_loop: CrashLoopBackoffs::default(),
             status: None,
             clock: 0,
             ids: 0,
@@ -173,11 +175,11 @@ impl Sim {
             unstepped: now,
         });
         self.status = Some(status.clone());
-        let _ = from_status(&self.pod, &status, &Holds::new(), now);
+        let _ = from_status(&self.pod, &status, &StartBackoffs::new(), now);
         if pod::is_terminal_phase(status.phase.as_deref()) {
             return None;
         }
-        let actions = compute_actions(&ActionInput {
+        let actions = compute_pod_actions(&ActionInput {
             pod: &self.pod,
             runtime: &self.runtime,
             probes: &self.probes,
@@ -191,7 +193,7 @@ impl Sim {
             self.end(|_| true, 137);
             self.runtime.sandboxes.iter_mut().for_each(|s| s.state = SandboxState::NotReady);
         }
-        for kill in &actions.to_kill {
+        for kill in &actions.containers_to_kill {
             self.end(|c| c.id == kill.id, 137);
         }
         self.runtime.containers.retain(|c| !actions.prune.contains(&c.id));
@@ -205,20 +207,20 @@ impl Sim {
         let spec = pod::spec(&self.pod).clone();
         let inits = spec.init_containers.unwrap_or_default();
         let starts: Vec<_> = actions
-            .init_to_start
+            .init_containers_to_start
             .iter()
             .map(|i| inits[*i].clone())
-            .chain(actions.to_start.iter().map(|i| spec.containers[*i].clone()))
+            .chain(actions.containers_to_start.iter().map(|i| spec.containers[*i].clone()))
             .collect();
         for c in starts {
             let boot = Duration::from_secs(u64::try_from(self.clock).unwrap() + 10_000);
             if let Some(ended) = last_exit(&self.runtime, &c.name) {
                 let ago = finished_ago(ended, now);
                 let key = crash_loop_key(&self.runtime.pod, &c);
-                if self.crash_loop.turn(&key, ago, boot) != Turn::Now {
+                if self.crash_loop.decide(&key, ago, boot) != BackoffDecision::Start {
                     continue;
                 }
-                self.crash_loop.advance(&key, ago, boot, Delays::default());
+                self.crash_loop.record_restart(&key, ago, boot, BackoffDelays::default());
             }
             self.start(&c.name);
         }

@@ -22,8 +22,8 @@ use super::container_status::{
     self as containers, Context, LOST_WHEN_TERMINATED, List, STATUS_UNKNOWN, UNKNOWN_EXIT_CODE,
     WaitingReason, forced, from_ephemeral,
 };
-use super::phase::{Phase, phase};
-use super::probes::ProbeView;
+use super::phase::{PodPhase, pod_phase};
+use super::probes::ProbeResults;
 use super::qos;
 use super::resize::allocation::{self, PodResources};
 use super::restart::{container_should_restart, has_restart_all_rule};
@@ -58,7 +58,7 @@ pub struct StatusInput<'a> {
     /// The newest inspection.
     pub runtime: &'a PodRuntime,
     /// Probe results.
-    pub probes: &'a ProbeView,
+    pub probes: &'a ProbeResults,
     /// Outcome of the last failed start, by container name.
     pub waiting: &'a BTreeMap<String, WaitingReason>,
     /// What exited instances left in their termination message file (or log), by instance.
@@ -131,11 +131,11 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         old.ephemeral_container_statuses.as_deref().unwrap_or_default(),
     );
 
-    let api_phase = api.and_then(|s| Phase::parse(s.phase.as_deref())).filter(|p| p.is_terminal());
-    let old_phase = Phase::parse(old.phase.as_deref());
+    let api_phase = api.and_then(|s| PodPhase::parse(s.phase.as_deref())).filter(|p| p.is_terminal());
+    let old_phase = PodPhase::parse(old.phase.as_deref());
     let initialized_in_sandbox =
         input.runtime.active_containers().any(|c| spec.containers.iter().any(|s| s.name == c.name));
-    let mut now_phase = phase(pod, &init, &regular, initialized_in_sandbox, input.is_terminal);
+    let mut now_phase = pod_phase(pod, &init, &regular, initialized_in_sandbox, input.is_terminal);
     if !now_phase.is_terminal() {
         now_phase = old_phase.filter(|p| p.is_terminal()).or(api_phase).unwrap_or(now_phase);
     }
@@ -149,7 +149,7 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         message = or_api(&old.message, api.and_then(|s| s.message.as_ref()));
     }
     if past_active_deadline(pod, old, input.unstepped) {
-        now_phase = Phase::Failed;
+        now_phase = PodPhase::Failed;
         reason = Some(DEADLINE_EXCEEDED.to_owned());
         message = Some(DEADLINE_MESSAGE.to_owned());
     }
@@ -194,10 +194,10 @@ fn shown(list: &qos::ResourceList) -> Option<BTreeMap<String, Quantity>> {
 // (`pkg/kubelet: generateAPIPodStatus`). A cgroup has no memory request. Without any resources the status has an empty object.
 fn pod_resources(
     input: &StatusInput<'_>,
-    phase: Phase,
+    phase: PodPhase,
     allocated: &qos::ResourceList,
 ) -> ResourceRequirements {
-    let has = input.actuated.filter(|_| phase == Phase::Running).map(|given| {
+    let has = input.actuated.filter(|_| phase == PodPhase::Running).map(|given| {
         let pod_level = given.pod_level.clone().or_else(|| pod::spec(input.pod).resources.clone());
         allocation::apply(input.pod, &PodResources { pod_level, containers: given.containers.clone() })
     });
@@ -215,7 +215,7 @@ fn conditions_of(
     old: &PodStatus,
     init: &[ContainerStatus],
     regular: &[ContainerStatus],
-    phase: Phase,
+    phase: PodPhase,
     triggered: bool,
 ) -> Vec<PodCondition> {
     let pod = input.pod;
@@ -445,8 +445,8 @@ pub fn terminate(pod: &Pod, old: Option<&PodStatus>, now: jiff::Timestamp) -> Po
         let until = init.len().saturating_sub(untouched).max(1).min(init.len());
         init[..until].iter_mut().filter(|s| !ended(s)).for_each(force);
     }
-    if !pod::is_static(pod) && !Phase::parse(status.phase.as_deref()).is_some_and(Phase::is_terminal) {
-        status.phase = Some(Phase::Failed.as_str().to_owned());
+    if !pod::is_static(pod) && !PodPhase::parse(status.phase.as_deref()).is_some_and(PodPhase::is_terminal) {
+        status.phase = Some(PodPhase::Failed.as_str().to_owned());
     }
     finish(pod, old, status, now)
 }
@@ -519,8 +519,8 @@ pub fn with_kill_override(
 ) -> PodStatus {
     let old = status.clone();
     let keeps_success = why.cause == KillCause::NodeShutdown;
-    if !(keeps_success && status.phase.as_deref() == Some(Phase::Succeeded.as_str())) {
-        status.phase = Some(Phase::Failed.as_str().to_owned());
+    if !(keeps_success && status.phase.as_deref() == Some(PodPhase::Succeeded.as_str())) {
+        status.phase = Some(PodPhase::Failed.as_str().to_owned());
     }
     status.reason = Some(
         match why.cause {
@@ -545,7 +545,7 @@ pub fn with_kill_override(
 #[must_use]
 pub fn rejected(pod: &Pod, reason: &str, message: &str, now: jiff::Timestamp) -> PodStatus {
     let status = PodStatus {
-        phase: Some(Phase::Failed.as_str().to_owned()),
+        phase: Some(PodPhase::Failed.as_str().to_owned()),
         reason: Some(reason.to_owned()),
         message: Some(format!("Pod was rejected: {message}")),
         qos_class: Some(qos::qos_class(pod).as_str().to_owned()),

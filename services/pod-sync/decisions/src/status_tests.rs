@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 struct World {
     pod: Pod,
     runtime: PodRuntime,
-    probes: ProbeView,
+    probes: ProbeResults,
     waiting: BTreeMap<String, WaitingReason>,
     messages: HashMap<ContainerId, String>,
     node: NodeFacts,
@@ -20,7 +20,7 @@ impl World {
         Self {
             pod: pod_json(spec),
             runtime: runtime.build(),
-            probes: ProbeView::default(),
+            probes: ProbeResults::default(),
             waiting: BTreeMap::new(),
             messages: HashMap::new(),
             node: NodeFacts {
@@ -389,7 +389,7 @@ fn an_agent_restart_changes_no_status() {
     w.probes.set(ProbeType::Readiness, id("c-1"), ProbeResult::Success);
     let before = w.at(None, 1);
     // Probe memory is gone, and the status is known from the API server only.
-    w.probes = ProbeView::default();
+    w.probes = ProbeResults::default();
     w.pod.status = Some(before.clone());
     assert_eq!(w.at(None, 100), before);
 }

@@ -12,22 +12,22 @@ use super::restart::pod_is_restartable;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyncGate {
     /// The phase is terminal: the pod goes on to terminating.
-    Ended,
+    Terminal,
     /// The runtime's network is not ready, and the pod needs it: nothing is done until it is.
     NetworkNotReady,
     /// Act.
-    Go,
+    Proceed,
 }
 
 /// The gate of a pass.
 #[must_use]
 pub fn gate(pod: &Pod, status: &PodStatus, network_ready: bool) -> SyncGate {
     if pod::is_terminal_phase(status.phase.as_deref()) {
-        SyncGate::Ended
+        SyncGate::Terminal
     } else if !network_ready && !pod::host_network(pod) {
         SyncGate::NetworkNotReady
     } else {
-        SyncGate::Go
+        SyncGate::Proceed
     }
 }
 
@@ -63,7 +63,7 @@ pub fn restarts_all(status: &PodStatus) -> bool {
 
 /// A pod that waits for its full name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NameWaiter {
+pub struct FullNameWaiter {
     /// UID.
     pub uid: PodUid,
     /// It is known and neither terminating nor terminated.
@@ -72,7 +72,7 @@ pub struct NameWaiter {
 
 /// A static pod may start: no other pod of its full name is started, and it is the first live one in line.
 #[must_use]
-pub fn static_pod_may_start(uid: &PodUid, started: Option<&PodUid>, line: &[NameWaiter]) -> bool {
+pub fn static_pod_may_start(uid: &PodUid, started: Option<&PodUid>, line: &[FullNameWaiter]) -> bool {
     match started {
         Some(other) => other == uid,
         None => line.iter().find(|w| w.live).is_none_or(|first| &first.uid == uid),
@@ -116,11 +116,11 @@ mod tests {
     fn a_pass_ends_at_a_terminal_phase_and_waits_for_the_network() {
         let host = pod_json(json!({"hostNetwork": true, "containers": []}));
         for (name, p, phase, network, want) in [
-            ("failed", pod("Always"), "Failed", true, SyncGate::Ended),
-            ("succeeded without network", pod("Always"), "Succeeded", false, SyncGate::Ended),
+            ("failed", pod("Always"), "Failed", true, SyncGate::Terminal),
+            ("succeeded without network", pod("Always"), "Succeeded", false, SyncGate::Terminal),
             ("no network", pod("Always"), "Running", false, SyncGate::NetworkNotReady),
-            ("no network needed", host, "Running", false, SyncGate::Go),
-            ("all well", pod("Always"), "Pending", true, SyncGate::Go),
+            ("no network needed", host, "Running", false, SyncGate::Proceed),
+            ("all well", pod("Always"), "Pending", true, SyncGate::Proceed),
         ] {
             assert_eq!(gate(&p, &status_json(json!({"phase": phase})), network), want, "{name}");
         }
@@ -145,7 +145,7 @@ mod tests {
     fn one_static_pod_of_a_name_starts_and_the_first_in_line_is_next() {
         let uid = |u: &str| PodUid::parse(u).unwrap();
         let line = |l: &[(&str, bool)]| {
-            l.iter().map(|(u, live)| NameWaiter { uid: uid(u), live: *live }).collect::<Vec<_>>()
+            l.iter().map(|(u, live)| FullNameWaiter { uid: uid(u), live: *live }).collect::<Vec<_>>()
         };
         for (name, started, waiting, want) in [
             ("nobody waits", None, vec![], true),

@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
 use pod_sync_decisions::image_access::{
-    self, AccountUsed, Answer, Known, Look, Openers, Origin, SecretUsed, VerificationPolicy,
+    self, CredentialCheck, CredentialMapping, ImageOrigin, ImagePullSecret, ImagePullServiceAccount,
+    PolicyCheck, PullCredentials, VerificationPolicy,
 };
 use pod_sync_decisions::image_gc::Image;
 use pod_sync_decisions::image_name;
@@ -43,7 +44,7 @@ struct PulledFile {
     last_updated_time: Option<Timestamp>,
     image_ref: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    credential_mapping: Known,
+    credential_mapping: CredentialMapping,
 }
 
 #[derive(Debug, Default)]
@@ -54,7 +55,7 @@ struct Intent {
 
 #[derive(Debug)]
 struct Pulled {
-    known: Known,
+    known: CredentialMapping,
     // Boottime of the last change by this process; zero for what was read.
     changed: Duration,
 }
@@ -127,28 +128,37 @@ impl PullRecords {
     pub fn access(&self, image: &str, id: &str) -> Access {
         let inner = self.inner.lock();
         match inner.look(&self.policy, image, id) {
-            Look::Free => Access::Free,
-            Look::Pull => Access::Pull,
-            Look::Ask(_) => Access::Ask,
+            PolicyCheck::Allowed => Access::Free,
+            PolicyCheck::MustPull => Access::Pull,
+            PolicyCheck::NeedsCredentials(_) => Access::Ask,
         }
     }
 
     /// Whether a pod with these credentials may use it. What was learnt is written.
     #[must_use]
-    pub fn answer(&self, image: &str, id: &str, secrets: &[SecretUsed], accounts: &[AccountUsed]) -> bool {
+    pub fn answer(
+        &self,
+        image: &str,
+        id: &str,
+        secrets: &[ImagePullSecret],
+        accounts: &[ImagePullServiceAccount],
+    ) -> bool {
         let mut inner = self.inner.lock();
         let answer = match inner.look(&self.policy, image, id) {
-            Look::Free => Answer::Free,
-            Look::Pull => Answer::Pull,
-            Look::Ask(openers) => image_access::answer(openers, secrets, accounts),
+            PolicyCheck::Allowed => CredentialCheck::Allowed,
+            PolicyCheck::MustPull => CredentialCheck::MustPull,
+            PolicyCheck::NeedsCredentials(pull_credentials) => {
+                image_access::check_credentials(pull_credentials, secrets, accounts)
+            }
         };
         match answer {
-            Answer::Free => true,
-            Answer::Pull => false,
-            Answer::FreeAndLearn(secret) => {
-                let openers = Openers { kubernetes_secrets: vec![secret], ..Openers::default() };
+            CredentialCheck::Allowed => true,
+            CredentialCheck::MustPull => false,
+            CredentialCheck::AllowedByMatch(secret) => {
+                let pull_credentials =
+                    PullCredentials { kubernetes_secrets: vec![secret], ..PullCredentials::default() };
                 // Without the record the pod is asked again.
-                if let Err(error) = self.learn(&mut inner, image, id, openers) {
+                if let Err(error) = self.merge(&mut inner, image, id, pull_credentials) {
                     tracing::warn!(image, %error, "record of a pull not written");
                 }
                 true
@@ -182,7 +192,8 @@ impl PullRecords {
         for image in left {
             let name = image_name::full_name(&image);
             let mut came = images.iter().filter(|i| i.names.contains(&name));
-            let recorded = came.try_for_each(|i| self.learn(&mut inner, &image, &i.id, Openers::default()));
+            let recorded =
+                came.try_for_each(|i| self.merge(&mut inner, &image, &i.id, PullCredentials::default()));
             match recorded {
                 Ok(()) => self.drop_intent(&mut inner, &image),
                 Err(error) => tracing::warn!(image, %error, "record of a pull not written"),
@@ -215,11 +226,17 @@ impl PullRecords {
         }
     }
 
-    fn learn(&self, inner: &mut Inner, image: &str, id: &str, openers: Openers) -> io::Result<()> {
+    fn merge(
+        &self,
+        inner: &mut Inner,
+        image: &str,
+        id: &str,
+        pull_credentials: PullCredentials,
+    ) -> io::Result<()> {
         let old = inner.pulled.get(id).map(|p| &p.known);
         let mut known = old.cloned().unwrap_or_default();
-        if openers != Openers::default() {
-            known.entry(image_name::repository(image)).or_default().learn(openers);
+        if pull_credentials != PullCredentials::default() {
+            known.entry(image_name::repository(image)).or_default().merge(pull_credentials);
         }
         if old == Some(&known) {
             return Ok(());
@@ -254,13 +271,15 @@ impl PullRecords {
 }
 
 impl Inner {
-    fn look<'a>(&'a self, policy: &VerificationPolicy, image: &str, id: &str) -> Look<'a> {
+    fn look<'a>(&'a self, policy: &VerificationPolicy, image: &str, id: &str) -> PolicyCheck<'a> {
         let origin = match self.pulled.get(id) {
-            Some(pulled) => Origin::Pulled(&pulled.known),
-            None if self.intents.contains_key(image) || self.is_unreadable(image, id) => Origin::Begun,
-            None => Origin::Preloaded,
+            Some(pulled) => ImageOrigin::Pulled(&pulled.known),
+            None if self.intents.contains_key(image) || self.is_unreadable(image, id) => {
+                ImageOrigin::PullIntent
+            }
+            None => ImageOrigin::Preloaded,
         };
-        image_access::look(policy, &image_name::repository(image), origin)
+        image_access::check_policy(policy, &image_name::repository(image), origin)
     }
 
     fn is_unreadable(&self, image: &str, id: &str) -> bool {
@@ -269,12 +288,12 @@ impl Inner {
 }
 
 impl Begun<'_> {
-    /// The image came, as `id`, opened by `openers`.
-    pub fn pulled(mut self, id: &str, openers: Openers) {
+    /// The image came, as `id`, opened by `pull_credentials`.
+    pub fn pulled(mut self, id: &str, pull_credentials: PullCredentials) {
         self.ended = true;
         let mut inner = self.records.inner.lock();
         self.leave(&mut inner);
-        match self.records.learn(&mut inner, &self.image, id, openers) {
+        match self.records.merge(&mut inner, &self.image, id, pull_credentials) {
             Ok(()) => self.records.drop_intent(&mut inner, &self.image),
             // The intent stays, so that the image is not taken for one that was always there.
             Err(error) => tracing::warn!(image = self.image, %error, "record of a pull not written"),

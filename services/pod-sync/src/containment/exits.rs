@@ -5,21 +5,23 @@
 
 use std::path::Path;
 
-use pod_sync_decisions::containment::Cause;
+use pod_sync_decisions::containment::ProcessExit;
 
 /// Signals by which a process ends itself.
 const OWN: [&str; 7] = ["ABRT", "BUS", "FPE", "ILL", "SEGV", "SYS", "TRAP"];
 
 /// Reads the note of a supervisor; `oom_killed`: the kernel's OOM killer was at work in the cgroup of the process.
 #[must_use]
-pub fn cause(note: &str, oom_killed: bool) -> Cause {
+pub fn cause(note: &str, oom_killed: bool) -> ProcessExit {
     let mut words = note.split_whitespace();
     match (words.next().unwrap_or_default(), words.next().unwrap_or_default()) {
-        ("oom-kill", _) => Cause::OutOfMemory,
-        ("signal", "KILL") if oom_killed => Cause::OutOfMemory,
-        ("signal" | "core-dump", signal) if OWN.contains(&signal) => Cause::Crash(format!("SIG{signal}")),
+        ("oom-kill", _) => ProcessExit::OutOfMemory,
+        ("signal", "KILL") if oom_killed => ProcessExit::OutOfMemory,
+        ("signal" | "core-dump", signal) if OWN.contains(&signal) => {
+            ProcessExit::Crash(format!("SIG{signal}"))
+        }
         // A panic outside of the work of pods, too: no pod is to blame.
-        (_, _) => Cause::Outside,
+        (_, _) => ProcessExit::External,
     }
 }
 
@@ -57,18 +59,18 @@ mod tests {
 
     #[test]
     fn only_what_a_process_does_to_itself_and_the_oom_killer_are_deaths() {
-        let crash = |signal: &str| Cause::Crash(signal.to_owned());
+        let crash = |signal: &str| ProcessExit::Crash(signal.to_owned());
         for (note, oom_killed, want) in [
             ("signal ABRT", false, crash("SIGABRT")),
             ("core-dump SEGV\n", false, crash("SIGSEGV")),
-            ("signal KILL", false, Cause::Outside),
-            ("signal KILL", true, Cause::OutOfMemory),
-            ("oom-kill KILL", false, Cause::OutOfMemory),
-            ("signal TERM", true, Cause::Outside),
-            ("watchdog ABRT", false, Cause::Outside),
-            ("exit-code 70", true, Cause::Outside),
-            ("success 0", false, Cause::Outside),
-            ("", true, Cause::Outside),
+            ("signal KILL", false, ProcessExit::External),
+            ("signal KILL", true, ProcessExit::OutOfMemory),
+            ("oom-kill KILL", false, ProcessExit::OutOfMemory),
+            ("signal TERM", true, ProcessExit::External),
+            ("watchdog ABRT", false, ProcessExit::External),
+            ("exit-code 70", true, ProcessExit::External),
+            ("success 0", false, ProcessExit::External),
+            ("", true, ProcessExit::External),
         ] {
             assert_eq!(cause(note, oom_killed), want, "{note:?} {oom_killed}");
         }

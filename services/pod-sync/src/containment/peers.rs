@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use pod_sync_clients::BrokenCalls;
-use pod_sync_decisions::containment::Cause;
+use pod_sync_decisions::containment::ProcessExit;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::PodUid;
@@ -34,7 +34,7 @@ pub async fn follow(
     broken: Arc<BrokenCalls>,
     exit_note: PathBuf,
     clock: Clock,
-    blame: impl Fn(&Cause, &BTreeSet<PodUid>),
+    blame: impl Fn(&ProcessExit, &BTreeSet<PodUid>),
     stop: CancellationToken,
 ) {
     // A death that was not counted when this process stops is not counted at all.
@@ -48,7 +48,7 @@ async fn find_deaths(
     broken: &BrokenCalls,
     exit_note: &Path,
     clock: &Clock,
-    blame: impl Fn(&Cause, &BTreeSet<PodUid>),
+    blame: impl Fn(&ProcessExit, &BTreeSet<PodUid>),
 ) {
     loop {
         let (began, pods) = broken.next_crash(clock).await;
@@ -57,8 +57,8 @@ async fn find_deaths(
         }
         let note = take_note(exit_note, began, clock).await;
         match exits::cause(&note, false) {
-            Cause::Outside => {}
-            cause @ (Cause::Crash(_) | Cause::OutOfMemory) => blame(&cause, &pods),
+            ProcessExit::External => {}
+            cause @ (ProcessExit::Crash(_) | ProcessExit::OutOfMemory) => blame(&cause, &pods),
         }
     }
 }
@@ -104,15 +104,16 @@ mod tests {
     #[tokio::test]
     async fn the_pods_whose_calls_broke_are_blamed_for_what_the_supervisor_noted() {
         for (notes, want) in [
-            (["signal ABRT\n"; 2], vec![Cause::Crash("SIGABRT".to_owned()); 2]),
-            (["oom-kill KILL\n", "signal KILL\n"], vec![Cause::OutOfMemory]),
+            (["signal ABRT\n"; 2], vec![ProcessExit::Crash("SIGABRT".to_owned()); 2]),
+            (["oom-kill KILL\n", "signal KILL\n"], vec![ProcessExit::OutOfMemory]),
             (["exit-code 70\n", "success 0\n"], vec![]),
         ] {
             let dir = tempfile::tempdir().unwrap();
             let note = dir.path().join(CRI_PROXY);
             let (broken, blamed) = (BrokenCalls::default(), Mutex::new(Vec::new()));
-            let blame =
-                |cause: &Cause, pods: &BTreeSet<PodUid>| blamed.lock().push((cause.clone(), pods.clone()));
+            let blame = |cause: &ProcessExit, pods: &BTreeSet<PodUid>| {
+                blamed.lock().push((cause.clone(), pods.clone()))
+            };
             let clock = Clock::system();
             let die = async |pods: &[&str], text: &str| {
                 broken.add_current();
@@ -147,7 +148,7 @@ mod tests {
             }
             let pods: BTreeSet<PodUid> = [uid("a"), uid("b")].into();
             let mut want: Vec<_> = want.into_iter().map(|cause| (cause, pods.clone())).collect();
-            want.push((Cause::Crash("SIGSEGV".to_owned()), [uid("last")].into()));
+            want.push((ProcessExit::Crash("SIGSEGV".to_owned()), [uid("last")].into()));
             assert_eq!(*blamed.lock(), want, "{notes:?}");
         }
     }

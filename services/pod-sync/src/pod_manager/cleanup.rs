@@ -40,7 +40,7 @@ impl PodManager {
             let named = !pods::is_mirror(p);
             named.then(|| PodUid::parse(p.metadata.uid.as_deref().unwrap_or_default()).ok()).flatten()
         });
-        self.ctx.pod_workers.step(Input::Known(wanted.collect()));
+        self.ctx.pod_workers.step(Input::SyncKnownPods(wanted.collect()));
         let Some(runtime) = self.ctx.pleg.all() else { return };
         let mut present = HashSet::new();
         for pod in runtime {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
-use pod_sync_decisions::admission::{Rejection, Shortage, Verdict};
+use pod_sync_decisions::admission::{AdmitResult, InsufficientResource, Rejection};
 use pod_sync_decisions::preempt;
 use pod_sync_decisions::resize::allocation;
+use pod_sync_decisions::resize::feasibility::{self, PendingReason, PendingResize, QueuedResize};
 use pod_sync_decisions::resize::message::resize_message;
-use pod_sync_decisions::resize::verdict::{self, Candidate, Pending, Reason};
-use pod_sync_decisions::worker::{Facts, Input, Kind};
+use pod_sync_decisions::worker::{Input, PodFacts, SyncPodType};
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
@@ -28,7 +28,7 @@ impl PodManager {
             return self.resizes.push(uid);
         }
         self.resizes.drop(uid);
-        if self.ctx.allocations.conditions(uid, |c| c.settle()) {
+        if self.ctx.allocations.conditions(uid, |c| c.clear_pending()) {
             self.sync(uid, asked);
         }
     }
@@ -36,19 +36,19 @@ impl PodManager {
     /// Looks at what waits, where there is cause to.
     pub(super) fn look_at_resizes(&mut self) {
         let waiting = self.resizes.take(self.sources_ready());
-        let mut queue: Vec<Candidate> = waiting
+        let mut queue: Vec<QueuedResize> = waiting
             .into_iter()
             .filter_map(|uid| {
                 let asked = self.asked(&uid)?;
                 let allocated = self.ctx.allocations.apply(&uid, &asked);
                 let since = self.ctx.allocations.conditions(&uid, |c| c.pending_since());
-                Some(Candidate::of(uid, &asked, &allocated, since))
+                Some(QueuedResize::of(uid, &asked, &allocated, since))
             })
             .collect();
         if queue.is_empty() {
             return;
         }
-        verdict::sort(&mut queue);
+        feasibility::sort_queue(&mut queue);
         let waiting = queue.into_iter().map(|c| c.uid).filter(|uid| self.look_at_resize(uid)).collect();
         self.resizes.set_pending(waiting);
     }
@@ -66,16 +66,16 @@ impl PodManager {
         let (ctx, generation, now) = (&self.ctx, asked.metadata.generation, self.ctx.clock.wall());
         let allocated = ctx.allocations.apply(uid, &asked);
         if Arc::ptr_eq(&allocated, &asked) {
-            if ctx.allocations.conditions(uid, |c| c.settle()) {
+            if ctx.allocations.conditions(uid, |c| c.clear_pending()) {
                 self.sync(uid, &asked);
             }
             return false;
         }
-        let pending = verdict::infeasible(&asked, &allocated, self.admission.resize_rules())
+        let pending = feasibility::infeasible(&asked, &allocated, self.admission.resize_rules())
             .or_else(|| self.deferred(uid, &asked));
         let Some(pending) = pending else {
             ctx.allocations.allocate(uid, &asked);
-            ctx.allocations.conditions(uid, |c| c.start(generation, now));
+            ctx.allocations.conditions(uid, |c| c.set_in_progress(generation, now));
             let message = resize_message("started", &asked, generation, "");
             ctx.events.pod(&asked, EventType::Normal, "ResizeStarted", &message, "");
             entry.desired.send_modify(|d| d.pod = Arc::clone(&asked));
@@ -83,33 +83,37 @@ impl PodManager {
             self.sync(uid, &asked);
             return false;
         };
-        if ctx.allocations.conditions(uid, |c| c.wait(&pending, generation, now)) {
+        if ctx.allocations.conditions(uid, |c| c.set_pending(&pending, generation, now)) {
             let message = resize_message(&pending.cause, &asked, generation, &pending.message);
             ctx.events.pod(&asked, EventType::Warning, pending.reason.event(), &message, "");
         }
         self.sync(uid, &asked);
-        pending.reason == Reason::Deferred
+        pending.reason == PendingReason::Deferred
     }
 
     // Why it does not fit beside the others now. Those a critical pod may displace are ended, and it waits for that.
-    fn deferred(&self, uid: &PodUid, asked: &Pod) -> Option<Pending> {
+    fn deferred(&self, uid: &PodUid, asked: &Pod) -> Option<PendingResize> {
         let others = self.active(Some(uid));
         let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
         let rejection = match self.admission.admit(asked, &others) {
-            Verdict::Admit => return None,
-            Verdict::Reject(rejection) => rejection,
-            Verdict::MakeRoom(short) => match preempt::victims(asked, &others, &short) {
+            AdmitResult::Admit => return None,
+            AdmitResult::Reject(rejection) => rejection,
+            AdmitResult::Preempt(short) => match preempt::pods_to_preempt(asked, &others, &short) {
                 Err(e) => Rejection { reason: UNEXPECTED.to_owned(), message: e.to_string() },
                 Ok(victims) => {
                     for victim in victims.into_iter().filter(|v| !self.is_going(v)) {
                         self.preempt(victim, asked);
                     }
                     let unknown = || Rejection { reason: UNEXPECTED.to_owned(), message: String::new() };
-                    short.first().map_or_else(unknown, Shortage::rejection)
+                    short.first().map_or_else(unknown, InsufficientResource::rejection)
                 }
             },
         };
-        Some(Pending { reason: Reason::Deferred, cause: rejection.reason, message: rejection.message })
+        Some(PendingResize {
+            reason: PendingReason::Deferred,
+            cause: rejection.reason,
+            message: rejection.message,
+        })
     }
 
     fn is_going(&self, pod: &Pod) -> bool {
@@ -119,11 +123,11 @@ impl PodManager {
     // Has its worker look at it.
     fn sync(&self, uid: &PodUid, pod: &Pod) {
         let Ok(pod_ref) = pods::pod_ref(pod) else { return };
-        let facts = Facts::of(pod, pod_ref.full_name());
+        let facts = PodFacts::of(pod, pod_ref.full_name());
         self.ctx.pod_workers.step(Input::Update {
             uid: uid.clone(),
             facts,
-            kind: Kind::Update,
+            kind: SyncPodType::Update,
             quiet: false,
         });
     }

@@ -21,9 +21,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::context::Context;
 use crate::view::View;
-use pod_sync_decisions::shutdown::{Group, Plan, grace};
+use pod_sync_decisions::shutdown::{ShutdownGroup, ShutdownPlan, pod_grace};
 use pod_sync_decisions::status::{KillCause, KillOverride};
-use pod_sync_decisions::worker::{Facts, Kill};
+use pod_sync_decisions::worker::{KillPodOptions, PodFacts};
 
 use self::logind::{Login, LoginError, Session};
 use self::times::Times;
@@ -52,8 +52,8 @@ pub(crate) trait Pods: Sync {
 }
 
 /// Ends group after group. No group takes longer than its time.
-async fn end_all<P: Pods>(pods: &P, groups: Vec<Group<P::Pod>>) {
-    for Group { seconds, pods: members } in groups {
+async fn end_all<P: Pods>(pods: &P, groups: Vec<ShutdownGroup<P::Pod>>) {
+    for ShutdownGroup { seconds, pods: members } in groups {
         let ends = members.iter().map(|pod| async move {
             pods.end(pod, seconds).await;
             pods.unmounted(pod).await;
@@ -79,17 +79,17 @@ impl Pods for RealPods {
 
     async fn end(&self, (uid, pod): &Self::Pod, group_seconds: u64) {
         let Ok(pod_ref) = pods::pod_ref(pod) else { return };
-        let kill = Kill {
+        let kill = KillPodOptions {
             evict: false,
-            grace: Some(grace(pods::spec(pod).termination_grace_period_seconds, group_seconds)),
+            grace: Some(pod_grace(pods::spec(pod).termination_grace_period_seconds, group_seconds)),
             killed_as: Some(KillOverride {
                 cause: KillCause::NodeShutdown,
                 message: MESSAGE.to_owned(),
                 disruption: Some(MESSAGE.to_owned()),
             }),
-            ..Kill::default()
+            ..KillPodOptions::default()
         };
-        if let Err(error) = self.0.pod_workers.kill(uid, Facts::of(pod, pod_ref.full_name()), kill).await {
+        if let Err(error) = self.0.pod_workers.kill(uid, PodFacts::of(pod, pod_ref.full_name()), kill).await {
             tracing::info!(pod.uid = %uid, %error, "a pod is not waited for any more");
         }
     }
@@ -104,12 +104,12 @@ impl Pods for RealPods {
 /// Runs until told to stop. `shutting_down` is what others are told.
 pub async fn run(
     ctx: Arc<Context>,
-    plan: Plan,
+    plan: ShutdownPlan,
     login: Box<dyn Login>,
     shutting_down: watch::Sender<bool>,
     stop: CancellationToken,
 ) {
-    if plan.is_off() {
+    if plan.is_disabled() {
         return;
     }
     let mut told = false;
@@ -141,7 +141,7 @@ pub async fn run(
 // From a connection to logind until it breaks.
 async fn session(
     ctx: &Arc<Context>,
-    plan: &Plan,
+    plan: &ShutdownPlan,
     login: &dyn Login,
     shutting_down: &watch::Sender<bool>,
     times: &mut Times,

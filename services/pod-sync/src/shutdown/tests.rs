@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::*;
-use pod_sync_decisions::shutdown::Share;
+use pod_sync_decisions::shutdown::PriorityGracePeriod;
 
 // Pods that take so many seconds to stop and to be unmounted.
 
@@ -33,8 +33,8 @@ impl Pods for Fake {
 async fn groups_end_one_after_another_and_none_takes_more_than_its_time() {
     let takes = [("quick", (1, 1)), ("mounted", (1, 4)), ("hangs", (1000, 0)), ("critical", (3, 0))];
     let pods = Fake { takes: takes.into(), began: Instant::now(), ended: Mutex::default() };
-    let share = |priority, seconds| Share { priority, seconds };
-    let plan = Plan::of_priorities(vec![share(0, 20), share(100, 10), share(2_000_000_000, 7)]);
+    let share = |priority, seconds| PriorityGracePeriod { priority, seconds };
+    let plan = ShutdownPlan::from_priorities(vec![share(0, 20), share(100, 10), share(2_000_000_000, 7)]);
     let all = [(Some(2_000_000_000), "critical"), (Some(100), "hangs"), (None, "quick"), (None, "mounted")];
     end_all(&pods, plan.groups(all)).await;
     assert_eq!(

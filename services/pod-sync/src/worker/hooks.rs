@@ -181,7 +181,7 @@ impl Worker {
         );
         self.ctx.events.pod(pod, EventType::Normal, "Killing", "FailedPostStartHook", field_path);
         let seconds =
-            grace::stop_timeout(grace::of_container(PodGrace::of_pod(pod), Some(container), None, None));
+            grace::stop_timeout(grace::container_grace(PodGrace::of_pod(pod), Some(container), None, None));
         let _ = self.ctx.runtime.stop_container(id, seconds).await;
         self.record.post_starts.remove(id.as_str());
         self.acted();

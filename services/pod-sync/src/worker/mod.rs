@@ -52,12 +52,12 @@ use crate::pod_workers::NextWork;
 use crate::state::{PodRecord, Termination};
 use crate::view::{Decision, Waiting, unix_ns};
 use pod_sync_cri_config::mounts::MountedVolumes;
-use pod_sync_decisions::active::Started;
+use pod_sync_decisions::active::PodStart;
 use pod_sync_decisions::conditions::READY;
-use pod_sync_decisions::containment::Wait;
-use pod_sync_decisions::probes::{ProbeView, note_starts};
-use pod_sync_decisions::reconcile::{self, Corrections, Due};
-use pod_sync_decisions::worker::fresh::{Freshness, Look};
+use pod_sync_decisions::containment::Suspension;
+use pod_sync_decisions::probes::{ProbeResults, record_starts};
+use pod_sync_decisions::reconcile::{self, CorrectionDue, StatusCorrections};
+use pod_sync_decisions::worker::freshness::{Freshness, NextObservation};
 use pod_sync_decisions::worker::{self, Input, Outcome, Work};
 use pod_sync_decisions::{status, waiting};
 
@@ -90,7 +90,7 @@ type Shown = (Option<BTreeMap<String, String>>, Option<BTreeMap<String, String>>
 pub(crate) struct Pass {
     pod: Arc<Pod>,
     runtime: SharedPodRuntime,
-    probes: ProbeView,
+    probes: ProbeResults,
     status: PodStatus,
 }
 
@@ -105,7 +105,7 @@ pub struct Worker {
     saved: PodRecord,
     version: u64,
     reported: Option<Reported>,
-    corrections: Corrections,
+    corrections: StatusCorrections,
     // The object's and the status's version that were compared last, and whether they differ.
     compared: Option<(String, u64, bool)>,
     // CLOCK_BOOTTIME at which a status that differs in the API server is looked at again.
@@ -127,7 +127,7 @@ pub struct Worker {
     refreshed: Option<Duration>,
     refreshed_for: Option<Shown>,
     // Starts that failed for another reason than a back-off of their own, and when each is tried again (boottime).
-    holds: BTreeMap<String, sync::Held>,
+    start_backoffs: BTreeMap<String, sync::Held>,
     // The same of sandbox, cgroup and volumes.
     hold_all: Duration,
     // The same of a resize that was refused.
@@ -182,7 +182,7 @@ impl Worker {
             // A UID that is used again goes on where its last life ended: status-reporter keeps the newest.
             version: u64::try_from(ctx.clock.boot().as_nanos()).unwrap_or_default(),
             reported: None,
-            corrections: Corrections::default(),
+            corrections: StatusCorrections::default(),
             compared: None,
             recheck: None,
             fresh: Freshness::default(),
@@ -198,7 +198,7 @@ impl Worker {
             image_volumes: image::Volumes::new(),
             refreshed: None,
             refreshed_for: None,
-            holds: BTreeMap::new(),
+            start_backoffs: BTreeMap::new(),
             hold_all: Duration::ZERO,
             mount_wait: Backoff::new(MOUNT_WAIT, 2, MOUNT_WAIT_MAX),
             resize_hold: Duration::ZERO,
@@ -267,7 +267,7 @@ impl Worker {
     }
 
     // Shows why the pod is left alone until something may have ended that. False: nobody has the pod any more.
-    async fn is_left_alone(&mut self, wait: &Wait) -> bool {
+    async fn is_left_alone(&mut self, wait: &Suspension) -> bool {
         self.ctx.static_pod_gate.release(&self.pod_ref.uid);
         let before = self.left_alone_as.take().unwrap_or_else(|| self.desired());
         if wait.is_aside && self.told_aside != wait.until {
@@ -298,7 +298,7 @@ impl Worker {
         let desired = self.desired.borrow_and_update().clone();
         self.accept(&desired);
         self.no_errors();
-        if let Work::WaitName { other } = work {
+        if let Work::WaitForFullName { other } = work {
             let other = other.as_ref().map(ToString::to_string).unwrap_or_default();
             self.wait_for(&waiting::Waiting::StaticName { other }, None);
         }
@@ -325,7 +325,9 @@ impl Worker {
         }
         let kind = match work {
             Work::Sync => std::mem::replace(&mut self.kind, SYNC),
-            Work::Terminating | Work::Terminated | Work::Finished { .. } | Work::WaitName { .. } => KILL,
+            Work::Terminating | Work::Terminated | Work::Finished { .. } | Work::WaitForFullName { .. } => {
+                KILL
+            }
         };
         self.ctx.metrics.passed(kind, began.elapsed());
         if self.is_settled() {
@@ -334,7 +336,7 @@ impl Worker {
         self.save();
         let outcome = self.outcome(next, first_event);
         // A pass that was cut has not shown that the pod does no harm.
-        if outcome != Outcome::Cut {
+        if outcome != Outcome::Interrupted {
             self.ctx.containment.worked(&self.pod_ref.uid);
         }
         let told = self.ctx.pod_workers.done(&self.pod_ref.uid, outcome);
@@ -347,7 +349,7 @@ impl Worker {
     // `first_event` is the first that the pass may have recorded: what was warned of is in the log.
     fn outcome(&mut self, next: Result<Next, Halt>, first_event: EventNumber) -> Outcome {
         match next {
-            Ok(Next::Again) => Outcome::Again,
+            Ok(Next::Again) => Outcome::Requeue,
             Ok(Next::Idle(within)) => {
                 let now = self.ctx.clock.boot();
                 let recheck = self.recheck.map(|at| at.saturating_sub(now));
@@ -356,12 +358,12 @@ impl Worker {
             Ok(Next::Advance) => Outcome::Advance,
             Err(Halt::Interrupted(why)) => {
                 tracing::debug!(pod.uid = %self.pod_ref.uid, why, "pass was cut");
-                self.fresh.unknown();
+                self.fresh.require_full_inspection();
                 Arc::make_mut(&mut self.decision).errors = vec![why];
                 if self.waiting.is_none() {
                     self.wait_for(&waiting::Waiting::Service { name: "cri-proxy" }, None);
                 }
-                Outcome::Cut
+                Outcome::Interrupted
             }
             Err(Halt::Failed { error, waiting, after }) => {
                 let (uid, pod) = (self.pod_ref.uid.as_str(), self.name());
@@ -400,7 +402,8 @@ impl Worker {
     // Puts on record what was decided on this pod, before anything is done for it.
     fn adopt(&mut self) {
         let uid = &self.pod_ref.uid;
-        let (ending, started) = self.ctx.pod_workers.read(|w| (w.ending(uid).cloned(), w.is_started(uid)));
+        let (ending, started) =
+            self.ctx.pod_workers.read(|w| (w.termination(uid).cloned(), w.is_started(uid)));
         let before = self.record.termination.as_ref();
         if ending.is_some() && before.is_none() {
             self.operation = Some(operation("terminate", &self.pod_ref));
@@ -466,7 +469,7 @@ impl Worker {
             Work::Terminating => self.terminating().await,
             Work::Terminated => self.terminated().await,
             Work::Finished { clean } => self.finished(*clean).await,
-            Work::WaitName { .. } => Ok(Next::Idle(None)),
+            Work::WaitForFullName { .. } => Ok(Next::Idle(None)),
         }
     }
 
@@ -476,7 +479,7 @@ impl Worker {
         let left: Vec<_> = desired.after.iter().filter(|v| !self.ctx.is_over(&v.uid)).collect();
         let until = left.iter().map(|v| v.until).max().filter(|until| *until > now)?;
         let victims = left.iter().map(|v| v.uid.to_string()).collect();
-        self.wait_for(&waiting::Waiting::MakingRoom { victims }, Some(until));
+        self.wait_for(&waiting::Waiting::Preempting { victims }, Some(until));
         Some(until.saturating_sub(now))
     }
 
@@ -486,7 +489,7 @@ impl Worker {
             if self.kind == SYNC {
                 self.kind = UPDATE;
             }
-            self.holds.clear();
+            self.start_backoffs.clear();
             self.hold_all = Duration::ZERO;
             self.resize_hold = Duration::ZERO;
             self.mount_wait.reset();
@@ -499,7 +502,7 @@ impl Worker {
         self.ctx.events.pod(&self.pod, EventType::Warning, &rejection.reason, &rejection.message, "");
         let status =
             status::rejected(&self.pod, &rejection.reason, &rejection.message, self.ctx.clock.wall());
-        self.ctx.pod_workers.step(Input::Refuse(self.pod_ref.uid.clone()));
+        self.ctx.pod_workers.step(Input::Reject(self.pod_ref.uid.clone()));
         self.adopt();
         self.report(status, true);
         Ok(Next::Again)
@@ -509,16 +512,16 @@ impl Worker {
     pub(crate) async fn observe(&mut self) -> Result<SharedPodRuntime, Halt> {
         let uid = &self.pod_ref.uid;
         let cached = self.ctx.pleg.get(uid);
-        let runtime = match (self.fresh.look(cached.as_deref()), cached) {
-            (Look::AtHand, Some(cached)) => cached,
+        let runtime = match (self.fresh.next_observation(cached.as_deref()), cached) {
+            (NextObservation::UseCached, Some(cached)) => cached,
             (look, cached) => {
                 let last = cached.as_ref().or(self.seen.as_ref());
                 let mut known = last.map_or_else(Known::default, |p| Known::of(p));
-                known.add(self.fresh.made());
-                let full = look != Look::Ask { full: false };
+                known.add(self.fresh.created());
+                let full = look != NextObservation::Inspect { full: false };
                 match self.ctx.pleg.observe(uid, known, full).await {
                     // A pleg-service that was started meanwhile knows the pod by a list of everything at best.
-                    Ok(observed) if !full && !self.fresh.is_of(observed.epoch) => {
+                    Ok(observed) if !full && !self.fresh.is_from_epoch(observed.epoch) => {
                         return Err(Halt::Interrupted("pleg-service was restarted".to_owned()));
                     }
                     Ok(Observed { pod: Some(runtime), .. }) => runtime,
@@ -539,7 +542,7 @@ impl Worker {
                 }
             }
         };
-        self.fresh.looked(runtime.cursor.epoch);
+        self.fresh.observed(runtime.cursor.epoch);
         self.seen = Some(Arc::clone(&runtime));
         let exited: Vec<_> = runtime
             .containers
@@ -587,9 +590,9 @@ impl Worker {
             }
         }
         let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
-        note_starts(&mut self.record.container_starts, &runtime.containers, wall, boot);
+        record_starts(&mut self.record.container_starts, &runtime.containers, wall, boot);
         let memory = self.ctx.probes.memory(&self.pod_ref.uid);
-        let mut probes = ProbeView::default();
+        let mut probes = ProbeResults::default();
         for ((_, probe), m) in &memory {
             probes.add(*probe, m);
         }
@@ -602,7 +605,7 @@ impl Worker {
         }
         let known = self.record.status.as_deref().or(self.pod.status.as_ref());
         if let Some(start) = known.and_then(|s| s.start_time.as_ref()) {
-            self.record.active = Some(Started::at(start.0, self.record.active, wall, boot));
+            self.record.active = Some(PodStart::at(start.0, self.record.active, wall, boot));
         }
         let status = self.make_status(&runtime, &probes, is_terminal);
         Ok(Pass { pod: Arc::clone(&self.pod), runtime, probes, status })
@@ -611,7 +614,7 @@ impl Worker {
     pub(crate) fn make_status(
         &self,
         runtime: &PodRuntime,
-        probes: &ProbeView,
+        probes: &ProbeResults,
         is_terminal: bool,
     ) -> PodStatus {
         let handler = runtime.sandboxes.first().map(|s| s.runtime_handler.as_str()).unwrap_or_default();
@@ -664,14 +667,14 @@ impl Worker {
             if !self.is_changed_by_others(&object, &status) {
                 return;
             }
-            if let Due::At(at) = self.corrections.due(base, boot) {
+            if let CorrectionDue::At(at) = self.corrections.due(base, boot) {
                 self.recheck = Some(at);
                 return;
             }
             tracing::info!(pod.uid = %self.pod_ref.uid, version = base, "status changed by another client, restoring it");
-            self.corrections.corrected(base, boot);
+            self.corrections.record_correction(base, boot);
         } else {
-            self.corrections.reported(base, boot);
+            self.corrections.record_report(base, boot);
         }
         self.count(&status);
         self.record.status = Some(Arc::clone(&status));
@@ -722,15 +725,15 @@ impl Worker {
         if !settled || reconcile::is_older(base, &self.ctx.statuses.written_version(&self.pod_ref.uid)) {
             return false;
         }
-        if let Some((of, version, differs)) = &self.compared
+        if let Some((of, version, needs_reconcile)) = &self.compared
             && of == base
             && *version == self.version
         {
-            return *differs;
+            return *needs_reconcile;
         }
-        let differs = reconcile::differs(object.status.as_ref(), status, self.could_run());
-        self.compared = Some((base.to_owned(), self.version, differs));
-        differs
+        let needs_reconcile = reconcile::needs_reconcile(object.status.as_ref(), status, self.could_run());
+        self.compared = Some((base.to_owned(), self.version, needs_reconcile));
+        needs_reconcile
     }
 
     fn count(&self, status: &PodStatus) {
@@ -759,7 +762,7 @@ impl Worker {
     }
 
     pub(crate) fn acted(&mut self) {
-        self.fresh.acted(self.ctx.clock.boot());
+        self.fresh.action_ended(self.ctx.clock.boot());
     }
 
     pub(crate) fn save(&mut self) {

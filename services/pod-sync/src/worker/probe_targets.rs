@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Probe};
 use pod_sync_cri_config::expand::{Budget, expand_known};
-use pod_sync_decisions::probes::{Starts, resolve_port};
+use pod_sync_decisions::probes::{ContainerStarts, resolve_port};
 use quintlet_kit::grant::GrantKey;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::pod;
@@ -27,7 +27,7 @@ pub(super) struct TargetInput<'a> {
     /// Signs exec probes.
     pub key: &'a GrantKey,
     /// When containers started.
-    pub starts: &'a Starts,
+    pub starts: &'a ContainerStarts,
 }
 
 /// The target of a pod; none where it has no probes to run.

@@ -10,7 +10,8 @@ use pod_sync_cri_config::resources;
 use pod_sync_decisions::qos::PodCgroup;
 use pod_sync_decisions::resize::message::resize_message;
 use pod_sync_decisions::resize::plan::{
-    self, ContainerUpdate, GroupNow, ResizeActions, Resource, Step, refused_decrease, shrinking, steps,
+    self, CgroupState, ContainerUpdate, ResizeActions, ResizeStep, Resource, memory_decrease_error,
+    memory_limit_decreases, resize_steps,
 };
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::pod as pods;
@@ -49,7 +50,7 @@ impl Worker {
         let actuated = ctx.allocations.actuated(uid);
         let generation = self.pod.metadata.generation;
         if plan::in_progress(&self.pod, runtime, actuated.as_ref()) {
-            ctx.allocations.conditions(uid, |c| c.go_on(generation, ctx.clock.wall()));
+            ctx.allocations.conditions(uid, |c| c.keep_in_progress(generation, ctx.clock.wall()));
         } else if let Some(over) = ctx.allocations.complete(uid, &self.pod) {
             let message = resize_message("completed", &self.pod, over.observed_generation, "");
             ctx.events.pod(&self.pod, EventType::Normal, "ResizeCompleted", &message, "");
@@ -69,7 +70,7 @@ impl Worker {
             Err(Stopped::Refused(why)) => {
                 let (ctx, uid, pod) = (&self.ctx, &self.pod_ref.uid, &self.pod);
                 let (generation, now) = (pod.metadata.generation, ctx.clock.wall());
-                if ctx.allocations.conditions(uid, |c| c.fail(&why, generation, now)) {
+                if ctx.allocations.conditions(uid, |c| c.set_error(&why, generation, now)) {
                     let message = resize_message("error", pod, generation, &why);
                     ctx.events.pod(pod, EventType::Warning, "ResizeError", &message, "");
                 }
@@ -95,17 +96,18 @@ impl Worker {
             let now = self.ctx.cgroups.read(pod, &self.pod_ref.uid)?;
             if resource == Resource::Memory {
                 let usage = self.usage(updates).await?;
-                if let Some(why) = refused_decrease(&now, &wanted, updates, |id| usage.get(id).copied()) {
+                if let Some(why) = memory_decrease_error(&now, &wanted, updates, |id| usage.get(id).copied())
+                {
                     return Err(Stopped::Refused(why));
                 }
             }
-            for step in steps(resource, &now, &wanted) {
+            for step in resize_steps(resource, &now, &wanted) {
                 match step {
-                    Step::PodLimit | Step::PodRequest => {
+                    ResizeStep::PodLimit | ResizeStep::PodRequest => {
                         let values = part(&wanted, resource, step);
                         self.resize_group(pod, sandbox, &now, values).await?;
                     }
-                    Step::Containers => {
+                    ResizeStep::Containers => {
                         for update in updates {
                             self.update(pod, resource, update).await?;
                         }
@@ -114,7 +116,7 @@ impl Worker {
             }
             if actions.pod {
                 let had = self.ctx.allocations.actuated(&self.pod_ref.uid).and_then(|a| a.pod_level);
-                let has = plan::level_given(had, pods::spec(pod).resources.as_ref(), resource);
+                let has = plan::actuated_pod_level(had, pods::spec(pod).resources.as_ref(), resource);
                 self.ctx.allocations.actuate_pod(&self.pod_ref.uid, Some(has));
             }
         }
@@ -127,7 +129,7 @@ impl Worker {
     // Memory in use by those whose limit comes down. One that cannot be told is left to the check of the whole pod.
     async fn usage(&self, updates: &[ContainerUpdate]) -> Result<HashMap<ContainerId, i64>, Stopped> {
         let mut usage = HashMap::new();
-        for (update, _) in shrinking(updates) {
+        for (update, _) in memory_limit_decreases(updates) {
             match self.ctx.runtime.container_memory(&update.id).await {
                 Ok(Some(bytes)) => {
                     usage.insert(update.id.clone(), bytes);
@@ -147,7 +149,7 @@ impl Worker {
         &self,
         pod: &Arc<Pod>,
         sandbox: &SandboxId,
-        now: &GroupNow,
+        now: &CgroupState,
         values: PodCgroup,
     ) -> Result<(), Stopped> {
         let node = &self.ctx.node;
@@ -186,7 +188,7 @@ impl Worker {
         let Some(spec) = all.into_iter().find(|c| c.name == update.name) else { return Ok(()) };
         let (ctx, uid) = (&self.ctx, &self.pod_ref.uid);
         // The other resource has an order of its own.
-        let (told, kept) = plan::given(spec, update, of, ctx.allocations.actuated(uid).as_ref());
+        let (told, kept) = plan::actuated_resources(spec, update, of, ctx.allocations.actuated(uid).as_ref());
         let mut container = spec.clone();
         container.resources = Some(told);
         let resources = resources::container_resources(pod, &container, &ctx.node);
@@ -196,14 +198,14 @@ impl Worker {
     }
 }
 
-fn part(wanted: &PodCgroup, resource: Resource, step: Step) -> PodCgroup {
+fn part(wanted: &PodCgroup, resource: Resource, step: ResizeStep) -> PodCgroup {
     let none = PodCgroup::default();
     match (resource, step) {
-        (Resource::Memory, Step::PodLimit) => PodCgroup { memory_bytes: wanted.memory_bytes, ..none },
-        (Resource::Cpu, Step::PodLimit) => {
+        (Resource::Memory, ResizeStep::PodLimit) => PodCgroup { memory_bytes: wanted.memory_bytes, ..none },
+        (Resource::Cpu, ResizeStep::PodLimit) => {
             PodCgroup { cpu_quota_us: wanted.cpu_quota_us, cpu_period_us: wanted.cpu_period_us, ..none }
         }
-        (Resource::Cpu, Step::PodRequest) => PodCgroup { cpu_shares: wanted.cpu_shares, ..none },
-        (Resource::Memory, Step::PodRequest) | (_, Step::Containers) => none,
+        (Resource::Cpu, ResizeStep::PodRequest) => PodCgroup { cpu_shares: wanted.cpu_shares, ..none },
+        (Resource::Memory, ResizeStep::PodRequest) | (_, ResizeStep::Containers) => none,
     }
 }

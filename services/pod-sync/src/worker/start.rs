@@ -153,7 +153,7 @@ impl Worker {
                 return Err(Halt::of(&e, Step::MakeSandbox));
             }
         };
-        self.fresh.made_sandbox(&id);
+        self.fresh.sandbox_created(&id);
         if pods::host_network(pod) {
             return Ok((id, self.ctx.node.node_ips.get()));
         }
@@ -327,7 +327,7 @@ impl Worker {
             let key = backoff::crash_loop_key(&self.pod_ref, container);
             let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
             let ago = self.record.crash_loop.finished_ago(&key, exited, wall, boot);
-            self.record.crash_loop.advance(&key, ago, boot, self.ctx.crash_loop);
+            self.record.crash_loop.record_restart(&key, ago, boot, self.ctx.crash_loop);
         }
         self.save();
         if kind != Kind::Ephemeral {
@@ -336,7 +336,7 @@ impl Worker {
         }
         match self.ctx.runtime.create_container(sandbox, config, &newer, sandbox_config.clone()).await {
             Ok(id) => {
-                self.fresh.made_container(&id, sandbox);
+                self.fresh.container_created(&id, sandbox);
                 self.ctx.events.pod(pod, EventType::Normal, "Created", "Container created", &field_path);
                 Ok((id, restarts))
             }

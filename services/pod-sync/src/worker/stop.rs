@@ -31,7 +31,7 @@ use crate::view;
 const RETRY: Duration = Duration::from_millis(100);
 
 /// One container to stop.
-struct Stop<'a> {
+struct ContainerStop<'a> {
     ctx: &'a Context,
     // None: the spec is lost, the container's annotations tell.
     pod: Option<&'a Pod>,
@@ -80,7 +80,7 @@ impl<'a> RunningHooks<'a> {
     }
 }
 
-impl Stop<'_> {
+impl ContainerStop<'_> {
     // Runs preStop, then waits for `after`, then stops.
     async fn run(&self, after: impl Future<Output = ()>) -> Result<(), Halt> {
         let ctx = self.ctx;
@@ -128,7 +128,7 @@ impl Stop<'_> {
                 event(EventType::Warning, "FailedPreStopHook", "PreStopHook failed");
             }
         }
-        let left = |now: Duration| grace::left_after(self.grace, now.saturating_sub(began));
+        let left = |now: Duration| grace::remaining_after(self.grace, now.saturating_sub(began));
         let wait = clock::seconds(left(ctx.clock.boot()));
         // Its grace is over: it stops whether the others did or not.
         let _ = tokio::time::timeout(wait, after).await;
@@ -172,14 +172,14 @@ impl Worker {
         let Some(instance) = runtime.containers.iter().find(|c| c.id == *id) else { return Ok(()) };
         let (container, kind) = find(pod, &instance.name);
         let began = self.stops_begin([id]).remove(id.as_str());
-        let stop = Stop {
+        let stop = ContainerStop {
             ctx: &self.ctx,
             pod: Some(pod),
             container,
             instance,
             field_path: kind.field_path(&instance.name),
             message: message.to_owned(),
-            grace: grace::of_container(PodGrace::of_pod(pod), container, reason, override_seconds),
+            grace: grace::container_grace(PodGrace::of_pod(pod), container, reason, override_seconds),
             ips: runtime.ips(),
             began,
             hooks: &RunningHooks::new(&self.ctx, &self.pod_ref.uid),
@@ -269,7 +269,7 @@ pub(crate) async fn stop_all(
     ctx: &Context,
     pod: Option<&Pod>,
     runtime: &PodRuntime,
-    plan: &[grace::Stop],
+    plan: &[grace::ContainerStop],
     override_seconds: Option<i64>,
     begun: &BTreeMap<String, Duration>,
 ) -> Result<(), Halt> {
@@ -279,14 +279,14 @@ pub(crate) async fn stop_all(
         let instance = runtime.containers.iter().find(|c| c.id == step.id)?;
         let (container, kind) = pod.map_or((None, Kind::Regular), |p| find(p, &instance.name));
         let of = pod.map_or_else(|| PodGrace::of_record(instance), PodGrace::of_pod);
-        let stop = Stop {
+        let stop = ContainerStop {
             ctx,
             pod,
             container,
             instance,
             field_path: kind.field_path(&instance.name),
             message: format!("Stopping container {}", instance.name),
-            grace: grace::of_container(of, container, None, override_seconds),
+            grace: grace::container_grace(of, container, None, override_seconds),
             ips: runtime.ips(),
             began: begun.get(step.id.as_str()).copied(),
             hooks,

@@ -11,8 +11,8 @@ use quintlet_model::ids::SandboxId;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 
-use pod_sync_decisions::actions::{ActionInput, PodActions, compute_actions};
-use pod_sync_decisions::backoff::{self, Delays, Turn};
+use pod_sync_decisions::actions::{ActionInput, PodActions, compute_pod_actions};
+use pod_sync_decisions::backoff::{self, BackoffDecision, BackoffDelays};
 use pod_sync_decisions::conditions::{self, READY_TO_START};
 use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::resize::plan::ResizeActions;
@@ -20,7 +20,7 @@ use pod_sync_decisions::sandbox::sandbox_decision;
 use pod_sync_decisions::status;
 use pod_sync_decisions::sync::{self as decide_sync, SyncGate};
 use pod_sync_decisions::unsupported;
-use pod_sync_decisions::waiting::{self, Hold, Holds, StartFailure};
+use pod_sync_decisions::waiting::{self, StartBackoff, StartBackoffs, StartFailure};
 use pod_sync_decisions::worker::Input;
 use tracing::{Instrument as _, Span};
 
@@ -86,12 +86,12 @@ impl Worker {
         self.set_targets(&pass, false);
         let network = self.ctx.runtime_state.borrow().network_not_ready.clone();
         let gate = decide_sync::gate(&pass.pod, &pass.status, network.is_none());
-        if gate == SyncGate::Ended {
+        if gate == SyncGate::Terminal {
             return Ok(Next::Advance);
         }
         let restart_all = decide_sync::restarts_all(&pass.status);
         failpoint::work!("actions decided");
-        let mut actions = compute_actions(&ActionInput {
+        let mut actions = compute_pod_actions(&ActionInput {
             pod: &pass.pod,
             runtime: &pass.runtime,
             probes: &pass.probes,
@@ -111,7 +111,7 @@ impl Worker {
             pass.status = self.make_status(&pass.runtime, &pass.probes, false);
             self.report(pass.status.clone(), false);
         }
-        self.decided(waiting::explain(&pass.pod, &actions, &sandbox, &due.holds), &pass.runtime);
+        self.decided(waiting::explain(&pass.pod, &actions, &sandbox, &due.start_backoffs), &pass.runtime);
         self.keep_mirror(desired);
         // What runs no more has nothing to be stopped.
         self.record.stops.retain(|id, _| {
@@ -128,7 +128,7 @@ impl Worker {
             return self.rest(&pass, &due).await;
         }
         let hold = self.hold_all.saturating_sub(self.ctx.clock.boot());
-        if !hold.is_zero() && actions.to_kill.is_empty() {
+        if !hold.is_zero() && actions.containers_to_kill.is_empty() {
             self.keep_waiting();
             return Ok(Next::Idle(Some(hold)));
         }
@@ -145,7 +145,9 @@ impl Worker {
             return Err(Halt::NetworkNotReady(message));
         }
         // What it is about to do may hang.
-        if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.holds, self.ctx.clock.wall()) {
+        if let Some(wait) =
+            waiting::from_status(&pass.pod, &pass.status, &due.start_backoffs, self.ctx.clock.wall())
+        {
             self.meanwhile(wait.what);
         }
         // Boxed: most passes do nothing, and a worker must not carry room for the rest.
@@ -175,15 +177,15 @@ impl Worker {
     // Nothing to do: until when?
     async fn rest(&mut self, pass: &Pass, due: &Due) -> Result<Next, Halt> {
         let now = self.ctx.clock.wall();
-        if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.holds, now) {
+        if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.start_backoffs, now) {
             self.wait_shown(&wait);
         }
         self.refresh_volumes(pass).await;
         self.collect_dead().await?;
         let boot = self.ctx.clock.boot();
-        self.record.crash_loop.forget_old(boot);
-        self.record.pulls.forget_old(boot, Delays::default());
-        let held = due.holds.values().map(|h| h.remaining).min();
+        self.record.crash_loop.remove_expired(boot);
+        self.record.pulls.remove_expired(boot, BackoffDelays::default());
+        let held = due.start_backoffs.values().map(|h| h.remaining).min();
         let deadline = status::until_active_deadline(&pass.pod, &pass.status, self.unstepped());
         Ok(Next::Idle([held, due.retry, deadline].into_iter().flatten().min()))
     }
@@ -197,9 +199,9 @@ impl Worker {
         let inits = pods::init_containers(&pass.pod);
         let regular = &pods::spec(&pass.pod).containers;
         for (kind, list, indexes) in [
-            (Kind::Ephemeral, ephemeral.as_slice(), &actions.ephemeral_to_start),
-            (Kind::Init, inits, &actions.init_to_start),
-            (Kind::Regular, regular.as_slice(), &actions.to_start),
+            (Kind::Ephemeral, ephemeral.as_slice(), &actions.ephemeral_containers_to_start),
+            (Kind::Init, inits, &actions.init_containers_to_start),
+            (Kind::Regular, regular.as_slice(), &actions.containers_to_start),
         ] {
             for &index in indexes {
                 let Some(container) = list.get(index) else { continue };
@@ -211,16 +213,16 @@ impl Worker {
                     }
                     continue;
                 }
-                match self.turn(pass, container, boot, wall) {
-                    Turn::Now => match kind {
+                match self.decide(pass, container, boot, wall) {
+                    BackoffDecision::Start => match kind {
                         Kind::Ephemeral => due.ephemeral.push(index),
                         Kind::Init => due.init.push(index),
                         Kind::Regular => due.regular.push(index),
                     },
-                    Turn::Later { until, delay } => {
-                        due.holds.insert(
+                    BackoffDecision::BackOff { until, delay } => {
+                        due.start_backoffs.insert(
                             container.name.clone(),
-                            Hold { remaining: until.saturating_sub(boot), delay },
+                            StartBackoff { remaining: until.saturating_sub(boot), delay },
                         );
                         let crash = backoff::last_exit(&pass.runtime, &container.name).is_some();
                         let pull = self.held_by_pull(&pass.pod, container, boot);
@@ -275,25 +277,36 @@ impl Worker {
     fn held(&self, pass: &Pass, container: &str, boot: Duration) -> Duration {
         let newest = pass.runtime.newest(container);
         let ended = newest.is_some_and(|c| c.state == ContainerState::Exited);
-        self.holds.get(container).map_or(Duration::ZERO, |held| {
+        self.start_backoffs.get(container).map_or(Duration::ZERO, |held| {
             if ended { held.if_ended } else { held.until }.saturating_sub(boot)
         })
     }
 
-    fn turn(&mut self, pass: &Pass, container: &Container, boot: Duration, wall: jiff::Timestamp) -> Turn {
+    fn decide(
+        &mut self,
+        pass: &Pass,
+        container: &Container,
+        boot: Duration,
+        wall: jiff::Timestamp,
+    ) -> BackoffDecision {
         if let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) {
             let key = backoff::crash_loop_key(&self.pod_ref, container);
             let ago = self.record.crash_loop.finished_ago(&key, exited, wall, boot);
-            let turn = self.record.crash_loop.turn(&key, ago, boot);
-            if turn != Turn::Now {
+            let turn = self.record.crash_loop.decide(&key, ago, boot);
+            if turn != BackoffDecision::Start {
                 return turn;
             }
         }
-        self.held_by_pull(&pass.pod, container, boot).map_or(Turn::Now, |(_, turn)| turn)
+        self.held_by_pull(&pass.pod, container, boot).map_or(BackoffDecision::Start, |(_, turn)| turn)
     }
 
     // The image, of the container's own and its image volumes', whose back-off holds it up for longest.
-    fn held_by_pull(&self, pod: &Pod, container: &Container, boot: Duration) -> Option<(String, Turn)> {
+    fn held_by_pull(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        boot: Duration,
+    ) -> Option<(String, BackoffDecision)> {
         // An image that is there needs no pull; only after a failed one is there an entry at all.
         let pulling = self
             .record
@@ -308,9 +321,9 @@ impl Worker {
         let volumes = volumes.filter_map(|v| v.image.as_ref()?.reference.clone());
         let held = container.image.iter().cloned().chain(volumes).filter_map(|image| {
             let tagged = crate::image::with_tag(&image).ok()?;
-            match self.record.pulls.turn(&tagged, boot, Delays::default()) {
-                Turn::Now => None,
-                later @ Turn::Later { until, .. } => Some((until, image, later)),
+            match self.record.pulls.decide(&tagged, boot, BackoffDelays::default()) {
+                BackoffDecision::Start => None,
+                later @ BackoffDecision::BackOff { until, .. } => Some((until, image, later)),
             }
         });
         held.max_by_key(|(until, _, _)| *until).map(|(_, image, turn)| (image, turn))
@@ -335,7 +348,7 @@ impl Worker {
                 return Ok(());
             }
         } else {
-            for kill in &actions.to_kill {
+            for kill in &actions.containers_to_kill {
                 self.kill_one(pod, runtime, &kill.id, &kill.message, Some(kill.reason), None).await?;
             }
             for reset in &actions.reset {
@@ -458,7 +471,7 @@ impl Worker {
 
     pub(super) fn note_waiting(&mut self, container: &str, reason: WaitingReason) {
         if let Some(held) = held_from(&reason.reason, self.ctx.clock.boot()) {
-            self.holds.insert(container.to_owned(), held);
+            self.start_backoffs.insert(container.to_owned(), held);
         }
         self.record.waiting.insert(container.to_owned(), reason);
     }
@@ -478,7 +491,7 @@ impl Worker {
 
     // From here on the pass goes to its end, whatever comes.
     fn enter_runtime(&self) -> Result<(), Halt> {
-        self.ctx.pod_workers.step(Input::Entered(self.pod_ref.uid.clone()));
+        self.ctx.pod_workers.step(Input::RuntimeReached(self.pod_ref.uid.clone()));
         if self.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }
     }
 
@@ -535,7 +548,7 @@ pub(super) struct Due {
     ephemeral: Vec<usize>,
     init: Vec<usize>,
     regular: Vec<usize>,
-    holds: Holds,
+    start_backoffs: StartBackoffs,
     // Until the next try of a start that failed.
     retry: Option<Duration>,
     waiting: BTreeMap<String, WaitingReason>,
@@ -549,7 +562,7 @@ impl Due {
             && self.init.is_empty()
             && self.regular.is_empty()
             && self.ephemeral.is_empty()
-            && actions.to_kill.is_empty()
+            && actions.containers_to_kill.is_empty()
             && actions.reset.is_empty()
             && actions.resize.is_empty()
     }

@@ -7,7 +7,7 @@ use futures::future::join_all;
 use pod_sync_clients::{EventType, StatusAck};
 use pod_sync_cri_config::paths;
 use pod_sync_decisions::admission::Rejection;
-use pod_sync_decisions::gc::{self, Fate};
+use pod_sync_decisions::gc::{self, PodDisposition};
 use pod_sync_decisions::{grace, status, waiting};
 use quintlet_kit::{failpoint, task, tree};
 use quintlet_model::pod as pods;
@@ -32,8 +32,8 @@ impl Worker {
         let termination = self.record.termination.clone();
         let (seconds, deadline) = match &termination {
             // What a cut termination has left, counted from when it began.
-            Some(t) => (grace::left_until(t.deadline, now).min(t.grace_seconds), t.deadline),
-            None => (grace::MINIMUM_STOP, now),
+            Some(t) => (grace::remaining_until(t.deadline, now).min(t.grace_seconds), t.deadline),
+            None => (grace::MINIMUM_STOP_SECONDS, now),
         };
         let running: Vec<String> = pass
             .runtime
@@ -60,7 +60,7 @@ impl Worker {
             };
             if matches!(killed, Err(Halt::Cancelled)) {
                 self.acted();
-                self.fresh.unknown();
+                self.fresh.require_full_inspection();
             }
             killed?;
         }
@@ -116,7 +116,7 @@ impl Worker {
             } else if self.ctx.has_api && ack.is_none() && !pods::is_static(&self.pod) {
                 self.wait_for(&waiting::Waiting::StatusWrite, None);
             } else if let Some(Rejection { reason, message }) = refused {
-                self.wait_for(&waiting::Waiting::Refused { reason, message }, None);
+                self.wait_for(&waiting::Waiting::Rejected { reason, message }, None);
             } else {
                 self.collect_dead().await?;
             }
@@ -140,7 +140,7 @@ impl Worker {
             self.acted();
         }
         // A sandbox of a cut call may still come to be: only a look of the whole runtime says that nothing is left.
-        self.fresh.unknown();
+        self.fresh.require_full_inspection();
         let left = self.observe().await?;
         if !left.sandboxes.is_empty() || !left.containers.is_empty() {
             return Ok(Next::Again);
@@ -192,7 +192,7 @@ impl Worker {
             .termination
             .as_ref()
             .is_some_and(|t| t.stopped && t.cause == TerminationCause::Evicted);
-        let fate = if evicted && told { Fate::Goes } else { Fate::Stays };
+        let fate = if evicted && told { PodDisposition::Removed } else { PodDisposition::Kept };
         let Some(runtime) = self.seen.clone() else { return Ok(()) };
         let containers = gc::dead_containers(&runtime, fate, self.ctx.dead, self.ctx.clock.wall());
         let sandboxes = gc::dead_sandboxes(&runtime, &containers, fate);

@@ -11,8 +11,8 @@ use quintlet_model::pod;
 
 use super::qos::{self, QosClass, ResourceList};
 
-pub use node::{NODE_AFFINITY, mismatch, tolerates};
-pub use resources::{Shortage, shortages};
+pub use node::{NODE_AFFINITY, predicate_failure, tolerates};
+pub use resources::{InsufficientResource, insufficient_resources};
 
 /// A refusal: reason of event and status, and its message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,13 +25,13 @@ pub struct Rejection {
 
 /// The answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AdmitResult {
     /// Take it.
     Admit,
     /// Refuse it for good.
     Reject(Rejection),
     /// A critical pod that fits once others make room for it.
-    MakeRoom(Vec<Shortage>),
+    Preempt(Vec<InsufficientResource>),
 }
 
 /// A pressure of the node.
@@ -56,7 +56,7 @@ impl Pressure {
 }
 
 /// The reason of a pod whose groups the runtime cannot keep to.
-pub const STRICT_GROUPS: &str = "SupplementalGroupsPolicyNotSupported";
+pub const SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED: &str = "SupplementalGroupsPolicyNotSupported";
 
 /// The node as admission sees it.
 #[derive(Debug, Clone, Copy)]
@@ -72,7 +72,7 @@ pub struct NodeView<'a> {
     /// Kernel (major, minor).
     pub kernel: (u32, u32),
     /// The runtime can apply supplementalGroupsPolicy Strict.
-    pub strict_groups: bool,
+    pub strict_supplemental_groups: bool,
     /// The kernel enforces AppArmor profiles.
     pub app_armor: bool,
     /// Features that the Node tells of.
@@ -81,13 +81,13 @@ pub struct NodeView<'a> {
     pub shutting_down: bool,
 }
 
-fn reject(reason: &str, message: impl Into<String>) -> Verdict {
-    Verdict::Reject(Rejection { reason: reason.to_owned(), message: message.into() })
+fn reject(reason: &str, message: impl Into<String>) -> AdmitResult {
+    AdmitResult::Reject(Rejection { reason: reason.to_owned(), message: message.into() })
 }
 
 /// Decides. `others` are the active pods with their allocated resources, without the pod itself.
 #[must_use]
-pub fn admit(pod: &Pod, others: &[&Pod], view: &NodeView<'_>) -> Verdict {
+pub fn admit(pod: &Pod, others: &[&Pod], view: &NodeView<'_>) -> AdmitResult {
     let critical = pod::is_critical(pod);
     if let Some(refused) = under_pressure(pod, view.pressure, critical) {
         return refused;
@@ -101,27 +101,30 @@ pub fn admit(pod: &Pod, others: &[&Pod], view: &NodeView<'_>) -> Verdict {
     }
     let policy =
         pod::spec(pod).security_context.as_ref().and_then(|s| s.supplemental_groups_policy.as_deref());
-    if policy == Some("Strict") && !view.strict_groups {
-        return reject(STRICT_GROUPS, "SupplementalGroupsPolicy=Strict is not supported in this node");
+    if policy == Some("Strict") && !view.strict_supplemental_groups {
+        return reject(
+            SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED,
+            "SupplementalGroupsPolicy=Strict is not supported in this node",
+        );
     }
-    let short = shortages(pod, others, view.allocatable);
-    let verdict = match (short.first(), mismatch(pod, others, node)) {
+    let short = insufficient_resources(pod, others, view.allocatable);
+    let verdict = match (short.first(), predicate_failure(pod, others, node)) {
         // A critical pod is not refused for want of room, others go for it; nothing else can be helped.
-        (Some(_), None) if critical => Verdict::MakeRoom(short),
-        (_, Some(other)) if critical => Verdict::Reject(other),
-        (Some(short), _) => Verdict::Reject(short.rejection()),
-        (None, Some(other)) => Verdict::Reject(other),
-        (None, None) => Verdict::Admit,
+        (Some(_), None) if critical => AdmitResult::Preempt(short),
+        (_, Some(other)) if critical => AdmitResult::Reject(other),
+        (Some(short), _) => AdmitResult::Reject(short.rejection()),
+        (None, Some(other)) => AdmitResult::Reject(other),
+        (None, None) => AdmitResult::Admit,
     };
     match verdict {
-        Verdict::Reject(_) => verdict,
+        AdmitResult::Reject(_) => verdict,
         // Nobody goes for a pod that would be refused all the same.
-        Verdict::Admit | Verdict::MakeRoom(_) => refused_by_node(pod, view).unwrap_or(verdict),
+        AdmitResult::Admit | AdmitResult::Preempt(_) => refused_by_node(pod, view).unwrap_or(verdict),
     }
 }
 
 // What is asked after the predicates.
-fn refused_by_node(pod: &Pod, view: &NodeView<'_>) -> Option<Verdict> {
+fn refused_by_node(pod: &Pod, view: &NodeView<'_>) -> Option<AdmitResult> {
     if let Some(why) = app_armor::unenforceable(pod, view.app_armor) {
         return Some(reject("AppArmor", format!("Cannot enforce AppArmor: {why}")));
     }
@@ -134,7 +137,7 @@ fn refused_by_node(pod: &Pod, view: &NodeView<'_>) -> Option<Verdict> {
     view.shutting_down.then(|| reject("NodeShutdown", "Pod was rejected as the node is shutting down."))
 }
 
-fn under_pressure(pod: &Pod, pressure: &[Pressure], critical: bool) -> Option<Verdict> {
+fn under_pressure(pod: &Pod, pressure: &[Pressure], critical: bool) -> Option<AdmitResult> {
     if pressure.is_empty() || critical {
         return None;
     }

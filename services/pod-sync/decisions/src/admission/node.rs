@@ -3,9 +3,9 @@
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration};
 use quintlet_model::pod;
 
-use super::{Rejection, Verdict, reject};
+use super::{AdmitResult, Rejection, reject};
 
-pub(super) fn wrong_os(pod: &Pod, node: &Node) -> Option<Verdict> {
+pub(super) fn wrong_os(pod: &Pod, node: &Node) -> Option<AdmitResult> {
     const OS: &str = "kubernetes.io/os";
     let node_os = node.metadata.labels.as_ref().and_then(|l| l.get(OS)).map_or("linux", String::as_str);
     let label = pod.metadata.labels.as_ref().and_then(|l| l.get(OS));
@@ -33,7 +33,7 @@ fn predicate(name: &str, why: &str) -> Rejection {
 
 /// What else does not fit: affinity, name, ports, taints. A refusal for NodeAffinity is worth a fresh look at the Node.
 #[must_use]
-pub fn mismatch(pod: &Pod, others: &[&Pod], node: &Node) -> Option<Rejection> {
+pub fn predicate_failure(pod: &Pod, others: &[&Pod], node: &Node) -> Option<Rejection> {
     if !matches_node(pod, node) {
         return Some(predicate(NODE_AFFINITY, "node(s) didn't match Pod's node affinity/selector"));
     }

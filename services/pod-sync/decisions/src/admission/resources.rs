@@ -7,7 +7,7 @@ use crate::qos::{self, ResourceList};
 
 /// A resource of which there is not enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shortage {
+pub struct InsufficientResource {
     /// Name of the resource.
     pub resource: String,
     /// Asked for (CPU in thousandths, else whole units).
@@ -18,10 +18,10 @@ pub struct Shortage {
     pub capacity: i64,
 }
 
-impl Shortage {
+impl InsufficientResource {
     /// How much has to be freed.
     #[must_use]
-    pub fn missing(&self) -> i64 {
+    pub fn shortfall(&self) -> i64 {
         self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
     }
 
@@ -40,7 +40,11 @@ impl Shortage {
 
 /// Resources of which there is not enough, in the order in which they are reported.
 #[must_use]
-pub fn shortages(pod: &Pod, others: &[&Pod], allocatable: &ResourceList) -> Vec<Shortage> {
+pub fn insufficient_resources(
+    pod: &Pod,
+    others: &[&Pod],
+    allocatable: &ResourceList,
+) -> Vec<InsufficientResource> {
     let amount = |l: &ResourceList, name: &str| {
         let q = l.get(name).copied().unwrap_or_default();
         if name == "cpu" { q.milli_value() } else { q.value() }
@@ -49,7 +53,7 @@ pub fn shortages(pod: &Pod, others: &[&Pod], allocatable: &ResourceList) -> Vec<
     let pods = amount(allocatable, "pods");
     let used = i64::try_from(others.len()).unwrap_or(i64::MAX);
     if used.saturating_add(1) > pods {
-        short.push(Shortage { resource: "pods".to_owned(), requested: 1, used, capacity: pods });
+        short.push(InsufficientResource { resource: "pods".to_owned(), requested: 1, used, capacity: pods });
     }
     let wanted = qos::pod_requests(pod);
     let taken: Vec<ResourceList> = others.iter().map(|p| qos::pod_requests(p)).collect();
@@ -64,7 +68,7 @@ pub fn shortages(pod: &Pod, others: &[&Pod], allocatable: &ResourceList) -> Vec<
         let capacity = amount(allocatable, name);
         let used = taken.iter().map(|l| amount(l, name)).fold(0_i64, i64::saturating_add);
         if requested > capacity.saturating_sub(used) {
-            short.push(Shortage { resource: name.to_owned(), requested, used, capacity });
+            short.push(InsufficientResource { resource: name.to_owned(), requested, used, capacity });
         }
     }
     short

@@ -25,7 +25,7 @@ fn view<'a>(node: Option<&'a Node>, allocatable: &'a ResourceList) -> NodeView<'
         pressure: &[],
         allowed_sysctls: &[],
         kernel: (6, 1),
-        strict_groups: false,
+        strict_supplemental_groups: false,
         app_armor: false,
         declared: &[],
         shutting_down: false,
@@ -46,18 +46,18 @@ fn with(edit: impl FnOnce(&mut Value)) -> Pod {
     pod_json(spec)
 }
 
-fn reason(verdict: &Verdict) -> &str {
+fn reason(verdict: &AdmitResult) -> &str {
     match verdict {
-        Verdict::Admit => "",
-        Verdict::Reject(r) => &r.reason,
-        Verdict::MakeRoom(_) => "make room",
+        AdmitResult::Admit => "",
+        AdmitResult::Reject(r) => &r.reason,
+        AdmitResult::Preempt(_) => "make room",
     }
 }
 
-fn message(verdict: &Verdict) -> &str {
+fn message(verdict: &AdmitResult) -> &str {
     match verdict {
-        Verdict::Reject(r) => &r.message,
-        Verdict::Admit | Verdict::MakeRoom(_) => "",
+        AdmitResult::Reject(r) => &r.message,
+        AdmitResult::Admit | AdmitResult::Preempt(_) => "",
     }
 }
 
@@ -91,8 +91,8 @@ fn a_critical_pod_gets_room_unless_something_else_stands_against_it() {
     let v = view(Some(&n), &a);
     let mut p = requesting(json!({"cpu": "3"}));
     p.spec.as_mut().unwrap().priority = Some(2_000_000_000);
-    let Verdict::MakeRoom(short) = admit(&p, &[], &v) else { panic!("room is made") };
-    assert_eq!((short[0].resource.as_str(), short[0].missing()), ("cpu", 1000));
+    let AdmitResult::Preempt(short) = admit(&p, &[], &v) else { panic!("room is made") };
+    assert_eq!((short[0].resource.as_str(), short[0].shortfall()), ("cpu", 1000));
     p.spec.as_mut().unwrap().node_name = Some("other".into());
     assert_eq!(reason(&admit(&p, &[], &v)), "NodeName");
 }
@@ -207,7 +207,7 @@ fn only_untolerated_no_execute_taints_refuse_and_never_a_static_pod() {
     }
     let mut p = plain();
     p.metadata.annotations = Some([("kubernetes.io/config.source".to_owned(), "file".to_owned())].into());
-    assert_eq!(admit(&p, &[], &v), Verdict::Admit);
+    assert_eq!(admit(&p, &[], &v), AdmitResult::Admit);
 }
 
 #[test]
@@ -227,8 +227,8 @@ fn what_the_runtime_cannot_do_is_refused() {
     let (n, a) = (node(), allocatable());
     let strict = with(|s| s["securityContext"] = json!({"supplementalGroupsPolicy": "Strict"}));
     assert_eq!(reason(&admit(&strict, &[], &view(Some(&n), &a))), "SupplementalGroupsPolicyNotSupported");
-    let v = NodeView { strict_groups: true, ..view(Some(&n), &a) };
-    assert_eq!(admit(&strict, &[], &v), Verdict::Admit);
+    let v = NodeView { strict_supplemental_groups: true, ..view(Some(&n), &a) };
+    assert_eq!(admit(&strict, &[], &v), AdmitResult::Admit);
     let v = NodeView { shutting_down: true, ..view(Some(&n), &a) };
     assert_eq!(reason(&admit(&plain(), &[], &v)), "NodeShutdown");
 }
@@ -319,7 +319,7 @@ fn a_profile_needs_a_host_that_enforces_it_and_only_before_the_pod_runs() {
     }
     let mut running = field("c", json!({"type": "RuntimeDefault"}));
     running.status = Some(serde_json::from_value(json!({"phase": "Running"})).unwrap());
-    assert_eq!(admit(&running, &[], &view(Some(&n), &a)), Verdict::Admit);
+    assert_eq!(admit(&running, &[], &view(Some(&n), &a)), AdmitResult::Admit);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::allocation::PodResources;
 
 /// By pod UID.
-pub type Entries = BTreeMap<String, PodResources>;
+pub type PodResourceEntries = BTreeMap<String, PodResources>;
 
 #[derive(Serialize, Deserialize)]
 struct File {
@@ -19,12 +19,12 @@ struct File {
 #[derive(Serialize, Deserialize)]
 struct Data {
     #[serde(default)]
-    entries: Option<Entries>,
+    entries: Option<PodResourceEntries>,
 }
 
 /// Why a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum Corrupt {
+pub enum CorruptCheckpoint {
     /// It is no JSON, or other JSON.
     #[error("not a checkpoint")]
     Unreadable(#[source] serde_json::Error),
@@ -38,18 +38,18 @@ pub enum Corrupt {
     },
     /// The sum is right, the data is not.
     #[error("entries cannot be read")]
-    Entries(#[source] serde_json::Error),
+    PodResourceEntries(#[source] serde_json::Error),
 }
 
 /// The file's bytes.
 ///
 /// # Errors
 /// None that resources as the API has them can bring about.
-pub fn encode(entries: &Entries) -> Result<Vec<u8>, serde_json::Error> {
+pub fn encode(entries: &PodResourceEntries) -> Result<Vec<u8>, serde_json::Error> {
     // Only for writing: what is borrowed has the same form.
     #[derive(Serialize)]
     struct Data<'a> {
-        entries: &'a Entries,
+        entries: &'a PodResourceEntries,
     }
     let data = serde_json::to_string(&Data { entries })?;
     let checksum = checksum(&data);
@@ -59,14 +59,14 @@ pub fn encode(entries: &Entries) -> Result<Vec<u8>, serde_json::Error> {
 /// Reads a file.
 ///
 /// # Errors
-/// See [`Corrupt`].
-pub fn decode(bytes: &[u8]) -> Result<Entries, Corrupt> {
-    let file: File = serde_json::from_slice(bytes).map_err(Corrupt::Unreadable)?;
+/// See [`CorruptCheckpoint`].
+pub fn decode(bytes: &[u8]) -> Result<PodResourceEntries, CorruptCheckpoint> {
+    let file: File = serde_json::from_slice(bytes).map_err(CorruptCheckpoint::Unreadable)?;
     let expected = checksum(&file.data);
     if file.checksum != expected {
-        return Err(Corrupt::Checksum { found: file.checksum, expected });
+        return Err(CorruptCheckpoint::Checksum { found: file.checksum, expected });
     }
-    let data: Data = serde_json::from_str(&file.data).map_err(Corrupt::Entries)?;
+    let data: Data = serde_json::from_str(&file.data).map_err(CorruptCheckpoint::PodResourceEntries)?;
     Ok(data.entries.unwrap_or_default())
 }
 
@@ -84,7 +84,7 @@ mod tests {
     use quintlet_testkit::pods::pod_json;
     use serde_json::json;
 
-    fn entries() -> Entries {
+    fn entries() -> PodResourceEntries {
         let pod = pod_json(json!({"containers": [{"name": "c", "image": "i",
             "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "500m", "memory": "64Mi"}}}]}));
         [("u1".to_owned(), of_pod(&pod))].into()
@@ -99,24 +99,24 @@ mod tests {
         // FNV-1a of 32 bits of "(string)" and the data, by another implementation.
         assert_eq!(file["checksum"], 1_873_932_677_u64);
         assert_eq!(decode(&bytes).unwrap(), entries());
-        assert_eq!(decode(&encode(&Entries::new()).unwrap()).unwrap(), Entries::new());
+        assert_eq!(decode(&encode(&PodResourceEntries::new()).unwrap()).unwrap(), PodResourceEntries::new());
     }
 
     #[test]
     fn what_another_wrote_or_half_wrote_is_not_believed() {
         let good = encode(&entries()).unwrap();
         for cut in [0, 1, good.len() / 2, good.len() - 1] {
-            assert!(matches!(decode(&good[..cut]), Err(Corrupt::Unreadable(_))), "{cut}");
+            assert!(matches!(decode(&good[..cut]), Err(CorruptCheckpoint::Unreadable(_))), "{cut}");
         }
         let text = String::from_utf8(good).unwrap();
         let changed = text.replace("500m", "900m");
-        assert!(matches!(decode(changed.as_bytes()), Err(Corrupt::Checksum { .. })));
+        assert!(matches!(decode(changed.as_bytes()), Err(CorruptCheckpoint::Checksum { .. })));
         let other = serde_json::to_vec(&json!({"data": "7", "checksum": checksum("7")})).unwrap();
-        assert!(matches!(decode(&other), Err(Corrupt::Entries(_))));
+        assert!(matches!(decode(&other), Err(CorruptCheckpoint::PodResourceEntries(_))));
         // Go writes an empty map as null.
         let text = r#"{"entries":null}"#;
         let empty = serde_json::to_vec(&json!({"data": text, "checksum": checksum(text)})).unwrap();
-        assert_eq!(decode(&empty).unwrap(), Entries::new());
+        assert_eq!(decode(&empty).unwrap(), PodResourceEntries::new());
         let text = r#"{"entries":{"u":{"ContainerResources":null,"PodLevelResources":null}}}"#;
         let empty = serde_json::to_vec(&json!({"data": text, "checksum": checksum(text)})).unwrap();
         assert_eq!(decode(&empty).unwrap()["u"], PodResources::default());

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::verdict::Pending;
+use super::feasibility::PendingResize;
 use crate::conditions::{RESIZE_IN_PROGRESS, RESIZE_PENDING, condition};
 
 /// Reason of PodResizeInProgress while the runtime, or a check before it, refuses the change.
@@ -68,7 +68,12 @@ impl ResizeConditions {
     }
 
     /// A resize waits. True where that is news: another reason, or another generation of the pod.
-    pub fn wait(&mut self, why: &Pending, generation: Option<i64>, now: jiff::Timestamp) -> bool {
+    pub fn set_pending(
+        &mut self,
+        why: &PendingResize,
+        generation: Option<i64>,
+        now: jiff::Timestamp,
+    ) -> bool {
         let new =
             next(self.pending.as_ref(), RESIZE_PENDING, why.reason.as_str(), &why.message, generation, now);
         let news = self
@@ -80,25 +85,25 @@ impl ResizeConditions {
     }
 
     /// Nothing waits: what is asked for is what was allocated. True where something did.
-    pub fn settle(&mut self) -> bool {
+    pub fn clear_pending(&mut self) -> bool {
         self.pending.take().is_some()
     }
 
     /// A resize was allocated. What was said of one before it is over.
-    pub fn start(&mut self, generation: Option<i64>, now: jiff::Timestamp) {
+    pub fn set_in_progress(&mut self, generation: Option<i64>, now: jiff::Timestamp) {
         self.pending = None;
         self.in_progress = Some(next(None, RESIZE_IN_PROGRESS, "", "", generation, now));
     }
 
     /// The runtime has not got what was allocated. An error, and the generation it was for, stay.
-    pub fn go_on(&mut self, generation: Option<i64>, now: jiff::Timestamp) {
+    pub fn keep_in_progress(&mut self, generation: Option<i64>, now: jiff::Timestamp) {
         if self.in_progress.is_none() {
             self.in_progress = Some(next(None, RESIZE_IN_PROGRESS, "", "", generation, now));
         }
     }
 
     /// It was refused. True where that is news.
-    pub fn fail(&mut self, message: &str, generation: Option<i64>, now: jiff::Timestamp) -> bool {
+    pub fn set_error(&mut self, message: &str, generation: Option<i64>, now: jiff::Timestamp) -> bool {
         let old = self.in_progress.as_ref();
         let generation = old.and_then(|o| o.observed_generation).or(generation);
         let new = next(old, RESIZE_IN_PROGRESS, ERROR, message, generation, now);
@@ -110,7 +115,7 @@ impl ResizeConditions {
     }
 
     /// The runtime has what was allocated: the condition that said it had not.
-    pub fn complete(&mut self) -> Option<PodCondition> {
+    pub fn clear_in_progress(&mut self) -> Option<PodCondition> {
         self.in_progress.take()
     }
 }
@@ -118,18 +123,21 @@ impl ResizeConditions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resize::verdict::Reason;
+    use crate::resize::feasibility::PendingReason;
     use quintlet_testkit::pods::{at, time};
 
-    fn waits(reason: Reason, message: &str) -> Pending {
-        Pending { reason, cause: String::new(), message: message.to_owned() }
+    fn waits(reason: PendingReason, message: &str) -> PendingResize {
+        PendingResize { reason, cause: String::new(), message: message.to_owned() }
     }
 
     #[test]
     fn a_wait_is_news_when_its_reason_or_the_generation_is_another() {
         let mut c = ResizeConditions::default();
-        assert!(c.wait(&waits(Reason::Deferred, "a"), Some(2), at(0)));
-        assert!(!c.wait(&waits(Reason::Deferred, "b"), Some(2), at(5)), "another message is no news");
+        assert!(c.set_pending(&waits(PendingReason::Deferred, "a"), Some(2), at(0)));
+        assert!(
+            !c.set_pending(&waits(PendingReason::Deferred, "b"), Some(2), at(5)),
+            "another message is no news"
+        );
         let [shown] = &c.list()[..] else { panic!("one") };
         assert_eq!((shown.type_.as_str(), shown.status.as_str()), ("PodResizePending", "True"));
         assert_eq!((shown.reason.as_deref(), shown.message.as_deref()), (Some("Deferred"), Some("b")));
@@ -137,46 +145,49 @@ mod tests {
         assert_eq!((shown.last_probe_time.clone(), shown.observed_generation), (Some(time(5)), Some(2)));
         assert_eq!(c.pending_since(), Some(at(0)));
 
-        assert!(c.wait(&waits(Reason::Deferred, "b"), Some(3), at(6)), "another generation");
-        assert!(c.wait(&waits(Reason::Infeasible, "c"), Some(3), at(7)), "another reason");
+        assert!(c.set_pending(&waits(PendingReason::Deferred, "b"), Some(3), at(6)), "another generation");
+        assert!(c.set_pending(&waits(PendingReason::Infeasible, "c"), Some(3), at(7)), "another reason");
         assert_eq!(c.pending_since(), Some(at(7)));
-        assert!(c.settle());
-        assert!(!c.settle());
+        assert!(c.clear_pending());
+        assert!(!c.clear_pending());
         assert_eq!(c.list(), []);
     }
 
     #[test]
     fn progress_keeps_its_generation_and_its_error_until_it_is_over() {
         let mut c = ResizeConditions::default();
-        c.wait(&waits(Reason::Deferred, ""), Some(2), at(0));
-        c.start(Some(2), at(1));
+        c.set_pending(&waits(PendingReason::Deferred, ""), Some(2), at(0));
+        c.set_in_progress(Some(2), at(1));
         let [shown] = &c.list()[..] else { panic!("the wait is over") };
         assert_eq!((shown.type_.as_str(), shown.reason.as_deref()), ("PodResizeInProgress", None));
-        c.go_on(Some(3), at(2));
+        c.keep_in_progress(Some(3), at(2));
         assert_eq!(c.list()[0].observed_generation, Some(2));
-        assert!(c.fail("no", Some(3), at(3)));
-        assert!(!c.fail("no", Some(3), at(4)));
-        c.go_on(Some(3), at(5));
+        assert!(c.set_error("no", Some(3), at(3)));
+        assert!(!c.set_error("no", Some(3), at(4)));
+        c.keep_in_progress(Some(3), at(5));
         let shown = &c.list()[0];
         assert_eq!((shown.reason.as_deref(), shown.message.as_deref()), (Some("Error"), Some("no")));
         assert_eq!((shown.observed_generation, shown.last_transition_time.clone()), (Some(2), Some(time(3))));
-        assert!(c.fail("still no", Some(3), at(6)));
+        assert!(c.set_error("still no", Some(3), at(6)));
         assert_eq!(c.list()[0].last_transition_time, Some(time(3)), "the reason is the same");
-        c.start(Some(3), at(7));
+        c.set_in_progress(Some(3), at(7));
         let shown = &c.list()[0];
         assert_eq!((shown.reason.as_deref(), shown.observed_generation), (None, Some(3)), "a new one");
-        assert_eq!(c.complete().and_then(|c| c.observed_generation), Some(3));
-        assert!(c.complete().is_none());
+        assert_eq!(c.clear_in_progress().and_then(|c| c.observed_generation), Some(3));
+        assert!(c.clear_in_progress().is_none());
     }
 
     #[test]
     fn a_restart_takes_them_over_from_the_last_status() {
         let mut c = ResizeConditions::default();
-        c.start(Some(2), at(1));
-        c.wait(&waits(Reason::Infeasible, "x"), Some(3), at(2));
+        c.set_in_progress(Some(2), at(1));
+        c.set_pending(&waits(PendingReason::Infeasible, "x"), Some(3), at(2));
         let status = PodStatus { conditions: Some(c.list()), ..PodStatus::default() };
         let mut again = ResizeConditions::of_status(&status);
         assert_eq!(again, c);
-        assert!(!again.wait(&waits(Reason::Infeasible, "x"), Some(3), at(9)), "nothing is said twice");
+        assert!(
+            !again.set_pending(&waits(PendingReason::Infeasible, "x"), Some(3), at(9)),
+            "nothing is said twice"
+        );
     }
 }

@@ -2,7 +2,7 @@
 //! change is made.
 //!
 //! Three sets of resources: *desired* is the source's spec; *allocated* is what the node granted, and all a worker sees;
-//! *actuated* is what was last handed to the runtime. [`verdict`] moves desired to allocated, [`plan`] (asked by
+//! *actuated* is what was last handed to the runtime. [`feasibility`] moves desired to allocated, [`plan`] (asked by
 //! [`super::actions`]) moves allocated to actuated, [`conditions`] tells of both. [`checkpoint`] is how the two that must
 //! survive lie on disk.
 //!
@@ -21,6 +21,6 @@
 pub mod allocation;
 pub mod checkpoint;
 pub mod conditions;
+pub mod feasibility;
 pub mod message;
 pub mod plan;
-pub mod verdict;

@@ -32,7 +32,7 @@ impl Resource {
 
 /// `resizePolicy` of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
+pub enum ResizePolicy {
     /// Changed while it runs.
     NotRequired,
     /// Changed by a restart.
@@ -41,24 +41,24 @@ pub enum Policy {
 
 /// The policy of a container for a resource.
 #[must_use]
-pub fn policy(container: &SpecContainer, of: Resource) -> Policy {
+pub fn resize_policy(container: &SpecContainer, of: Resource) -> ResizePolicy {
     let policies = container.resize_policy.iter().flatten();
     match policies.filter(|p| p.resource_name == of.as_str()).map(|p| p.restart_policy.as_str()).next() {
-        Some("RestartContainer") => Policy::RestartContainer,
-        Some(_) | None => Policy::NotRequired,
+        Some("RestartContainer") => ResizePolicy::RestartContainer,
+        Some(_) | None => ResizePolicy::NotRequired,
     }
 }
 
 /// Amounts of one resource; what is not set does not limit, or does not ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Amounts {
+pub struct RequestAndLimit {
     /// Limit.
     pub limit: Option<i64>,
     /// Request.
     pub request: Option<i64>,
 }
 
-impl Amounts {
+impl RequestAndLimit {
     fn of(resources: Option<&ResourceRequirements>, of: Resource) -> Self {
         let amount = |list: Option<&std::collections::BTreeMap<String, ApiQuantity>>| {
             let q = Quantity::of(list?.get(of.as_str())?);
@@ -73,7 +73,7 @@ impl Amounts {
         }
     }
 
-    // As [`Amounts::of`]; what has no limit of its own takes that of the pod level.
+    // As [`RequestAndLimit::of`]; what has no limit of its own takes that of the pod level.
     fn with_level(
         own: Option<&ResourceRequirements>,
         level: Option<&ResourceRequirements>,
@@ -129,9 +129,9 @@ pub struct ContainerUpdate {
     /// Name in the spec.
     pub name: String,
     /// What the runtime was last given.
-    pub from: Amounts,
+    pub from: RequestAndLimit,
     /// What it is to have.
-    pub to: Amounts,
+    pub to: RequestAndLimit,
 }
 
 /// What is to change in place.
@@ -174,7 +174,7 @@ impl ResizeActions {
 
 /// What a resize means for a running container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum ContainerChange {
     /// It runs on; what there is to change was added to the actions.
     InPlace,
     /// Its policy asks for a restart.
@@ -186,14 +186,14 @@ fn changed(
     container: &SpecContainer,
     running: &Container,
     actuated: Option<&PodResources>,
-) -> impl Iterator<Item = (Resource, Amounts, Amounts)> {
+) -> impl Iterator<Item = (Resource, RequestAndLimit, RequestAndLimit)> {
     let record = actuated.and_then(|a| a.containers.get(&container.name));
     let had = actuated.and_then(|a| a.pod_level.as_ref());
     let level = pod::spec(pod).resources.as_ref();
     [Resource::Memory, Resource::Cpu].into_iter().filter_map(move |resource| {
-        let to = Amounts::with_level(container.resources.as_ref(), level, resource);
+        let to = RequestAndLimit::with_level(container.resources.as_ref(), level, resource);
         let from = match record {
-            Some(record) => Amounts::with_level(Some(record), had, resource),
+            Some(record) => RequestAndLimit::with_level(Some(record), had, resource),
             None => reported(running, resource, to),
         };
         to.differs(from).then_some((resource, from, to))
@@ -201,18 +201,18 @@ fn changed(
 }
 
 // What the runtime reports, where that is not just what `wanted` comes to there.
-fn reported(running: &Container, of: Resource, wanted: Amounts) -> Amounts {
+fn reported(running: &Container, of: Resource, wanted: RequestAndLimit) -> RequestAndLimit {
     let Some(actual) = running.resources else { return wanted };
     match of {
         Resource::Memory => match actual.memory_limit_bytes {
             0 => wanted,
-            bytes => Amounts { limit: Some(bytes).filter(|b| *b > 0), ..wanted },
+            bytes => RequestAndLimit { limit: Some(bytes).filter(|b| *b > 0), ..wanted },
         },
         Resource::Cpu => {
             let quota = qos::quota_to_milli(actual.cpu_quota, actual.cpu_period);
             let shares = qos::milli_to_shares(wanted.request.or(wanted.limit).unwrap_or(0));
             let same_shares = actual.cpu_shares == 0 || u64::try_from(actual.cpu_shares) == Ok(shares);
-            Amounts {
+            RequestAndLimit {
                 limit: if quota == 0 { wanted.limit } else { Some(quota) },
                 request: if same_shares {
                     wanted.request
@@ -225,29 +225,30 @@ fn reported(running: &Container, of: Resource, wanted: Amounts) -> Amounts {
 }
 
 /// Adds what is to change of a running container.
-pub(crate) fn of_container(
+pub(crate) fn plan_container(
     pod: &Pod,
     container: &SpecContainer,
     running: &Container,
     actuated: Option<&PodResources>,
     actions: &mut ResizeActions,
-) -> Change {
+) -> ContainerChange {
     let all: Vec<_> = changed(pod, container, running, actuated).collect();
-    if all.iter().any(|(resource, ..)| policy(container, *resource) == Policy::RestartContainer) {
+    if all.iter().any(|(resource, ..)| resize_policy(container, *resource) == ResizePolicy::RestartContainer)
+    {
         actions.pod = true;
-        return Change::Restart;
+        return ContainerChange::Restart;
     }
     for (resource, from, to) in all {
         let update = ContainerUpdate { id: running.id.clone(), name: container.name.clone(), from, to };
         actions.add(resource, update);
     }
-    Change::InPlace
+    ContainerChange::InPlace
 }
 
 /// What the runtime is told of a container, and what is kept on record of it: the first has limits of the pod level where it has none of
 /// its own. Of the other resource it keeps what it was given.
 #[must_use]
-pub fn given(
+pub fn actuated_resources(
     own: &SpecContainer,
     update: &ContainerUpdate,
     of: Resource,
@@ -255,14 +256,14 @@ pub fn given(
 ) -> (ResourceRequirements, ResourceRequirements) {
     let record = actuated.and_then(|a| a.containers.get(&own.name)).or(own.resources.as_ref());
     let mut kept = record.cloned().unwrap_or_default();
-    Amounts::of(own.resources.as_ref(), of).write(&mut kept, of);
+    RequestAndLimit::of(own.resources.as_ref(), of).write(&mut kept, of);
     let mut told = kept.clone();
     let other = match of {
         Resource::Memory => Resource::Cpu,
         Resource::Cpu => Resource::Memory,
     };
     if let Some(had) = actuated.and_then(|a| a.pod_level.as_ref()) {
-        Amounts::with_level(Some(&kept), Some(had), other).write(&mut told, other);
+        RequestAndLimit::with_level(Some(&kept), Some(had), other).write(&mut told, other);
     }
     update.to.write(&mut told, of);
     (told, kept)
@@ -271,13 +272,13 @@ pub fn given(
 /// The record of the pod level, once its group and its containers have one of the resources. Containers that are told of the other
 /// one next keep this.
 #[must_use]
-pub fn level_given(
+pub fn actuated_pod_level(
     had: Option<ResourceRequirements>,
     own: Option<&ResourceRequirements>,
     of: Resource,
 ) -> ResourceRequirements {
     let mut has = had.unwrap_or_default();
-    Amounts::of(own, of).write(&mut has, of);
+    RequestAndLimit::of(own, of).write(&mut has, of);
     has
 }
 
@@ -287,7 +288,7 @@ pub(crate) fn pod_level_changed(pod: &Pod, actuated: Option<&PodResources>) -> b
     actuated.is_some_and(|a| {
         [Resource::Memory, Resource::Cpu]
             .into_iter()
-            .any(|r| Amounts::of(own, r).differs(Amounts::of(a.pod_level.as_ref(), r)))
+            .any(|r| RequestAndLimit::of(own, r).differs(RequestAndLimit::of(a.pod_level.as_ref(), r)))
     })
 }
 
@@ -305,7 +306,7 @@ pub fn in_progress(pod: &Pod, runtime: &PodRuntime, actuated: Option<&PodResourc
 
 /// Values of the pod's group as they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GroupNow {
+pub struct CgroupState {
     /// Bytes; none is without limit.
     pub memory_limit: Option<i64>,
     /// Bytes in use.
@@ -318,7 +319,7 @@ pub struct GroupNow {
 
 /// A step of a resize, for one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum ResizeStep {
     /// The group's limit.
     PodLimit,
     /// The group's share.
@@ -330,7 +331,7 @@ pub enum Step {
 /// The order for one resource: what grows around the containers goes before them, limit first, what shrinks after them,
 /// limit last. Limits are not taken away.
 #[must_use]
-pub fn steps(resource: Resource, now: &GroupNow, wanted: &PodCgroup) -> Vec<Step> {
+pub fn resize_steps(resource: Resource, now: &CgroupState, wanted: &PodCgroup) -> Vec<ResizeStep> {
     let unlimited = |v: Option<i64>| v.filter(|v| *v >= 0).unwrap_or(i64::MAX);
     let (limit, request) = match resource {
         Resource::Memory => {
@@ -342,18 +343,18 @@ pub fn steps(resource: Resource, now: &GroupNow, wanted: &PodCgroup) -> Vec<Step
         ),
     };
     let before = [
-        limit.filter(|(now, wanted)| wanted > now).map(|_| Step::PodLimit),
-        request.filter(|(now, wanted)| wanted > now).map(|_| Step::PodRequest),
+        limit.filter(|(now, wanted)| wanted > now).map(|_| ResizeStep::PodLimit),
+        request.filter(|(now, wanted)| wanted > now).map(|_| ResizeStep::PodRequest),
     ];
     let after = [
-        request.filter(|(now, wanted)| wanted < now).map(|_| Step::PodRequest),
-        limit.filter(|(now, wanted)| wanted < now).map(|_| Step::PodLimit),
+        request.filter(|(now, wanted)| wanted < now).map(|_| ResizeStep::PodRequest),
+        limit.filter(|(now, wanted)| wanted < now).map(|_| ResizeStep::PodLimit),
     ];
-    before.into_iter().flatten().chain([Step::Containers]).chain(after.into_iter().flatten()).collect()
+    before.into_iter().flatten().chain([ResizeStep::Containers]).chain(after.into_iter().flatten()).collect()
 }
 
 /// Containers whose memory limit comes down, of which the use has to be known.
-pub fn shrinking(updates: &[ContainerUpdate]) -> impl Iterator<Item = (&ContainerUpdate, i64)> {
+pub fn memory_limit_decreases(updates: &[ContainerUpdate]) -> impl Iterator<Item = (&ContainerUpdate, i64)> {
     updates.iter().filter_map(|u| {
         let to = u.to.limit.filter(|l| *l > 0)?;
         u.from.limit.filter(|l| *l > 0).is_none_or(|from| to < from).then_some((u, to))
@@ -362,8 +363,8 @@ pub fn shrinking(updates: &[ContainerUpdate]) -> impl Iterator<Item = (&Containe
 
 /// Why memory limits cannot come down: more is in use. `usage` is that of a container, none where it is not known.
 #[must_use]
-pub fn refused_decrease(
-    now: &GroupNow,
+pub fn memory_decrease_error(
+    now: &CgroupState,
     wanted: &PodCgroup,
     updates: &[ContainerUpdate],
     usage: impl Fn(&ContainerId) -> Option<i64>,
@@ -374,7 +375,7 @@ pub fn refused_decrease(
     let pod = pod.map(|limit| {
         format!("attempting to set pod memory limit ({limit}) below current usage ({})", now.memory_usage)
     });
-    let containers = shrinking(updates).filter_map(|(update, limit)| {
+    let containers = memory_limit_decreases(updates).filter_map(|(update, limit)| {
         let used = usage(&update.id).filter(|used| *used >= limit)?;
         Some(format!(
             "attempting to set container {:?} memory limit ({limit}) below current usage ({used})",

@@ -3,13 +3,18 @@
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 
-use super::Holds;
+use super::StartBackoffs;
 use crate::actions::PodActions;
 use crate::sandbox::{SandboxChange, SandboxDecision};
 
 /// What was decided, a line each; nothing to do is one line too.
 #[must_use]
-pub fn explain(pod: &Pod, actions: &PodActions, sandbox: &SandboxDecision, holds: &Holds) -> Vec<String> {
+pub fn explain(
+    pod: &Pod,
+    actions: &PodActions,
+    sandbox: &SandboxDecision,
+    start_backoffs: &StartBackoffs,
+) -> Vec<String> {
     let spec = pod::spec(pod);
     let mut lines = Vec::new();
     if actions.kill_pod && !actions.create_sandbox {
@@ -28,7 +33,7 @@ pub fn explain(pod: &Pod, actions: &PodActions, sandbox: &SandboxDecision, holds
         };
         lines.push(format!("make sandbox, attempt {}: {why}", actions.attempt));
     }
-    lines.extend(actions.to_kill.iter().map(|k| format!("kill {}: {}", k.name, k.message)));
+    lines.extend(actions.containers_to_kill.iter().map(|k| format!("kill {}: {}", k.name, k.message)));
     for (what, updates) in [("memory", &actions.resize.memory), ("cpu", &actions.resize.cpu)] {
         lines.extend(updates.iter().map(|u| format!("resize {}: {what}", u.name)));
     }
@@ -43,7 +48,7 @@ pub fn explain(pod: &Pod, actions: &PodActions, sandbox: &SandboxDecision, holds
             r.id
         )
     }));
-    let start = |kind: &str, name: &str| match holds.get(name) {
+    let start = |kind: &str, name: &str| match start_backoffs.get(name) {
         Some(h) => format!("start {kind}{name} at +{:.1}s", h.remaining.as_secs_f64()),
         None => format!("start {kind}{name}"),
     };
@@ -51,9 +56,11 @@ pub fn explain(pod: &Pod, actions: &PodActions, sandbox: &SandboxDecision, holds
     let name = |list: &[&String], i: usize| list.get(i).map_or_else(String::new, |n| (*n).clone());
     let inits: Vec<_> = pod::init_containers(pod).iter().map(|c| &c.name).collect();
     let regular: Vec<_> = spec.containers.iter().map(|c| &c.name).collect();
-    lines.extend(actions.ephemeral_to_start.iter().map(|i| start("ephemeral ", &name(&ephemeral, *i))));
-    lines.extend(actions.init_to_start.iter().map(|i| start("init ", &name(&inits, *i))));
-    lines.extend(actions.to_start.iter().map(|i| start("", &name(&regular, *i))));
+    lines.extend(
+        actions.ephemeral_containers_to_start.iter().map(|i| start("ephemeral ", &name(&ephemeral, *i))),
+    );
+    lines.extend(actions.init_containers_to_start.iter().map(|i| start("init ", &name(&inits, *i))));
+    lines.extend(actions.containers_to_start.iter().map(|i| start("", &name(&regular, *i))));
     if lines.is_empty() {
         lines.push("keep everything as it is".to_owned());
     }

@@ -13,7 +13,7 @@ use super::restart::RESTARTING_ALL;
 
 pub use explain::explain;
 pub use failure::StartFailure;
-pub use status::{Hold, Holds, WaitingFor, from_status};
+pub use status::{StartBackoff, StartBackoffs, WaitingFor, from_status};
 
 /// A hook that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,14 +43,14 @@ pub enum Waiting {
         what: &'static str,
     },
     /// What is left of an earlier pod of the same UID has to be gone first.
-    EarlierLife,
+    PreviousPod,
     /// Another static pod of the same full name has to be gone first.
     StaticName {
         /// UID of the other.
         other: String,
     },
     /// Other pods are to go first, so that this one fits.
-    MakingRoom {
+    Preempting {
         /// Their UIDs.
         victims: Vec<String>,
     },
@@ -199,7 +199,7 @@ pub enum Waiting {
         message: String,
     },
     /// Admission refused it; it stays until somebody deletes it.
-    Refused {
+    Rejected {
         /// Reason.
         reason: String,
         /// Text.
@@ -232,9 +232,9 @@ impl Waiting {
         Self::Runtime { .. } => "RuntimeNotRead",
         Self::Service { .. } => "ServiceNotReachable",
         Self::NotAdmitted { .. } => "NotAdmitted",
-        Self::EarlierLife => "EarlierLifeEnding",
+        Self::PreviousPod => "EarlierLifeEnding",
         Self::StaticName { .. } => "StaticPodNameTaken",
-        Self::MakingRoom { .. } => "MakingRoom",
+        Self::Preempting { .. } => "MakingRoom",
         Self::NetworkNotReady { .. } => "NetworkNotReady",
         Self::Cgroup { .. } => "CgroupFailing",
         Self::DataDirs { .. } => "DirectoriesFailing",
@@ -263,7 +263,7 @@ impl Waiting {
         Self::ResizeDeferred { .. } => "ResizeDeferred",
         Self::ResizeInfeasible { .. } => "ResizeInfeasible",
         Self::InternalError { .. } => "InternalError",
-        Self::Refused { .. } => "Refused",
+        Self::Rejected { .. } => "Refused",
     }
 
     /// A sentence without the times.
@@ -277,9 +277,9 @@ impl Waiting {
             Self::Runtime { error } => with("the runtime has not been read", error),
             Self::Service { name } => format!("{name} does not answer"),
             Self::NotAdmitted { what } => format!("not admitted yet: {what}"),
-            Self::EarlierLife => "an earlier pod of the same UID is not gone yet".to_owned(),
+            Self::PreviousPod => "an earlier pod of the same UID is not gone yet".to_owned(),
             Self::StaticName { other } => format!("static pod {other} of the same name is not gone yet"),
-            Self::MakingRoom { victims } => {
+            Self::Preempting { victims } => {
                 format!("pods that make room are not gone: {}", victims.join(", "))
             }
             Self::NetworkNotReady { message } => format!("network is not ready: {message}"),
@@ -294,7 +294,7 @@ impl Waiting {
             | Self::ResizeDeferred { message }
             | Self::ResizeInfeasible { message }
             | Self::InternalError { message }
-            | Self::Refused { message, .. } => message.clone(),
+            | Self::Rejected { message, .. } => message.clone(),
             Self::ImagePulling { image, .. } => format!("pulling image {image:?}"),
             Self::CrashLoop { exit_code, delay, .. } => {
                 format!("restart after exit {exit_code}, back-off {}", go_duration(*delay))
@@ -340,9 +340,9 @@ impl Waiting {
             Self::Runtime { .. }
             | Self::Service { .. }
             | Self::NotAdmitted { .. }
-            | Self::EarlierLife
+            | Self::PreviousPod
             | Self::StaticName { .. }
-            | Self::MakingRoom { .. }
+            | Self::Preempting { .. }
             | Self::NetworkNotReady { .. }
             | Self::Cgroup { .. }
             | Self::DataDirs { .. }
@@ -363,7 +363,7 @@ impl Waiting {
             | Self::ResizeDeferred { .. }
             | Self::ResizeInfeasible { .. }
             | Self::InternalError { .. }
-            | Self::Refused { .. } => None,
+            | Self::Rejected { .. } => None,
         }
     }
 }

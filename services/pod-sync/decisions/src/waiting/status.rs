@@ -8,7 +8,7 @@ use quintlet_model::pod;
 
 use super::{StartFailure, Waiting};
 use crate::conditions;
-use crate::resize::verdict::Reason;
+use crate::resize::feasibility::PendingReason;
 use crate::restart::RESTARTING_ALL;
 
 /// A wait and its times.
@@ -24,7 +24,7 @@ pub struct WaitingFor {
 
 /// A start that is held back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hold {
+pub struct StartBackoff {
     /// Time left.
     pub remaining: Duration,
     /// The whole delay.
@@ -32,7 +32,7 @@ pub struct Hold {
 }
 
 /// Starts held back, by container name.
-pub type Holds = BTreeMap<String, Hold>;
+pub type StartBackoffs = BTreeMap<String, StartBackoff>;
 
 fn later(now: jiff::Timestamp, by: Duration) -> Option<jiff::Timestamp> {
     now.checked_add(jiff::SignedDuration::try_from(by).ok()?).ok()
@@ -41,7 +41,12 @@ fn later(now: jiff::Timestamp, by: Duration) -> Option<jiff::Timestamp> {
 /// What the status of a pod says it waits for: the first thing in the order in which things happen. A terminal pod waits
 /// for nothing.
 #[must_use]
-pub fn from_status(pod: &Pod, status: &PodStatus, holds: &Holds, now: jiff::Timestamp) -> Option<WaitingFor> {
+pub fn from_status(
+    pod: &Pod,
+    status: &PodStatus,
+    start_backoffs: &StartBackoffs,
+    now: jiff::Timestamp,
+) -> Option<WaitingFor> {
     if pod::is_terminal_phase(status.phase.as_deref()) {
         return None;
     }
@@ -71,7 +76,7 @@ pub fn from_status(pod: &Pod, status: &PodStatus, holds: &Holds, now: jiff::Time
         }
         // A plain one has no probes: while it runs, its end is what is waited for.
         let running = s.state.as_ref().is_some_and(|s| s.running.is_some());
-        let own = if running && !sidecar { None } else { of_container(&s, holds, now, start) };
+        let own = if running && !sidecar { None } else { of_container(&s, start_backoffs, now, start) };
         return own.or_else(|| {
             let what = Waiting::PodInitializing { container: c.name.clone() };
             Some(WaitingFor { what, since: since_of(&s).or(start), until: None })
@@ -80,7 +85,7 @@ pub fn from_status(pod: &Pod, status: &PodStatus, holds: &Holds, now: jiff::Time
     let regular = pod::spec(pod).containers.iter().filter_map(|c| find(&status.container_statuses, &c.name));
     // A started sidecar holds up nobody, but the pod is not Ready before it is.
     let sidecars = inits().filter(|(c, _)| pod::is_sidecar(c)).map(|(_, s)| s);
-    if let Some(w) = regular.chain(sidecars).find_map(|s| of_container(&s, holds, now, start)) {
+    if let Some(w) = regular.chain(sidecars).find_map(|s| of_container(&s, start_backoffs, now, start)) {
         return Some(w);
     }
     let true_condition =
@@ -110,7 +115,7 @@ fn resize(status: &PodStatus) -> Option<WaitingFor> {
     let pending = status.conditions.iter().flatten().find(|c| c.type_ == conditions::RESIZE_PENDING)?;
     let message = pending.message.clone().unwrap_or_default();
     let reason = pending.reason.as_deref();
-    let what = if reason == Some(Reason::Infeasible.as_str()) {
+    let what = if reason == Some(PendingReason::Infeasible.as_str()) {
         Waiting::ResizeInfeasible { message }
     } else {
         Waiting::ResizeDeferred { message }
@@ -129,13 +134,13 @@ fn since_of(s: &ContainerStatus) -> Option<jiff::Timestamp> {
 
 fn of_container(
     s: &ContainerStatus,
-    holds: &Holds,
+    start_backoffs: &StartBackoffs,
     now: jiff::Timestamp,
     start: Option<jiff::Timestamp>,
 ) -> Option<WaitingFor> {
     let container = s.name.clone();
     let since = since_of(s).or(start);
-    let hold = holds.get(&s.name);
+    let hold = start_backoffs.get(&s.name);
     let until = hold.and_then(|h| later(now, h.remaining));
     let state = s.state.as_ref()?;
     let ended = state.terminated.as_ref().or_else(|| s.last_state.as_ref()?.terminated.as_ref());

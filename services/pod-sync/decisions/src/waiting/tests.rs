@@ -3,9 +3,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::*;
-use crate::actions::{ActionInput, compute_actions};
+use crate::actions::{ActionInput, compute_pod_actions};
 use crate::conditions;
-use crate::probes::ProbeView;
+use crate::probes::ProbeResults;
 use crate::sandbox::sandbox_decision;
 use quintlet_testkit::pods::{RuntimeBuilder, at, pod_json, status_json, time};
 use serde_json::{Value, json};
@@ -31,8 +31,8 @@ fn pod() -> Pod {
         "initContainers": [{"name": "n", "image": "i"}, {"name": "s", "image": "i", "restartPolicy": "Always"}]}))
 }
 
-fn hold(seconds: u64, delay: u64) -> Hold {
-    Hold { remaining: Duration::from_secs(seconds), delay: Duration::from_secs(delay) }
+fn hold(seconds: u64, delay: u64) -> StartBackoff {
+    StartBackoff { remaining: Duration::from_secs(seconds), delay: Duration::from_secs(delay) }
 }
 
 #[test]
@@ -82,16 +82,16 @@ fn the_first_thing_in_the_way_is_named() {
         ("ready", json!([runs(true, true)]), inits(), None),
         ("ended", c(json!({"terminated": {"exitCode": 0}})), inits(), None),
     ] {
-        let got = from_status(&pod(), &status(regular, init), &Holds::new(), at(9));
+        let got = from_status(&pod(), &status(regular, init), &StartBackoffs::new(), at(9));
         let short = got.as_ref().map(|w| (w.what.reason(), w.what.container().unwrap()));
         assert_eq!(short, want, "{name}");
     }
-    let got =
-        from_status(&pod(), &status(json!([runs(true, false)]), inits()), &Holds::new(), at(9)).unwrap();
+    let got = from_status(&pod(), &status(json!([runs(true, false)]), inits()), &StartBackoffs::new(), at(9))
+        .unwrap();
     assert_eq!((got.since, got.until), (Some(at(7)), None));
     let mut ended = status(fresh(), inits());
     ended.phase = Some("Failed".into());
-    assert_eq!(from_status(&pod(), &ended, &Holds::new(), at(9)), None);
+    assert_eq!(from_status(&pod(), &ended, &StartBackoffs::new(), at(9)), None);
 }
 
 #[test]
@@ -102,8 +102,8 @@ fn a_back_off_has_an_end() {
             "lastState": {"terminated": {"exitCode": 3, "finishedAt": "2026-01-01T00:00:05Z"}}}]),
         json!([]),
     );
-    let holds = Holds::from([("c".to_owned(), hold(36, 40))]);
-    let got = from_status(&p, &s, &holds, at(9)).unwrap();
+    let start_backoffs = StartBackoffs::from([("c".to_owned(), hold(36, 40))]);
+    let got = from_status(&p, &s, &start_backoffs, at(9)).unwrap();
     assert_eq!(got.what.reason(), "CrashLoopBackOff");
     assert_eq!(got.what.message(), "restart after exit 3, back-off 40s");
     assert_eq!((got.since, got.until), (Some(at(5)), Some(at(45))));
@@ -112,7 +112,7 @@ fn a_back_off_has_an_end() {
 #[test]
 fn readiness_gates_come_last() {
     let p = pod_json(json!({"containers": [], "readinessGates": [{"conditionType": "x/y"}]}));
-    let got = from_status(&p, &status(json!([]), json!([])), &Holds::new(), at(0)).unwrap();
+    let got = from_status(&p, &status(json!([]), json!([])), &StartBackoffs::new(), at(0)).unwrap();
     assert_eq!(got.what, Waiting::ReadinessGates { gates: vec!["x/y".into()] });
 }
 
@@ -124,11 +124,11 @@ fn a_resize_that_waits_is_named_when_nothing_else_is_in_the_way() {
         let mut pending = conditions::condition(conditions::RESIZE_PENDING, true, reason, "no room");
         pending.last_transition_time = Some(time(7));
         status.conditions = Some(vec![pending]);
-        let got = from_status(&p, &status, &Holds::new(), at(9)).unwrap();
+        let got = from_status(&p, &status, &StartBackoffs::new(), at(9)).unwrap();
         assert_eq!((got.what.reason(), got.what.message().as_str()), (want, "no room"));
         assert_eq!((got.since, got.until, got.what.container()), (Some(at(7)), None, None));
         let gated = pod_json(json!({"containers": [], "readinessGates": [{"conditionType": "x/y"}]}));
-        let got = from_status(&gated, &status, &Holds::new(), at(9)).unwrap();
+        let got = from_status(&gated, &status, &StartBackoffs::new(), at(9)).unwrap();
         assert_eq!(got.what.reason(), "ReadinessGates", "the pod comes first");
     }
 }
@@ -143,25 +143,25 @@ fn every_start_failure_reads_back() {
 
 #[test]
 fn a_decision_reads_as_what_will_be_done() {
-    let explained = |p: &Pod, r: RuntimeBuilder, holds: &Holds| {
+    let explained = |p: &Pod, r: RuntimeBuilder, start_backoffs: &StartBackoffs| {
         let runtime = r.build();
-        let probes = ProbeView::default();
+        let probes = ProbeResults::default();
         let input =
             ActionInput { pod: p, runtime: &runtime, probes: &probes, actuated: None, restart_all: false };
-        explain(p, &compute_actions(&input), &sandbox_decision(p, &runtime), holds)
+        explain(p, &compute_pod_actions(&input), &sandbox_decision(p, &runtime), start_backoffs)
     };
     let p = pod_json(json!({"containers": [{"name": "c", "image": "i"}]}));
-    let none = Holds::new();
+    let none = StartBackoffs::new();
     assert_eq!(
         explained(&p, RuntimeBuilder::none(), &none),
         ["make sandbox, attempt 0: there is none", "start c"]
     );
     assert_eq!(explained(&p, RuntimeBuilder::ready().running("c"), &none), ["keep everything as it is"]);
-    let holds = Holds::from([(
+    let start_backoffs = StartBackoffs::from([(
         "c".to_owned(),
-        Hold { remaining: Duration::from_millis(35_800), delay: Duration::from_secs(40) },
+        StartBackoff { remaining: Duration::from_millis(35_800), delay: Duration::from_secs(40) },
     )]);
-    assert_eq!(explained(&p, RuntimeBuilder::ready().exited("c", 3), &holds), ["start c at +35.8s"]);
+    assert_eq!(explained(&p, RuntimeBuilder::ready().exited("c", 3), &start_backoffs), ["start c at +35.8s"]);
     assert_eq!(
         explained(&p, RuntimeBuilder::ready().running("c").edit(|c| c.annotations.clear()), &none),
         ["kill c: Container c definition changed, will be restarted", "start c"]

@@ -1,14 +1,14 @@
-//! Decides the next work of each pod worker with one pure transition function, [`Workers::step`] (`pkg/kubelet: podWorkers`).
+//! Decides the next work of each pod worker with one pure transition function, [`PodSyncStatuses::step`] (`pkg/kubelet: podWorkers`).
 //!
 //! State and input give state and [`Effect`]s; time and chance are arguments. The driver (`worker`, `table`) tells what
 //! happened and carries the effects out, nothing else. Each line of the table that was taken is named by a [`Rule`].
 //!
-//! A worker asks for work by [`Input::Take`], says where its cancellation ends by [`Input::Entered`], and how the work went
+//! A worker asks for work by [`Input::TakeWork`], says where its cancellation ends by [`Input::RuntimeReached`], and how the work went
 //! by [`Input::Done`]. The judgements inside are methods of [`Judge`], so that a test can plant a wrong one.
 
-pub mod fresh;
-mod known;
-mod line;
+pub mod freshness;
+mod full_name_queue;
+mod predicates;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -21,14 +21,14 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 use serde::{Deserialize, Serialize};
 
-use super::grace::{self, Effective, PodGrace};
+use super::grace::{self, EffectiveGrace, PodGrace};
 use super::status::KillOverride;
-use super::sync::{NameWaiter, static_pod_may_start};
-use line::Line;
+use super::sync::{FullNameWaiter, static_pod_may_start};
+use full_name_queue::FullNameQueue;
 
 /// After a call that was cut: look again soon, then less often. What it waits for wakes it when it is back.
-const CUT_FIRST: Duration = Duration::from_millis(100);
-const CUT_LAST: Duration = Duration::from_secs(1);
+const INTERRUPTED_FIRST_WAIT: Duration = Duration::from_millis(100);
+const INTERRUPTED_LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// After an error of this pod (pkg/kubelet/pod_workers.go), with jitter up to half of it.
 const ERROR_WAIT: Duration = Duration::from_secs(10);
 /// While the network is away.
@@ -40,7 +40,7 @@ const ORPHAN_GRACE: i64 = 1;
 
 /// Why a pod must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Cause {
+pub enum TerminationCause {
     /// `metadata.deletionTimestamp` is set.
     Deleted,
     /// Its source no longer has it, or never had it.
@@ -53,7 +53,7 @@ pub enum Cause {
 
 /// What a decision needs of a pod. Nothing of its content is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Facts {
+pub struct PodFacts {
     /// Name and namespace in one.
     pub full_name: String,
     /// From a manifest.
@@ -66,7 +66,7 @@ pub struct Facts {
     pub terminal: bool,
 }
 
-impl Facts {
+impl PodFacts {
     /// Reads a pod.
     #[must_use]
     pub fn of(pod: &Pod, full_name: String) -> Self {
@@ -85,9 +85,9 @@ impl Facts {
 
 /// An end that began.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ending {
+pub struct Termination {
     /// Why.
-    pub cause: Cause,
+    pub cause: TerminationCause,
     /// Effective grace, seconds; it can only shrink.
     pub grace_seconds: i64,
     /// CLOCK_BOOTTIME at which the grace is over; it can only come sooner.
@@ -104,7 +104,7 @@ pub struct Ending {
 
 /// How far a pod is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
+pub enum WorkerPhase {
     /// It is to run.
     Sync,
     /// Its containers are to stop.
@@ -115,7 +115,7 @@ pub enum Phase {
     Finished,
 }
 
-impl Phase {
+impl WorkerPhase {
     /// As `podsync.v1` names it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -129,8 +129,8 @@ impl Phase {
 
     /// Of a pod with this end.
     #[must_use]
-    pub fn of(ending: Option<&Ending>) -> Self {
-        match ending {
+    pub fn of(termination: Option<&Termination>) -> Self {
+        match termination {
             None => Self::Sync,
             Some(e) if e.finished => Self::Finished,
             Some(e) if e.stopped => Self::Terminated,
@@ -143,7 +143,7 @@ impl Phase {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Work {
     /// Nothing: another static pod has its name.
-    WaitName {
+    WaitForFullName {
         /// Who has it, or is before it in line.
         other: Option<PodUid>,
     },
@@ -166,7 +166,7 @@ pub enum Outcome {
     /// Done, and the next phase comes: the pod is over, has stopped, is taken down, or is gone.
     Advance,
     /// Something was done: look again at once.
-    Again,
+    Requeue,
     /// Nothing to do; look again after so long, or after the resync period.
     Idle(Option<Duration>),
     /// The network is away.
@@ -174,25 +174,25 @@ pub enum Outcome {
     /// Something about this pod failed; tried again after so long, or after the default.
     Failed(Option<Duration>),
     /// A call was cut or could not be made; nothing is known.
-    Cut,
+    Interrupted,
     /// It ended early because something changed.
     Cancelled,
 }
 
 /// Kind of an update.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+pub enum SyncPodType {
     /// The pod is new in its source.
     Create,
     /// It changed, or is to be looked at.
     Update,
     /// The node wants it to end.
-    Kill(Kill),
+    Kill(KillPodOptions),
 }
 
 /// How the node ends a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Kill {
+pub struct KillPodOptions {
     /// It is an eviction: its containers go at once when they have stopped.
     pub evict: bool,
     /// Seconds, instead of the pod's own where less.
@@ -211,16 +211,16 @@ pub enum Input {
         /// UID.
         uid: PodUid,
         /// The pod.
-        facts: Facts,
+        facts: PodFacts,
         /// What kind.
-        kind: Kind,
+        kind: SyncPodType,
         /// The runtime has no ready sandbox and no running container of it.
         quiet: bool,
     },
     /// Its source no longer has it.
     Remove(PodUid),
     /// Admission refused it.
-    Refuse(PodUid),
+    Reject(PodUid),
     /// The runtime has a pod of ours that no source names.
     Orphan {
         /// UID.
@@ -233,18 +233,18 @@ pub enum Input {
         /// UID.
         uid: PodUid,
         /// The pod.
-        facts: Facts,
+        facts: PodFacts,
         /// Its end, if it began.
-        ending: Option<Ending>,
+        termination: Option<Termination>,
         /// It had begun to run, and has its name.
         started: bool,
     },
     /// Every source has spoken, and these are all they want.
-    Known(BTreeSet<PodUid>),
+    SyncKnownPods(BTreeSet<PodUid>),
     /// Its worker asks what to do.
-    Take(PodUid),
+    TakeWork(PodUid),
     /// Its worker reached the runtime: the sync in flight goes on to its end.
-    Entered(PodUid),
+    RuntimeReached(PodUid),
     /// Its worker is done with what it took.
     Done {
         /// UID.
@@ -253,7 +253,7 @@ pub enum Input {
         outcome: Outcome,
     },
     /// Its worker ended without having been told to.
-    Lost(PodUid),
+    WorkerExited(PodUid),
 }
 
 /// What is to be done.
@@ -265,12 +265,12 @@ pub enum Effect {
     Wake(PodUid),
     /// The sync in flight is to end where it has not reached the runtime, the stop in flight is to be asked for anew.
     Cancel(PodUid),
-    /// The answer to [`Input::Take`].
+    /// The answer to [`Input::TakeWork`].
     Work(PodUid, Work),
     /// Ask again after so long; at once for zero.
     Wait(PodUid, Duration),
     /// Its containers have stopped; these waited for it.
-    Stopped(PodUid, Vec<u64>),
+    NotifyStopped(PodUid, Vec<u64>),
     /// Its worker ends, nothing is known of it any more.
     Forget(PodUid),
     /// Its source has it anew under the same UID: it is to be added again.
@@ -282,130 +282,130 @@ pub enum Effect {
 #[allow(missing_docs, reason = "each name is the sentence")]
 pub enum Rule {
     Created,
-    CreatedAlreadyOver,
-    CreatedEnding,
-    CreateWhileEndingIsRestart,
+    CreatedAlreadyTerminal,
+    CreatedTerminating,
+    CreateWhileTerminatingRequestsRestart,
     UpdateOfFinishedIgnored,
     UpdateWhileRunning,
-    DeletionBegins,
-    TerminalPhaseBegins,
-    KillBegins,
-    EvictionBegins,
+    TerminatesOnDeletion,
+    TerminatesOnTerminalPhase,
+    TerminatesOnKill,
+    TerminatesOnEviction,
     KillOfStoppedAnsweredAtOnce,
     KillWhileTerminatingJoins,
     GraceShortened,
     GraceKept,
     SyncCancelled,
-    SyncPastCancelling,
-    StopCutShort,
-    RemoveBegins,
-    RemoveWhileEnding,
+    SyncNotCancellable,
+    StopInterruptedByShorterGrace,
+    TerminatesOnRemove,
+    RemoveWhileTerminating,
     RemoveOfUnknown,
-    Refused,
+    Rejected,
     OrphanOfUnknown,
-    OrphanOfKnownBegins,
+    TerminatesKnownOrphan,
     OrphanAgain,
     RestoredRunning,
-    RestoredEnding,
+    RestoredTerminating,
     RestoredWaitingForName,
-    KnownKept,
-    KnownNeverStartedForgotten,
-    KnownOrphanBegins,
-    KnownOrphanReplayed,
-    KnownFinishedReleased,
+    SyncKeepsDesired,
+    SyncForgetsNeverStarted,
+    SyncTerminatesOrphan,
+    SyncOfTerminatingOrphan,
+    SyncReleasesFinished,
     TakeOfUnknown,
     TakeWhileBusy,
     TakeStartsPod,
     TakeStartsStatic,
     TakeNameHeld,
-    TakeNeverToStart,
+    TakeNeverStarted,
     TakeSync,
     TakeTerminating,
     TakeTerminated,
     TakeFinished,
     TakeFinishedClean,
-    EnteredRuntime,
-    SyncEnds,
+    RuntimeReached,
+    SyncCompleted,
     ContainersStopped,
     OrphanStopped,
-    TakenDown,
+    PodTornDown,
     NameFreed,
-    Gone,
-    GoneAndRestarts,
-    DoneAgain,
+    PodForgotten,
+    PodForgottenAndRestarted,
+    DoneRequeue,
     DoneIdle,
     DoneNetwork,
     DoneFailed,
-    DoneCut,
+    DoneInterrupted,
     DoneCancelled,
-    DoneOvertaken,
+    DoneSuperseded,
     DoneOfUnknown,
-    LostWorkerReplaced,
+    ExitedWorkerReplaced,
 }
 
 #[cfg(test)]
 impl Rule {
     const ALL: [Self; 60] = [
         Self::Created,
-        Self::CreatedAlreadyOver,
-        Self::CreatedEnding,
-        Self::CreateWhileEndingIsRestart,
+        Self::CreatedAlreadyTerminal,
+        Self::CreatedTerminating,
+        Self::CreateWhileTerminatingRequestsRestart,
         Self::UpdateOfFinishedIgnored,
         Self::UpdateWhileRunning,
-        Self::DeletionBegins,
-        Self::TerminalPhaseBegins,
-        Self::KillBegins,
-        Self::EvictionBegins,
+        Self::TerminatesOnDeletion,
+        Self::TerminatesOnTerminalPhase,
+        Self::TerminatesOnKill,
+        Self::TerminatesOnEviction,
         Self::KillOfStoppedAnsweredAtOnce,
         Self::KillWhileTerminatingJoins,
         Self::GraceShortened,
         Self::GraceKept,
         Self::SyncCancelled,
-        Self::SyncPastCancelling,
-        Self::StopCutShort,
-        Self::RemoveBegins,
-        Self::RemoveWhileEnding,
+        Self::SyncNotCancellable,
+        Self::StopInterruptedByShorterGrace,
+        Self::TerminatesOnRemove,
+        Self::RemoveWhileTerminating,
         Self::RemoveOfUnknown,
-        Self::Refused,
+        Self::Rejected,
         Self::OrphanOfUnknown,
-        Self::OrphanOfKnownBegins,
+        Self::TerminatesKnownOrphan,
         Self::OrphanAgain,
         Self::RestoredRunning,
-        Self::RestoredEnding,
+        Self::RestoredTerminating,
         Self::RestoredWaitingForName,
-        Self::KnownKept,
-        Self::KnownNeverStartedForgotten,
-        Self::KnownOrphanBegins,
-        Self::KnownOrphanReplayed,
-        Self::KnownFinishedReleased,
+        Self::SyncKeepsDesired,
+        Self::SyncForgetsNeverStarted,
+        Self::SyncTerminatesOrphan,
+        Self::SyncOfTerminatingOrphan,
+        Self::SyncReleasesFinished,
         Self::TakeOfUnknown,
         Self::TakeWhileBusy,
         Self::TakeStartsPod,
         Self::TakeStartsStatic,
         Self::TakeNameHeld,
-        Self::TakeNeverToStart,
+        Self::TakeNeverStarted,
         Self::TakeSync,
         Self::TakeTerminating,
         Self::TakeTerminated,
         Self::TakeFinished,
         Self::TakeFinishedClean,
-        Self::EnteredRuntime,
-        Self::SyncEnds,
+        Self::RuntimeReached,
+        Self::SyncCompleted,
         Self::ContainersStopped,
         Self::OrphanStopped,
-        Self::TakenDown,
+        Self::PodTornDown,
         Self::NameFreed,
-        Self::Gone,
-        Self::GoneAndRestarts,
-        Self::DoneAgain,
+        Self::PodForgotten,
+        Self::PodForgottenAndRestarted,
+        Self::DoneRequeue,
         Self::DoneIdle,
         Self::DoneNetwork,
         Self::DoneFailed,
-        Self::DoneCut,
+        Self::DoneInterrupted,
         Self::DoneCancelled,
-        Self::DoneOvertaken,
+        Self::DoneSuperseded,
         Self::DoneOfUnknown,
-        Self::LostWorkerReplaced,
+        Self::ExitedWorkerReplaced,
     ];
 }
 
@@ -421,8 +421,8 @@ pub struct Step {
 /// The judgements within the table. The defaults are the product's; tests plant wrong ones.
 pub trait Judge {
     /// A static pod may start.
-    fn may_start(&self, uid: &PodUid, started: Option<&PodUid>, line: &[NameWaiter]) -> bool {
-        static_pod_may_start(uid, started, line)
+    fn may_start(&self, uid: &PodUid, started: Option<&PodUid>, name_queue: &[FullNameWaiter]) -> bool {
+        static_pod_may_start(uid, started, name_queue)
     }
 
     /// A worker may take work beside what it has.
@@ -431,8 +431,8 @@ pub trait Judge {
     }
 
     /// The effective grace.
-    fn grace(&self, stored: i64, pod: PodGrace, wanted: Option<i64>) -> Effective {
-        grace::effective_of(stored, pod, wanted)
+    fn grace(&self, stored: i64, pod: PodGrace, wanted: Option<i64>) -> EffectiveGrace {
+        grace::effective_grace(stored, pod, wanted)
     }
 
     /// The end of a grace that was shortened.
@@ -446,17 +446,17 @@ pub trait Judge {
     }
 
     /// The phase after work that came to its end.
-    fn next_phase(&self, phase: Phase) -> Phase {
+    fn next_phase(&self, phase: WorkerPhase) -> WorkerPhase {
         match phase {
-            Phase::Sync => Phase::Terminating,
-            Phase::Terminating => Phase::Terminated,
-            Phase::Terminated | Phase::Finished => Phase::Finished,
+            WorkerPhase::Sync => WorkerPhase::Terminating,
+            WorkerPhase::Terminating => WorkerPhase::Terminated,
+            WorkerPhase::Terminated | WorkerPhase::Finished => WorkerPhase::Finished,
         }
     }
 
     /// In this phase a pod still has its name.
-    fn holds_name(&self, phase: Phase) -> bool {
-        phase < Phase::Finished
+    fn holds_name(&self, phase: WorkerPhase) -> bool {
+        phase < WorkerPhase::Finished
     }
 
     /// A pod that no source names is to end.
@@ -465,8 +465,8 @@ pub trait Judge {
     }
 
     /// What is made of the end an earlier run had begun.
-    fn restored(&self, ending: Option<Ending>, _now: Duration) -> Option<Ending> {
-        ending
+    fn restored(&self, termination: Option<Termination>, _now: Duration) -> Option<Termination> {
+        termination
     }
 
     /// A look that began then is newer than the last action.
@@ -479,17 +479,19 @@ pub trait Judge {
         made.iter().all(|m| ids.contains(m))
     }
 
-    /// How long to wait after an outcome. `cuts`: that many in a row before it.
-    fn wait(&self, outcome: Outcome, cuts: u32, resync: Duration, chance: f64) -> Duration {
+    /// How long to wait after an outcome. `interruptions`: that many in a row before it.
+    fn wait(&self, outcome: Outcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
         match outcome {
-            Outcome::Advance | Outcome::Again => Duration::ZERO,
+            Outcome::Advance | Outcome::Requeue => Duration::ZERO,
             Outcome::Idle(within) => {
                 let resync = jitter(resync, chance);
                 within.map_or(resync, |w| w.min(resync))
             }
             Outcome::NetworkNotReady => jitter(NETWORK_WAIT, chance),
             Outcome::Failed(after) => after.unwrap_or_else(|| jitter(ERROR_WAIT, chance)),
-            Outcome::Cut => CUT_FIRST.saturating_mul(2_u32.saturating_pow(cuts)).min(CUT_LAST),
+            Outcome::Interrupted => INTERRUPTED_FIRST_WAIT
+                .saturating_mul(2_u32.saturating_pow(interruptions))
+                .min(INTERRUPTED_LONGEST_WAIT),
             // Where nothing came after all it is as an error.
             Outcome::Cancelled => jitter(ERROR_WAIT, chance),
         }
@@ -510,17 +512,17 @@ pub fn jitter(d: Duration, chance: f64) -> Duration {
 
 /// What a worker has taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Busy {
-    phase: Phase,
+struct InFlightWork {
+    phase: WorkerPhase,
     // Only a sync that has not reached the runtime is cancelled.
     cancellable: bool,
 }
 
 /// One pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct State {
-    facts: Facts,
-    ending: Option<Ending>,
+struct PodSyncStatus {
+    facts: PodFacts,
+    termination: Option<Termination>,
     // It began to run, or to end; a static pod has its name then.
     started: bool,
     // Only the runtime knows of it.
@@ -533,18 +535,18 @@ struct State {
     deleted: bool,
     removed: bool,
     restart_requested: bool,
-    busy: Option<Busy>,
+    busy: Option<InFlightWork>,
     // Something came while it was busy.
-    overtaken: bool,
-    cuts: u32,
+    superseded: bool,
+    interruptions: u32,
     waiters: Vec<u64>,
 }
 
-impl State {
-    fn new(facts: Facts) -> Self {
+impl PodSyncStatus {
+    fn new(facts: PodFacts) -> Self {
         Self {
             facts,
-            ending: None,
+            termination: None,
             started: false,
             runtime_only: false,
             observed: false,
@@ -554,22 +556,22 @@ impl State {
             removed: false,
             restart_requested: false,
             busy: None,
-            overtaken: false,
-            cuts: 0,
+            superseded: false,
+            interruptions: 0,
             waiters: Vec::new(),
         }
     }
 
-    fn phase(&self) -> Phase {
-        Phase::of(self.ending.as_ref())
+    fn phase(&self) -> WorkerPhase {
+        WorkerPhase::of(self.termination.as_ref())
     }
 }
 
 /// The workers of all pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Workers {
+pub struct PodSyncStatuses {
     resync: Duration,
-    pods: BTreeMap<PodUid, State>,
-    line: Line,
+    pods: BTreeMap<PodUid, PodSyncStatus>,
+    name_queue: FullNameQueue,
     synced: bool,
 }

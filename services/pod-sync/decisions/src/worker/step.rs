@@ -6,8 +6,9 @@ use std::time::Duration;
 use quintlet_model::ids::PodUid;
 
 use super::{
-    Busy, Cause, Effect, Ending, Facts, Input, Judge, Kill, Kind, Line, NAME_WAIT, NameWaiter, ORPHAN_GRACE,
-    Outcome, Phase, PodGrace, Rule, Sound, State, Step, Work, Workers, jitter,
+    Effect, FullNameQueue, FullNameWaiter, InFlightWork, Input, Judge, KillPodOptions, NAME_WAIT,
+    ORPHAN_GRACE, Outcome, PodFacts, PodGrace, PodSyncStatus, PodSyncStatuses, Rule, Sound, Step,
+    SyncPodType, Termination, TerminationCause, Work, WorkerPhase, jitter,
 };
 
 /// When, and with what luck.
@@ -17,11 +18,11 @@ struct At {
     chance: f64,
 }
 
-impl Workers {
+impl PodSyncStatuses {
     /// No pod. `resync` is `syncFrequency`.
     #[must_use]
     pub fn new(resync: Duration) -> Self {
-        Self { resync, pods: BTreeMap::new(), line: Line::default(), synced: false }
+        Self { resync, pods: BTreeMap::new(), name_queue: FullNameQueue::default(), synced: false }
     }
 
     /// One step. `now` is CLOCK_BOOTTIME, `chance` is in `[0, 1)`.
@@ -37,25 +38,25 @@ impl Workers {
                 self.update(judge, uid, facts, kind, quiet, at, &mut out);
             }
             Input::Remove(uid) => self.remove(judge, &uid, at, &mut out),
-            Input::Refuse(uid) => self.refuse(&uid, at, &mut out),
+            Input::Reject(uid) => self.refuse(&uid, at, &mut out),
             Input::Orphan { uid, full_name } => self.orphan(judge, uid, full_name, at, &mut out),
-            Input::Restore { uid, facts, ending, started } => {
-                let ending = judge.restored(ending, now);
-                self.restore(judge, uid, facts, ending, started, &mut out);
+            Input::Restore { uid, facts, termination, started } => {
+                let termination = judge.restored(termination, now);
+                self.restore(judge, uid, facts, termination, started, &mut out);
             }
-            Input::Known(desired) => self.known(judge, &desired, at, &mut out),
-            Input::Take(uid) => self.take(judge, uid, at, &mut out),
-            Input::Entered(uid) => {
+            Input::SyncKnownPods(desired) => self.known(judge, &desired, at, &mut out),
+            Input::TakeWork(uid) => self.take(judge, uid, at, &mut out),
+            Input::RuntimeReached(uid) => {
                 if let Some(busy) = self.pods.get_mut(&uid).and_then(|s| s.busy.as_mut()) {
                     busy.cancellable = false;
-                    out.rules.push(Rule::EnteredRuntime);
+                    out.rules.push(Rule::RuntimeReached);
                 }
             }
             Input::Done { uid, outcome } => self.done(judge, uid, outcome, at, &mut out),
-            Input::Lost(uid) => {
+            Input::WorkerExited(uid) => {
                 if let Some(state) = self.pods.get_mut(&uid) {
                     state.busy = None;
-                    out.rules.push(Rule::LostWorkerReplaced);
+                    out.rules.push(Rule::ExitedWorkerReplaced);
                     out.effects.push(Effect::Spawn(uid));
                 }
             }
@@ -63,9 +64,9 @@ impl Workers {
         out
     }
 
-    fn add(&mut self, uid: &PodUid, state: State, out: &mut Step) {
+    fn add(&mut self, uid: &PodUid, state: PodSyncStatus, out: &mut Step) {
         if state.facts.is_static && !state.started {
-            self.line.join(&state.facts.full_name, uid);
+            self.name_queue.join(&state.facts.full_name, uid);
         }
         self.pods.insert(uid.clone(), state);
         out.effects.push(Effect::Spawn(uid.clone()));
@@ -76,51 +77,51 @@ impl Workers {
         &mut self,
         judge: &impl Judge,
         uid: PodUid,
-        facts: Facts,
-        kind: Kind,
+        facts: PodFacts,
+        kind: SyncPodType,
         quiet: bool,
         at: At,
         out: &mut Step,
     ) {
         if !self.pods.contains_key(&uid) {
-            let mut state = State::new(facts.clone());
+            let mut state = PodSyncStatus::new(facts.clone());
             if facts.terminal && quiet {
                 // Only what is left of it has to go.
                 state.started = true;
                 state.acknowledged = true;
                 state.deleted = facts.deleted;
-                let mut ending = begin(judge, Cause::Completed, facts.grace, None, at.now);
-                ending.stopped = true;
-                state.ending = Some(ending);
-                out.rules.push(Rule::CreatedAlreadyOver);
+                let mut termination = begin(judge, TerminationCause::Completed, facts.grace, None, at.now);
+                termination.stopped = true;
+                state.termination = Some(termination);
+                out.rules.push(Rule::CreatedAlreadyTerminal);
                 return self.add(&uid, state, out);
             }
-            let ends = facts.deleted || facts.terminal || matches!(kind, Kind::Kill(_));
-            out.rules.push(if ends { Rule::CreatedEnding } else { Rule::Created });
+            let ends = facts.deleted || facts.terminal || matches!(kind, SyncPodType::Kill(_));
+            out.rules.push(if ends { Rule::CreatedTerminating } else { Rule::Created });
             self.add(&uid, state, out);
         }
         let Some(state) = self.pods.get_mut(&uid) else { return };
-        if state.ending.is_some() && kind == Kind::Create {
+        if state.termination.is_some() && kind == SyncPodType::Create {
             // A UID that is used again: this life ends first.
             if !state.restart_requested {
                 state.restart_requested = true;
                 wake(state, &uid, out);
             }
-            out.rules.push(Rule::CreateWhileEndingIsRestart);
+            out.rules.push(Rule::CreateWhileTerminatingRequestsRestart);
             return;
         }
         let kill = match kind {
-            Kind::Kill(kill) => Some(kill),
-            Kind::Create | Kind::Update => None,
+            SyncPodType::Kill(kill) => Some(kill),
+            SyncPodType::Create | SyncPodType::Update => None,
         };
-        if state.phase() >= Phase::Terminated {
+        if state.phase() >= WorkerPhase::Terminated {
             // A deletion still has to reach the status.
             state.deleted |= facts.deleted;
             state.facts = facts;
             match kill.and_then(|k| k.waiter) {
                 Some(waiter) => {
                     out.rules.push(Rule::KillOfStoppedAnsweredAtOnce);
-                    out.effects.push(Effect::Stopped(uid, vec![waiter]));
+                    out.effects.push(Effect::NotifyStopped(uid, vec![waiter]));
                 }
                 None => {
                     out.rules.push(Rule::UpdateOfFinishedIgnored);
@@ -130,13 +131,13 @@ impl Workers {
             return;
         }
         let cause = if facts.deleted {
-            Some((Cause::Deleted, Rule::DeletionBegins))
+            Some((TerminationCause::Deleted, Rule::TerminatesOnDeletion))
         } else if facts.terminal {
-            Some((Cause::Completed, Rule::TerminalPhaseBegins))
+            Some((TerminationCause::Completed, Rule::TerminatesOnTerminalPhase))
         } else {
             kill.as_ref().map(|k| match k.evict {
-                true => (Cause::Evicted, Rule::EvictionBegins),
-                false => (Cause::Removed, Rule::KillBegins),
+                true => (TerminationCause::Evicted, Rule::TerminatesOnEviction),
+                false => (TerminationCause::Removed, Rule::TerminatesOnKill),
             })
         };
         if !state.runtime_only {
@@ -145,7 +146,7 @@ impl Workers {
         match cause {
             Some((cause, rule)) => end(judge, state, &uid, cause, rule, kill, at, out),
             // Without a cause of its own an update of a pod that ends may still bring a shorter grace.
-            None if state.ending.is_some() => {
+            None if state.termination.is_some() => {
                 shorten(judge, state, &uid, None, at, out);
                 wake(state, &uid, out);
             }
@@ -164,76 +165,77 @@ impl Workers {
         state.removed = true;
         state.deleted = true;
         state.restart_requested = false;
-        if state.ending.is_some() {
-            if state.ending.as_ref().is_some_and(|e| e.cause == Cause::Completed)
-                && let Some(ending) = state.ending.as_mut()
+        if state.termination.is_some() {
+            if state.termination.as_ref().is_some_and(|e| e.cause == TerminationCause::Completed)
+                && let Some(termination) = state.termination.as_mut()
             {
-                ending.cause = Cause::Removed;
+                termination.cause = TerminationCause::Removed;
             }
-            out.rules.push(Rule::RemoveWhileEnding);
+            out.rules.push(Rule::RemoveWhileTerminating);
             wake(state, uid, out);
             return;
         }
-        end(judge, state, uid, Cause::Removed, Rule::RemoveBegins, None, at, out);
+        end(judge, state, uid, TerminationCause::Removed, Rule::TerminatesOnRemove, None, at, out);
     }
 
     // Its worker is there to keep its status until somebody deletes it.
     fn refuse(&mut self, uid: &PodUid, at: At, out: &mut Step) {
         let Some(state) = self.pods.get_mut(uid) else { return };
-        if state.ending.is_some() {
+        if state.termination.is_some() {
             return;
         }
         let grace = state.facts.grace;
-        let mut ending = begin(&Sound, Cause::Completed, grace, None, at.now);
-        (ending.stopped, ending.finished) = (true, true);
-        state.ending = Some(ending);
+        let mut termination = begin(&Sound, TerminationCause::Completed, grace, None, at.now);
+        (termination.stopped, termination.finished) = (true, true);
+        state.termination = Some(termination);
         state.acknowledged = true;
-        out.rules.push(Rule::Refused);
+        out.rules.push(Rule::Rejected);
         self.free_name(uid, out);
     }
 
     fn orphan(&mut self, judge: &impl Judge, uid: PodUid, full_name: String, at: At, out: &mut Step) {
         let Some(state) = self.pods.get_mut(&uid) else {
             let grace = PodGrace { deletion: Some(ORPHAN_GRACE), termination: None };
-            let mut state = State::new(Facts { full_name, grace, ..Facts::default() });
+            let mut state = PodSyncStatus::new(PodFacts { full_name, grace, ..PodFacts::default() });
             (state.runtime_only, state.observed, state.deleted) = (true, true, true);
             state.removed = true;
-            state.ending = Some(begin(judge, Cause::Removed, grace, None, at.now));
+            state.termination = Some(begin(judge, TerminationCause::Removed, grace, None, at.now));
             out.rules.push(Rule::OrphanOfUnknown);
             return self.add(&uid, state, out);
         };
         state.observed = true;
-        if state.ending.is_some() {
+        if state.termination.is_some() {
             out.rules.push(Rule::OrphanAgain);
             wake(state, &uid, out);
             return;
         }
         state.deleted = true;
-        end(judge, state, &uid, Cause::Removed, Rule::OrphanOfKnownBegins, None, at, out);
+        end(judge, state, &uid, TerminationCause::Removed, Rule::TerminatesKnownOrphan, None, at, out);
     }
 
     fn restore(
         &mut self,
         judge: &impl Judge,
         uid: PodUid,
-        facts: Facts,
-        ending: Option<Ending>,
+        facts: PodFacts,
+        termination: Option<Termination>,
         started: bool,
         out: &mut Step,
     ) {
-        let mut state = State::new(facts);
+        let mut state = PodSyncStatus::new(facts);
         // What ends has begun to: a pod that never started is not recorded as ending.
-        state.started = started || ending.is_some();
-        state.acknowledged = ending.is_some();
-        state.deleted = state.facts.deleted || ending.as_ref().is_some_and(|e| e.cause == Cause::Removed);
-        state.removed = ending.as_ref().is_some_and(|e| e.cause == Cause::Removed);
-        state.evicted = ending.as_ref().is_some_and(|e| e.cause == Cause::Evicted);
-        state.ending = ending;
+        state.started = started || termination.is_some();
+        state.acknowledged = termination.is_some();
+        state.deleted =
+            state.facts.deleted || termination.as_ref().is_some_and(|e| e.cause == TerminationCause::Removed);
+        state.removed = termination.as_ref().is_some_and(|e| e.cause == TerminationCause::Removed);
+        state.evicted = termination.as_ref().is_some_and(|e| e.cause == TerminationCause::Evicted);
+        state.termination = termination;
         if state.facts.is_static && state.started && judge.holds_name(state.phase()) {
-            self.line.start(&state.facts.full_name, &uid);
+            self.name_queue.start(&state.facts.full_name, &uid);
         }
-        out.rules.push(match (&state.ending, state.facts.is_static && !state.started) {
-            (Some(_), _) => Rule::RestoredEnding,
+        out.rules.push(match (&state.termination, state.facts.is_static && !state.started) {
+            (Some(_), _) => Rule::RestoredTerminating,
             (None, true) => Rule::RestoredWaitingForName,
             (None, false) => Rule::RestoredRunning,
         });
@@ -247,24 +249,24 @@ impl Workers {
             let Some(state) = self.pods.get_mut(&uid) else { continue };
             let orphan = judge.is_orphan(desired, &uid);
             if !orphan {
-                out.rules.push(Rule::KnownKept);
+                out.rules.push(Rule::SyncKeepsDesired);
                 continue;
             }
             let was_removed = std::mem::replace(&mut state.removed, true);
             state.deleted = true;
             state.restart_requested = false;
-            if state.phase() == Phase::Finished {
-                out.rules.push(Rule::KnownFinishedReleased);
+            if state.phase() == WorkerPhase::Finished {
+                out.rules.push(Rule::SyncReleasesFinished);
                 if !was_removed {
                     wake(state, &uid, out);
                 }
             } else if !state.started && !state.observed && state.busy.is_none() {
-                out.rules.push(Rule::KnownNeverStartedForgotten);
+                out.rules.push(Rule::SyncForgetsNeverStarted);
                 self.forget(&uid, out);
-            } else if state.ending.is_none() {
-                end(judge, state, &uid, Cause::Removed, Rule::KnownOrphanBegins, None, at, out);
+            } else if state.termination.is_none() {
+                end(judge, state, &uid, TerminationCause::Removed, Rule::SyncTerminatesOrphan, None, at, out);
             } else {
-                out.rules.push(Rule::KnownOrphanReplayed);
+                out.rules.push(Rule::SyncOfTerminatingOrphan);
                 if !was_removed {
                     wake(state, &uid, out);
                 }
@@ -289,15 +291,15 @@ impl Workers {
         let phase = state.phase();
         let clean = state.removed || state.restart_requested;
         let (work, rule) = match phase {
-            Phase::Sync => (Work::Sync, Rule::TakeSync),
-            Phase::Terminating => (Work::Terminating, Rule::TakeTerminating),
-            Phase::Terminated => (Work::Terminated, Rule::TakeTerminated),
-            Phase::Finished if clean => (Work::Finished { clean }, Rule::TakeFinishedClean),
-            Phase::Finished => (Work::Finished { clean }, Rule::TakeFinished),
+            WorkerPhase::Sync => (Work::Sync, Rule::TakeSync),
+            WorkerPhase::Terminating => (Work::Terminating, Rule::TakeTerminating),
+            WorkerPhase::Terminated => (Work::Terminated, Rule::TakeTerminated),
+            WorkerPhase::Finished if clean => (Work::Finished { clean }, Rule::TakeFinishedClean),
+            WorkerPhase::Finished => (Work::Finished { clean }, Rule::TakeFinished),
         };
-        state.acknowledged |= phase > Phase::Sync;
-        state.busy = Some(Busy { phase, cancellable: phase == Phase::Sync });
-        state.overtaken = false;
+        state.acknowledged |= phase > WorkerPhase::Sync;
+        state.busy = Some(InFlightWork { phase, cancellable: phase == WorkerPhase::Sync });
+        state.superseded = false;
         out.rules.push(rule);
         out.effects.push(Effect::Work(uid, work));
     }
@@ -308,36 +310,36 @@ impl Workers {
         let name = state.facts.full_name.clone();
         if !state.facts.is_static {
             out.rules.push(Rule::TakeStartsPod);
-        } else if state.ending.is_some() && state.observed {
+        } else if state.termination.is_some() && state.observed {
             // What runs of it has to go, whoever has the name.
             out.rules.push(Rule::TakeStartsPod);
-        } else if state.ending.is_some() {
+        } else if state.termination.is_some() {
             // Nothing of it ever ran, and nothing ever will.
-            out.rules.push(Rule::TakeNeverToStart);
-            if let Some(ending) = self.pods.get_mut(uid).and_then(|s| s.ending.as_mut()) {
-                (ending.stopped, ending.finished) = (true, true);
+            out.rules.push(Rule::TakeNeverStarted);
+            if let Some(termination) = self.pods.get_mut(uid).and_then(|s| s.termination.as_mut()) {
+                (termination.stopped, termination.finished) = (true, true);
             }
             self.stopped(uid, out);
             self.free_name(uid, out);
         } else {
-            let holder = self.line.holder(&name).cloned();
-            let line: Vec<NameWaiter> = self
-                .line
+            let holder = self.name_queue.holder(&name).cloned();
+            let name_queue: Vec<FullNameWaiter> = self
+                .name_queue
                 .waiting(&name)
                 .iter()
-                .map(|u| NameWaiter {
+                .map(|u| FullNameWaiter {
                     uid: u.clone(),
-                    live: self.pods.get(u).is_some_and(|s| s.ending.is_none()),
+                    live: self.pods.get(u).is_some_and(|s| s.termination.is_none()),
                 })
                 .collect();
-            if !judge.may_start(uid, holder.as_ref(), &line) {
-                let other = holder.or_else(|| line.into_iter().find(|w| w.live).map(|w| w.uid));
+            if !judge.may_start(uid, holder.as_ref(), &name_queue) {
+                let other = holder.or_else(|| name_queue.into_iter().find(|w| w.live).map(|w| w.uid));
                 out.rules.push(Rule::TakeNameHeld);
-                out.effects.push(Effect::Work(uid.clone(), Work::WaitName { other }));
+                out.effects.push(Effect::Work(uid.clone(), Work::WaitForFullName { other }));
                 out.effects.push(Effect::Wait(uid.clone(), jitter(NAME_WAIT, at.chance)));
                 return false;
             }
-            self.line.start(&name, uid);
+            self.name_queue.start(&name, uid);
             out.rules.push(Rule::TakeStartsStatic);
         }
         if let Some(state) = self.pods.get_mut(uid) {
@@ -357,61 +359,62 @@ impl Workers {
             out.rules.push(Rule::DoneOfUnknown);
             return;
         };
-        let overtaken = std::mem::take(&mut state.overtaken);
-        let cuts = if outcome == Outcome::Cut { state.cuts } else { 0 };
-        state.cuts = if outcome == Outcome::Cut { cuts.saturating_add(1) } else { 0 };
+        let superseded = std::mem::take(&mut state.superseded);
+        let interruptions = if outcome == Outcome::Interrupted { state.interruptions } else { 0 };
+        state.interruptions =
+            if outcome == Outcome::Interrupted { interruptions.saturating_add(1) } else { 0 };
         if outcome == Outcome::Advance {
             return self.advance(judge, uid, busy.phase, at, out);
         }
         out.rules.push(match outcome {
-            Outcome::Advance | Outcome::Again => Rule::DoneAgain,
+            Outcome::Advance | Outcome::Requeue => Rule::DoneRequeue,
             Outcome::Idle(_) => Rule::DoneIdle,
             Outcome::NetworkNotReady => Rule::DoneNetwork,
             Outcome::Failed(_) => Rule::DoneFailed,
-            Outcome::Cut => Rule::DoneCut,
+            Outcome::Interrupted => Rule::DoneInterrupted,
             Outcome::Cancelled => Rule::DoneCancelled,
         });
-        let wait = if overtaken {
-            out.rules.push(Rule::DoneOvertaken);
+        let wait = if superseded {
+            out.rules.push(Rule::DoneSuperseded);
             Duration::ZERO
         } else {
-            judge.wait(outcome, cuts, resync, at.chance)
+            judge.wait(outcome, interruptions, resync, at.chance)
         };
         out.effects.push(Effect::Wait(uid, wait));
     }
 
-    fn advance(&mut self, judge: &impl Judge, uid: PodUid, from: Phase, at: At, out: &mut Step) {
+    fn advance(&mut self, judge: &impl Judge, uid: PodUid, from: WorkerPhase, at: At, out: &mut Step) {
         let Some(state) = self.pods.get_mut(&uid) else { return };
-        if from == Phase::Finished || (state.runtime_only && from == Phase::Terminating) {
-            out.rules.push(if state.runtime_only { Rule::OrphanStopped } else { Rule::Gone });
+        if from == WorkerPhase::Finished || (state.runtime_only && from == WorkerPhase::Terminating) {
+            out.rules.push(if state.runtime_only { Rule::OrphanStopped } else { Rule::PodForgotten });
             return self.forget(&uid, out);
         }
-        if state.ending.is_none() {
+        if state.termination.is_none() {
             // No deletion, no kill: its containers came to their end.
-            let mut ending = begin(judge, Cause::Completed, state.facts.grace, None, at.now);
+            let mut termination = begin(judge, TerminationCause::Completed, state.facts.grace, None, at.now);
             state.deleted |= state.facts.deleted;
             state.acknowledged = true;
-            ending.killed_as = None;
-            state.ending = Some(ending);
-            out.rules.push(Rule::SyncEnds);
-        } else if from > Phase::Sync {
+            termination.killed_as = None;
+            state.termination = Some(termination);
+            out.rules.push(Rule::SyncCompleted);
+        } else if from > WorkerPhase::Sync {
             let next = judge.next_phase(from);
-            if let Some(ending) = state.ending.as_mut() {
-                ending.stopped = next >= Phase::Terminated;
-                ending.finished = next >= Phase::Finished;
+            if let Some(termination) = state.termination.as_mut() {
+                termination.stopped = next >= WorkerPhase::Terminated;
+                termination.finished = next >= WorkerPhase::Finished;
             }
             out.rules.push(match from {
-                Phase::Sync | Phase::Terminating => Rule::ContainersStopped,
-                Phase::Terminated | Phase::Finished => Rule::TakenDown,
+                WorkerPhase::Sync | WorkerPhase::Terminating => Rule::ContainersStopped,
+                WorkerPhase::Terminated | WorkerPhase::Finished => Rule::PodTornDown,
             });
-            if next >= Phase::Terminated {
+            if next >= WorkerPhase::Terminated {
                 self.stopped(&uid, out);
             }
             if !judge.holds_name(next) {
                 self.free_name(&uid, out);
             }
         } else {
-            out.rules.push(Rule::DoneOvertaken);
+            out.rules.push(Rule::DoneSuperseded);
         }
         out.effects.push(Effect::Wait(uid, Duration::ZERO));
     }
@@ -419,17 +422,17 @@ impl Workers {
     fn stopped(&mut self, uid: &PodUid, out: &mut Step) {
         let waiters = self.pods.get_mut(uid).map(|s| std::mem::take(&mut s.waiters)).unwrap_or_default();
         if !waiters.is_empty() {
-            out.effects.push(Effect::Stopped(uid.clone(), waiters));
+            out.effects.push(Effect::NotifyStopped(uid.clone(), waiters));
         }
     }
 
     fn free_name(&mut self, uid: &PodUid, out: &mut Step) {
         let Some(name) = self.pods.get(uid).map(|s| s.facts.full_name.clone()) else { return };
-        if self.line.free(&name, uid) {
+        if self.name_queue.free(&name, uid) {
             out.rules.push(Rule::NameFreed);
         }
-        let live = |u: &&PodUid| self.pods.get(*u).is_some_and(|s| s.ending.is_none());
-        if let Some(next) = self.line.waiting(&name).iter().find(live) {
+        let live = |u: &&PodUid| self.pods.get(*u).is_some_and(|s| s.termination.is_none());
+        if let Some(next) = self.name_queue.waiting(&name).iter().find(live) {
             out.effects.push(Effect::Wake(next.clone()));
         }
     }
@@ -440,15 +443,21 @@ impl Workers {
         let Some(state) = self.pods.remove(uid) else { return };
         out.effects.push(Effect::Forget(uid.clone()));
         if state.restart_requested {
-            out.rules.push(Rule::GoneAndRestarts);
+            out.rules.push(Rule::PodForgottenAndRestarted);
             out.effects.push(Effect::Restart(uid.clone()));
         }
     }
 }
 
-fn begin(judge: &impl Judge, cause: Cause, grace: PodGrace, wanted: Option<i64>, now: Duration) -> Ending {
+fn begin(
+    judge: &impl Judge,
+    cause: TerminationCause,
+    grace: PodGrace,
+    wanted: Option<i64>,
+    now: Duration,
+) -> Termination {
     let grace_seconds = judge.grace(0, grace, wanted).seconds;
-    Ending {
+    Termination {
         cause,
         grace_seconds,
         deadline: now.saturating_add(Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(1))),
@@ -463,34 +472,34 @@ fn begin(judge: &impl Judge, cause: Cause, grace: PodGrace, wanted: Option<i64>,
 #[allow(clippy::too_many_arguments, reason = "the whole of one transition")]
 fn end(
     judge: &impl Judge,
-    state: &mut State,
+    state: &mut PodSyncStatus,
     uid: &PodUid,
-    cause: Cause,
+    cause: TerminationCause,
     rule: Rule,
-    kill: Option<Kill>,
+    kill: Option<KillPodOptions>,
     at: At,
     out: &mut Step,
 ) {
     let wanted = kill.as_ref().and_then(|k| k.grace);
-    state.deleted |= cause == Cause::Deleted;
+    state.deleted |= cause == TerminationCause::Deleted;
     state.evicted |= kill.as_ref().is_some_and(|k| k.evict);
-    match state.ending.as_mut() {
+    match state.termination.as_mut() {
         None => {
-            let mut ending = begin(judge, cause, state.facts.grace, wanted, at.now);
-            ending.killed_as = kill.as_ref().and_then(|k| k.killed_as.clone());
-            state.ending = Some(ending);
+            let mut termination = begin(judge, cause, state.facts.grace, wanted, at.now);
+            termination.killed_as = kill.as_ref().and_then(|k| k.killed_as.clone());
+            state.termination = Some(termination);
             out.rules.push(rule);
             cancel(judge, state, uid, true, false, out);
         }
-        Some(ending) => {
+        Some(termination) => {
             // A deletion says more than the end of the containers did.
-            if cause == Cause::Deleted || ending.cause == Cause::Completed {
-                ending.cause = cause;
+            if cause == TerminationCause::Deleted || termination.cause == TerminationCause::Completed {
+                termination.cause = cause;
             }
             if let Some(kill) = &kill {
                 out.rules.push(Rule::KillWhileTerminatingJoins);
                 if kill.killed_as.is_some() {
-                    ending.killed_as.clone_from(&kill.killed_as);
+                    termination.killed_as.clone_from(&kill.killed_as);
                 }
             }
             shorten(judge, state, uid, wanted, at, out);
@@ -500,37 +509,51 @@ fn end(
     wake(state, uid, out);
 }
 
-fn shorten(judge: &impl Judge, state: &mut State, uid: &PodUid, wanted: Option<i64>, at: At, out: &mut Step) {
-    let Some(ending) = state.ending.as_mut() else { return };
-    let effective = judge.grace(ending.grace_seconds, state.facts.grace, wanted);
+fn shorten(
+    judge: &impl Judge,
+    state: &mut PodSyncStatus,
+    uid: &PodUid,
+    wanted: Option<i64>,
+    at: At,
+    out: &mut Step,
+) {
+    let Some(termination) = state.termination.as_mut() else { return };
+    let effective = judge.grace(termination.grace_seconds, state.facts.grace, wanted);
     if !effective.shortened {
         out.rules.push(Rule::GraceKept);
         return;
     }
-    ending.grace_seconds = effective.seconds;
-    ending.deadline = judge.deadline(ending.deadline, at.now, effective.seconds);
+    termination.grace_seconds = effective.seconds;
+    termination.deadline = judge.deadline(termination.deadline, at.now, effective.seconds);
     out.rules.push(Rule::GraceShortened);
     cancel(judge, state, uid, false, true, out);
 }
 
-fn cancel(judge: &impl Judge, state: &State, uid: &PodUid, begins: bool, shortened: bool, out: &mut Step) {
+fn cancel(
+    judge: &impl Judge,
+    state: &PodSyncStatus,
+    uid: &PodUid,
+    begins: bool,
+    shortened: bool,
+    out: &mut Step,
+) {
     let Some(busy) = state.busy.as_ref() else { return };
     match busy.phase {
-        Phase::Sync if judge.cancels(!busy.cancellable, begins, shortened) => {
+        WorkerPhase::Sync if judge.cancels(!busy.cancellable, begins, shortened) => {
             out.rules.push(Rule::SyncCancelled);
             out.effects.push(Effect::Cancel(uid.clone()));
         }
-        Phase::Sync => out.rules.push(Rule::SyncPastCancelling),
+        WorkerPhase::Sync => out.rules.push(Rule::SyncNotCancellable),
         // The kubelet lets a hook that hangs take the grace it began with; here who wants it sooner gets it.
-        Phase::Terminating if shortened => {
-            out.rules.push(Rule::StopCutShort);
+        WorkerPhase::Terminating if shortened => {
+            out.rules.push(Rule::StopInterruptedByShorterGrace);
             out.effects.push(Effect::Cancel(uid.clone()));
         }
-        Phase::Terminating | Phase::Terminated | Phase::Finished => {}
+        WorkerPhase::Terminating | WorkerPhase::Terminated | WorkerPhase::Finished => {}
     }
 }
 
-fn wake(state: &mut State, uid: &PodUid, out: &mut Step) {
-    state.overtaken = state.busy.is_some();
+fn wake(state: &mut PodSyncStatus, uid: &PodUid, out: &mut Step) {
+    state.superseded = state.busy.is_some();
     out.effects.push(Effect::Wake(uid.clone()));
 }

@@ -17,7 +17,7 @@ use self::keyring::{Credential, Keyring, Malformed, parse_config_json, parse_doc
 use self::node_files::NodeFiles;
 use self::plugins::{Account, Accounts, Plugins, TokenAttributes};
 use pod_sync_cri_config::objects::ObjectSource;
-use pod_sync_decisions::image_access::{AccountUsed, Openers, SecretUsed};
+use pod_sync_decisions::image_access::{ImagePullSecret, ImagePullServiceAccount, PullCredentials};
 use pod_sync_decisions::image_name;
 use pod_sync_volumes::token::{TokenCache, TokenKey, TokenSource};
 
@@ -114,7 +114,7 @@ impl Credentials {
         let token = self.tokens.get(&key, source, now, Duration::ZERO).await.map_err(|e| e.to_string())?;
         Ok(Some(Account {
             token: token.token.clone(),
-            account: AccountUsed {
+            account: ImagePullServiceAccount {
                 uid: account_uid(&token.token).unwrap_or_default(),
                 namespace: key.namespace,
                 name: key.service_account,
@@ -165,23 +165,25 @@ pub enum Owner {
     /// The node's: its files, and plugins that were not asked for an account.
     Node,
     /// A pull secret of the pod.
-    Secret(SecretUsed),
+    Secret(ImagePullSecret),
     /// The pod's service account.
-    Account(AccountUsed),
+    Account(ImagePullServiceAccount),
 }
 
 impl Owner {
     /// Who may use an image that this credential opened.
     #[must_use]
-    pub fn opens(self) -> Openers {
+    pub fn opens(self) -> PullCredentials {
         match self {
-            Self::Secret(secret) => Openers { kubernetes_secrets: vec![secret], ..Openers::default() },
-            // An account that cannot be told from one recreated under its name opens it for this pull alone.
-            Self::Account(account) if account.uid.is_empty() => Openers::default(),
-            Self::Account(account) => {
-                Openers { kubernetes_service_accounts: vec![account], ..Openers::default() }
+            Self::Secret(secret) => {
+                PullCredentials { kubernetes_secrets: vec![secret], ..PullCredentials::default() }
             }
-            Self::Node => Openers::everybody(),
+            // An account that cannot be told from one recreated under its name opens it for this pull alone.
+            Self::Account(account) if account.uid.is_empty() => PullCredentials::default(),
+            Self::Account(account) => {
+                PullCredentials { kubernetes_service_accounts: vec![account], ..PullCredentials::default() }
+            }
+            Self::Node => PullCredentials::node_wide(),
         }
     }
 }
@@ -206,7 +208,7 @@ fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring<Presented>, BadSecret> 
         };
         match parsed {
             Some(Ok(found)) => entries.extend(found.into_iter().map(|(key, credential)| {
-                let used = SecretUsed {
+                let used = ImagePullSecret {
                     uid: secret.metadata.uid.clone().unwrap_or_default(),
                     namespace: secret.metadata.namespace.clone().unwrap_or_default(),
                     name: secret.metadata.name.clone().unwrap_or_default(),
@@ -244,8 +246,8 @@ mod tests {
         for other in ["opaque", "a.b.c", &format!("x.{}.y", encode("{}"))] {
             assert_eq!(account_uid(other), None, "{other}");
         }
-        let unknown = AccountUsed { name: "sa".to_owned(), ..AccountUsed::default() };
-        assert_eq!(Owner::Account(unknown).opens(), Openers::default());
+        let unknown = ImagePullServiceAccount { name: "sa".to_owned(), ..ImagePullServiceAccount::default() };
+        assert_eq!(Owner::Account(unknown).opens(), PullCredentials::default());
     }
 
     #[tokio::test]

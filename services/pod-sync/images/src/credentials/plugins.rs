@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::{Semaphore, watch};
 
 use super::keyring::{self, Credential, Keyring};
-use pod_sync_decisions::image_access::AccountUsed;
+use pod_sync_decisions::image_access::ImagePullServiceAccount;
 use pod_sync_decisions::image_name;
 
 /// A plugin gets this long (pkg/credentialprovider/plugin).
@@ -137,7 +137,7 @@ pub struct Account {
     /// A token for the plugin's audience.
     pub token: String,
     /// Which account it is.
-    pub account: AccountUsed,
+    pub account: ImagePullServiceAccount,
     /// Those of its annotations that the plugin asked for.
     pub annotations: BTreeMap<String, String>,
 }
@@ -145,7 +145,7 @@ pub struct Account {
 impl Account {
     // What an answer is good for: an account with other annotations is another.
     fn key(&self) -> String {
-        let AccountUsed { uid, namespace, name } = &self.account;
+        let ImagePullServiceAccount { uid, namespace, name } = &self.account;
         let annotations = json!(self.annotations);
         format!("{namespace}/{name}\0{uid}\0{annotations}")
     }
@@ -268,7 +268,7 @@ impl Plugins {
         image: &str,
         repository: &str,
         accounts: &Accounts,
-    ) -> Vec<(Credential, Option<AccountUsed>)> {
+    ) -> Vec<(Credential, Option<ImagePullServiceAccount>)> {
         let mut out = Vec::new();
         for (place, plugin) in self.plugins.iter().enumerate().filter(|(_, p)| p.is_for(repository)) {
             let account = match (&plugin.config.token_attributes, accounts.get(&place)) {
@@ -694,7 +694,7 @@ END"#
     fn account(name: &str, annotations: &[(&str, &str)]) -> Account {
         Account {
             token: format!("token of {name}"),
-            account: AccountUsed { name: name.to_owned(), ..AccountUsed::default() },
+            account: ImagePullServiceAccount { name: name.to_owned(), ..ImagePullServiceAccount::default() },
             annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
         }
     }

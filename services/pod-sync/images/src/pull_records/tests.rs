@@ -28,9 +28,9 @@ impl Scene {
     }
 }
 
-fn secret(name: &str) -> SecretUsed {
+fn secret(name: &str) -> ImagePullSecret {
     let text = str::to_owned;
-    SecretUsed {
+    ImagePullSecret {
         uid: text("u"),
         namespace: text("ns"),
         name: text(name),
@@ -38,8 +38,8 @@ fn secret(name: &str) -> SecretUsed {
     }
 }
 
-fn opened_by(secret: SecretUsed) -> Openers {
-    Openers { kubernetes_secrets: vec![secret], ..Openers::default() }
+fn opened_by(secret: ImagePullSecret) -> PullCredentials {
+    PullCredentials { kubernetes_secrets: vec![secret], ..PullCredentials::default() }
 }
 
 fn listed(id: &str, names: &[&str]) -> Image {
@@ -82,7 +82,7 @@ fn records_are_the_kubelets() {
     let mode = |p: &Path| std::fs::metadata(p).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&scene.dir.path().join("image_manager/pulled")), 0o700);
     assert_eq!(mode(&scene.path("pulled", ID)), 0o600);
-    records.begin("r.test/all").unwrap().pulled("sha256:all", Openers::everybody());
+    records.begin("r.test/all").unwrap().pulled("sha256:all", PullCredentials::node_wide());
     let text = std::fs::read_to_string(scene.path("pulled", "sha256:all")).unwrap();
     assert!(text.contains(r#""credentialMapping":{"r.test/all":{"nodePodsAccessible":true}}"#), "{text}");
 }
@@ -107,7 +107,8 @@ fn records_of_a_kubelet_are_taken_over_and_others_are_left_alone() {
     let tmp = scene.dir.path().join("image_manager/pulled/sha256-x.tmp");
     std::fs::write(&tmp, "{").unwrap();
     let records = scene.open();
-    let sa = AccountUsed { uid: "u".to_owned(), namespace: "ns".to_owned(), name: "sa".to_owned() };
+    let sa =
+        ImagePullServiceAccount { uid: "u".to_owned(), namespace: "ns".to_owned(), name: "sa".to_owned() };
     for (id, want) in [
         ("alpha", Access::Ask),
         ("beta", Access::Ask),
@@ -118,7 +119,7 @@ fn records_of_a_kubelet_are_taken_over_and_others_are_left_alone() {
         assert_eq!(records.access(IMAGE, id), want, "{id}");
         assert_eq!(scene.path("pulled", id).exists(), id != "absent");
     }
-    records.begin(IMAGE).unwrap().pulled("torn", Openers::everybody());
+    records.begin(IMAGE).unwrap().pulled("torn", PullCredentials::node_wide());
     assert_eq!(records.access(IMAGE, "torn"), Access::Free);
     assert!(records.answer(IMAGE, "beta", &[], std::slice::from_ref(&sa)));
     assert!(!records.answer(IMAGE, "beta", &[secret("a")], &[]));
@@ -132,9 +133,9 @@ fn what_a_pod_shows_is_learnt_and_outlives_the_process() {
     records.begin(IMAGE).unwrap().pulled(ID, opened_by(secret("a")));
     assert_eq!(records.access(IMAGE, ID), Access::Ask);
     assert!(!records.answer(IMAGE, ID, &[secret("b")], &[]));
-    let copy = SecretUsed { name: "copy".to_owned(), ..secret("a") };
+    let copy = ImagePullSecret { name: "copy".to_owned(), ..secret("a") };
     assert!(records.answer(IMAGE, ID, std::slice::from_ref(&copy), &[]));
-    let rotated = SecretUsed { credential_hash: "new".to_owned(), ..copy };
+    let rotated = ImagePullSecret { credential_hash: "new".to_owned(), ..copy };
     let records = scene.open();
     assert!(records.answer(IMAGE, ID, &[rotated], &[]), "the copy is known by its coordinates");
 }
@@ -184,11 +185,11 @@ fn records_of_images_that_are_gone_go() {
     let scene = Scene::new();
     let records = scene.open();
     for id in ["gone", "here"] {
-        records.begin(IMAGE).unwrap().pulled(id, Openers::everybody());
+        records.begin(IMAGE).unwrap().pulled(id, PullCredentials::node_wide());
     }
     scene.clock.advance(Duration::from_secs(10));
     let since = scene.clock.boot();
-    records.begin(IMAGE).unwrap().pulled("new", Openers::everybody());
+    records.begin(IMAGE).unwrap().pulled("new", PullCredentials::node_wide());
     records.prune(&["here".to_owned()].into(), since);
     let records = scene.open();
     for (id, want) in [("gone", false), ("here", true), ("new", true)] {

@@ -13,13 +13,13 @@ fn c(name: &str, cpu: &str, memory: &str) -> Value {
         {"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}}})
 }
 
-fn actions(now: &Pod, before: Option<&Pod>, runtime: &PodRuntime) -> (ResizeActions, Vec<Change>) {
+fn actions(now: &Pod, before: Option<&Pod>, runtime: &PodRuntime) -> (ResizeActions, Vec<ContainerChange>) {
     let record = before.map(of_pod);
     let mut actions = ResizeActions::default();
     let changes = pod::spec(now)
         .containers
         .iter()
-        .map(|c| of_container(now, c, runtime.newest(&c.name).unwrap(), record.as_ref(), &mut actions))
+        .map(|c| plan_container(now, c, runtime.newest(&c.name).unwrap(), record.as_ref(), &mut actions))
         .collect();
     (actions, changes)
 }
@@ -30,14 +30,14 @@ fn decreases_go_before_increases() {
     let after = pod(json!([c("a", "2", "96Mi"), c("b", "500m", "32Mi"), c("c", "1", "64Mi")]));
     let runtime = RuntimeBuilder::ready().running("a").running("b").running("c").build();
     let (got, changes) = actions(&after, Some(&before), &runtime);
-    assert!(changes.iter().all(|c| *c == Change::InPlace));
+    assert!(changes.iter().all(|c| *c == ContainerChange::InPlace));
     let names = |l: &[ContainerUpdate]| l.iter().map(|u| u.name.clone()).collect::<Vec<_>>();
     assert_eq!(
         (names(&got.memory), names(&got.cpu)),
         (vec!["b".into(), "a".into()], vec!["b".into(), "a".into()])
     );
-    assert_eq!(got.cpu[0].from, Amounts { limit: Some(1000), request: Some(1000) });
-    assert_eq!(got.cpu[0].to, Amounts { limit: Some(500), request: Some(500) });
+    assert_eq!(got.cpu[0].from, RequestAndLimit { limit: Some(1000), request: Some(1000) });
+    assert_eq!(got.cpu[0].to, RequestAndLimit { limit: Some(500), request: Some(500) });
     assert_eq!(got.memory[1].to.limit, Some(96 << 20));
     assert!(!got.pod && in_progress(&after, &runtime, Some(&of_pod(&before))));
     assert!(!in_progress(&after, &runtime, Some(&of_pod(&after))));
@@ -45,25 +45,26 @@ fn decreases_go_before_increases() {
 
 #[test]
 fn each_resource_follows_its_own_policy() {
-    let with = |policy: &str, cpu: &str, memory: &str| {
+    let with = |resize_policy: &str, cpu: &str, memory: &str| {
         let mut c = c("a", cpu, memory);
-        c["resizePolicy"] = json!([{"resourceName": policy, "restartPolicy": "RestartContainer"}]);
+        c["resizePolicy"] = json!([{"resourceName": resize_policy, "restartPolicy": "RestartContainer"}]);
         pod(json!([c]))
     };
     let runtime = RuntimeBuilder::ready().running("a").build();
-    for (name, policy, cpu, memory, want) in [
-        ("memory restarts", "memory", "1", "96Mi", Change::Restart),
-        ("cpu in place beside it", "memory", "2", "64Mi", Change::InPlace),
-        ("cpu restarts", "cpu", "2", "64Mi", Change::Restart),
-        ("both, one restarts", "cpu", "2", "96Mi", Change::Restart),
-        ("nothing changes", "cpu", "1", "64Mi", Change::InPlace),
+    for (name, resize_policy, cpu, memory, want) in [
+        ("memory restarts", "memory", "1", "96Mi", ContainerChange::Restart),
+        ("cpu in place beside it", "memory", "2", "64Mi", ContainerChange::InPlace),
+        ("cpu restarts", "cpu", "2", "64Mi", ContainerChange::Restart),
+        ("both, one restarts", "cpu", "2", "96Mi", ContainerChange::Restart),
+        ("nothing changes", "cpu", "1", "64Mi", ContainerChange::InPlace),
     ] {
-        let (got, changes) = actions(&with(policy, cpu, memory), Some(&with(policy, "1", "64Mi")), &runtime);
+        let (got, changes) =
+            actions(&with(resize_policy, cpu, memory), Some(&with(resize_policy, "1", "64Mi")), &runtime);
         assert_eq!(changes, [want], "{name}");
-        assert_eq!(got.pod, want == Change::Restart, "{name}");
+        assert_eq!(got.pod, want == ContainerChange::Restart, "{name}");
         assert_eq!(
             got.memory.is_empty() && got.cpu.is_empty(),
-            want == Change::Restart || name == "nothing changes"
+            want == ContainerChange::Restart || name == "nothing changes"
         );
     }
 }
@@ -105,7 +106,7 @@ fn without_a_limit_of_its_own_a_container_follows_the_pod_level() {
     let runtime = RuntimeBuilder::ready().running("a").build();
     let (before, after) = (with("1", "64Mi", requests()), with("2", "64Mi", requests()));
     let (got, changes) = actions(&after, Some(&before), &runtime);
-    assert_eq!((changes, got.memory.len(), got.pod), (vec![Change::InPlace], 0, false));
+    assert_eq!((changes, got.memory.len(), got.pod), (vec![ContainerChange::InPlace], 0, false));
     let [update] = &got.cpu[..] else { panic!("{got:?}") };
     assert_eq!((update.from.limit, update.to.limit), (Some(1000), Some(2000)));
     // The other resource stays as it is, and the record as the pod has it.
@@ -115,7 +116,7 @@ fn without_a_limit_of_its_own_a_container_follows_the_pod_level() {
     for (of, update, cpu, memory) in
         [(Resource::Cpu, &got.cpu[0], "2", "64Mi"), (Resource::Memory, &got.memory[0], "1", "96Mi")]
     {
-        let (told, kept) = given(container, update, of, Some(&of_pod(&before)));
+        let (told, kept) = actuated_resources(container, update, of, Some(&of_pod(&before)));
         let want = json!({"requests": {"cpu": "50m"}, "limits": {"cpu": cpu, "memory": memory}});
         let told = serde_json::to_value(told).unwrap();
         assert_eq!(told, want, "{of:?}");
@@ -124,8 +125,8 @@ fn without_a_limit_of_its_own_a_container_follows_the_pod_level() {
     // Of the resource that came first the second step knows.
     let mut record = of_pod(&before);
     let level = pod::spec(&both).resources.as_ref();
-    record.pod_level = Some(level_given(record.pod_level, level, Resource::Memory));
-    let (told, _) = given(container, &got.cpu[0], Resource::Cpu, Some(&record));
+    record.pod_level = Some(actuated_pod_level(record.pod_level, level, Resource::Memory));
+    let (told, _) = actuated_resources(container, &got.cpu[0], Resource::Cpu, Some(&record));
     let limits = json!({"cpu": "2", "memory": "96Mi"});
     assert_eq!(serde_json::to_value(told.limits).unwrap(), limits);
     let own = || json!({"limits": {"cpu": "500m", "memory": "32Mi"}});
@@ -156,10 +157,10 @@ fn what_does_not_run_is_not_in_progress_and_the_pod_level_is() {
 
 #[test]
 fn the_group_grows_before_its_containers_and_shrinks_after_them() {
-    use Step::{Containers, PodLimit, PodRequest};
+    use ResizeStep::{Containers, PodLimit, PodRequest};
     let now =
-        GroupNow { memory_limit: Some(100), memory_usage: 0, cpu_quota_us: Some(50_000), cpu_shares: 512 };
-    let free = GroupNow { memory_limit: None, cpu_quota_us: None, ..now };
+        CgroupState { memory_limit: Some(100), memory_usage: 0, cpu_quota_us: Some(50_000), cpu_shares: 512 };
+    let free = CgroupState { memory_limit: None, cpu_quota_us: None, ..now };
     let memory = |bytes| PodCgroup { memory_bytes: bytes, ..PodCgroup::default() };
     let cpu =
         |shares, quota| PodCgroup { cpu_shares: Some(shares), cpu_quota_us: quota, ..PodCgroup::default() };
@@ -182,7 +183,7 @@ fn the_group_grows_before_its_containers_and_shrinks_after_them() {
         ("a first quota shrinks", Resource::Cpu, free, cpu(512, Some(100_000)), vec![Containers, PodLimit]),
         ("no quota any more", Resource::Cpu, now, cpu(512, Some(-1)), vec![PodLimit, Containers]),
     ] {
-        assert_eq!(steps(resource, &now, &wanted), want, "{name}");
+        assert_eq!(resize_steps(resource, &now, &wanted), want, "{name}");
     }
 }
 
@@ -191,10 +192,11 @@ fn memory_is_not_taken_from_under_what_is_in_use() {
     let update = |name: &str, from, to| ContainerUpdate {
         id: quintlet_testkit::pods::id(name),
         name: name.to_owned(),
-        from: Amounts { limit: from, request: None },
-        to: Amounts { limit: to, request: None },
+        from: RequestAndLimit { limit: from, request: None },
+        to: RequestAndLimit { limit: to, request: None },
     };
-    let group = |limit, usage| GroupNow { memory_limit: limit, memory_usage: usage, ..GroupNow::default() };
+    let group =
+        |limit, usage| CgroupState { memory_limit: limit, memory_usage: usage, ..CgroupState::default() };
     let wanted = |bytes| PodCgroup { memory_bytes: bytes, ..PodCgroup::default() };
     let pod_text = "attempting to set pod memory limit (100) below current usage (100)";
     let container_text = "attempting to set container \"a\" memory limit (100) below current usage (100)";
@@ -227,18 +229,18 @@ fn memory_is_not_taken_from_under_what_is_in_use() {
         ),
         ("a limit goes", group(None, 100), wanted(None), vec![update("a", Some(100), None)], 100, None),
     ] {
-        assert_eq!(refused_decrease(&now, &wanted, &updates, |_| Some(used)), want, "{name}");
+        assert_eq!(memory_decrease_error(&now, &wanted, &updates, |_| Some(used)), want, "{name}");
     }
     let updates = [update("a", Some(200), Some(100))];
-    assert_eq!(refused_decrease(&group(None, 0), &wanted(None), &updates, |_| None), None, "not known");
+    assert_eq!(memory_decrease_error(&group(None, 0), &wanted(None), &updates, |_| None), None, "not known");
 }
 
 #[test]
 fn amounts_change_only_their_own_resource() {
     let spec = pod(json!([c("a", "0.5", "64Mi")]));
     let mut resources = pod::spec(&spec).containers[0].resources.clone().unwrap();
-    Amounts { limit: Some(128 << 20), request: None }.write(&mut resources, Resource::Memory);
-    Amounts { limit: Some(500), request: Some(250) }.write(&mut resources, Resource::Cpu);
+    RequestAndLimit { limit: Some(128 << 20), request: None }.write(&mut resources, Resource::Memory);
+    RequestAndLimit { limit: Some(500), request: Some(250) }.write(&mut resources, Resource::Cpu);
     assert_eq!(
         serde_json::to_value(&resources).unwrap(),
         json!({"limits": {"cpu": "0.5", "memory": "128Mi"}, "requests": {"cpu": "250m"}})

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use quintlet_model::ids::PodUid;
 
 use super::super::{
-    Effect, Ending, Facts, Input, Judge, Kill, Kind, Outcome, Phase, PodGrace, Rule, Step, Work, Workers,
+    Effect, Input, Judge, KillPodOptions, Outcome, PodFacts, PodGrace, PodSyncStatuses, Rule, Step,
+    SyncPodType, Termination, Work, WorkerPhase,
 };
 use super::invariants::Watcher;
 
@@ -21,11 +22,11 @@ pub(super) const PODS: u8 = 7;
 pub(super) enum Happens {
     Add(u8),
     Change { pod: u8, grace: Option<i64>, delete: bool, terminal: bool },
-    Gone(u8),
+    Removed(u8),
     // The source has it no more, and nobody was told.
     Missed(u8),
     Kill { pod: u8, grace: Option<i64>, evict: bool },
-    Refused(u8),
+    Rejected(u8),
     SeenInRuntime(u8),
     Housekeeping,
     Take(u8),
@@ -44,11 +45,11 @@ pub(super) fn happens() -> impl Strategy<Value = Happens> {
     let grace = || prop_oneof![Just(None), (0..40_i64).prop_map(Some)];
     let outcome = prop_oneof![
         4 => Just(Outcome::Advance),
-        1 => Just(Outcome::Again),
+        1 => Just(Outcome::Requeue),
         2 => prop_oneof![Just(None), (0..90_u64).prop_map(|s| Some(Duration::from_secs(s)))].prop_map(Outcome::Idle),
         1 => Just(Outcome::NetworkNotReady),
         1 => prop_oneof![Just(None), Just(Some(Duration::from_secs(3)))].prop_map(Outcome::Failed),
-        2 => Just(Outcome::Cut),
+        2 => Just(Outcome::Interrupted),
         1 => Just(Outcome::Cancelled),
     ];
     prop_oneof![
@@ -56,10 +57,10 @@ pub(super) fn happens() -> impl Strategy<Value = Happens> {
         4 => (pod(), grace(), any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(pod, grace, delete, terminal)| {
             Happens::Change { pod, grace, delete, terminal }
         }),
-        2 => pod().prop_map(Happens::Gone),
+        2 => pod().prop_map(Happens::Removed),
         1 => pod().prop_map(Happens::Missed),
         2 => (pod(), grace(), any::<bool>()).prop_map(|(pod, grace, evict)| Happens::Kill { pod, grace, evict }),
-        1 => pod().prop_map(Happens::Refused),
+        1 => pod().prop_map(Happens::Rejected),
         1 => pod().prop_map(Happens::SeenInRuntime),
         2 => Just(Happens::Housekeeping),
         10 => pod().prop_map(Happens::Take),
@@ -79,12 +80,12 @@ pub(super) fn uid(pod: u8) -> PodUid {
 /// The world around the table: what sources say, what was put on record, what the workers hold.
 pub(super) struct World<'j, J> {
     judge: &'j J,
-    pub(super) workers: Workers,
+    pub(super) workers: PodSyncStatuses,
     pub(super) now: Duration,
     chance: f64,
-    sources: BTreeMap<PodUid, Facts>,
+    sources: BTreeMap<PodUid, PodFacts>,
     // As the driver writes it: at every Take, before the work.
-    records: BTreeMap<PodUid, (Facts, Option<Ending>, bool)>,
+    records: BTreeMap<PodUid, (PodFacts, Option<Termination>, bool)>,
     holding: BTreeMap<PodUid, Work>,
     pub(super) watcher: Watcher,
     pub(super) taken: BTreeMap<Rule, u32>,
@@ -93,14 +94,14 @@ pub(super) struct World<'j, J> {
 }
 
 /// Spoils what a step did: what no single judgement can do wrong.
-pub(super) type Tamper = fn(&mut Workers, &Input, &mut Step);
+pub(super) type Tamper = fn(&mut PodSyncStatuses, &Input, &mut Step);
 
 impl<'j, J: Judge> World<'j, J> {
     pub(super) fn new(judge: &'j J) -> Self {
         Self {
             judge,
             tamper: |_, _, _| {},
-            workers: Workers::new(RESYNC),
+            workers: PodSyncStatuses::new(RESYNC),
             now: Duration::from_secs(1000),
             chance: 0.0,
             sources: BTreeMap::new(),
@@ -112,9 +113,9 @@ impl<'j, J: Judge> World<'j, J> {
         }
     }
 
-    fn facts(pod: u8) -> Facts {
+    fn facts(pod: u8) -> PodFacts {
         let is_static = pod < STATIC;
-        Facts {
+        PodFacts {
             full_name: if is_static { format!("s{}_n", pod / 2) } else { format!("p{pod}_n") },
             is_static,
             deleted: false,
@@ -131,7 +132,7 @@ impl<'j, J: Judge> World<'j, J> {
             Happens::Add(pod) => {
                 let facts = Self::facts(pod);
                 self.sources.insert(uid(pod), facts.clone());
-                self.step(Input::Update { uid: uid(pod), facts, kind: Kind::Create, quiet: true })
+                self.step(Input::Update { uid: uid(pod), facts, kind: SyncPodType::Create, quiet: true })
             }
             Happens::Change { pod, grace, delete, terminal } => {
                 let facts = self.sources.entry(uid(pod)).or_insert_with(|| Self::facts(pod));
@@ -146,10 +147,10 @@ impl<'j, J: Judge> World<'j, J> {
                 }
                 facts.terminal |= terminal && !facts.is_static;
                 let facts = facts.clone();
-                let kind = if new { Kind::Create } else { Kind::Update };
+                let kind = if new { SyncPodType::Create } else { SyncPodType::Update };
                 self.step(Input::Update { uid: uid(pod), facts, kind, quiet: true })
             }
-            Happens::Gone(pod) => {
+            Happens::Removed(pod) => {
                 self.sources.remove(&uid(pod));
                 self.step(Input::Remove(uid(pod)))
             }
@@ -160,13 +161,13 @@ impl<'j, J: Judge> World<'j, J> {
             Happens::Kill { pod, grace, evict } => {
                 let Some(facts) = self.sources.get(&uid(pod)).cloned() else { return Vec::new() };
                 self.waiter += 1;
-                let kill = Kill { evict, grace, waiter: Some(self.waiter), killed_as: None };
+                let kill = KillPodOptions { evict, grace, waiter: Some(self.waiter), killed_as: None };
                 self.watcher.waits(uid(pod), self.waiter);
-                self.step(Input::Update { uid: uid(pod), facts, kind: Kind::Kill(kill), quiet: false })
+                self.step(Input::Update { uid: uid(pod), facts, kind: SyncPodType::Kill(kill), quiet: false })
             }
-            Happens::Refused(pod) => match self.holding.get(&uid(pod)) {
+            Happens::Rejected(pod) => match self.holding.get(&uid(pod)) {
                 Some(Work::Sync) => {
-                    let out = self.step(Input::Refuse(uid(pod)));
+                    let out = self.step(Input::Reject(uid(pod)));
                     self.record(&uid(pod));
                     out
                 }
@@ -184,28 +185,33 @@ impl<'j, J: Judge> World<'j, J> {
             },
             Happens::Housekeeping => {
                 let desired: BTreeSet<PodUid> = self.sources.keys().cloned().collect();
-                let mut wrong = self.step(Input::Known(desired));
+                let mut wrong = self.step(Input::SyncKnownPods(desired));
                 // A manifest's pod that no worker knows is added: its UID was used before.
-                let unknown: Vec<(PodUid, Facts)> = self
+                let unknown: Vec<(PodUid, PodFacts)> = self
                     .sources
                     .iter()
                     .filter(|(uid, f)| f.is_static && !self.workers.is_known(uid))
                     .map(|(uid, facts)| (uid.clone(), facts.clone()))
                     .collect();
                 for (uid, facts) in unknown {
-                    wrong.extend(self.step(Input::Update { uid, facts, kind: Kind::Create, quiet: true }));
+                    wrong.extend(self.step(Input::Update {
+                        uid,
+                        facts,
+                        kind: SyncPodType::Create,
+                        quiet: true,
+                    }));
                 }
                 wrong
             }
             Happens::Take(pod) => {
-                let out = self.step(Input::Take(uid(pod)));
+                let out = self.step(Input::TakeWork(uid(pod)));
                 self.record(&uid(pod));
                 out
             }
             Happens::Enter(pod) => match self.holding.get(&uid(pod)) {
                 Some(Work::Sync) => {
                     self.watcher.entered(uid(pod));
-                    self.step(Input::Entered(uid(pod)))
+                    self.step(Input::RuntimeReached(uid(pod)))
                 }
                 _ => Vec::new(),
             },
@@ -227,7 +233,7 @@ impl<'j, J: Judge> World<'j, J> {
             Happens::Panic(pod) => match self.holding.remove(&uid(pod)) {
                 Some(_) => {
                     self.watcher.lost(&uid(pod));
-                    self.step(Input::Lost(uid(pod)))
+                    self.step(Input::WorkerExited(uid(pod)))
                 }
                 None => Vec::new(),
             },
@@ -244,23 +250,24 @@ impl<'j, J: Judge> World<'j, J> {
     }
 
     fn record(&mut self, uid: &PodUid) {
-        let (ending, started) = (self.workers.ending(uid).cloned(), self.workers.is_started(uid));
+        let (termination, started) = (self.workers.termination(uid).cloned(), self.workers.is_started(uid));
         if let Some(state) = self.workers.pods.get(uid).filter(|s| !s.runtime_only) {
-            self.records.insert(uid.clone(), (state.facts.clone(), ending, started));
+            self.records.insert(uid.clone(), (state.facts.clone(), termination, started));
         }
     }
 
     fn restart(&mut self) -> Vec<String> {
-        self.workers = Workers::new(RESYNC);
+        self.workers = PodSyncStatuses::new(RESYNC);
         self.holding.clear();
         self.watcher.restarted();
         let mut out = Vec::new();
-        for (uid, (facts, ending, started)) in self.records.clone() {
-            out.extend(self.step(Input::Restore { uid, facts, ending, started }));
+        for (uid, (facts, termination, started)) in self.records.clone() {
+            out.extend(self.step(Input::Restore { uid, facts, termination, started }));
         }
         // Sources say again what they have; those put back are not new.
         for (uid, facts) in self.sources.clone() {
-            let kind = if self.records.contains_key(&uid) { Kind::Update } else { Kind::Create };
+            let kind =
+                if self.records.contains_key(&uid) { SyncPodType::Update } else { SyncPodType::Create };
             out.extend(self.step(Input::Update { uid, facts, kind, quiet: false }));
         }
         let gone: Vec<PodUid> =
@@ -294,7 +301,7 @@ impl<'j, J: Judge> World<'j, J> {
     fn carry_out(&mut self, step: &Step) {
         for effect in &step.effects {
             match effect {
-                Effect::Work(uid, work) if !matches!(work, Work::WaitName { .. }) => {
+                Effect::Work(uid, work) if !matches!(work, Work::WaitForFullName { .. }) => {
                     self.holding.insert(uid.clone(), work.clone());
                 }
                 Effect::Forget(uid) => {
@@ -306,7 +313,7 @@ impl<'j, J: Judge> World<'j, J> {
                 | Effect::Cancel(_)
                 | Effect::Work(..)
                 | Effect::Wait(..)
-                | Effect::Stopped(..)
+                | Effect::NotifyStopped(..)
                 | Effect::Restart(_) => {}
             }
         }
@@ -329,11 +336,11 @@ impl<'j, J: Judge> World<'j, J> {
         for (uid, state) in &self.workers.pods {
             let wanted = self.sources.get(uid);
             let right = match state.phase() {
-                Phase::Sync => wanted.is_some_and(|f| !f.deleted && !f.terminal),
-                Phase::Terminating | Phase::Terminated => false,
-                Phase::Finished => wanted.is_some(),
+                WorkerPhase::Sync => wanted.is_some_and(|f| !f.deleted && !f.terminal),
+                WorkerPhase::Terminating | WorkerPhase::Terminated => false,
+                WorkerPhase::Finished => wanted.is_some(),
             };
-            if !right || (state.phase() == Phase::Sync && !state.started && !self.is_held_up(state)) {
+            if !right || (state.phase() == WorkerPhase::Sync && !state.started && !self.is_held_up(state)) {
                 wrong.push(format!("9: {uid} did not come to rest: {state:?}"));
             }
         }
@@ -344,9 +351,9 @@ impl<'j, J: Judge> World<'j, J> {
     }
 
     // Somebody who runs has its name.
-    fn is_held_up(&self, state: &super::super::State) -> bool {
-        let holder = self.workers.line.holder(&state.facts.full_name);
-        holder.and_then(|uid| self.workers.pods.get(uid)).is_some_and(|s| s.phase() < Phase::Finished)
+    fn is_held_up(&self, state: &super::super::PodSyncStatus) -> bool {
+        let holder = self.workers.name_queue.holder(&state.facts.full_name);
+        holder.and_then(|uid| self.workers.pods.get(uid)).is_some_and(|s| s.phase() < WorkerPhase::Finished)
     }
 }
 

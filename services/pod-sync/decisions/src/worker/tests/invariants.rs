@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use quintlet_model::ids::PodUid;
 
-use super::super::{Effect, Ending, Facts, Input, Kind, Outcome, Phase, Step, Work, Workers};
+use super::super::{
+    Effect, Input, Outcome, PodFacts, PodSyncStatuses, Step, SyncPodType, Termination, Work, WorkerPhase,
+};
 use super::history::RESYNC;
 
 /// Remembers what was asked of whom.
@@ -21,11 +23,11 @@ pub(super) struct Watcher {
     runs: BTreeMap<String, BTreeSet<PodUid>>,
     entered: BTreeSet<PodUid>,
     // The last end of each pod, and the last that is on record.
-    ends: BTreeMap<PodUid, Ending>,
-    recorded: BTreeMap<PodUid, Ending>,
+    ends: BTreeMap<PodUid, Termination>,
+    recorded: BTreeMap<PodUid, Termination>,
     waiting: BTreeMap<u64, PodUid>,
     // Something came for it while it was in work.
-    overtaken: BTreeSet<PodUid>,
+    superseded: BTreeSet<PodUid>,
     last: Option<(PodUid, Outcome, Work)>,
 }
 
@@ -42,7 +44,7 @@ impl Watcher {
         self.live.remove(uid);
         self.working.remove(uid);
         self.entered.remove(uid);
-        self.overtaken.remove(uid);
+        self.superseded.remove(uid);
     }
 
     pub(super) fn restarted(&mut self) {
@@ -50,7 +52,7 @@ impl Watcher {
         self.working.clear();
         self.entered.clear();
         self.waiting.clear();
-        self.overtaken.clear();
+        self.superseded.clear();
         self.ends.clone_from(&self.recorded);
     }
 
@@ -64,12 +66,12 @@ impl Watcher {
     /// Everything that is wrong with one step.
     pub(super) fn look(
         &mut self,
-        before: &Workers,
-        after: &Workers,
+        before: &PodSyncStatuses,
+        after: &PodSyncStatuses,
         input: &Input,
         step: &Step,
         now: Duration,
-        sources: &BTreeMap<PodUid, Facts>,
+        sources: &BTreeMap<PodUid, PodFacts>,
     ) -> Vec<String> {
         let mut wrong = Vec::new();
         self.isolation(before, after, input, step, &mut wrong);
@@ -87,8 +89,8 @@ impl Watcher {
     // 6: what is said of one pod changes no other, but for who is next in line.
     fn isolation(
         &self,
-        before: &Workers,
-        after: &Workers,
+        before: &PodSyncStatuses,
+        after: &PodSyncStatuses,
         input: &Input,
         step: &Step,
         wrong: &mut Vec<String>,
@@ -105,7 +107,7 @@ impl Watcher {
                 wrong.push(format!("6: an effect on {of}"));
             }
             let known = before.is_known(of) || after.is_known(of);
-            let may = matches!(effect, Effect::Forget(_) | Effect::Restart(_) | Effect::Stopped(..));
+            let may = matches!(effect, Effect::Forget(_) | Effect::Restart(_) | Effect::NotifyStopped(..));
             if !known && !may {
                 wrong.push(format!("4: an effect on {of}, which nobody knows"));
             }
@@ -115,23 +117,23 @@ impl Watcher {
     // 3: an end that began goes on, and never later than was said.
     fn progress(
         &mut self,
-        before: &Workers,
-        after: &Workers,
+        before: &PodSyncStatuses,
+        after: &PodSyncStatuses,
         input: &Input,
         now: Duration,
-        sources: &BTreeMap<PodUid, Facts>,
+        sources: &BTreeMap<PodUid, PodFacts>,
         wrong: &mut Vec<String>,
     ) {
         for (uid, state) in &after.pods {
-            let ending = state.ending.as_ref();
+            let termination = state.termination.as_ref();
             if let Some(last) = self.ends.get(uid) {
-                match ending {
+                match termination {
                     None => wrong.push(format!("3: the end of {uid} was forgotten")),
                     Some(e) => {
                         if e.deadline > last.deadline || e.grace_seconds > last.grace_seconds {
                             wrong.push(format!("3: the grace of {uid} grew"));
                         }
-                        if Phase::of(ending) < Phase::of(Some(last)) {
+                        if WorkerPhase::of(termination) < WorkerPhase::of(Some(last)) {
                             wrong.push(format!("3: {uid} went back"));
                         }
                     }
@@ -139,7 +141,7 @@ impl Watcher {
             }
             let old = before.pods.get(uid).map(|s| s.phase());
             self.pace(uid, old, state.phase(), input, wrong);
-            if let Some(e) = ending {
+            if let Some(e) = termination {
                 if e.grace_seconds < 1 || e.since > now {
                     wrong.push(format!("3: an end of {uid} that cannot be: {e:?}"));
                 }
@@ -147,14 +149,21 @@ impl Watcher {
             }
             // 10: housekeeping ends only what nobody wants.
             let wanted = sources.get(uid).is_some_and(|f| !f.deleted && !f.terminal);
-            if matches!(input, Input::Known(_)) && wanted && old != Some(state.phase()) {
+            if matches!(input, Input::SyncKnownPods(_)) && wanted && old != Some(state.phase()) {
                 wrong.push(format!("10: {uid} is wanted and was ended"));
             }
         }
     }
 
     // A phase is left only by work of that phase that came to its end; nothing is passed over.
-    fn pace(&self, uid: &PodUid, old: Option<Phase>, new: Phase, input: &Input, wrong: &mut Vec<String>) {
+    fn pace(
+        &self,
+        uid: &PodUid,
+        old: Option<WorkerPhase>,
+        new: WorkerPhase,
+        input: &Input,
+        wrong: &mut Vec<String>,
+    ) {
         let Some(old) = old else { return };
         if old == new {
             return;
@@ -163,13 +172,13 @@ impl Watcher {
             self.last.as_ref().is_some_and(|(u, o, w)| u == uid && *o == Outcome::Advance && w == work)
         };
         let right = match (old, new) {
-            (Phase::Sync, Phase::Terminating) => true,
-            (Phase::Terminating, Phase::Terminated) => advanced(&Work::Terminating),
-            (Phase::Terminated, Phase::Finished) => advanced(&Work::Terminated),
-            (Phase::Sync, Phase::Finished) => matches!(input, Input::Refuse(_)),
+            (WorkerPhase::Sync, WorkerPhase::Terminating) => true,
+            (WorkerPhase::Terminating, WorkerPhase::Terminated) => advanced(&Work::Terminating),
+            (WorkerPhase::Terminated, WorkerPhase::Finished) => advanced(&Work::Terminated),
+            (WorkerPhase::Sync, WorkerPhase::Finished) => matches!(input, Input::Reject(_)),
             // A static pod that never got its name.
-            (Phase::Terminating, Phase::Finished) => {
-                matches!(input, Input::Take(_)) && !self.runs.values().any(|runs| runs.contains(uid))
+            (WorkerPhase::Terminating, WorkerPhase::Finished) => {
+                matches!(input, Input::TakeWork(_)) && !self.runs.values().any(|runs| runs.contains(uid))
             }
             _ => false,
         };
@@ -179,41 +188,49 @@ impl Watcher {
     }
 
     // 10: an end that is asked for begins, whatever else goes on; a sync that has not reached the runtime is cut.
-    fn heed(&self, before: &Workers, after: &Workers, input: &Input, step: &Step, wrong: &mut Vec<String>) {
+    fn heed(
+        &self,
+        before: &PodSyncStatuses,
+        after: &PodSyncStatuses,
+        input: &Input,
+        step: &Step,
+        wrong: &mut Vec<String>,
+    ) {
         let (uid, asks) = match input {
             Input::Update { uid, facts, kind, .. } => {
-                (uid, facts.deleted || facts.terminal || matches!(kind, Kind::Kill(_)))
+                (uid, facts.deleted || facts.terminal || matches!(kind, SyncPodType::Kill(_)))
             }
             Input::Remove(uid) | Input::Orphan { uid, .. } => (uid, true),
             _ => return,
         };
         let Some(state) = after.pods.get(uid) else { return };
-        if asks && state.ending.is_none() && before.is_known(uid) {
+        if asks && state.termination.is_none() && before.is_known(uid) {
             wrong.push(format!("10: the end of {uid} was asked for and did not begin"));
         }
-        let began = state.ending.is_some() && before.pods.get(uid).is_some_and(|s| s.ending.is_none());
-        let cuts = step.effects.contains(&Effect::Cancel(uid.clone()));
+        let began =
+            state.termination.is_some() && before.pods.get(uid).is_some_and(|s| s.termination.is_none());
+        let interruptions = step.effects.contains(&Effect::Cancel(uid.clone()));
         let syncs = self.working.get(uid) == Some(&Work::Sync);
-        if began && syncs && !self.entered.contains(uid) && !cuts {
+        if began && syncs && !self.entered.contains(uid) && !interruptions {
             wrong.push(format!("10: the sync of {uid} keeps its end waiting"));
         }
     }
 
-    fn effect(&mut self, after: &Workers, effect: &Effect, step: &Step, wrong: &mut Vec<String>) {
+    fn effect(&mut self, after: &PodSyncStatuses, effect: &Effect, step: &Step, wrong: &mut Vec<String>) {
         match effect {
             Effect::Spawn(uid) => {
                 if !self.live.insert(uid.clone()) {
                     wrong.push(format!("1: a second worker for {uid}"));
                 }
             }
-            Effect::Work(_, Work::WaitName { .. }) | Effect::Restart(_) => {}
+            Effect::Work(_, Work::WaitForFullName { .. }) | Effect::Restart(_) => {}
             Effect::Wake(uid) => {
                 if self.working.contains_key(uid) {
-                    self.overtaken.insert(uid.clone());
+                    self.superseded.insert(uid.clone());
                 }
             }
             Effect::Work(uid, work) => {
-                self.overtaken.remove(uid);
+                self.superseded.remove(uid);
                 if self.working.insert(uid.clone(), work.clone()).is_some() {
                     wrong.push(format!("1: two actions at once on {uid}"));
                 }
@@ -227,8 +244,8 @@ impl Watcher {
                 }
             }
             Effect::Wait(uid, wait) => self.wait(uid, *wait, wrong),
-            Effect::Stopped(uid, waiters) => {
-                let stopped = after.pods.get(uid).is_none_or(|s| s.phase() >= Phase::Terminated);
+            Effect::NotifyStopped(uid, waiters) => {
+                let stopped = after.pods.get(uid).is_none_or(|s| s.phase() >= WorkerPhase::Terminated);
                 for waiter in waiters {
                     if self.waiting.remove(waiter).as_ref() != Some(uid) || !stopped {
                         wrong.push(format!("10: {waiter} was told that {uid} stopped"));
@@ -247,7 +264,7 @@ impl Watcher {
                     }
                 }
                 if known && !step.effects.contains(&Effect::Restart(uid.clone())) {
-                    self.overtaken.remove(uid);
+                    self.superseded.remove(uid);
                 }
                 self.ends.remove(uid);
                 self.recorded.remove(uid);
@@ -260,7 +277,7 @@ impl Watcher {
     }
 
     // 1: no two static pods of one full name run at once.
-    fn name_runs(&mut self, after: &Workers, uid: &PodUid, work: &Work, wrong: &mut Vec<String>) {
+    fn name_runs(&mut self, after: &PodSyncStatuses, uid: &PodUid, work: &Work, wrong: &mut Vec<String>) {
         let Some(facts) = after.pods.get(uid).map(|s| &s.facts).filter(|f| f.is_static) else { return };
         let runs = self.runs.entry(facts.full_name.clone()).or_default();
         if matches!(work, Work::Finished { .. }) {
@@ -279,15 +296,15 @@ impl Watcher {
             wrong.push(format!("9: {uid} sleeps for {wait:?}"));
         }
         let Some((of, outcome, work)) = &self.last else { return };
-        let overtaken = self.overtaken.remove(of);
-        if overtaken && !wait.is_zero() && *outcome != Outcome::Advance {
+        let superseded = self.superseded.remove(of);
+        if superseded && !wait.is_zero() && *outcome != Outcome::Advance {
             wrong.push(format!("9: {uid} sleeps over what came meanwhile"));
         }
         match outcome {
-            Outcome::Cut if wait > Duration::from_secs(1) => {
+            Outcome::Interrupted if wait > Duration::from_secs(1) => {
                 wrong.push(format!("9: {uid} looks again only after {wait:?}"));
             }
-            Outcome::Failed(None) if wait.is_zero() && !overtaken => {
+            Outcome::Failed(None) if wait.is_zero() && !superseded => {
                 wrong.push(format!("5: {uid} is tried again without a pause"));
             }
             _ => {}
@@ -300,27 +317,27 @@ impl Watcher {
         }
     }
 
-    fn recordings(&mut self, after: &Workers, input: &Input) {
+    fn recordings(&mut self, after: &PodSyncStatuses, input: &Input) {
         // What is refused never ran.
-        if let Input::Refuse(uid) = input {
+        if let Input::Reject(uid) = input {
             for runs in self.runs.values_mut() {
                 runs.remove(uid);
             }
         }
         // Of what only the runtime has there is no record.
-        if let Input::Take(uid) = input
+        if let Input::TakeWork(uid) = input
             && after.pods.get(uid).is_some_and(|s| !s.runtime_only)
-            && let Some(ending) = after.ending(uid)
+            && let Some(termination) = after.termination(uid)
         {
-            self.recorded.insert(uid.clone(), ending.clone());
+            self.recorded.insert(uid.clone(), termination.clone());
         }
     }
 }
 
 // 5: nothing grows beyond the pods there are.
-fn bounds(after: &Workers, wrong: &mut Vec<String>) {
-    if after.line.len() > after.pods.len() {
-        wrong.push(format!("5: {} in line of {} pods", after.line.len(), after.pods.len()));
+fn bounds(after: &PodSyncStatuses, wrong: &mut Vec<String>) {
+    if after.name_queue.len() > after.pods.len() {
+        wrong.push(format!("5: {} in line of {} pods", after.name_queue.len(), after.pods.len()));
     }
 }
 
@@ -328,14 +345,14 @@ fn subject(input: &Input) -> Option<&PodUid> {
     match input {
         Input::Update { uid, .. }
         | Input::Remove(uid)
-        | Input::Refuse(uid)
+        | Input::Reject(uid)
         | Input::Orphan { uid, .. }
         | Input::Restore { uid, .. }
-        | Input::Take(uid)
-        | Input::Entered(uid)
+        | Input::TakeWork(uid)
+        | Input::RuntimeReached(uid)
         | Input::Done { uid, .. }
-        | Input::Lost(uid) => Some(uid),
-        Input::Known(_) => None,
+        | Input::WorkerExited(uid) => Some(uid),
+        Input::SyncKnownPods(_) => None,
     }
 }
 
@@ -346,7 +363,7 @@ fn about(effect: &Effect) -> (&PodUid, bool) {
         | Effect::Cancel(uid)
         | Effect::Work(uid, _)
         | Effect::Wait(uid, _)
-        | Effect::Stopped(uid, _)
+        | Effect::NotifyStopped(uid, _)
         | Effect::Forget(uid)
         | Effect::Restart(uid) => (uid, false),
     }

@@ -9,10 +9,10 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use quintlet_model::ids::{ContainerId, PodUid, SandboxId};
 use quintlet_model::runtime::{Cursor, PodRuntime};
 
-use super::super::fresh::{Freshness, Look};
+use super::super::freshness::{Freshness, NextObservation};
 use super::super::{
-    Effect, Effective, Ending, Input, Judge, NameWaiter, Outcome, Phase, PodGrace, Rule, Sound, Workers,
-    jitter,
+    Effect, EffectiveGrace, FullNameWaiter, Input, Judge, Outcome, PodGrace, PodSyncStatuses, Rule, Sound,
+    Termination, WorkerPhase, jitter,
 };
 use super::history::{Happens, Tamper, happens, play, play_spoilt};
 use quintlet_testkit::pods::RuntimeBuilder;
@@ -63,13 +63,13 @@ macro_rules! planted {
 
 planted! {
     NamesAreNotKept:
-        fn may_start(&self, uid: &PodUid, started: Option<&PodUid>, line: &[NameWaiter]) -> bool { true }
+        fn may_start(&self, uid: &PodUid, started: Option<&PodUid>, name_queue: &[FullNameWaiter]) -> bool { true }
     TwoAtOnce:
         fn may_take(&self, busy: bool) -> bool { true }
     GraceGrows:
-        fn grace(&self, stored: i64, pod: PodGrace, wanted: Option<i64>) -> Effective {
+        fn grace(&self, stored: i64, pod: PodGrace, wanted: Option<i64>) -> EffectiveGrace {
             let seconds = wanted.or(pod.deletion).or(pod.termination).unwrap_or(1).max(1);
-            Effective { seconds, shortened: stored != 0 && stored != seconds }
+            EffectiveGrace { seconds, shortened: stored != 0 && stored != seconds }
         }
     DeadlineIsCountedAnew:
         fn deadline(&self, old: Duration, now: Duration, seconds: i64) -> Duration {
@@ -80,31 +80,31 @@ planted! {
     CutsNothing:
         fn cancels(&self, reached_runtime: bool, begins: bool, shortened: bool) -> bool { false }
     NothingIsTakenDown:
-        fn next_phase(&self, phase: Phase) -> Phase { Phase::Finished }
+        fn next_phase(&self, phase: WorkerPhase) -> WorkerPhase { WorkerPhase::Finished }
     NameIsFreedTooSoon:
-        fn holds_name(&self, phase: Phase) -> bool { phase < Phase::Terminated }
+        fn holds_name(&self, phase: WorkerPhase) -> bool { phase < WorkerPhase::Terminated }
     NameIsNeverFreed:
-        fn holds_name(&self, phase: Phase) -> bool { true }
+        fn holds_name(&self, phase: WorkerPhase) -> bool { true }
     OrphansAreKept:
         fn is_orphan(&self, desired: &BTreeSet<PodUid>, uid: &PodUid) -> bool { false }
     AllAreOrphans:
         fn is_orphan(&self, desired: &BTreeSet<PodUid>, uid: &PodUid) -> bool { true }
     RestartForgetsEnds:
-        fn restored(&self, ending: Option<Ending>, now: Duration) -> Option<Ending> { None }
+        fn restored(&self, termination: Option<Termination>, now: Duration) -> Option<Termination> { None }
     RestartBeginsGraceAnew:
-        fn restored(&self, ending: Option<Ending>, now: Duration) -> Option<Ending> {
-            ending.map(|e| Ending {
+        fn restored(&self, termination: Option<Termination>, now: Duration) -> Option<Termination> {
+            termination.map(|e| Termination {
                 deadline: now + Duration::from_secs(u64::try_from(e.grace_seconds).unwrap()),
                 since: now,
                 ..e
             })
         }
     CutIsAnError:
-        fn wait(&self, outcome: Outcome, cuts: u32, resync: Duration, chance: f64) -> Duration {
-            if outcome == Outcome::Cut { jitter(resync, chance) } else { Sound.wait(outcome, cuts, resync, chance) }
+        fn wait(&self, outcome: Outcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
+            if outcome == Outcome::Interrupted { jitter(resync, chance) } else { Sound.wait(outcome, interruptions, resync, chance) }
         }
     NoPauseAfterErrors:
-        fn wait(&self, outcome: Outcome, cuts: u32, resync: Duration, chance: f64) -> Duration {
+        fn wait(&self, outcome: Outcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
             Duration::ZERO
         }
 }
@@ -145,7 +145,7 @@ fn each_wrong_judgement_is_caught_by_the_invariant_it_breaks() {
 }
 
 // A pod that an update is not about.
-fn another(workers: &Workers, input: &Input) -> Option<PodUid> {
+fn another(workers: &PodSyncStatuses, input: &Input) -> Option<PodUid> {
     let Input::Update { uid, .. } = input else { return None };
     workers.pods.keys().find(|other| *other != uid).cloned()
 }
@@ -175,7 +175,7 @@ fn a_step_that_reaches_beyond_its_pod_is_caught() {
 enum Seen {
     Acts,
     Makes,
-    Cut,
+    Interrupted,
     // pleg-service looks; what it saw so long ago arrives now.
     Inspects(u64),
     PlegRestarts,
@@ -185,9 +185,9 @@ enum Seen {
 
 // 2: nothing is decided on what is older than the last action, or does not know of what was made.
 fn decide_on_old(judge: &impl Judge, history: &[Seen]) -> Option<String> {
-    let mut fresh = Freshness::default();
+    let mut freshness = Freshness::default();
     let (mut now, mut acted, mut epoch, mut rev) = (Duration::from_secs(100), Duration::ZERO, 1_u64, 0_u64);
-    let (mut cut, mut made, mut looked, mut seen_epoch) = (true, 0_u32, 0_u32, 0_u64);
+    let (mut cut, mut made, mut observed, mut seen_epoch) = (true, 0_u32, 0_u32, 0_u64);
     let mut record: Option<PodRuntime> = None;
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let inspect = |began: Duration, epoch: u64, rev: u64, made: u32| {
@@ -200,24 +200,24 @@ fn decide_on_old(judge: &impl Judge, history: &[Seen]) -> Option<String> {
         match what {
             Seen::Acts => {
                 acted = now;
-                fresh.acted(now);
+                freshness.action_ended(now);
             }
             Seen::Makes if made < 8 => {
                 let id = ContainerId::parse(&format!("{}-0", names[made as usize])).unwrap();
-                fresh.made_container(&id, &SandboxId::parse("s").unwrap());
+                freshness.container_created(&id, &SandboxId::parse("s").unwrap());
                 made += 1;
             }
             Seen::Makes => {}
-            Seen::Cut => {
+            Seen::Interrupted => {
                 cut = true;
-                fresh.unknown();
+                freshness.require_full_inspection();
             }
             Seen::Inspects(ago) => {
                 rev += 1;
                 // It may have begun before the last of them was made; one that began before the last is not applied.
                 let began = now.saturating_sub(Duration::from_secs(*ago));
                 if record.as_ref().is_none_or(|r| r.observed < began) {
-                    record = Some(inspect(began, epoch, rev, if *ago > 0 { looked } else { made }));
+                    record = Some(inspect(began, epoch, rev, if *ago > 0 { observed } else { made }));
                 }
             }
             Seen::PlegRestarts => {
@@ -229,8 +229,8 @@ fn decide_on_old(judge: &impl Judge, history: &[Seen]) -> Option<String> {
                     record.error = Some("down".to_owned());
                 }
             }
-            Seen::Looks => match fresh.look_by(judge, record.as_ref()) {
-                Look::AtHand => {
+            Seen::Looks => match freshness.next_observation_by(judge, record.as_ref()) {
+                NextObservation::UseCached => {
                     let record = record.as_ref()?;
                     let knows = names.iter().take(made as usize).all(|n| record.newest(n).is_some());
                     if record.observed <= acted
@@ -241,17 +241,17 @@ fn decide_on_old(judge: &impl Judge, history: &[Seen]) -> Option<String> {
                     {
                         return Some(format!("2: decided on {record:?}, acted at {acted:?}"));
                     }
-                    fresh.looked(record.cursor.epoch);
-                    looked = made;
+                    freshness.observed(record.cursor.epoch);
+                    observed = made;
                 }
-                Look::Ask { full } => {
+                NextObservation::Inspect { full } => {
                     if (cut || epoch != seen_epoch && record.is_some()) && !full {
                         return Some("2: a look at known ids only".to_owned());
                     }
                     rev += 1;
                     record = Some(inspect(now, epoch, rev, made));
-                    (cut, seen_epoch, looked) = (false, epoch, made);
-                    fresh.looked(epoch);
+                    (cut, seen_epoch, observed) = (false, epoch, made);
+                    freshness.observed(epoch);
                 }
             },
         }
@@ -263,7 +263,7 @@ fn seen() -> impl Strategy<Value = Vec<Seen>> {
     let one = prop_oneof![
         2 => Just(Seen::Acts),
         2 => Just(Seen::Makes),
-        1 => Just(Seen::Cut),
+        1 => Just(Seen::Interrupted),
         4 => (0..4_u64).prop_map(Seen::Inspects),
         1 => Just(Seen::PlegRestarts),
         1 => Just(Seen::InspectionFails),

@@ -7,67 +7,69 @@ use quintlet_model::ids::PodUid;
 use serde_json::json;
 
 use super::super::{
-    Cause, Effect, Facts, Input, Judge as _, Kill, Kind, Outcome, PodGrace, Sound, Step, Work, Workers,
+    Effect, Input, Judge as _, KillPodOptions, Outcome, PodFacts, PodGrace, PodSyncStatuses, Sound, Step,
+    SyncPodType, TerminationCause, Work,
 };
 use super::history::{RESYNC, uid};
 use crate::status::{KillCause, KillOverride};
 
-fn workers() -> Workers {
-    Workers::new(RESYNC)
+fn workers() -> PodSyncStatuses {
+    PodSyncStatuses::new(RESYNC)
 }
 
-fn api(grace: i64) -> Facts {
-    Facts {
+fn api(grace: i64) -> PodFacts {
+    PodFacts {
         full_name: "a_n".into(),
         grace: PodGrace { deletion: None, termination: Some(grace) },
-        ..Facts::default()
+        ..PodFacts::default()
     }
 }
 
-fn step(w: &mut Workers, input: Input, at: u64) -> Step {
+fn step(w: &mut PodSyncStatuses, input: Input, at: u64) -> Step {
     w.step(input, Duration::from_secs(at), 0.0)
 }
 
-fn update(facts: Facts, kind: Kind) -> Input {
+fn update(facts: PodFacts, kind: SyncPodType) -> Input {
     Input::Update { uid: uid(0), facts, kind, quiet: true }
 }
 
-fn running(facts: Facts) -> Workers {
+fn running(facts: PodFacts) -> PodSyncStatuses {
     let mut w = workers();
-    step(&mut w, update(facts, Kind::Create), 1);
-    step(&mut w, Input::Take(uid(0)), 1);
+    step(&mut w, update(facts, SyncPodType::Create), 1);
+    step(&mut w, Input::TakeWork(uid(0)), 1);
     step(&mut w, Input::Done { uid: uid(0), outcome: Outcome::Idle(None) }, 1);
     w
 }
 
-fn work(w: &mut Workers, pod: u8, at: u64) -> Option<Work> {
-    step(w, Input::Take(uid(pod)), at).effects.into_iter().find_map(|e| match e {
+fn work(w: &mut PodSyncStatuses, pod: u8, at: u64) -> Option<Work> {
+    step(w, Input::TakeWork(uid(pod)), at).effects.into_iter().find_map(|e| match e {
         Effect::Work(_, work) => Some(work),
         _ => None,
     })
 }
 
-fn advance(w: &mut Workers, pod: u8, at: u64) -> Vec<Effect> {
+fn advance(w: &mut PodSyncStatuses, pod: u8, at: u64) -> Vec<Effect> {
     step(w, Input::Done { uid: uid(pod), outcome: Outcome::Advance }, at).effects
 }
 
 #[test]
 fn a_deletion_goes_through_all_phases_and_a_second_one_only_shortens_it() {
     let mut w = running(api(30));
-    let deleted = |seconds| Facts {
+    let deleted = |seconds| PodFacts {
         deleted: true,
         grace: PodGrace { deletion: Some(seconds), termination: Some(30) },
         ..api(30)
     };
-    step(&mut w, update(deleted(30), Kind::Update), 10);
-    let end =
-        |w: &Workers| w.ending(&uid(0)).map(|e| (e.cause, e.grace_seconds, e.deadline.as_secs())).unwrap();
-    assert_eq!(end(&w), (Cause::Deleted, 30, 40));
+    step(&mut w, update(deleted(30), SyncPodType::Update), 10);
+    let end = |w: &PodSyncStatuses| {
+        w.termination(&uid(0)).map(|e| (e.cause, e.grace_seconds, e.deadline.as_secs())).unwrap()
+    };
+    assert_eq!(end(&w), (TerminationCause::Deleted, 30, 40));
     assert_eq!(work(&mut w, 0, 10), Some(Work::Terminating));
-    step(&mut w, update(deleted(5), Kind::Update), 12);
-    assert_eq!(end(&w), (Cause::Deleted, 5, 17));
-    step(&mut w, update(deleted(60), Kind::Update), 13);
-    assert_eq!(end(&w), (Cause::Deleted, 5, 17));
+    step(&mut w, update(deleted(5), SyncPodType::Update), 12);
+    assert_eq!(end(&w), (TerminationCause::Deleted, 5, 17));
+    step(&mut w, update(deleted(60), SyncPodType::Update), 13);
+    assert_eq!(end(&w), (TerminationCause::Deleted, 5, 17));
     assert_eq!(advance(&mut w, 0, 14), [Effect::Wait(uid(0), Duration::ZERO)]);
     assert_eq!(work(&mut w, 0, 14), Some(Work::Terminated));
     advance(&mut w, 0, 14);
@@ -80,29 +82,33 @@ fn of_several_kills_the_smallest_grace_and_the_last_word_count_and_all_are_answe
     let mut w = running(api(30));
     let kill = |grace, waiter, message: &str| {
         let why = KillOverride { cause: KillCause::Evicted, message: message.into(), disruption: None };
-        Kind::Kill(Kill { evict: true, grace, waiter: Some(waiter), killed_as: Some(why) })
+        SyncPodType::Kill(KillPodOptions { evict: true, grace, waiter: Some(waiter), killed_as: Some(why) })
     };
     step(&mut w, update(api(30), kill(Some(20), 1, "first")), 10);
     step(&mut w, update(api(30), kill(Some(3), 2, "second")), 11);
     step(&mut w, update(api(30), kill(None, 3, "third")), 12);
-    let end = w.ending(&uid(0)).unwrap();
-    assert_eq!((end.cause, end.grace_seconds), (Cause::Evicted, 3));
+    let end = w.termination(&uid(0)).unwrap();
+    assert_eq!((end.cause, end.grace_seconds), (TerminationCause::Evicted, 3));
     assert_eq!(end.killed_as.as_ref().unwrap().message, "third");
     assert_eq!(work(&mut w, 0, 12), Some(Work::Terminating));
-    assert!(advance(&mut w, 0, 13).contains(&Effect::Stopped(uid(0), vec![1, 2, 3])));
+    assert!(advance(&mut w, 0, 13).contains(&Effect::NotifyStopped(uid(0), vec![1, 2, 3])));
     let late = step(&mut w, update(api(30), kill(None, 4, "late")), 14);
-    assert_eq!(late.effects, [Effect::Stopped(uid(0), vec![4])]);
+    assert_eq!(late.effects, [Effect::NotifyStopped(uid(0), vec![4])]);
 }
 
 #[test]
 fn a_static_pod_waits_for_its_name_and_is_woken_when_it_is_free() {
-    let facts = || Facts { full_name: "s_n".into(), is_static: true, ..api(30) };
+    let facts = || PodFacts { full_name: "s_n".into(), is_static: true, ..api(30) };
     let mut w = workers();
     for pod in 0..3 {
-        step(&mut w, Input::Update { uid: uid(pod), facts: facts(), kind: Kind::Create, quiet: true }, 1);
+        step(
+            &mut w,
+            Input::Update { uid: uid(pod), facts: facts(), kind: SyncPodType::Create, quiet: true },
+            1,
+        );
     }
     assert_eq!(work(&mut w, 0, 1), Some(Work::Sync));
-    assert_eq!(work(&mut w, 1, 1), Some(Work::WaitName { other: Some(uid(0)) }));
+    assert_eq!(work(&mut w, 1, 1), Some(Work::WaitForFullName { other: Some(uid(0)) }));
     step(&mut w, Input::Done { uid: uid(0), outcome: Outcome::Idle(None) }, 1);
     step(&mut w, Input::Remove(uid(0)), 2);
     // The next in line goes too before its turn comes: it never runs.
@@ -110,7 +116,7 @@ fn a_static_pod_waits_for_its_name_and_is_woken_when_it_is_free() {
     assert_eq!(work(&mut w, 1, 2), Some(Work::Finished { clean: true }));
     assert_eq!(work(&mut w, 0, 2), Some(Work::Terminating));
     advance(&mut w, 0, 3);
-    assert_eq!(work(&mut w, 2, 3), Some(Work::WaitName { other: Some(uid(0)) }));
+    assert_eq!(work(&mut w, 2, 3), Some(Work::WaitForFullName { other: Some(uid(0)) }));
     assert_eq!(work(&mut w, 0, 3), Some(Work::Terminated));
     assert!(advance(&mut w, 0, 4).contains(&Effect::Wake(uid(2))));
     assert_eq!(work(&mut w, 2, 4), Some(Work::Sync));
@@ -118,48 +124,68 @@ fn a_static_pod_waits_for_its_name_and_is_woken_when_it_is_free() {
 
 #[test]
 fn a_uid_that_is_used_again_starts_anew_once_the_old_life_is_over() {
-    let facts = || Facts { full_name: "s_n".into(), is_static: true, ..api(30) };
+    let facts = || PodFacts { full_name: "s_n".into(), is_static: true, ..api(30) };
     let mut w = workers();
-    step(&mut w, update(facts(), Kind::Create), 1);
+    step(&mut w, update(facts(), SyncPodType::Create), 1);
     assert_eq!(work(&mut w, 0, 1), Some(Work::Sync));
     step(&mut w, Input::Done { uid: uid(0), outcome: Outcome::Idle(None) }, 1);
     step(&mut w, Input::Remove(uid(0)), 2);
-    step(&mut w, update(facts(), Kind::Create), 3);
+    step(&mut w, update(facts(), SyncPodType::Create), 3);
     for want in [Work::Terminating, Work::Terminated] {
         assert_eq!(work(&mut w, 0, 4), Some(want));
         advance(&mut w, 0, 4);
     }
     assert_eq!(work(&mut w, 0, 4), Some(Work::Finished { clean: true }));
     assert_eq!(advance(&mut w, 0, 4), [Effect::Forget(uid(0)), Effect::Restart(uid(0))]);
-    let added = step(&mut w, update(facts(), Kind::Create), 5);
+    let added = step(&mut w, update(facts(), SyncPodType::Create), 5);
     assert_eq!(added.effects[0], Effect::Spawn(uid(0)));
     assert_eq!(work(&mut w, 0, 5), Some(Work::Sync));
 }
 
 #[test]
 fn the_predicates_are_as_the_kubelets() {
-    type Ask = fn(&Workers, &PodUid) -> bool;
+    type Ask = fn(&PodSyncStatuses, &PodUid) -> bool;
     let rows: [(&str, Ask, [bool; 7]); 7] = [
         // unknown before and after the sources have spoken; sync, asked to end, terminating, terminated, finished
-        ("known terminated", Workers::is_known_terminated, [false, false, false, false, false, true, true]),
-        ("could run", Workers::could_have_running_containers, [true, false, true, true, true, false, false]),
-        ("finished", Workers::should_be_finished, [false, true, false, false, false, false, true]),
-        ("requested", Workers::is_termination_requested, [false, false, false, true, true, true, true]),
+        (
+            "known terminated",
+            PodSyncStatuses::is_known_terminated,
+            [false, false, false, false, false, true, true],
+        ),
+        (
+            "could run",
+            PodSyncStatuses::could_have_running_containers,
+            [true, false, true, true, true, false, false],
+        ),
+        ("finished", PodSyncStatuses::should_be_finished, [false, true, false, false, false, false, true]),
+        (
+            "requested",
+            PodSyncStatuses::is_termination_requested,
+            [false, false, false, true, true, true, true],
+        ),
         (
             "containers end",
-            Workers::should_containers_be_terminating,
+            PodSyncStatuses::should_containers_be_terminating,
             [false, true, false, false, true, true, true],
         ),
-        ("runtime goes", Workers::should_runtime_be_removed, [false, true, false, false, false, true, true]),
-        ("content goes", Workers::should_content_be_removed, [false, true, false, false, false, true, true]),
+        (
+            "runtime goes",
+            PodSyncStatuses::should_runtime_be_removed,
+            [false, true, false, false, false, true, true],
+        ),
+        (
+            "content goes",
+            PodSyncStatuses::should_content_be_removed,
+            [false, true, false, false, false, true, true],
+        ),
     ];
     let mut stages = vec![workers()];
     let mut w = workers();
-    step(&mut w, Input::Known(Default::default()), 0);
+    step(&mut w, Input::SyncKnownPods(Default::default()), 0);
     stages.push(w);
     let mut w = running(api(30));
     stages.push(w.clone());
-    step(&mut w, update(Facts { deleted: true, ..api(30) }, Kind::Update), 2);
+    step(&mut w, update(PodFacts { deleted: true, ..api(30) }, SyncPodType::Update), 2);
     stages.push(w.clone());
     for _ in 0..2 {
         work(&mut w, 0, 2);
@@ -172,11 +198,11 @@ fn the_predicates_are_as_the_kubelets() {
         assert_eq!(got, want, "{name}");
     }
     let mut w = running(api(30));
-    let evict = Kill { evict: true, ..Kill::default() };
-    step(&mut w, update(api(30), Kind::Kill(evict)), 2);
+    let evict = KillPodOptions { evict: true, ..KillPodOptions::default() };
+    step(&mut w, update(api(30), SyncPodType::Kill(evict)), 2);
     assert!(w.should_content_be_removed(&uid(0)), "an evicted pod's goes at once");
 
-    let mut w = running(Facts { is_static: true, ..api(30) });
+    let mut w = running(PodFacts { is_static: true, ..api(30) });
     assert!(!w.is_static_terminating("a_n"));
     step(&mut w, Input::Remove(uid(0)), 2);
     assert!(w.is_static_terminating("a_n"));
@@ -184,21 +210,26 @@ fn the_predicates_are_as_the_kubelets() {
 
 #[test]
 fn waits_are_the_kubelets_with_jitter_and_short_where_nothing_is_known() {
-    let wait = |outcome, cuts, chance| Sound.wait(outcome, cuts, RESYNC, chance).as_millis();
-    for (name, outcome, cuts, low, high) in [
+    let wait =
+        |outcome, interruptions, chance| Sound.wait(outcome, interruptions, RESYNC, chance).as_millis();
+    for (name, outcome, interruptions, low, high) in [
         ("resync", Outcome::Idle(None), 0, 60_000, 90_000),
         ("sooner", Outcome::Idle(Some(Duration::from_secs(7))), 0, 7_000, 7_000),
         ("not later than the resync", Outcome::Idle(Some(Duration::from_secs(700))), 0, 60_000, 90_000),
         ("error", Outcome::Failed(None), 0, 10_000, 15_000),
         ("error with its own time", Outcome::Failed(Some(Duration::from_secs(3))), 0, 3_000, 3_000),
         ("network", Outcome::NetworkNotReady, 0, 1_000, 1_500),
-        ("first cut", Outcome::Cut, 0, 100, 100),
-        ("third cut", Outcome::Cut, 2, 400, 400),
-        ("many cuts", Outcome::Cut, 99, 1_000, 1_000),
+        ("first cut", Outcome::Interrupted, 0, 100, 100),
+        ("third cut", Outcome::Interrupted, 2, 400, 400),
+        ("many cuts", Outcome::Interrupted, 99, 1_000, 1_000),
         ("cancelled for nothing", Outcome::Cancelled, 0, 10_000, 15_000),
-        ("done", Outcome::Again, 0, 0, 0),
+        ("done", Outcome::Requeue, 0, 0, 0),
     ] {
-        assert_eq!((wait(outcome, cuts, 0.0), wait(outcome, cuts, 1.0)), (low, high), "{name}");
+        assert_eq!(
+            (wait(outcome, interruptions, 0.0), wait(outcome, interruptions, 1.0)),
+            (low, high),
+            "{name}"
+        );
     }
 }
 
@@ -208,6 +239,6 @@ fn nothing_of_a_pods_content_is_kept_or_said() {
         "spec": {"containers": [{"name": "c", "env": [{"name": "PASSWORD", "value": "hunter2"}]}]}}))
     .unwrap();
     let mut w = workers();
-    let out = step(&mut w, update(Facts::of(&pod, "a_n".into()), Kind::Create), 1);
+    let out = step(&mut w, update(PodFacts::of(&pod, "a_n".into()), SyncPodType::Create), 1);
     assert!(!format!("{w:?} {out:?}").contains("hunter2"));
 }

@@ -6,12 +6,12 @@ use quintlet_model::ids::PodUid;
 
 /// Names in use and the lines before them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Line {
+pub(super) struct FullNameQueue {
     started: BTreeMap<String, PodUid>,
     waiting: BTreeMap<String, Vec<PodUid>>,
 }
 
-impl Line {
+impl FullNameQueue {
     pub(super) fn holder(&self, name: &str) -> Option<&PodUid> {
         self.started.get(name)
     }
@@ -21,9 +21,9 @@ impl Line {
     }
 
     pub(super) fn join(&mut self, name: &str, uid: &PodUid) {
-        let line = self.waiting.entry(name.to_owned()).or_default();
-        if !line.contains(uid) {
-            line.push(uid.clone());
+        let name_queue = self.waiting.entry(name.to_owned()).or_default();
+        if !name_queue.contains(uid) {
+            name_queue.push(uid.clone());
         }
     }
 
@@ -33,9 +33,9 @@ impl Line {
     }
 
     fn leave(&mut self, name: &str, uid: &PodUid) {
-        if let Some(line) = self.waiting.get_mut(name) {
-            line.retain(|u| u != uid);
-            if line.is_empty() {
+        if let Some(name_queue) = self.waiting.get_mut(name) {
+            name_queue.retain(|u| u != uid);
+            if name_queue.is_empty() {
                 self.waiting.remove(name);
             }
         }

@@ -6,19 +6,19 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 
-use super::plan::{Policy, Resource, policy};
+use super::plan::{ResizePolicy, Resource, resize_policy};
 use crate::qos::{self, QosClass, ResourceList};
 
 /// Why a resize waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
+pub enum PendingReason {
     /// It does not fit now, and is looked at again when room may have come.
     Deferred,
     /// This node cannot do it at all.
     Infeasible,
 }
 
-impl Reason {
+impl PendingReason {
     /// The word of the condition.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -40,9 +40,9 @@ impl Reason {
 
 /// A resize that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pending {
+pub struct PendingResize {
     /// How.
-    pub reason: Reason,
+    pub reason: PendingReason,
     /// What refused it, as the message of the event names it: the reason of the admission.
     pub cause: String,
     /// Text of the condition.
@@ -51,7 +51,7 @@ pub struct Pending {
 
 /// What of the node makes a resize infeasible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Rules {
+pub struct NodeResizePolicy {
     /// Containers may swap (`LimitedSwap`).
     pub limited_swap: bool,
     /// The CPU manager's policy is `static`.
@@ -77,12 +77,12 @@ fn any_changes(desired: &Pod, allocated: &Pod, name: &str) -> bool {
 
 /// Why the node can never do it. Room is not asked for here: more than the whole node has is Deferred.
 #[must_use]
-pub fn infeasible(desired: &Pod, allocated: &Pod, rules: Rules) -> Option<Pending> {
+pub fn infeasible(desired: &Pod, allocated: &Pod, rules: NodeResizePolicy) -> Option<PendingResize> {
     let swaps = || {
         rules.limited_swap
             && containers(desired).zip(containers(allocated)).any(|(d, a)| {
                 changes(d, a, "memory")
-                    && policy(d, Resource::Memory) == Policy::NotRequired
+                    && resize_policy(d, Resource::Memory) == ResizePolicy::NotRequired
                     && qos::may_swap(allocated, a)
             })
     };
@@ -98,13 +98,13 @@ pub fn infeasible(desired: &Pod, allocated: &Pod, rules: Rules) -> Option<Pendin
     } else {
         return None;
     };
-    let reason = Reason::Infeasible;
-    Some(Pending { reason, cause: reason.as_str().to_owned(), message: why.to_owned() })
+    let reason = PendingReason::Infeasible;
+    Some(PendingResize { reason, cause: reason.as_str().to_owned(), message: why.to_owned() })
 }
 
 /// A resize in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate {
+pub struct QueuedResize {
     /// The pod.
     pub uid: PodUid,
     /// It asks for more CPU or memory than it has.
@@ -117,7 +117,7 @@ pub struct Candidate {
     pub since: Option<jiff::Timestamp>,
 }
 
-impl Candidate {
+impl QueuedResize {
     /// Of a pod that waits `since`.
     #[must_use]
     pub fn of(uid: PodUid, desired: &Pod, allocated: &Pod, since: Option<jiff::Timestamp>) -> Self {
@@ -134,7 +134,7 @@ impl Candidate {
 }
 
 /// Puts the queue in order: those that ask for no more, then by priority, then Guaranteed ones, then who waits longest.
-pub fn sort(queue: &mut [Candidate]) {
+pub fn sort_queue(queue: &mut [QueuedResize]) {
     queue.sort_by_key(|c| (c.increases, Reverse(c.priority), !c.guaranteed, c.since.is_none(), c.since));
 }
 
@@ -158,9 +158,9 @@ mod tests {
 
     #[test]
     fn what_this_node_cannot_do_is_said_in_the_kubelets_words() {
-        let swap = Rules { limited_swap: true, ..Rules::default() };
-        let cpu = Rules { static_cpu: true, ..Rules::default() };
-        let memory = Rules { static_memory: true, ..Rules::default() };
+        let swap = NodeResizePolicy { limited_swap: true, ..NodeResizePolicy::default() };
+        let cpu = NodeResizePolicy { static_cpu: true, ..NodeResizePolicy::default() };
+        let memory = NodeResizePolicy { static_memory: true, ..NodeResizePolicy::default() };
         let restarting = |memory: &str| {
             let mut p = pod(burstable(memory));
             let policy = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
@@ -178,7 +178,13 @@ mod tests {
         let memory_text =
             "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\"";
         for (name, before, after, rules, want) in [
-            ("nothing against it", pod(burstable("1Gi")), pod(burstable("2Gi")), Rules::default(), None),
+            (
+                "nothing against it",
+                pod(burstable("1Gi")),
+                pod(burstable("2Gi")),
+                NodeResizePolicy::default(),
+                None,
+            ),
             ("swap", pod(burstable("1Gi")), pod(burstable("2Gi")), swap, Some(swap_text)),
             ("swap, with a restart", restarting("1Gi"), restarting("2Gi"), swap, None),
             ("swap, only cpu", pod(both("1", "1Gi")), pod(both("2", "1Gi")), swap, None),
@@ -192,12 +198,12 @@ mod tests {
                 "static pod",
                 static_pod("1Gi"),
                 static_pod("2Gi"),
-                Rules::default(),
+                NodeResizePolicy::default(),
                 Some("In-place resize of static-pods is not supported"),
             ),
         ] {
             let got = infeasible(&after, &before, rules);
-            assert!(got.as_ref().is_none_or(|p| p.reason == Reason::Infeasible));
+            assert!(got.as_ref().is_none_or(|p| p.reason == PendingReason::Infeasible));
             assert_eq!(got.map(|p| p.message).as_deref(), want, "{name}");
         }
     }
@@ -205,17 +211,22 @@ mod tests {
     #[test]
     fn the_queue_goes_by_growth_priority_class_and_wait() {
         let uid = |u: &str| PodUid::parse(u).unwrap();
-        let base =
-            Candidate { uid: uid("x"), increases: true, priority: 0, guaranteed: false, since: Some(at(5)) };
+        let base = QueuedResize {
+            uid: uid("x"),
+            increases: true,
+            priority: 0,
+            guaranteed: false,
+            since: Some(at(5)),
+        };
         let mut queue = vec![
-            Candidate { uid: uid("new"), since: None, ..base.clone() },
-            Candidate { uid: uid("late"), since: Some(at(9)), ..base.clone() },
-            Candidate { uid: uid("early"), since: Some(at(1)), ..base.clone() },
-            Candidate { uid: uid("guaranteed"), guaranteed: true, ..base.clone() },
-            Candidate { uid: uid("high"), priority: 9, ..base.clone() },
-            Candidate { uid: uid("shrinks"), increases: false, priority: -1, ..base },
+            QueuedResize { uid: uid("new"), since: None, ..base.clone() },
+            QueuedResize { uid: uid("late"), since: Some(at(9)), ..base.clone() },
+            QueuedResize { uid: uid("early"), since: Some(at(1)), ..base.clone() },
+            QueuedResize { uid: uid("guaranteed"), guaranteed: true, ..base.clone() },
+            QueuedResize { uid: uid("high"), priority: 9, ..base.clone() },
+            QueuedResize { uid: uid("shrinks"), increases: false, priority: -1, ..base },
         ];
-        sort(&mut queue);
+        sort_queue(&mut queue);
         let order: Vec<_> = queue.iter().map(|c| c.uid.as_str()).collect();
         assert_eq!(order, ["shrinks", "high", "guaranteed", "early", "late", "new"]);
     }
@@ -223,7 +234,7 @@ mod tests {
     #[test]
     fn growth_is_of_requests_of_the_whole_pod() {
         let of = |before: Value, after: Value| {
-            Candidate::of(PodUid::parse("u").unwrap(), &pod(after), &pod(before), None)
+            QueuedResize::of(PodUid::parse("u").unwrap(), &pod(after), &pod(before), None)
         };
         for (name, before, after, want) in [
             ("more cpu", both("1", "1Gi"), both("2", "1Gi"), true),

@@ -3,35 +3,35 @@
 
 use quintlet_model::ids::PodUid;
 
-use super::{Ending, Phase, State, Workers};
+use super::{PodSyncStatus, PodSyncStatuses, Termination, WorkerPhase};
 
-impl Workers {
-    fn ask(&self, uid: &PodUid, before: bool, after: bool, known: impl Fn(&State) -> bool) -> bool {
+impl PodSyncStatuses {
+    fn ask(&self, uid: &PodUid, before: bool, after: bool, known: impl Fn(&PodSyncStatus) -> bool) -> bool {
         self.pods.get(uid).map_or(if self.synced { after } else { before }, known)
     }
 
     /// Its containers have stopped, and it does not run again.
     #[must_use]
     pub fn is_known_terminated(&self, uid: &PodUid) -> bool {
-        self.ask(uid, false, false, |s| s.phase() >= Phase::Terminated)
+        self.ask(uid, false, false, |s| s.phase() >= WorkerPhase::Terminated)
     }
 
     /// Containers of it may run.
     #[must_use]
     pub fn could_have_running_containers(&self, uid: &PodUid) -> bool {
-        self.ask(uid, true, false, |s| s.phase() < Phase::Terminated)
+        self.ask(uid, true, false, |s| s.phase() < WorkerPhase::Terminated)
     }
 
     /// Nothing of it is left to be done.
     #[must_use]
     pub fn should_be_finished(&self, uid: &PodUid) -> bool {
-        self.ask(uid, false, true, |s| s.phase() == Phase::Finished)
+        self.ask(uid, false, true, |s| s.phase() == WorkerPhase::Finished)
     }
 
     /// It is to end.
     #[must_use]
     pub fn is_termination_requested(&self, uid: &PodUid) -> bool {
-        self.ask(uid, false, false, |s| s.ending.is_some())
+        self.ask(uid, false, false, |s| s.termination.is_some())
     }
 
     /// Its worker took the termination up.
@@ -43,22 +43,22 @@ impl Workers {
     /// Its sandboxes and dead containers may go.
     #[must_use]
     pub fn should_runtime_be_removed(&self, uid: &PodUid) -> bool {
-        self.ask(uid, false, true, |s| s.phase() >= Phase::Terminated)
+        self.ask(uid, false, true, |s| s.phase() >= WorkerPhase::Terminated)
     }
 
     /// Its logs and dead containers are of no use to anybody.
     #[must_use]
     pub fn should_content_be_removed(&self, uid: &PodUid) -> bool {
-        self.ask(uid, false, true, |s| s.evicted || (s.deleted && s.phase() >= Phase::Terminated))
+        self.ask(uid, false, true, |s| s.evicted || (s.deleted && s.phase() >= WorkerPhase::Terminated))
     }
 
     /// The static pod of this name is on its way out: its mirror stays until it is.
     #[must_use]
     pub fn is_static_terminating(&self, full_name: &str) -> bool {
-        self.line
+        self.name_queue
             .holder(full_name)
             .and_then(|uid| self.pods.get(uid))
-            .is_some_and(|s| s.phase() == Phase::Terminating)
+            .is_some_and(|s| s.phase() == WorkerPhase::Terminating)
     }
 
     /// There is a worker for it.
@@ -69,13 +69,13 @@ impl Workers {
 
     /// Its end, once it began.
     #[must_use]
-    pub fn ending(&self, uid: &PodUid) -> Option<&Ending> {
-        self.pods.get(uid)?.ending.as_ref()
+    pub fn termination(&self, uid: &PodUid) -> Option<&Termination> {
+        self.pods.get(uid)?.termination.as_ref()
     }
 
     /// It ends, and its source has the same UID anew.
     #[must_use]
-    pub fn is_to_restart(&self, uid: &PodUid) -> bool {
+    pub fn is_restart_requested(&self, uid: &PodUid) -> bool {
         self.pods.get(uid).is_some_and(|s| s.restart_requested)
     }
 

@@ -16,23 +16,23 @@ pub struct Freshness {
     full: bool,
     epoch: u64,
     // Made since the last look: a look that does not know of them is no look after the action.
-    made: Known,
+    created: Known,
 }
 
 impl Default for Freshness {
     // First sight is a full look.
     fn default() -> Self {
-        Self { acted: Duration::ZERO, full: true, epoch: 0, made: Known::default() }
+        Self { acted: Duration::ZERO, full: true, epoch: 0, created: Known::default() }
     }
 }
 
 /// How to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum NextObservation {
     /// The record at hand will do.
-    AtHand,
+    UseCached,
     /// Ask for an inspection.
-    Ask {
+    Inspect {
         /// Of the whole runtime, not only of the ids that are known.
         full: bool,
     },
@@ -40,58 +40,62 @@ pub enum Look {
 
 impl Freshness {
     /// An action ended at `now`, CLOCK_BOOTTIME.
-    pub fn acted(&mut self, now: Duration) {
+    pub fn action_ended(&mut self, now: Duration) {
         self.acted = self.acted.max(now);
     }
 
     /// The outcome of a call is unknown, or somebody may have made what nobody here knows of.
-    pub fn unknown(&mut self) {
+    pub fn require_full_inspection(&mut self) {
         self.full = true;
     }
 
     /// A sandbox was made.
-    pub fn made_sandbox(&mut self, id: &SandboxId) {
-        self.made.sandboxes.insert(id.clone());
+    pub fn sandbox_created(&mut self, id: &SandboxId) {
+        self.created.sandboxes.insert(id.clone());
     }
 
     /// A container was made.
-    pub fn made_container(&mut self, id: &ContainerId, sandbox: &SandboxId) {
-        self.made.containers.insert(id.clone(), sandbox.clone());
+    pub fn container_created(&mut self, id: &ContainerId, sandbox: &SandboxId) {
+        self.created.containers.insert(id.clone(), sandbox.clone());
     }
 
     /// What a look must ask about beside the ids of the last one.
     #[must_use]
-    pub fn made(&self) -> &Known {
-        &self.made
+    pub fn created(&self) -> &Known {
+        &self.created
     }
 
     /// Whether the last look was of this run of pleg-service.
     #[must_use]
-    pub fn is_of(&self, epoch: u64) -> bool {
+    pub fn is_from_epoch(&self, epoch: u64) -> bool {
         self.epoch == epoch
     }
 
     /// How to look, given the newest record at hand.
     #[must_use]
-    pub fn look(&self, at_hand: Option<&PodRuntime>) -> Look {
-        self.look_by(&Sound, at_hand)
+    pub fn next_observation(&self, at_hand: Option<&PodRuntime>) -> NextObservation {
+        self.next_observation_by(&Sound, at_hand)
     }
 
-    pub(super) fn look_by(&self, judge: &impl Judge, at_hand: Option<&PodRuntime>) -> Look {
-        let Some(record) = at_hand else { return Look::Ask { full: self.full } };
+    pub(super) fn next_observation_by(
+        &self,
+        judge: &impl Judge,
+        at_hand: Option<&PodRuntime>,
+    ) -> NextObservation {
+        let Some(record) = at_hand else { return NextObservation::Inspect { full: self.full } };
         let same_run = record.cursor.epoch == self.epoch;
         let newer = judge.is_newer(record.observed, self.acted) && record.error.is_none();
-        if newer && same_run && !self.full && judge.knows(&record.ids(), &self.made.ids()) {
-            Look::AtHand
+        if newer && same_run && !self.full && judge.knows(&record.ids(), &self.created.ids()) {
+            NextObservation::UseCached
         } else {
-            Look::Ask { full: self.full || !same_run }
+            NextObservation::Inspect { full: self.full || !same_run }
         }
     }
 
     /// A look succeeded.
-    pub fn looked(&mut self, epoch: u64) {
+    pub fn observed(&mut self, epoch: u64) {
         self.full = false;
-        self.made = Known::default();
+        self.created = Known::default();
         self.epoch = epoch;
     }
 }
@@ -102,11 +106,11 @@ mod tests {
 
     #[test]
     fn a_pod_that_pleg_service_calls_gone_is_asked_for_before_anything_is_decided() {
-        let mut fresh = Freshness::default();
-        assert_eq!(fresh.look(None), Look::Ask { full: true });
-        fresh.looked(7);
-        assert_eq!(fresh.look(None), Look::Ask { full: false });
-        fresh.acted(Duration::from_secs(1));
-        assert_eq!(fresh.look(None), Look::Ask { full: false });
+        let mut freshness = Freshness::default();
+        assert_eq!(freshness.next_observation(None), NextObservation::Inspect { full: true });
+        freshness.observed(7);
+        assert_eq!(freshness.next_observation(None), NextObservation::Inspect { full: false });
+        freshness.action_ended(Duration::from_secs(1));
+        assert_eq!(freshness.next_observation(None), NextObservation::Inspect { full: false });
     }
 }
