@@ -1,7 +1,7 @@
 //! Computes the actions for a pod from its spec and its runtime state (`pkg/kubelet/kuberuntime: computePodActions`).
 //!
-//! Crash-loop back-off is not asked here: a container that backs off is in the start list (that is what keeps the pod
-//! alive), and [`super::backoff`] says when its turn comes.
+//! Crash-loop back-off is not decided here. A container in back-off is in the list of containers to start, which keeps the
+//! pod running, and [`super::backoff`] decides when it may start.
 
 use k8s_openapi::api::core::v1::{Container as SpecContainer, Pod};
 use quintlet_model::hash::container_hash;
@@ -18,73 +18,69 @@ use super::restart::{
 };
 use super::sandbox::{SandboxDecision, sandbox_decision};
 
-/// What the decision sees.
+/// Input of [`compute_pod_actions`].
 #[derive(Debug, Clone, Copy)]
 pub struct ActionInput<'a> {
-    /// Metadata, and the spec with what was allocated.
+    /// The pod, with its allocated resources in the spec.
     pub pod: &'a Pod,
-    /// The newest inspection, in its order (newest first).
+    /// State from the newest inspection; instances are sorted newest first.
     pub runtime: &'a PodRuntime,
-    /// Probe results.
     pub probes: &'a ProbeResults,
-    /// What the runtime was last given for it; none where that is not known.
+    /// Resources last sent to the runtime; `None` if there is no record.
     pub actuated: Option<&'a PodResources>,
-    /// Condition AllContainersRestarting of the status just made is True.
+    /// Condition AllContainersRestarting is True in the status of this sync.
     pub restart_all: bool,
 }
 
-/// Why a running container is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KillReason {
-    /// The runtime does not know its state.
+    /// The runtime reports an unknown state.
     UnknownState,
-    /// Name or image differ from what it was made of.
+    /// Name or image differ from those that the instance was created with.
     DefinitionChanged,
-    /// Its liveness probe failed; the probe's grace period applies.
+    /// The liveness probe failed; the grace period of the probe applies.
     LivenessProbe,
-    /// Its startup probe failed; the probe's grace period applies.
+    /// The startup probe failed; the grace period of the probe applies.
     StartupProbe,
-    /// Its resources change, and its policy is to restart for that.
+    /// Resources changed and `resizePolicy` requires a restart.
     Resize,
 }
 
-/// One container to kill.
+/// A container to kill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerKill {
-    /// Instance.
     pub id: ContainerId,
     /// Name in the spec.
     pub name: String,
-    /// Text of the Killing event.
+    /// Message of the Killing event.
     pub message: String,
-    /// Cause.
     pub reason: KillReason,
 }
 
-/// One instance to remove when all containers restart.
+/// A container instance to remove before all containers restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerReset {
-    /// Instance.
     pub id: ContainerId,
     /// Name in the spec.
     pub name: String,
-    /// It has not exited: kill it first, grace 0.
+    /// The instance has not exited: kill it first, without a grace period.
     pub kill: bool,
 }
 
-/// What to do. Indexes point into the lists of the spec.
+/// Actions of one sync (`pkg/kubelet/kuberuntime: podActions`). Indexes refer to the lists of the spec.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodActions {
-    /// Kill all containers and sandboxes. The kill list is empty then; without `create_sandbox` so is everything else.
+    /// Kill all containers and sandboxes. `containers_to_kill` is empty then. Without `create_sandbox` everything else is
+    /// empty as well.
     pub kill_pod: bool,
-    /// Make a sandbox (after `kill_pod`).
+    /// Create a sandbox, after `kill_pod`.
     pub create_sandbox: bool,
-    /// Attempt of the sandbox to make, or of the one that is kept.
+    /// Attempt of the sandbox to create, or of the current one.
     pub attempt: u32,
-    /// The sandbox that is kept, or the one that is replaced; `None` where there is none, and where only the network mode
-    /// changed (no SandboxChanged event is made then).
+    /// The sandbox that is kept or replaced. `None` if there is none, or if only the network mode changed, which emits no
+    /// SandboxChanged event.
     pub sandbox_id: Option<SandboxId>,
-    /// Init containers to start, in order. At most one of them is a plain one.
+    /// Init containers to start, in order. At most one of them is not a sidecar.
     pub init_containers_to_start: Vec<usize>,
     /// Regular containers to start.
     pub containers_to_start: Vec<usize>,
@@ -92,17 +88,18 @@ pub struct PodActions {
     pub ephemeral_containers_to_start: Vec<usize>,
     /// Running containers to kill before anything starts.
     pub containers_to_kill: Vec<ContainerKill>,
-    /// Restart of all containers: kill and remove these in order, keep their logs. Nothing else is set then.
+    /// Instances to kill and remove, in this order, before all containers restart. Their logs are kept. No other action is
+    /// set.
     pub reset: Vec<ContainerReset>,
-    /// What changes in place, before anything starts.
+    /// Resources to change in place before any container starts.
     pub resize: ResizeActions,
-    /// Dead init instances to remove: all of them with `create_sandbox` (they must run again), else those that are not the
-    /// newest of their name. The driver holds back what the API server has not got yet.
+    /// Dead init container instances to remove: all of them with `create_sandbox`, since init containers must run again,
+    /// otherwise all but the newest of each name. The worker keeps those whose status the API server does not have yet.
     pub prune: Vec<ContainerId>,
 }
 
 impl PodActions {
-    /// Nothing to do. Pruning is housekeeping, not an action.
+    /// Returns whether there is nothing to do. Removing dead init containers does not count.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         !self.kill_pod
@@ -116,7 +113,7 @@ impl PodActions {
     }
 }
 
-/// Decides what to do about a pod that is to run.
+/// Computes the actions for a pod that is not terminating (`pkg/kubelet/kuberuntime: computePodActions`).
 #[must_use]
 pub fn compute_pod_actions(input: &ActionInput<'_>) -> PodActions {
     let &ActionInput { pod, runtime, restart_all, .. } = input;
@@ -150,7 +147,7 @@ fn reset_list(pod: &Pod, runtime: &PodRuntime) -> Vec<ContainerReset> {
             })
             .collect()
     };
-    // The source goes last: until it is gone its exit code still tells why all of this happens.
+    // The container that triggered the restart is removed last: its exit code is the only record of the trigger.
     [
         list(&spec.containers, false),
         list(pod::init_containers(pod), false),
@@ -160,7 +157,7 @@ fn reset_list(pod: &Pod, runtime: &PodRuntime) -> Vec<ContainerReset> {
     .concat()
 }
 
-/// Some regular container was ever created, going by the newest instances.
+/// Returns whether any regular container was ever created, according to the newest instances.
 pub(crate) fn any_regular_created(pod: &Pod, runtime: &PodRuntime) -> bool {
     pod::spec(pod)
         .containers
@@ -255,7 +252,7 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
         };
         let failed = |probe| probes.get(probe, &running.id) == Some(ProbeResult::Failure);
         let (mut message, reason, restart) = if definition_changed(container, running) {
-            // A changed definition restarts whatever the policy says: what runs is not what is asked for.
+            // A changed definition restarts the container whatever its restart policy.
             (format!("Container {} definition changed", container.name), KillReason::DefinitionChanged, true)
         } else if failed(ProbeType::Liveness) {
             (
@@ -296,7 +293,7 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
     actions
 }
 
-// Its policy is to restart for other resources; the start comes with them.
+// A resize whose policy is RestartContainer. The start that follows uses the new resources.
 fn resize_kill(container: &SpecContainer, running: &Container) -> ContainerKill {
     ContainerKill {
         id: running.id.clone(),
@@ -306,7 +303,7 @@ fn resize_kill(container: &SpecContainer, running: &Container) -> ContainerKill 
     }
 }
 
-// A pod that is killed for good starts nothing, and its containers need no kill of their own.
+// A pod that is killed for good starts nothing. Its containers need no kill of their own.
 fn kill_only(actions: PodActions) -> PodActions {
     PodActions {
         kill_pod: true,
@@ -336,11 +333,11 @@ fn definition_changed(container: &SpecContainer, status: &Container) -> bool {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InitProgress {
-    /// The regular containers may start.
+    /// Initialization is complete: regular containers may start.
     Done,
-    /// Init containers have to do something first.
+    /// Initialization is in progress.
     Waiting,
-    /// One failed for good.
+    /// An init container failed and is not restarted.
     Failed,
 }
 
@@ -355,12 +352,12 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
         .iter()
         .filter_map(|c| runtime.newest(&c.name))
         .any(|c| matches!(c.state, ContainerState::Created | ContainerState::Running));
-    // "The one after it was reached before", or, with regular containers there, all were.
+    // Whether the next init container was reached before. True for all of them once a regular container exists.
     let mut previous = initialized;
     let last = inits.len().saturating_sub(1);
 
     for (index, container) in inits.iter().enumerate().rev() {
-        // What an init container did for an earlier sandbox does not count in this one.
+        // Init containers of a previous sandbox do not count.
         let status = runtime.newest(&container.name).filter(|s| &s.sandbox_id == sandbox);
         let sidecar = pod::is_sidecar(container);
         let Some(status) = status else {
@@ -434,7 +431,7 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
             ContainerState::Exited if sidecar => actions.init_containers_to_start.push(index),
             ContainerState::Exited => {
                 if status.exit_code != 0 || status.reason == "OOMKilled" {
-                    // OOMKilled with code 0 still is a failure; the policy is asked as for one.
+                    // OOMKilled is a failure even with exit code 0, so the restart policy is evaluated with 137.
                     let code = if status.exit_code == 0 { 137 } else { status.exit_code };
                     if !container_should_restart(container, pod, code) {
                         return InitProgress::Failed;

@@ -1,21 +1,21 @@
-//! Measures how long a pod has been active, on CLOCK_BOOTTIME (ARCHITECTURE.md, invariant 7).
+//! Measures how long a pod has been active by CLOCK_BOOTTIME (ARCHITECTURE.md, invariant 7).
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// When a pod started. Wall time is believed once, when the start is first seen: then it may be older than this boot.
+/// Start of a pod by both clocks. Wall time is used once, when the start is first observed; it may precede this boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodStart {
-    // `startTime` of its status.
+    // `status.startTime`.
     start: Timestamp,
-    // The same by CLOCK_BOOTTIME; before zero where it was before this boot.
+    // The same time by CLOCK_BOOTTIME; negative if it precedes this boot.
     boot: SignedDuration,
 }
 
 impl PodStart {
-    /// Takes note of a start at `start`; what `before` knows of the same one stays.
+    /// Records a start at `start`. Returns `before` unchanged if it has the same start.
     #[must_use]
     pub fn at(start: Timestamp, before: Option<Self>, wall: Timestamp, boot: Duration) -> Self {
         match before {
@@ -27,7 +27,7 @@ impl PodStart {
         }
     }
 
-    /// The wall time it would be now, had nobody set the clock since.
+    /// Returns the current wall time as it would be if the clock had not been set since the start.
     #[must_use]
     pub fn now(&self, boot: Duration) -> Timestamp {
         let boot = SignedDuration::try_from(boot).unwrap_or(SignedDuration::MAX);

@@ -1,8 +1,8 @@
-//! Crash-loop and image-pull back-off (`pkg/kubelet/kuberuntime: doBackOff`, `pkg/kubelet/images: EnsureImageExists`), on boottime.
+//! Crash-loop and image-pull back-off (`pkg/kubelet/kuberuntime: doBackOff`, `pkg/kubelet/images: EnsureImageExists`).
 //!
-//! State is per pod and kept on disk across a restart of pod-sync; times are CLOCK_BOOTTIME, so a record of another boot
-//! is worth nothing. When a container finished is known by the runtime's wall clock only: the caller translates it to
-//! "so long ago", once for each exit ([`CrashLoopBackoffs::finished_ago`]), so that a wall clock that is stepped changes no delay.
+//! Back-offs belong to one pod and are recorded on disk, so they survive a restart of pod-sync. Times are CLOCK_BOOTTIME; a
+//! record of another boot is dropped. The runtime reports exits in wall time. [`CrashLoopBackoffs::finished_ago`] converts
+//! each exit once, so that setting the wall clock changes no delay.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,16 +14,14 @@ use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::runtime::{Container as RuntimeContainer, ContainerState, PodRuntime};
 use serde::{Deserialize, Serialize};
 
-/// A container that ran this long since its last restart starts from the initial delay again. Fixed: it does not follow
-/// `maxContainerRestartPeriod`.
+/// A container that ran this long since its last restart starts from the initial delay again. Independent of
+/// `maxContainerRestartPeriod`, as in the kubelet.
 pub const CRASH_LOOP_RESET: Duration = Duration::from_secs(600);
 
-/// Delays of a back-off; each is twice the one before.
+/// Bounds of a back-off. Each delay is twice the previous one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackoffDelays {
-    /// First delay.
     pub initial: Duration,
-    /// Largest delay.
     pub max: Duration,
 }
 
@@ -39,42 +37,40 @@ impl BackoffDelays {
     }
 }
 
-/// Whether something may start now.
+/// Whether a start or a pull may happen now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackoffDecision {
-    /// Now.
     Start,
-    /// Not before `until`.
+    /// It is delayed.
     BackOff {
-        /// Boottime at which it may.
+        /// CLOCK_BOOTTIME at which the delay ends.
         until: Duration,
-        /// The whole delay, for messages.
+        /// Length of the whole delay, for messages.
         delay: Duration,
     },
 }
 
-/// One entry.
+/// Crash-loop state of one container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CrashLoopEntry {
     /// Delay after the next exit.
     pub delay: Duration,
-    /// Boottime of the restart that set it.
+    /// CLOCK_BOOTTIME of the restart that set `delay`.
     pub last_update: Duration,
-    /// The newest exit that was looked at.
+    /// The newest exit, with its time by CLOCK_BOOTTIME.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<RecordedExit>,
 }
 
-/// When an instance finished.
+/// When a container instance finished.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedExit {
-    /// The instance.
     pub id: ContainerId,
-    /// Boottime.
+    /// CLOCK_BOOTTIME.
     pub at: Duration,
 }
 
-/// Crash-loop back-off of the containers of one pod, by [`crash_loop_key`].
+/// Crash-loop back-offs of the containers of one pod, by [`crash_loop_key`].
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CrashLoopBackoffs {
@@ -82,8 +78,7 @@ pub struct CrashLoopBackoffs {
 }
 
 impl CrashLoopBackoffs {
-    /// Asks for a container whose newest exited instance finished `finished_ago` before `now` (boottime). Containers that
-    /// never exited are not asked for.
+    /// Decides whether a container may restart whose newest instance finished `finished_ago` before `now` (CLOCK_BOOTTIME).
     #[must_use]
     pub fn decide(&self, key: &str, finished_ago: Duration, now: Duration) -> BackoffDecision {
         let Some(entry) = self.live(key, finished_ago, now) else { return BackoffDecision::Start };
@@ -95,8 +90,8 @@ impl CrashLoopBackoffs {
         }
     }
 
-    /// Notes that the container is started now; call it before the start, and put it on disk. Gives the delay that the
-    /// next exit will meet.
+    /// Records that the container is restarted now. Call it, and save the record, before the start. Returns the delay that
+    /// applies after the next exit.
     pub fn record_restart(
         &mut self,
         key: &str,
@@ -110,9 +105,9 @@ impl CrashLoopBackoffs {
         delay
     }
 
-    /// Returns how long before boottime `now` an instance finished. The wall clock counts at the first observation only. An exit
-    /// is never before the restart that led to it plus the time that the instance ran, so that a wall clock that was stepped
-    /// forward cannot shorten the back-off.
+    /// Returns how long before `now` (CLOCK_BOOTTIME) an instance finished. The wall clock is used for the first observation of
+    /// an exit only. The result never precedes the last restart plus the time that the instance ran, so setting the wall clock
+    /// forward does not shorten a back-off.
     pub fn finished_ago(
         &mut self,
         key: &str,
@@ -134,7 +129,7 @@ impl CrashLoopBackoffs {
         now.saturating_sub(at)
     }
 
-    /// Drops entries that no exit can meet any more: each outlives the reset by the longest delay, twice over.
+    /// Removes expired entries: those without an exit for [`CRASH_LOOP_RESET`] plus twice the longest delay.
     pub fn remove_expired(&mut self, now: Duration) {
         self.entries.retain(|_, e| now.saturating_sub(e.last_update) <= CRASH_LOOP_RESET.saturating_mul(2));
     }
@@ -149,13 +144,13 @@ impl CrashLoopBackoffs {
     }
 }
 
-/// The instance back-off counts from: the newest exited one.
+/// Returns the newest exited instance of a container, from whose exit its back-off counts.
 #[must_use]
 pub fn last_exit<'a>(runtime: &'a PodRuntime, name: &str) -> Option<&'a RuntimeContainer> {
     runtime.containers.iter().find(|c| c.name == name && c.state == ContainerState::Exited)
 }
 
-/// How long before wall time `now` an instance finished; zero for a finish in the future (a clock was stepped).
+/// Returns how long before wall time `now` an instance finished; zero if that is in the future because a clock was set.
 #[must_use]
 pub fn finished_ago(exited: &RuntimeContainer, now: jiff::Timestamp) -> Duration {
     let nanos = now.as_nanosecond().saturating_sub(i128::from(exited.finished_unix_ns));
@@ -171,7 +166,7 @@ fn ran_for(exited: &RuntimeContainer) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or_default())
 }
 
-/// Key of a container's crash-loop entry. Image and resources take part, so changing them starts over.
+/// Returns the key of a container's crash-loop entry. It covers image and resources, so changing them resets the back-off.
 #[must_use]
 pub fn crash_loop_key(pod: &PodRef, container: &Container) -> String {
     let resources =
@@ -186,26 +181,26 @@ pub fn crash_loop_key(pod: &PodRef, container: &Container) -> String {
     ))
 }
 
-/// Message of waiting reason CrashLoopBackOff.
+/// Returns the message of waiting reason CrashLoopBackOff.
 #[must_use]
 pub fn crash_loop_message(delay: Duration, container: &str, pod: &PodRef) -> String {
     format!("back-off {} restarting failed container={container} pod={pod}", go_duration(delay))
 }
 
-/// One entry of the image-pull back-off.
+/// Image-pull state of one image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImagePullEntry {
-    /// Delay since `last_update`.
+    /// Delay that began at `last_update`.
     pub delay: Duration,
-    /// Boottime of the failure that set it.
+    /// CLOCK_BOOTTIME of the failed pull that set `delay`.
     pub last_update: Duration,
-    /// Name of the error that set it, e.g. `ErrImagePull`.
+    /// Waiting reason of the failed pull, for example `ErrImagePull`.
     pub error: String,
-    /// Its message.
+    /// Message of the failed pull.
     pub message: String,
 }
 
-/// Image-pull back-off of one pod, by image.
+/// Image-pull back-offs of one pod, by image.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ImagePullBackoffs {
@@ -213,7 +208,7 @@ pub struct ImagePullBackoffs {
 }
 
 impl ImagePullBackoffs {
-    /// Whether `image` may be pulled at boottime `now`.
+    /// Decides whether `image` may be pulled at CLOCK_BOOTTIME `now`.
     #[must_use]
     pub fn decide(&self, image: &str, now: Duration, delays: BackoffDelays) -> BackoffDecision {
         match self.live(image, now, delays) {
@@ -229,7 +224,7 @@ impl ImagePullBackoffs {
         }
     }
 
-    /// Notes a failed pull. A success does not reset the entry; it ages out.
+    /// Records a failed pull. A successful pull does not reset the entry; it expires.
     pub fn record_failure(
         &mut self,
         image: &str,
@@ -245,7 +240,7 @@ impl ImagePullBackoffs {
         );
     }
 
-    /// Message of waiting reason ImagePullBackOff: the previous error is part of it.
+    /// Returns the message of waiting reason ImagePullBackOff, which includes the previous error.
     #[must_use]
     pub fn message(&self, image: &str) -> String {
         let head = format!("Back-off pulling image {image:?}");
@@ -255,7 +250,7 @@ impl ImagePullBackoffs {
         }
     }
 
-    /// Drops entries that have aged out.
+    /// Removes expired entries.
     pub fn remove_expired(&mut self, now: Duration, delays: BackoffDelays) {
         self.entries.retain(|_, e| now.saturating_sub(e.last_update) <= delays.max.saturating_mul(2));
     }
@@ -265,7 +260,7 @@ impl ImagePullBackoffs {
     }
 }
 
-/// A duration as Go prints it: `10s`, `1m20s`, `5m0s`, `1.5s`, `250ms`.
+/// Formats a duration like Go's `time.Duration`: `10s`, `1m20s`, `5m0s`, `1.5s`, `250ms`.
 #[must_use]
 pub fn go_duration(d: Duration) -> String {
     let nanos = d.as_nanos();
@@ -315,7 +310,7 @@ mod tests {
         let start = jiff::Timestamp::from_second(1_000_000).unwrap();
         let wall = |seconds: i64| start + jiff::SignedDuration::from_secs(seconds);
         let hour = 3600;
-        // The clock is stepped before the first look at the exit, or after it.
+        // The clock is set before the exit is first observed, or after it.
         for (first, then) in
             [(0, 0), (hour, hour), (-hour, -hour), (0, hour), (0, -hour), (hour, 0), (-hour, 0)]
         {
@@ -336,7 +331,7 @@ mod tests {
                 s(20),
                 "{first} {then}"
             );
-            // What was not restarted after all finished when it did.
+            // An instance that was not restarted keeps its finish time.
             assert!(state.finished_ago("k", &exited, wall(12 + then), s(1012)) >= s(11));
             let next = exit_of("b", wall(13 + then));
             assert_eq!(state.finished_ago("k", &next, wall(14 + then), s(1014)), s(1));
@@ -353,7 +348,7 @@ mod tests {
     fn a_clock_that_goes_forward_does_not_end_a_back_off_before_its_time() {
         let start = jiff::Timestamp::from_second(1_000_000).unwrap();
         let at = |seconds: i64| start + jiff::SignedDuration::from_secs(seconds);
-        // It ran for 4 s by the runtime's clock, which is an hour behind the clock of pod-sync when the exit is seen.
+        // The instance ran for 4 s by the runtime's clock, which is an hour behind pod-sync's clock when the exit is observed.
         let nanos = |seconds: i64| i64::try_from(at(seconds).as_nanosecond()).unwrap();
         let rows = [
             ("ran for 4 s", nanos(0), s(1)),
@@ -421,7 +416,7 @@ mod tests {
             state.record_restart("k", s(0), now, BackoffDelays::default());
         }
         assert_eq!(state.entry("k").unwrap().delay, s(40));
-        // Ran for exactly 600 s: still counts.
+        // It ran for exactly 600 s, which does not reset the delay.
         assert!(matches!(state.decide("k", s(0), s(760)), BackoffDecision::BackOff { .. }));
         assert_eq!(state.decide("k", s(0), s(761)), BackoffDecision::Start);
         assert_eq!(state.record_restart("k", s(0), s(761), BackoffDelays::default()), s(10));

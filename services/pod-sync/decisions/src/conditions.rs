@@ -1,4 +1,4 @@
-//! The conditions of a pod that the node agent owns (`pkg/kubelet/status/generate.go`).
+//! Computes the pod conditions that the kubelet owns (`pkg/kubelet/status: generate.go`).
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -7,26 +7,26 @@ use quintlet_model::runtime::PodRuntime;
 
 use super::phase::PodPhase;
 
-/// All regular containers and sidecars are Ready.
+/// All regular containers and sidecars are ready.
 pub const CONTAINERS_READY: &str = "ContainersReady";
-/// ContainersReady, and the readiness gates are open.
+/// ContainersReady is True, and so is every readiness gate.
 pub const READY: &str = "Ready";
-/// Init containers are done.
+/// All init containers completed; sidecars started.
 pub const INITIALIZED: &str = "Initialized";
-/// Sandbox and network are there.
+/// Sandbox and network are ready.
 pub const READY_TO_START: &str = "PodReadyToStartContainers";
-/// Always True here: the pod is on this node.
+/// Always True: the pod is bound to this node.
 pub const POD_SCHEDULED: &str = "PodScheduled";
-/// Something is about to end the pod; shared with other writers.
+/// The pod is about to be terminated by a disruption. Other clients write it as well.
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
-/// A rule restarts every container in place.
+/// A restart rule restarts all containers in place.
 pub const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
-/// A resize waits.
+/// A resize is deferred or infeasible.
 pub const RESIZE_PENDING: &str = "PodResizePending";
-/// A resize is under way.
+/// An allocated resize is not actuated yet.
 pub const RESIZE_IN_PROGRESS: &str = "PodResizeInProgress";
 
-/// Types that only the node agent writes (pkg/kubelet/types/pod_status.go).
+/// Returns whether only the kubelet writes conditions of this type (`pkg/kubelet/types: PodConditionByKubelet`).
 #[must_use]
 pub fn is_owned(type_: &str) -> bool {
     matches!(
@@ -42,7 +42,7 @@ pub fn is_owned(type_: &str) -> bool {
     )
 }
 
-/// Types whose transition time follows their status.
+/// Returns whether conditions of this type have a transition time that follows their status.
 #[must_use]
 pub fn has_transition_time(type_: &str) -> bool {
     matches!(
@@ -57,7 +57,7 @@ pub fn has_transition_time(type_: &str) -> bool {
     )
 }
 
-/// Builds a condition without times.
+/// Returns a condition without times.
 #[must_use]
 pub fn condition(type_: &str, status: bool, reason: &str, message: &str) -> PodCondition {
     PodCondition {
@@ -69,7 +69,7 @@ pub fn condition(type_: &str, status: bool, reason: &str, message: &str) -> PodC
     }
 }
 
-/// Makes a condition that the status has True from `now` on. False: it was, or is not there.
+/// Sets a condition of the status to True as of `now`. Returns false if it was True or does not exist.
 pub fn set_true(status: &mut PodStatus, type_: &str, now: jiff::Timestamp) -> bool {
     let all = status.conditions.iter_mut().flatten();
     let Some(found) = all.into_iter().find(|c| c.type_ == type_ && c.status != "True") else { return false };
@@ -99,7 +99,7 @@ fn find<'a>(statuses: &'a [ContainerStatus], name: &str) -> Option<&'a Container
     statuses.iter().find(|s| s.name == name)
 }
 
-/// ContainersReady. `regular` is `None` where the status has no list at all.
+/// Computes ContainersReady. `regular` is `None` if the status has no list of containers.
 #[must_use]
 pub fn containers_ready(
     pod: &Pod,
@@ -144,7 +144,7 @@ fn as_strs(list: &[String]) -> Vec<&str> {
     list.iter().map(String::as_str).collect()
 }
 
-/// Ready. `conditions` are those of the status, readiness gates among them.
+/// Computes Ready. `conditions` are those of the status, including readiness gates.
 #[must_use]
 pub fn ready(pod: &Pod, containers_ready: &PodCondition, conditions: &[PodCondition]) -> PodCondition {
     if containers_ready.status != "True" {
@@ -175,7 +175,7 @@ pub fn ready(pod: &Pod, containers_ready: &PodCondition, conditions: &[PodCondit
     }
 }
 
-/// Initialized. `was_true`: the old status has it True, and a restart of all containers must not take it back.
+/// Computes Initialized. `was_true`: it is True in the previous status, and a restart of all containers keeps it so.
 #[must_use]
 pub fn initialized(
     pod: &Pod,
@@ -223,7 +223,7 @@ pub fn initialized(
     }
 }
 
-/// PodReadyToStartContainers: the newest sandbox serves.
+/// Computes PodReadyToStartContainers: whether the newest sandbox is ready.
 #[must_use]
 pub fn ready_to_start(pod: &Pod, runtime: &PodRuntime) -> PodCondition {
     let keep = matches!(
@@ -233,7 +233,7 @@ pub fn ready_to_start(pod: &Pod, runtime: &PodRuntime) -> PodCondition {
     condition(READY_TO_START, keep, "", "")
 }
 
-/// AllContainersRestarting, for pods with such a rule. `triggered`: see
+/// Computes AllContainersRestarting for a pod that has such a rule. `triggered` is the result of
 /// [`super::restart_all::restart_all_triggered`].
 #[must_use]
 pub fn all_containers_restarting(
@@ -242,7 +242,7 @@ pub fn all_containers_restarting(
     phase: PodPhase,
     triggered: bool,
 ) -> PodCondition {
-    // Ephemeral containers stay, so they are not waited for.
+    // Ephemeral containers are not restarted.
     let left = pod::spec(pod)
         .containers
         .iter()

@@ -20,33 +20,32 @@ use super::quantity::{Format, Quantity};
 use super::resize::allocation::PodResources;
 use super::restart::{RESTARTING_ALL, should_container_be_restarted};
 
-/// Waiting reason: nothing was tried yet.
+/// Waiting reason of a container that has not been started.
 pub const CONTAINER_CREATING: &str = "ContainerCreating";
-/// Waiting reason: the same in a pod with init containers.
+/// Waiting reason of the same in a pod with init containers.
 pub const POD_INITIALIZING: &str = "PodInitializing";
-/// Reason of a forced Terminated state: nobody knows how it ended.
+/// Reason of a terminated state that was not observed.
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
-/// Exit code of forced states.
+/// Exit code of a terminated state that was not observed.
 pub const UNKNOWN_EXIT_CODE: i32 = 137;
 
-/// Message of a state forced when the pod ended.
+/// Message of a terminated state that was not observed, for a pod that has terminated.
 pub const LOST_WHEN_TERMINATED: &str = "The container could not be located when the pod was terminated";
-// Two spaces: tools match on it.
+// The two spaces are the kubelet's; tools match on the text.
 const LOST_WHEN_DELETED: &str =
     "The container could not be located when the pod was deleted.  The container used to be Running";
 const REMOVED_TO_RESTART: &str = "The container is removed because RestartAllContainers in place";
 const LOST_INIT: &str = "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally";
 
-/// Why a container does not run, from the last attempt to start it.
+/// Why a container is waiting, from the last attempt to start it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct WaitingReason {
-    /// E.g. `CrashLoopBackOff`, `ErrImagePull`.
+    /// For example `CrashLoopBackOff` or `ErrImagePull`.
     pub reason: String,
-    /// Text.
     pub message: String,
 }
 
-/// What the conversion sees; part of [`super::status::StatusInput`].
+/// The part of [`super::status::StatusInput`] that the conversion reads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(crate) pod: &'a Pod,
@@ -56,13 +55,12 @@ pub(crate) struct Context<'a> {
     pub(crate) termination_messages: &'a HashMap<ContainerId, String>,
     pub(crate) runtime_name: &'a str,
     pub(crate) recursive_read_only: bool,
-    /// A restart of all containers is under way.
+    /// All containers are being restarted.
     pub(crate) restarting_all: bool,
-    /// What the runtime was last given, if that was noted.
+    /// Resources last sent to the runtime; `None` if there is no record.
     pub(crate) actuated: Option<&'a PodResources>,
 }
 
-/// Which list of the spec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum List {
     Init,
@@ -70,7 +68,7 @@ pub(crate) enum List {
     Ephemeral,
 }
 
-/// The shared part of an ephemeral container.
+/// Returns the fields that an ephemeral container shares with a container.
 #[must_use]
 pub fn from_ephemeral(c: &EphemeralContainer) -> SpecContainer {
     SpecContainer {
@@ -82,7 +80,7 @@ pub fn from_ephemeral(c: &EphemeralContainer) -> SpecContainer {
     }
 }
 
-/// The id in a status, without its scheme.
+/// Returns a container ID of a status without its scheme, such as `containerd://`.
 #[must_use]
 pub fn bare_id(container_id: Option<&str>) -> &str {
     let text = container_id.unwrap_or_default();
@@ -96,7 +94,7 @@ fn waiting(reason: &str, message: &str) -> ContainerState {
     }
 }
 
-/// A Terminated state nobody saw happen.
+/// Returns a terminated state for a container whose end was not observed.
 #[must_use]
 pub fn forced(reason: &str, message: &str, exit_code: i32) -> ContainerState {
     ContainerState {
@@ -138,7 +136,7 @@ fn is_waiting(s: &ContainerStatus) -> bool {
     s.state.as_ref().is_none_or(|s| s.running.is_none() && s.terminated.is_none())
 }
 
-/// Statuses of one list of the spec, in its order.
+/// Returns the statuses of one list of containers of the spec, in its order.
 pub(crate) fn convert(
     context: &Context<'_>,
     list: List,
@@ -169,7 +167,7 @@ fn one(
             let mut status = from_instance(context, container, newest, old);
             if let Some(previous) = instances.next() {
                 let state = state_of(context, previous, None);
-                // Only an end is worth a lastState: one still there belongs to a sandbox about to go.
+                // Only a terminated state becomes lastState: a running instance belongs to a sandbox that is about to be removed.
                 if state.terminated.is_some() {
                     status.last_state = Some(state);
                 }
@@ -227,7 +225,7 @@ fn without_instance(
     status.restart_count = old.restart_count;
     status.last_state = old.last_state.clone();
     if is_running(old) && last_terminated(&status).is_none() {
-        // With it the container counts as stopped, not as never started, and the pod does not fall back to Pending.
+        // The container counts as terminated instead of never started, so the pod does not fall back to Pending.
         status.last_state = Some(forced(STATUS_UNKNOWN, LOST_WHEN_DELETED, UNKNOWN_EXIT_CODE));
         if context.pod.metadata.deletion_timestamp.is_none() {
             status.restart_count = status.restart_count.saturating_add(1);
@@ -260,7 +258,7 @@ fn state_of(context: &Context<'_>, instance: &Container, old: Option<&ContainerS
                     exit_code: instance.exit_code,
                     reason: some(&instance.reason),
                     message: some(&message),
-                    // One that never ran has the epoch here, not nothing: clients read a time.
+                    // An instance that never ran has the epoch here instead of nothing: clients expect a time.
                     started_at: time_of(instance.started_unix_ns),
                     finished_at: time_of(instance.finished_unix_ns),
                     container_id: Some(full_id(context, instance)),
@@ -269,7 +267,7 @@ fn state_of(context: &Context<'_>, instance: &Container, old: Option<&ContainerS
                 ..ContainerState::default()
             }
         }
-        // Once forced, the end stays: the runtime knows no more of this instance than before.
+        // The state stays terminated once it was forced: the runtime still does not know this instance.
         RuntimeState::Unknown
             if old.is_some_and(|o| {
                 terminated(o).is_some() && bare_id(o.container_id.as_deref()) == instance.id.as_str()
@@ -329,7 +327,7 @@ fn from_instance(
         };
         let last = match terminated(old) {
             Some(ended) if !same_instance => Some(ended),
-            // The overlay of a waiting reason moves an end to lastState; it is not shown twice once it is the state again.
+            // A waiting reason moves a terminated state to lastState. Once it is the state again, it is not repeated there.
             Some(_) | None => last_terminated(old).filter(|t| {
                 instance.state == RuntimeState::Running
                     || bare_id(t.container_id.as_deref()) != instance.id.as_str()
@@ -350,7 +348,7 @@ fn resources(
     given: Option<&ResourceRequirements>,
     status: &mut ContainerStatus,
 ) {
-    // A container without any shows an empty object once the runtime has it.
+    // A container without resources has an empty object once it has an instance.
     let allocated = container.resources.clone().unwrap_or_default();
     status.allocated_resources = allocated.requests.clone();
     let mut shown =
@@ -384,7 +382,7 @@ fn resources(
             2,
             before.and_then(|r| r.requests.as_ref()),
         );
-        // No runtime knows a request for memory: a resize that is not made yet shows what was given before it.
+        // Runtimes do not report memory requests: before a resize is actuated, the previous request is shown.
         let memory = given.and_then(|g| g.requests.as_ref()?.get("memory"));
         if let (Some(shown), Some(memory)) =
             (shown.requests.as_mut().and_then(|r| r.get_mut("memory")), memory)
@@ -395,7 +393,7 @@ fn resources(
     status.resources = Some(shown);
 }
 
-// Up to `blur` milli-units on both sides the runtime's figure is only rounding.
+// Differences of up to `blur` milli-units in either direction are rounding of the runtime.
 fn overlay(
     shown: Option<&mut BTreeMap<String, ApiQuantity>>,
     name: &str,
@@ -408,7 +406,7 @@ fn overlay(
         Some(actual) => {
             let allocated = shown.get(name).map(Quantity::of).unwrap_or_default();
             let rounding = actual.milli_value() <= blur && allocated.milli_value() <= blur;
-            // Equal amounts stay as the user wrote them.
+            // An equal amount keeps the spelling of the spec.
             if !rounding && actual != allocated {
                 shown.insert(name.to_owned(), actual.to_api());
             }
@@ -444,7 +442,8 @@ fn volume_mounts(context: &Context<'_>, container: &SpecContainer) -> Option<Vec
     )
 }
 
-/// Started and Ready (`pkg/kubelet/prober: UpdatePodStatus`), by container id: nothing carries over from an earlier instance of the name.
+/// Sets `started` and `ready` (`pkg/kubelet/prober: UpdatePodStatus`) by container ID, so that nothing carries over from a
+/// previous instance.
 fn started_and_ready(
     context: &Context<'_>,
     list: List,
@@ -462,7 +461,7 @@ fn started_and_ready(
             .ok()
             .and_then(|id| context.probes.get(probe, &id))
     };
-    // What was last said of this very instance, for when no prober remembers it.
+    // The previous status of this instance is used if no prober has a result.
     let seed = old.filter(|o| o.container_id.is_some() && o.container_id == status.container_id);
     let started = running
         && match result(ProbeType::Startup) {

@@ -1,16 +1,15 @@
-//! Which pods may be worked on, after panics in their work and after deaths of a process.
+//! Decides which pods may be worked on after panics and process crashes (docs/containment.md).
 //!
-//! A panic in the work of a pod makes that pod wait. A death of a process says only which pods were in work:
+//! A panic in the work of a pod suspends that pod. A crash of a process only shows which pods were in work at the time:
 //!
-//! 1. After two deaths in a row, each pod that was in work at one of them is *suspected*: suspected pods are worked on one at
-//!    a time, all others as ever. Three passes that end well release a pod.
-//! 2. A pod that was the only one in work, or the only suspected one, at two deaths is *set aside* for a while. Each further
-//!    such death sets it aside for twice as long.
-//! 3. Whatever was ended from outside (a signal of an operator, an ordered stop) or for a reason that nobody knows counts for
-//!    nothing.
+//! 1. After two crashes in a row, each pod that was in work at one of them is *suspected*. Suspected pods are worked on one
+//!    at a time, all others as usual. Three successful passes clear the suspicion.
+//! 2. A pod that was the only one in work, or the only suspected one, at two crashes is *set aside*: it is suspended, and
+//!    each further such crash doubles the suspension.
+//! 3. Exits caused from outside (a signal of an operator, an ordered stop) and exits with an unknown cause do not count.
 //!
-//! Deaths that are further apart than [`FORGET_AFTER`] are not in a row, and a pod that was worked on for that long without a panic or
-//! a death is forgotten. `now` is CLOCK_BOOTTIME.
+//! Crashes more than [`FORGET_AFTER`] apart are not in a row. The record of a pod that was worked on for that long without a
+//! panic or a crash is removed. `now` is CLOCK_BOOTTIME.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,29 +17,28 @@ use std::time::Duration;
 use quintlet_model::ids::PodUid;
 use serde::{Deserialize, Serialize};
 
-/// First wait after a panic; each further one doubles it.
+/// First suspension after a panic; each further panic doubles it.
 const PANIC_WAIT: Duration = Duration::from_secs(10);
-/// First wait of a pod that is set aside; each further one doubles it.
+/// First suspension of a pod that is set aside; each further one doubles it.
 const ASIDE_WAIT: Duration = Duration::from_secs(300);
-/// Longest wait of either kind.
+/// Longest suspension of either kind.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
-/// So long without a panic or a death, and what was before is forgotten.
+/// Time without a panic or a crash after which earlier ones no longer count.
 pub const FORGET_AFTER: Duration = Duration::from_secs(600);
-/// Deaths in a row that make the pods in work suspected.
+/// Crashes in a row after which the pods in work are suspected.
 const SUSPECTS: u32 = 2;
-/// Deaths with a pod alone in work that set it aside.
+/// Crashes with one pod alone in work after which it is set aside.
 const SETS_ASIDE: u32 = 2;
-/// Passes that end well and release a suspected pod.
+/// Successful passes that clear a suspicion.
 const RELEASES: u32 = 3;
 
-/// How a process ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessExit {
-    /// By itself: aborted, a fault of memory, or a panic outside of the work of a pod. In words.
+    /// It crashed: an abort, a memory fault, or a panic outside the work of a pod. With a description.
     Crash(String),
-    /// The kernel's OOM killer ended it.
+    /// The kernel's OOM killer killed it.
     OutOfMemory,
-    /// It was told or made to end, or nobody knows how it ended.
+    /// It was stopped from outside, or the cause is unknown.
     External,
 }
 
@@ -54,60 +52,58 @@ impl ProcessExit {
     }
 }
 
-/// Whether a pod may be worked on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkPermission {
-    /// As ever.
+    /// Without restriction.
     Allowed,
-    /// While no other such pod is.
+    /// While no other suspected pod is in work.
     OneAtATime,
-    /// Not before then.
     Suspended(Suspension),
 }
 
-/// Why a pod is left alone, and until when.
+/// Why a pod is not worked on, and until when.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suspension {
-    /// Until then.
+    /// CLOCK_BOOTTIME at which the suspension ends.
     pub until: Duration,
-    /// What went wrong, in words.
+    /// What failed.
     pub message: String,
-    /// It is set aside after deaths of a process; else its work panicked.
+    /// The pod is set aside after crashes of a process. Otherwise its work panicked.
     pub is_aside: bool,
 }
 
-/// What is known of one pod.
+/// History of one pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct PodRecord {
     // Panics in a row.
     panics: u32,
-    // Deaths in a row with it in work.
+    // Crashes in a row with the pod in work.
     deaths: u32,
-    // Deaths with it alone in work.
+    // Crashes with the pod alone in work.
     alone: u32,
-    // Times it was set aside.
+    // Times that the pod was set aside.
     asides: u32,
     is_suspected: bool,
     is_aside: bool,
-    // Passes since the last death that ended well.
+    // Successful passes since the last crash.
     passes: u32,
-    // Of the last panic or death.
+    // CLOCK_BOOTTIME of the last panic or crash.
     last: Duration,
     until: Duration,
     message: String,
 }
 
-/// All pods of which something is known.
+/// Records of all pods that were involved in a panic or a crash.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainmentRecords {
-    // Deaths in a row.
+    // Crashes in a row.
     deaths: u32,
     last_death: Duration,
     pods: BTreeMap<PodUid, PodRecord>,
 }
 
 impl ContainmentRecords {
-    /// A process died while it worked on these pods. Returns those that are set aside for it.
+    /// Records a process exit with these pods in work. Returns the pods that are set aside because of it.
     pub fn process_exited(
         &mut self,
         process: &str,
@@ -153,19 +149,19 @@ impl ContainmentRecords {
         aside
     }
 
-    /// The work of a pod panicked. Returns what it waits for now.
+    /// Records a panic in the work of a pod. Returns its suspension.
     pub fn record_panic(&mut self, uid: &PodUid, message: String, now: Duration) -> Suspension {
         let record = self.pods.entry(uid.clone()).or_default();
         let wait = doubled(PANIC_WAIT, record.panics);
         record.panics = record.panics.saturating_add(1);
         record.last = now;
-        // A pod that is aside stays so.
+        // A pod that is set aside stays so.
         record.until = record.until.max(now.saturating_add(wait));
         record.message = message;
         Suspension { until: record.until, message: record.message.clone(), is_aside: record.is_aside }
     }
 
-    /// A pass over a pod ended well. Returns whether that changed anything.
+    /// Records a successful pass over a pod. Returns whether its record changed.
     pub fn record_success(&mut self, uid: &PodUid, now: Duration) -> bool {
         let Some(record) = self.pods.get_mut(uid) else { return false };
         if now.saturating_sub(record.last.max(record.until)) > FORGET_AFTER {
@@ -180,17 +176,17 @@ impl ContainmentRecords {
         is_released
     }
 
-    /// The pod is another one now: where its work panicked it is tried at once. One that is set aside stays so, since whoever
-    /// may change a pod could otherwise end the process as often as they like.
+    /// Ends a suspension after a panic because the pod's spec changed. A pod that is set aside stays so: otherwise whoever may
+    /// change a pod could crash the process at will.
     pub fn pod_changed(&mut self, uid: &PodUid) {
         if let Some(record) = self.pods.get_mut(uid).filter(|record| !record.is_aside) {
             record.until = Duration::ZERO;
         }
     }
 
-    /// An operator wants the pod to be tried now, and its waits to start over. Returns whether it waited.
+    /// Ends the suspension of a pod for an operator, and resets the lengths of further ones. Returns whether it was suspended.
     ///
-    /// A pod that was set aside is worked on one at a time, and one more death with it alone sets it aside again.
+    /// A pod that was set aside is worked on one at a time. One more crash with it alone in work sets it aside again.
     pub fn retry(&mut self, uid: &PodUid, now: Duration) -> bool {
         let Some(record) = self.pods.get_mut(uid) else { return false };
         let waited = record.until > now;
@@ -201,12 +197,11 @@ impl ContainmentRecords {
         waited
     }
 
-    /// Nothing is left of the pod.
+    /// Removes the record of a pod that no longer exists. Returns whether there was one.
     pub fn forget(&mut self, uid: &PodUid) -> bool {
         self.pods.remove(uid).is_some()
     }
 
-    /// Whether a pod may be worked on.
     #[must_use]
     pub fn permission(&self, uid: &PodUid, now: Duration) -> WorkPermission {
         match self.pods.get(uid) {
@@ -220,13 +215,13 @@ impl ContainmentRecords {
         }
     }
 
-    /// Whether anything is known of a pod.
+    /// Returns whether there is a record of this pod.
     #[must_use]
     pub fn has_record(&self, uid: &PodUid) -> bool {
         self.pods.contains_key(uid)
     }
 
-    /// How many pods wait.
+    /// Returns the number of suspended pods.
     #[must_use]
     pub fn suspended_count(&self, now: Duration) -> usize {
         self.pods.values().filter(|record| record.until > now).count()
@@ -237,7 +232,7 @@ impl ContainmentRecords {
     }
 }
 
-// The wait after `times` earlier ones.
+// Returns `first` doubled `times` times, bounded by LONGEST_WAIT.
 fn doubled(first: Duration, times: u32) -> Duration {
     first.saturating_mul(2_u32.saturating_pow(times)).min(LONGEST_WAIT)
 }
@@ -420,7 +415,7 @@ mod tests {
         );
     }
 
-    // A process with some pods in work at a time, as the standings allow it.
+    // A process with several pods in work at a time, as their permissions allow.
     #[derive(Debug, Clone)]
     struct Round {
         beside: Vec<usize>,
@@ -434,7 +429,7 @@ mod tests {
     }
 
     proptest! {
-        // The pod `k` ends the process whenever it is worked on, and others are in work beside it.
+        // Pod `k` crashes the process whenever it is worked on; others are in work beside it.
         #[test]
         fn a_pod_that_always_kills_is_aside_after_four_deaths_and_the_others_are_released(
             rounds in proptest::collection::vec(round(), 8)
@@ -445,7 +440,7 @@ mod tests {
             for round in &rounds {
                 now = now.saturating_add(secs(1));
                 if round.killed_first {
-                    // An operator's kill finds whoever is in work.
+                    // An operator's kill finds some pods in work.
                     let before = ledger.clone();
                     let all = round.beside.iter().map(|n| uid(&format!("p{n}"))).chain([uid("k")]).collect();
                     ledger.process_exited("pod-sync", &ProcessExit::External, &all, now);
@@ -458,7 +453,7 @@ mod tests {
                 let mut in_work = uids(&["k"]);
                 for n in &round.beside {
                     let other = format!("p{n}");
-                    // Suspected pods are worked on one at a time, and it is k's turn.
+                    // Suspected pods are worked on one at a time, and it is the turn of `k`.
                     let fits = word(&ledger, &other, now) == "free"
                         || !k_is_suspected && word(&ledger, &other, now) == "one at a time"
                             && in_work.iter().all(|u| word(&ledger, u.as_str(), now) == "free");

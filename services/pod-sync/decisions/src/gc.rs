@@ -5,29 +5,28 @@ use std::time::Duration;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::runtime::{Container, ContainerState, PodRuntime, SandboxState};
 
-/// Instances of a container that stay: the one that runs or ran last, and the one before it, for its status and logs.
+/// Instances that are kept of each container: the current one and the previous one, for status and logs.
 const KEPT_INSTANCES: usize = 2;
 
-/// Which dead containers of a pod that stays are kept.
+/// Which dead containers of a pod are kept (`pkg/kubelet/container: GCPolicy`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GcPolicy {
-    /// Dead instances of each container, beside one that runs; below 0 all. None: two instances, dead or not.
+    /// Dead instances to keep of each container; below 0: all. `None`: two instances, dead or running.
     pub per_container: Option<i32>,
-    /// Younger ones are kept, however many there are.
+    /// Dead containers younger than this are kept.
     pub min_age: Duration,
 }
 
-/// What becomes of a pod whose dead are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodDisposition {
-    /// It stays, running or completed.
+    /// It runs or has completed, and its newest instances are kept.
     Kept,
-    /// It was ended by the agent, or nobody wants it any more: nothing of it is kept.
+    /// It was evicted or is no longer desired: all its dead containers are removed.
     Removed,
 }
 
-/// Containers to remove, oldest first; `now` is wall time. Nothing that runs is among them, and of a pod that stays never the
-/// newest instance: without it the container would look as if it had never run.
+/// Returns the containers to remove, oldest first; `now` is wall time. Running containers are never removed. Of a kept pod
+/// the newest instance of each container stays, since without it the container would look as if it had never run.
 #[must_use]
 pub fn dead_containers(
     runtime: &PodRuntime,
@@ -59,7 +58,7 @@ pub fn dead_containers(
     dead.into_iter().map(|c| c.id.clone()).collect()
 }
 
-/// Sandboxes to remove: not ready, without containers once `removed` are gone, and not the newest of a pod that stays.
+/// Returns the sandboxes to remove: not ready, without containers once `removed` are gone, and not the newest of a kept pod.
 #[must_use]
 pub fn dead_sandboxes(runtime: &PodRuntime, removed: &[ContainerId], fate: PodDisposition) -> Vec<SandboxId> {
     let kept = match fate {
@@ -76,7 +75,7 @@ pub fn dead_sandboxes(runtime: &PodRuntime, removed: &[ContainerId], fate: PodDi
         .collect()
 }
 
-/// UID in the name of a pod's log directory, `<namespace>_<name>_<uid>`.
+/// Returns the UID in the name of a pod's log directory, `<namespace>_<name>_<uid>`.
 #[must_use]
 pub fn log_dir_uid(name: &str) -> Option<&str> {
     let (rest, uid) = name.rsplit_once('_')?;
@@ -96,7 +95,7 @@ mod tests {
         dead_containers(runtime, fate, GcPolicy::default(), now(0)).iter().map(name).collect()
     }
 
-    // So long after the builder's containers were made.
+    // Wall time, in seconds after the builder's containers were created.
     fn now(seconds: i64) -> jiff::Timestamp {
         let at = RuntimeBuilder::ready().running("c").build().containers[0].created_unix_ns;
         jiff::Timestamp::from_nanosecond(at.into()).unwrap() + jiff::SignedDuration::from_secs(3600 + seconds)

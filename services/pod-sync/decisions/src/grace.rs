@@ -1,5 +1,4 @@
-//! How long a container or pod may take to stop, and in which order containers stop
-//! (`pkg/kubelet/kuberuntime: killContainer`).
+//! Computes grace periods and the order in which containers stop (`pkg/kubelet/kuberuntime: killContainer`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,39 +11,40 @@ use quintlet_model::{labels, pod};
 
 use super::actions::KillReason;
 
-/// No StopContainer gets less, in seconds.
+/// Least timeout of StopContainer, in seconds (`pkg/kubelet/kuberuntime: minimumGracePeriodInSeconds`).
 pub const MINIMUM_STOP_SECONDS: i64 = 2;
 
-/// The longest timeout for StopContainer, in seconds: the same 30 years as [`clock::FAR`].
+/// Largest timeout of StopContainer, in seconds: 30 years, as [`clock::FAR`].
 ///
-/// containerd and CRI-O count the timeout in nanoseconds of 64 bits. A longer one wraps to a negative timeout there, which
-/// kills the container at once.
+/// containerd and CRI-O convert the timeout to 64-bit nanoseconds. A larger one overflows to a negative timeout, which kills
+/// the container at once.
 pub const MAXIMUM_STOP_SECONDS: i64 = 30 * 365 * 24 * 3600;
 
 /// Least time to wait for a pod that the node terminates.
 const KILL_WAIT: Duration = Duration::from_secs(10);
 
-/// Grace of a pod that terminates.
+/// Grace period of a terminating pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EffectiveGrace {
     /// Seconds, at least 1.
     pub seconds: i64,
-    /// It was set before and is another now: what waits on the old one must look again.
+    /// It was set before and is now a different one: stops in progress must be issued again.
     pub shortened: bool,
 }
 
-/// The grace of a pod from now on: what is stored (0: nothing yet), its deletion, an override, else its spec.
+/// Returns the grace period of a terminating pod (`pkg/kubelet: calculateEffectiveGracePeriod`). `stored` is the current
+/// one; 0 means none.
 #[must_use]
 pub fn effective_grace(stored: i64, pod: PodGrace, override_seconds: Option<i64>) -> EffectiveGrace {
-    // The kubelet takes a wanted 0 for "nothing yet", so that a later override lengthens the grace again; here the least
-    // counts.
+    // The kubelet treats a requested 0 as "not set", so that a later override lengthens the grace period again. Here the
+    // shortest one counts.
     let stored_seconds = (stored != 0).then_some(stored);
     let least = [stored_seconds, pod.deletion, override_seconds].into_iter().flatten().min();
     let seconds = least.or(pod.termination).unwrap_or(0).max(1);
     EffectiveGrace { seconds, shortened: stored != 0 && stored != seconds }
 }
 
-/// The two grace periods that come with a pod, in seconds.
+/// The grace periods of a pod, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PodGrace {
     /// `metadata.deletionGracePeriodSeconds`.
@@ -54,7 +54,6 @@ pub struct PodGrace {
 }
 
 impl PodGrace {
-    /// Of a pod that is known.
     #[must_use]
     pub fn of_pod(pod: &Pod) -> Self {
         Self {
@@ -63,7 +62,7 @@ impl PodGrace {
         }
     }
 
-    /// As the container's annotations remember it, where the pod is lost.
+    /// Reads the grace periods from a container's annotations, for a pod whose object is lost.
     #[must_use]
     pub fn of_record(container: &RuntimeContainer) -> Self {
         let number = |key: &str| container.annotations.get(key).and_then(|v| v.parse().ok());
@@ -74,7 +73,7 @@ impl PodGrace {
     }
 }
 
-/// Seconds a container gets to stop, preStop included. An override replaces everything else.
+/// Returns the seconds that a container has to stop, including its preStop hook. An override replaces all other values.
 #[must_use]
 pub fn container_grace(
     grace: PodGrace,
@@ -94,7 +93,7 @@ pub fn container_grace(
     probe.and_then(|p| p.termination_grace_period_seconds).unwrap_or(termination)
 }
 
-/// What is left of `seconds` after a preStop hook or a wait took `spent`; whole seconds count.
+/// Returns the rest of `seconds` after a preStop hook or a wait took `spent`, in whole seconds.
 #[must_use]
 pub fn remaining_after(seconds: i64, spent: Duration) -> i64 {
     seconds.saturating_sub(i64::try_from(spent.as_secs()).unwrap_or(i64::MAX))
@@ -106,8 +105,8 @@ pub fn stop_timeout(seconds: i64) -> i64 {
     seconds.clamp(MINIMUM_STOP_SECONDS, MAXIMUM_STOP_SECONDS)
 }
 
-/// Seconds from `now` to an absolute `deadline` (both boottime), for a stop that is issued again; rounded up, so that
-/// asking twice never takes a second from the container.
+/// Returns the seconds from `now` to `deadline` (both CLOCK_BOOTTIME), for a stop that is issued again. Rounded up, so that
+/// repeating a stop never shortens the grace period.
 #[must_use]
 pub fn remaining_until(deadline: Duration, now: Duration) -> i64 {
     let left = deadline.saturating_sub(now);
@@ -115,28 +114,27 @@ pub fn remaining_until(deadline: Duration, now: Duration) -> i64 {
     i64::try_from(whole).unwrap_or(i64::MAX)
 }
 
-/// Returns how long to wait for a pod that the node terminates: one and a half times its grace, 10 s at least
-/// (`pkg/kubelet/pod_workers.go: killPodNow`).
+/// Returns how long to wait for a pod that the node terminates: one and a half times its grace period, 10 s at least
+/// (`pkg/kubelet: killPodNow`).
 #[must_use]
 pub fn kill_timeout(grace: Option<i64>) -> Duration {
     let grace = clock::seconds(grace.unwrap_or(0));
     grace.saturating_add(grace.checked_div(2).unwrap_or_default()).max(KILL_WAIT)
 }
 
-/// One container to stop.
+/// A container to stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerStop {
-    /// Instance.
     pub id: ContainerId,
     /// Name in the spec.
     pub name: String,
-    /// Names that must have stopped first; the wait comes after its own preStop, takes from its grace and ends with it. All
-    /// of them are in the plan.
+    /// Containers of the plan that must stop first. The wait begins after the container's own preStop hook, counts towards its
+    /// grace period, and ends with it.
     pub after: Vec<String>,
 }
 
-/// All running containers of a pod, each with what it waits for: sidecars stop after the regular containers, in reverse
-/// order of the spec. Stops whose `after` is empty may all begin at once.
+/// Returns all running containers of a pod with the order in which they stop: sidecars after the regular containers, in
+/// reverse order of the spec. Containers without `after` may stop at the same time.
 #[must_use]
 pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<ContainerStop> {
     let running: Vec<&RuntimeContainer> =
@@ -157,7 +155,7 @@ pub fn termination_plan(pod: Option<&Pod>, runtime: &PodRuntime) -> Vec<Containe
                 None => Vec::new(),
                 Some(place) => regular
                     .iter()
-                    // One that does not run is passed over: the next later one that does is waited for.
+                    // A sidecar that does not run is skipped: the next later one that runs is waited for.
                     .chain(sidecars.iter().skip(place.saturating_add(1)).find(|s| runs(s)))
                     .filter(|n| runs(n))
                     .map(|n| (*n).to_owned())

@@ -1,7 +1,7 @@
 //! Decides whether a pod may use an image that is already present (`pkg/kubelet/images/pullmanager: MustAttemptImagePull`).
 //!
-//! An image that was pulled with somebody's credentials is not everybody's: whoever wants it shows credentials that opened
-//! it before, or pulls it again.
+//! An image that was pulled with credentials may be used by a pod that presents credentials that pulled it before. Any other
+//! pod has to pull it again.
 
 use std::collections::BTreeMap;
 
@@ -9,25 +9,24 @@ use serde::{Deserialize, Serialize};
 
 use super::image_name;
 
-/// Records grow by credentials that were only recognised up to this many: namespaces come and go (pullmanager).
+/// Credentials beyond this many are not added to a record when they only match by content (`pkg/kubelet/images/pullmanager`).
 const MOST_LEARNT: usize = 100;
 
 /// Which images are verified (`imagePullCredentialsVerificationPolicy`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum VerificationPolicy {
-    /// None.
     NeverVerify,
-    /// Those that were pulled here, not those that were on the node before.
+    /// All images but those that were on the node before.
     #[default]
     NeverVerifyPreloadedImages,
-    /// All but those that match.
+    /// All images but those in the allowlist.
     NeverVerifyAllowlistedImages(Allowlist),
-    /// All.
+    /// All images.
     AlwaysVerify,
 }
 
 impl VerificationPolicy {
-    /// Whether access to an image of this repository is verified. `pulled_here` means that there is a record of a pull.
+    /// Returns whether images of this repository are verified. `pulled_here`: there is a record of a pull.
     #[must_use]
     pub fn verifies(&self, repository: &str, pulled_here: bool) -> bool {
         match self {
@@ -43,11 +42,11 @@ impl VerificationPolicy {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allowlist {
     names: Vec<String>,
-    // With the slash at their end.
+    // Prefixes including the trailing slash.
     prefixes: Vec<String>,
 }
 
-/// An entry of the allowlist is neither a whole name nor `prefix/*`.
+/// An entry of the allowlist is neither an image name nor `prefix/*`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{pattern:?} {problem}")]
 pub struct InvalidPattern {
@@ -56,10 +55,10 @@ pub struct InvalidPattern {
 }
 
 impl Allowlist {
-    /// Of these patterns: names with their registry, without tag and digest, or prefixes that end in `/*`.
+    /// Parses patterns: image names with a registry and without tag and digest, or prefixes that end in `/*`.
     ///
     /// # Errors
-    /// One is neither.
+    /// A pattern is neither.
     pub fn parse(patterns: &[String]) -> Result<Self, InvalidPattern> {
         let mut list = Self::default();
         for pattern in patterns {
@@ -86,17 +85,15 @@ impl Allowlist {
     }
 }
 
-/// A pull secret that opened an image.
+/// A pull secret that pulled an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ImagePullSecret {
     /// UID of the Secret.
     pub uid: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// SHA-256 of what was presented, hex.
+    /// Hex SHA-256 of the credentials.
     pub credential_hash: String,
 }
 
@@ -110,41 +107,37 @@ impl ImagePullSecret {
     }
 }
 
-/// A service account whose token opened an image.
+/// A service account whose token pulled an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ImagePullServiceAccount {
     /// UID of the ServiceAccount.
     pub uid: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
-/// What opened an image under one name.
+/// Credentials that pulled an image under one name (`pkg/kubelet/apis/config: ImagePullCredentials`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PullCredentials {
-    /// Pull secrets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kubernetes_secrets: Vec<ImagePullSecret>,
-    /// Service accounts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kubernetes_service_accounts: Vec<ImagePullServiceAccount>,
-    /// It was pulled without credentials, or with the node's: it is every pod's.
+    /// It was pulled without credentials or with the node's, and every pod may use it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub node_pods_accessible: bool,
 }
 
 impl PullCredentials {
-    /// Every pod of the node.
+    /// Returns credentials that give access to every pod of the node.
     #[must_use]
     pub fn node_wide() -> Self {
         Self { node_pods_accessible: true, ..Self::default() }
     }
 
-    /// Adds what opened it now; whether anything changed.
+    /// Adds credentials. Returns whether anything changed.
     pub fn merge(&mut self, new: Self) -> bool {
         if self.node_pods_accessible {
             return false;
@@ -155,7 +148,7 @@ impl PullCredentials {
             return true;
         }
         for secret in new.kubernetes_secrets {
-            // One object has one content: the newest.
+            // Only the newest credentials of a Secret are kept.
             self.kubernetes_secrets.retain(|s| !s.is_same_object(&secret));
             self.kubernetes_secrets.push(secret);
         }
@@ -167,32 +160,32 @@ impl PullCredentials {
     }
 }
 
-/// What is known of an image that was pulled here: by repository, what opened it.
+/// Credentials that pulled an image, by repository.
 pub type CredentialMapping = BTreeMap<String, PullCredentials>;
 
-/// How an image came to the node, as far as that is known.
+/// How an image came to the node, according to the pull records.
 #[derive(Debug, Clone, Copy)]
 pub enum ImageOrigin<'a> {
-    /// Nothing here pulled it.
+    /// Not pulled by this node agent.
     Preloaded,
-    /// A pull of it began, and how it went is not known.
+    /// A pull began, and its result is not recorded.
     PullIntent,
-    /// It was pulled.
+    /// It was pulled with these credentials.
     Pulled(&'a CredentialMapping),
 }
 
-/// A first look, without the pod's credentials.
+/// Result of the check without the pod's credentials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyCheck<'a> {
-    /// The pod may use it.
+    /// The pod may use the image.
     Allowed,
-    /// It must be pulled again.
+    /// The image must be pulled again.
     MustPull,
-    /// It is for those who have one of these.
+    /// The pod may use it if it has one of these credentials.
     NeedsCredentials(&'a PullCredentials),
 }
 
-/// Whether the image of `repository` that is there may be used.
+/// Checks whether any pod may use an image of `repository` that is already present.
 #[must_use]
 pub fn check_policy<'a>(
     policy: &VerificationPolicy,
@@ -219,18 +212,18 @@ pub fn check_policy<'a>(
     }
 }
 
-/// What comes of the pod's credentials.
+/// Result of the check of a pod's credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CredentialCheck {
     /// The pod may use the image.
     Allowed,
-    /// It may, and this secret opens it from now on too.
+    /// The pod may use the image, and this secret is added to the record.
     AllowedByMatch(ImagePullSecret),
-    /// It must be pulled again.
+    /// The image must be pulled again.
     MustPull,
 }
 
-/// Whether a pod with these credentials may use an image that `pull_credentials` opened.
+/// Checks whether a pod with these credentials may use an image that `pull_credentials` pulled.
 #[must_use]
 pub fn check_credentials(
     pull_credentials: &PullCredentials,
@@ -245,7 +238,7 @@ pub fn check_credentials(
                 (true, false) | (false, true) if room => {
                     return CredentialCheck::AllowedByMatch(secret.clone());
                 }
-                // Without room a credential that changed is one that nobody has verified.
+                // A Secret of the record has changed and the record is full, so the new content is not added.
                 (true, false) => return CredentialCheck::Allowed,
                 (false, true | false) => {}
             }

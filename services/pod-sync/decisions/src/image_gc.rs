@@ -3,77 +3,74 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Settings (`imageGCHighThresholdPercent` and its kin).
+/// Settings of image garbage collection (`pkg/kubelet/images: ImageGCPolicy`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageGcPolicy {
-    /// Percent of the disk in use from which on images go. 100: never for space.
+    /// `imageGCHighThresholdPercent`; 100 disables collection by disk usage.
     pub high: u8,
-    /// Percent in use at which enough have gone.
+    /// `imageGCLowThresholdPercent`.
     pub low: u8,
-    /// None goes that was first seen less than this ago.
+    /// `imageMinimumGCAge`: images first seen more recently are kept.
     pub min_age: Duration,
-    /// One that nobody used for so long goes, whatever the disk. Zero: never.
+    /// `imageMaximumGCAge`: images unused for longer are removed whatever the disk usage. Zero disables it.
     pub max_age: Duration,
 }
 
-/// How often images are looked at and, where needed, removed (pkg/kubelet/kubelet.go).
+/// Interval between collections (`pkg/kubelet: ImageGCPeriod`).
 const PERIOD: Duration = Duration::from_secs(5 * 60);
 
 impl ImageGcPolicy {
-    /// Until the next look, no less than `least`. An age below the kubelet's period is not kept waiting for it.
+    /// Returns the interval until the next collection, at least `least`. Shorter than the kubelet's period if `max_age` is.
     #[must_use]
     pub fn period(&self, least: Duration) -> Duration {
         if self.max_age.is_zero() { PERIOD } else { self.max_age.clamp(least, PERIOD.max(least)) }
     }
 
-    /// There is nothing to do.
+    /// Returns whether nothing is ever collected.
     #[must_use]
     pub fn is_disabled(&self) -> bool {
         self.high >= 100 && self.max_age.is_zero()
     }
 }
 
-/// An image as the runtime lists it.
+/// An image in the runtime's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Id.
     pub id: String,
-    /// Tags and digests it is known by.
+    /// Tags and digests.
     pub names: Vec<String>,
     /// Bytes.
     pub size: u64,
-    /// The runtime itself needs it.
+    /// The runtime must not remove it.
     pub pinned: bool,
 }
 
-/// What is known of an image, on boottime.
+/// When an image was seen and used, by CLOCK_BOOTTIME.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageUse {
-    /// When it was listed first.
+    /// When it was first listed.
     pub first: Duration,
-    /// When something used it last; the first look if nothing did.
+    /// When it was last in use; the first listing if it never was.
     pub used: Duration,
 }
 
-/// The images of the node over time.
+/// Use of the node's images over time (`pkg/kubelet/images: imageRecords`).
 #[derive(Debug, Clone, Default)]
 pub struct ImageUsage {
     seen: BTreeMap<String, ImageUse>,
-    // When the first look was: what is older than this process is not known.
+    // CLOCK_BOOTTIME of the first observation; the process does not know of earlier use.
     since: Option<Duration>,
 }
 
-/// The file system images lie on, bytes.
+/// Capacity of the file system that stores images, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FsCapacity {
-    /// Size.
     pub capacity: u64,
-    /// Free.
     pub available: u64,
 }
 
 impl ImageUsage {
-    /// Takes note of what is there. `in_use` has ids and names.
+    /// Records the listed images. `in_use` has image IDs and names.
     pub fn observe(&mut self, images: &[Image], in_use: &BTreeSet<String>, now: Duration) {
         self.since.get_or_insert(now);
         self.seen.retain(|id, _| images.iter().any(|i| i.id == *id));
@@ -86,7 +83,7 @@ impl ImageUsage {
         }
     }
 
-    // Unused ones, the longest unused first, then the longest known.
+    // Images not in use, the least recently used first, then the first seen first.
     fn candidates<'a>(
         &self,
         images: &'a [Image],
@@ -100,7 +97,7 @@ impl ImageUsage {
         out.into_iter().map(|(image, _)| image).collect()
     }
 
-    /// Images that nobody used for `max_age`. Nothing before the process itself is as old.
+    /// Returns the images that were not used for `max_age` since this process began to observe them.
     #[must_use]
     pub fn unused_for_max_age<'a>(
         &self,
@@ -119,7 +116,7 @@ impl ImageUsage {
         self.candidates(images, in_use, old)
     }
 
-    /// Images in the order in which they may go for space.
+    /// Returns the images that may be removed to free space, the least recently used first.
     #[must_use]
     pub fn least_recently_used<'a>(
         &self,
@@ -137,16 +134,16 @@ fn is_used(image: &Image, in_use: &BTreeSet<String>) -> bool {
     in_use.contains(&image.id) || image.names.iter().any(|n| in_use.contains(n))
 }
 
-/// Percent of a disk in use.
+/// Returns the used percentage of a file system.
 #[must_use]
 pub fn usage_percent(disk: FsCapacity) -> u64 {
     let free = u128::from(disk.available.min(disk.capacity)).saturating_mul(100);
-    // A disk without capacity has nothing free.
+    // Without capacity, nothing is free.
     let percent = free.checked_div(u128::from(disk.capacity)).unwrap_or(0);
     100_u64.saturating_sub(u64::try_from(percent).unwrap_or(100))
 }
 
-/// Bytes to free; none below the threshold.
+/// Returns the bytes to free; `None` below the threshold.
 #[must_use]
 pub fn bytes_to_free(disk: FsCapacity, policy: ImageGcPolicy) -> Option<u64> {
     if policy.high >= 100 || usage_percent(disk) < u64::from(policy.high) {

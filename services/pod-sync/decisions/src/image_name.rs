@@ -1,17 +1,17 @@
-//! Names of images as users write them (github.com/distribution/reference).
+//! Parses image names (`github.com/distribution/reference`).
 
-/// Longest repository with its registry, bytes.
+/// Longest repository including its registry, in bytes.
 const LONGEST: usize = 255;
-/// Registry of images without one.
+/// Registry of names without one.
 pub const DEFAULT_DOMAIN: &str = "docker.io";
-/// The name that docker itself writes for the default registry.
+/// Name that docker writes for the default registry.
 pub const LEGACY_DEFAULT_DOMAIN: &str = "index.docker.io";
 const INVALID: &str = "invalid reference format";
 
-/// The name with a tag, as the runtime is asked for it.
+/// Returns the image name with a tag, as sent to the runtime.
 ///
 /// # Errors
-/// It cannot be an image's name.
+/// It is not a valid image name.
 pub fn with_tag(image: &str) -> Result<String, String> {
     match parse(image) {
         Ok(true) => Ok(image.to_owned()),
@@ -39,7 +39,7 @@ pub fn repository(image: &str) -> String {
     }
 }
 
-/// Returns the whole name of an image, with registry and tag or digest, as the runtime lists it.
+/// Returns the full name of an image, with registry and tag or digest, as the runtime lists it.
 #[must_use]
 pub fn full_name(image: &str) -> String {
     let repository = repository(image);
@@ -57,7 +57,7 @@ pub fn registry(repository: &str) -> &str {
     repository.split_once('/').map_or(repository, |(host, _)| host)
 }
 
-// Whether it has a tag or a digest.
+// Returns whether the name has a tag or a digest.
 fn parse(image: &str) -> Result<bool, String> {
     if image.len() == 64 && image.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
         return Err(format!("invalid repository name ({image}), cannot specify 64-byte hexadecimal strings"));
@@ -91,7 +91,7 @@ fn parse(image: &str) -> Result<bool, String> {
     Ok(tag.is_some() || digest.is_some())
 }
 
-// The registry's name is only told from a part of the path by what it looks like.
+// A registry is told apart from a path component by its form only.
 fn split_domain(image: &str) -> (String, String) {
     let official = |rest: &str| {
         let library = if rest.contains('/') { "" } else { "library/" };
@@ -134,7 +134,7 @@ fn is_label(label: &str) -> bool {
         && !label.ends_with('-')
 }
 
-// Lowercase letters and digits, with a dot, one or two underscores or any number of dashes between them.
+// Lowercase letters and digits, separated by a dot, one or two underscores, or dashes.
 fn is_component(component: &str) -> bool {
     let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let mut between = component.split(is_word).collect::<Vec<_>>();
@@ -160,7 +160,7 @@ fn is_digest(digest: &str) -> bool {
         && hex.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-// Of those algorithms that there are.
+// Only the registered algorithms.
 fn check_digest(digest: &str) -> Result<(), String> {
     let (algorithm, hex) = digest.split_once(':').unwrap_or_default();
     let length = match algorithm {

@@ -1,22 +1,26 @@
-//! What pod-sync decides: plain functions of a snapshot.
+//! The decisions of pod-sync: pure functions of a snapshot.
 //!
-//! Nothing here is async, does I/O or reads a clock: wall time is a [`jiff::Timestamp`] argument, boottime a
-//! [`std::time::Duration`] since boot. A worker's pass is
+//! No function here is async, does I/O or reads a clock. Wall time is a [`jiff::Timestamp`] argument. CLOCK_BOOTTIME is a
+//! [`std::time::Duration`] since boot. One sync of a pod worker (`pkg/kubelet: SyncPod`) uses them in this order:
 //!
-//! 1. [`status::generate`] from spec, last status, inspection, probe results and waiting reasons;
-//! 2. [`sync::gate`]: a terminal phase ends it, a missing network holds it up; [`sync::cgroup_plan`];
-//! 3. [`actions::compute_pod_actions`], with [`sync::restarts_all`] of that status;
-//! 4. the driver acts: kills ([`grace::container_grace`]), sandbox, ephemeral, init and regular containers; each start is
-//!    asked of [`backoff`] first and numbered by [`sync::next_attempt`]; what fails becomes a waiting reason
-//!    ([`waiting::StartFailure::with_message`]);
-//! 5. [`waiting::explain`] says in words what was decided, [`waiting::from_status`] what the pod waits for.
+//! 1. [`status::generate`] builds the status from the spec, the previous status, runtime state, probe results and waiting
+//!    reasons.
+//! 2. [`sync::gate`] ends the sync of a pod in a terminal phase, and delays one whose network is not ready.
+//!    [`sync::cgroup_plan`] plans the pod's cgroup.
+//! 3. [`actions::compute_pod_actions`] computes the actions. [`sync::restarts_all`] reads one of its inputs from the status.
+//! 4. The worker kills containers ([`grace::container_grace`]), creates the sandbox and starts ephemeral, init and regular
+//!    containers. [`backoff`] delays a start, [`sync::next_attempt`] numbers it. A failed start becomes a waiting reason
+//!    ([`waiting::StartFailure::with_message`]).
+//! 5. [`waiting::explain`] describes the actions, [`waiting::from_status`] what the pod waits for.
 //!
-//! Which pass it is, [`worker::PodSyncStatuses::step`] says. Termination: [`grace::effective_grace`] for the pod, [`grace::termination_plan`] for its containers, `generate` with
-//! `is_terminal`, [`status::terminate`] last; [`status::with_kill_override`] for what the agent itself ends. Sources go
-//! through [`merge::SourceStore`], new pods through [`admission::admit`]; [`preempt::pods_to_preempt`] makes room for critical ones.
+//! [`worker::PodSyncStatuses::step`] decides what a worker does next. Termination uses [`grace::effective_grace`] for the
+//! pod, [`grace::termination_plan`] for its containers, `generate` with `is_terminal`, and [`status::terminate`] at the end.
+//! [`status::with_kill_override`] is for pods that the node agent itself ends. [`merge::SourceStore`] merges snapshots of
+//! sources, [`admission::admit`] admits new pods, and [`preempt::pods_to_preempt`] selects pods to preempt for critical ones.
 
-// A value of a pod, a runtime or a file must not end this process.
+// A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
 pub mod actions;
 pub mod active;

@@ -7,40 +7,37 @@ use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::ids::PodUid;
 use quintlet_model::labels::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
 
-/// What became of a pod.
+/// What changed about a pod (`pkg/kubelet/types: PodOperation`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PodOperation {
-    /// Gone from the source.
+    /// Removed from the source.
     Remove,
-    /// New.
     Add,
     /// Spec, labels or annotations changed.
     Update,
     /// Marked for deletion, or changed after that.
     Delete,
-    /// Only its status changed.
+    /// Only the status changed.
     Reconcile,
 }
 
-/// One change.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodChange {
-    /// What.
     pub op: PodOperation,
-    /// The pod as it is now; with [`PodOperation::Remove`] as it was.
+    /// The pod after the change; with [`PodOperation::Remove`] before it.
     pub pod: Arc<Pod>,
 }
 
-/// What a snapshot brought.
+/// Result of merging a snapshot.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct MergeResult {
-    /// In the order in which they are to be handled: removed, added (the oldest first), updated, deleted, reconciled.
+    /// Changes in the order in which to handle them: removed, added (oldest first), updated, deleted, reconciled.
     pub changes: Vec<PodChange>,
-    /// Dropped: an earlier entry has the same full name.
+    /// Pods dropped because an earlier entry has the same full name.
     pub duplicates: Vec<Arc<Pod>>,
-    /// Dropped: the UID is missing or not usable.
+    /// Pods dropped because their UID is missing or invalid.
     pub unusable: Vec<Arc<Pod>>,
-    /// This was the source's first snapshot: it counts as seen once the changes are handled, also when there are none.
+    /// This is the first snapshot of the source. The source is ready once the changes are handled, even if there are none.
     pub is_first: bool,
 }
 
@@ -54,7 +51,7 @@ pub struct SourceStore {
 
 #[derive(Debug)]
 struct Entry {
-    // As the source gave it: the same one again needs no look.
+    // The pod as the source sent it. If it is sent again unchanged, it is not compared.
     given: Arc<Pod>,
     pod: Arc<Pod>,
 }
@@ -76,7 +73,7 @@ fn same_meaning(a: &Pod, b: &Pod) -> bool {
         && annotations(a) == annotations(b)
 }
 
-/// When a pod was created; those of manifests have no such time and come first.
+/// Returns the creation time of a pod. Static pods have none and come first.
 #[must_use]
 pub fn creation_time(pod: &Pod) -> Option<jiff::Timestamp> {
     pod.metadata.creation_timestamp.as_ref().map(|t| t.0)
@@ -87,30 +84,30 @@ fn full_name(pod: &Pod) -> (&str, &str) {
 }
 
 impl SourceStore {
-    /// A store for `file`, `http` or `api`.
+    /// Returns an empty store for `file`, `http` or `api`.
     #[must_use]
     pub fn new(source: &'static str) -> Self {
         Self { source, pods: BTreeMap::new(), seen: false }
     }
 
-    /// The source delivered at least once.
+    /// Returns whether the source has delivered a snapshot.
     #[must_use]
     pub fn is_seen(&self) -> bool {
         self.seen
     }
 
-    /// A pod of the last snapshot.
+    /// Returns a pod of the last snapshot.
     #[must_use]
     pub fn get(&self, uid: &PodUid) -> Option<&Arc<Pod>> {
         self.pods.get(uid).map(|e| &e.pod)
     }
 
-    /// Pods of the last snapshot.
+    /// Returns the pods of the last snapshot.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.pods.values().map(|e| &e.pod)
     }
 
-    /// Takes a whole snapshot. `now` goes into the first-seen annotation of new pods.
+    /// Merges a complete snapshot. `now` becomes the first-seen annotation of new pods.
     pub fn set(&mut self, snapshot: Vec<Arc<Pod>>, now: jiff::Timestamp) -> MergeResult {
         let mut merged =
             MergeResult { is_first: !std::mem::replace(&mut self.seen, true), ..MergeResult::default() };
@@ -161,8 +158,8 @@ impl SourceStore {
                 next.insert(uid, Entry { given, pod: known });
                 continue;
             };
-            // Owners and finalizers stay as first seen, as in the kubelet; the resource version does not, since status writes
-            // are based on it.
+            // Owners and finalizers stay as first seen, as in the kubelet. The resource version is updated, since status writes use
+            // it.
             let mut metadata = known.metadata.clone();
             metadata.resource_version = pod.metadata.resource_version.take();
             if op != PodOperation::Reconcile {
@@ -176,7 +173,7 @@ impl SourceStore {
             next.insert(uid, Entry { given, pod: Arc::clone(&pod) });
             list.push(PodChange { op, pod });
         }
-        // The older one has the first choice of the room (`pkg/kubelet: HandlePodAdditions`).
+        // The older pod is admitted first (`pkg/kubelet: HandlePodAdditions`).
         added.sort_by_key(|change| creation_time(&change.pod));
         let gone = std::mem::replace(&mut self.pods, next);
         merged.changes = gone
@@ -295,7 +292,7 @@ mod tests {
         assert_eq!(ops(&merged), [(PodOperation::Add, "u1")]);
         assert_eq!(merged.duplicates.len(), 2);
         assert_eq!(merged.unusable.len(), 1);
-        // The one dropped takes the place when the first goes.
+        // The dropped pod is added when the first one is removed.
         let merged = store.set(arcs(vec![pod("u2", "web")]), at(1));
         assert_eq!(ops(&merged), [(PodOperation::Remove, "u1"), (PodOperation::Add, "u2")]);
     }
@@ -375,7 +372,7 @@ mod tests {
                         PodOperation::Update | PodOperation::Delete | PodOperation::Reconcile => prop_assert!(mine.insert(uid, image).is_some()),
                     }
                 }
-                // The first entry of a UID counts.
+                // Of entries with the same UID, the first counts.
                 let mut want = BTreeMap::new();
                 for (u, image) in &snapshot {
                     want.entry(format!("u{u}")).or_insert(Some(format!("i{image}")));

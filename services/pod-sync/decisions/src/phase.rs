@@ -8,21 +8,20 @@ use quintlet_model::pod;
 
 use super::restart::{RESTARTING_ALL, container_should_restart};
 
-/// Phase of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PodPhase {
-    /// Not everything was started yet.
+    /// Not all containers have been started.
     Pending,
-    /// Something runs, or will again.
+    /// A container runs or will be restarted.
     Running,
-    /// All ended well.
+    /// All containers exited with code 0.
     Succeeded,
-    /// All ended, not all well.
+    /// All containers exited, at least one of them with a failure.
     Failed,
 }
 
 impl PodPhase {
-    /// The name in the API.
+    /// Returns the phase as in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -33,7 +32,7 @@ impl PodPhase {
         }
     }
 
-    /// Reads a phase; `Unknown` and anything else is none.
+    /// Parses a phase; `None` for `Unknown` and anything else.
     #[must_use]
     pub fn parse(text: Option<&str>) -> Option<Self> {
         match text? {
@@ -45,7 +44,7 @@ impl PodPhase {
         }
     }
 
-    /// Succeeded or Failed.
+    /// Returns whether the phase is Succeeded or Failed.
     #[must_use]
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
@@ -58,7 +57,7 @@ impl fmt::Display for PodPhase {
     }
 }
 
-/// What a status says, reduced to what the phase asks.
+/// The part of a container's status that the phase depends on.
 enum Seen<'a> {
     Missing,
     NoState,
@@ -66,7 +65,7 @@ enum Seen<'a> {
         started: bool,
     },
     Terminated(&'a ContainerStateTerminated),
-    /// Waiting after it once ended.
+    /// Waiting after it has terminated before.
     WaitingAgain(&'a ContainerStateTerminated),
     Waiting,
 }
@@ -93,8 +92,8 @@ fn restartable(container: &Container, pod: &Pod, ended: &ContainerStateTerminate
         || container_should_restart(container, pod, ended.exit_code)
 }
 
-/// Computes the phase. `initialized_in_sandbox`: a regular container of the active sandbox has an instance;
-/// `is_terminal`: everything was stopped for good.
+/// Computes the phase (`pkg/kubelet: getPhase`). `initialized_in_sandbox`: a regular container of the active sandbox has an
+/// instance. `is_terminal`: all containers were stopped for good.
 #[must_use]
 pub fn pod_phase(
     pod: &Pod,
@@ -195,7 +194,7 @@ mod tests {
         json!({"state": {"waiting": {"reason": reason}}, "lastState": {"terminated": {"exitCode": code}}})
     }
 
-    /// A null stands for a container without a status.
+    /// `null` stands for a container without a status.
     fn statuses(list: &[Value], prefix: &str) -> Vec<ContainerStatus> {
         list.iter()
             .enumerate()
@@ -215,7 +214,7 @@ mod tests {
     struct Case {
         name: &'static str,
         policy: &'static str,
-        /// `true`: a sidecar.
+        /// Whether the init container is a sidecar, and its status.
         init: Vec<(bool, Value)>,
         regular: Vec<Value>,
         initialized: bool,

@@ -1,4 +1,4 @@
-//! docs/pod-fields.md: a verdict for each field of a pod, and the test that shows it.
+//! Checks docs/pod-fields.md: it has a verdict for each field of a pod and names a test that exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ struct Row {
 }
 
 impl Row {
-    /// What stands between backticks and has the form of a test's name.
+    /// Returns the texts between backticks that have the form of a test's name.
     fn tests(&self) -> Vec<&str> {
         let quoted = self.text.split('`').skip(1).step_by(2);
         quoted
@@ -35,7 +35,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
-/// The rows of the page, by `Type.field`.
+/// Returns the rows of the page, by `Type.field`.
 fn page() -> BTreeMap<String, Row> {
     let text = std::fs::read_to_string(root().join("docs/pod-fields.md")).unwrap();
     let mut rows = BTreeMap::new();
@@ -63,7 +63,7 @@ fn page() -> BTreeMap<String, Row> {
     rows
 }
 
-/// The tests of the tree by name, each with the text of the files that have one of that name.
+/// Returns the tests of the tree by name, each with the text of the files that have a test of that name.
 fn tests() -> BTreeMap<String, Vec<String>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut dirs = vec![root().join("services"), root().join("tests")];
@@ -95,7 +95,7 @@ fn tests() -> BTreeMap<String, Vec<String>> {
     found
 }
 
-/// Words of a name in JSON as Rust has them: `hostIPC` is `host_ipc`.
+/// Returns a JSON name in snake case: `hostIPC` becomes `host_ipc`.
 fn rust_name(name: &str) -> String {
     let mut out = String::new();
     let letters: Vec<char> = name.chars().collect();
@@ -120,7 +120,7 @@ fn has_word(text: &str, word: &str) -> bool {
 fn every_field_of_a_pod_has_a_verdict_and_every_test_named_exists() {
     let (rows, tests) = (page(), tests());
     let verdict = |field: &Field| rows.get(&field.owner).map(|row| row.verdict);
-    // Nothing more is to be said of the fields below one that is refused or not the node's. They follow it in the list.
+    // Fields below a field that is rejected or not the node's need no verdict. They follow it in the list.
     let mut closed: Option<String> = None;
     let all: Vec<Field> = fields::of_pod()
         .into_iter()

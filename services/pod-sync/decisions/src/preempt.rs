@@ -1,4 +1,4 @@
-//! Selects pods to preempt for a critical pod (`pkg/kubelet/preemption`).
+//! Selects pods to preempt for a critical pod (`pkg/kubelet/preemption: getPodsToPreempt`).
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
@@ -6,14 +6,14 @@ use quintlet_model::pod;
 use super::admission::InsufficientResource;
 use super::qos::{self, QosClass};
 
-/// Reason and message of a victim's event and status.
+/// Reason of a preempted pod's event and status.
 pub const PREEMPTING: &str = "Preempting";
-/// Message of the same.
+/// Message of a preempted pod's event and status.
 pub const PREEMPTED_MESSAGE: &str = "Preempted in order to admit critical pod";
-/// Message of a victim's DisruptionTarget condition.
+/// Message of a preempted pod's DisruptionTarget condition.
 pub const DISRUPTION_MESSAGE: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
 
-/// No set of pods frees enough; the text is that of the UnexpectedAdmissionError.
+/// No set of pods frees enough resources. The message is that of the UnexpectedAdmissionError.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources: {0}"
@@ -50,7 +50,7 @@ fn text(needs: &[Need]) -> String {
     format!("[{items}]")
 }
 
-/// A pod may go for another.
+/// Returns whether a pod may be preempted for another (`pkg/kubelet/types: Preemptable`).
 #[must_use]
 pub fn preemptable(by: &Pod, victim: &Pod) -> bool {
     if pod::is_critical(by) && !pod::is_critical(victim) {
@@ -62,7 +62,8 @@ pub fn preemptable(by: &Pod, victim: &Pod) -> bool {
     }
 }
 
-// Greedy by what would be left to free, each resource weighing the same; of equals the one that asks for less.
+// Greedy by the amounts that would remain to be freed, each resource with the same weight; of equals, the pod that
+// requests less.
 fn choose(mut pods: Vec<&Pod>, mut needs: Vec<Need>) -> Vec<&Pod> {
     let distance = |pod: &Pod, needs: &[Need]| -> f64 {
         needs
@@ -92,10 +93,10 @@ fn choose(mut pods: Vec<&Pod>, mut needs: Vec<Need>) -> Vec<&Pod> {
     chosen
 }
 
-/// Chooses victims among the active pods: as few of the higher classes as can be.
+/// Selects active pods to preempt, as few of the higher QoS classes as possible.
 ///
 /// # Errors
-/// All of them together do not free enough.
+/// All pods together do not free enough resources.
 pub fn pods_to_preempt<'a>(
     by: &Pod,
     active: &[&'a Pod],

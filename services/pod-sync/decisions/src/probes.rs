@@ -1,4 +1,4 @@
-//! Probe results as the decisions read them, and what a probe needs of a container: its start and its ports.
+//! Probe results as the decisions read them, and the start times and ports of containers that probes need.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::IntErrorKind;
@@ -10,26 +10,24 @@ use quintlet_model::ids::ContainerId;
 use quintlet_model::probe::{ProbeMemory, ProbeResult, ProbeType};
 use quintlet_model::runtime::{self, ContainerState};
 
-/// Results after thresholds, by container instance. An instance that is not in it has no result yet.
+/// Probe results after thresholds, by container ID. An instance without an entry has no result yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProbeResults {
     results: HashMap<(ContainerId, ProbeType), ProbeResult>,
 }
 
 impl ProbeResults {
-    /// Adds what a prober remembers; a memory without a result adds nothing.
+    /// Adds the result of a probe memory, if it has one.
     pub fn add(&mut self, probe: ProbeType, memory: &ProbeMemory) {
         if let Some(result) = memory.result {
             self.set(probe, memory.container_id.clone(), result);
         }
     }
 
-    /// Sets one result.
     pub fn set(&mut self, probe: ProbeType, container: ContainerId, result: ProbeResult) {
         self.results.insert((container, probe), result);
     }
 
-    /// The result of a probe of an instance.
     #[must_use]
     pub fn get(&self, probe: ProbeType, container: &ContainerId) -> Option<ProbeResult> {
         self.results.get(&(container.clone(), probe)).copied()
@@ -39,10 +37,10 @@ impl ProbeResults {
 /// CLOCK_BOOTTIME at which containers started, by container ID.
 pub type ContainerStarts = BTreeMap<String, Duration>;
 
-/// Adds the start of each running container that has none yet, and drops containers that the runtime no longer has.
+/// Adds the start of each running container that has none yet, and removes containers that the runtime no longer lists.
 ///
-/// A start is computed once and kept: an initial delay counts from it, and must not move with the wall clock. Read `wall`
-/// before `boot`: the time between the two readings then makes a start later, never earlier.
+/// A start is computed once: an initial delay counts from it and must not follow the wall clock. Read `wall` before `boot`,
+/// so that the time between the two readings makes a start later, never earlier.
 pub fn record_starts(
     starts: &mut ContainerStarts,
     containers: &[runtime::Container],
@@ -57,8 +55,8 @@ pub fn record_starts(
     }
 }
 
-/// A start before this boot becomes the first nanosecond of it. A start that is unknown or in the future, as after the wall
-/// clock was set back, becomes `boot`: a wait that counts from it is too long rather than too short.
+/// Converts a start to CLOCK_BOOTTIME. A start before this boot becomes its first nanosecond. A start that is unknown or in
+/// the future becomes `boot`, which makes an initial delay too long rather than too short.
 fn start_on_boottime(started_unix_ns: i64, wall: jiff::Timestamp, boot: Duration) -> Duration {
     let ago = match started_unix_ns {
         1.. => wall.as_nanosecond().saturating_sub(i128::from(started_unix_ns)).max(0),
@@ -68,10 +66,10 @@ fn start_on_boottime(started_unix_ns: i64, wall: jiff::Timestamp, boot: Duration
     boot.saturating_sub(ago).max(Duration::from_nanos(1))
 }
 
-/// Returns the number of a handler's port: a number, the name of a port of this container, or a number as text.
+/// Returns the port of a probe or hook: a number, the name of a port of the container, or a number as text.
 ///
 /// # Errors
-/// The kubelet's text (`pkg/probe: ResolveContainerPort`).
+/// There is no such port; with the kubelet's message (`pkg/probe: ResolveContainerPort`).
 pub fn resolve_port(port: &IntOrString, container: Option<&Container>) -> Result<u16, String> {
     let number = match port {
         IntOrString::Int(n) => i64::from(*n),

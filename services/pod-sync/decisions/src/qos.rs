@@ -1,4 +1,4 @@
-//! QoS class, pod aggregation, OOM scores and the numbers of cgroups
+//! Computes QoS class, pod requests and limits, OOM scores and cgroup values
 //! (`pkg/apis/core/v1/helper/qos`, `pkg/kubelet/qos`, `pkg/kubelet/cm: ResourceConfigForPod`).
 
 use std::collections::BTreeMap;
@@ -16,26 +16,25 @@ const MEMORY: &str = "memory";
 const MIN_SHARES: u64 = 2;
 const MAX_SHARES: u64 = 262_144;
 const SHARES_PER_CPU: u64 = 1024;
-/// Default CFS period, microseconds.
+/// Default CFS period, in microseconds.
 pub const DEFAULT_PERIOD_US: u64 = 100_000;
 const MIN_QUOTA_US: i64 = 1000;
 
-/// Name to amount.
+/// Quantities by resource name.
 pub type ResourceList = BTreeMap<String, Quantity>;
 
-/// QoS class of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum QosClass {
-    /// Nothing asked for.
+    /// No requests and no limits.
     BestEffort,
-    /// In between.
+    /// Neither BestEffort nor Guaranteed.
     Burstable,
-    /// Every container limited, requests equal limits.
+    /// Every container has limits, and requests equal them.
     Guaranteed,
 }
 
 impl QosClass {
-    /// The name in the API.
+    /// Returns the class as in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -56,13 +55,11 @@ fn list(api: Option<&BTreeMap<String, ApiQuantity>>) -> ResourceList {
     api.into_iter().flatten().map(|(k, v)| (k.clone(), Quantity::of(v))).collect()
 }
 
-/// Requests of a container.
 #[must_use]
 pub fn container_requests(c: &Container) -> ResourceList {
     list(c.resources.as_ref().and_then(|r| r.requests.as_ref()))
 }
 
-/// Limits of a container.
 #[must_use]
 pub fn container_limits(c: &Container) -> ResourceList {
     list(c.resources.as_ref().and_then(|r| r.limits.as_ref()))
@@ -123,7 +120,7 @@ fn pod_resources(pod: &Pod) -> Option<&ResourceRequirements> {
     pod::spec(pod).resources.as_ref()
 }
 
-/// Requests of a pod without overhead.
+/// Returns the requests of a pod without overhead.
 #[must_use]
 pub fn pod_requests_without_overhead(pod: &Pod) -> ResourceList {
     let mut total = aggregate(pod, container_requests);
@@ -131,7 +128,7 @@ pub fn pod_requests_without_overhead(pod: &Pod) -> ResourceList {
     total
 }
 
-/// Limits of a pod without overhead.
+/// Returns the limits of a pod without overhead.
 #[must_use]
 pub fn pod_limits_without_overhead(pod: &Pod) -> ResourceList {
     let mut total = aggregate(pod, container_limits);
@@ -139,7 +136,7 @@ pub fn pod_limits_without_overhead(pod: &Pod) -> ResourceList {
     total
 }
 
-/// Requests of a pod (component-helpers/resource: PodRequests).
+/// Returns the requests of a pod (`k8s.io/component-helpers/resource: PodRequests`).
 #[must_use]
 pub fn pod_requests(pod: &Pod) -> ResourceList {
     let mut total = pod_requests_without_overhead(pod);
@@ -147,7 +144,7 @@ pub fn pod_requests(pod: &Pod) -> ResourceList {
     total
 }
 
-/// Limits of a pod; overhead raises only limits that are there.
+/// Returns the limits of a pod. Overhead raises only limits that exist (`k8s.io/component-helpers/resource: PodLimits`).
 #[must_use]
 pub fn pod_limits(pod: &Pod) -> ResourceList {
     let mut total = pod_limits_without_overhead(pod);
@@ -159,13 +156,13 @@ pub fn pod_limits(pod: &Pod) -> ResourceList {
     total
 }
 
-/// For an API object.
+/// Converts a list for an API object.
 #[must_use]
 pub fn to_api(list: &ResourceList) -> BTreeMap<String, ApiQuantity> {
     list.iter().map(|(k, v)| (k.clone(), v.to_api())).collect()
 }
 
-/// The class of a pod: the API's word if it has one, else computed.
+/// Returns the class in the pod's status, else the computed one.
 #[must_use]
 pub fn qos_class(pod: &Pod) -> QosClass {
     match pod.status.as_ref().and_then(|s| s.qos_class.as_deref()) {
@@ -176,7 +173,7 @@ pub fn qos_class(pod: &Pod) -> QosClass {
     }
 }
 
-/// The class by cpu and memory of containers and init containers, or of the pod level alone where that is set.
+/// Computes the class from CPU and memory of the pod level, or else of regular and init containers.
 #[must_use]
 pub fn compute_qos_class(pod: &Pod) -> QosClass {
     let considered = |l: ResourceList| -> ResourceList {
@@ -210,14 +207,14 @@ pub fn compute_qos_class(pod: &Pod) -> QosClass {
     }
 }
 
-/// Thousandths of a CPU to cpu.shares.
+/// Converts millicores to cpu.shares.
 #[must_use]
 pub fn milli_to_shares(milli: i64) -> u64 {
     let milli = u64::try_from(milli).unwrap_or(0);
     (milli.saturating_mul(SHARES_PER_CPU) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
-/// Thousandths of a CPU to a quota in microseconds; 0 is "no quota".
+/// Converts millicores to a CFS quota in microseconds; 0 means no quota.
 #[must_use]
 pub fn milli_to_quota(milli: i64, period_us: u64) -> i64 {
     if milli <= 0 {
@@ -227,7 +224,7 @@ pub fn milli_to_quota(milli: i64, period_us: u64) -> i64 {
     i64::try_from(quota).unwrap_or(i64::MAX).max(MIN_QUOTA_US)
 }
 
-/// cpu.shares to thousandths of a CPU, rounded up.
+/// Converts cpu.shares to millicores, rounded up.
 #[must_use]
 pub fn shares_to_milli(shares: i64) -> i64 {
     if shares < 2 {
@@ -237,7 +234,7 @@ pub fn shares_to_milli(shares: i64) -> i64 {
     i64::try_from(thousandfold.saturating_add(1023) / 1024).unwrap_or(i64::MAX)
 }
 
-/// Quota to thousandths of a CPU; no quota is 0.
+/// Converts a CFS quota to millicores; 0 without a quota.
 #[must_use]
 pub fn quota_to_milli(quota_us: i64, period_us: i64) -> i64 {
     if quota_us <= 0 || period_us <= 0 {
@@ -247,44 +244,42 @@ pub fn quota_to_milli(quota_us: i64, period_us: i64) -> i64 {
     milli.and_then(|m| i64::try_from(m).ok()).unwrap_or(i64::MAX)
 }
 
-/// cpu.weight of the groups the agent itself writes (linear; container weights are the OCI runtime's business).
+/// Converts cpu.shares to cpu.weight for cgroups of pods and QoS classes. Container weights are set by the OCI runtime.
 #[must_use]
 pub fn shares_to_weight(shares: u64) -> u64 {
     let above = shares.clamp(MIN_SHARES, MAX_SHARES).saturating_sub(MIN_SHARES);
     (above.saturating_mul(9999) / 262_142).saturating_add(1)
 }
 
-/// cpu.weight to shares.
+/// Converts cpu.weight to cpu.shares.
 #[must_use]
 pub fn weight_to_shares(weight: u64) -> u64 {
     (weight.saturating_sub(1).saturating_mul(262_142) / 9999).saturating_add(2)
 }
 
-/// Values of a pod's cgroup; `None` is "do not write".
+/// Values of a pod's cgroup. `None` leaves a value unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodCgroup {
-    /// cpu.shares (cpu.weight by [`shares_to_weight`]).
+    /// cpu.shares; cpu.weight by [`shares_to_weight`].
     pub cpu_shares: Option<u64>,
-    /// Microseconds per period; -1: no limit.
+    /// Microseconds per period; -1 means no limit.
     pub cpu_quota_us: Option<i64>,
     /// Microseconds.
     pub cpu_period_us: Option<u64>,
-    /// memory.max, bytes.
+    /// memory.max, in bytes.
     pub memory_bytes: Option<i64>,
-    /// hugetlb limits by page size as in the resource name (`2Mi`), bytes; sizes that are missing get 0.
+    /// hugetlb limits in bytes, by page size as in the resource name (`2Mi`). Page sizes without an entry get 0.
     pub hugepages: BTreeMap<String, i64>,
-    /// pids.max.
     pub pids: Option<i64>,
 }
 
-/// Settings of the node that pod cgroups follow.
+/// Node settings that apply to pod cgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CgroupSettings {
-    /// `cpuCFSQuota`.
     pub cfs_quota: bool,
-    /// `cpuCFSQuotaPeriod`, microseconds.
+    /// `cpuCFSQuotaPeriod`, in microseconds.
     pub period_us: u64,
-    /// `podPidsLimit`; 0 and less: none.
+    /// `podPidsLimit`; 0 or less means no limit.
     pub pids_limit: i64,
 }
 
@@ -294,7 +289,7 @@ impl Default for CgroupSettings {
     }
 }
 
-/// What a pod's cgroup is set to (pkg/kubelet/cm: ResourceConfigForPod).
+/// Computes the values of a pod's cgroup (`pkg/kubelet/cm: ResourceConfigForPod`).
 #[must_use]
 pub fn pod_cgroup(pod: &Pod, settings: CgroupSettings) -> PodCgroup {
     let requests = pod_requests(pod);
@@ -306,7 +301,7 @@ pub fn pod_cgroup(pod: &Pod, settings: CgroupSettings) -> PodCgroup {
         quota => quota,
     };
     let memory = amount(&limits, MEMORY).value();
-    // One container without a limit leaves the whole pod without.
+    // A limit applies to the pod only if every container has one.
     let limited = |name: &str| {
         let pod_level =
             pod_resources(pod).and_then(|r| r.limits.as_ref()).is_some_and(|l| l.contains_key(name));
@@ -346,8 +341,8 @@ pub fn pod_cgroup(pod: &Pod, settings: CgroupSettings) -> PodCgroup {
     cgroup
 }
 
-/// A container may swap where the node gives swap out at all (`LimitedSwap`): Burstable, not critical, and its memory
-/// request is not its limit.
+/// Returns whether a container may use swap with `LimitedSwap`: its pod is Burstable and not critical, and its memory
+/// request differs from its limit.
 #[must_use]
 pub fn may_swap(pod: &Pod, container: &Container) -> bool {
     let memory = |l: ResourceList| l.get(MEMORY).copied();
@@ -356,7 +351,7 @@ pub fn may_swap(pod: &Pod, container: &Container) -> bool {
         && memory(container_requests(container)) != memory(container_limits(container))
 }
 
-/// cpu.shares of the burstable tier: the sum of what its pods request.
+/// Returns cpu.shares of the Burstable cgroup: the sum of the requests of its pods.
 #[must_use]
 pub fn burstable_shares<'a>(active: impl IntoIterator<Item = &'a Pod>) -> u64 {
     let milli = active
@@ -367,7 +362,7 @@ pub fn burstable_shares<'a>(active: impl IntoIterator<Item = &'a Pod>) -> u64 {
     milli_to_shares(milli)
 }
 
-/// `oom_score_adj` of a container (pkg/kubelet/qos/policy.go). `node_memory` is the machine's, bytes.
+/// Returns `oom_score_adj` of a container (`pkg/kubelet/qos: GetContainerOOMScoreAdjust`). `node_memory` is in bytes.
 #[must_use]
 pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
     let node_critical = pod::is_critical(pod)
@@ -399,7 +394,7 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 
     let mut adjust = score(memory(container_requests(container)));
     let sidecar = pod::init_containers(pod).iter().any(|c| c.name == container.name && pod::is_sidecar(c));
     if sidecar {
-        // A sidecar is not to go before the container it serves.
+        // A sidecar must not be killed before the containers that it serves.
         let smallest = spec.containers.iter().map(|c| memory(container_requests(c))).min().unwrap_or(0);
         adjust = adjust.min(score(smallest));
     }
@@ -626,7 +621,7 @@ mod tests {
             let score = oom_score_adj(&p, &pod::spec(&p).containers[0], 1);
             assert!((3..=1000).contains(&score), "{own} {of_container}: {score}");
         }
-        // A share of what is left for the pod comes on top of what the container asks for.
+        // A share of what remains of the pod's request is added to the container's request.
         let both = json!([
             c("more", json!({"memory": most}), json!({})),
             c("less", json!({"memory": format!("-{most}")}), json!({})),

@@ -1,7 +1,8 @@
-//! When a status that somebody else changed in the API server is written again (`pkg/kubelet/status: needsReconcile`).
+//! Decides when a status that another client changed in the API server is written again
+//! (`pkg/kubelet/status: needsReconcile`).
 //!
-//! The kubelet looks every 10 s. Here the watch brings the change, and the first correction follows at once. Corrections of one
-//! pod that follow each other slow down to one in 10 s, so that another writer makes no loop.
+//! The kubelet compares every 10 s. Here a watch delivers the change, and the first correction follows at once. The pause
+//! between further corrections of one pod grows to 10 s, so that two writers do not loop.
 
 use std::time::Duration;
 
@@ -9,39 +10,37 @@ use k8s_openapi::api::core::v1::PodStatus;
 use quintlet_model::pod_status::{SHARED, equal, is_terminal, list, text};
 use serde_json::Value;
 
-/// Pause between corrections of one pod at most, and between tries where the object has not changed since
+/// Longest pause between corrections of one pod, and pause between attempts if the object has not changed since
 /// (`pkg/kubelet/status: syncPeriod`).
 pub const SYNC_PERIOD: Duration = Duration::from_secs(10);
 /// Pause after the first correction.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Without a correction for this long, the next one is a first one again.
+/// Time without a correction after which the pause starts over.
 const RESET_AFTER: Duration = Duration::from_secs(60);
 
-/// When the next correction is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CorrectionDue {
-    /// Now.
     Now,
-    /// At this CLOCK_BOOTTIME, if the difference is still there.
+    /// At this CLOCK_BOOTTIME, if the status still differs.
     At(Duration),
 }
 
-/// Corrections of the status of one pod. Times are CLOCK_BOOTTIME.
+/// Status corrections of one pod. Times are CLOCK_BOOTTIME.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StatusCorrections {
-    // resourceVersion of the object that the last report started from, and when that was.
+    // resourceVersion of the object that the last report was based on, and time of the report.
     reported: Option<(String, Duration)>,
-    // The last correction, and the pause that follows it.
+    // Time of the last correction, and the pause after it.
     last: Option<(Duration, Duration)>,
 }
 
 impl StatusCorrections {
-    /// Notes a status that was handed over on top of the object at version `base`.
+    /// Records a status that was reported on top of the object at version `base`.
     pub fn record_report(&mut self, base: &str, now: Duration) {
         self.reported = Some((base.to_owned(), now));
     }
 
-    /// Notes a correction; it is a report too.
+    /// Records a correction, which is a report as well.
     pub fn record_correction(&mut self, base: &str, now: Duration) {
         let pause = match self.last {
             Some((at, pause)) if now < at.saturating_add(RESET_AFTER) => {
@@ -53,12 +52,12 @@ impl StatusCorrections {
         self.record_report(base, now);
     }
 
-    /// When an object at version `base` that differs from the status reported is to be corrected.
+    /// Returns when to correct an object at version `base` whose status differs from the reported one.
     #[must_use]
     pub fn due(&self, base: &str, now: Duration) -> CorrectionDue {
         let calm = self.last.map_or(Duration::ZERO, |(at, pause)| at.saturating_add(pause));
         let again = match &self.reported {
-            // The report did not help, or the watch has not brought what came of it.
+            // The report had no effect, or the watch has not delivered its result yet.
             Some((version, at)) if version == base => at.saturating_add(SYNC_PERIOD),
             Some(_) | None => Duration::ZERO,
         };
@@ -67,7 +66,7 @@ impl StatusCorrections {
     }
 }
 
-/// Whether an object at version `base` is older than the last write of its status, at version `written`.
+/// Returns whether an object at version `base` is older than the last write of its status, at version `written`.
 #[must_use]
 pub fn is_older(base: &str, written: &str) -> bool {
     match (base.parse::<u64>(), written.parse::<u64>()) {
@@ -76,10 +75,11 @@ pub fn is_older(base: &str, written: &str) -> bool {
     }
 }
 
-/// Whether a write of `desired` would change what the API server has in `base`, in a field that the node agent owns.
+/// Returns whether writing `desired` would change a field of `base`, the status in the API server, that the kubelet owns
+/// (`pkg/kubelet/status: needsReconcile`).
 ///
-/// A terminal phase is not written while containers `could_run`, and the shared condition only with a terminal phase: neither
-/// is a difference.
+/// While containers `could_run`, a terminal phase is not written, and DisruptionTarget is written with a terminal phase only:
+/// these do not count as differences.
 #[must_use]
 pub fn needs_reconcile(base: Option<&PodStatus>, desired: &PodStatus, could_run: bool) -> bool {
     let json = |s: &PodStatus| serde_json::to_value(s).unwrap_or_default();
@@ -163,7 +163,7 @@ mod tests {
         let secs = Duration::from_secs;
         let mut corrections = StatusCorrections::default();
         corrections.record_report("1", secs(100));
-        // Somebody changes the object again as soon as it is put right.
+        // Another client changes the object as soon as it is corrected.
         let (mut now, mut made) = (secs(100), Vec::new());
         for version in 2..100_u64 {
             let base = version.to_string();
@@ -177,7 +177,7 @@ mod tests {
         }
         assert_eq!(made[..6], [0, 1, 3, 7, 15, 25]);
         assert!(made.windows(2).skip(4).all(|w| w[1] - w[0] == 10), "{made:?}");
-        // After a minute without any, the next one is a first one.
+        // After a minute without corrections, the pause starts over.
         now = now.saturating_add(RESET_AFTER);
         assert_eq!(corrections.due("100", now), CorrectionDue::Now);
         corrections.record_correction("100", now);

@@ -4,23 +4,23 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_model::pod;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 
-/// Reason of the states a restart of all containers leaves behind.
+/// Reason of the states that a restart of all containers leaves.
 pub const RESTARTING_ALL: &str = "RestartingAllContainers";
-/// Rule action: restart this container.
+/// Rule action that restarts the container.
 const RESTART: &str = "Restart";
-/// Rule action: restart the whole pod in place.
+/// Rule action that restarts all containers of the pod in place.
 const RESTART_ALL: &str = "RestartAllContainers";
 
-/// What the first matching rule of a container says of an exit code.
+/// Action of a restart rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleAction {
-    /// Start this container again.
+    /// Restart this container.
     Restart,
-    /// Start every container of the pod again, in the same sandbox.
+    /// Restart every container of the pod in the same sandbox.
     RestartAll,
 }
 
-/// The first rule that matches `exit_code`. Rules count only beside a container-level policy.
+/// Returns the action of the first rule that matches `exit_code`. Rules apply only with a container-level restart policy.
 #[must_use]
 pub fn matching_rule(container: &Container, exit_code: i32) -> Option<RuleAction> {
     container.restart_policy.as_ref()?;
@@ -40,13 +40,13 @@ pub fn matching_rule(container: &Container, exit_code: i32) -> Option<RuleAction
     })
 }
 
-/// The policy that governs a container: its own, else the pod's.
+/// Returns the restart policy of a container: its own, else the pod's.
 #[must_use]
 pub fn effective_policy<'a>(container: &'a Container, pod: &'a Pod) -> &'a str {
     container.restart_policy.as_deref().unwrap_or_else(|| pod::restart_policy(pod))
 }
 
-/// A container that exited with `exit_code` is to run again.
+/// Returns whether a container that exited with `exit_code` is restarted.
 #[must_use]
 pub fn container_should_restart(container: &Container, pod: &Pod, exit_code: i32) -> bool {
     if matching_rule(container, exit_code).is_some() {
@@ -59,7 +59,7 @@ pub fn container_should_restart(container: &Container, pod: &Pod, exit_code: i32
     }
 }
 
-/// A container is to be started in the next pass, going by its newest instance.
+/// Returns whether a container is to be started in the next sync, according to its newest instance.
 #[must_use]
 pub fn should_container_be_restarted(container: &Container, pod: &Pod, runtime: &PodRuntime) -> bool {
     if pod.metadata.deletion_timestamp.is_some() {
@@ -75,13 +75,13 @@ pub fn should_container_be_restarted(container: &Container, pod: &Pod, runtime: 
     }
 }
 
-/// A running container that gets killed is started again. Exit-code rules have no say: it has not exited.
+/// Returns whether a running container is started again after a kill. Rules do not apply, since it has not exited.
 #[must_use]
 pub fn restarts_after_kill(container: &Container, pod: &Pod) -> bool {
     effective_policy(container, pod) != "Never"
 }
 
-/// Anything in the pod may ever be started again: a pod without a cgroup gets a new one only then.
+/// Returns whether any container may ever be started again. Only then does a pod get a new cgroup.
 #[must_use]
 pub fn pod_is_restartable(pod: &Pod) -> bool {
     pod::restart_policy(pod) != "Never"
@@ -95,7 +95,7 @@ pub fn pod_is_restartable(pod: &Pod) -> bool {
         })
 }
 
-/// Some container declares that its exit restarts the whole pod.
+/// Returns whether a container of the pod has a rule that restarts all containers.
 #[must_use]
 pub fn has_restart_all_rule(pod: &Pod) -> bool {
     pod::spec(pod).containers.iter().chain(pod::init_containers(pod)).any(|c| {
@@ -103,7 +103,7 @@ pub fn has_restart_all_rule(pod: &Pod) -> bool {
     })
 }
 
-/// The newest instance of `container` exited with a code for which it declares a restart of all.
+/// Returns whether the newest instance of `container` exited with a code for which a rule restarts all containers.
 #[must_use]
 pub fn is_restart_all_source(container: &Container, runtime: &PodRuntime) -> bool {
     runtime.newest(&container.name).is_some_and(|c| {

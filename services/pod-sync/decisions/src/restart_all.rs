@@ -10,7 +10,8 @@ use super::restart::{
     RESTARTING_ALL, RuleAction, has_restart_all_rule, is_restart_all_source, matching_rule,
 };
 
-/// Returns whether a restart of all containers was requested: by an exit now, by one in `old`, or earlier and not finished.
+/// Returns whether a restart of all containers is requested: by a current exit, by one in `old`, or by a restart that is still
+/// in progress.
 #[must_use]
 pub fn restart_all_triggered(pod: &Pod, runtime: &PodRuntime, old: &PodStatus) -> bool {
     if !has_restart_all_rule(pod) {
@@ -27,7 +28,7 @@ pub fn restart_all_triggered(pod: &Pod, runtime: &PodRuntime, old: &PodStatus) -
         is_restart_all_source(c, runtime)
             || statuses().filter(|s| s.name == c.name).any(|s| {
                 s.state.as_ref().and_then(|s| s.terminated.as_ref()).is_some_and(|t| {
-                    // A forced state is not an exit.
+                    // A state that was not observed is not an exit.
                     t.reason.as_deref() != Some(RESTARTING_ALL)
                         && t.reason.as_deref() != Some(STATUS_UNKNOWN)
                         && matching_rule(c, t.exit_code) == Some(RuleAction::RestartAll)

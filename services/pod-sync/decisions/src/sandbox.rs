@@ -1,47 +1,40 @@
-//! Decides whether a pod needs another sandbox (`pkg/kubelet/kuberuntime/util: PodSandboxChanged`).
+//! Decides whether a pod needs a new sandbox (`pkg/kubelet/kuberuntime/util: PodSandboxChanged`).
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::ids::SandboxId;
 use quintlet_model::pod;
 use quintlet_model::runtime::{PodRuntime, SandboxState};
 
-/// Whether the newest sandbox serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SandboxDecision {
-    /// It serves.
-    Keep {
-        /// Its id.
-        id: SandboxId,
-        /// Its attempt.
-        attempt: u32,
-    },
-    /// A new one is needed.
+    /// The newest sandbox is usable.
+    Keep { id: SandboxId, attempt: u32 },
+    /// A new sandbox is needed.
     Create {
-        /// Attempt of the new one.
+        /// Attempt of the new sandbox.
         attempt: u32,
-        /// The one replaced, for the SandboxChanged event.
+        /// The replaced sandbox, for the SandboxChanged event.
         replaces: Option<SandboxId>,
-        /// Why.
         why: SandboxChange,
     },
 }
 
-/// Why a sandbox does not serve.
+/// Why a new sandbox is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SandboxChange {
-    /// There is none.
+    /// There is no sandbox.
     None,
-    /// More than one is ready.
+    /// More than one sandbox is ready.
     SeveralReady,
-    /// The newest is not ready.
+    /// The newest sandbox is not ready.
     NotReady,
-    /// Its network mode is not the spec's.
+    /// Its network mode differs from the spec.
     NetworkMode,
-    /// It reported a network without an address.
+    /// It has a network without an address.
     NoAddress,
 }
 
-/// Decides on the sandbox (pkg/kubelet/kuberuntime/util: PodSandboxChanged).
+/// Decides whether the newest sandbox is kept (`pkg/kubelet/kuberuntime/util: PodSandboxChanged`).
 #[must_use]
 pub fn sandbox_decision(pod: &Pod, runtime: &PodRuntime) -> SandboxDecision {
     let Some(newest) = runtime.sandboxes.first() else {

@@ -1,39 +1,38 @@
-//! Orders pods for a node shutdown and sets the grace period of each group (`pkg/kubelet/nodeshutdown: groupByPriority`).
+//! Groups pods for a node shutdown and computes their grace periods (`pkg/kubelet/nodeshutdown: groupByPriority`).
 
 use std::time::Duration;
 
-/// Priority from which on a pod is critical to the system (`SystemCriticalPriority`).
+/// Lowest priority of critical pods (`pkg/apis/scheduling: SystemCriticalPriority`).
 const CRITICAL: i32 = 2_000_000_000;
-/// Priority of a pod that has none.
+/// Priority of a pod without one.
 const DEFAULT: i32 = 0;
 
-/// How long pods get from a priority on (`shutdownGracePeriodByPodPriority`).
+/// Grace period of pods from a priority on (`shutdownGracePeriodByPodPriority`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PriorityGracePeriod {
-    /// Least priority.
+    /// Lowest priority.
     pub priority: i32,
-    /// Seconds.
+    /// Grace period, in seconds.
     pub seconds: u64,
 }
 
-/// Which share each priority has; empty: the machine's shutdown is nothing that pod-sync waits for.
+/// Grace periods by priority. An empty plan does not delay a shutdown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ShutdownPlan {
-    // By priority, the lowest first.
+    // Sorted by priority, lowest first.
     shares: Vec<PriorityGracePeriod>,
 }
 
-/// Pods that end together.
+/// Pods that are terminated together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShutdownGroup<T> {
-    /// How long all of them together get, seconds.
+    /// Grace period of the whole group, in seconds.
     pub seconds: u64,
-    /// The pods.
     pub pods: Vec<T>,
 }
 
 impl ShutdownPlan {
-    /// Of `shutdownGracePeriod` and, as a part of it, `shutdownGracePeriodCriticalPods`.
+    /// Builds a plan from `shutdownGracePeriod` and `shutdownGracePeriodCriticalPods`, which is a part of it.
     #[must_use]
     pub fn from_total(total: Duration, critical: Duration) -> Self {
         let others = total.saturating_sub(critical);
@@ -41,7 +40,7 @@ impl ShutdownPlan {
         Self::from_priorities(vec![share(DEFAULT, others), share(CRITICAL, critical)])
     }
 
-    /// Of `shutdownGracePeriodByPodPriority`.
+    /// Builds a plan from `shutdownGracePeriodByPodPriority`.
     #[must_use]
     pub fn from_priorities(mut shares: Vec<PriorityGracePeriod>) -> Self {
         shares.sort_by_key(|s| s.priority);
@@ -51,19 +50,20 @@ impl ShutdownPlan {
         Self { shares }
     }
 
-    /// Nothing is to be done at a shutdown.
+    /// Returns whether a shutdown is not delayed.
     #[must_use]
     pub fn is_disabled(&self) -> bool {
         self.shares.is_empty()
     }
 
-    /// How long all groups together may take.
+    /// Returns the grace period of all groups together.
     #[must_use]
     pub fn total(&self) -> Duration {
         Duration::from_secs(self.shares.iter().fold(0, |sum, s| sum.saturating_add(s.seconds)))
     }
 
-    /// Pods by their shares, those to end first first. A pod below every share has the lowest one. No group is empty.
+    /// Groups pods in the order in which they are terminated. Pods below every priority are in the lowest group. Empty groups
+    /// are omitted.
     #[must_use]
     pub fn groups<T>(&self, pods: impl IntoIterator<Item = (Option<i32>, T)>) -> Vec<ShutdownGroup<T>> {
         let mut groups: Vec<ShutdownGroup<T>> =
@@ -80,7 +80,7 @@ impl ShutdownPlan {
     }
 }
 
-/// Grace of a pod in a group, seconds: its own where that is less.
+/// Returns the grace period of a pod in a group, in seconds: its own if that is shorter.
 #[must_use]
 pub fn pod_grace(own: Option<i64>, group_seconds: u64) -> i64 {
     let most = i64::try_from(group_seconds).unwrap_or(i64::MAX);

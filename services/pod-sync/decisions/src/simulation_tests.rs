@@ -1,5 +1,4 @@
-//! The decisions driving a runtime that obeys and a world that does not: pods always settle, and on the way no invariant
-//! breaks.
+//! Runs the decisions against a model of a runtime with random faults: pods always settle, and no invariant breaks on the way.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -25,7 +24,7 @@ use super::sync::next_attempt;
 use super::waiting::{StartBackoffs, from_status};
 use quintlet_testkit::pods::{RuntimeBuilder, at, id, pod_json};
 
-/// What the world does between two passes.
+/// A random event between two syncs.
 #[derive(Debug, Clone)]
 enum Event {
     Exit(usize, i32),
@@ -144,7 +143,7 @@ impl Sim {
             }
             Event::Forgotten(i) => {
                 let name = name(i);
-                // The newest record of a container that must not run again is all that says so: GC keeps it.
+                // The newest record of a container that must not run again is the only evidence of its exit: GC keeps it.
                 let kept = Some(pod::restart_policy(&self.pod))
                     .filter(|p| *p != "Always")
                     .and_then(|_| self.runtime.newest(&name).map(|c| c.id.clone()));
@@ -156,7 +155,7 @@ impl Sim {
         }
     }
 
-    /// One pass of a worker; `None` once the pod is over.
+    /// Runs one sync; `None` once the pod has terminated.
     fn pass(&mut self) -> Option<PodActions> {
         self.clock += 1;
         let now = at(self.clock);
@@ -243,7 +242,7 @@ impl Sim {
         assert!(ready <= 1, "{ready} sandboxes are ready");
     }
 
-    /// Plain init containers end well, everything else runs on, probes pass.
+    /// Plain init containers succeed, other containers keep running, and probes succeed.
     fn calm(&mut self) {
         let plain: Vec<String> = pod::init_containers(&self.pod)
             .iter()
@@ -312,7 +311,7 @@ proptest! {
                 over |= sim.pass().is_none();
             }
         }
-        // From now on nothing goes wrong. A back-off is at most five minutes long.
+        // From here on nothing fails. A back-off takes five minutes at most.
         let mut idle = 0;
         let mut left_for_dead = false;
         for _ in 0..2000 {
@@ -323,8 +322,8 @@ proptest! {
             let quiet = sim.runtime.is_quiet();
             match sim.pass() {
                 None => over = true,
-                // As in the kubelet: a pod of policy Never that loses its sandbox before its regular containers ran is not
-                // run again, and stays Pending.
+                // As in the kubelet, a pod with restartPolicy Never that loses its sandbox before its regular containers ran is not
+                // started again and stays Pending.
                 Some(actions) if actions.kill_pod && !actions.create_sandbox && quiet => {
                     left_for_dead = true;
                     idle += 1;

@@ -1,7 +1,7 @@
-//! The API status of a pod (`pkg/kubelet: generateAPIPodStatus`, `pkg/kubelet/status`).
+//! Computes the API status of a pod (`pkg/kubelet: generateAPIPodStatus`, `pkg/kubelet/status`).
 //!
-//! [`generate`] makes the status of every pass; it builds on the last one made (`old`), so that transition times, start
-//! time and restart counts move only forward. status-reporter merges it with the API server's copy.
+//! [`generate`] builds on the previous status (`old`), so that transition times, start time and restart counts only move
+//! forward. status-reporter merges the result with the status in the API server.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -31,60 +31,57 @@ use super::restart_all::restart_all_triggered;
 
 /// Reason of a pod past its activeDeadlineSeconds.
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
-/// Message of the same, of status and event.
+/// Message of status and event of the same.
 pub const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
-/// Bytes of termination messages in one status, shared evenly by its containers.
+/// Bytes of termination messages in one status, divided equally among its containers.
 const TERMINATION_MESSAGES_MAX: usize = 12 * 1024;
 
-/// What is fixed for the node.
+/// Facts about the node that appear in a status.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// Scheme of container ids: `containerd`, `cri-o`.
+    /// Scheme of container IDs: `containerd`, `cri-o`.
     pub runtime_name: String,
-    /// Addresses of the node: the primary, then the first of the other family. Empty while unknown.
+    /// Node addresses: the primary one, then the first of the other family. Empty while unknown.
     pub host_ips: Vec<IpAddr>,
-    /// The pod's runtime handler can mount read-only recursively.
+    /// The runtime handler of the pod supports recursive read-only mounts.
     pub recursive_read_only: bool,
 }
 
-/// What the status is made from.
+/// Input of [`generate`].
 #[derive(Debug, Clone, Copy)]
 pub struct StatusInput<'a> {
-    /// The pod with its allocated resources, and the API server's status in it.
+    /// The pod with its allocated resources, and with the status of the API server.
     pub pod: &'a Pod,
-    /// The last status made for it; `None`: take the API server's.
+    /// The previous status; `None`: use the status of the API server.
     pub old: Option<&'a PodStatus>,
-    /// The newest inspection.
     pub runtime: &'a PodRuntime,
-    /// Probe results.
     pub probes: &'a ProbeResults,
-    /// Outcome of the last failed start, by container name.
+    /// Waiting reasons of failed starts, by container name.
     pub waiting: &'a BTreeMap<String, WaitingReason>,
-    /// What exited instances left in their termination message file (or log), by instance.
+    /// Termination messages of exited instances, from their message file or log.
     pub termination_messages: &'a HashMap<ContainerId, String>,
-    /// Resize conditions to show.
+    /// Resize conditions to include.
     pub resize: &'a [PodCondition],
-    /// What its containers and its group were last given; `None` where nothing is known of it.
+    /// Resources last sent to the runtime; `None` if there is no record.
     pub actuated: Option<&'a PodResources>,
-    /// The node.
     pub node: &'a NodeFacts,
-    /// All containers were stopped for good: the second half of terminating, and terminated.
+    /// All containers were stopped for good.
     pub is_terminal: bool,
     /// Wall time.
     pub now: jiff::Timestamp,
-    /// The same, had nobody set the clock since the pod started.
+    /// Wall time as it would be if the clock had not been set since the pod started.
     pub unstepped: jiff::Timestamp,
 }
 
-/// The status a pod starts from: the last one made, else the API server's, else an empty one.
+/// Returns the previous status, else that of the API server, else an empty one.
 fn base<'a>(pod: &'a Pod, old: Option<&'a PodStatus>) -> &'a PodStatus {
     static EMPTY: std::sync::LazyLock<PodStatus> = std::sync::LazyLock::new(PodStatus::default);
     old.or(pod.status.as_ref()).unwrap_or(&EMPTY)
 }
 
-/// Makes the status. Where that would take a container back from Terminated though nothing restarts it, the old status
-/// stays as it is (a runtime that contradicts itself is not believed).
+/// Computes the status. If it would move a terminated container back although nothing restarts it, the previous status is
+/// returned unchanged: the runtime contradicts itself.
 #[must_use]
 pub fn generate(input: &StatusInput<'_>) -> PodStatus {
     let old = base(input.pod, input.old);
@@ -190,8 +187,8 @@ fn shown(list: &qos::ResourceList) -> Option<BTreeMap<String, Quantity>> {
     Some(qos::to_api(list)).filter(|l| !l.is_empty())
 }
 
-// While the pod runs, its status shows the resources of its cgroup, so a resize that is not actuated yet is not shown
-// (`pkg/kubelet: generateAPIPodStatus`). A cgroup has no memory request. Without any resources the status has an empty object.
+// While the pod runs, its status has the resources of its cgroup, so a resize that is not actuated yet is not visible
+// (`pkg/kubelet: generateAPIPodStatus`). A cgroup has no memory request. Without resources the status has an empty object.
 fn pod_resources(
     input: &StatusInput<'_>,
     phase: PodPhase,
@@ -243,7 +240,7 @@ fn conditions_of(
     for c in &mut list[own_from_computed..] {
         c.observed_generation = pod.metadata.generation.filter(|g| *g > 0);
     }
-    // The kubelet tells no generation in this one.
+    // The kubelet sets no observedGeneration on this condition.
     if has_restart_all_rule(pod) {
         list.push(conditions::all_containers_restarting(pod, input.runtime, phase, triggered));
     }
@@ -271,13 +268,13 @@ fn addresses(input: &StatusInput<'_>, old: &PodStatus) -> (Option<String>, Optio
         if ips.is_empty() {
             ips = host;
         } else if ips.len() == 1 && host.len() == 2 {
-            // The node became dual-stack; what was given out already stays first.
+            // The node became dual-stack. The addresses that the pod already has stay first.
             let v6 = ips[0].contains(':');
             ips.extend(host.into_iter().find(|ip| ip.contains(':') != v6));
         }
     } else if ips.is_empty() && input.runtime.active_sandbox().is_none() {
-        // A stopped pod keeps the address it had: logs and endpoints are still looked up by it. What the API server has
-        // from before a reboot may be another pod's by now.
+        // A stopped pod keeps its address: logs and endpoints are still looked up by it. An address that the API server has from
+        // before a reboot may belong to another pod now.
         let had_sandbox = !input.runtime.sandboxes.is_empty();
         if had_sandbox || input.is_terminal {
             ips = input.old.map(ips_of).unwrap_or_default();
@@ -288,7 +285,7 @@ fn addresses(input: &StatusInput<'_>, old: &PodStatus) -> (Option<String>, Optio
     (first, Some(all).filter(|l| !l.is_empty()))
 }
 
-/// Wall time at which the pod has been active for its activeDeadlineSeconds; `None` without a deadline or a start.
+/// Returns the wall time at which activeDeadlineSeconds elapse; `None` without a deadline or a start time.
 #[must_use]
 pub fn active_deadline(pod: &Pod, status: &PodStatus) -> Option<jiff::Timestamp> {
     let seconds = pod::spec(pod).active_deadline_seconds?;
@@ -297,21 +294,21 @@ pub fn active_deadline(pod: &Pod, status: &PodStatus) -> Option<jiff::Timestamp>
     start.checked_add(span).ok()
 }
 
-/// The pod is past its deadline. Each status made from then on is Failed, and each makes the event again.
+/// Returns whether the pod is past its deadline. Every status from then on is Failed and emits the event.
 #[must_use]
 pub fn past_active_deadline(pod: &Pod, status: &PodStatus, now: jiff::Timestamp) -> bool {
     active_deadline(pod, status).is_some_and(|deadline| now >= deadline)
 }
 
-/// Time until the deadline, for the worker's next wake-up.
+/// Returns the time until the deadline, for the worker's next wake-up.
 #[must_use]
 pub fn until_active_deadline(pod: &Pod, status: &PodStatus, now: jiff::Timestamp) -> Option<Duration> {
     let left = active_deadline(pod, status)?.duration_since(now);
     Some(Duration::try_from(left).unwrap_or(Duration::ZERO))
 }
 
-/// The Ready condition that the pod's config calls for differs from the one shown: a readiness gate moved, sync the pod
-/// (pkg/kubelet: NeedToReconcilePodReadiness).
+/// Returns whether a readiness gate changed, so that the pod must be synced
+/// (`pkg/kubelet/status: NeedToReconcilePodReadiness`).
 #[must_use]
 pub fn readiness_gates_moved(pod: &Pod, shown: &PodStatus) -> bool {
     if pod::spec(pod).readiness_gates.iter().flatten().next().is_none() {
@@ -327,7 +324,8 @@ pub fn readiness_gates_moved(pod: &Pod, shown: &PodStatus) -> bool {
     wanted.status != ready.status || wanted.message != ready.message
 }
 
-/// A container would leave Terminated though neither policy nor rule restarts it (A4).
+/// Returns whether a container would leave Terminated although neither restart policy nor rule restarts it
+/// (`pkg/kubelet/status: checkContainerStateTransition`).
 #[must_use]
 pub fn illegal_transition(pod: &Pod, old: &PodStatus, new: &PodStatus) -> bool {
     if pod::restart_policy(pod) == "Always" || has_restart_all_rule(pod) {
@@ -337,7 +335,7 @@ pub fn illegal_transition(pod: &Pod, old: &PodStatus, new: &PodStatus) -> bool {
     fn ended<'a>(list: &'a List, name: &str) -> Option<&'a ContainerStateTerminated> {
         list.iter().flatten().find(|s| s.name == name)?.state.as_ref()?.terminated.as_ref()
     }
-    // How it had ended, if it is listed and no longer so.
+    // Returns the terminated state that a container leaves.
     fn left<'a>(old: &'a List, new: &List, name: &str) -> Option<&'a ContainerStateTerminated> {
         let listed = new.iter().flatten().any(|s| s.name == name);
         ended(old, name).filter(|_| listed && ended(new, name).is_none())
@@ -347,14 +345,14 @@ pub fn illegal_transition(pod: &Pod, old: &PodStatus, new: &PodStatus) -> bool {
             .is_some_and(|t| !container_should_restart(c, pod, t.exit_code))
     });
     let init = pod::init_containers(pod).iter().filter(|c| !pod::is_sidecar(c)).any(|c| {
-        // One that ended well runs once more in a new sandbox: that is no contradiction.
+        // A successful init container runs again in a new sandbox; that is legal.
         left(&old.init_container_statuses, &new.init_container_statuses, &c.name)
             .is_some_and(|t| t.exit_code != 0 && !container_should_restart(c, pod, t.exit_code))
     });
     regular || init
 }
 
-/// Transition times, start time, generation and normal form (A3 steps 4-7).
+/// Completes a status: transition times, start time, observedGeneration and normal form (`pkg/kubelet/status: updateStatusInternal`).
 #[must_use]
 pub fn finish(pod: &Pod, old: &PodStatus, mut new: PodStatus, now: jiff::Timestamp) -> PodStatus {
     for c in new.conditions.iter_mut().flatten().filter(|c| conditions::has_transition_time(&c.type_)) {
@@ -425,7 +423,8 @@ fn normalize(pod: &Pod, status: &mut PodStatus) {
     }
 }
 
-/// The last status of a pod: nothing in it runs any more (A5). `old` is the last one made.
+/// Computes the last status of a pod, whose containers have all stopped (`pkg/kubelet/status: TerminatePod`). `old` is the
+/// previous status.
 #[must_use]
 pub fn terminate(pod: &Pod, old: Option<&PodStatus>, now: jiff::Timestamp) -> PodStatus {
     let old = base(pod, old);
@@ -440,7 +439,7 @@ pub fn terminate(pod: &Pod, old: Option<&PodStatus>, now: jiff::Timestamp) -> Po
         status.container_statuses.iter_mut().flatten().filter(|s| !ended(s)).for_each(force);
     }
     if let Some(init) = &mut status.init_container_statuses {
-        // Those at the end that never began are left as they are: saying how they ended would be a lie.
+        // Trailing init containers that never ran are not given a terminated state.
         let untouched = init.iter().rev().take_while(|s| never_began(s)).count();
         let until = init.len().saturating_sub(untouched).max(1).min(init.len());
         init[..until].iter_mut().filter(|s| !ended(s)).for_each(force);
@@ -478,7 +477,7 @@ fn has_initialized(pod: &Pod) -> bool {
     now.is_some_and(|t| t.exit_code == 0) || last_end(last_status).is_some_and(|t| t.exit_code == 0)
 }
 
-/// The runtime that a status names in its container ids.
+/// Returns the runtime's name, from the scheme of the container IDs in a status.
 #[must_use]
 pub fn runtime_name(status: &PodStatus) -> Option<String> {
     let lists =
@@ -487,29 +486,28 @@ pub fn runtime_name(status: &PodStatus) -> Option<String> {
     ids.find_map(|id| id.split_once("://")).map(|(name, _)| name.to_owned()).filter(|n| !n.is_empty())
 }
 
-/// Why the node agent itself ends a pod.
+/// Why the node agent terminates a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum KillCause {
-    /// Resources of the node ran out.
+    /// The node is under resource pressure.
     Evicted,
-    /// A critical pod needs the room.
+    /// A critical pod preempts it.
     Preempting,
-    /// The node shuts down.
+    /// The node is shutting down.
     NodeShutdown,
 }
 
-/// What a kill by the agent makes of the status while the pod terminates.
+/// How a kill by the node agent changes the status of the terminating pod.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KillOverride {
-    /// Why.
     pub cause: KillCause,
-    /// Text of status and condition.
+    /// Message of status and condition.
     pub message: String,
-    /// Text of the DisruptionTarget condition where it differs; `None`: no condition (local storage limits).
+    /// Message of the DisruptionTarget condition if it differs; `None`: no condition (local storage limits).
     pub disruption: Option<String>,
 }
 
-/// Applies an override to a status that [`generate`] made.
+/// Applies an override to a status of [`generate`].
 #[must_use]
 pub fn with_kill_override(
     pod: &Pod,
@@ -541,7 +539,7 @@ pub fn with_kill_override(
     finish(pod, &old, status, now)
 }
 
-/// The status of a pod that admission refused: no conditions, no containers.
+/// Returns the status of a pod that was not admitted, without conditions and containers (`pkg/kubelet: rejectPod`).
 #[must_use]
 pub fn rejected(pod: &Pod, reason: &str, message: &str, now: jiff::Timestamp) -> PodStatus {
     let status = PodStatus {

@@ -171,7 +171,7 @@ fn a_terminal_phase_is_never_taken_back() {
     let mut w = World::new(one("Always"), RuntimeBuilder::ready().running("c"));
     w.pod.status = Some(status_json(json!({"phase": "Succeeded"})));
     assert_eq!(w.at(Some(&status_json(json!({"phase": "Running"}))), 1).phase.as_deref(), Some("Succeeded"));
-    // Even another terminal phase does not replace the API server's.
+    // A terminal phase in the API server is never replaced, not even by another terminal phase.
     assert_eq!(w.at(Some(&old), 1).phase.as_deref(), Some("Succeeded"));
 }
 
@@ -319,7 +319,7 @@ fn the_last_status_says_that_nothing_runs() {
     let reason = |s: &ContainerStatus| {
         s.state.as_ref().unwrap().terminated.as_ref().map(|t| t.reason.clone().unwrap_or_default())
     };
-    // Never initialised: the regular container never ran, the second init container neither.
+    // Not initialized: neither the regular container nor the second init container ever ran.
     let old = status(
         json!([{"name": "c", "state": waits}]),
         json!([{"name": "n", "state": runs}, {"name": "m", "state": waits}]),
@@ -334,7 +334,7 @@ fn the_last_status_says_that_nothing_runs() {
         (reason(&init[0]).as_deref(), reason(&init[1]).as_deref()),
         (Some("ContainerStatusUnknown"), None)
     );
-    // Initialised: what still seems to run is forced.
+    // Initialized: containers that are not terminated yet are set to terminated.
     let old = status(
         json!([{"name": "c", "state": runs}]),
         json!([{"name": "n", "state": done}, {"name": "m", "state": done}]),
@@ -343,7 +343,7 @@ fn the_last_status_says_that_nothing_runs() {
     let s = terminate(&p, Some(&old), at(1));
     let c = &s.container_statuses.as_ref().unwrap()[0];
     assert_eq!((reason(c).as_deref(), c.ready), (Some("ContainerStatusUnknown"), false));
-    // A pod that succeeded stays so, a static one keeps its phase.
+    // A succeeded pod stays so; a static pod keeps its phase.
     let mut ok = old.clone();
     ok.phase = Some("Succeeded".into());
     assert_eq!(terminate(&p, Some(&ok), at(1)).phase.as_deref(), Some("Succeeded"));
@@ -360,7 +360,7 @@ fn a_kill_by_the_agent_shows_in_phase_reason_and_condition() {
     assert_eq!((got.phase.as_deref(), got.reason.as_deref()), (Some("Failed"), Some("Evicted")));
     assert_eq!(cond(&got, "DisruptionTarget").reason.as_deref(), Some("TerminationByKubelet"));
     assert_eq!(cond(&got, "DisruptionTarget").last_transition_time, Some(time(2)));
-    // The next status made from it keeps both.
+    // The next status built on it keeps both.
     let next = w.at(Some(&got), 3);
     assert_eq!((next.phase.as_deref(), next.reason.as_deref()), (Some("Failed"), Some("Evicted")));
     assert_eq!(cond(&next, "DisruptionTarget").status, "True");
@@ -388,7 +388,7 @@ fn an_agent_restart_changes_no_status() {
     w.probes.set(ProbeType::Startup, id("c-1"), ProbeResult::Success);
     w.probes.set(ProbeType::Readiness, id("c-1"), ProbeResult::Success);
     let before = w.at(None, 1);
-    // Probe memory is gone, and the status is known from the API server only.
+    // Probe memory is lost, and only the API server has a previous status.
     w.probes = ProbeResults::default();
     w.pod.status = Some(before.clone());
     assert_eq!(w.at(None, 100), before);
@@ -427,7 +427,7 @@ mod over_time {
     use proptest::prelude::*;
     use quintlet_model::runtime::ContainerState as State;
 
-    /// What happens to the runtime between two statuses.
+    /// A change of runtime state between two statuses.
     #[derive(Debug, Clone)]
     enum Step {
         Create(usize),

@@ -1,4 +1,4 @@
-//! Small decisions of a sync pass: checks before acting, and the initial work of a worker (`pkg/kubelet: UpdatePod, SyncPod`).
+//! Checks of a sync before its actions, and when a static pod starts (`pkg/kubelet: SyncPod`, `allowPodStart`).
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use quintlet_model::ids::PodUid;
@@ -8,18 +8,17 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 use super::conditions;
 use super::restart::pod_is_restartable;
 
-/// How far a sync pass may go, once its status is made.
+/// How a sync continues after its status was computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyncGate {
-    /// The phase is terminal: the pod goes on to terminating.
+    /// The phase is terminal: the pod is terminated.
     Terminal,
-    /// The runtime's network is not ready, and the pod needs it: nothing is done until it is.
+    /// The runtime's network is not ready and the pod needs it.
     NetworkNotReady,
-    /// Act.
+    /// Compute and execute the actions.
     Proceed,
 }
 
-/// The gate of a pass.
 #[must_use]
 pub fn gate(pod: &Pod, status: &PodStatus, network_ready: bool) -> SyncGate {
     if pod::is_terminal_phase(status.phase.as_deref()) {
@@ -31,27 +30,27 @@ pub fn gate(pod: &Pod, status: &PodStatus, network_ready: bool) -> SyncGate {
     }
 }
 
-/// What to do about a pod's cgroup before anything starts.
+/// What to do about a pod's cgroup before any container starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CgroupPlan {
-    /// Containers run outside of it: kill the pod first.
+    /// Containers run outside the cgroup: kill the pod first.
     pub kill_first: bool,
-    /// Make it.
+    /// Create the cgroup.
     pub ensure: bool,
 }
 
-/// Plans the cgroup. One that is there is never written again here.
+/// Plans the cgroup. An existing cgroup is not updated here.
 #[must_use]
 pub fn cgroup_plan(pod: &Pod, exists: bool, runtime: &PodRuntime) -> CgroupPlan {
     if exists {
         return CgroupPlan::default();
     }
     let kill_first = runtime.containers.iter().any(|c| c.state == ContainerState::Running);
-    // A pod that ran and does not run again has no use for a new one.
+    // A pod that has run and is not restarted needs no new cgroup.
     CgroupPlan { kill_first, ensure: !kill_first || pod_is_restartable(pod) }
 }
 
-/// The status just made says that all containers restart: `restart_all` of the actions.
+/// Returns whether the status says that all containers restart: [`super::actions::ActionInput::restart_all`].
 #[must_use]
 pub fn restarts_all(status: &PodStatus) -> bool {
     status
@@ -61,16 +60,16 @@ pub fn restarts_all(status: &PodStatus) -> bool {
         .any(|c| c.type_ == conditions::ALL_CONTAINERS_RESTARTING && c.status == "True")
 }
 
-/// A pod that waits for its full name.
+/// A pod that waits until its full name is free.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FullNameWaiter {
-    /// UID.
     pub uid: PodUid,
-    /// It is known and neither terminating nor terminated.
+    /// It is known and not terminating.
     pub live: bool,
 }
 
-/// A static pod may start: no other pod of its full name is started, and it is the first live one in line.
+/// Returns whether a static pod may start: no other pod with its full name is started, and it is the first live one in the
+/// queue (`pkg/kubelet: allowStaticPodStart`).
 #[must_use]
 pub fn static_pod_may_start(uid: &PodUid, started: Option<&PodUid>, line: &[FullNameWaiter]) -> bool {
     match started {
@@ -79,15 +78,15 @@ pub fn static_pod_may_start(uid: &PodUid, started: Option<&PodUid>, line: &[Full
     }
 }
 
-/// Restart count (and attempt) of the next instance of a container. Where the runtime has no record the log files in its
-/// log directory tell: `<n>.log`, rotations included.
+/// Returns restart count and attempt of the next instance of a container. Without a runtime record they are derived from the
+/// log files in its log directory, `<n>.log` and rotated ones.
 #[must_use]
 pub fn next_attempt<'a>(
     runtime: &PodRuntime,
     name: &str,
     log_files: impl IntoIterator<Item = &'a str>,
 ) -> u32 {
-    // Two records may disagree once an annotation is lost; an attempt is never used twice.
+    // Two records may disagree if an annotation was lost. An attempt is never reused.
     let recorded = runtime.instances(name).map(|c| c.restart_count().max(c.attempt)).max();
     if let Some(count) = recorded {
         return count.saturating_add(1);

@@ -1,17 +1,17 @@
-//! Fields of a pod that this node cannot honour, and what comes of them. docs/pod-fields.md has the verdict on every field.
+//! Fields of a pod that this node cannot enforce, and their effect. docs/pod-fields.md has a verdict for every field.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_model::pod;
 
-/// Event for a field that the node accepts and does not enforce.
+/// Event reason for a field that the node accepts and does not enforce.
 pub const NOT_ENFORCED: &str = "FieldNotEnforced";
-/// Event for resource claims that cannot be prepared (`pkg/kubelet/events`).
+/// Event reason for resource claims that cannot be prepared (`pkg/kubelet/events`).
 pub const CLAIMS_FAILED: &str = "FailedPrepareDynamicResources";
 
-/// Returns why no container of this pod may start: its resource claims have no driver here.
+/// Returns why no container of this pod may start: its resource claims have no driver on this node.
 ///
-/// A kubelet without the driver of a claim keeps the pod waiting as well, with the same event (`pkg/kubelet/cm/dra`). A pod that
-/// started without its devices would run on the wrong hardware, or on none.
+/// A kubelet without the driver keeps the pod waiting with the same event (`pkg/kubelet/cm/dra`). Without its devices the pod
+/// would run on the wrong hardware, or on none.
 #[must_use]
 pub fn unprepared_claims(pod: &Pod) -> Option<String> {
     let names: Vec<String> =
@@ -23,10 +23,10 @@ pub fn unprepared_claims(pod: &Pod) -> Option<String> {
     Some(format!("Failed to prepare dynamic resources: resource claims {}: {text}", names.join(", ")))
 }
 
-/// Returns a text for each field that is accepted and not enforced, with its path and value.
+/// Returns a message for each field that is accepted and not enforced, with its path and value.
 ///
-/// Local storage is limited by eviction in the kubelet (`pkg/kubelet/eviction: localStorageEviction`), which this node does not
-/// do.
+/// The kubelet enforces local storage limits by eviction (`pkg/kubelet/eviction: localStorageEviction`), which this node does
+/// not implement.
 #[must_use]
 pub fn not_enforced(pod: &Pod) -> Vec<String> {
     const STORAGE: &str = "ephemeral-storage";
@@ -34,7 +34,7 @@ pub fn not_enforced(pod: &Pod) -> Vec<String> {
     let spec = pod::spec(pod);
     let mut out = Vec::new();
     for volume in spec.volumes.iter().flatten() {
-        // A tmpfs has its limit from the kernel.
+        // The kernel enforces the limit of a tmpfs.
         let on_disk =
             volume.empty_dir.as_ref().filter(|e| e.medium.as_deref().unwrap_or_default().is_empty());
         if let Some(limit) = on_disk.and_then(|e| e.size_limit.as_ref()) {

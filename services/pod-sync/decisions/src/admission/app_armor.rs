@@ -1,9 +1,9 @@
-//! AppArmor profiles, which a host may not have (pkg/security/apparmor).
+//! Checks whether the node can enforce a pod's AppArmor profiles (`pkg/security/apparmor`).
 
 use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod};
 use quintlet_model::pod;
 
-/// Why the profiles a pod asks for cannot be had. What runs already is not asked again.
+/// Returns why a required profile cannot be enforced. Pods that already run are not checked.
 pub(super) fn unenforceable(pod: &Pod, enabled: bool) -> Option<String> {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     if phase.is_some_and(|p| !p.is_empty() && p != "Pending") {
@@ -42,7 +42,7 @@ impl Profile {
     }
 }
 
-// The container's own, its annotation of old, the pod's.
+// The profile of the container, of its beta annotation, or of the pod, in this order.
 fn profile(pod: &Pod, container: &Container) -> Option<Profile> {
     let own = container.security_context.as_ref().and_then(|s| s.app_armor_profile.as_ref());
     if let Some(own) = own {

@@ -1,14 +1,14 @@
 //! Infers the declared node features that a pod requires (`component-helpers/nodedeclaredfeatures`).
 //!
-//! Updates need nothing more: what a resize may need is declared by every node of this agent. The gate PodLevelResources is
-//! fixed, so that PodLevelResourcesNotSupported is never a reason.
+//! Only creation is checked: every node of this agent declares the features that a resize can require. The gate
+//! PodLevelResources is fixed, so PodLevelResourcesNotSupported is never a reason.
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 
 use crate::restart::has_restart_all_rule;
 
-/// Names of features that the pod needs and the node does not declare, in the order of the alphabet.
+/// Returns the features that the pod requires and the node does not declare, sorted by name.
 pub(super) fn missing(pod: &Pod, declared: &[&str]) -> Vec<&'static str> {
     let maps_ids = pod::spec(pod).host_users == Some(false);
     let needed = [

@@ -14,34 +14,30 @@ use super::qos::{self, QosClass, ResourceList};
 pub use node::{NODE_AFFINITY, predicate_failure, tolerates};
 pub use resources::{InsufficientResource, insufficient_resources};
 
-/// A refusal: reason of event and status, and its message.
+/// Why a pod is not admitted: reason and message of its event and status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
-    /// E.g. `OutOfcpu`.
+    /// For example `OutOfcpu`.
     pub reason: String,
-    /// Text; the status puts `Pod was rejected: ` before it.
+    /// Message without the prefix `Pod was rejected: `, which the status adds.
     pub message: String,
 }
 
-/// The answer.
+/// Result of admission (`pkg/kubelet/lifecycle: PodAdmitResult`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AdmitResult {
-    /// Take it.
     Admit,
-    /// Refuse it for good.
+    /// Reject it for good.
     Reject(Rejection),
-    /// A critical pod that fits once others make room for it.
+    /// A critical pod that fits after other pods are preempted, with the resources that are insufficient.
     Preempt(Vec<InsufficientResource>),
 }
 
-/// A pressure of the node.
+/// A pressure condition of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pressure {
-    /// MemoryPressure.
     Memory,
-    /// DiskPressure.
     Disk,
-    /// PIDPressure.
     Pid,
 }
 
@@ -55,29 +51,29 @@ impl Pressure {
     }
 }
 
-/// The reason of a pod whose groups the runtime cannot keep to.
+/// Reason for a pod with supplementalGroupsPolicy Strict on a runtime that does not support it.
 pub const SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED: &str = "SupplementalGroupsPolicyNotSupported";
 
-/// The node as admission sees it.
+/// The facts about the node that admission uses.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeView<'a> {
-    /// The Node object, or the one that would be registered; `None` refuses every pod.
+    /// The Node object, or the one to be registered. `None` rejects every pod.
     pub node: Option<&'a Node>,
-    /// Allocatable, `pods` among it.
+    /// Allocatable resources, including `pods`.
     pub allocatable: &'a ResourceList,
-    /// Pressures right now.
+    /// Pressure conditions that are True now.
     pub pressure: &'a [Pressure],
-    /// `allowedUnsafeSysctls`; a `*` at the end stands for anything.
+    /// `allowedUnsafeSysctls`; a trailing `*` matches any suffix.
     pub allowed_sysctls: &'a [String],
-    /// Kernel (major, minor).
+    /// Kernel version (major, minor).
     pub kernel: (u32, u32),
-    /// The runtime can apply supplementalGroupsPolicy Strict.
+    /// The runtime supports supplementalGroupsPolicy Strict.
     pub strict_supplemental_groups: bool,
-    /// The kernel enforces AppArmor profiles.
+    /// AppArmor is enabled in the kernel.
     pub app_armor: bool,
-    /// Features that the Node tells of.
+    /// `status.declaredFeatures` of the Node.
     pub declared: &'a [&'a str],
-    /// The node shuts down.
+    /// The node is shutting down.
     pub shutting_down: bool,
 }
 
@@ -85,7 +81,7 @@ fn reject(reason: &str, message: impl Into<String>) -> AdmitResult {
     AdmitResult::Reject(Rejection { reason: reason.to_owned(), message: message.into() })
 }
 
-/// Decides. `others` are the active pods with their allocated resources, without the pod itself.
+/// Decides whether to admit a pod. `others` are the other active pods with their allocated resources.
 #[must_use]
 pub fn admit(pod: &Pod, others: &[&Pod], view: &NodeView<'_>) -> AdmitResult {
     let critical = pod::is_critical(pod);
@@ -109,7 +105,7 @@ pub fn admit(pod: &Pod, others: &[&Pod], view: &NodeView<'_>) -> AdmitResult {
     }
     let short = insufficient_resources(pod, others, view.allocatable);
     let verdict = match (short.first(), predicate_failure(pod, others, node)) {
-        // A critical pod is not refused for want of room, others go for it; nothing else can be helped.
+        // Preemption solves insufficient resources only, and only for critical pods.
         (Some(_), None) if critical => AdmitResult::Preempt(short),
         (_, Some(other)) if critical => AdmitResult::Reject(other),
         (Some(short), _) => AdmitResult::Reject(short.rejection()),
@@ -118,12 +114,12 @@ pub fn admit(pod: &Pod, others: &[&Pod], view: &NodeView<'_>) -> AdmitResult {
     };
     match verdict {
         AdmitResult::Reject(_) => verdict,
-        // Nobody goes for a pod that would be refused all the same.
+        // No pod is preempted for one that the remaining checks reject.
         AdmitResult::Admit | AdmitResult::Preempt(_) => refused_by_node(pod, view).unwrap_or(verdict),
     }
 }
 
-// What is asked after the predicates.
+// Admit handlers that run after the predicates.
 fn refused_by_node(pod: &Pod, view: &NodeView<'_>) -> Option<AdmitResult> {
     if let Some(why) = app_armor::unenforceable(pod, view.app_armor) {
         return Some(reject("AppArmor", format!("Cannot enforce AppArmor: {why}")));

@@ -1,4 +1,4 @@
-//! Whether it is the right node: operating system, affinity, name, ports, taints.
+//! Checks whether a pod may run on this node: operating system, node affinity, node name, host ports, taints.
 
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration};
 use quintlet_model::pod;
@@ -24,14 +24,15 @@ pub(super) fn wrong_os(pod: &Pod, node: &Node) -> Option<AdmitResult> {
     None
 }
 
-/// The reason that is worth a fresh look at the Node.
+/// Reason for a pod whose node selector or affinity does not match. The Node may be stale, so it is read again before the
+/// pod is rejected.
 pub const NODE_AFFINITY: &str = "NodeAffinity";
 
 fn predicate(name: &str, why: &str) -> Rejection {
     Rejection { reason: name.to_owned(), message: format!("Predicate {name} failed: {why}") }
 }
 
-/// What else does not fit: affinity, name, ports, taints. A refusal for NodeAffinity is worth a fresh look at the Node.
+/// Returns the first predicate that fails: node affinity, node name, host ports or taints.
 #[must_use]
 pub fn predicate_failure(pod: &Pod, others: &[&Pod], node: &Node) -> Option<Rejection> {
     if !matches_node(pod, node) {
@@ -88,7 +89,7 @@ fn host_ports(pod: &Pod) -> Vec<HostPort> {
         .collect()
 }
 
-/// A toleration covers a taint.
+/// Returns whether a toleration tolerates a taint.
 #[must_use]
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let key = toleration.key.as_deref().unwrap_or_default();
@@ -133,7 +134,7 @@ fn matches_term<'a>(
 ) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
-    // A term that asks nothing matches nothing.
+    // An empty node selector term matches no object.
     !(expressions.is_empty() && fields.is_empty())
         && expressions.iter().all(|r| meets(r, label(&r.key)))
         && fields.iter().all(|r| meets(r, field(&r.key)))

@@ -1,31 +1,29 @@
-//! Whether there is enough of everything (pkg/kubelet/lifecycle).
+//! Checks whether allocatable resources suffice for a pod (`pkg/kubelet/lifecycle`).
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::Rejection;
 use crate::qos::{self, ResourceList};
 
-/// A resource of which there is not enough.
+/// A resource of which the node has too little (`pkg/kubelet/lifecycle: InsufficientResourceError`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InsufficientResource {
-    /// Name of the resource.
     pub resource: String,
-    /// Asked for (CPU in thousandths, else whole units).
+    /// Requested amount: CPU in millicores, other resources in whole units.
     pub requested: i64,
-    /// Taken by the other pods.
+    /// Amount requested by the other pods.
     pub used: i64,
-    /// Allocatable.
     pub capacity: i64,
 }
 
 impl InsufficientResource {
-    /// How much has to be freed.
+    /// Returns the amount to free.
     #[must_use]
     pub fn shortfall(&self) -> i64 {
         self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
     }
 
-    /// The refusal it makes.
+    /// Returns the rejection for this resource, with reason `OutOf<resource>`.
     #[must_use]
     pub fn rejection(&self) -> Rejection {
         Rejection {
@@ -38,7 +36,7 @@ impl InsufficientResource {
     }
 }
 
-/// Resources of which there is not enough, in the order in which they are reported.
+/// Returns the insufficient resources, in the order in which they are reported.
 #[must_use]
 pub fn insufficient_resources(
     pod: &Pod,
@@ -61,7 +59,7 @@ pub fn insufficient_resources(
     let scalar = wanted.keys().map(String::as_str).filter(|n| !fixed.contains(n));
     for name in fixed.into_iter().chain(scalar) {
         let requested = amount(&wanted, name);
-        // A resource the node does not know is somebody else's to give out.
+        // An extended resource that the node does not list is not checked here.
         if requested <= 0 || (!fixed.contains(&name) && !allocatable.contains_key(name)) {
             continue;
         }

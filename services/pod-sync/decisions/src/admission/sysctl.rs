@@ -1,11 +1,11 @@
-//! Sysctls a pod may set.
+//! Checks the sysctls of a pod against the safe and the allowed ones (`pkg/kubelet/sysctl`).
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 
 use super::NodeView;
 
-// Name, and the kernel from which on it is safe.
+// Safe sysctls, each with the first kernel version in which it is namespaced.
 const SAFE_SYSCTLS: [(&str, (u32, u32)); 12] = [
     ("kernel.shm_rmid_forced", (0, 0)),
     ("net.ipv4.ip_local_port_range", (0, 0)),
@@ -50,7 +50,7 @@ pub(super) fn forbidden(pod: &Pod, view: &NodeView<'_>) -> Option<String> {
     None
 }
 
-// Both separators are accepted; what comes first says which one separates.
+// Both `.` and `/` may separate. The first separator in the name decides which.
 fn normal_sysctl(name: &str) -> String {
     match name.find(['.', '/']) {
         Some(i) if name.as_bytes()[i] == b'/' => name

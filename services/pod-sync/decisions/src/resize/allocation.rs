@@ -1,4 +1,4 @@
-//! Resources of a pod's containers and of the pod level, apart from the pod.
+//! Resources of a pod and its containers, as allocated or actuated.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::quantity::Quantity;
 
-/// What a resize can change of a container.
+/// Resources that a resize can change.
 const RESIZABLE: [&str; 2] = ["cpu", "memory"];
 
 type Amounts = BTreeMap<String, ApiQuantity>;
 
-/// What a pod has, or was given. The names are those of the kubelet's checkpoints.
+/// Resources of a pod. Field names are those of the kubelet's checkpoints.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PodResources {
-    /// By name, regular and init containers.
+    /// Resources of regular and init containers, by name.
     #[serde(rename = "ContainerResources", default, deserialize_with = "or_default")]
     pub containers: BTreeMap<String, ResourceRequirements>,
     /// `spec.resources`.
@@ -26,7 +26,7 @@ pub struct PodResources {
     pub pod_level: Option<ResourceRequirements>,
 }
 
-// A nil map of Go is `null`.
+// Go writes a nil map as `null`.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -39,7 +39,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod::init_containers(pod).iter().chain(&pod::spec(pod).containers)
 }
 
-/// What a pod asks for.
+/// Returns the resources in the spec of a pod.
 #[must_use]
 pub fn of_pod(pod: &Pod) -> PodResources {
     PodResources {
@@ -57,7 +57,7 @@ fn same_amounts(a: Option<&Amounts>, b: Option<&Amounts>) -> bool {
     list(a) == list(b)
 }
 
-/// The same amounts of everything, however they are written.
+/// Returns whether all amounts are equal, however they are written.
 #[must_use]
 pub fn same(a: &ResourceRequirements, b: &ResourceRequirements) -> bool {
     same_amounts(a.limits.as_ref(), b.limits.as_ref())
@@ -65,7 +65,8 @@ pub fn same(a: &ResourceRequirements, b: &ResourceRequirements) -> bool {
         && a.claims == b.claims
 }
 
-/// The pod as it was allocated. Borrowed: it asks for just that. Containers of which nothing is known stay as they are.
+/// Returns the pod with its allocated resources. Containers without an allocation are unchanged. Borrowed if nothing
+/// changes.
 #[must_use]
 pub fn apply<'a>(pod: &'a Pod, allocated: &PodResources) -> Cow<'a, Pod> {
     let empty = ResourceRequirements::default();
@@ -98,8 +99,7 @@ pub fn apply<'a>(pod: &'a Pod, allocated: &PodResources) -> Cow<'a, Pod> {
     Cow::Owned(pod)
 }
 
-/// What a pod had been given, going by a status that tells of it: for when the checkpoint is lost. `None` where the status
-/// tells of no container.
+/// Derives the allocation from a status, if the checkpoint is lost. `None` if the status has no resources of any container.
 #[must_use]
 pub fn of_status(pod: &Pod, status: &PodStatus) -> Option<PodResources> {
     let statuses =
@@ -122,8 +122,8 @@ pub fn of_status(pod: &Pod, status: &PodStatus) -> Option<PodResources> {
     Some(all)
 }
 
-// Requests were allocated as told. Limits are told as the runtime has them, which is what was allocated or what is on its
-// way there; both will do, since a difference to the spec is only looked at anew.
+// The status has the allocated requests. Its limits are those of the runtime: the allocated ones or the previous ones.
+// Either will do, since a difference to the spec is decided again.
 fn as_told(resources: &mut ResourceRequirements, status: &ContainerStatus) {
     if let Some(told) = &status.allocated_resources {
         take_over(resources.requests.as_mut(), told);
@@ -137,7 +137,7 @@ fn take_over(own: Option<&mut Amounts>, told: &Amounts) {
     let Some(own) = own else { return };
     for name in RESIZABLE {
         if let (Some(own), Some(told)) = (own.get_mut(name), told.get(name)) {
-            // Equal amounts stay as the user wrote them.
+            // An equal amount keeps the spelling of the spec.
             if Quantity::of(own) != Quantity::of(told) {
                 own.clone_from(told);
             }
@@ -187,7 +187,7 @@ mod tests {
         let got = apply(&level("2"), &of_pod(&level("1"))).into_owned();
         assert_eq!(got.spec, level("1").spec);
 
-        // A container that nothing was allocated for (an ephemeral one has none) asks for itself.
+        // A container without an allocation, such as an ephemeral one, uses its spec.
         let unknown = PodResources::default();
         assert!(matches!(apply(&before, &unknown), Cow::Borrowed(_)));
     }
@@ -203,7 +203,7 @@ mod tests {
         let got = of_status(&asks, &status).unwrap();
         assert_eq!(got, of_pod(&pod(cpu("500m"))));
         assert_eq!(of_status(&asks, &PodStatus::default()), None, "a pod that never ran tells nothing");
-        // One whose containers have not been made yet has no word on them, and gets what it asks for.
+        // The status of a container that was not created yet has no resources; it uses its spec.
         let silent = status_json(json!({"containerStatuses": [{
             "name": "a", "image": "", "imageID": "", "ready": false, "restartCount": 0}]}));
         assert_eq!(of_status(&asks, &silent).unwrap(), of_pod(&asks));

@@ -1,5 +1,5 @@
-//! The kubelet's checkpoints of resources, byte for byte (pkg/kubelet/allocation/state): JSON with the entries as a text and
-//! the sum of that text.
+//! The kubelet's checkpoints of allocated and actuated resources, byte for byte (`pkg/kubelet/allocation/state`): JSON whose
+//! entries are a string, and a checksum of that string.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::allocation::PodResources;
 
-/// By pod UID.
+/// Resources by pod UID.
 pub type PodResourceEntries = BTreeMap<String, PodResources>;
 
 #[derive(Serialize, Deserialize)]
@@ -22,31 +22,30 @@ struct Data {
     entries: Option<PodResourceEntries>,
 }
 
-/// Why a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CorruptCheckpoint {
-    /// It is no JSON, or other JSON.
+    /// The file is not valid JSON, or has other fields.
     #[error("not a checkpoint")]
     Unreadable(#[source] serde_json::Error),
-    /// The sum is that of other data.
+    /// The checksum does not match.
     #[error("checkpoint is corrupted: checksum is {found}, that of its data {expected}")]
     Checksum {
-        /// In the file.
+        /// Checksum in the file.
         found: u64,
-        /// Of its data.
+        /// Checksum of the data.
         expected: u64,
     },
-    /// The sum is right, the data is not.
+    /// The checksum matches, but the entries cannot be parsed.
     #[error("entries cannot be read")]
     PodResourceEntries(#[source] serde_json::Error),
 }
 
-/// The file's bytes.
+/// Returns the content of a checkpoint file.
 ///
 /// # Errors
-/// None that resources as the API has them can bring about.
+/// Serialization failed, which resources of the API do not cause.
 pub fn encode(entries: &PodResourceEntries) -> Result<Vec<u8>, serde_json::Error> {
-    // Only for writing: what is borrowed has the same form.
+    // Borrows the entries; used for writing only.
     #[derive(Serialize)]
     struct Data<'a> {
         entries: &'a PodResourceEntries,
@@ -56,7 +55,7 @@ pub fn encode(entries: &PodResourceEntries) -> Result<Vec<u8>, serde_json::Error
     serde_json::to_vec(&File { data, checksum })
 }
 
-/// Reads a file.
+/// Parses a checkpoint file.
 ///
 /// # Errors
 /// See [`CorruptCheckpoint`].
@@ -70,7 +69,7 @@ pub fn decode(bytes: &[u8]) -> Result<PodResourceEntries, CorruptCheckpoint> {
     Ok(data.entries.unwrap_or_default())
 }
 
-// FNV-1a of 32 bits over how Go prints a text with its type.
+// 32-bit FNV-1a of the text that Go prints for a string with `%#v` and its type.
 fn checksum(data: &str) -> u64 {
     let bytes = b"(string)".iter().chain(data.as_bytes());
     let sum = bytes.fold(0x811c_9dc5_u32, |hash, b| (hash ^ u32::from(*b)).wrapping_mul(0x0100_0193));
@@ -96,7 +95,7 @@ mod tests {
         let file: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
         let data = r#"{"entries":{"u1":{"ContainerResources":{"c":{"limits":{"cpu":"1"},"requests":{"cpu":"500m","memory":"64Mi"}}},"PodLevelResources":null}}}"#;
         assert_eq!(file["data"], data);
-        // FNV-1a of 32 bits of "(string)" and the data, by another implementation.
+        // 32-bit FNV-1a of "(string)" and the data, computed by another implementation.
         assert_eq!(file["checksum"], 1_873_932_677_u64);
         assert_eq!(decode(&bytes).unwrap(), entries());
         assert_eq!(decode(&encode(&PodResourceEntries::new()).unwrap()).unwrap(), PodResourceEntries::new());
@@ -113,7 +112,7 @@ mod tests {
         assert!(matches!(decode(changed.as_bytes()), Err(CorruptCheckpoint::Checksum { .. })));
         let other = serde_json::to_vec(&json!({"data": "7", "checksum": checksum("7")})).unwrap();
         assert!(matches!(decode(&other), Err(CorruptCheckpoint::PodResourceEntries(_))));
-        // Go writes an empty map as null.
+        // Go writes a nil map as null.
         let text = r#"{"entries":null}"#;
         let empty = serde_json::to_vec(&json!({"data": text, "checksum": checksum(text)})).unwrap();
         assert_eq!(decode(&empty).unwrap(), PodResourceEntries::new());

@@ -1,4 +1,4 @@
-//! PodResizePending and PodResizeInProgress: at most one of each while they are true, none when not.
+//! The conditions PodResizePending and PodResizeInProgress. Each exists only while it is True.
 
 use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -6,17 +6,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::feasibility::PendingResize;
 use crate::conditions::{RESIZE_IN_PROGRESS, RESIZE_PENDING, condition};
 
-/// Reason of PodResizeInProgress while the runtime, or a check before it, refuses the change.
+/// Reason of PodResizeInProgress if the runtime, or a check before it, refuses the change.
 pub const ERROR: &str = "Error";
 
-/// What a status says of a pod's resize.
+/// The resize conditions of a pod.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ResizeConditions {
     pending: Option<PodCondition>,
     in_progress: Option<PodCondition>,
 }
 
-// The transition time moves with the reason, since the status is always True.
+// The transition time follows the reason, since the status is always True.
 fn next(
     old: Option<&PodCondition>,
     type_: &str,
@@ -34,7 +34,7 @@ fn next(
 }
 
 impl ResizeConditions {
-    /// As an earlier status has them.
+    /// Reads the conditions of a status.
     #[must_use]
     pub fn of_status(status: &PodStatus) -> Self {
         let find = |t: &str| {
@@ -43,31 +43,31 @@ impl ResizeConditions {
         Self { pending: find(RESIZE_PENDING), in_progress: find(RESIZE_IN_PROGRESS) }
     }
 
-    /// For a status.
+    /// Returns the conditions for a status.
     #[must_use]
     pub fn list(&self) -> Vec<PodCondition> {
         self.pending.iter().chain(&self.in_progress).cloned().collect()
     }
 
-    /// Why a resize waits.
+    /// Returns the reason of PodResizePending.
     #[must_use]
     pub fn pending_reason(&self) -> Option<&str> {
         self.pending.as_ref()?.reason.as_deref()
     }
 
-    /// A resize is under way.
+    /// Returns whether PodResizeInProgress is set.
     #[must_use]
     pub fn is_in_progress(&self) -> bool {
         self.in_progress.is_some()
     }
 
-    /// Since when a resize waits.
+    /// Returns the transition time of PodResizePending.
     #[must_use]
     pub fn pending_since(&self) -> Option<jiff::Timestamp> {
         Some(self.pending.as_ref()?.last_transition_time.as_ref()?.0)
     }
 
-    /// A resize waits. True where that is news: another reason, or another generation of the pod.
+    /// Sets PodResizePending. Returns whether its reason or the pod's generation changed.
     pub fn set_pending(
         &mut self,
         why: &PendingResize,
@@ -84,25 +84,25 @@ impl ResizeConditions {
         news
     }
 
-    /// Nothing waits: what is asked for is what was allocated. True where something did.
+    /// Removes PodResizePending. Returns whether it was set.
     pub fn clear_pending(&mut self) -> bool {
         self.pending.take().is_some()
     }
 
-    /// A resize was allocated. What was said of one before it is over.
+    /// Sets PodResizeInProgress for a new allocation, without the error of an earlier one.
     pub fn set_in_progress(&mut self, generation: Option<i64>, now: jiff::Timestamp) {
         self.pending = None;
         self.in_progress = Some(next(None, RESIZE_IN_PROGRESS, "", "", generation, now));
     }
 
-    /// The runtime has not got what was allocated. An error, and the generation it was for, stay.
+    /// Sets PodResizeInProgress unless it is set; an error and its generation stay.
     pub fn keep_in_progress(&mut self, generation: Option<i64>, now: jiff::Timestamp) {
         if self.in_progress.is_none() {
             self.in_progress = Some(next(None, RESIZE_IN_PROGRESS, "", "", generation, now));
         }
     }
 
-    /// It was refused. True where that is news.
+    /// Sets PodResizeInProgress with reason Error. Returns whether its message or generation changed.
     pub fn set_error(&mut self, message: &str, generation: Option<i64>, now: jiff::Timestamp) -> bool {
         let old = self.in_progress.as_ref();
         let generation = old.and_then(|o| o.observed_generation).or(generation);
@@ -114,7 +114,7 @@ impl ResizeConditions {
         news
     }
 
-    /// The runtime has what was allocated: the condition that said it had not.
+    /// Removes PodResizeInProgress and returns it.
     pub fn clear_in_progress(&mut self) -> Option<PodCondition> {
         self.in_progress.take()
     }

@@ -9,17 +9,17 @@ use quintlet_model::pod;
 use super::plan::{ResizePolicy, Resource, resize_policy};
 use crate::qos::{self, QosClass, ResourceList};
 
-/// Why a resize waits.
+/// Reason of PodResizePending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PendingReason {
-    /// It does not fit now, and is looked at again when room may have come.
+    /// It does not fit now and is retried.
     Deferred,
-    /// This node cannot do it at all.
+    /// This node can never do it.
     Infeasible,
 }
 
 impl PendingReason {
-    /// The word of the condition.
+    /// Returns the reason as in the condition.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -28,7 +28,7 @@ impl PendingReason {
         }
     }
 
-    /// Reason of the event.
+    /// Returns the reason of the event.
     #[must_use]
     pub fn event(self) -> &'static str {
         match self {
@@ -38,25 +38,24 @@ impl PendingReason {
     }
 }
 
-/// A resize that waits.
+/// A resize that is not allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingResize {
-    /// How.
     pub reason: PendingReason,
-    /// What refused it, as the message of the event names it: the reason of the admission.
+    /// Reason of the failed admission, or of the infeasibility, for the message of the event.
     pub cause: String,
-    /// Text of the condition.
+    /// Message of the condition.
     pub message: String,
 }
 
-/// What of the node makes a resize infeasible.
+/// Node settings that make a resize infeasible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeResizePolicy {
-    /// Containers may swap (`LimitedSwap`).
+    /// `memorySwap.swapBehavior` is `LimitedSwap`.
     pub limited_swap: bool,
-    /// The CPU manager's policy is `static`.
+    /// The CPU manager policy is `static`.
     pub static_cpu: bool,
-    /// The memory manager's policy is `Static`.
+    /// The memory manager policy is `Static`.
     pub static_memory: bool,
 }
 
@@ -64,7 +63,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod::init_containers(pod).iter().chain(&pod::spec(pod).containers)
 }
 
-// Limits and requests of one resource.
+// Returns whether request or limit of one resource differ.
 fn changes(a: &Container, b: &Container, name: &str) -> bool {
     let of = |l: ResourceList| l.get(name).copied().unwrap_or_default();
     of(qos::container_limits(a)) != of(qos::container_limits(b))
@@ -75,7 +74,7 @@ fn any_changes(desired: &Pod, allocated: &Pod, name: &str) -> bool {
     containers(desired).zip(containers(allocated)).any(|(d, a)| changes(d, a, name))
 }
 
-/// Why the node can never do it. Room is not asked for here: more than the whole node has is Deferred.
+/// Returns why the node can never do a resize. Capacity is not checked: a resize beyond that of the node is Deferred.
 #[must_use]
 pub fn infeasible(desired: &Pod, allocated: &Pod, rules: NodeResizePolicy) -> Option<PendingResize> {
     let swaps = || {
@@ -105,20 +104,17 @@ pub fn infeasible(desired: &Pod, allocated: &Pod, rules: NodeResizePolicy) -> Op
 /// A resize in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueuedResize {
-    /// The pod.
     pub uid: PodUid,
-    /// It asks for more CPU or memory than it has.
+    /// It increases CPU or memory requests.
     pub increases: bool,
-    /// `spec.priority`.
     pub priority: i32,
-    /// QoS class Guaranteed.
     pub guaranteed: bool,
-    /// Since when it waits; none for one that was not looked at yet.
+    /// When it became pending; `None` if it has not been tried.
     pub since: Option<jiff::Timestamp>,
 }
 
 impl QueuedResize {
-    /// Of a pod that waits `since`.
+    /// Builds an entry for a pod that is pending `since`.
     #[must_use]
     pub fn of(uid: PodUid, desired: &Pod, allocated: &Pod, since: Option<jiff::Timestamp>) -> Self {
         let (old, new) = (qos::pod_requests(allocated), qos::pod_requests(desired));
@@ -133,7 +129,8 @@ impl QueuedResize {
     }
 }
 
-/// Puts the queue in order: those that ask for no more, then by priority, then Guaranteed ones, then who waits longest.
+/// Sorts the queue: resizes without increases first, then by priority, QoS class Guaranteed, and time pending
+/// (`pkg/kubelet/allocation: sortPendingResizes`).
 pub fn sort_queue(queue: &mut [QueuedResize]) {
     queue.sort_by_key(|c| (c.increases, Reverse(c.priority), !c.guaranteed, c.since.is_none(), c.since));
 }

@@ -1,4 +1,4 @@
-//! Messages of the events of a resize.
+//! Messages of resize events.
 
 use std::borrow::Cow;
 
@@ -40,7 +40,7 @@ fn summaries(containers: &[Container]) -> Vec<ContainerSummary<'_>> {
         .collect()
 }
 
-/// `Pod resize <what>: <summary>`; what is `started`, `completed`, `error`, or the reason it waits for.
+/// Returns `Pod resize <what>: <summary>`. `what` is `started`, `completed`, `error`, or the reason of PodResizePending.
 #[must_use]
 pub fn resize_message(what: &str, of: &Pod, generation: Option<i64>, error: &str) -> String {
     let summary = Summary {

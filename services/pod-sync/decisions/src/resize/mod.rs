@@ -1,22 +1,22 @@
-//! In-place resize (`pkg/kubelet/allocation`): what a pod was given, whether it gets what it asks for now, and in which order the
-//! change is made.
+//! In-place resize (`pkg/kubelet/allocation`): what a pod has been allocated, whether a resize fits now, and in which order it
+//! is actuated.
 //!
-//! Three sets of resources: *desired* is the source's spec; *allocated* is what the node granted, and all a worker sees;
-//! *actuated* is what was last handed to the runtime. [`feasibility`] moves desired to allocated, [`plan`] (asked by
-//! [`super::actions`]) moves allocated to actuated, [`conditions`] tells of both. [`checkpoint`] is how the two that must
-//! survive lie on disk.
+//! There are three sets of resources. *Desired* resources are in the source's spec. *Allocated* resources were granted by the
+//! node; a pod worker sees only these. *Actuated* resources were last sent to the runtime. [`feasibility`] decides whether
+//! desired resources are allocated, [`plan`] (called by [`super::actions`]) plans how allocated resources are actuated, and
+//! [`conditions`] reports both. [`checkpoint`] is the format in which allocated and actuated resources are saved.
 //!
-//! Where this differs from the kubelet, and why:
-//! - A checkpoint that cannot be read is put aside, never fatal (ARCHITECTURE.md, invariant 6): what was allocated is then taken from the
-//!   record of the pod or from the status the API server has ([`allocation::of_status`]), so that no running pod is refused
-//!   or restarted for it.
-//! - A container without an actuated record is compared with what the runtime reports, and is taken as up to date where that
-//!   reports nothing; the kubelet would update or restart it.
-//! - Other pods a critical pod's resize may displace are ended first; until they are gone the resize is Deferred. The kubelet
-//!   kills them within admission.
-//! - A CPU quota of "none" is the largest there is, so that a first limit counts as a decrease.
-//! - Removed pods leave the checkpoints at once: a static pod may come back under its UID.
-//! - The pod's group grows before sidecars that the resize restarts, not after.
+//! Differences to the kubelet:
+//! - An unreadable checkpoint is moved aside and never fatal (ARCHITECTURE.md, invariant 6). The allocation then comes from
+//!   the pod's record or from the status in the API server ([`allocation::of_status`]), so no running pod is rejected or
+//!   restarted.
+//! - A container without an actuated record is compared with what the runtime reports, and is up to date if the runtime
+//!   reports nothing. The kubelet would update or restart it.
+//! - Pods that are preempted for a critical pod's resize are terminated first; until then the resize is Deferred. The
+//!   kubelet kills them during admission.
+//! - A CPU quota of "none" is the largest quota, so a first limit counts as a decrease.
+//! - Removed pods leave the checkpoints at once, since a static pod may return with the same UID.
+//! - The pod's cgroup grows before, not after, a restart of sidecars by the resize.
 
 pub mod allocation;
 pub mod checkpoint;

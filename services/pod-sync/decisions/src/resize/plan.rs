@@ -1,4 +1,4 @@
-//! From what the runtime was given to what was allocated: which containers change, and in which order with the pod's group.
+//! Plans how allocated resources are actuated: which containers change, and in which order with the pod's cgroup.
 
 use k8s_openapi::api::core::v1::{Container as SpecContainer, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
@@ -10,17 +10,17 @@ use super::allocation::PodResources;
 use crate::qos::{self, PodCgroup};
 use crate::quantity::{Format, Quantity};
 
-/// What a resize changes.
+/// A resource that a resize can change, with the unit of its amounts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resource {
     /// Bytes.
     Memory,
-    /// Thousandths of a CPU.
+    /// Millicores.
     Cpu,
 }
 
 impl Resource {
-    /// Name in the API.
+    /// Returns the name of the resource.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -30,16 +30,16 @@ impl Resource {
     }
 }
 
-/// `resizePolicy` of a resource.
+/// `resizePolicy` of a container for a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResizePolicy {
-    /// Changed while it runs.
+    /// The container keeps running.
     NotRequired,
-    /// Changed by a restart.
+    /// The container is restarted.
     RestartContainer,
 }
 
-/// The policy of a container for a resource.
+/// Returns the resize policy of a container for a resource.
 #[must_use]
 pub fn resize_policy(container: &SpecContainer, of: Resource) -> ResizePolicy {
     let policies = container.resize_policy.iter().flatten();
@@ -49,12 +49,10 @@ pub fn resize_policy(container: &SpecContainer, of: Resource) -> ResizePolicy {
     }
 }
 
-/// Amounts of one resource; what is not set does not limit, or does not ask.
+/// Request and limit of one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequestAndLimit {
-    /// Limit.
     pub limit: Option<i64>,
-    /// Request.
     pub request: Option<i64>,
 }
 
@@ -73,7 +71,7 @@ impl RequestAndLimit {
         }
     }
 
-    // As [`RequestAndLimit::of`]; what has no limit of its own takes that of the pod level.
+    // As [`RequestAndLimit::of`], with the pod-level limit for a container without one.
     fn with_level(
         own: Option<&ResourceRequirements>,
         level: Option<&ResourceRequirements>,
@@ -83,19 +81,19 @@ impl RequestAndLimit {
         Self { limit: own.limit.or(Self::of(level, of).limit), ..own }
     }
 
-    // Zero and not set are the same to the runtime.
+    // The runtime does not distinguish zero from not set.
     fn differs(self, other: Self) -> bool {
         self.limit.unwrap_or(0) != other.limit.unwrap_or(0)
             || self.request.unwrap_or(0) != other.request.unwrap_or(0)
     }
 
-    // The limit counts where it changes, the request where only that does.
+    // Compares the limits if they differ, the requests otherwise.
     fn is_less_than(self, other: Self) -> bool {
         let (own, others) = (self.limit.unwrap_or(0), other.limit.unwrap_or(0));
         if own == others { self.request.unwrap_or(0) < other.request.unwrap_or(0) } else { own < others }
     }
 
-    /// Puts these amounts into a container's resources.
+    /// Writes these amounts to a container's resources.
     pub fn write(self, resources: &mut ResourceRequirements, of: Resource) {
         let quantity = |amount: i64| match of {
             Resource::Memory => Quantity::from_units(amount, Format::Binary),
@@ -106,7 +104,7 @@ impl RequestAndLimit {
                 Some(amount) => {
                     let list = list.get_or_insert_default();
                     let slot = list.entry(of.as_str().to_owned()).or_default();
-                    // Equal amounts stay as the user wrote them.
+                    // An equal amount keeps the spelling of the spec.
                     if Quantity::of(slot) != quantity(amount) || slot.0.is_empty() {
                         *slot = quantity(amount).to_api();
                     }
@@ -124,36 +122,34 @@ impl RequestAndLimit {
 /// A running container whose resources change in place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerUpdate {
-    /// Instance.
     pub id: ContainerId,
     /// Name in the spec.
     pub name: String,
-    /// What the runtime was last given.
+    /// Amounts last sent to the runtime.
     pub from: RequestAndLimit,
-    /// What it is to have.
+    /// Allocated amounts.
     pub to: RequestAndLimit,
 }
 
-/// What is to change in place.
+/// In-place changes of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ResizeActions {
     /// Containers whose memory changes, decreases first.
     pub memory: Vec<ContainerUpdate>,
     /// Containers whose CPU changes, decreases first.
     pub cpu: Vec<ContainerUpdate>,
-    /// The pod's group changes though no container does in place: one restarts with other resources, or the pod level was
-    /// resized.
+    /// The pod's cgroup changes even if no container changes in place: a container restarts with new resources, or pod-level
+    /// resources were resized.
     pub pod: bool,
 }
 
 impl ResizeActions {
-    /// Nothing changes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty() && self.cpu.is_empty() && !self.pod
     }
 
-    /// Those of a resource.
+    /// Returns the containers whose `resource` changes.
     #[must_use]
     pub fn of(&self, resource: Resource) -> &[ContainerUpdate] {
         match resource {
@@ -167,17 +163,17 @@ impl ResizeActions {
             Resource::Memory => &mut self.memory,
             Resource::Cpu => &mut self.cpu,
         };
-        // What others are to get may have to come from here.
+        // Decreases come first: increases of other containers may need the freed amount.
         if update.to.is_less_than(update.from) { list.insert(0, update) } else { list.push(update) }
     }
 }
 
-/// What a resize means for a running container.
+/// How a resize changes a running container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContainerChange {
-    /// It runs on; what there is to change was added to the actions.
+    /// In place; its updates were added to the actions.
     InPlace,
-    /// Its policy asks for a restart.
+    /// By a restart, as its policy requires.
     Restart,
 }
 
@@ -200,7 +196,7 @@ fn changed(
     })
 }
 
-// What the runtime reports, where that is not just what `wanted` comes to there.
+// Returns the amounts that the runtime reports, unless they are equal to `wanted` after the runtime's rounding.
 fn reported(running: &Container, of: Resource, wanted: RequestAndLimit) -> RequestAndLimit {
     let Some(actual) = running.resources else { return wanted };
     match of {
@@ -224,7 +220,7 @@ fn reported(running: &Container, of: Resource, wanted: RequestAndLimit) -> Reque
     }
 }
 
-/// Adds what is to change of a running container.
+/// Adds the in-place updates of a running container to the actions.
 pub(crate) fn plan_container(
     pod: &Pod,
     container: &SpecContainer,
@@ -245,8 +241,8 @@ pub(crate) fn plan_container(
     ContainerChange::InPlace
 }
 
-/// What the runtime is told of a container, and what is kept on record of it: the first has limits of the pod level where it has none of
-/// its own. Of the other resource it keeps what it was given.
+/// Returns the resources to send to the runtime for a container and those to record as actuated. The former have pod-level
+/// limits for a container without its own. Only one resource changes; the other keeps its actuated amounts.
 #[must_use]
 pub fn actuated_resources(
     own: &SpecContainer,
@@ -269,8 +265,8 @@ pub fn actuated_resources(
     (told, kept)
 }
 
-/// The record of the pod level, once its group and its containers have one of the resources. Containers that are told of the other
-/// one next keep this.
+/// Returns the pod-level resources to record as actuated once the pod's cgroup and its containers have the new amounts of
+/// one resource.
 #[must_use]
 pub fn actuated_pod_level(
     had: Option<ResourceRequirements>,
@@ -282,7 +278,7 @@ pub fn actuated_pod_level(
     has
 }
 
-/// The pod level asks for other CPU or memory than its group was last given. Unknown where there is no record.
+/// Returns whether pod-level CPU or memory differ from the actuated record. False without a record.
 pub(crate) fn pod_level_changed(pod: &Pod, actuated: Option<&PodResources>) -> bool {
     let own = pod::spec(pod).resources.as_ref();
     actuated.is_some_and(|a| {
@@ -292,7 +288,7 @@ pub(crate) fn pod_level_changed(pod: &Pod, actuated: Option<&PodResources>) -> b
     })
 }
 
-/// The runtime has not got everything that was allocated.
+/// Returns whether allocated resources are not fully actuated.
 #[must_use]
 pub fn in_progress(pod: &Pod, runtime: &PodRuntime, actuated: Option<&PodResources>) -> bool {
     let spec = pod::spec(pod);
@@ -304,32 +300,32 @@ pub fn in_progress(pod: &Pod, runtime: &PodRuntime, actuated: Option<&PodResourc
             .any(|(c, running)| changed(pod, c, running, actuated).next().is_some())
 }
 
-/// Values of the pod's group as they are.
+/// Current values of a pod's cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CgroupState {
-    /// Bytes; none is without limit.
+    /// Bytes; `None` means no limit.
     pub memory_limit: Option<i64>,
     /// Bytes in use.
     pub memory_usage: i64,
-    /// Microseconds per period; none is without limit.
+    /// Microseconds per period; `None` means no limit.
     pub cpu_quota_us: Option<i64>,
     /// cpu.shares.
     pub cpu_shares: u64,
 }
 
-/// A step of a resize, for one resource.
+/// A step of actuating one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResizeStep {
-    /// The group's limit.
+    /// Set the limit of the pod's cgroup.
     PodLimit,
-    /// The group's share.
+    /// Set the request (cpu.shares) of the pod's cgroup.
     PodRequest,
-    /// The containers, in their order.
+    /// Update the containers, in their order.
     Containers,
 }
 
-/// The order for one resource: what grows around the containers goes before them, limit first, what shrinks after them,
-/// limit last. Limits are not taken away.
+/// Returns the steps for one resource: increases of the pod's cgroup before the containers, limit first, decreases after
+/// them, limit last. Limits are never removed.
 #[must_use]
 pub fn resize_steps(resource: Resource, now: &CgroupState, wanted: &PodCgroup) -> Vec<ResizeStep> {
     let unlimited = |v: Option<i64>| v.filter(|v| *v >= 0).unwrap_or(i64::MAX);
@@ -353,7 +349,7 @@ pub fn resize_steps(resource: Resource, now: &CgroupState, wanted: &PodCgroup) -
     before.into_iter().flatten().chain([ResizeStep::Containers]).chain(after.into_iter().flatten()).collect()
 }
 
-/// Containers whose memory limit comes down, of which the use has to be known.
+/// Returns containers whose memory limit decreases, with the new limit. Their memory usage must be known.
 pub fn memory_limit_decreases(updates: &[ContainerUpdate]) -> impl Iterator<Item = (&ContainerUpdate, i64)> {
     updates.iter().filter_map(|u| {
         let to = u.to.limit.filter(|l| *l > 0)?;
@@ -361,7 +357,8 @@ pub fn memory_limit_decreases(updates: &[ContainerUpdate]) -> impl Iterator<Item
     })
 }
 
-/// Why memory limits cannot come down: more is in use. `usage` is that of a container, none where it is not known.
+/// Returns why memory limits cannot decrease: usage exceeds them. `usage` returns the bytes that a container uses, `None` if
+/// unknown.
 #[must_use]
 pub fn memory_decrease_error(
     now: &CgroupState,

@@ -1,4 +1,4 @@
-//! A decision in words.
+//! Describes the actions of a sync in words.
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
@@ -7,7 +7,7 @@ use super::StartBackoffs;
 use crate::actions::PodActions;
 use crate::sandbox::{SandboxChange, SandboxDecision};
 
-/// What was decided, a line each; nothing to do is one line too.
+/// Returns one line per action, or one line that says that there is none.
 #[must_use]
 pub fn explain(
     pod: &Pod,

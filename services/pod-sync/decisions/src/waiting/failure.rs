@@ -2,38 +2,28 @@
 
 use crate::container_status::WaitingReason;
 
-/// How a start failed: the reasons that become a container's waiting reason
-/// (`pkg/kubelet/container: SyncResult`).
+/// Start failures that become a container's waiting reason (`pkg/kubelet/container: SyncResult`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StartFailure {
-    /// It exits again and again.
     CrashLoopBackOff,
-    /// Pulling failed before, and is tried again later.
+    /// Pulling the image failed before, and the back-off has not elapsed.
     ImagePullBackOff,
-    /// Pulling failed.
     ErrImagePull,
-    /// Not there, and the policy forbids pulling.
+    /// The image is not present, and imagePullPolicy is Never.
     ErrImageNeverPull,
-    /// The reference cannot be read.
     InvalidImageName,
-    /// The runtime cannot say whether it is there.
+    /// The runtime failed to report whether the image is present.
     ImageInspectError,
-    /// The registry does not answer.
     RegistryUnavailable,
-    /// The signature is wrong.
     SignatureValidationFailed,
-    /// The config could not be made: a missing ConfigMap or Secret, a bad user…
+    /// The container config could not be generated, for example because a ConfigMap is missing.
     CreateContainerConfigError,
-    /// The runtime did not create it.
     CreateContainerError,
-    /// The runtime did not start it.
     RunContainerError,
-    /// Its postStart hook failed.
     PostStartHookError,
 }
 
 impl StartFailure {
-    /// All of them.
     pub const ALL: [Self; 12] = [
         Self::CrashLoopBackOff,
         Self::ImagePullBackOff,
@@ -49,7 +39,7 @@ impl StartFailure {
         Self::PostStartHookError,
     ];
 
-    /// The reason in the API.
+    /// Returns the waiting reason.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -68,13 +58,11 @@ impl StartFailure {
         }
     }
 
-    /// Reads a reason.
     #[must_use]
     pub fn parse(reason: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|f| f.as_str() == reason)
     }
 
-    /// For the overlay of the container's status.
     #[must_use]
     pub fn with_message(self, message: impl Into<String>) -> WaitingReason {
         WaitingReason { reason: self.as_str().to_owned(), message: message.into() }

@@ -1,4 +1,4 @@
-//! What a pod waits for, in one list without an "other", and what was decided, in words.
+//! What a pod waits for, as an exhaustive list, and the actions of a sync in words.
 
 mod explain;
 mod failure;
@@ -15,202 +15,165 @@ pub use explain::explain;
 pub use failure::StartFailure;
 pub use status::{StartBackoff, StartBackoffs, WaitingFor, from_status};
 
-/// A hook that runs.
+/// A lifecycle hook in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hook {
-    /// After the start.
     PostStart,
-    /// Before the stop.
     PreStop,
 }
 
-/// What a pod waits for. The driver sets those of its own steps, the rest follow from the status.
+/// What a pod waits for. The worker sets the variants of its own steps; the others are derived from the status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Waiting {
-    /// First inspection of the runtime, or one that failed. Entered when there is no usable record.
+    /// Runtime state has not been inspected yet, or the inspection failed.
     Runtime {
-        /// Error of the last one, if any.
+        /// Error of the last inspection.
         error: Option<String>,
     },
-    /// One of the other services, or the API server, does not answer.
+    /// Another service, or the API server, does not answer.
     Service {
-        /// Its name.
         name: &'static str,
     },
-    /// Nobody decided yet whether this node takes it.
+    /// Admission has not been decided yet.
     NotAdmitted {
-        /// Who is to tell what first.
+        /// What admission waits for.
         what: &'static str,
     },
-    /// What is left of an earlier pod of the same UID has to be gone first.
+    /// A previous pod with the same UID has not terminated yet.
     PreviousPod,
-    /// Another static pod of the same full name has to be gone first.
+    /// Another static pod with the same full name has not terminated yet.
     StaticName {
-        /// UID of the other.
+        /// UID of the other pod.
         other: String,
     },
-    /// Other pods are to go first, so that this one fits.
+    /// Pods that are preempted for this one have not terminated yet.
     Preempting {
-        /// Their UIDs.
         victims: Vec<String>,
     },
-    /// The runtime's network.
     NetworkNotReady {
-        /// The runtime's text.
+        /// The runtime's message.
         message: String,
     },
-    /// The pod's cgroup could not be made.
+    /// The pod's cgroup could not be created.
     Cgroup {
-        /// Error.
         message: String,
     },
-    /// The pod's directories could not be made.
+    /// The pod's directories could not be created.
     DataDirs {
-        /// Error.
         message: String,
     },
-    /// Volumes.
     Volumes {
-        /// Names of those that are missing.
+        /// Names of the volumes that are not mounted.
         unmounted: Vec<String>,
-        /// Last error, if any.
+        /// The last error.
         error: Option<String>,
     },
-    /// RunPodSandbox is under way.
+    /// RunPodSandbox is in progress.
     SandboxCreating {
-        /// Attempt.
         attempt: u32,
     },
-    /// The sandbox could not be made.
+    /// The sandbox could not be created.
     SandboxFailing {
-        /// Error.
         message: String,
     },
-    /// An image is pulled.
     ImagePulling {
-        /// Container.
         container: String,
-        /// Image.
         image: String,
     },
-    /// The end of a container's back-off.
+    /// Crash-loop back-off of a container.
     CrashLoop {
-        /// Container.
         container: String,
-        /// How it ended last.
+        /// Exit code of the last instance.
         exit_code: i32,
-        /// The whole delay.
+        /// Length of the whole back-off.
         delay: Duration,
     },
-    /// The next attempt after a start that failed.
+    /// The next attempt after a failed start.
     StartFailed {
-        /// Container.
         container: String,
-        /// How.
         failure: StartFailure,
-        /// Text.
         message: String,
     },
-    /// An init container is to end, or a sidecar to start.
+    /// An init container has not completed, or a sidecar has not started.
     PodInitializing {
-        /// Which.
         container: String,
     },
-    /// A container that was not tried yet.
+    /// A container was not started yet.
     ContainerCreating {
-        /// Which.
         container: String,
     },
-    /// A hook is to end.
     HookRunning {
-        /// Container.
         container: String,
-        /// Which.
         hook: Hook,
     },
-    /// A startup probe.
     StartupProbe {
-        /// Container.
         container: String,
     },
-    /// A readiness probe.
     ReadinessProbe {
-        /// Container.
         container: String,
     },
-    /// Readiness gates; others set them.
+    /// Readiness gates, which other clients set.
     ReadinessGates {
         /// Condition types that are not True.
         gates: Vec<String>,
     },
-    /// All containers are removed to be started again.
+    /// All containers are removed before they restart.
     RestartingAll,
-    /// Containers are to stop within the grace period.
+    /// Containers stop within the grace period.
     Terminating {
-        /// Those that run.
+        /// Names of the running containers.
         containers: Vec<String>,
-        /// Seconds in all.
+        /// The whole grace period, in seconds.
         grace: i64,
     },
-    /// Sandboxes are to stop.
     SandboxStopping,
-    /// The runtime refused to stop a container or a sandbox.
+    /// The runtime failed to stop a container or a sandbox.
     StopFailing {
-        /// Its text.
         message: String,
     },
-    /// The runtime refused to remove a container or a sandbox.
+    /// The runtime failed to remove a container or a sandbox.
     RemovalFailing {
-        /// Its text.
         message: String,
     },
     /// Volumes could not be unmounted.
     VolumesUnmounting {
-        /// Error.
         error: String,
     },
     /// The cgroup could not be removed.
     CgroupRemoval {
-        /// Error.
         error: String,
     },
     /// The pod's directory could not be removed.
     DirectoriesRemoval {
-        /// Error.
         error: String,
     },
-    /// The API server has not got the last status yet.
+    /// The API server does not have the last status yet.
     StatusWrite,
-    /// The API server is to delete the object.
+    /// The API server has not deleted the object yet.
     FinalDelete,
-    /// A resize that does not fit now; the pod runs with what it has.
+    /// A resize is deferred; the pod keeps its allocated resources.
     ResizeDeferred {
-        /// Text.
         message: String,
     },
-    /// A resize that this node never makes; the pod runs with what it has.
+    /// A resize is infeasible; the pod keeps its allocated resources.
     ResizeInfeasible {
-        /// Text.
         message: String,
     },
-    /// A panic or a death of a process in the work of the pod; it is left alone for a while.
+    /// The work of the pod panicked or crashed a process, and the pod is suspended.
     InternalError {
-        /// What happened.
         message: String,
     },
-    /// Admission refused it; it stays until somebody deletes it.
+    /// Admission rejected the pod; it stays until it is deleted.
     Rejected {
-        /// Reason.
         reason: String,
-        /// Text.
         message: String,
     },
 }
 
-/// The word of each wait, in one list that the compiler holds against the enum.
+// Defines the reason of each variant once, so that `reason` and `reasons` cannot differ.
 macro_rules! reasons {
     ($($pattern:pat => $word:expr,)*) => {
-        /// One word, stable.
+        /// Returns the reason: one stable word.
         #[must_use]
         pub fn reason(&self) -> &'static str {
             match self {
@@ -219,7 +182,7 @@ macro_rules! reasons {
             }
         }
 
-        /// Every word that [`Self::reason`] has.
+        /// Returns every value of [`Self::reason`].
         #[must_use]
         pub fn reasons() -> BTreeSet<&'static str> {
             [$($word,)*].into_iter().chain(StartFailure::ALL.map(StartFailure::as_str)).collect()
@@ -266,7 +229,7 @@ impl Waiting {
         Self::Rejected { .. } => "Refused",
     }
 
-    /// A sentence without the times.
+    /// Returns a description without times.
     #[must_use]
     pub fn message(&self) -> String {
         let with = |text: &str, error: &Option<String>| match error {
@@ -325,7 +288,7 @@ impl Waiting {
         }
     }
 
-    /// The container it is about.
+    /// Returns the name of the container that it concerns.
     #[must_use]
     pub fn container(&self) -> Option<&str> {
         match self {

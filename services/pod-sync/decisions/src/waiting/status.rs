@@ -1,4 +1,4 @@
-//! What the status of a pod says it waits for.
+//! Derives what a pod waits for from its status.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,35 +11,31 @@ use crate::conditions;
 use crate::resize::feasibility::PendingReason;
 use crate::restart::RESTARTING_ALL;
 
-/// A wait and its times.
+/// What a pod waits for, and the times of the wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitingFor {
-    /// For what.
     pub what: Waiting,
-    /// Since when.
     pub since: Option<jiff::Timestamp>,
-    /// It ends then at the latest; `None`: no fixed time.
+    /// When it ends at the latest; `None` if that is not known.
     pub until: Option<jiff::Timestamp>,
 }
 
-/// A start that is held back.
+/// A container start delayed by a back-off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartBackoff {
-    /// Time left.
     pub remaining: Duration,
-    /// The whole delay.
+    /// Length of the whole back-off.
     pub delay: Duration,
 }
 
-/// Starts held back, by container name.
+/// Delayed starts, by container name.
 pub type StartBackoffs = BTreeMap<String, StartBackoff>;
 
 fn later(now: jiff::Timestamp, by: Duration) -> Option<jiff::Timestamp> {
     now.checked_add(jiff::SignedDuration::try_from(by).ok()?).ok()
 }
 
-/// What the status of a pod says it waits for: the first thing in the order in which things happen. A terminal pod waits
-/// for nothing.
+/// Returns the first thing that the pod waits for, in the order of its life cycle. `None` for a pod in a terminal phase.
 #[must_use]
 pub fn from_status(
     pod: &Pod,
@@ -74,7 +70,7 @@ pub fn from_status(
         if done {
             continue;
         }
-        // A plain one has no probes: while it runs, its end is what is waited for.
+        // A plain init container has no probes: while it runs, its exit is awaited.
         let running = s.state.as_ref().is_some_and(|s| s.running.is_some());
         let own = if running && !sidecar { None } else { of_container(&s, start_backoffs, now, start) };
         return own.or_else(|| {
@@ -83,7 +79,7 @@ pub fn from_status(
         });
     }
     let regular = pod::spec(pod).containers.iter().filter_map(|c| find(&status.container_statuses, &c.name));
-    // A started sidecar holds up nobody, but the pod is not Ready before it is.
+    // A started sidecar delays no other container, but the pod is Ready only once it is.
     let sidecars = inits().filter(|(c, _)| pod::is_sidecar(c)).map(|(_, s)| s);
     if let Some(w) = regular.chain(sidecars).find_map(|s| of_container(&s, start_backoffs, now, start)) {
         return Some(w);
@@ -110,7 +106,7 @@ pub fn from_status(
     Some(WaitingFor { what: Waiting::ReadinessGates { gates }, since, until: None })
 }
 
-// Nothing holds the pod itself up.
+// The pod itself waits for nothing.
 fn resize(status: &PodStatus) -> Option<WaitingFor> {
     let pending = status.conditions.iter().flatten().find(|c| c.type_ == conditions::RESIZE_PENDING)?;
     let message = pending.message.clone().unwrap_or_default();
@@ -155,7 +151,7 @@ fn of_container(
             },
             Some(failure) => Waiting::StartFailed { container, failure, message },
             None if reason == RESTARTING_ALL => Waiting::RestartingAll,
-            // Nobody gets to a regular container before init is done, which was looked at first.
+            // Regular containers are reached after initialization, which was checked before.
             None => Waiting::ContainerCreating { container },
         }
     } else if state.running.is_some() {

@@ -7,71 +7,71 @@ use quintlet_model::runtime::{Known, PodRuntime};
 
 use super::{Judge, Sound};
 
-/// What a worker remembers of its last action and its last look.
+/// The last action and the last inspection that a worker knows of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Freshness {
-    // End of the last action: nothing older is decided on.
+    // CLOCK_BOOTTIME of the end of the last action. Older state is not decided on.
     acted: Duration,
-    // A full look comes first.
+    // The next inspection covers the whole runtime.
     full: bool,
     epoch: u64,
-    // Made since the last look: a look that does not know of them is no look after the action.
+    // IDs created since the last inspection. State without them is older than the action.
     created: Known,
 }
 
 impl Default for Freshness {
-    // First sight is a full look.
+    // The first inspection covers the whole runtime.
     fn default() -> Self {
         Self { acted: Duration::ZERO, full: true, epoch: 0, created: Known::default() }
     }
 }
 
-/// How to look.
+/// How to obtain current state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextObservation {
-    /// The record at hand will do.
+    /// Use the cached state.
     UseCached,
-    /// Ask for an inspection.
+    /// Inspect the pod.
     Inspect {
-        /// Of the whole runtime, not only of the ids that are known.
+        /// List the whole runtime instead of the known IDs only.
         full: bool,
     },
 }
 
 impl Freshness {
-    /// An action ended at `now`, CLOCK_BOOTTIME.
+    /// Records the end of an action at `now`, by CLOCK_BOOTTIME.
     pub fn action_ended(&mut self, now: Duration) {
         self.acted = self.acted.max(now);
     }
 
-    /// The outcome of a call is unknown, or somebody may have made what nobody here knows of.
+    /// Makes the next inspection a full one: the outcome of a call is unknown, or another client may have created containers.
     pub fn require_full_inspection(&mut self) {
         self.full = true;
     }
 
-    /// A sandbox was made.
+    /// Records a new sandbox.
     pub fn sandbox_created(&mut self, id: &SandboxId) {
         self.created.sandboxes.insert(id.clone());
     }
 
-    /// A container was made.
+    /// Records a new container.
     pub fn container_created(&mut self, id: &ContainerId, sandbox: &SandboxId) {
         self.created.containers.insert(id.clone(), sandbox.clone());
     }
 
-    /// What a look must ask about beside the ids of the last one.
+    /// Returns the IDs that an inspection must cover in addition to those of the last one.
     #[must_use]
     pub fn created(&self) -> &Known {
         &self.created
     }
 
-    /// Whether the last look was of this run of pleg-service.
+    /// Returns whether the last inspection was by this run of pleg-service.
     #[must_use]
     pub fn is_from_epoch(&self, epoch: u64) -> bool {
         self.epoch == epoch
     }
 
-    /// How to look, given the newest record at hand.
+    /// Returns how to obtain current state, given the newest cached state.
     #[must_use]
     pub fn next_observation(&self, at_hand: Option<&PodRuntime>) -> NextObservation {
         self.next_observation_by(&Sound, at_hand)
@@ -92,7 +92,7 @@ impl Freshness {
         }
     }
 
-    /// A look succeeded.
+    /// Records a successful inspection.
     pub fn observed(&mut self, epoch: u64) {
         self.full = false;
         self.created = Known::default();

@@ -1,10 +1,10 @@
-//! Who has a full name, and who waits for it: two static pods of one name never run at once.
+//! Full names of static pods: the pod that holds each, and the queue of pods that wait for it. Two static pods of one full name
+//! never run at once (`pkg/kubelet: startedStaticPodsByFullname, waitingToStartStaticPodsByFullname`).
 
 use std::collections::BTreeMap;
 
 use quintlet_model::ids::PodUid;
 
-/// Names in use and the lines before them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct FullNameQueue {
     started: BTreeMap<String, PodUid>,
@@ -41,7 +41,7 @@ impl FullNameQueue {
         }
     }
 
-    /// Takes a pod out of the line, and its name from it. True if it had the name.
+    /// Removes a pod from the queue and frees its name. Returns whether it held the name.
     pub(super) fn free(&mut self, name: &str, uid: &PodUid) -> bool {
         self.leave(name, uid);
         let held = self.started.get(name) == Some(uid);

@@ -1,10 +1,12 @@
-//! Decides the next work of each pod worker with one pure transition function, [`PodSyncStatuses::step`] (`pkg/kubelet: podWorkers`).
+//! Decides the next work of each pod worker (`pkg/kubelet: podWorkers`) with one pure transition function,
+//! [`PodSyncStatuses::step`].
 //!
-//! State and input give state and [`Effect`]s; time and chance are arguments. The driver (`worker`, `table`) tells what
-//! happened and carries the effects out, nothing else. Each line of the table that was taken is named by a [`Rule`].
+//! State and [`Input`] give a new state and [`Effect`]s; time and randomness are arguments. The caller (`fleet`, `table` of
+//! pod-sync) reports inputs and executes the effects. Each transition that a step takes is named by a [`Rule`].
 //!
-//! A worker asks for work by [`Input::TakeWork`], says where its cancellation ends by [`Input::RuntimeReached`], and how the work went
-//! by [`Input::Done`]. The judgements inside are methods of [`Judge`], so that a test can plant a wrong one.
+//! A worker asks for work with [`Input::TakeWork`], reports with [`Input::RuntimeReached`] that its sync can no longer be
+//! cancelled, and reports the outcome with [`Input::Done`]. The conditions inside are methods of [`Judge`], so that tests can
+//! replace each of them with a wrong one.
 
 pub mod freshness;
 mod full_name_queue;
@@ -26,48 +28,45 @@ use super::status::KillOverride;
 use super::sync::{FullNameWaiter, static_pod_may_start};
 use full_name_queue::FullNameQueue;
 
-/// After a call that was cut: look again soon, then less often. What it waits for wakes it when it is back.
+/// Waits after an interrupted call. The return of the peer wakes the worker earlier.
 const INTERRUPTED_FIRST_WAIT: Duration = Duration::from_millis(100);
 const INTERRUPTED_LONGEST_WAIT: Duration = Duration::from_secs(1);
-/// After an error of this pod (pkg/kubelet/pod_workers.go), with jitter up to half of it.
+/// Wait after an error of the pod (`pkg/kubelet: podWorkers.completeWork`), with jitter of up to half of it.
 const ERROR_WAIT: Duration = Duration::from_secs(10);
-/// While the network is away.
+/// Wait while the network is not ready.
 const NETWORK_WAIT: Duration = Duration::from_secs(1);
-/// While another static pod has its name. It is woken when the name is free.
+/// Wait while another static pod has the full name. The worker is woken when the name is free.
 const NAME_WAIT: Duration = Duration::from_secs(10);
-/// Grace of a pod of which only the runtime knows, seconds.
+/// Grace period of a pod that only the runtime has, in seconds.
 const ORPHAN_GRACE: i64 = 1;
 
-/// Why a pod must end.
+/// Why a pod is terminated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TerminationCause {
     /// `metadata.deletionTimestamp` is set.
     Deleted,
-    /// Its source no longer has it, or never had it.
+    /// No source has it.
     Removed,
-    /// Its containers came to their end, or admission refused it.
+    /// Its phase became terminal, or admission rejected it.
     Completed,
-    /// The node evicted it.
     Evicted,
 }
 
-/// What a decision needs of a pod. Nothing of its content is kept.
+/// The facts about a pod that transitions depend on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodFacts {
-    /// Name and namespace in one.
+    /// `<name>_<namespace>`.
     pub full_name: String,
-    /// From a manifest.
+    /// It is a static pod.
     pub is_static: bool,
     /// `metadata.deletionTimestamp` is set.
     pub deleted: bool,
-    /// Its grace periods.
     pub grace: PodGrace,
-    /// The API server says that it is over.
+    /// Its phase in the API server is terminal.
     pub terminal: bool,
 }
 
 impl PodFacts {
-    /// Reads a pod.
     #[must_use]
     pub fn of(pod: &Pod, full_name: String) -> Self {
         let is_static = pods::is_static(pod);
@@ -77,46 +76,44 @@ impl PodFacts {
             is_static,
             deleted: pod.metadata.deletion_timestamp.is_some(),
             grace: PodGrace::of_pod(pod),
-            // What a manifest says of a status is not the API server's word.
+            // A status in a manifest is not that of the API server.
             terminal: !is_static && pods::is_terminal_phase(phase),
         }
     }
 }
 
-/// An end that began.
+/// A termination in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Termination {
-    /// Why.
     pub cause: TerminationCause,
-    /// Effective grace, seconds; it can only shrink.
     pub grace_seconds: i64,
-    /// CLOCK_BOOTTIME at which the grace is over; it can only come sooner.
+    /// Effective grace period, in seconds; it can only shrink.
     pub deadline: Duration,
-    /// CLOCK_BOOTTIME at which it began.
+    /// CLOCK_BOOTTIME at which the grace period ends; it can only move earlier.
     pub since: Duration,
-    /// Containers have stopped; what is left is volumes, cgroup and status.
+    /// CLOCK_BOOTTIME at which the termination began.
     pub stopped: bool,
-    /// Nothing is left but the final status.
+    /// The containers have stopped. Volumes, cgroup and status remain.
     pub finished: bool,
-    /// What the status says, where the node killed it.
+    /// Overrides of the status, if the node agent terminates the pod.
     pub killed_as: Option<KillOverride>,
 }
 
-/// How far a pod is.
+/// State of a pod's worker (`pkg/kubelet: PodWorkerState`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkerPhase {
     /// It is to run.
     Sync,
-    /// Its containers are to stop.
+    /// The pod runs, or is to run.
     Terminating,
-    /// They have stopped; volumes and cgroup are to go.
+    /// The containers are being stopped.
     Terminated,
-    /// Nothing is left but the object and the records.
+    /// Only the object and the records remain.
     Finished,
 }
 
 impl WorkerPhase {
-    /// As `podsync.v1` names it.
+    /// Returns the name that `podsync.v1` uses.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -127,7 +124,7 @@ impl WorkerPhase {
         }
     }
 
-    /// Of a pod with this end.
+    /// Returns the phase of a pod with this termination.
     #[must_use]
     pub fn of(termination: Option<&Termination>) -> Self {
         match termination {
@@ -139,145 +136,132 @@ impl WorkerPhase {
     }
 }
 
-/// What a worker is to do now.
+/// Work for a pod worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Work {
-    /// Nothing: another static pod has its name.
+    /// Nothing: another static pod has the full name.
     WaitForFullName {
-        /// Who has it, or is before it in line.
+        /// The pod that has the name, or is before this one in the queue.
         other: Option<PodUid>,
     },
-    /// Make it run.
+    /// `pkg/kubelet: SyncPod`.
     Sync,
-    /// Stop its containers.
+    /// `pkg/kubelet: SyncTerminatingPod`.
     Terminating,
-    /// Take down volumes and cgroup, say the last status.
+    /// `pkg/kubelet: SyncTerminatedPod`.
     Terminated,
-    /// Wait until nobody wants its remains any more, then remove them.
+    /// Wait until the pod is no longer desired, then remove its remains.
     Finished {
-        /// Nobody does: its source does not have it, or has it anew.
+        /// It is no longer desired, or its source added it again.
         clean: bool,
     },
 }
 
-/// How a piece of work went.
+/// Outcome of a piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done, and the next phase comes: the pod is over, has stopped, is taken down, or is gone.
+    /// The phase is complete: the next phase follows, or the pod is forgotten.
     Advance,
-    /// Something was done: look again at once.
+    /// An action was executed: run again at once.
     Requeue,
-    /// Nothing to do; look again after so long, or after the resync period.
+    /// Nothing to do: run again after this wait or the resync interval, whichever is shorter.
     Idle(Option<Duration>),
-    /// The network is away.
     NetworkNotReady,
-    /// Something about this pod failed; tried again after so long, or after the default.
+    /// The pod failed: retry after this wait, or after a default.
     Failed(Option<Duration>),
-    /// A call was cut or could not be made; nothing is known.
+    /// A call was interrupted or could not be made; its effect is unknown.
     Interrupted,
-    /// It ended early because something changed.
+    /// It was cancelled because of a change.
     Cancelled,
 }
 
-/// Kind of an update.
+/// Type of an update (`pkg/kubelet/types: SyncPodType`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SyncPodType {
-    /// The pod is new in its source.
+    /// The source added the pod.
     Create,
-    /// It changed, or is to be looked at.
+    /// The pod changed, or is to be synced.
     Update,
-    /// The node wants it to end.
+    /// The node agent terminates the pod.
     Kill(KillPodOptions),
 }
 
-/// How the node ends a pod.
+/// How the node agent terminates a pod (`pkg/kubelet: KillPodOptions`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KillPodOptions {
-    /// It is an eviction: its containers go at once when they have stopped.
+    /// It is an eviction: its containers are removed once they have stopped.
     pub evict: bool,
-    /// Seconds, instead of the pod's own where less.
+    /// Grace period in seconds, if shorter than the pod's own.
     pub grace: Option<i64>,
-    /// Who waits until its containers have stopped.
+    /// Number of the caller that waits until the containers have stopped.
     pub waiter: Option<u64>,
-    /// What its status says. The last one said counts.
+    /// Overrides of the status. The last one applies.
     pub killed_as: Option<KillOverride>,
 }
 
-/// What happened.
+/// An event for the workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
-    /// The source, or the node, says something of a pod.
+    /// A source or the node agent updates a pod.
     Update {
-        /// UID.
         uid: PodUid,
-        /// The pod.
         facts: PodFacts,
-        /// What kind.
         kind: SyncPodType,
-        /// The runtime has no ready sandbox and no running container of it.
+        /// The runtime has no ready sandbox and no running container of the pod.
         quiet: bool,
     },
-    /// Its source no longer has it.
+    /// Its source no longer has the pod.
     Remove(PodUid),
-    /// Admission refused it.
+    /// Admission rejected the pod.
     Reject(PodUid),
-    /// The runtime has a pod of ours that no source names.
+    /// The runtime has a pod of this node that no source has.
     Orphan {
-        /// UID.
         uid: PodUid,
-        /// Name and namespace in one.
+        /// `<name>_<namespace>`.
         full_name: String,
     },
-    /// An earlier run left a record.
+    /// A record of a previous process.
     Restore {
-        /// UID.
         uid: PodUid,
-        /// The pod.
         facts: PodFacts,
-        /// Its end, if it began.
+        /// The termination, if it had begun.
         termination: Option<Termination>,
-        /// It had begun to run, and has its name.
+        /// The pod had started, and holds its full name if it is static.
         started: bool,
     },
-    /// Every source has spoken, and these are all they want.
+    /// Every source is ready, and these are all desired pods (`pkg/kubelet: SyncKnownPods`).
     SyncKnownPods(BTreeSet<PodUid>),
-    /// Its worker asks what to do.
+    /// The worker asks for work.
     TakeWork(PodUid),
-    /// Its worker reached the runtime: the sync in flight goes on to its end.
+    /// The worker's sync reached the runtime and is no longer cancelled.
     RuntimeReached(PodUid),
-    /// Its worker is done with what it took.
-    Done {
-        /// UID.
-        uid: PodUid,
-        /// How it went.
-        outcome: Outcome,
-    },
-    /// Its worker ended without having been told to.
+    /// The worker finished its work.
+    Done { uid: PodUid, outcome: Outcome },
+    /// The worker exited unexpectedly.
     WorkerExited(PodUid),
 }
 
-/// What is to be done.
+/// An effect for the caller to execute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Make a worker.
+    /// Start a worker.
     Spawn(PodUid),
-    /// Its worker is to ask for work, or to ask again when it is done with what it has.
+    /// Make the worker ask for work, now or after its current work.
     Wake(PodUid),
-    /// The sync in flight is to end where it has not reached the runtime, the stop in flight is to be asked for anew.
+    /// Cancel a sync that has not reached the runtime, or make a worker issue its stops again.
     Cancel(PodUid),
-    /// The answer to [`Input::TakeWork`].
+    /// Answers [`Input::TakeWork`].
     Work(PodUid, Work),
-    /// Ask again after so long; at once for zero.
+    /// Ask for work after this time; at once if zero.
     Wait(PodUid, Duration),
-    /// Its containers have stopped; these waited for it.
+    /// The containers have stopped: notify these callers.
     NotifyStopped(PodUid, Vec<u64>),
-    /// Its worker ends, nothing is known of it any more.
+    /// The pod is forgotten and its worker exits.
     Forget(PodUid),
-    /// Its source has it anew under the same UID: it is to be added again.
+    /// The source added a pod with the same UID during the termination: add it now.
     Restart(PodUid),
 }
 
-/// A line of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs, reason = "each name is the sentence")]
 pub enum Rule {
@@ -409,43 +393,42 @@ impl Rule {
     ];
 }
 
-/// What a step did.
+/// Result of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Step {
-    /// In order.
     pub effects: Vec<Effect>,
-    /// Lines of the table that were taken.
+    /// Transitions that were taken.
     pub rules: Vec<Rule>,
 }
 
-/// The judgements within the table. The defaults are the product's; tests plant wrong ones.
+/// The conditions of the transitions. The default methods are the real ones; tests replace them with wrong ones.
 pub trait Judge {
-    /// A static pod may start.
+    /// Returns whether a static pod may start.
     fn may_start(&self, uid: &PodUid, started: Option<&PodUid>, name_queue: &[FullNameWaiter]) -> bool {
         static_pod_may_start(uid, started, name_queue)
     }
 
-    /// A worker may take work beside what it has.
+    /// Returns whether a worker may take work.
     fn may_take(&self, busy: bool) -> bool {
         !busy
     }
 
-    /// The effective grace.
+    /// Returns the effective grace period.
     fn grace(&self, stored: i64, pod: PodGrace, wanted: Option<i64>) -> EffectiveGrace {
         grace::effective_grace(stored, pod, wanted)
     }
 
-    /// The end of a grace that was shortened.
+    /// Returns the deadline of a grace period that was shortened.
     fn deadline(&self, old: Duration, now: Duration, seconds: i64) -> Duration {
         old.min(now.saturating_add(Duration::from_secs(u64::try_from(seconds).unwrap_or(1))))
     }
 
-    /// The sync in flight is cancelled.
+    /// Returns whether the sync in progress is cancelled.
     fn cancels(&self, reached_runtime: bool, begins: bool, shortened: bool) -> bool {
         !reached_runtime && (begins || shortened)
     }
 
-    /// The phase after work that came to its end.
+    /// Returns the phase after completed work.
     fn next_phase(&self, phase: WorkerPhase) -> WorkerPhase {
         match phase {
             WorkerPhase::Sync => WorkerPhase::Terminating,
@@ -454,32 +437,32 @@ pub trait Judge {
         }
     }
 
-    /// In this phase a pod still has its name.
+    /// Returns whether a pod in this phase holds its full name.
     fn holds_name(&self, phase: WorkerPhase) -> bool {
         phase < WorkerPhase::Finished
     }
 
-    /// A pod that no source names is to end.
+    /// Returns whether a pod is not desired.
     fn is_orphan(&self, desired: &BTreeSet<PodUid>, uid: &PodUid) -> bool {
         !desired.contains(uid)
     }
 
-    /// What is made of the end an earlier run had begun.
+    /// Returns the termination to restore from a record.
     fn restored(&self, termination: Option<Termination>, _now: Duration) -> Option<Termination> {
         termination
     }
 
-    /// A look that began then is newer than the last action.
+    /// Returns whether an inspection that began at `observed` is newer than the last action.
     fn is_newer(&self, observed: Duration, acted: Duration) -> bool {
         observed > acted
     }
 
-    /// A look knows of all that was made since the last.
+    /// Returns whether an inspection has all IDs that were created since the last one.
     fn knows(&self, ids: &[String], made: &[String]) -> bool {
         made.iter().all(|m| ids.contains(m))
     }
 
-    /// How long to wait after an outcome. `interruptions`: that many in a row before it.
+    /// Returns the wait after an outcome. `interruptions`: number of interrupted passes in a row before it.
     fn wait(&self, outcome: Outcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
         match outcome {
             Outcome::Advance | Outcome::Requeue => Duration::ZERO,
@@ -492,25 +475,25 @@ pub trait Judge {
             Outcome::Interrupted => INTERRUPTED_FIRST_WAIT
                 .saturating_mul(2_u32.saturating_pow(interruptions))
                 .min(INTERRUPTED_LONGEST_WAIT),
-            // Where nothing came after all it is as an error.
+            // If no change follows, a cancelled pass is retried like a failed one.
             Outcome::Cancelled => jitter(ERROR_WAIT, chance),
         }
     }
 }
 
-/// The product's judgement.
+/// The conditions of the product.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sound;
 
 impl Judge for Sound {}
 
-/// `d` and up to half of it more, so that pods that failed together do not come back together. `chance` is in `[0, 1)`.
+/// Adds up to half of `d`, so that pods that failed together are not retried together. `chance` is in `[0, 1)`.
 #[must_use]
 pub fn jitter(d: Duration, chance: f64) -> Duration {
     d.saturating_add(d.mul_f64(chance * 0.5))
 }
 
-/// What a worker has taken.
+/// Work that a worker has taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct InFlightWork {
     phase: WorkerPhase,
@@ -518,25 +501,25 @@ struct InFlightWork {
     cancellable: bool,
 }
 
-/// One pod.
+/// State of one pod (`pkg/kubelet: podSyncStatus`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PodSyncStatus {
     facts: PodFacts,
     termination: Option<Termination>,
-    // It began to run, or to end; a static pod has its name then.
+    // It started to run or to terminate. A static pod then holds its full name.
     started: bool,
-    // Only the runtime knows of it.
+    // Only the runtime has it.
     runtime_only: bool,
-    // It was seen in the runtime while no source named it.
+    // The runtime had it while no source did.
     observed: bool,
-    // Its termination was taken up by its worker.
+    // The worker has taken up the termination.
     acknowledged: bool,
     evicted: bool,
     deleted: bool,
     removed: bool,
     restart_requested: bool,
     busy: Option<InFlightWork>,
-    // Something came while it was busy.
+    // An input arrived while it was busy.
     superseded: bool,
     interruptions: u32,
     waiters: Vec<u64>,
@@ -567,7 +550,7 @@ impl PodSyncStatus {
     }
 }
 
-/// The workers of all pods.
+/// State of all pod workers (`pkg/kubelet: podWorkers.podSyncStatuses`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodSyncStatuses {
     resync: Duration,

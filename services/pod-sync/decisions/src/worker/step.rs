@@ -1,4 +1,4 @@
-//! The table.
+//! The transition function.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::{
     SyncPodType, Termination, TerminationCause, Work, WorkerPhase, jitter,
 };
 
-/// When, and with what luck.
+/// Time and randomness of a step.
 #[derive(Debug, Clone, Copy)]
 struct At {
     now: Duration,
@@ -19,13 +19,13 @@ struct At {
 }
 
 impl PodSyncStatuses {
-    /// No pod. `resync` is `syncFrequency`.
+    /// Returns the state without pods. `resync` is `syncFrequency`.
     #[must_use]
     pub fn new(resync: Duration) -> Self {
         Self { resync, pods: BTreeMap::new(), name_queue: FullNameQueue::default(), synced: false }
     }
 
-    /// One step. `now` is CLOCK_BOOTTIME, `chance` is in `[0, 1)`.
+    /// Applies an input. `now` is CLOCK_BOOTTIME, `chance` is in `[0, 1)`.
     pub fn step(&mut self, input: Input, now: Duration, chance: f64) -> Step {
         self.step_by(&Sound, input, now, chance)
     }
@@ -86,7 +86,7 @@ impl PodSyncStatuses {
         if !self.pods.contains_key(&uid) {
             let mut state = PodSyncStatus::new(facts.clone());
             if facts.terminal && quiet {
-                // Only what is left of it has to go.
+                // Only its remains have to be removed.
                 state.started = true;
                 state.acknowledged = true;
                 state.deleted = facts.deleted;
@@ -102,7 +102,7 @@ impl PodSyncStatuses {
         }
         let Some(state) = self.pods.get_mut(&uid) else { return };
         if state.termination.is_some() && kind == SyncPodType::Create {
-            // A UID that is used again: this life ends first.
+            // The UID is used again: the previous pod terminates first.
             if !state.restart_requested {
                 state.restart_requested = true;
                 wake(state, &uid, out);
@@ -115,7 +115,7 @@ impl PodSyncStatuses {
             SyncPodType::Create | SyncPodType::Update => None,
         };
         if state.phase() >= WorkerPhase::Terminated {
-            // A deletion still has to reach the status.
+            // A deletion still has to be reported in the status.
             state.deleted |= facts.deleted;
             state.facts = facts;
             match kill.and_then(|k| k.waiter) {
@@ -145,7 +145,7 @@ impl PodSyncStatuses {
         }
         match cause {
             Some((cause, rule)) => end(judge, state, &uid, cause, rule, kill, at, out),
-            // Without a cause of its own an update of a pod that ends may still bring a shorter grace.
+            // An update of a terminating pod may shorten its grace period.
             None if state.termination.is_some() => {
                 shorten(judge, state, &uid, None, at, out);
                 wake(state, &uid, out);
@@ -178,7 +178,7 @@ impl PodSyncStatuses {
         end(judge, state, uid, TerminationCause::Removed, Rule::TerminatesOnRemove, None, at, out);
     }
 
-    // Its worker is there to keep its status until somebody deletes it.
+    // The worker exists to keep the status until the pod is deleted.
     fn refuse(&mut self, uid: &PodUid, at: At, out: &mut Step) {
         let Some(state) = self.pods.get_mut(uid) else { return };
         if state.termination.is_some() {
@@ -223,7 +223,7 @@ impl PodSyncStatuses {
         out: &mut Step,
     ) {
         let mut state = PodSyncStatus::new(facts);
-        // What ends has begun to: a pod that never started is not recorded as ending.
+        // A terminating pod had started: a pod that never started is not recorded as terminating.
         state.started = started || termination.is_some();
         state.acknowledged = termination.is_some();
         state.deleted =
@@ -304,7 +304,7 @@ impl PodSyncStatuses {
         out.effects.push(Effect::Work(uid, work));
     }
 
-    // False: it does not start now, and what it is to do instead has been said.
+    // Returns false if the pod does not start now; the effects say what happens instead.
     fn starts(&mut self, judge: &impl Judge, uid: &PodUid, at: At, out: &mut Step) -> bool {
         let Some(state) = self.pods.get(uid) else { return false };
         let name = state.facts.full_name.clone();
@@ -314,7 +314,7 @@ impl PodSyncStatuses {
             // What runs of it has to go, whoever has the name.
             out.rules.push(Rule::TakeStartsPod);
         } else if state.termination.is_some() {
-            // Nothing of it ever ran, and nothing ever will.
+            // It never ran and never will.
             out.rules.push(Rule::TakeNeverStarted);
             if let Some(termination) = self.pods.get_mut(uid).and_then(|s| s.termination.as_mut()) {
                 (termination.stopped, termination.finished) = (true, true);
@@ -390,7 +390,7 @@ impl PodSyncStatuses {
             return self.forget(&uid, out);
         }
         if state.termination.is_none() {
-            // No deletion, no kill: its containers came to their end.
+            // Neither deleted nor killed: its phase became terminal.
             let mut termination = begin(judge, TerminationCause::Completed, state.facts.grace, None, at.now);
             state.deleted |= state.facts.deleted;
             state.acknowledged = true;
@@ -468,7 +468,7 @@ fn begin(
     }
 }
 
-// The end of a pod begins, or what began is joined.
+// Begins a termination, or joins the one in progress.
 #[allow(clippy::too_many_arguments, reason = "the whole of one transition")]
 fn end(
     judge: &impl Judge,
@@ -492,7 +492,7 @@ fn end(
             cancel(judge, state, uid, true, false, out);
         }
         Some(termination) => {
-            // A deletion says more than the end of the containers did.
+            // A deletion outranks a completed pod.
             if cause == TerminationCause::Deleted || termination.cause == TerminationCause::Completed {
                 termination.cause = cause;
             }
@@ -544,7 +544,7 @@ fn cancel(
             out.effects.push(Effect::Cancel(uid.clone()));
         }
         WorkerPhase::Sync => out.rules.push(Rule::SyncNotCancellable),
-        // The kubelet lets a hook that hangs take the grace it began with; here who wants it sooner gets it.
+        // In the kubelet a hook in progress keeps the grace period that it began with. Here a shorter one applies at once.
         WorkerPhase::Terminating if shortened => {
             out.rules.push(Rule::StopInterruptedByShorterGrace);
             out.effects.push(Effect::Cancel(uid.clone()));

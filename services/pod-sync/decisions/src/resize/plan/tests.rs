@@ -109,7 +109,7 @@ fn without_a_limit_of_its_own_a_container_follows_the_pod_level() {
     assert_eq!((changes, got.memory.len(), got.pod), (vec![ContainerChange::InPlace], 0, false));
     let [update] = &got.cpu[..] else { panic!("{got:?}") };
     assert_eq!((update.from.limit, update.to.limit), (Some(1000), Some(2000)));
-    // The other resource stays as it is, and the record as the pod has it.
+    // The other resource keeps its actuated amounts, and the record keeps those of the pod.
     let both = with("2", "96Mi", requests());
     let (got, _) = actions(&both, Some(&before), &runtime);
     let container = &pod::spec(&both).containers[0];
@@ -122,7 +122,7 @@ fn without_a_limit_of_its_own_a_container_follows_the_pod_level() {
         assert_eq!(told, want, "{of:?}");
         assert_eq!(serde_json::to_value(kept).unwrap(), requests(), "{of:?}");
     }
-    // Of the resource that came first the second step knows.
+    // The second step uses the record of the first.
     let mut record = of_pod(&before);
     let level = pod::spec(&both).resources.as_ref();
     record.pod_level = Some(actuated_pod_level(record.pod_level, level, Resource::Memory));
@@ -132,7 +132,7 @@ fn without_a_limit_of_its_own_a_container_follows_the_pod_level() {
     let own = || json!({"limits": {"cpu": "500m", "memory": "32Mi"}});
     let (got, _) = actions(&with("2", "96Mi", own()), Some(&with("1", "64Mi", own())), &runtime);
     assert!(got.cpu.is_empty() && got.memory.is_empty(), "{got:?}");
-    // What the runtime reports is what it was given of the pod level.
+    // The runtime reports the pod-level limits that it was sent.
     let actual =
         Resources { cpu_shares: 51, cpu_quota: 100_000, cpu_period: 100_000, memory_limit_bytes: 64 << 20 };
     let runtime = RuntimeBuilder::ready().running("a").edit(|c| c.resources = Some(actual)).build();

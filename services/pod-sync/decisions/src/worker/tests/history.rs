@@ -1,4 +1,4 @@
-//! Random histories: a source, a node and workers that do what they are told, for good or ill.
+//! Random histories of sources, a node and workers, which obey or misbehave.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,17 +13,17 @@ use super::super::{
 use super::invariants::Watcher;
 
 pub(super) const RESYNC: Duration = Duration::from_secs(60);
-/// UIDs of the histories: the first four are static pods of two names, the others of the API server.
+/// UIDs below this are static pods with two full names; the others are pods of the API server.
 const STATIC: u8 = 4;
 pub(super) const PODS: u8 = 7;
 
-/// What happens in a history.
+/// An event of a history.
 #[derive(Debug, Clone)]
 pub(super) enum Happens {
     Add(u8),
     Change { pod: u8, grace: Option<i64>, delete: bool, terminal: bool },
     Removed(u8),
-    // The source has it no more, and nobody was told.
+    // The source removed it without an update.
     Missed(u8),
     Kill { pod: u8, grace: Option<i64>, evict: bool },
     Rejected(u8),
@@ -33,9 +33,9 @@ pub(super) enum Happens {
     Enter(u8),
     Done(u8, Outcome),
     Panic(u8),
-    // A worker says that it is done with what it never had.
+    // A worker reports the end of work that it never had.
     Rogue(u8),
-    // All of pod-sync is killed and comes back.
+    // pod-sync is killed and restarted.
     Restart,
     Time(u64),
 }
@@ -77,14 +77,14 @@ pub(super) fn uid(pod: u8) -> PodUid {
     PodUid::parse(&format!("u{pod}")).unwrap()
 }
 
-/// The world around the table: what sources say, what was put on record, what the workers hold.
+/// The environment of the state machine: sources, records, and the work of each worker.
 pub(super) struct World<'j, J> {
     judge: &'j J,
     pub(super) workers: PodSyncStatuses,
     pub(super) now: Duration,
     chance: f64,
     sources: BTreeMap<PodUid, PodFacts>,
-    // As the driver writes it: at every Take, before the work.
+    // Written as pod-sync does: when work is taken, before it begins.
     records: BTreeMap<PodUid, (PodFacts, Option<Termination>, bool)>,
     holding: BTreeMap<PodUid, Work>,
     pub(super) watcher: Watcher,
@@ -93,7 +93,7 @@ pub(super) struct World<'j, J> {
     tamper: Tamper,
 }
 
-/// Spoils what a step did: what no single judgement can do wrong.
+/// Changes the result of a step, for faults that no single condition can cause.
 pub(super) type Tamper = fn(&mut PodSyncStatuses, &Input, &mut Step);
 
 impl<'j, J: Judge> World<'j, J> {
@@ -124,9 +124,9 @@ impl<'j, J: Judge> World<'j, J> {
         }
     }
 
-    /// One thing happens. What must never be is returned.
+    /// Applies one event. Returns the violated invariants.
     pub(super) fn happen(&mut self, what: &Happens) -> Vec<String> {
-        // Every chance there is, without losing the repeatability of a history.
+        // Covers all values and keeps a history repeatable.
         self.chance = (self.chance + 0.37).fract();
         match *what {
             Happens::Add(pod) => {
@@ -137,7 +137,7 @@ impl<'j, J: Judge> World<'j, J> {
             Happens::Change { pod, grace, delete, terminal } => {
                 let facts = self.sources.entry(uid(pod)).or_insert_with(|| Self::facts(pod));
                 let new = !self.workers.is_known(&uid(pod));
-                // A deletion is never taken back, and its grace is never made longer.
+                // A deletion is never revoked, and its grace period never becomes longer.
                 if delete && !facts.is_static {
                     facts.deleted = true;
                     facts.grace.deletion = Some(match (facts.grace.deletion, grace) {
@@ -174,7 +174,7 @@ impl<'j, J: Judge> World<'j, J> {
                 _ => Vec::new(),
             },
             Happens::SeenInRuntime(pod) => match self.workers.is_known(&uid(pod)) {
-                // Housekeeping asks for what no worker knows, and for what only the runtime has.
+                // Housekeeping reports pods without a worker, and pods that only the runtime has.
                 true if self.sources.contains_key(&uid(pod)) || !self.workers.is_started(&uid(pod)) => {
                     Vec::new()
                 }
@@ -186,7 +186,7 @@ impl<'j, J: Judge> World<'j, J> {
             Happens::Housekeeping => {
                 let desired: BTreeSet<PodUid> = self.sources.keys().cloned().collect();
                 let mut wrong = self.step(Input::SyncKnownPods(desired));
-                // A manifest's pod that no worker knows is added: its UID was used before.
+                // A static pod without a worker is added: its UID was used before.
                 let unknown: Vec<(PodUid, PodFacts)> = self
                     .sources
                     .iter()
@@ -218,13 +218,13 @@ impl<'j, J: Judge> World<'j, J> {
             Happens::Done(pod, outcome) => {
                 let Some(work) = self.holding.remove(&uid(pod)) else { return Vec::new() };
                 let cannot = outcome == Outcome::Cancelled && !matches!(work, Work::Sync | Work::Terminating)
-                    // Who still has to be told of stays.
+                    // A pod whose status is still to be reported stays.
                     || outcome == Outcome::Advance && work == (Work::Finished { clean: false })
                         && self.sources.get(&uid(pod)).is_some_and(|f| !f.deleted);
                 let outcome = if cannot { Outcome::Idle(None) } else { outcome };
                 self.watcher.ends(&uid(pod), outcome, self.now);
                 let out = self.step(Input::Done { uid: uid(pod), outcome });
-                // That containers stopped and volumes went is on record before anybody hears of it.
+                // Stopped containers and removed volumes are recorded before they are reported.
                 if matches!(work, Work::Terminating | Work::Terminated) {
                     self.record(&uid(pod));
                 }
@@ -264,7 +264,7 @@ impl<'j, J: Judge> World<'j, J> {
         for (uid, (facts, termination, started)) in self.records.clone() {
             out.extend(self.step(Input::Restore { uid, facts, termination, started }));
         }
-        // Sources say again what they have; those put back are not new.
+        // Sources send their pods again; restored pods are not new.
         for (uid, facts) in self.sources.clone() {
             let kind =
                 if self.records.contains_key(&uid) { SyncPodType::Update } else { SyncPodType::Create };
@@ -285,7 +285,7 @@ impl<'j, J: Judge> World<'j, J> {
         for rule in &step.rules {
             *self.taken.entry(*rule).or_default() += 1;
         }
-        // The same again gives the same: no clock, no chance of its own.
+        // The same input gives the same result: no clock and no randomness inside.
         let mut twin = before.clone();
         let mut again = twin.step_by(self.judge, input.clone(), self.now, self.chance);
         (self.tamper)(&mut twin, &input, &mut again);
@@ -319,7 +319,7 @@ impl<'j, J: Judge> World<'j, J> {
         }
     }
 
-    /// What is left to do is done without trouble: every pod must come to its end or run.
+    /// Completes all remaining work without faults: every pod must run or be forgotten.
     pub(super) fn settle(&mut self) -> Vec<String> {
         let mut wrong = Vec::new();
         for _ in 0..40 {
@@ -350,19 +350,19 @@ impl<'j, J: Judge> World<'j, J> {
         wrong
     }
 
-    // Somebody who runs has its name.
+    // A running pod holds its name.
     fn is_held_up(&self, state: &super::super::PodSyncStatus) -> bool {
         let holder = self.workers.name_queue.holder(&state.facts.full_name);
         holder.and_then(|uid| self.workers.pods.get(uid)).is_some_and(|s| s.phase() < WorkerPhase::Finished)
     }
 }
 
-/// A history is played; what must never be and was.
+/// Plays a history. Returns the violated invariants and the rules that were taken.
 pub(super) fn play<J: Judge>(judge: &J, history: &[Happens]) -> (Vec<String>, BTreeMap<Rule, u32>) {
     play_spoilt(judge, |_, _, _| {}, history)
 }
 
-/// The same, with each step spoilt.
+/// The same, with each step changed by `tamper`.
 pub(super) fn play_spoilt<J: Judge>(
     judge: &J,
     tamper: Tamper,

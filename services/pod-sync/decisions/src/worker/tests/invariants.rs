@@ -1,8 +1,9 @@
-//! Checks the invariants of ARCHITECTURE.md, by their numbers there, from inputs and effects only, independently of the transition table.
+//! Checks the invariants of ARCHITECTURE.md, by their numbers there, from inputs and effects only, independently of the
+//! transition function.
 //!
-//! 4, 8 and 11 hold by what the table has no words for: no effect opens a socket or writes an object, no input has a credential,
-//! and none says that a service is there. That effects are about known pods only is looked at here. 2 is looked at by itself,
-//! in `mutants`. 7 is kept by clippy's list of disallowed methods; that one input gives one result is looked at too.
+//! 4, 8 and 11 hold by construction: no effect opens a socket or writes an object, no input has a credential or the readiness
+//! of a service. Here it is only checked that effects concern known pods. 2 is checked in `mutants`. 7 is enforced by clippy's
+//! disallowed methods; here it is checked that one input gives one result.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,19 +15,19 @@ use super::super::{
 };
 use super::history::RESYNC;
 
-/// Remembers what was asked of whom.
+/// Remembers which work was given to which worker.
 #[derive(Debug, Default)]
 pub(super) struct Watcher {
     live: BTreeSet<PodUid>,
     working: BTreeMap<PodUid, Work>,
-    // Static pods that have containers, by name; a restart of pod-sync stops none of them.
+    // Static pods that have containers, by full name. A restart of pod-sync stops none of them.
     runs: BTreeMap<String, BTreeSet<PodUid>>,
     entered: BTreeSet<PodUid>,
-    // The last end of each pod, and the last that is on record.
+    // The last termination of each pod, and the last recorded one.
     ends: BTreeMap<PodUid, Termination>,
     recorded: BTreeMap<PodUid, Termination>,
     waiting: BTreeMap<u64, PodUid>,
-    // Something came for it while it was in work.
+    // Pods with an input that arrived during their work.
     superseded: BTreeSet<PodUid>,
     last: Option<(PodUid, Outcome, Work)>,
 }
@@ -63,7 +64,7 @@ impl Watcher {
         }
     }
 
-    /// Everything that is wrong with one step.
+    /// Returns all violations of one step.
     pub(super) fn look(
         &mut self,
         before: &PodSyncStatuses,
@@ -86,7 +87,7 @@ impl Watcher {
         wrong.iter().map(|w| format!("{w} — after {input:?}: {step:?}")).collect()
     }
 
-    // 6: what is said of one pod changes no other, but for who is next in line.
+    // 6: an input for one pod changes no other pod, except the next one in the queue for its full name.
     fn isolation(
         &self,
         before: &PodSyncStatuses,
@@ -114,7 +115,7 @@ impl Watcher {
         }
     }
 
-    // 3: an end that began goes on, and never later than was said.
+    // 3: a termination never ends, and its deadline never moves later.
     fn progress(
         &mut self,
         before: &PodSyncStatuses,
@@ -147,7 +148,7 @@ impl Watcher {
                 }
                 self.ends.insert(uid.clone(), e.clone());
             }
-            // 10: housekeeping ends only what nobody wants.
+            // 10: housekeeping terminates only pods that are not desired.
             let wanted = sources.get(uid).is_some_and(|f| !f.deleted && !f.terminal);
             if matches!(input, Input::SyncKnownPods(_)) && wanted && old != Some(state.phase()) {
                 wrong.push(format!("10: {uid} is wanted and was ended"));
@@ -155,7 +156,7 @@ impl Watcher {
         }
     }
 
-    // A phase is left only by work of that phase that came to its end; nothing is passed over.
+    // A phase ends only with completed work of that phase; no phase is skipped.
     fn pace(
         &self,
         uid: &PodUid,
@@ -176,7 +177,7 @@ impl Watcher {
             (WorkerPhase::Terminating, WorkerPhase::Terminated) => advanced(&Work::Terminating),
             (WorkerPhase::Terminated, WorkerPhase::Finished) => advanced(&Work::Terminated),
             (WorkerPhase::Sync, WorkerPhase::Finished) => matches!(input, Input::Reject(_)),
-            // A static pod that never got its name.
+            // A static pod that never got its full name.
             (WorkerPhase::Terminating, WorkerPhase::Finished) => {
                 matches!(input, Input::TakeWork(_)) && !self.runs.values().any(|runs| runs.contains(uid))
             }
@@ -187,7 +188,7 @@ impl Watcher {
         }
     }
 
-    // 10: an end that is asked for begins, whatever else goes on; a sync that has not reached the runtime is cut.
+    // 10: a requested termination begins at once; a sync that has not reached the runtime is cancelled.
     fn heed(
         &self,
         before: &PodSyncStatuses,
@@ -290,7 +291,7 @@ impl Watcher {
         }
     }
 
-    // 5 and 9: no retry without a pause, none that sleeps past what it waits for.
+    // 5 and 9: no retry without a pause, and no wait beyond the event that it waits for.
     fn wait(&mut self, uid: &PodUid, wait: Duration, wrong: &mut Vec<String>) {
         if wait > RESYNC.mul_f64(1.5) {
             wrong.push(format!("9: {uid} sleeps for {wait:?}"));
@@ -309,7 +310,7 @@ impl Watcher {
             }
             _ => {}
         }
-        // The name is free once its pod has nothing left to be taken down.
+        // The name is free once its pod has nothing left to remove.
         if *outcome == Outcome::Advance && *work == Work::Terminated {
             for runs in self.runs.values_mut() {
                 runs.remove(of);
@@ -318,13 +319,13 @@ impl Watcher {
     }
 
     fn recordings(&mut self, after: &PodSyncStatuses, input: &Input) {
-        // What is refused never ran.
+        // A rejected pod never ran.
         if let Input::Reject(uid) = input {
             for runs in self.runs.values_mut() {
                 runs.remove(uid);
             }
         }
-        // Of what only the runtime has there is no record.
+        // There is no record of a pod that only the runtime has.
         if let Input::TakeWork(uid) = input
             && after.pods.get(uid).is_some_and(|s| !s.runtime_only)
             && let Some(termination) = after.termination(uid)
@@ -334,7 +335,7 @@ impl Watcher {
     }
 }
 
-// 5: nothing grows beyond the pods there are.
+// 5: nothing grows with anything but the number of pods.
 fn bounds(after: &PodSyncStatuses, wrong: &mut Vec<String>) {
     if after.name_queue.len() > after.pods.len() {
         wrong.push(format!("5: {} in line of {} pods", after.name_queue.len(), after.pods.len()));

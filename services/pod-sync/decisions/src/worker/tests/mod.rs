@@ -1,4 +1,4 @@
-//! Random histories against the table, and wrong judgements that they must catch.
+//! Plays random histories against the transitions, and against wrong conditions, which they must detect.
 
 mod history;
 mod invariants;

@@ -1,4 +1,4 @@
-//! The product's judgement stands every history; each wrong one is caught, and by the invariant it breaks.
+//! Every history passes with the real conditions. Each wrong condition is detected by the invariant that it violates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -134,7 +134,7 @@ fn each_wrong_judgement_is_caught_by_the_invariant_it_breaks() {
     caught(&CutsNothing, "CutsNothing", "10:");
     caught(&NothingIsTakenDown, "NothingIsTakenDown", "1:");
     caught(&NameIsFreedTooSoon, "NameIsFreedTooSoon", "1:");
-    // After a restart it even takes the name from who has it.
+    // After a restart it even takes the name from the pod that holds it.
     caught(&NameIsNeverFreed, "NameIsNeverFreed", "1: 9:");
     caught(&OrphansAreKept, "OrphansAreKept", "9:");
     caught(&AllAreOrphans, "AllAreOrphans", "10:");
@@ -144,7 +144,7 @@ fn each_wrong_judgement_is_caught_by_the_invariant_it_breaks() {
     caught(&NoPauseAfterErrors, "NoPauseAfterErrors", "5:");
 }
 
-// A pod that an update is not about.
+// Returns a pod that an update does not concern.
 fn another(workers: &PodSyncStatuses, input: &Input) -> Option<PodUid> {
     let Input::Update { uid, .. } = input else { return None };
     workers.pods.keys().find(|other| *other != uid).cloned()
@@ -170,20 +170,20 @@ fn a_step_that_reaches_beyond_its_pod_is_caught() {
     caught_spoilt(&Sound, wakes_nobody, "ActsOnNobody", "4:");
 }
 
-/// What happens between a worker, the runtime and pleg-service.
+/// An event between a worker, the runtime and pleg-service.
 #[derive(Debug, Clone, Copy)]
 enum Seen {
     Acts,
     Makes,
     Interrupted,
-    // pleg-service looks; what it saw so long ago arrives now.
+    // The result of an inspection that began so many seconds ago arrives.
     Inspects(u64),
     PlegRestarts,
     InspectionFails,
     Looks,
 }
 
-// 2: nothing is decided on what is older than the last action, or does not know of what was made.
+// 2: nothing is decided on state that is older than the last action or lacks a created ID.
 fn decide_on_old(judge: &impl Judge, history: &[Seen]) -> Option<String> {
     let mut freshness = Freshness::default();
     let (mut now, mut acted, mut epoch, mut rev) = (Duration::from_secs(100), Duration::ZERO, 1_u64, 0_u64);
@@ -214,7 +214,7 @@ fn decide_on_old(judge: &impl Judge, history: &[Seen]) -> Option<String> {
             }
             Seen::Inspects(ago) => {
                 rev += 1;
-                // It may have begun before the last of them was made; one that began before the last is not applied.
+                // It may have begun before the last container was created. An older one than the current state is not applied.
                 let began = now.saturating_sub(Duration::from_secs(*ago));
                 if record.as_ref().is_none_or(|r| r.observed < began) {
                     record = Some(inspect(began, epoch, rev, if *ago > 0 { observed } else { made }));

@@ -1,4 +1,4 @@
-//! Lines of the table that say more than an invariant does.
+//! Transitions with details that no invariant covers.
 
 use std::time::Duration;
 
@@ -111,7 +111,7 @@ fn a_static_pod_waits_for_its_name_and_is_woken_when_it_is_free() {
     assert_eq!(work(&mut w, 1, 1), Some(Work::WaitForFullName { other: Some(uid(0)) }));
     step(&mut w, Input::Done { uid: uid(0), outcome: Outcome::Idle(None) }, 1);
     step(&mut w, Input::Remove(uid(0)), 2);
-    // The next in line goes too before its turn comes: it never runs.
+    // The next pod in the queue is removed before its turn: it never runs.
     step(&mut w, Input::Remove(uid(1)), 2);
     assert_eq!(work(&mut w, 1, 2), Some(Work::Finished { clean: true }));
     assert_eq!(work(&mut w, 0, 2), Some(Work::Terminating));
@@ -146,7 +146,7 @@ fn a_uid_that_is_used_again_starts_anew_once_the_old_life_is_over() {
 fn the_predicates_are_as_the_kubelets() {
     type Ask = fn(&PodSyncStatuses, &PodUid) -> bool;
     let rows: [(&str, Ask, [bool; 7]); 7] = [
-        // unknown before and after the sources have spoken; sync, asked to end, terminating, terminated, finished
+        // An unknown pod before and after the sources are ready; then sync, termination requested, terminating, terminated, finished.
         (
             "known terminated",
             PodSyncStatuses::is_known_terminated,
