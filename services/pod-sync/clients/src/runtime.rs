@@ -255,7 +255,7 @@ impl Runtime {
             let request = self.request(CreateContainer::new(request, extensions), self.call);
             let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/CreateContainer");
             let sent = Box::pin(self.call_extended::<_, cri::CreateContainerResponse>(request, path));
-            self.finish("CreateContainer", self.call, sent).await?
+            self.counted(self.finish("CreateContainer", self.call, sent).await)?
         };
         ContainerId::parse(&reply.container_id).map_err(|e| invalid_reply("CreateContainer", &e))
     }

@@ -51,6 +51,7 @@ pub mod shutdown;
 mod simulation_tests;
 pub mod status;
 pub mod sync;
+pub mod unknown_calls;
 pub mod unsupported;
 pub mod waiting;
 pub mod worker;

@@ -50,11 +50,12 @@ impl Halt {
 
     /// Maps a refusal by the runtime to a failure of the pod, any other error to an interruption.
     pub(super) fn of(error: &CallError, step: Step) -> Self {
-        if error.is_refused_by_runtime() {
-            Self::failed(step.waiting(error.message.clone()), format!("{}: {error}", step.name()))
-        } else {
-            Self::interrupted(error)
-        }
+        if error.is_refused_by_runtime() { Self::refused(error, step) } else { Self::interrupted(error) }
+    }
+
+    /// A failed step that the pod waits for.
+    pub(super) fn refused(error: &CallError, step: Step) -> Self {
+        Self::failed(step.waiting(error.message.clone()), format!("{}: {error}", step.name()))
     }
 
     /// A call whose outcome is unknown.

@@ -57,6 +57,7 @@ use pod_sync_decisions::conditions::READY;
 use pod_sync_decisions::containment::Suspension;
 use pod_sync_decisions::probes::{ProbeResults, record_starts};
 use pod_sync_decisions::reconcile::{self, CorrectionDue, StatusCorrections};
+use pod_sync_decisions::unknown_calls::UnknownCalls;
 use pod_sync_decisions::worker::freshness::{Freshness, NextObservation};
 use pod_sync_decisions::worker::{self, Input, Outcome, Work};
 use pod_sync_decisions::{status, waiting};
@@ -134,6 +135,7 @@ pub struct Worker {
     resize_hold: Duration,
     // Between tries of volumes that fail.
     mount_wait: Backoff,
+    unknown_calls: UnknownCalls,
     decision: Arc<Decision>,
     waiting: Option<Waiting>,
     accepted_unix_ns: i64,
@@ -202,6 +204,7 @@ impl Worker {
             hold_all: Duration::ZERO,
             mount_wait: Backoff::new(MOUNT_WAIT, 2, MOUNT_WAIT_MAX),
             resize_hold: Duration::ZERO,
+            unknown_calls: UnknownCalls::default(),
             decision: Arc::default(),
             waiting: None,
             left_alone_as: None,

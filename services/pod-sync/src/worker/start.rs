@@ -13,7 +13,7 @@ use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::sandbox::{SandboxInput, sandbox_config};
 use pod_sync_cri_config::security::ImageUser;
 use pod_sync_cri_config::{dns, paths};
-use pod_sync_decisions::backoff;
+use pod_sync_decisions::backoff::{self, BackoffDelays};
 use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::sync as decide_sync;
 use pod_sync_decisions::waiting::{StartFailure, Waiting};
@@ -21,12 +21,18 @@ use quintlet_kit::failpoint;
 use quintlet_kit::task::blocking;
 use quintlet_model::hash::container_hash;
 use quintlet_model::ids::{ContainerId, SandboxId};
+use quintlet_model::outcome::Outcome;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 
 use super::sync::Kind;
 use super::{Halt, Pass, Step, Worker};
 use crate::image::{self, NoImage};
+
+/// The sandbox's name in [`Worker::unknown_calls`].
+const SANDBOX: &str = "";
+const CREATE: &str = "CreateContainer";
+const START: &str = "StartContainer";
 
 /// Why a container did not start.
 #[derive(Debug)]
@@ -146,13 +152,17 @@ impl Worker {
             Ok(id) => id,
             Err(e) => {
                 self.ctx.metrics.started_pods_errors.inc();
-                if e.is_refused_by_runtime() && !self.is_ending() {
+                if !self.is_failure(&e, SANDBOX, "") {
+                    return Err(Halt::interrupted(&e));
+                }
+                if !self.is_ending() {
                     let text = format!("Failed to create pod sandbox: {e}");
                     self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
                 }
-                return Err(Halt::of(&e, Step::MakeSandbox));
+                return Err(Halt::refused(&e, Step::MakeSandbox));
             }
         };
+        self.unknown_calls.settled(SANDBOX, "RunPodSandbox");
         self.fresh.sandbox_created(&id);
         if pods::host_network(pod) {
             return Ok((id, self.ctx.node.node_ips.get()));
@@ -185,13 +195,15 @@ impl Worker {
         let pod = &pass.pod;
         let field_path = kind.field_path(&container.name);
         let newest = pass.runtime.newest(&container.name);
-        // A container that was made and never started, as a cut between the two leaves it, is started and not made again.
+        // A container that was created and not started is started and not created again. That includes one whose last start has an
+        // unknown outcome: the runtime may start it yet, and two instances must not run.
         let hash = container_hash(&container.name, container.image.as_deref().unwrap_or_default());
         let made = newest.filter(|c| {
             c.state == ContainerState::Created
                 && c.sandbox_id == *sandbox
                 && c.hash() == hash
-                && !self.record.waiting.contains_key(&container.name)
+                && (!self.record.waiting.contains_key(&container.name)
+                    || self.unknown_calls.contains(&container.name, START, c.id.as_str()))
         });
         let reused = made.is_some();
         let (id, restarts) = match made {
@@ -206,18 +218,27 @@ impl Worker {
         }
         self.save();
         if let Err(e) = self.ctx.runtime.start_container(&id).await {
-            if e.is_refused_by_runtime() && reused {
-                // What a cut call left: its start may still go on in the runtime or have ended by now, or a cut creation was
-                // finished without the sandbox's namespaces (containerd). That is no fault of the container's: if it has
-                // ended, the next look makes it again.
-                return Err(Halt::Interrupted(format!("what was cut cannot be taken up: {e}")).into());
+            // The refused start of an instance that an interrupted pass left: its first start may be in progress in the runtime or
+            // have ended, or containerd finished its creation without the sandbox's namespaces. The container is not at fault.
+            // The next pass creates an instance that has ended again.
+            if e.is_refused_by_runtime() && reused && !self.has_repeated(&e, &container.name, id.as_str()) {
+                return Err(Halt::Interrupted(format!("failed to start the existing instance: {e}")).into());
             }
             if e.is_refused_by_runtime() {
                 self.record.starting.remove(&container.name);
                 self.record.post_starts.remove(id.as_str());
             }
-            return Err(self.not_started(pod, &field_path, &e, StartFailure::RunContainerError));
+            let object = id.to_string();
+            return Err(self.not_started(
+                pod,
+                container,
+                &object,
+                &field_path,
+                &e,
+                StartFailure::RunContainerError,
+            ));
         }
+        self.unknown_calls.settled(&container.name, START);
         self.record.starting.remove(&container.name);
         self.ctx.events.pod(pod, EventType::Normal, "Started", "Container started", &field_path);
         self.link_log(container, &id, restarts).await;
@@ -309,7 +330,15 @@ impl Worker {
                 );
                 return Err(NotStarted::Waits(reason));
             }
-            Err(NoImage::Interrupted(e)) => return Err(Halt::interrupted(&e).into()),
+            Err(NoImage::Interrupted(e)) => {
+                let image = container.image.as_deref().unwrap_or_default();
+                let Some(reason) = self.image_failure(&e, &container.name, image) else {
+                    return Err(Halt::interrupted(&e).into());
+                };
+                let text = format!("Error: {}", reason.reason);
+                self.ctx.events.pod(pod, EventType::Warning, "Failed", &text, &field_path);
+                return Err(NotStarted::Waits(reason));
+            }
         };
         // A pull takes its time.
         self.unless_ending()?;
@@ -336,11 +365,15 @@ impl Worker {
         }
         match self.ctx.runtime.create_container(sandbox, config, &newer, sandbox_config.clone()).await {
             Ok(id) => {
+                self.unknown_calls.settled(&container.name, CREATE);
                 self.fresh.container_created(&id, sandbox);
                 self.ctx.events.pod(pod, EventType::Normal, "Created", "Container created", &field_path);
                 Ok((id, restarts))
             }
-            Err(e) => Err(self.not_started(pod, &field_path, &e, StartFailure::CreateContainerError)),
+            Err(e) => {
+                let reason = StartFailure::CreateContainerError;
+                Err(self.not_started(pod, container, sandbox.as_str(), &field_path, &e, reason))
+            }
         }
     }
 
@@ -399,15 +432,65 @@ impl Worker {
                     annotations: pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect(),
                 }),
                 Err(NoImage::Waits(reason, _)) => Err(reason),
-                Err(NoImage::Interrupted(e)) => return Err(Halt::interrupted(&e)),
+                // The containers that mount the volume wait with this reason.
+                Err(NoImage::Interrupted(e)) => match self.image_failure(&e, name, wanted.image) {
+                    Some(reason) => Err(reason),
+                    None => return Err(Halt::interrupted(&e)),
+                },
             };
             self.image_volumes.insert(name.clone(), ready);
         }
         Ok(())
     }
 
-    fn not_started(&self, pod: &Pod, field_path: &str, e: &CallError, reason: StartFailure) -> NotStarted {
-        if !e.is_refused_by_runtime() {
+    /// Returns whether a call that did not succeed is a failure of `container`, to be shown and backed off from: an error of the
+    /// runtime, or an outcome that stays unknown.
+    fn is_failure(&mut self, e: &CallError, container: &str, object: &str) -> bool {
+        match e.outcome {
+            Outcome::Ok | Outcome::NotDispatched => false,
+            Outcome::RuntimeError => {
+                self.unknown_calls.settled(container, e.method);
+                true
+            }
+            Outcome::Unknown => self.has_repeated(e, container, object),
+        }
+    }
+
+    fn has_repeated(&mut self, e: &CallError, container: &str, object: &str) -> bool {
+        self.unknown_calls.add(container, e.method, object, self.ctx.clock.boot())
+    }
+
+    /// Returns the reason to wait with where the outcome of a call for an image stays unknown. A pull is backed off from.
+    fn image_failure(&mut self, e: &CallError, container: &str, image: &str) -> Option<WaitingReason> {
+        if !self.is_failure(e, container, image) {
+            return None;
+        }
+        if e.method != "PullImage" {
+            return Some(StartFailure::ImageInspectError.with_message(e.message.clone()));
+        }
+        let (reason, boot) = (StartFailure::ErrImagePull, self.ctx.clock.boot());
+        if let Ok(tagged) = image::with_tag(image) {
+            self.record.pulls.record_failure(
+                &tagged,
+                boot,
+                BackoffDelays::default(),
+                reason.as_str(),
+                &e.message,
+            );
+        }
+        Some(reason.with_message(e.message.clone()))
+    }
+
+    fn not_started(
+        &mut self,
+        pod: &Pod,
+        container: &Container,
+        object: &str,
+        field_path: &str,
+        e: &CallError,
+        reason: StartFailure,
+    ) -> NotStarted {
+        if !self.is_failure(e, &container.name, object) {
             return Halt::interrupted(e).into();
         }
         self.ctx.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {e}"), field_path);

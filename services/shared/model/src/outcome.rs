@@ -23,11 +23,12 @@ pub const QUEUED_MS_TRAILER: &str = "quintlet-queued-ms";
 pub enum Outcome {
     /// The runtime executed the call.
     Ok,
-    /// The runtime returned an error. Only this outcome causes events, waiting reasons and back-off.
+    /// The runtime returned an error, which causes an event, a waiting reason and back-off.
     RuntimeError,
     /// The runtime never received the call. Retry as soon as the service is available again.
     NotDispatched,
-    /// The call may have taken effect. A full observation must precede the next decision.
+    /// The call may have taken effect. A full observation must precede the next decision. Only if the outcome stays unknown does
+    /// it cause an event, a waiting reason and back-off.
     Unknown,
 }
 

@@ -1,5 +1,7 @@
 //! Calls whose effect happened and whose answer was lost.
 
+use std::time::Duration;
+
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};
 use tonic::Code;
@@ -51,6 +53,73 @@ async fn a_call_cut_before_its_effect_is_made_again_without_a_warning() {
         sim.wait_ready(name).await;
         sim.assert_started_once(name, &uid);
     }
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outcome_that_stays_unknown_gets_its_reason_an_event_and_a_back_off() {
+    const TEXT: &str = "transport is closing";
+    let sim = Sim::start(Options::default()).await;
+    let neighbour = sim.create(pods::single("neighbour"));
+    sim.wait_ready("neighbour").await;
+    let image = "example.test/rare:1";
+    // A subject of StartContainer is the container's id. No other pod here gets as far.
+    let rules = [
+        Rule::on(Method::RunPodSandbox).about("run").fail(Code::Unavailable, TEXT),
+        Rule::on(Method::PullImage).about(image).fail(Code::DeadlineExceeded, TEXT),
+        Rule::on(Method::CreateContainer).about("c-create").fail(Code::DeadlineExceeded, TEXT),
+        Rule::on(Method::StartContainer).fail(Code::Unavailable, TEXT),
+    ]
+    .map(|rule| sim.runtime.script(rule));
+    let names = ["run", "pull", "create", "start"];
+    let _uids = names.map(|name| {
+        let mut pod = pods::single(name);
+        if name == "pull" {
+            pod["spec"]["containers"][0]["image"] = serde_json::json!(image);
+        }
+        sim.create(pod)
+    });
+    for (name, reason, text) in [
+        ("run", "FailedCreatePodSandBox", TEXT),
+        ("pull", "Failed", "ErrImagePull"),
+        ("create", "Failed", TEXT),
+        ("start", "Failed", TEXT),
+    ] {
+        sim.wait_event(name, reason, |e| {
+            e.kind == "Warning" && e.reason == reason && e.message.contains(text)
+        })
+        .await;
+    }
+    for (name, reason) in
+        [("pull", "ImagePullBackOff"), ("create", "CreateContainerError"), ("start", "RunContainerError")]
+    {
+        let container = format!("c-{name}");
+        let seen = sim.wait_pod(name, reason, |p| p.container(&container).reason == reason).await;
+        assert!(seen.container(&container).message.contains(TEXT), "{seen:?}");
+    }
+    sim.wait_view("run", "the reason", |view| {
+        view.waiting.as_ref().is_some_and(|w| w.reason == "CreatePodSandboxError" && w.message.contains(TEXT))
+    })
+    .await;
+    let methods = [Method::RunPodSandbox, Method::PullImage, Method::CreateContainer, Method::StartContainer];
+    let calls = || methods.map(|method| sim.runtime.count(method));
+    let before = calls();
+    // Without a back-off, each call is repeated every second.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let after = calls();
+    for (n, method) in methods.iter().enumerate() {
+        assert!(after[n] - before[n] <= 1, "{method:?} is repeated: {before:?} {after:?}");
+    }
+    for rule in rules {
+        sim.runtime.unscript(rule);
+    }
+    for name in names {
+        let seen = sim.wait_ready(name).await;
+        assert_eq!(seen.restarts(), 0, "{seen:?}");
+    }
+    assert_eq!(sim.runtime.containers().len(), 5, "one container of each pod: {:?}", sim.instances(""));
+    assert_eq!(sim.runtime.sandboxes().len(), 5, "{:?}", sim.instances(""));
+    sim.assert_started_once("neighbour", &neighbour);
     sim.finish().await;
 }
 
