@@ -287,6 +287,11 @@ impl PodManager {
             }
         };
         self.ctx.views.set_problems(source, snapshot.problems, unix_ns(now));
+        for undecodable in snapshot.undecodable {
+            let pod = Pod { metadata: *undecodable.metadata, ..Pod::default() };
+            let message = format!("failed to decode the pod: {}: {}", undecodable.field, undecodable.error);
+            self.ctx.events.pod(&pod, EventType::Warning, "FailedValidation", &message, "");
+        }
         if source == SourceKind::File {
             self.objects.set(snapshot.config_maps, snapshot.secrets);
         }

@@ -1,19 +1,22 @@
 //! Pods of this node as the API server has them (pkg/kubelet/config/apiserver.go), and the reads that go with them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::node::v1::RuntimeClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource as _;
 use kube::api::Api;
 use kube::runtime::watcher;
 use parking_lot::RwLock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Snapshot, SourceKind, SourceSender, Update};
+use super::lenient::{Lenient, Undecodable};
+use super::{Problem, Snapshot, SourceKind, SourceSender, Update};
 
 /// Shortest interval between requests while the API server refuses them (ARCHITECTURE.md, invariant 9).
 const RETRY: Duration = Duration::from_secs(1);
@@ -22,10 +25,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// complete list.
 pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: CancellationToken) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).any_semantic();
-    let stream = watcher(Api::<Pod>::all(client), config);
+    let stream = watcher(Api::<Lenient<Pod>>::all(client), config);
     futures::pin_mut!(stream);
-    let mut pods: BTreeMap<(String, String), Arc<Pod>> = BTreeMap::new();
-    let mut fresh = BTreeMap::new();
+    let (mut pods, mut fresh) = (Pods::default(), Pods::default());
     let mut complete = false;
     loop {
         // The watcher keeps its place when the arm is dropped: stop is the only other one.
@@ -35,9 +37,10 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
         };
         let Some(event) = event else { return };
         match event {
-            Ok(watcher::Event::Init) => fresh.clear(),
+            Ok(watcher::Event::Init) => fresh = Pods::default(),
             Ok(watcher::Event::InitApply(pod)) => {
-                fresh.insert(key(&pod), slim(pod));
+                let before = pods.before(pod.meta());
+                fresh.apply(pod, before);
                 continue;
             }
             Ok(watcher::Event::InitDone) => {
@@ -45,11 +48,10 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
                 complete = true;
             }
             Ok(watcher::Event::Apply(pod)) => {
-                pods.insert(key(&pod), slim(pod));
+                let before = pods.before(pod.meta());
+                pods.apply(pod, before);
             }
-            Ok(watcher::Event::Delete(pod)) => {
-                pods.remove(&key(&pod));
-            }
+            Ok(watcher::Event::Delete(pod)) => pods.remove(&key(pod.meta())),
             Err(e) => {
                 tell("pods", &e);
                 tokio::select! {
@@ -61,7 +63,7 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
         if !complete {
             continue;
         }
-        let snapshot = Snapshot { pods: pods.values().cloned().collect(), ..Snapshot::default() };
+        let snapshot = pods.snapshot();
         tokio::select! {
             () = stop.cancelled() => return,
             sent = out.send((SourceKind::Api, Update::Snapshot(snapshot))) => if sent.is_err() { return },
@@ -69,13 +71,73 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
     }
 }
 
-fn key(pod: &Pod) -> (String, String) {
-    (pod.metadata.namespace.clone().unwrap_or_default(), pod.metadata.name.clone().unwrap_or_default())
+type Key = (String, String);
+
+fn key(meta: &ObjectMeta) -> Key {
+    (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
 }
 
-fn slim(mut pod: Pod) -> Arc<Pod> {
-    pod.metadata.managed_fields = None;
-    Arc::new(pod)
+/// The pods of the API server by namespace and name.
+#[derive(Debug, Clone, Default)]
+struct Pods {
+    decoded: BTreeMap<Key, Arc<Pod>>,
+    undecodable: BTreeMap<Key, Undecodable>,
+    // Those of `undecodable` that no snapshot had.
+    unreported: BTreeSet<Key>,
+}
+
+/// What was known of a pod before an event.
+#[derive(Debug, Default)]
+struct Before {
+    decoded: Option<Arc<Pod>>,
+    // The error of an undecodable pod, where a snapshot had it.
+    reported: Option<String>,
+}
+
+impl Pods {
+    fn before(&self, meta: &ObjectMeta) -> Before {
+        let key = key(meta);
+        let decoded = self.decoded.get(&key).filter(|pod| pod.metadata.uid == meta.uid).cloned();
+        let reported = self.undecodable.get(&key).filter(|_| !self.unreported.contains(&key));
+        Before { decoded, reported: reported.map(|undecodable| undecodable.error.clone()) }
+    }
+
+    /// Takes a pod over. A pod that was decoded as an earlier version stays as that version.
+    fn apply(&mut self, pod: Lenient<Pod>, before: Before) {
+        let key = key(pod.meta());
+        self.remove(&key);
+        match pod.into_result() {
+            Ok(pod) => drop(self.decoded.insert(key, Arc::new(pod))),
+            Err(undecodable) => {
+                self.decoded.extend(before.decoded.map(|pod| (key.clone(), pod)));
+                if before.reported.as_ref() != Some(&undecodable.error) {
+                    self.unreported.insert(key.clone());
+                }
+                self.undecodable.insert(key, undecodable);
+            }
+        }
+    }
+
+    fn remove(&mut self, key: &Key) {
+        self.decoded.remove(key);
+        self.undecodable.remove(key);
+        self.unreported.remove(key);
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        let unreported = std::mem::take(&mut self.unreported);
+        let problem = |((namespace, name), undecodable): (&Key, &Undecodable)| Problem {
+            origin: format!("API server: {namespace}/{name}"),
+            field: undecodable.field.clone(),
+            message: format!("failed to decode the pod: {}", undecodable.error),
+        };
+        Snapshot {
+            pods: self.decoded.values().cloned().collect(),
+            problems: self.undecodable.iter().map(problem).collect(),
+            undecodable: unreported.iter().filter_map(|key| self.undecodable.get(key).cloned()).collect(),
+            ..Snapshot::default()
+        }
+    }
 }
 
 /// The Node as it was read.
@@ -117,7 +179,8 @@ impl ClusterView {
 
     /// Keeps the RuntimeClasses up to date until told to stop.
     pub async fn watch_runtime_classes(self: Arc<Self>, client: kube::Client, stop: CancellationToken) {
-        let stream = watcher(Api::<RuntimeClass>::all(client), watcher::Config::default().any_semantic());
+        let stream =
+            watcher(Api::<Lenient<RuntimeClass>>::all(client), watcher::Config::default().any_semantic());
         futures::pin_mut!(stream);
         let mut fresh = BTreeMap::new();
         let named = |class: RuntimeClass| (class.metadata.name.unwrap_or_default(), class.handler);
@@ -153,7 +216,7 @@ impl ClusterView {
     /// Keeps the Node up to date until told to stop.
     pub async fn watch_node(self: Arc<Self>, client: kube::Client, name: String, stop: CancellationToken) {
         let config = watcher::Config::default().fields(&format!("metadata.name={name}")).any_semantic();
-        let stream = watcher(Api::<Node>::all(client), config);
+        let stream = watcher(Api::<Lenient<Node>>::all(client), config);
         futures::pin_mut!(stream);
         let mut seen = None;
         while let Some(event) = next(&mut stream, "the node", &stop).await {
@@ -169,7 +232,7 @@ impl ClusterView {
 
     /// Keeps the Services up to date until told to stop.
     pub async fn watch_services(self: Arc<Self>, client: kube::Client, stop: CancellationToken) {
-        let stream = watcher(Api::<Service>::all(client), watcher::Config::default().any_semantic());
+        let stream = watcher(Api::<Lenient<Service>>::all(client), watcher::Config::default().any_semantic());
         futures::pin_mut!(stream);
         let mut all: BTreeMap<(String, String), Arc<Service>> = BTreeMap::new();
         let mut fresh = BTreeMap::new();
@@ -179,14 +242,12 @@ impl ClusterView {
         while let Some(event) = next(&mut stream, "services", &stop).await {
             match event {
                 watcher::Event::Init => fresh.clear(),
-                watcher::Event::InitApply(mut s) => {
-                    s.metadata.managed_fields = None;
+                watcher::Event::InitApply(s) => {
                     fresh.insert(key(&s), Arc::new(s));
                     continue;
                 }
                 watcher::Event::InitDone => all = std::mem::take(&mut fresh),
-                watcher::Event::Apply(mut s) => {
-                    s.metadata.managed_fields = None;
+                watcher::Event::Apply(s) => {
                     all.insert(key(&s), Arc::new(s));
                 }
                 watcher::Event::Delete(s) => {
@@ -207,9 +268,11 @@ fn tell(of: &'static str, error: &watcher::Error) {
     );
 }
 
+/// Waits for the next event with an object that can be decoded; none when stopped. An object that cannot stays as it was last.
 async fn next<K, S>(stream: &mut S, of: &'static str, stop: &CancellationToken) -> Option<watcher::Event<K>>
 where
-    S: futures::Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Unpin,
+    K: kube::Resource + Default,
+    S: futures::Stream<Item = Result<watcher::Event<Lenient<K>>, watcher::Error>> + Unpin,
 {
     loop {
         let item = tokio::select! {
@@ -217,7 +280,14 @@ where
             item = stream.next() => item?,
         };
         match item {
-            Ok(event) => return Some(event),
+            Ok(event) => match decoded(event) {
+                Ok(event) => return Some(event),
+                Err(undecodable) => {
+                    let (namespace, name) = key(&undecodable.metadata);
+                    let Undecodable { field, error, .. } = undecodable;
+                    tracing::warn!(watch = of, namespace, name, field, error, "failed to decode an object");
+                }
+            },
             Err(e) => {
                 tell(of, &e);
                 tokio::select! {
@@ -226,5 +296,89 @@ where
                 }
             }
         }
+    }
+}
+
+fn decoded<K>(event: watcher::Event<Lenient<K>>) -> Result<watcher::Event<K>, Undecodable>
+where
+    K: kube::Resource + Default,
+{
+    let named = |undecodable: Undecodable| {
+        let mut object = K::default();
+        *object.meta_mut() = *undecodable.metadata;
+        object
+    };
+    Ok(match event {
+        watcher::Event::Init => watcher::Event::Init,
+        watcher::Event::InitDone => watcher::Event::InitDone,
+        watcher::Event::InitApply(object) => watcher::Event::InitApply(object.into_result()?),
+        watcher::Event::Apply(object) => watcher::Event::Apply(object.into_result()?),
+        // The name is enough.
+        watcher::Event::Delete(object) => watcher::Event::Delete(object.into_result().unwrap_or_else(named)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str, uid: &str, deadline: serde_json::Value) -> Lenient<Pod> {
+        let pod = json!({
+            "metadata": {"namespace": "default", "name": name, "uid": uid},
+            "spec": {"containers": [], "activeDeadlineSeconds": deadline},
+        });
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn apply(pods: &mut Pods, pod: Lenient<Pod>) {
+        let before = pods.before(pod.meta());
+        pods.apply(pod, before);
+    }
+
+    /// Names and deadlines of pods.
+    type Decoded = Vec<(String, Option<i64>)>;
+
+    /// Returns the pods, the number of problems, and the undecodable pods of a snapshot.
+    fn seen(pods: &mut Pods) -> (Decoded, usize, Vec<String>) {
+        let snapshot = pods.snapshot();
+        let deadline = |pod: &Pod| pod.spec.as_ref().and_then(|s| s.active_deadline_seconds);
+        let all = snapshot.pods.iter().map(|p| (p.metadata.name.clone().unwrap(), deadline(p)));
+        let undecodable = snapshot.undecodable.into_iter().filter_map(|u| u.metadata.name);
+        (all.collect(), snapshot.problems.len(), undecodable.collect())
+    }
+
+    #[test]
+    fn an_undecodable_pod_is_reported_once_and_leaves_the_others_alone() {
+        let mut pods = Pods::default();
+        apply(&mut pods, pod("good", "u1", json!(1)));
+        apply(&mut pods, pod("bad", "u2", json!("x")));
+        let good = ("good".to_owned(), Some(1));
+        assert_eq!(seen(&mut pods), (vec![good.clone()], 1, vec!["bad".to_owned()]));
+        apply(&mut pods, pod("bad", "u2", json!("x")));
+        assert_eq!(seen(&mut pods), (vec![good.clone()], 1, vec![]), "the same error");
+        apply(&mut pods, pod("bad", "u2", json!("y")));
+        assert_eq!(seen(&mut pods), (vec![good.clone()], 1, vec!["bad".to_owned()]), "another error");
+        apply(&mut pods, pod("bad", "u2", json!(2)));
+        assert_eq!(seen(&mut pods), (vec![("bad".to_owned(), Some(2)), good.clone()], 0, vec![]));
+        pods.remove(&("default".to_owned(), "bad".to_owned()));
+        assert_eq!(seen(&mut pods), (vec![good], 0, vec![]));
+    }
+
+    #[test]
+    fn a_pod_that_becomes_undecodable_stays_as_it_was_until_another_has_its_name() {
+        let mut pods = Pods::default();
+        apply(&mut pods, pod("web", "u1", json!(1)));
+        apply(&mut pods, pod("web", "u1", json!("x")));
+        assert_eq!(seen(&mut pods), (vec![("web".to_owned(), Some(1))], 1, vec!["web".to_owned()]));
+        // The same over a new list.
+        let mut fresh = Pods::default();
+        let listed = pod("web", "u1", json!("x"));
+        let before = pods.before(listed.meta());
+        fresh.apply(listed, before);
+        assert_eq!(seen(&mut fresh), (vec![("web".to_owned(), Some(1))], 1, vec![]));
+        apply(&mut fresh, pod("web", "u2", json!("x")));
+        assert_eq!(seen(&mut fresh).0, []);
     }
 }

@@ -12,12 +12,14 @@ pub mod api;
 pub mod decode;
 pub mod file;
 pub mod http;
+pub mod lenient;
 pub mod objects;
 pub mod validate;
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use lenient::Undecodable;
 use tokio::sync::mpsc;
 
 /// The three sources (pkg/kubelet/types/pod_update.go).
@@ -65,6 +67,8 @@ pub struct Snapshot {
     pub secrets: Vec<Secret>,
     /// What could not be used.
     pub problems: Vec<Problem>,
+    /// Pods of the API server that became undecodable since the last snapshot.
+    pub undecodable: Vec<Undecodable>,
 }
 
 /// What a source has to say.

@@ -32,4 +32,5 @@ mod restarts;
 mod shutdown;
 mod silence;
 mod sources;
+mod undecodable;
 mod unknown;
