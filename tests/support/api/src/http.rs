@@ -552,15 +552,23 @@ fn delete_options(query: &Query, body: &Value) -> DeleteOptions {
     }
 }
 
+/// Largest `expirationSeconds` of a token request (`pkg/apis/authentication/validation: ValidateTokenRequest`).
+const MAX_TOKEN_SECONDS: i64 = 1 << 32;
+
 /// TokenRequest: a token in the form of a JWT, signed by nobody.
 fn token(store: &Store, namespace: &str, name: &str, mut request: Value) -> Result<Response, ApiError> {
     let find =
         |plural: &str| Resource::by_plural(plural).ok_or_else(|| ApiError::new(500, "InternalError", plural));
     let account = store.get(find("serviceaccounts")?, namespace, name)?;
     let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(3600);
-    if seconds < 600 {
+    let wrong = match seconds {
+        ..600 => Some("less than 10 minutes"),
+        600..=MAX_TOKEN_SECONDS => None,
+        _ => Some("larger than 2^32 seconds"),
+    };
+    if let Some(wrong) = wrong {
         let kind = Resource { kind: "TokenRequest", ..*find("serviceaccounts")? };
-        let cause = format!("Invalid value: {seconds}: may not specify a duration less than 10 minutes");
+        let cause = format!("Invalid value: {seconds}: may not specify a duration {wrong}");
         return Err(ApiError::invalid(
             &kind,
             "",
