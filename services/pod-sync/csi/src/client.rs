@@ -1,0 +1,369 @@
+//! The calls of one driver (`pkg/volume/csi/csi_client.go`).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pod_sync_plugins::call::{CallError, Deadline, call, channel};
+use quintlet_plugin_api::csi::identity_client::IdentityClient;
+use quintlet_plugin_api::csi::node_client::NodeClient;
+use quintlet_plugin_api::csi::node_service_capability::{Type as CapabilityType, rpc::Type};
+use quintlet_plugin_api::csi::volume_capability::{self, AccessType, BlockVolume, MountVolume};
+use quintlet_plugin_api::csi::volume_usage::Unit;
+use quintlet_plugin_api::csi::{
+    CapacityRange, GetPluginInfoRequest, NodeExpandVolumeRequest, NodeGetCapabilitiesRequest,
+    NodeGetInfoRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, ProbeRequest, VolumeCapability,
+};
+use tonic::Code;
+use tonic::transport::Channel;
+
+use crate::volume::{AccessMode, Secrets};
+
+/// Time limit of an operation with all its calls.
+pub const LIMIT: Duration = Duration::from_secs(120);
+
+/// The node's description by a driver.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// The driver's ID of this node.
+    pub node_id: String,
+    /// Number of volumes that the node can use; zero without a limit.
+    pub max_volumes: i64,
+    /// Topology segments that the node can access.
+    pub topology: BTreeMap<String, String>,
+}
+
+/// Capabilities of a driver's node service.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Volumes are staged before they are published.
+    pub stage_unstage: bool,
+    /// Usage of volumes.
+    pub volume_stats: bool,
+    /// Expansion on the node.
+    pub expand: bool,
+    /// Health of volumes.
+    pub volume_condition: bool,
+    /// Access modes for one writer and for several writers on one node differ.
+    pub single_node_multi_writer: bool,
+    /// The driver applies fsGroup.
+    pub volume_mount_group: bool,
+}
+
+/// How a volume is accessed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Access {
+    /// As a file system.
+    Mount {
+        /// File system; empty for the driver's default.
+        fs_type: String,
+        /// Mount options.
+        options: Vec<String>,
+        /// fsGroup, if the driver applies it.
+        group: Option<i64>,
+    },
+    /// As a block device.
+    Block,
+}
+
+/// Arguments of NodeStageVolume and NodePublishVolume, apart from paths.
+#[derive(Debug, Clone)]
+pub struct MountCall<'a> {
+    /// Handle of the volume.
+    pub handle: &'a str,
+    /// Metadata of the attachment.
+    pub publish_context: &'a BTreeMap<String, String>,
+    /// Attributes of the volume.
+    pub attributes: BTreeMap<String, String>,
+    /// How the volume is accessed.
+    pub access: Access,
+    /// Access mode.
+    pub mode: AccessMode,
+    /// Credentials.
+    pub secrets: &'a Secrets,
+    /// Capabilities of the driver.
+    pub capabilities: Capabilities,
+}
+
+/// Arguments of NodeExpandVolume.
+#[derive(Debug, Clone)]
+pub struct ExpandCall<'a> {
+    /// Handle of the volume.
+    pub handle: &'a str,
+    /// Where the volume is published.
+    pub path: &'a Path,
+    /// Where the volume is staged, if the driver stages volumes.
+    pub staging: Option<&'a Path>,
+    /// Requested size in bytes.
+    pub bytes: i64,
+    /// How the volume is accessed.
+    pub access: Access,
+    /// Access mode.
+    pub mode: AccessMode,
+    /// Credentials.
+    pub secrets: &'a Secrets,
+    /// Capabilities of the driver.
+    pub capabilities: Capabilities,
+}
+
+/// Usage of a volume in one unit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Available to unprivileged users.
+    pub available: i64,
+    /// Total.
+    pub total: i64,
+    /// Used.
+    pub used: i64,
+}
+
+/// Statistics of a volume.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VolumeStats {
+    /// Usage in bytes.
+    pub bytes: Option<Usage>,
+    /// Usage in inodes.
+    pub inodes: Option<Usage>,
+    /// Whether the driver finds the volume unhealthy, with its message.
+    pub abnormal: Option<(bool, String)>,
+}
+
+/// What a failed expansion means for the claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ExpansionFailure {
+    /// The driver does not expand volumes in use.
+    InUse,
+    /// The size or volume is impossible: retries are slow.
+    Infeasible,
+    /// Another error.
+    Other,
+}
+
+impl ExpansionFailure {
+    /// Returns the meaning of an error of NodeExpandVolume (`inUseError`, `isInfeasibleError`).
+    #[must_use]
+    pub fn of(error: &CallError) -> Self {
+        match error.code {
+            Code::FailedPrecondition => Self::InUse,
+            Code::InvalidArgument | Code::OutOfRange | Code::NotFound => Self::Infeasible,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// A client of a driver's socket. Clones share one connection, which is opened by the first call.
+///
+/// Cancellation safety: a call whose future is dropped is cancelled, and the driver may or may not execute it.
+#[derive(Debug, Clone)]
+pub struct DriverClient {
+    channel: Channel,
+}
+
+impl DriverClient {
+    /// Returns a client of the driver at `endpoint`.
+    #[must_use]
+    pub fn new(endpoint: PathBuf) -> Self {
+        Self { channel: channel(endpoint) }
+    }
+
+    fn node(&self) -> NodeClient<Channel> {
+        NodeClient::new(self.channel.clone())
+    }
+
+    fn identity(&self) -> IdentityClient<Channel> {
+        IdentityClient::new(self.channel.clone())
+    }
+
+    /// Returns the name and version of the driver.
+    ///
+    /// # Errors
+    /// Fails if the call fails.
+    pub async fn plugin_info(&self, by: Deadline) -> Result<(String, String), CallError> {
+        let mut client = self.identity();
+        let info = call(by, GetPluginInfoRequest {}, |request| client.get_plugin_info(request)).await?;
+        Ok((info.name, info.vendor_version))
+    }
+
+    /// Returns whether the driver is ready. A driver that does not say is ready.
+    ///
+    /// # Errors
+    /// Fails if the call fails.
+    pub async fn probe(&self, by: Deadline) -> Result<bool, CallError> {
+        let mut client = self.identity();
+        let answer = call(by, ProbeRequest {}, |request| client.probe(request)).await?;
+        Ok(answer.ready.is_none_or(|ready| ready.value))
+    }
+
+    /// Returns the driver's description of the node.
+    ///
+    /// # Errors
+    /// Fails if the call fails.
+    pub async fn node_info(&self, by: Deadline) -> Result<NodeInfo, CallError> {
+        let mut client = self.node();
+        let info = call(by, NodeGetInfoRequest {}, |request| client.node_get_info(request)).await?;
+        let topology = info.accessible_topology.map(|topology| topology.segments).unwrap_or_default();
+        Ok(NodeInfo {
+            node_id: info.node_id,
+            max_volumes: info.max_volumes_per_node,
+            topology: topology.into_iter().collect(),
+        })
+    }
+
+    /// Returns the capabilities of the node service. They may change when the driver is updated, so each operation asks.
+    ///
+    /// # Errors
+    /// Fails if the call fails.
+    pub async fn capabilities(&self, by: Deadline) -> Result<Capabilities, CallError> {
+        let mut client = self.node();
+        let answer =
+            call(by, NodeGetCapabilitiesRequest {}, |request| client.node_get_capabilities(request)).await?;
+        let mut found = Capabilities::default();
+        for capability in answer.capabilities {
+            let Some(CapabilityType::Rpc(rpc)) = capability.r#type else { continue };
+            match rpc.r#type() {
+                Type::StageUnstageVolume => found.stage_unstage = true,
+                Type::GetVolumeStats => found.volume_stats = true,
+                Type::ExpandVolume => found.expand = true,
+                Type::VolumeCondition => found.volume_condition = true,
+                Type::SingleNodeMultiWriter => found.single_node_multi_writer = true,
+                Type::VolumeMountGroup => found.volume_mount_group = true,
+                // A capability of a later version of CSI.
+                Type::Unknown => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// Stages a volume at a directory that exists.
+    ///
+    /// # Errors
+    /// Fails if the call fails; see [`CallError::is_final`].
+    pub async fn stage(&self, by: Deadline, args: MountCall<'_>, staging: &Path) -> Result<(), CallError> {
+        let request = NodeStageVolumeRequest {
+            volume_id: args.handle.to_owned(),
+            publish_context: args.publish_context.clone().into_iter().collect(),
+            staging_target_path: text(staging),
+            volume_capability: Some(capability(args.access, args.mode, args.capabilities)),
+            secrets: args.secrets.0.clone().into_iter().collect(),
+            volume_context: args.attributes.into_iter().collect(),
+        };
+        let mut client = self.node();
+        call(by, request, |request| client.node_stage_volume(request)).await.map(drop)
+    }
+
+    /// Publishes a volume at `target`, which the driver creates.
+    ///
+    /// # Errors
+    /// Fails if the call fails; see [`CallError::is_final`].
+    pub async fn publish(
+        &self,
+        by: Deadline,
+        args: MountCall<'_>,
+        staging: Option<&Path>,
+        target: &Path,
+        read_only: bool,
+    ) -> Result<(), CallError> {
+        let request = NodePublishVolumeRequest {
+            volume_id: args.handle.to_owned(),
+            publish_context: args.publish_context.clone().into_iter().collect(),
+            staging_target_path: staging.map(text).unwrap_or_default(),
+            target_path: text(target),
+            volume_capability: Some(capability(args.access, args.mode, args.capabilities)),
+            readonly: read_only,
+            secrets: args.secrets.0.clone().into_iter().collect(),
+            volume_context: args.attributes.into_iter().collect(),
+        };
+        let mut client = self.node();
+        call(by, request, |request| client.node_publish_volume(request)).await.map(drop)
+    }
+
+    /// Unpublishes a volume. The driver removes `target`.
+    ///
+    /// # Errors
+    /// Fails if the call fails.
+    pub async fn unpublish(&self, by: Deadline, handle: &str, target: &Path) -> Result<(), CallError> {
+        let request = NodeUnpublishVolumeRequest { volume_id: handle.to_owned(), target_path: text(target) };
+        let mut client = self.node();
+        call(by, request, |request| client.node_unpublish_volume(request)).await.map(drop)
+    }
+
+    /// Unstages a volume.
+    ///
+    /// # Errors
+    /// Fails if the call fails.
+    pub async fn unstage(&self, by: Deadline, handle: &str, staging: &Path) -> Result<(), CallError> {
+        let request =
+            NodeUnstageVolumeRequest { volume_id: handle.to_owned(), staging_target_path: text(staging) };
+        let mut client = self.node();
+        call(by, request, |request| client.node_unstage_volume(request)).await.map(drop)
+    }
+
+    /// Returns the usage and health of a volume.
+    ///
+    /// # Errors
+    /// Fails if the call fails.
+    pub async fn volume_stats(
+        &self,
+        by: Deadline,
+        handle: &str,
+        path: &Path,
+    ) -> Result<VolumeStats, CallError> {
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: handle.to_owned(),
+            volume_path: text(path),
+            staging_target_path: String::new(),
+        };
+        let mut client = self.node();
+        let answer = call(by, request, |request| client.node_get_volume_stats(request)).await?;
+        let mut stats = VolumeStats::default();
+        for usage in answer.usage {
+            let values = Usage { available: usage.available, total: usage.total, used: usage.used };
+            match usage.unit() {
+                Unit::Bytes => stats.bytes = Some(values),
+                Unit::Inodes => stats.inodes = Some(values),
+                Unit::Unknown => {}
+            }
+        }
+        stats.abnormal = answer.volume_condition.map(|condition| (condition.abnormal, condition.message));
+        Ok(stats)
+    }
+
+    /// Expands a volume, and returns its new size in bytes.
+    ///
+    /// # Errors
+    /// Fails if the call fails; see [`CallError::is_final`] and [`ExpansionFailure::of`].
+    pub async fn expand(&self, by: Deadline, args: ExpandCall<'_>) -> Result<i64, CallError> {
+        let request = NodeExpandVolumeRequest {
+            volume_id: args.handle.to_owned(),
+            volume_path: text(args.path),
+            capacity_range: Some(CapacityRange { required_bytes: args.bytes, limit_bytes: 0 }),
+            staging_target_path: args.staging.map(text).unwrap_or_default(),
+            volume_capability: Some(capability(args.access, args.mode, args.capabilities)),
+            secrets: args.secrets.0.clone().into_iter().collect(),
+        };
+        let mut client = self.node();
+        Ok(call(by, request, |request| client.node_expand_volume(request)).await?.capacity_bytes)
+    }
+}
+
+/// The paths below a root directory in UTF-8 are UTF-8: their other components are hashes or come from the API.
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+fn capability(access: Access, mode: AccessMode, capabilities: Capabilities) -> VolumeCapability {
+    let access_type = match access {
+        Access::Block => AccessType::Block(BlockVolume {}),
+        Access::Mount { fs_type, options, group } => AccessType::Mount(MountVolume {
+            fs_type,
+            mount_flags: options,
+            volume_mount_group: group.map(|group| group.to_string()).unwrap_or_default(),
+        }),
+    };
+    let mode = mode.to_csi(capabilities.single_node_multi_writer).into();
+    VolumeCapability {
+        access_type: Some(access_type),
+        access_mode: Some(volume_capability::AccessMode { mode }),
+    }
+}

@@ -1,0 +1,120 @@
+//! Errors of operations on CSI volumes.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use pod_sync_plugins::call::CallError;
+
+/// What is certain about a volume after a failed operation (`pkg/volume/util/types: IsOperationFinishedError`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// The operation has ended without its effect.
+    Finished,
+    /// The operation may be in progress or complete: the volume counts as mounted until it is unmounted.
+    Uncertain,
+    /// The operation was not attempted: the state of the volume is the one before it.
+    Transient,
+}
+
+/// Why an operation failed. Together with its sources it has the kubelet's text.
+#[derive(Debug, thiserror::Error)]
+pub enum CsiError {
+    /// The driver is not registered.
+    #[error("driver name {0} not found in the list of registered CSI drivers")]
+    NotRegistered(String),
+    /// The driver, the connection or the deadline ended the call.
+    #[error("{0}")]
+    Call(CallError),
+    /// The driver's capabilities could not be read, and the operation was not attempted.
+    #[error("{0}")]
+    NotCalled(CallError),
+    /// The driver does not have a capability that the operation needs.
+    #[error("{operation} is not supported by the CSI driver {driver}")]
+    Unsupported {
+        /// The operation.
+        operation: &'static str,
+        /// Name of the driver.
+        driver: String,
+    },
+    /// A field of the volume is empty or cannot be part of a path.
+    #[error("{0}")]
+    Volume(#[from] crate::paths::PathError),
+    /// A file or directory could not be read or changed.
+    #[error("failed to {action} {}", .path.display())]
+    File {
+        /// What was attempted.
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The error.
+        source: io::Error,
+    },
+    /// The driver reported success, but its mount is still there. Nothing below it was removed.
+    #[error("{} is still mounted after {call} succeeded, nothing was removed", .path.display())]
+    StillMounted {
+        /// The mount point.
+        path: PathBuf,
+        /// The call.
+        call: &'static str,
+    },
+    /// There are mounts of a volume whose `vol_data.json` is missing or unreadable, so its driver is unknown.
+    #[error("{} is mounted, but its driver is unknown", .0.display())]
+    UnknownDriver(PathBuf),
+    /// A step of an operation failed.
+    #[error("kubernetes.io/csi: {step}")]
+    Step {
+        /// Name of the step, as the kubelet prints it.
+        step: String,
+        /// What is certain about the volume.
+        outcome: Outcome,
+        /// The error.
+        source: Box<Self>,
+    },
+}
+
+impl CsiError {
+    /// Returns what is certain about the volume.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        match self {
+            // The operation goes on when the driver is back.
+            Self::NotRegistered(_) | Self::NotCalled(_) => Outcome::Transient,
+            Self::Call(error) if error.is_final() => Outcome::Finished,
+            Self::Call(_) | Self::StillMounted { .. } | Self::UnknownDriver(_) => Outcome::Uncertain,
+            Self::Unsupported { .. } | Self::Volume(_) | Self::File { .. } => Outcome::Finished,
+            Self::Step { outcome, .. } => *outcome,
+        }
+    }
+
+    /// Returns the text with all sources, as events and conditions show it.
+    #[must_use]
+    pub fn text(&self) -> String {
+        quintlet_kit::error_chain(self)
+    }
+
+    /// Adds the name of the step in which the error occurred.
+    pub(crate) fn at(self, step: impl Into<String>) -> Self {
+        let outcome = self.outcome();
+        Self::Step { step: step.into(), outcome, source: Box::new(self) }
+    }
+
+    /// Adds the name of a step of an unmount, after which the volume counts as mounted.
+    pub(crate) fn while_unmounting(self, step: impl Into<String>) -> Self {
+        let outcome = match self.outcome() {
+            Outcome::Transient => Outcome::Transient,
+            Outcome::Finished | Outcome::Uncertain => Outcome::Uncertain,
+        };
+        Self::Step { step: step.into(), outcome, source: Box::new(self) }
+    }
+
+    pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::File { action, path, source }
+    }
+}
+
+impl From<CallError> for CsiError {
+    fn from(error: CallError) -> Self {
+        Self::Call(error)
+    }
+}

@@ -1,0 +1,403 @@
+//! Volumes with a file system: staged once per node, published to each pod.
+//!
+//! Each operation is a list of steps, each with at most one effect:
+//!
+//! | operation | steps |
+//! |---|---|
+//! | stage, publish | create the directory; write `vol_data.json`; call the driver |
+//! | after an error that is final | remove the mount point; remove `vol_data.json`; remove the directory |
+//! | unpublish, unstage | call the driver; remove the mount point; remove `vol_data.json`; remove the directory |
+//!
+//! `vol_data.json` exists before the first call and until the mount point is gone, so that a process that starts after any step
+//! knows the driver of each mount. A failpoint is before and after each step.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pod_sync_plugins::call::{CallError, Deadline};
+use quintlet_kit::{failpoint, task};
+
+use crate::client::{Access, Capabilities, ExpandCall, LIMIT, MountCall, VolumeStats};
+use crate::drivers::{Driver, Drivers};
+use crate::error::{CsiError, Outcome};
+use crate::paths::{self, Root};
+use crate::removal;
+use crate::volume::{Secrets, Volume};
+use crate::volume_data::{LifecycleMode, VolumeData};
+
+/// Mode of a volume's directory.
+const DIRECTORY_MODE: u32 = 0o750;
+
+/// Executes a step with a failpoint before and after it.
+macro_rules! step {
+    ($name:literal, $work:expr) => {{
+        failpoint::reached!(File, Before, $name);
+        let done = $work.await;
+        failpoint::reached!(File, After, $name);
+        done
+    }};
+}
+
+/// Arguments of [`Mounter::stage`].
+#[derive(Debug, Clone)]
+pub struct Stage {
+    /// The volume.
+    pub volume: Volume,
+    /// Metadata of the attachment.
+    pub publish_context: BTreeMap<String, String>,
+    /// Content of `nodeStageSecretRef`.
+    pub secrets: Secrets,
+    /// The pod's fsGroup.
+    pub fs_group: Option<i64>,
+    /// SELinux label to mount with, if the driver supports it.
+    pub selinux_label: Option<String>,
+}
+
+/// Arguments of [`Mounter::publish`].
+#[derive(Debug, Clone)]
+pub struct Publish {
+    /// The volume. Its attributes include those of the pod and its tokens, if the driver asks for them.
+    pub volume: Volume,
+    /// UID of the pod.
+    pub pod: String,
+    /// Metadata of the attachment.
+    pub publish_context: BTreeMap<String, String>,
+    /// Content of `nodePublishSecretRef`.
+    pub secrets: Secrets,
+    /// The pod's fsGroup.
+    pub fs_group: Option<i64>,
+    /// SELinux label to mount with, if the driver supports it.
+    pub selinux_label: Option<String>,
+    /// Whether the volume may be mounted already: it was published before, or found on disk. An error then removes nothing.
+    pub mounted_before: bool,
+}
+
+/// Result of [`Mounter::publish`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    /// The mount point.
+    pub path: PathBuf,
+    /// Whether the driver applied fsGroup.
+    pub group_applied: bool,
+}
+
+/// Arguments of [`Mounter::expand`].
+#[derive(Debug, Clone)]
+pub struct Expand {
+    /// The volume.
+    pub volume: Volume,
+    /// Where the volume is published.
+    pub path: PathBuf,
+    /// Requested size in bytes.
+    pub bytes: i64,
+    /// Content of `nodeExpandSecretRef`.
+    pub secrets: Secrets,
+}
+
+/// Mounts and unmounts volumes. It keeps no state: all is on disk and in the drivers.
+///
+/// Cancellation safety: an operation whose future is dropped ends after its current step. It can be repeated or undone.
+#[derive(Debug, Clone)]
+pub struct Mounter {
+    root: Root,
+    node: String,
+    drivers: Arc<Drivers>,
+    limit: Duration,
+}
+
+impl Mounter {
+    /// Returns a mounter for the volumes below a root directory, on the node with this name.
+    #[must_use]
+    pub fn new(root: Root, node: String, drivers: Arc<Drivers>) -> Self {
+        Self { root, node, drivers, limit: LIMIT }
+    }
+
+    /// Returns a mounter whose operations take at most `limit` instead of two minutes.
+    #[must_use]
+    pub fn with_limit(self, limit: Duration) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// Stages a volume for all pods of the node (`MountDevice`). Returns its mount point, or `None` if the driver does not
+    /// stage volumes.
+    ///
+    /// # Errors
+    /// Fails if the driver is not registered or refuses, or if a file cannot be written. [`CsiError::outcome`] says whether the
+    /// volume may be staged.
+    pub async fn stage(&self, args: &Stage) -> Result<Option<PathBuf>, CsiError> {
+        let volume = &args.volume;
+        let path = self.root.global_mount(&volume.driver, &volume.handle)?;
+        let driver = self
+            .drivers
+            .get(&volume.driver)
+            .map_err(|e| e.at("attacher.MountDevice failed to create newCsiDriverClient"))?;
+        let by = Deadline::after(self.limit);
+        let capabilities = driver.client.capabilities(by).await.map_err(CsiError::NotCalled)?;
+        if !capabilities.stage_unstage {
+            return Ok(None);
+        }
+        let dir = parent(&path);
+        let made = path.clone();
+        step!("directory of staged volume created", task::blocking(move || make_directory(&made)))
+            .map_err(|e| e.at("attacher.MountDevice failed to create dir"))?;
+        let data = VolumeData {
+            driver_name: volume.driver.clone(),
+            volume_handle: volume.handle.clone(),
+            selinux_mount_context: args.selinux_label.clone().unwrap_or_default(),
+            ..VolumeData::default()
+        };
+        self.save(&dir, data).await?;
+        let group = args.fs_group.filter(|_| capabilities.volume_mount_group);
+        let call = mount_call(
+            volume,
+            &args.publish_context,
+            &args.secrets,
+            args.selinux_label.as_deref(),
+            group,
+            capabilities,
+        );
+        match step!("volume staged", driver.client.stage(by, call, &path)) {
+            Ok(()) => Ok(Some(path)),
+            Err(error) => Err(self.failed(error, &path, true).await),
+        }
+    }
+
+    /// Publishes a volume to a pod (`SetUpAt`). The volume was staged before, if its driver stages volumes.
+    ///
+    /// # Errors
+    /// Fails if the driver is not registered or refuses, or if a file cannot be written. [`CsiError::outcome`] says whether the
+    /// volume may be mounted.
+    pub async fn publish(&self, args: &Publish) -> Result<Published, CsiError> {
+        let volume = &args.volume;
+        let path = self.root.mount(&args.pod, &volume.name)?;
+        let driver =
+            self.drivers.get(&volume.driver).map_err(|e| e.at("mounter.SetUpAt failed to get CSI client"))?;
+        let by = Deadline::after(self.limit);
+        let capabilities = driver.client.capabilities(by).await.map_err(|e| {
+            CsiError::NotCalled(e).at("mounter.SetUpAt failed to check for STAGE_UNSTAGE_VOLUME capability")
+        })?;
+        let staged = match volume.lifecycle {
+            LifecycleMode::Persistent if capabilities.stage_unstage => {
+                Some(self.root.global_mount(&volume.driver, &volume.handle)?)
+            }
+            LifecycleMode::Persistent | LifecycleMode::Ephemeral => None,
+        };
+        let dir = parent(&path);
+        let made = dir.clone();
+        step!("directory of volume created", task::blocking(move || make_directory(&made)))
+            .map_err(|e| e.at("mounter.SetUpAt failed to create dir"))?;
+        let data = VolumeData {
+            attachment_id: paths::attachment_name(&volume.handle, &volume.driver, &self.node),
+            driver_name: volume.driver.clone(),
+            node_name: self.node.clone(),
+            selinux_mount_context: args.selinux_label.clone().unwrap_or_default(),
+            spec_volume_id: volume.name.clone(),
+            volume_handle: volume.handle.clone(),
+            volume_lifecycle_mode: format!("{:?}", volume.lifecycle),
+        };
+        self.save(&dir, data).await?;
+        let group = args.fs_group.filter(|_| capabilities.volume_mount_group);
+        let call = mount_call(
+            volume,
+            &args.publish_context,
+            &args.secrets,
+            args.selinux_label.as_deref(),
+            group,
+            capabilities,
+        );
+        let published = driver.client.publish(by, call, staged.as_deref(), &path, volume.read_only);
+        match step!("volume published", published) {
+            Ok(()) => Ok(Published { path, group_applied: capabilities.volume_mount_group }),
+            Err(error) => Err(self.failed(error, &path, !args.mounted_before).await),
+        }
+    }
+
+    /// Unpublishes a pod's volume and removes its directory (`TearDownAt`). Does nothing if the directory does not exist.
+    ///
+    /// # Errors
+    /// Fails if the driver is not registered or refuses, if a mount is left, or if the directory has other content. The volume
+    /// then counts as mounted.
+    pub async fn unpublish(&self, pod: &str, volume: &str) -> Result<(), CsiError> {
+        let path = self.root.mount(pod, volume)?;
+        let Some(data) = self.load(&path).await? else {
+            return self.remove_unknown(&path).await;
+        };
+        let driver = self
+            .drivers
+            .get(&data.driver_name)
+            .map_err(|e| e.while_unmounting("Unmounter.TearDownAt failed to get CSI client"))?;
+        let by = Deadline::after(self.limit);
+        step!("volume unpublished", driver.client.unpublish(by, &data.volume_handle, &path))
+            .map_err(|e| CsiError::Call(e).while_unmounting("Unmounter.TearDownAt failed"))?;
+        remove(&path, "NodeUnpublishVolume").await.map_err(|e| {
+            e.while_unmounting(format!("Unmounter.TearDownAt failed to clean mount dir [{}]", path.display()))
+        })
+    }
+
+    /// Unstages the volume at a global mount point and removes its directory (`UnmountDevice`). No pod uses the volume. Does
+    /// nothing if the directory does not exist.
+    ///
+    /// # Errors
+    /// Fails if the driver is not registered or refuses, if a mount is left, or if the directory has other content. The volume
+    /// then counts as staged.
+    pub async fn unstage(&self, global_mount: &Path) -> Result<(), CsiError> {
+        let Some(data) = self.load(global_mount).await? else {
+            return self.remove_unknown(global_mount).await;
+        };
+        let driver = self
+            .drivers
+            .get(&data.driver_name)
+            .map_err(|e| e.while_unmounting("attacher.UnmountDevice failed to create newCsiDriverClient"))?;
+        let by = Deadline::after(self.limit);
+        let capabilities = driver.client.capabilities(by).await.map_err(|e| {
+            let step = "attacher.UnmountDevice failed to check whether STAGE_UNSTAGE_VOLUME set";
+            CsiError::Call(e).while_unmounting(step)
+        })?;
+        if capabilities.stage_unstage {
+            step!("volume unstaged", driver.client.unstage(by, &data.volume_handle, global_mount))
+                .map_err(|e| CsiError::Call(e).while_unmounting("attacher.UnmountDevice failed"))?;
+        }
+        remove(global_mount, "NodeUnstageVolume").await.map_err(|e| {
+            let dir = parent(global_mount);
+            e.while_unmounting(format!("failed to clean up global mount {}", dir.display()))
+        })
+    }
+
+    /// Returns the usage and health of a published volume (`NodeGetVolumeStats`).
+    ///
+    /// # Errors
+    /// Fails if the driver is not registered, does not support statistics, or refuses.
+    pub async fn stats(&self, driver: &str, handle: &str, path: &Path) -> Result<VolumeStats, CsiError> {
+        let driver = self.drivers.get(driver)?;
+        let by = Deadline::after(self.limit);
+        if !driver.client.capabilities(by).await?.volume_stats {
+            return Err(unsupported("NodeGetVolumeStats", &driver));
+        }
+        Ok(driver.client.volume_stats(by, handle, path).await?)
+    }
+
+    /// Expands the file system of a published volume (`NodeExpand`), and returns its new size in bytes.
+    ///
+    /// # Errors
+    /// Fails if the driver is not registered, does not support expansion on the node, or refuses;
+    /// [`crate::client::ExpansionFailure`] says what a refusal means.
+    pub async fn expand(&self, args: &Expand) -> Result<i64, CsiError> {
+        let volume = &args.volume;
+        let driver = self.drivers.get(&volume.driver)?;
+        let by = Deadline::after(self.limit);
+        let capabilities = driver.client.capabilities(by).await.map_err(|e| {
+            CsiError::Call(e).at("Expander.NodeExpand failed to check if node supports expansion")
+        })?;
+        if !capabilities.expand {
+            return Err(unsupported("NodeExpand", &driver));
+        }
+        let staging = match capabilities.stage_unstage {
+            true => Some(self.root.global_mount(&volume.driver, &volume.handle)?),
+            false => None,
+        };
+        let call = ExpandCall {
+            handle: &volume.handle,
+            path: &args.path,
+            staging: staging.as_deref(),
+            bytes: args.bytes.max(0),
+            access: Access::Mount {
+                fs_type: volume.fs_type.clone(),
+                options: volume.mount_options.clone(),
+                group: None,
+            },
+            mode: volume.access_mode(),
+            secrets: &args.secrets,
+            capabilities,
+        };
+        Ok(step!("volume expanded", driver.client.expand(by, call))?)
+    }
+
+    async fn save(&self, dir: &Path, data: VolumeData) -> Result<(), CsiError> {
+        let dir = dir.to_owned();
+        step!("volume data written", task::blocking(move || data.save(&dir)))
+    }
+
+    /// Reads the metadata of the volume at a mount point. An unreadable file counts as absent if nothing is mounted there: the
+    /// process ended while it wrote the file, which is before the first call of the driver.
+    async fn load(&self, path: &Path) -> Result<Option<VolumeData>, CsiError> {
+        let dir = parent(path);
+        match task::blocking(move || VolumeData::load(&dir)).await {
+            Ok(data) => Ok(data),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), error = error.text(), "volume data is unreadable");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Removes the directory of a volume whose driver is unknown, if nothing is mounted there.
+    async fn remove_unknown(&self, path: &Path) -> Result<(), CsiError> {
+        match remove(path, "").await {
+            Err(CsiError::StillMounted { path, .. }) => Err(CsiError::UnknownDriver(path)),
+            other => other,
+        }
+    }
+
+    /// Removes the directory of a volume after an error that is final, if `remove_directory` is set, and returns the error.
+    async fn failed(&self, error: CallError, path: &Path, remove_directory: bool) -> CsiError {
+        let error = CsiError::Call(error);
+        if remove_directory
+            && error.outcome() == Outcome::Finished
+            && let Err(left) = remove(path, "an error of the driver").await
+        {
+            tracing::warn!(path = %path.display(), error = left.text(), "failed to remove volume directory");
+        }
+        error
+    }
+}
+
+fn unsupported(operation: &'static str, driver: &Driver) -> CsiError {
+    CsiError::Unsupported { operation, driver: driver.name.clone() }
+}
+
+fn mount_call<'a>(
+    volume: &'a Volume,
+    publish_context: &'a BTreeMap<String, String>,
+    secrets: &'a Secrets,
+    selinux_label: Option<&str>,
+    group: Option<i64>,
+    capabilities: Capabilities,
+) -> MountCall<'a> {
+    MountCall {
+        handle: &volume.handle,
+        publish_context,
+        attributes: volume.attributes.clone(),
+        access: Access::Mount {
+            fs_type: volume.fs_type.clone(),
+            options: volume.options(selinux_label),
+            group,
+        },
+        mode: volume.access_mode(),
+        secrets,
+        capabilities,
+    }
+}
+
+/// The directory of a mount point, which has the metadata file.
+fn parent(path: &Path) -> PathBuf {
+    path.parent().unwrap_or(path).to_owned()
+}
+
+fn make_directory(dir: &Path) -> Result<(), CsiError> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    let made = std::fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(dir);
+    made.map_err(CsiError::file("create directory", dir))
+}
+
+/// Removes the mount point, the metadata file and the directory of a volume. Stops before the metadata file if a mount is left.
+async fn remove(path: &Path, call: &'static str) -> Result<(), CsiError> {
+    let (target, dir) = (path.to_owned(), parent(path));
+    if !step!("mount point removed", task::blocking(move || removal::mount_point(&target)))? {
+        return Err(CsiError::StillMounted { path: path.to_owned(), call });
+    }
+    let data = dir.clone();
+    step!("volume data removed", task::blocking(move || removal::data(&data)))?;
+    step!("directory of volume removed", task::blocking(move || removal::directory(&dir)))
+}

@@ -1,0 +1,88 @@
+//! Volumes that the directories describe, after a restart (`pkg/volume/csi: ConstructVolumeSpec`).
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::CsiError;
+use crate::paths::{ESCAPED_PLUGIN, GLOBAL_MOUNT, MOUNT, Root};
+use crate::volume_data::VolumeData;
+
+/// A volume directory.
+#[derive(Debug)]
+pub struct Found {
+    /// The mount point.
+    pub path: PathBuf,
+    /// The metadata; `None` if the process ended before it was written, or after it was removed.
+    pub data: Result<Option<VolumeData>, CsiError>,
+}
+
+/// A directory of a pod's volume.
+#[derive(Debug)]
+pub struct FoundInPod {
+    /// UID of the pod.
+    pub pod: String,
+    /// Name of the directory: the volume's name with `~` for `/`.
+    pub name: String,
+    /// The volume.
+    pub found: Found,
+}
+
+/// Returns the published volumes of all pods, sorted by path. Blocks.
+///
+/// # Errors
+/// Fails if a directory cannot be read.
+pub fn published(root: &Root) -> io::Result<Vec<FoundInPod>> {
+    let mut volumes = Vec::new();
+    for pod in directories(&root.pods())? {
+        let of_plugin = pod.join("volumes").join(ESCAPED_PLUGIN);
+        for dir in directories(&of_plugin)? {
+            volumes.push(FoundInPod {
+                pod: name(&pod),
+                name: name(&dir),
+                found: Found { path: dir.join(MOUNT), data: VolumeData::load(&dir) },
+            });
+        }
+    }
+    Ok(volumes)
+}
+
+/// Returns the staged volumes, sorted by path. Blocks.
+///
+/// # Errors
+/// Fails if a directory cannot be read.
+pub fn staged(root: &Root) -> io::Result<Vec<Found>> {
+    let mut volumes = Vec::new();
+    for driver in directories(&root.csi())? {
+        if name(&driver) == "volumeDevices" {
+            continue;
+        }
+        for dir in directories(&driver)? {
+            volumes.push(Found { path: dir.join(GLOBAL_MOUNT), data: VolumeData::load(&dir) });
+        }
+    }
+    Ok(volumes)
+}
+
+/// The directories in a directory, sorted. Links are skipped. A directory that does not exist is empty.
+fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().map(OsString::from).unwrap_or_default().to_string_lossy().into_owned()
+}

@@ -1,0 +1,44 @@
+//! Removes the directories of a volume without deleting the content of a mount (`removeMountDir`).
+//!
+//! Only empty directories, the metadata file and a file that served as a mount point are removed. The kernel refuses to remove a
+//! mount point, so a mount that appears concurrently is safe, too. All functions block.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use rustix::io::Errno;
+
+use crate::error::CsiError;
+use crate::paths::VOLUME_DATA;
+
+/// Removes a mount point: an empty directory, or a file or link. Returns `false` if it is mounted.
+pub(crate) fn mount_point(path: &Path) -> Result<bool, CsiError> {
+    let removed = match rustix::fs::rmdir(path) {
+        Err(Errno::NOTDIR) => rustix::fs::unlink(path),
+        other => other,
+    };
+    match removed {
+        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Err(Errno::BUSY) => Ok(false),
+        Err(error) => Err(CsiError::file("remove mount point", path)(error.into())),
+    }
+}
+
+/// Removes the metadata file in a directory.
+pub(crate) fn data(dir: &Path) -> Result<(), CsiError> {
+    let path = dir.join(VOLUME_DATA);
+    absent(fs::remove_file(&path)).map_err(CsiError::file("delete volume data file", &path))
+}
+
+/// Removes an empty directory.
+pub(crate) fn directory(dir: &Path) -> Result<(), CsiError> {
+    absent(fs::remove_dir(dir)).map_err(CsiError::file("delete volume path", dir))
+}
+
+fn absent(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,41 @@
+//! The gRPC contracts between a node agent and its plugins: registration, and the node side of CSI 1.x.
+//!
+//! The files below `proto` have the names and field numbers of the public contracts, without parts that a node agent does not
+//! use. Servers and clients are compiled: the tests' CSI driver uses the servers.
+
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, clippy::all, unreachable_pub)]
+
+/// Registration of plugins below `<root>/plugins_registry` (`k8s.io/kubelet/pkg/apis/pluginregistration/v1`).
+pub mod registration {
+    tonic::include_proto!("pluginregistration");
+}
+
+/// The Container Storage Interface, services Identity and Node.
+pub mod csi {
+    tonic::include_proto!("csi.v1");
+
+    /// Implements `Debug` without the fields that may hold credentials.
+    macro_rules! debug_without_secrets {
+        ($($message:ident),*) => {$(
+            impl std::fmt::Debug for $message {
+                fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.debug_struct(stringify!($message)).field("volume_id", &self.volume_id).finish_non_exhaustive()
+                }
+            }
+        )*};
+    }
+    debug_without_secrets!(NodeStageVolumeRequest, NodePublishVolumeRequest, NodeExpandVolumeRequest);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::csi::NodeStageVolumeRequest;
+
+    #[test]
+    fn a_request_is_printed_without_its_secrets() {
+        let secrets = [("password".to_owned(), "hunter2".to_owned())].into();
+        let request = NodeStageVolumeRequest { volume_id: "v".to_owned(), secrets, ..Default::default() };
+        assert_eq!(format!("{request:?}"), "NodeStageVolumeRequest { volume_id: \"v\", .. }");
+    }
+}

@@ -1,0 +1,124 @@
+//! Faults: what goes wrong in which call.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tonic::{Code, Status};
+
+/// What goes wrong in a call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// Never answers, and does nothing.
+    Hang,
+    /// Does the work, and never answers.
+    HangAfter,
+    /// Answers with a gRPC code, and does nothing.
+    Code(i32),
+    /// Does the work, and answers with a gRPC code.
+    CodeAfter(i32),
+    /// The process ends before the work.
+    DieBefore,
+    /// The process ends between the work and the answer.
+    DieAfter,
+    /// Reports success without doing the work.
+    Lie,
+}
+
+/// A fault of one method.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rule {
+    /// What goes wrong.
+    pub fault: Fault,
+    /// Number of calls with the fault; absent for all of them. A restarted process counts anew.
+    pub times: Option<u32>,
+}
+
+/// Name of the file with the faults by method.
+const FILE: &str = "faults.json";
+
+/// Replaces the faults of the driver with this state directory.
+///
+/// # Errors
+/// Fails if the file cannot be written.
+pub fn set(state: &Path, faults: &[(&str, Fault)]) -> std::io::Result<()> {
+    let rules: BTreeMap<&str, Rule> =
+        faults.iter().map(|(method, fault)| (*method, Rule { fault: fault.clone(), times: None })).collect();
+    let bytes = serde_json::to_vec(&rules)?;
+    quintlet_kit::atomic_file::write(&state.join(FILE), &bytes, 0o644)
+}
+
+/// Returns the methods and volumes of all calls so far, as lines.
+#[must_use]
+pub fn calls(state: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(state.join("calls.log")).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+/// The faults of a running driver.
+#[derive(Debug)]
+pub struct Faults {
+    state: PathBuf,
+    used: Mutex<BTreeMap<String, u32>>,
+}
+
+impl Faults {
+    /// Returns the faults in a state directory.
+    #[must_use]
+    pub fn new(state: &Path) -> Self {
+        Self { state: state.to_owned(), used: Mutex::default() }
+    }
+
+    /// Executes a call with its fault, if any.
+    ///
+    /// # Errors
+    /// Returns the status of the fault or of the work.
+    pub async fn call<T: Default>(
+        &self,
+        method: &str,
+        volume: &str,
+        work: impl FnOnce() -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        append(&self.state.join("calls.log"), format!("{method} {volume}").trim_end());
+        match self.fault_of(method) {
+            None => work(),
+            Some(Fault::Hang) => std::future::pending().await,
+            Some(Fault::HangAfter) => {
+                drop(work());
+                std::future::pending().await
+            }
+            Some(Fault::Code(code)) => Err(injected(code)),
+            Some(Fault::CodeAfter(code)) => work().and_then(|_| Err(injected(code))),
+            Some(Fault::DieBefore) => std::process::exit(1),
+            Some(Fault::DieAfter) => {
+                drop(work());
+                std::process::exit(1)
+            }
+            Some(Fault::Lie) => Ok(T::default()),
+        }
+    }
+
+    fn fault_of(&self, method: &str) -> Option<Fault> {
+        let bytes = std::fs::read(self.state.join(FILE)).ok()?;
+        let rules: BTreeMap<String, Rule> = serde_json::from_slice(&bytes).ok()?;
+        let rule = rules.get(method)?;
+        let mut used = self.used.lock();
+        let count = used.entry(method.to_owned()).or_default();
+        *count += 1;
+        rule.times.is_none_or(|times| *count <= times).then(|| rule.fault.clone())
+    }
+}
+
+fn injected(code: i32) -> Status {
+    Status::new(Code::from(code), "injected by the test")
+}
+
+/// Appends a line to a log. A test that reads the log notices a missing line.
+pub(crate) fn append(path: &Path, line: &str) {
+    use std::io::Write as _;
+    if let Ok(mut file) = std::fs::File::options().append(true).create(true).open(path) {
+        let _ = writeln!(file, "{line}");
+    }
+}

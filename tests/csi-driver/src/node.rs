@@ -1,0 +1,213 @@
+//! The service Node.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use quintlet_plugin_api::csi::node_service_capability::rpc::Type;
+use quintlet_plugin_api::csi::node_service_capability::{self, Rpc};
+use quintlet_plugin_api::csi::volume_capability::AccessType;
+use quintlet_plugin_api::csi::volume_usage::Unit;
+use quintlet_plugin_api::csi::{
+    NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
+    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest,
+    NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability,
+    NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
+    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, VolumeCapability, VolumeUsage, node_server,
+};
+use tonic::{Request, Response, Status};
+
+use crate::fault::{Faults, append};
+use crate::volumes::{Medium, Volumes, bind, mount, unmount};
+
+/// The service Node of the driver.
+#[derive(Debug)]
+pub struct Node {
+    /// Answer of NodeGetInfo.
+    pub info: NodeGetInfoResponse,
+    /// Capabilities.
+    pub capabilities: Vec<Type>,
+    /// The volumes.
+    pub volumes: Volumes,
+    /// Log of the contexts and access modes that calls had, a JSON object per line.
+    pub contexts: std::path::PathBuf,
+    /// Its faults.
+    pub faults: Arc<Faults>,
+}
+
+fn failed(error: io::Error) -> Status {
+    Status::internal(error.to_string())
+}
+
+fn is_block(capability: Option<&VolumeCapability>) -> bool {
+    capability.is_some_and(|capability| matches!(capability.access_type, Some(AccessType::Block(_))))
+}
+
+/// Removes a mount point that the driver made.
+fn remove(target: &Path) -> io::Result<()> {
+    let removed = if target.is_dir() { fs::remove_dir(target) } else { fs::remove_file(target) };
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+impl Node {
+    fn stage(&self, request: &NodeStageVolumeRequest) -> io::Result<()> {
+        let attributes: BTreeMap<String, String> = request.volume_context.clone().into_iter().collect();
+        if is_block(request.volume_capability.as_ref()) {
+            return Ok(());
+        }
+        let medium = self.volumes.medium(&request.volume_id, &attributes)?;
+        mount(&medium, Path::new(&request.staging_target_path))
+    }
+
+    fn publish(&self, request: &NodePublishVolumeRequest) -> io::Result<()> {
+        let attributes: BTreeMap<String, String> = request.volume_context.clone().into_iter().collect();
+        let target = Path::new(&request.target_path);
+        if is_block(request.volume_capability.as_ref()) {
+            // A device of the kernel that always exists stands for the volume.
+            fs::File::create(target)?;
+            return bind(Path::new("/dev/null"), target, false);
+        }
+        fs::create_dir_all(target)?;
+        if !request.staging_target_path.is_empty() {
+            return bind(Path::new(&request.staging_target_path), target, request.readonly);
+        }
+        match self.volumes.medium(&request.volume_id, &attributes)? {
+            Medium::Directory(source) => bind(&source, target, request.readonly),
+            medium => mount(&medium, target),
+        }
+    }
+
+    /// Records what a call said of the volume. Secrets are recorded by their names.
+    fn record(&self, method: &str, capability: Option<&VolumeCapability>, request: serde_json::Value) {
+        let access = capability.map(|c| format!("{c:?}"));
+        let line = serde_json::json!({"method": method, "access": access, "request": request});
+        append(&self.contexts, &line.to_string());
+    }
+}
+
+#[tonic::async_trait]
+impl node_server::Node for Node {
+    async fn node_stage_volume(
+        &self,
+        request: Request<NodeStageVolumeRequest>,
+    ) -> Result<Response<NodeStageVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.record(
+            "NodeStageVolume",
+            request.volume_capability.as_ref(),
+            serde_json::json!({
+                "context": request.volume_context, "publish": request.publish_context,
+                "secrets": request.secrets.keys().collect::<Vec<_>>(),
+            }),
+        );
+        let work = || self.stage(&request).map(|()| NodeStageVolumeResponse {}).map_err(failed);
+        self.faults.call("NodeStageVolume", &request.volume_id, work).await.map(Response::new)
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<NodeUnstageVolumeRequest>,
+    ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let work = || {
+            unmount(Path::new(&request.staging_target_path)).map_err(failed)?;
+            Ok(NodeUnstageVolumeResponse {})
+        };
+        self.faults.call("NodeUnstageVolume", &request.volume_id, work).await.map(Response::new)
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<NodePublishVolumeRequest>,
+    ) -> Result<Response<NodePublishVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.record(
+            "NodePublishVolume",
+            request.volume_capability.as_ref(),
+            serde_json::json!({
+                "context": request.volume_context, "publish": request.publish_context,
+                "readonly": request.readonly, "secrets": request.secrets.keys().collect::<Vec<_>>(),
+            }),
+        );
+        let work = || self.publish(&request).map(|()| NodePublishVolumeResponse {}).map_err(failed);
+        self.faults.call("NodePublishVolume", &request.volume_id, work).await.map(Response::new)
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<NodeUnpublishVolumeRequest>,
+    ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let target = Path::new(&request.target_path);
+        let work = || {
+            unmount(target).and_then(|()| remove(target)).map_err(failed)?;
+            Ok(NodeUnpublishVolumeResponse {})
+        };
+        self.faults.call("NodeUnpublishVolume", &request.volume_id, work).await.map(Response::new)
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
+        let request = request.into_inner();
+        let work = || {
+            let stat = rustix::fs::statvfs(request.volume_path.as_str()).map_err(|e| failed(e.into()))?;
+            let bytes = |blocks: u64| i64::try_from(blocks.saturating_mul(stat.f_frsize)).unwrap_or(i64::MAX);
+            let count = |inodes: u64| i64::try_from(inodes).unwrap_or(i64::MAX);
+            let usage = vec![
+                VolumeUsage {
+                    unit: Unit::Bytes.into(),
+                    total: bytes(stat.f_blocks),
+                    available: bytes(stat.f_bavail),
+                    used: bytes(stat.f_blocks.saturating_sub(stat.f_bfree)),
+                },
+                VolumeUsage {
+                    unit: Unit::Inodes.into(),
+                    total: count(stat.f_files),
+                    available: count(stat.f_ffree),
+                    used: count(stat.f_files.saturating_sub(stat.f_ffree)),
+                },
+            ];
+            Ok(NodeGetVolumeStatsResponse { usage, volume_condition: None })
+        };
+        self.faults.call("NodeGetVolumeStats", &request.volume_id, work).await.map(Response::new)
+    }
+
+    async fn node_expand_volume(
+        &self,
+        request: Request<NodeExpandVolumeRequest>,
+    ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let capacity_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
+        let work = || Ok(NodeExpandVolumeResponse { capacity_bytes });
+        self.faults.call("NodeExpandVolume", &request.volume_id, work).await.map(Response::new)
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        _: Request<NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
+        let capability = |of: &Type| NodeServiceCapability {
+            r#type: Some(node_service_capability::Type::Rpc(Rpc { r#type: (*of).into() })),
+        };
+        let answer = || {
+            Ok(NodeGetCapabilitiesResponse {
+                capabilities: self.capabilities.iter().map(capability).collect(),
+            })
+        };
+        self.faults.call("NodeGetCapabilities", "", answer).await.map(Response::new)
+    }
+
+    async fn node_get_info(
+        &self,
+        _: Request<NodeGetInfoRequest>,
+    ) -> Result<Response<NodeGetInfoResponse>, Status> {
+        self.faults.call("NodeGetInfo", "", || Ok(self.info.clone())).await.map(Response::new)
+    }
+}

@@ -1,0 +1,441 @@
+//! Volumes of the driver's process: real mounts, faults, and ends of the node agent between steps.
+
+#![allow(clippy::unwrap_used, reason = "a failed step ends the test")]
+
+mod common;
+
+use std::fs;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::{Agent, DRIVER, Machine, POD, publish, stage, volume};
+use futures::FutureExt as _;
+use pod_sync_csi::error::Outcome;
+use pod_sync_csi::mount::Expand;
+use pod_sync_csi::paths::Root;
+use pod_sync_csi::reconstruct;
+use pod_sync_csi::volume::Secrets;
+use pod_sync_csi::volume_data::LifecycleMode;
+use quintlet_csi_driver::fault::{self, Fault};
+use quintlet_csi_driver::volumes;
+use quintlet_kit::failpoint::{self, Failpoint, Observer, ProcessEnded};
+
+async fn mount_all(agent: &Agent) {
+    agent.mounter.stage(&stage()).await.unwrap();
+    agent.mounter.publish(&publish()).await.unwrap();
+}
+
+async fn unmount_all(machine: &Machine, agent: &Agent) {
+    agent.mounter.unpublish(POD, "pv-1").await.unwrap();
+    agent.mounter.unstage(&machine.global_mount()).await.unwrap();
+}
+
+/// The directories of the CSI plugin and of the pod's volumes, apart from the parents of all volumes.
+fn left(machine: &Machine) -> Vec<String> {
+    let parents = ["plugins/kubernetes.io/csi", "pods"];
+    let all = parents.iter().flat_map(|dir| machine.tree(dir));
+    let volumes = "/volumes/kubernetes.io~csi";
+    let is_parent = |path: &str| {
+        path.ends_with(DRIVER) || path.ends_with(POD) || path.ends_with("/volumes") || path.ends_with(volumes)
+    };
+    all.filter(|path| !is_parent(path)).collect()
+}
+
+#[tokio::test]
+async fn a_volume_goes_through_its_life_with_the_kubelets_files() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let _driver = machine.driver(&[]);
+    agent.registered().await;
+
+    assert_eq!(agent.mounter.stage(&stage()).await.unwrap(), Some(machine.global_mount()));
+    let published = agent.mounter.publish(&publish()).await.unwrap();
+    assert_eq!((published.path.clone(), published.group_applied), (machine.mount(), false));
+    assert_eq!(machine.mounts(), [machine.global_mount(), machine.mount()]);
+    fs::write(machine.mount().join("data"), "kept").unwrap();
+    let data = fs::read_to_string(machine.global_mount().with_file_name("vol_data.json")).unwrap();
+    assert_eq!(data, format!("{{\"driverName\":\"{DRIVER}\",\"volumeHandle\":\"vol-1\"}}\n"));
+    let data = fs::read_to_string(machine.mount().with_file_name("vol_data.json")).unwrap();
+    let attachment = pod_sync_csi::paths::attachment_name("vol-1", DRIVER, "node-1");
+    let expected = format!(
+        "{{\"attachmentID\":\"{attachment}\",\"driverName\":\"{DRIVER}\",\"nodeName\":\"node-1\",\
+         \"specVolID\":\"pv-1\",\"volumeHandle\":\"vol-1\",\"volumeLifecycleMode\":\"Persistent\"}}\n"
+    );
+    assert_eq!(data, expected);
+
+    let stats = agent.mounter.stats(DRIVER, "vol-1", &published.path).await.unwrap();
+    assert!(stats.bytes.unwrap().total > 0 && stats.inodes.unwrap().used > 0, "{stats:?}");
+    let expand =
+        Expand { volume: volume(), path: published.path, bytes: 1 << 30, secrets: Secrets::default() };
+    assert_eq!(agent.mounter.expand(&expand).await.unwrap(), 1 << 30);
+
+    // Both operations can be repeated.
+    mount_all(&agent).await;
+    assert_eq!(machine.mounts().len(), 2);
+    unmount_all(&machine, &agent).await;
+    unmount_all(&machine, &agent).await;
+    assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]));
+    mount_all(&agent).await;
+    assert_eq!(fs::read_to_string(machine.mount().join("data")).unwrap(), "kept");
+    unmount_all(&machine, &agent).await;
+}
+
+#[tokio::test]
+async fn a_read_only_volume_on_tmpfs_and_a_volume_on_a_loop_device_are_mounted() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let _driver = machine.driver(&[]);
+    agent.registered().await;
+    for (medium, read_only) in [("tmpfs", true), ("loop", false)] {
+        let mut args = (stage(), publish());
+        for volume in [&mut args.0.volume, &mut args.1.volume] {
+            volume.handle = format!("vol-{medium}");
+            volume.attributes.insert(volumes::MEDIUM.to_owned(), medium.to_owned());
+            volume.read_only = read_only;
+        }
+        let staged = agent.mounter.stage(&args.0).await.unwrap().unwrap();
+        let published = agent.mounter.publish(&args.1).await.unwrap();
+        let written = fs::write(published.path.join("file"), "");
+        assert_eq!(written.is_err(), read_only, "{medium}: {written:?}");
+        agent.mounter.unpublish(POD, "pv-1").await.unwrap();
+        agent.mounter.unstage(&staged).await.unwrap();
+        assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]), "{medium}");
+    }
+}
+
+#[tokio::test]
+async fn a_driver_that_does_not_stage_gets_volumes_published_only() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let _driver = machine.driver(&["--capabilities=VOLUME_MOUNT_GROUP"]);
+    agent.registered().await;
+    assert_eq!(agent.mounter.stage(&stage()).await.unwrap(), None);
+    let mut args = publish();
+    args.fs_group = Some(2000);
+    args.secrets = Secrets([("key".to_owned(), "hunter2".to_owned())].into());
+    assert!(agent.mounter.publish(&args).await.unwrap().group_applied);
+    let contexts = fs::read_to_string(machine.state.join("contexts.log")).unwrap();
+    assert!(contexts.contains("volume_mount_group: \\\"2000\\\""), "{contexts}");
+    assert!(contexts.contains("[\"key\"]"), "{contexts}");
+    for name in ["stats", "expand"] {
+        let error = match name {
+            "stats" => agent.mounter.stats(DRIVER, "vol-1", &machine.mount()).await.map(drop).unwrap_err(),
+            _ => {
+                let path = machine.mount();
+                let expand = Expand { volume: volume(), path, bytes: 1, secrets: Secrets::default() };
+                agent.mounter.expand(&expand).await.map(drop).unwrap_err()
+            }
+        };
+        assert!(
+            error.to_string().ends_with(&format!("is not supported by the CSI driver {DRIVER}")),
+            "{error}"
+        );
+    }
+    unmount_all(&machine, &agent).await;
+    assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]));
+    let calls = fault::calls(&machine.state);
+    assert!(!calls.iter().any(|call| call.contains("stage")), "{calls:?}");
+}
+
+#[tokio::test]
+async fn an_inline_volume_is_published_without_staging() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let _driver = machine.driver(&[]);
+    agent.registered().await;
+    let mut args = publish();
+    args.volume.lifecycle = LifecycleMode::Ephemeral;
+    args.volume.handle = pod_sync_csi::paths::inline_handle(POD, "pv-1");
+    agent.mounter.publish(&args).await.unwrap();
+    let found = reconstruct::published(&Root::new(&machine.root)).unwrap();
+    let [volume] = &found[..] else { panic!("{found:?}") };
+    let data = volume.found.data.as_ref().unwrap().as_ref().unwrap();
+    assert_eq!((volume.pod.as_str(), volume.name.as_str(), data.is_ephemeral()), (POD, "pv-1", true));
+    agent.mounter.unpublish(POD, "pv-1").await.unwrap();
+    assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]));
+}
+
+#[tokio::test]
+async fn without_its_driver_nothing_is_attempted_and_nothing_is_removed() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let error = agent.mounter.publish(&publish()).await.unwrap_err();
+    let missing = format!("driver name {DRIVER} not found in the list of registered CSI drivers");
+    assert_eq!(
+        error.text(),
+        format!("kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: {missing}")
+    );
+    assert_eq!(error.outcome(), Outcome::Transient);
+    assert_eq!(left(&machine), Vec::<String>::new());
+    let _driver = machine.driver(&[]);
+    agent.registered().await;
+    mount_all(&agent).await;
+    let before = (machine.mounts(), left(&machine));
+    fs::remove_file(machine.root.join("plugins_registry/reg.sock")).unwrap();
+    common::eventually("the driver is deregistered", || agent.drivers.get(DRIVER).is_err()).await;
+    for error in [
+        agent.mounter.unpublish(POD, "pv-1").await.unwrap_err(),
+        agent.mounter.unstage(&machine.global_mount()).await.unwrap_err(),
+    ] {
+        assert_eq!(error.outcome(), Outcome::Transient, "{}", error.text());
+        assert!(error.text().ends_with(&missing), "{}", error.text());
+    }
+    assert_eq!((machine.mounts(), left(&machine)), before);
+}
+
+/// Every fault in every mutating call: the error says what is certain, and after the fault both mounting again and unmounting
+/// succeed and leave nothing.
+#[tokio::test]
+async fn after_every_fault_the_volume_can_be_mounted_again_and_unmounted() {
+    let faults = [
+        Fault::Hang,
+        Fault::HangAfter,
+        Fault::DieBefore,
+        Fault::DieAfter,
+        Fault::Code(13),
+        Fault::CodeAfter(13),
+        Fault::Code(10),
+        Fault::CodeAfter(4),
+        Fault::Code(14),
+    ];
+    for call in ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"] {
+        for fault in &faults {
+            one_fault(call, fault).await;
+        }
+    }
+}
+
+async fn one_fault(call: &str, fault: &Fault) {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let mut driver = machine.driver(&[]);
+    agent.registered().await;
+    let agent = Agent::impatient(agent);
+    fault::set(&machine.state, &[(call, fault.clone())]).unwrap();
+    let staged = agent.mounter.stage(&stage()).await;
+    let published = match &staged {
+        Ok(_) => agent.mounter.publish(&publish()).await.map(drop),
+        Err(_) => Ok(()),
+    };
+    let error = match call {
+        "NodeStageVolume" => staged.unwrap_err(),
+        "NodePublishVolume" => published.unwrap_err(),
+        "NodeUnpublishVolume" => agent.mounter.unpublish(POD, "pv-1").await.unwrap_err(),
+        _ => {
+            agent.mounter.unpublish(POD, "pv-1").await.unwrap();
+            agent.mounter.unstage(&machine.global_mount()).await.unwrap_err()
+        }
+    };
+    let context = format!("{call} {fault:?}: {}", error.text());
+    let is_final = matches!(fault, Fault::Code(13) | Fault::CodeAfter(13));
+    let unmounting = call.starts_with("NodeUn");
+    let expected = if is_final && !unmounting { Outcome::Finished } else { Outcome::Uncertain };
+    assert_eq!(error.outcome(), expected, "{context}");
+    let text = match fault {
+        Fault::Hang | Fault::HangAfter => {
+            "rpc error: code = DeadlineExceeded desc = context deadline exceeded"
+        }
+        Fault::DieBefore | Fault::DieAfter => "rpc error: code = Unavailable desc = ",
+        Fault::Code(13) | Fault::CodeAfter(13) => "rpc error: code = Internal desc = injected by the test",
+        Fault::Code(10) => "rpc error: code = Aborted desc = injected by the test",
+        _ => "desc = injected by the test",
+    };
+    assert!(error.text().contains(text), "{context}");
+    if call == "NodeStageVolume" && *fault == Fault::Code(13) {
+        assert_eq!(left(&machine), Vec::<String>::new(), "{context}");
+    }
+    fault::set(&machine.state, &[]).unwrap();
+    if matches!(fault, Fault::DieBefore | Fault::DieAfter) {
+        driver.kill();
+        driver = machine.driver(&[]);
+        common::eventually("the driver answers", || {
+            std::os::unix::net::UnixStream::connect(
+                machine.root.join("plugins").join(DRIVER).join("csi.sock"),
+            )
+            .is_ok()
+        })
+        .await;
+        agent.registered().await;
+    }
+    if !unmounting {
+        mount_all(&agent).await;
+        assert_eq!(machine.mounts().len(), 2, "{context}");
+    }
+    unmount_all(&machine, &agent).await;
+    assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]), "{context}");
+    drop(driver);
+}
+
+#[tokio::test]
+async fn an_uncertain_publish_is_undone_without_being_repeated() {
+    for fault in [Fault::HangAfter, Fault::CodeAfter(14), Fault::Hang] {
+        let machine = Machine::new();
+        let agent = machine.agent();
+        let _driver = machine.driver(&[]);
+        agent.registered().await;
+        let agent = Agent::impatient(agent);
+        fault::set(&machine.state, &[("NodePublishVolume", fault.clone())]).unwrap();
+        agent.mounter.stage(&stage()).await.unwrap();
+        let error = agent.mounter.publish(&publish()).await.unwrap_err();
+        assert_eq!(error.outcome(), Outcome::Uncertain, "{fault:?}");
+        unmount_all(&machine, &agent).await;
+        assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]), "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_mount_that_the_driver_left_is_an_error_and_its_content_is_not_deleted() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let _driver = machine.driver(&[]);
+    agent.registered().await;
+    mount_all(&agent).await;
+    fs::write(machine.mount().join("data"), "precious").unwrap();
+    fault::set(&machine.state, &[("NodeUnpublishVolume", Fault::Lie), ("NodeUnstageVolume", Fault::Lie)])
+        .unwrap();
+    for error in [
+        agent.mounter.unpublish(POD, "pv-1").await.unwrap_err(),
+        agent.mounter.unstage(&machine.global_mount()).await.unwrap_err(),
+    ] {
+        assert_eq!(error.outcome(), Outcome::Uncertain);
+        assert!(error.text().contains("is still mounted after Node"), "{}", error.text());
+    }
+    assert_eq!(machine.mounts().len(), 2);
+    assert_eq!(fs::read_to_string(machine.mount().join("data")).unwrap(), "precious");
+    fault::set(&machine.state, &[]).unwrap();
+    unmount_all(&machine, &agent).await;
+    assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]));
+}
+
+#[tokio::test]
+async fn a_mount_point_with_a_foreign_file_is_not_removed() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let _driver = machine.driver(&[]);
+    agent.registered().await;
+    mount_all(&agent).await;
+    agent.mounter.unpublish(POD, "pv-1").await.unwrap();
+    volumes::unmount(&machine.global_mount()).unwrap();
+    fs::write(machine.global_mount().join("foreign"), "mine").unwrap();
+    let error = agent.mounter.unstage(&machine.global_mount()).await.unwrap_err();
+    assert!(error.text().contains("failed to remove mount point"), "{}", error.text());
+    assert_eq!(fs::read_to_string(machine.global_mount().join("foreign")).unwrap(), "mine");
+    fs::remove_file(machine.global_mount().join("foreign")).unwrap();
+    agent.mounter.unstage(&machine.global_mount()).await.unwrap();
+    assert_eq!(left(&machine), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_failing_republish_leaves_the_mount_of_the_running_pod() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let _driver = machine.driver(&[]);
+    agent.registered().await;
+    mount_all(&agent).await;
+    volumes::unmount(&machine.mount()).unwrap();
+    fault::set(&machine.state, &[("NodePublishVolume", Fault::Code(13))]).unwrap();
+    let mut again = publish();
+    again.mounted_before = true;
+    agent.mounter.publish(&again).await.unwrap_err();
+    assert!(machine.mount().is_dir() && machine.mount().with_file_name("vol_data.json").exists());
+    agent.mounter.publish(&publish()).await.unwrap_err();
+    assert!(!machine.mount().exists());
+}
+
+#[tokio::test]
+async fn mounts_without_volume_data_are_left_and_empty_directories_are_removed() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let _driver = machine.driver(&[]);
+    agent.registered().await;
+    mount_all(&agent).await;
+    let data = machine.mount().with_file_name("vol_data.json");
+    let good = fs::read(&data).unwrap();
+    for torn in [None, Some(&b"{\"driverName\""[..])] {
+        match torn {
+            None => fs::remove_file(&data).unwrap(),
+            Some(bytes) => fs::write(&data, bytes).unwrap(),
+        }
+        let error = agent.mounter.unpublish(POD, "pv-1").await.unwrap_err();
+        assert!(error.text().ends_with("is mounted, but its driver is unknown"), "{}", error.text());
+        assert_eq!(machine.mounts().len(), 2);
+    }
+    fs::write(&data, good).unwrap();
+    unmount_all(&machine, &agent).await;
+    // The process ended between the directory and its metadata, or while it wrote them.
+    fs::create_dir_all(machine.mount()).unwrap();
+    fs::write(&data, b"").unwrap();
+    fs::create_dir_all(machine.global_mount()).unwrap();
+    unmount_all(&machine, &agent).await;
+    assert_eq!(left(&machine), Vec::<String>::new());
+}
+
+/// Ends the agent at its n-th failpoint.
+struct EndAt {
+    left: AtomicUsize,
+}
+
+impl Observer for EndAt {
+    fn reached(&self, _: Failpoint) {
+        if self.left.fetch_sub(1, Ordering::SeqCst) == 0 {
+            std::panic::resume_unwind(Box::new(ProcessEnded));
+        }
+    }
+}
+
+impl EndAt {
+    fn observe(n: usize) {
+        let observer = Arc::new(Self { left: AtomicUsize::new(n) });
+        failpoint::observe(observer);
+    }
+}
+
+/// The agent ends before and after each step of a volume's life. A new agent finds the volume on disk. Where the volume is
+/// wanted, it is mounted with its data; where it is not, nothing of it is left.
+#[tokio::test]
+async fn an_agent_that_ends_at_any_step_is_replaced_by_one_that_finishes_the_work() {
+    let mut cuts = 0;
+    for n in 0.. {
+        let machine = Machine::new();
+        let _driver = machine.driver(&[]);
+        let agent = machine.agent();
+        agent.registered().await;
+        EndAt::observe(n);
+        let life = async {
+            mount_all(&agent).await;
+            unmount_all(&machine, &agent).await;
+        };
+        let ended = AssertUnwindSafe(life).catch_unwind().await.is_err();
+        EndAt::observe(usize::MAX);
+        agent.crash();
+        if !ended {
+            assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]));
+            break;
+        }
+        cuts += 1;
+        let agent = machine.agent();
+        agent.registered().await;
+        let before = machine.mounts();
+        // What is on disk names the driver of each mount.
+        let root = Root::new(&machine.root);
+        let staged = reconstruct::staged(&root).unwrap();
+        let published = reconstruct::published(&root).unwrap();
+        let known: Vec<_> = staged.iter().chain(published.iter().map(|volume| &volume.found)).collect();
+        for mount in &before {
+            let found = known.iter().find(|found| found.path == *mount);
+            assert!(
+                found.is_some_and(|found| matches!(found.data, Ok(Some(_)))),
+                "cut {n}: {mount:?} {known:?}"
+            );
+        }
+        if n % 2 == 0 {
+            mount_all(&agent).await;
+            assert_eq!(machine.mounts(), [machine.global_mount(), machine.mount()], "cut {n}");
+        }
+        unmount_all(&machine, &agent).await;
+        assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]), "cut {n}");
+    }
+    // Before and after each of 3 + 3 + 4 + 4 steps.
+    assert_eq!(cuts, 28);
+}
