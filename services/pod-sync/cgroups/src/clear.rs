@@ -1,4 +1,4 @@
-//! Ends what is in a group, then the group.
+//! Kills the processes of a cgroup and removes it.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -15,14 +15,14 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::CgroupError;
 
-// Upstream's number; a process that forks faster than this is killed on the next pass.
+// As in the kubelet. A process that forks faster than this is killed by the next attempt.
 const KILL_ROUNDS: u32 = 5;
 const KILL_PAUSE: Duration = Duration::from_millis(20);
-// A group is busy for a moment after its last process was reaped: 10 ms doubling, about 600 ms in all.
+// A cgroup is busy for a moment after its last process exits: waits of 10 ms, doubled, about 600 ms in all.
 const REMOVE_ATTEMPTS: u32 = 6;
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
-/// Processes of a group and of all groups below it. A pod may nest groups as deep as the kernel lets it.
+/// PIDs of a cgroup and its descendants. A pod may nest cgroups as deep as the kernel allows.
 struct Processes(BTreeSet<i32>);
 
 impl Visitor for Processes {
@@ -36,9 +36,9 @@ impl Visitor for Processes {
             return Ok(());
         };
         let mut text = String::new();
-        // A group that is removed meanwhile has none.
+        // A cgroup that is removed meanwhile has no processes.
         let _ = File::from(file).read_to_string(&mut text);
-        // A process outside this pid namespace reads as 0, which is nobody to kill.
+        // A process outside this PID namespace is listed as 0 and cannot be killed.
         self.0.extend(text.lines().filter_map(|l| l.parse::<i32>().ok()).filter(|p| *p > 1));
         Ok(())
     }
@@ -47,7 +47,7 @@ impl Visitor for Processes {
 fn pids(dir: &Path) -> BTreeSet<i32> {
     let mut processes = Processes(BTreeSet::new());
     if let Ok(root) = tree::open_root(dir) {
-        // What cannot be read is busy when it is to be removed.
+        // A cgroup that cannot be read fails as busy when it is removed.
         let _ = tree::walk(root, &mut processes);
     }
     processes.0
@@ -62,7 +62,7 @@ pub(super) fn kill_all(group: &str, dirs: &[PathBuf]) -> Result<(), CgroupError>
             return Ok(());
         }
         for pid in &left {
-            // Gone already is as good as killed.
+            // A process that has exited needs no kill.
             let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
         std::thread::sleep(KILL_PAUSE);
@@ -75,7 +75,7 @@ pub(super) fn kill_all(group: &str, dirs: &[PathBuf]) -> Result<(), CgroupError>
     Err(CgroupError::Kill { group: group.to_owned(), left: left.into_iter().collect() })
 }
 
-/// Removes groups from the deepest up.
+/// Removes cgroups, the deepest ones first.
 struct Remove;
 
 impl Visitor for Remove {
@@ -90,10 +90,10 @@ impl Visitor for Remove {
     }
 }
 
-/// Removes a group with all groups below it.
+/// Removes a cgroup and its descendants.
 ///
 /// # Errors
-/// One stays busy.
+/// A cgroup stays busy.
 pub(super) fn remove_dirs(dir: &Path) -> io::Result<()> {
     match tree::open_root(dir) {
         Ok(root) => tree::walk(root, &mut Remove)?,
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn groups_nested_deeper_than_any_path_are_read_and_removed() {
-        // In memory: a disk is slow at so many directories.
+        // On tmpfs, since disks are slow with this many directories.
         let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let root = temp.path().join("pod");
         std::fs::create_dir(&root).unwrap();
@@ -145,7 +145,7 @@ mod tests {
             let small = std::thread::Builder::new().stack_size(256 << 10);
             let work = || {
                 assert_eq!(pids(&root), [7].into());
-                // A file of a file system that is no cgroup keeps its directory.
+                // A regular file, which a cgroup file system would not have, keeps its directory.
                 assert!(remove_dirs(&root).is_err());
                 rustix::fs::unlinkat(&at, "cgroup.procs", AtFlags::empty()).unwrap();
                 remove_dirs(&root).unwrap();

@@ -1,4 +1,4 @@
-//! Files of a group and the way to it, in both versions.
+//! Control files of cgroups v1 and v2, and creation of the directories.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ pub(super) fn page_size_is(resource: &str, file: &str) -> bool {
 }
 
 pub(super) fn v1_files(values: &PodCgroup) -> Vec<(&'static str, &'static str, String)> {
-    // The period goes first: a quota is checked against it.
+    // The period is written first, since the kernel checks the quota against it.
     [
         ("cpu", "cpu.shares", values.cpu_shares.map(|v| v.to_string())),
         ("cpu", "cpu.cfs_period_us", values.cpu_period_us.map(|v| v.to_string())),
@@ -42,7 +42,7 @@ pub(super) fn v2_files(values: &PodCgroup) -> Vec<(&'static str, String)> {
     .collect()
 }
 
-// From here on a limit of version 1 is none: it counts in pages.
+// v1 rounds limits to pages. From this value on there is no limit.
 const V1_UNLIMITED: i64 = 1 << 62;
 
 fn number(path: &Path) -> Result<i64, CgroupError> {
@@ -64,7 +64,7 @@ pub(super) fn now_v1(dir: impl Fn(&str) -> Option<PathBuf>) -> Result<CgroupStat
     let mut now = CgroupState::default();
     if let Some(cpu) = dir("cpu") {
         now.cpu_shares = u64::try_from(number(&cpu.join("cpu.shares"))?).unwrap_or(0);
-        // A kernel may be built without quotas.
+        // The kernel may be built without CFS quotas.
         let quota = cpu.join("cpu.cfs_quota_us");
         now.cpu_quota_us = if quota.exists() { Some(number(&quota)?).filter(|q| *q > 0) } else { None };
     }
@@ -98,7 +98,7 @@ pub(super) fn limit(value: i64) -> String {
     if value < 0 { "max".to_owned() } else { value.to_string() }
 }
 
-// Never creates: a file that is not there is a controller that is not there.
+// Never creates the file: if it does not exist, the controller is not available.
 pub(super) fn put(path: &Path, value: &str) -> io::Result<()> {
     use std::io::Write as _;
     fs::OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
@@ -118,7 +118,7 @@ pub(super) fn make_v1(mount: &Path, group: &Path, cpuset: bool) -> Result<(), Cg
         let parent = dir.clone();
         dir.push(part);
         mkdir(&dir)?;
-        // A new cpuset is empty, and nothing can run in an empty one.
+        // A new cpuset is empty, and no process can join an empty one.
         for file in ["cpuset.cpus", "cpuset.mems"].iter().filter(|_| cpuset) {
             let own = dir.join(file);
             if fs::read_to_string(&own).is_ok_and(|v| v.trim().is_empty()) {
@@ -136,8 +136,8 @@ pub(super) fn make_v2(root: &Path, group: &Path) -> Result<(), CgroupError> {
     for part in group {
         let has = fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
         for controller in V2_CONTROLLERS.iter().filter(|c| has.split_whitespace().any(|h| h == **c)) {
-            // Each by itself, so that one that cannot be had does not cost the others; what is missing at the end of
-            // the way is the error.
+            // Each controller is enabled on its own, so that an unavailable one does not prevent the others. Those missing at the end of
+            // the path are the error.
             if let Err(e) = put(&dir.join("cgroup.subtree_control"), &format!("+{controller}")) {
                 tracing::debug!(path = %dir.display(), controller, error = %e, "cannot hand a controller down");
             }

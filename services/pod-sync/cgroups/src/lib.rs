@@ -1,15 +1,16 @@
-//! Cgroups of pods, both versions, both drivers (`pkg/kubelet/cm`).
+//! Creates, limits and removes cgroups of pods, v1 and v2, with the cgroupfs and the systemd driver (`pkg/kubelet/cm`).
 //!
-//! A small writer of its own rather than `cgroups-rs`: that takes its hierarchies from this process's mount table, so
-//! neither tests nor a second root can move it, and it fails where a controller is missing, which is usual on version
-//! one. What is left of the job is a dozen files. With the systemd driver the groups are slices ([`parent_name`]), which
-//! systemd starts, limits and stops (`systemd.rs`); the same values are then written as files, as upstream does.
+//! The crate writes the control files itself and does not use `cgroups-rs`: that takes the hierarchies from the mount table of
+//! the process, so tests and a second root cannot redirect it, and it fails if a controller is missing, which is usual with
+//! v1. With the systemd driver the cgroups are slices ([`parent_name`]), which systemd starts, limits and stops (`systemd.rs`);
+//! the same values are then written to the files, as in the kubelet.
 //!
-//! Everything here blocks for as long as the kernel or systemd takes, which is short, but [`Cgroups::remove_by_uid`],
-//! which waits for killed processes on a thread of its own.
+//! All functions block for a short time, except [`Cgroups::remove_by_uid`], which waits for killed processes on a thread of its
+//! own.
 
-// A value of a pod, a runtime or a file must not end this process.
+// A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
 mod clear;
 mod files;
@@ -40,20 +41,20 @@ const KUBEPODS: &str = "kubepods";
 const BURSTABLE: &str = "burstable";
 const BESTEFFORT: &str = "besteffort";
 const MIN_SHARES: u64 = 2;
-// What the kernel takes as no limit of huge pages.
+// Huge page limit that the kernel treats as no limit.
 const UNBOUNDED: i64 = 1 << 62;
-// Version 1: a group must be in these where they are mounted.
+// v1: a pod's cgroup must exist in these controllers if they are mounted.
 const V1_REQUIRED: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "pids", "systemd", "hugetlb"];
-// Version 2: what is handed down the tree where the root has it.
+// v2: controllers that are enabled for descendants if the root has them.
 const V2_CONTROLLERS: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
 
-/// The unified hierarchy is mounted at `root`.
+/// Returns whether `root` is a cgroup v2 mount.
 #[must_use]
 pub fn is_v2(root: &Path) -> bool {
     root.join("cgroup.controllers").exists()
 }
 
-/// Whether groups of the unified hierarchy have a swap limit: this process's own group tells.
+/// Returns whether cgroups v2 have a swap limit, judged by the cgroup of this process.
 #[must_use]
 pub fn has_swap_controller() -> bool {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -62,51 +63,42 @@ pub fn has_swap_controller() -> bool {
     })
 }
 
-/// A cgroup cannot be made, checked or removed.
+/// A cgroup operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// A controller cannot be had in the group.
+    /// A controller is not available in a cgroup.
     #[error("cgroup {group:?} has some missing controllers: {}", missing.join(", "))]
     Missing {
-        /// The group.
         group: String,
-        /// Controllers, in order.
         missing: Vec<String>,
     },
-    /// A directory or value cannot be written.
+    /// A directory could not be created, or a value not written.
     #[error("{what} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
-        /// On what.
         path: PathBuf,
-        /// Why it failed.
         source: io::Error,
     },
-    /// Processes outlived five rounds of SIGKILL.
+    /// Processes survived five rounds of SIGKILL.
     #[error("failed to kill all the processes attached to the {group} cgroups : {left:?}")]
     Kill {
-        /// The group.
         group: String,
-        /// Pids that are left.
+        /// PIDs of the remaining processes.
         left: Vec<i32>,
     },
-    /// A group cannot be removed.
     #[error("failed to delete cgroup paths for {group} : {source}")]
     Delete {
-        /// The group.
         group: String,
-        /// Why.
         source: io::Error,
     },
-    /// systemd does not do what it is asked for.
+    /// A call to systemd failed.
     #[error("systemd: {what} {unit}: {problem}")]
     Systemd {
-        /// What was asked.
+        /// The failed operation.
         what: &'static str,
-        /// The unit.
         unit: String,
-        /// Its words.
+        /// Message of systemctl.
         problem: String,
     },
 }
@@ -115,20 +107,20 @@ fn io_error<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) ->
     move |source| CgroupError::Io { what, path: path.to_owned(), source }
 }
 
-/// Limits of all pods together; `None` is "do not write".
+/// Limits of `kubepods`, the cgroup of all pods. `None` leaves a value unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeLimits {
-    /// Thousandths of a CPU.
+    /// Millicores.
     pub cpu_milli: Option<i64>,
     /// Bytes.
     pub memory_bytes: Option<i64>,
-    /// Processes.
+    /// Number of processes.
     pub pids: Option<i64>,
 }
 
 #[derive(Debug, Clone)]
 enum Layout {
-    /// Name of a controller to where it is mounted; several names may share a mount.
+    /// v1: mount points by controller. Several controllers may share one.
     V1(BTreeMap<String, PathBuf>),
     V2(PathBuf),
 }
@@ -139,17 +131,17 @@ pub struct Cgroups {
     layout: Layout,
     root: String,
     settings: CgroupSettings,
-    // Known once the runtime has told its driver; all clones learn of it.
+    // Set once the runtime reports its driver; shared by all clones.
     is_systemd: Arc<AtomicBool>,
     systemd: Systemd,
-    /// Pods have groups (`cgroupsPerQOS`); if not, no group is made or named.
+    /// `cgroupsPerQOS`. Without it pods have no cgroups.
     per_qos: bool,
-    // What pods' groups are marked with.
+    // Owner attribute of the cgroups of pods.
     owner: String,
 }
 
 impl Cgroups {
-    /// Groups in the hierarchies mounted at `mount` (`/sys/fs/cgroup`), below the group `root` (`--cgroup-root`).
+    /// Uses the hierarchies mounted at `mount` (`/sys/fs/cgroup`), below the cgroup `root` (`--cgroup-root`).
     #[must_use]
     pub fn new(mount: &Path, root: &str, settings: CgroupSettings) -> Self {
         let layout = if is_v2(mount) {
@@ -175,37 +167,36 @@ impl Cgroups {
         }
     }
 
-    /// Marks pods' groups as made by `owner`: under a shared root they are told from those of another agent.
+    /// Marks cgroups of pods as created by `owner`, which tells them apart from those of another node agent under the same root.
     #[must_use]
     pub fn owned_by(self, owner: &str) -> Self {
         Self { owner: owner.to_owned(), ..self }
     }
 
-    /// There are tiers, and a group of all pods that can be limited.
+    /// Returns whether there are QoS cgroups and a cgroup of all pods.
     #[must_use]
     pub fn has_tiers(&self) -> bool {
         self.per_qos
     }
 
-    /// With or without groups for pods (`cgroupsPerQOS`).
+    /// Enables or disables cgroups of pods (`cgroupsPerQOS`).
     #[must_use]
     pub fn per_qos(self, per_qos: bool) -> Self {
         Self { per_qos, ..self }
     }
 
-    /// Who makes groups.
     #[must_use]
     pub fn driver(&self) -> Driver {
         if self.is_systemd.load(Ordering::Relaxed) { Driver::Systemd } else { Driver::Cgroupfs }
     }
 
-    /// Has groups made by `driver` from now on. True if that is a change.
+    /// Sets the driver for new cgroups. Returns whether it changed.
     pub fn set_driver(&self, driver: Driver) -> bool {
         let systemd = driver == Driver::Systemd;
         self.is_systemd.swap(systemd, Ordering::Relaxed) != systemd
     }
 
-    /// The pod's `cgroup_parent`; empty where pods have no groups.
+    /// Returns the pod's `cgroup_parent` for the CRI; empty if pods have no cgroups.
     #[must_use]
     pub fn parent(&self, pod: &Pod, uid: &PodUid) -> String {
         if !self.per_qos {
@@ -214,11 +205,10 @@ impl Cgroups {
         parent_name(self.driver(), &self.root, qos::qos_class(pod), uid)
     }
 
-    /// Makes `kubepods` and the tiers, and limits what all pods take together. Values of a group that is there are
-    /// brought up to date.
+    /// Creates `kubepods` and the QoS cgroups, and limits all pods together. Existing cgroups are updated.
     ///
     /// # Errors
-    /// A group cannot be made or written.
+    /// A cgroup cannot be created or written.
     pub fn set_up(&self, limits: NodeLimits) -> Result<(), CgroupError> {
         if !self.per_qos {
             return Ok(());
@@ -235,10 +225,10 @@ impl Cgroups {
         self.write(&self.below_root(&[KUBEPODS]), &values, None)
     }
 
-    /// Gives the burstable tier the shares its pods request together ([`qos::burstable_shares`]).
+    /// Sets the shares of the Burstable cgroup to the sum of its pods' requests ([`qos::burstable_shares`]).
     ///
     /// # Errors
-    /// The tier cannot be made or written.
+    /// The cgroup cannot be created or written.
     pub fn update_tiers(&self, burstable_shares: u64) -> Result<(), CgroupError> {
         if !self.per_qos {
             return Ok(());
@@ -250,24 +240,24 @@ impl Cgroups {
         self.write(&self.below_root(&[KUBEPODS, BESTEFFORT]), &shares(MIN_SHARES), Some(UNBOUNDED))
     }
 
-    /// Whether the pod's group is there, in every hierarchy that counts, or none is needed.
+    /// Returns whether the pod's cgroup exists in every required hierarchy, or is not needed.
     #[must_use]
     pub fn exists(&self, pod: &Pod, uid: &PodUid) -> bool {
         !self.per_qos || self.missing(&self.group(pod, uid)).is_empty()
     }
 
-    /// Makes the pod's group with its values. One that is there is left as it is.
+    /// Creates the pod's cgroup with its values. An existing one is not changed.
     ///
     /// # Errors
-    /// The caller prefixes `unable to ensure pod container exists: `.
+    /// The caller adds the prefix `unable to ensure pod container exists: `.
     pub fn ensure(&self, pod: &Pod, uid: &PodUid) -> Result<(), CgroupError> {
         if self.exists(pod, uid) { Ok(()) } else { self.complete(pod, uid) }
     }
 
-    /// The same with one that is there, but may have been made without its values.
+    /// Like [`Cgroups::ensure`], but also writes the values of an existing cgroup, which may have been created without them.
     ///
     /// # Errors
-    /// As with [`Cgroups::ensure`].
+    /// As for [`Cgroups::ensure`].
     pub fn complete(&self, pod: &Pod, uid: &PodUid) -> Result<(), CgroupError> {
         if !self.per_qos {
             return Ok(());
@@ -278,7 +268,7 @@ impl Cgroups {
         failpoint::file!("cgroup limited", || self.write(&group, &self.values(pod), Some(0)))
     }
 
-    /// What the pod's group is to have; nothing where pods have no groups.
+    /// Returns the values of the pod's cgroup; all `None` if pods have no cgroups.
     #[must_use]
     pub fn values(&self, pod: &Pod) -> PodCgroup {
         if !self.per_qos {
@@ -287,7 +277,7 @@ impl Cgroups {
         qos::pod_cgroup(pod, self.settings)
     }
 
-    /// Writes values of a pod's group that is there; those that are `None` stay.
+    /// Writes values of a pod's existing cgroup. Those that are `None` stay.
     ///
     /// # Errors
     /// A value cannot be written.
@@ -295,7 +285,7 @@ impl Cgroups {
         self.write(&self.group(pod, uid), values, None)
     }
 
-    /// Reads what a resize goes by. A controller that is not mounted limits nothing.
+    /// Reads the current values that a resize depends on. A controller that is not mounted has no limit.
     ///
     /// # Errors
     /// A value cannot be read.
@@ -310,7 +300,7 @@ impl Cgroups {
         }
     }
 
-    /// UIDs of all pods that have a group anywhere.
+    /// Returns the UIDs of all pods that have a cgroup in any hierarchy.
     ///
     /// # Errors
     /// A hierarchy cannot be read.
@@ -333,7 +323,7 @@ impl Cgroups {
         Ok(out)
     }
 
-    /// UIDs of pods that have a group which bears our mark, but for these.
+    /// Returns the UIDs of pods that have a cgroup with this owner's mark, except `but`.
     #[must_use]
     pub fn marked(&self, but: &HashSet<PodUid>) -> BTreeSet<PodUid> {
         let driver = self.driver();
@@ -347,13 +337,13 @@ impl Cgroups {
             .collect()
     }
 
-    // Where a group is there.
+    // The existing directories of a cgroup.
     fn dirs(&self, group: &[String]) -> Vec<PathBuf> {
         let place = self.place(group);
         self.mounts().into_iter().map(|m| m.join(&place)).filter(|d| d.is_dir()).collect()
     }
 
-    /// Leaves a pod that is gone, but whose volumes are not, the least CPU there is.
+    /// Sets the least CPU shares for a deleted pod whose volumes still exist (`pkg/kubelet/cm: ReduceCPULimits`).
     ///
     /// # Errors
     /// A value cannot be written.
@@ -368,10 +358,10 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Kills every process of the pod's groups, whatever its class, and removes them. None is fine.
+    /// Kills every process of the pod's cgroups of all QoS classes, and removes the cgroups. It is not an error if there are none.
     ///
     /// # Errors
-    /// Processes or groups outlast the attempts; it is safe to try again.
+    /// Processes or cgroups remain after all attempts. It may be called again.
     pub async fn remove_by_uid(&self, uid: &PodUid) -> Result<(), CgroupError> {
         let (cgroups, pod) = (self.clone(), uid.clone());
         quintlet_kit::task::blocking(move || cgroups.remove(&pod)).await
@@ -422,7 +412,7 @@ impl Cgroups {
         ]
     }
 
-    // Each hierarchy once, though two controllers may share one.
+    // Each hierarchy once, even if several controllers share it.
     fn mounts(&self) -> Vec<PathBuf> {
         match &self.layout {
             Layout::V2(root) => vec![root.clone()],
@@ -454,7 +444,7 @@ impl Cgroups {
         }
     }
 
-    // With our mark.
+    // With the owner's mark.
     fn make_own(&self, group: &[String]) -> Result<(), CgroupError> {
         self.make(group)?;
         self.dirs(group).iter().for_each(|dir| mark::set(dir, &self.owner));
@@ -481,7 +471,7 @@ impl Cgroups {
         match &self.layout {
             Layout::V1(controllers) => {
                 for (name, mount) in controllers {
-                    // The unified hierarchy of a hybrid machine has no controllers to give; the runtime leaves it too.
+                    // On a hybrid system the v2 hierarchy has no controllers; the runtime ignores it as well.
                     if name != "unified" {
                         make_v1(mount, place, name.contains("cpuset"))?;
                     }
@@ -496,7 +486,7 @@ impl Cgroups {
         Err(CgroupError::Missing { group: format!("/{}", place.display()), missing })
     }
 
-    /// Writes values; controllers that are not mounted are skipped. Page sizes without a value get `hugepages`.
+    /// Writes values. Controllers that are not mounted are skipped. Page sizes without a value get `hugepages`.
     fn write(&self, group: &[String], values: &PodCgroup, hugepages: Option<i64>) -> Result<(), CgroupError> {
         if self.driver() == Driver::Systemd {
             self.systemd.set(&names::slice(group), values)?;
@@ -533,7 +523,7 @@ impl Cgroups {
             let name = entry.file_name();
             let Some(rest) = name.to_str().and_then(|n| n.strip_prefix("hugetlb.")) else { continue };
             let Some(size) = suffixes.iter().find_map(|s| rest.strip_suffix(s)) else { continue };
-            // Version 1 has `2MB.rsvd` too, which upstream leaves alone.
+            // v1 also has `2MB.rsvd`, which the kubelet does not set.
             if size.contains('.') {
                 continue;
             }

@@ -1,21 +1,21 @@
-//! Whose a pod's group is, as an attribute of its directory, which only root can set. It goes with the directory.
+//! Marks a pod's cgroup with its owner in an extended attribute of the directory, which only root can set.
 
 use std::path::Path;
 
 use rustix::fs::XattrFlags;
 
 const NAME: &str = "trusted.quintlet.owner";
-// Longer ones are nobody's.
+// Bytes. A longer attribute is not an owner's mark.
 const LONGEST: usize = 512;
 
-/// Marks a group. A kernel without such attributes leaves it unmarked, and then it is never taken for an orphan.
+/// Marks a cgroup. A kernel without such attributes leaves it unmarked, and it never counts as an orphan.
 pub(super) fn set(dir: &Path, owner: &str) {
     if let Err(e) = rustix::fs::setxattr(dir, NAME, owner.as_bytes(), XattrFlags::empty()) {
         tracing::debug!(dir = %dir.display(), error = %e, "a cgroup cannot be marked");
     }
 }
 
-/// Whether a group bears this owner's mark.
+/// Returns whether a cgroup has this owner's mark.
 pub(super) fn is(dir: &Path, owner: &str) -> bool {
     let mut value = [0; LONGEST];
     let read = rustix::fs::getxattr(dir, NAME, &mut value[..]);

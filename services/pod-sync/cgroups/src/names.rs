@@ -7,19 +7,19 @@ use quintlet_model::ids::PodUid;
 use super::{BESTEFFORT, BURSTABLE, KUBEPODS};
 use pod_sync_decisions::qos::QosClass;
 
-/// Who makes groups.
+/// Cgroup driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Driver {
-    /// This agent and the OCI runtime, as directories.
+    /// The node agent and the OCI runtime create directories.
     #[default]
     Cgroupfs,
-    /// systemd, as slices and scopes.
+    /// systemd creates slices and scopes.
     Systemd,
 }
 
 pub(super) fn tier(class: QosClass) -> Option<&'static str> {
     match class {
-        // Guaranteed pods have no tier: they stand directly below kubepods.
+        // Guaranteed pods are directly below kubepods.
         QosClass::Guaranteed => None,
         QosClass::Burstable => Some(BURSTABLE),
         QosClass::BestEffort => Some(BESTEFFORT),
@@ -32,13 +32,13 @@ pub(super) fn components(root: &str, class: QosClass, uid: &PodUid) -> Vec<Strin
     root.chain(tail.into_iter().flatten()).collect()
 }
 
-/// A pod's group as the driver names it: exactly the CRI's `cgroup_parent`. `root` is `--cgroup-root`.
+/// Returns a pod's cgroup as the driver names it: the CRI's `cgroup_parent`. `root` is `--cgroup-root`.
 #[must_use]
 pub fn parent_name(driver: Driver, root: &str, class: QosClass, uid: &PodUid) -> String {
     format!("/{}", path(driver, &components(root, class, uid)).display())
 }
 
-/// The place of a group in a hierarchy.
+/// Returns the path of a cgroup below the mount point of a hierarchy.
 pub(super) fn path(driver: Driver, parts: &[String]) -> PathBuf {
     match driver {
         Driver::Cgroupfs => parts.iter().collect(),
@@ -49,13 +49,13 @@ pub(super) fn path(driver: Driver, parts: &[String]) -> PathBuf {
     }
 }
 
-/// The unit of a group: its parts joined by what they may not have themselves.
+/// Returns the slice of a cgroup: its escaped components joined by dashes.
 pub(super) fn slice(parts: &[String]) -> String {
     let escaped: Vec<String> = parts.iter().map(|p| p.replace('-', "_")).collect();
     format!("{}.slice", escaped.join("-"))
 }
 
-/// The pod whose group has this directory name.
+/// Returns the UID in the directory name of a pod's cgroup.
 pub(super) fn uid_of(driver: Driver, name: &str) -> Option<PodUid> {
     let last = match driver {
         Driver::Cgroupfs => name.to_owned(),

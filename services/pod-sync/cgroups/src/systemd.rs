@@ -1,4 +1,4 @@
-//! Slices, by `systemctl`: it waits for the job, and needs no bus library in every agent that never meets systemd.
+//! Manages slices with `systemctl`, which waits for the job and spares nodes without systemd a D-Bus library.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,10 +6,9 @@ use std::process::Command;
 use super::CgroupError;
 use pod_sync_decisions::qos::{self, PodCgroup};
 
-/// systemd gives out CPU time in steps of a hundredth of a CPU (10 ms each second).
+/// systemd rounds CPU time to hundredths of a CPU (10 ms per second).
 const QUOTA_STEP_US: i64 = 10_000;
 
-/// systemd of this machine.
 #[derive(Debug, Clone)]
 pub(super) struct Systemd {
     program: PathBuf,
@@ -21,7 +20,7 @@ impl Systemd {
         Self { program: program.to_owned(), unified }
     }
 
-    /// Starts a slice and those above it. One that runs stays.
+    /// Starts a slice and its parents. A running slice is not changed.
     pub(super) fn start(&self, unit: &str) -> Result<(), CgroupError> {
         self.run("start", unit, &[])
     }

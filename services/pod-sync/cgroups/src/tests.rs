@@ -108,7 +108,7 @@ fn version_two_hands_controllers_down_and_names_what_is_missing() {
     let kubepods = ["q".to_owned(), "kubepods".to_owned()];
     cgroups.make(&kubepods).unwrap();
     let handed = fs::read_to_string(root.join("cgroup.subtree_control")).unwrap();
-    // In a plain file the last, and longest, of the single writes is what remains.
+    // A plain file keeps only the last and longest of the single writes.
     assert_eq!(handed, "+pidsry");
     fs::write(group.join("cgroup.controllers"), "cpu\n").unwrap();
     assert_eq!(
@@ -132,7 +132,7 @@ fn version_two_hands_controllers_down_and_names_what_is_missing() {
     );
 }
 
-// The real hierarchies of this machine, below a group of the test's own.
+// The hierarchies of this machine, below a cgroup of the test.
 struct Real {
     cgroups: Cgroups,
     root: String,
@@ -267,7 +267,7 @@ fn version_two_is_read_in_its_own_words() {
 
 #[test]
 fn groups_are_told_from_those_of_another_agent_by_their_mark() {
-    // Where version one is in use, the unified hierarchy is there beside it.
+    // With v1, the v2 hierarchy may be mounted as well.
     for mount in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
         let mount = Path::new(mount);
         if !is_v2(mount) && mount.ends_with("unified") {
@@ -277,7 +277,7 @@ fn groups_are_told_from_those_of_another_agent_by_their_mark() {
         let (mine, others) =
             (real.cgroups.clone().owned_by("me /root"), real.cgroups.clone().owned_by("you /root"));
         let free = pod(json!({}));
-        // Where the controllers are version one's, the unified hierarchy has no values to be written.
+        // If the controllers are v1, the v2 hierarchy has no files to write.
         let make = |cgroups: &Cgroups, id: &str| cgroups.make_own(&cgroups.group(&free, &uid(id))).unwrap();
         make(&mine, "u-mine");
         make(&others, "u-theirs");

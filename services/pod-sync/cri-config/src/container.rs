@@ -1,4 +1,4 @@
-//! Configuration of a container (generateContainerConfig).
+//! Builds the CRI configuration of a container (`pkg/kubelet/kuberuntime: generateContainerConfig`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,41 +16,38 @@ use super::expand::Budget;
 use super::security::ImageUser;
 use super::{HandlerFeatures, NodeSettings, go_json, paths, resources, security};
 
-/// What a container is made from.
+/// Input of [`container_config`].
 #[derive(Debug, Clone, Copy)]
 pub struct ContainerInput<'a> {
-    /// The pod.
     pub pod: &'a Pod,
-    /// Its names.
     pub names: &'a PodRef,
-    /// The container; an ephemeral one through [`ephemeral_as_container`].
+    /// The container. An ephemeral one is converted by [`ephemeral_as_container`].
     pub container: &'a Container,
-    /// Restart count it gets.
+    /// Restart count of the new instance.
     pub restarts: u32,
-    /// Image as resolved by the pull.
+    /// Image reference that the pull returned.
     pub image_ref: &'a str,
-    /// User the image names.
+    /// User in the image's configuration.
     pub image_user: &'a ImageUser,
-    /// Settings and facts of the node.
     pub node: &'a NodeSettings,
-    /// Variables, from [`super::env::make_env`].
+    /// Environment variables of [`super::env::make_env`].
     pub env: &'a BTreeMap<String, String>,
-    /// Mounts, from [`super::mounts::make_mounts`].
+    /// Mounts of [`super::mounts::make_mounts`].
     pub mounts: &'a [Mount],
     /// Handler of the pod's RuntimeClass; empty for the default.
     pub runtime_handler: &'a str,
-    /// What that handler can do.
+    /// Features of that handler.
     pub features: HandlerFeatures,
-    /// The pod's id mappings, where it has a user namespace.
+    /// ID mappings of the pod, if it has a user namespace.
     pub userns: Option<&'a UserNamespace>,
-    /// Container whose processes an ephemeral one sees.
+    /// ID of the container whose PID namespace an ephemeral container joins.
     pub target_id: Option<&'a str>,
 }
 
-/// The configuration of a container.
+/// Returns the configuration of a container.
 ///
 /// # Errors
-/// The text is the message of `CreateContainerConfigError`.
+/// The message becomes that of waiting reason `CreateContainerConfigError`.
 pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, ConfigError> {
     let ContainerInput { pod, names, container, node, env, .. } = input;
     security::verify_run_as_non_root(pod, container, input.image_user)?;
@@ -100,7 +97,7 @@ fn container_labels(names: &PodRef, container: &Container) -> HashMap<String, St
     .collect()
 }
 
-// They are all there is for killing a container whose pod's spec is lost.
+// The container is killed according to these annotations if the pod's spec is lost.
 fn container_annotations(
     pod: &Pod,
     container: &Container,
@@ -136,7 +133,7 @@ fn container_annotations(
     Ok(out)
 }
 
-/// An ephemeral container as an ordinary one: all fields but the target.
+/// Returns the fields that an ephemeral container shares with a container.
 #[must_use]
 pub fn ephemeral_as_container(e: &EphemeralContainer) -> Container {
     let e = e.clone();

@@ -1,15 +1,15 @@
-//! Messages and fields of the CRI that the generated bindings lack: UpdatePodSandboxResources, and fields of CreateContainer
-//! (image volumes with a sub path, stop signals).
+//! Messages and fields of the CRI that the generated bindings lack: UpdatePodSandboxResources, image volumes with a sub path,
+//! and stop signals.
 //!
-//! On the wire an embedded message may come in parts, which its reader merges: the second part of the container's
-//! configuration has these fields. A runtime that does not know them passes them over, and then refuses the mount
-//! without a path.
+//! In protobuf an embedded message may be sent in parts, which the receiver merges. These fields are sent in a second part of
+//! the container's configuration. A runtime that does not know them ignores them, and then rejects the mount, which has no
+//! host path.
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::Container;
 use prost::Message as _;
 
-/// Signals by their number in the CRI, from 1 on; 0 is the runtime's own choice.
+/// Names of signals by their number in the CRI, from 1 on; 0 leaves the choice to the runtime.
 const SIGNALS: [&str; 65] = [
     "SIGABRT",
     "SIGALRM",
@@ -78,16 +78,16 @@ const SIGNALS: [&str; 65] = [
     "SIGRTMAX",
 ];
 
-/// The newer part of a container's configuration.
+/// The second part of a container's configuration.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CriExtensions {
-    /// Mounts of images, each with its place among all mounts, in that order.
+    /// Image mounts with their index among all mounts, in that order.
     pub mounts: Vec<(usize, ImageMount)>,
-    /// `lifecycle.stopSignal`; 0 for none.
+    /// `lifecycle.stopSignal`; 0 if not set.
     pub stop_signal: i32,
 }
 
-/// The second part of the configuration: all mounts where some are of images, so that they keep their order.
+/// The second part on the wire. If there are image mounts it has all mounts, to keep their order.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Part {
     #[prost(bytes = "vec", repeated, tag = "7")]
@@ -96,56 +96,51 @@ struct Part {
     stop_signal: i32,
 }
 
-/// A mount of an image's content.
+/// A mount of an image volume.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ImageMount {
-    /// Where.
     #[prost(string, tag = "1")]
     pub container_path: String,
-    /// Always.
+    /// Always true.
     #[prost(bool, tag = "3")]
     pub readonly: bool,
-    /// The pod's user ids, where it has a user namespace.
+    /// User ID mappings of the pod, if it has a user namespace.
     #[prost(message, repeated, tag = "6")]
     pub uid_mappings: Vec<cri::IdMapping>,
-    /// Its group ids.
+    /// Group ID mappings of the pod, if it has a user namespace.
     #[prost(message, repeated, tag = "7")]
     pub gid_mappings: Vec<cri::IdMapping>,
-    /// What.
     #[prost(message, optional, tag = "9")]
     pub image: Option<cri::ImageSpec>,
-    /// Which part of it; empty for all.
+    /// Path within the image; empty for the whole image.
     #[prost(string, tag = "10")]
     pub image_sub_path: String,
 }
 
-/// The request of UpdatePodSandboxResources.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct UpdateSandbox {
-    /// Which.
     #[prost(string, tag = "1")]
     pub pod_sandbox_id: String,
-    /// What the sandbox itself takes.
+    /// Overhead of the sandbox.
     #[prost(message, optional, tag = "2")]
     pub overhead: Option<cri::LinuxContainerResources>,
-    /// What its containers take together.
+    /// Resources of all containers together.
     #[prost(message, optional, tag = "3")]
     pub resources: Option<cri::LinuxContainerResources>,
 }
 
-/// The answer to [`UpdateSandbox`].
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SandboxUpdated {}
 
 impl CriExtensions {
-    /// Whether the usual request says all there is.
+    /// Returns whether there is no second part.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// The request of CreateContainer with both parts.
+/// A CreateContainer request with both parts.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CreateContainer {
     #[prost(string, tag = "1")]
@@ -157,7 +152,7 @@ pub struct CreateContainer {
 }
 
 impl CreateContainer {
-    /// Of the usual request and what is newer.
+    /// Combines a request with the second part of its configuration.
     #[must_use]
     pub fn new(usual: cri::CreateContainerRequest, newer: &CriExtensions) -> Self {
         let mut config = usual.config.unwrap_or_default();
@@ -176,7 +171,7 @@ impl CreateContainer {
     }
 }
 
-/// The number of the container's stop signal; 0 where it names none that is known.
+/// Returns the CRI's number of the container's stop signal; 0 if there is none or it is unknown.
 #[must_use]
 pub fn stop_signal(container: &Container) -> i32 {
     let name = container.lifecycle.as_ref().and_then(|l| l.stop_signal.as_deref());

@@ -1,4 +1,4 @@
-//! DNS of a pod (pkg/kubelet/network/dns).
+//! Computes the DNS configuration of a pod (`pkg/kubelet/network/dns`).
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read as _};
@@ -17,34 +17,33 @@ const MAX_SERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 const MAX_SEARCH_CHARS: usize = 2048;
 const MAX_NAME: usize = 253;
-// A file beyond this is no resolv.conf.
+// Bytes. A larger file is not a resolv.conf.
 const MAX_FILE: u64 = 10 << 20;
 
-/// What a host's resolv.conf says.
+/// Content of the host's resolv.conf.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ResolvConf {
-    /// Name servers.
     pub servers: Vec<String>,
-    /// The last search line.
+    /// Domains of the last `search` line.
     pub searches: Vec<String>,
-    /// Options, merged by name.
+    /// Options; the last value of each name.
     pub options: Vec<String>,
 }
 
 const NO_CLUSTER_DNS: &str = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" \
                               policy. Falling back to \"Default\" policy.";
 
-/// A Warning the caller records.
+/// A problem for which the caller emits a Warning event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DnsWarning {
-    /// `MissingClusterDNS`, on the pod and on the node.
+    /// Emitted for the pod and for the node.
     MissingClusterDns,
-    /// `DNSConfigForming` with this text, on the pod.
+    /// Emitted for the pod with this message.
     Forming(String),
 }
 
 impl DnsWarning {
-    /// Reason of the event.
+    /// Returns the reason of the event.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -53,7 +52,7 @@ impl DnsWarning {
         }
     }
 
-    /// Message of the event on the pod.
+    /// Returns the message of the pod's event.
     #[must_use]
     pub fn message(&self, pod: &PodRef) -> String {
         match self {
@@ -62,7 +61,7 @@ impl DnsWarning {
         }
     }
 
-    /// Message of the event on the node, where there is one.
+    /// Returns the message of the node's event, if there is one.
     #[must_use]
     pub fn on_node(&self) -> Option<&'static str> {
         match self {
@@ -72,10 +71,10 @@ impl DnsWarning {
     }
 }
 
-/// Reads a resolv.conf.
+/// Parses a resolv.conf.
 ///
 /// # Errors
-/// A `nameserver` without an address.
+/// A `nameserver` line has no address.
 pub fn parse_resolv_conf(text: &str) -> Result<ResolvConf, ConfigError> {
     let mut out = ResolvConf::default();
     let mut options = Options::default();
@@ -104,10 +103,10 @@ pub fn parse_resolv_conf(text: &str) -> Result<ResolvConf, ConfigError> {
     Ok(out)
 }
 
-/// Reads the node's resolv.conf, at most 10 MiB of it.
+/// Reads the node's resolv.conf, 10 MiB at most.
 ///
 /// # Errors
-/// The file cannot be read or understood.
+/// The file cannot be read or parsed.
 pub fn read_resolv_conf(path: &Path) -> Result<ResolvConf, ConfigError> {
     let mut text = Vec::new();
     let read = || -> io::Result<()> {
@@ -119,7 +118,7 @@ pub fn read_resolv_conf(path: &Path) -> Result<ResolvConf, ConfigError> {
     parse_resolv_conf(&String::from_utf8_lossy(&text))
 }
 
-/// Options with one value per name. The index keeps the cost linear: nothing limits how many options a pod has.
+/// Options by name. The index keeps the cost linear, since the number of a pod's options is not limited.
 #[derive(Default)]
 struct Options {
     list: Vec<String>,
@@ -127,7 +126,7 @@ struct Options {
 }
 
 impl Options {
-    /// Adds an option, or replaces the one of the same name where it stands.
+    /// Adds an option, or replaces the value of the same name in place.
     fn merge(&mut self, new: &str) {
         let name = new.split(':').next().unwrap_or_default();
         match self.places.get(name).and_then(|place| self.list.get_mut(*place)) {
@@ -152,12 +151,12 @@ fn mode(pod: &Pod) -> Mode {
         Some("None") => Mode::None,
         Some("ClusterFirst") | None if host_network => Mode::Host,
         Some("Default") => Mode::Host,
-        // ClusterFirst, ClusterFirstWithHostNet, and what the API server would have refused.
+        // ClusterFirst, ClusterFirstWithHostNet, and values that the API server rejects.
         Some(_) | None => Mode::Cluster,
     }
 }
 
-/// The configuration for the runtime and what the user is to be warned of. `host` is the node's resolv.conf.
+/// Returns the configuration for the runtime and the problems to report. `host` is the node's resolv.conf.
 #[must_use]
 pub fn pod_dns(pod: &Pod, node: &NodeSettings, host: &ResolvConf) -> (DnsConfig, Vec<DnsWarning>) {
     let mut warnings = Vec::new();

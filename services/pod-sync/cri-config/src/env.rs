@@ -1,4 +1,4 @@
-//! Variables of a container (pkg/kubelet/kubelet_pods.go: makeEnvironmentVariables).
+//! Computes the environment variables of a container (`pkg/kubelet: makeEnvironmentVariables`).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -18,19 +18,17 @@ use super::objects::{ObjectError, ObjectSource};
 use super::services::{MASTER_NAMESPACE, service_variables};
 use super::{NodeSettings, env_file};
 
-/// The objects one container's variables need, asked for once per start; each keeps its own error.
+/// The API objects that a container's variables refer to, fetched once per start. Each has its own error.
 #[derive(Debug, Clone, Default)]
 pub struct EnvObjects {
-    /// ConfigMaps by name.
     pub config_maps: BTreeMap<String, Result<Arc<ConfigMap>, ObjectError>>,
-    /// Secrets by name.
     pub secrets: BTreeMap<String, Result<Arc<Secret>, ObjectError>>,
-    /// Services of the pod's namespace and of `default`; `None` until they are known.
+    /// Services of the pod's namespace and of `default`; `None` until they have been listed.
     pub services: Option<Vec<Arc<Service>>>,
 }
 
 impl EnvObjects {
-    /// Asks for everything `container` refers to.
+    /// Fetches every object that `container` refers to.
     pub async fn fetch(pod: &Pod, container: &Container, source: &dyn ObjectSource) -> Self {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
         let mut out = Self::default();
@@ -98,27 +96,23 @@ fn get<'a, T>(
     }
 }
 
-/// What variables are made from.
+/// Input of [`make_env`].
 #[derive(Debug, Clone, Copy)]
 pub struct EnvInput<'a> {
-    /// The pod.
     pub pod: &'a Pod,
-    /// The container.
     pub container: &'a Container,
-    /// Settings and facts of the node.
     pub node: &'a NodeSettings,
-    /// Addresses of the sandbox, primary first.
+    /// IP addresses of the sandbox, the primary one first.
     pub pod_ips: &'a [IpAddr],
-    /// Objects, fetched.
     pub objects: &'a EnvObjects,
-    /// Where the pod's volumes are, for `fileKeyRef`, which reads from emptyDir only.
+    /// Paths of the pod's emptyDir volumes, for `fileKeyRef`.
     pub volume_paths: &'a BTreeMap<String, PathBuf>,
 }
 
-/// The variables of a container, by name.
+/// Returns the environment variables of a container, by name.
 ///
 /// # Errors
-/// A text for the user; see [`ConfigError`].
+/// The message is for the user; see [`ConfigError`].
 pub fn make_env(input: EnvInput<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
     let spec = pod::spec(input.pod);
     let links = spec.enable_service_links.ok_or_else(|| {
@@ -146,12 +140,12 @@ pub fn make_env(input: EnvInput<'_>) -> Result<BTreeMap<String, String>, ConfigE
     Ok(env)
 }
 
-/// The values of a file by their keys, or the line that is malformed.
+/// Variables of a file, or the number of its malformed line.
 type EnvFile = Result<BTreeMap<String, String>, usize>;
 
-/// Files of variables that were read for one container: each is read once, whatever the number of its keys.
+/// Variable files that were read for a container. Each is read once, however many variables refer to it.
 struct EnvFiles {
-    /// By volume and path. None: there is no such file.
+    /// Files by volume and path; `None` if there is no such file.
     read: BTreeMap<(String, String), Option<EnvFile>>,
     budget: Budget,
 }
@@ -180,7 +174,7 @@ fn env_from(input: EnvInput<'_>, budget: &mut Budget) -> Result<BTreeMap<String,
     Ok(env)
 }
 
-// The CRI carries values as text; which bytes are wrong is not said, since they are secret.
+// The CRI transports strings. The invalid bytes are not reported, since they are secret.
 fn secret_text(name: &str, key: &str, bytes: &[u8]) -> Result<String, ConfigError> {
     String::from_utf8(bytes.to_vec())
         .map_err(|_| ConfigError::invalid(format!("key {key} in Secret {name} is not UTF-8 text")))
@@ -271,7 +265,7 @@ fn pod_field(input: EnvInput<'_>, field: &ObjectFieldSelector) -> Result<String,
     })
 }
 
-/// Addresses of a pod with the node's primary family first, at most one per family.
+/// Returns one IP address of each family, that of the node's primary family first (`pkg/kubelet: sortPodIPs`).
 #[must_use]
 pub fn sorted(pod_ips: &[IpAddr], node_ip: Option<IpAddr>) -> Vec<IpAddr> {
     let v4_first = node_ip.is_none_or(|ip| ip.is_ipv4());
@@ -318,10 +312,10 @@ fn file_key(
     }
 }
 
-/// Expands one argument with the final variables.
+/// Expands a command or argument with the container's variables.
 ///
 /// # Errors
-/// It is longer than the budget.
+/// The result exceeds the budget.
 pub fn expand_argument(
     argument: &str,
     env: &BTreeMap<String, String>,
@@ -330,7 +324,7 @@ pub fn expand_argument(
     expand_known(argument, budget, |name| env.get(name).map(String::as_str))
 }
 
-/// Expands a `subPathExpr`; unset and empty variables are errors.
+/// Expands a `subPathExpr`. Variables must be set and not empty.
 ///
 /// # Errors
 /// `missing value for a, b`

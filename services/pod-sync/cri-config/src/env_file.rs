@@ -1,14 +1,14 @@
-//! Files of variables (`fileKeyRef`): lines `KEY='value'`.
+//! Parses files of environment variables (`fileKeyRef`) with lines `KEY='value'`.
 
 use std::collections::BTreeMap;
 
-/// Returns the values by their keys; of a key that is there twice the last.
+/// Returns the variables of a file. The last value of a key applies.
 ///
-/// Blanks before a key, comment lines, values over several lines and a comment after the value are fine; a blank
-/// before `=` and a value without single quotes are not. A blank after `=` is an empty value.
+/// Allowed are blanks before a key, comment lines, values over several lines, and a comment after a value. Not allowed are a
+/// blank before `=` and a value without single quotes. A blank after `=` is an empty value.
 ///
 /// # Errors
-/// The line that cannot be read, counted from 1.
+/// Returns the number of the malformed line, from 1.
 pub fn parse(text: &str) -> Result<BTreeMap<String, String>, usize> {
     let mut found = BTreeMap::new();
     let mut rest = text;

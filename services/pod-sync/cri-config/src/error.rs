@@ -1,33 +1,31 @@
-//! Why a configuration cannot be made.
+//! Errors of configurations.
 
 use std::io;
 
 use super::objects::ObjectError;
 
-/// A configuration cannot be made. The text is what the user reads on the container.
+/// A configuration cannot be generated. The message is shown to the user as that of the waiting container.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A rule of the spec is broken; the text is the kubelet's.
+    /// The spec is invalid; with the kubelet's message.
     #[error("{0}")]
     Invalid(String),
-    /// An object a variable needs cannot be had.
+    /// An API object is not available.
     #[error("{0}")]
     Object(ObjectError),
-    /// Services are not known yet.
+    /// Services have not been listed yet.
     #[error("services have not yet been read at least once, cannot construct envvars")]
     ServicesNotReady,
-    /// A file operation failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: String,
-        /// Why it failed.
         source: io::Error,
     },
 }
 
 impl ConfigError {
-    /// Returns the error with this text, which becomes the message of the waiting container.
+    /// Returns an error with this message.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self::Invalid(text.into())
     }

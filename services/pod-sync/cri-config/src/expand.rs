@@ -1,15 +1,15 @@
-//! `$(NAME)` in commands, arguments and values (third_party/forked/golang/expansion).
+//! Expands `$(NAME)` in commands, arguments and values (`third_party/forked/golang/expansion`).
 //!
-//! A reference takes five bytes of a spec and stands for a value of any length, which a later value may refer to again. What
-//! comes out is therefore limited by a [`Budget`].
+//! A reference of five bytes can expand to a value of any length, to which further values can refer. A [`Budget`] therefore
+//! limits the expanded bytes.
 
 use super::error::ConfigError;
 
-/// Bytes that the variables of a container, and its command with its arguments, may take each: the limit of a CRI message.
-/// `execve(2)` takes less.
+/// Limit of the variables of a container, and of its command with arguments, in bytes each: that of a CRI message. The limit
+/// of `execve(2)` is lower.
 pub const MOST: usize = 16 << 20;
 
-/// The bytes that are left for the texts of one container.
+/// The bytes that expanded texts of a container may still take.
 #[derive(Debug)]
 pub struct Budget {
     left: usize,
@@ -17,13 +17,13 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A budget of [`MOST`] bytes for what `of` names.
+    /// Returns a budget of [`MAX_EXPANDED_BYTES`]. `of` names the texts in errors.
     #[must_use]
     pub fn new(of: &'static str) -> Self {
         Self { left: MOST, of }
     }
 
-    /// Takes bytes for a text.
+    /// Takes bytes from the budget.
     ///
     /// # Errors
     /// Fewer are left.
@@ -34,17 +34,17 @@ impl Budget {
     }
 }
 
-/// Expands references; `lookup` gives the text that stands for a name. `$$` is a dollar sign, an unterminated
-/// `$(` stays, and what a value contains is not expanded again. The time is linear in what goes in and comes out.
+/// Expands references. `lookup` returns the value of a name. `$$` becomes a dollar sign, an unterminated `$(` stays, and values
+/// are not expanded again. Time is linear in input and output.
 ///
 /// # Errors
-/// The text is longer than the budget.
+/// The result exceeds the budget.
 pub fn expand(
     input: &str,
     budget: &mut Budget,
     mut lookup: impl FnMut(&str) -> String,
 ) -> Result<String, ConfigError> {
-    // Every byte of the input yields one at most, but for references.
+    // Every byte of the input yields at most one byte, except for references.
     budget.take(input.len())?;
     let mut out = String::with_capacity(input.len());
     let mut rest = input;
@@ -56,7 +56,7 @@ pub fn expand(
             out.push('$');
             rest = behind;
         } else if let Some(inside) = tail.strip_prefix('(') {
-            // Where no `)` is left, none is looked for again.
+            // Once no `)` follows, none is searched for again.
             let reference = if terminated { inside.split_once(')') } else { None };
             match reference {
                 Some((name, behind)) => {
@@ -79,7 +79,7 @@ pub fn expand(
     Ok(out)
 }
 
-/// Expands against variables; an unknown name stays as written.
+/// Expands references to variables. An unknown name stays as written.
 ///
 /// # Errors
 /// See [`expand`].

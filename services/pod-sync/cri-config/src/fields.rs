@@ -1,5 +1,4 @@
-//! Fields of a pod as text: `fieldRef` and `resourceFieldRef` of variables and files
-//! (pkg/fieldpath, pkg/api/v1/resource).
+//! Formats fields of a pod for `fieldRef` and `resourceFieldRef` (`pkg/fieldpath`, `pkg/api/v1/resource`).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,10 +10,11 @@ use super::error::ConfigError;
 use pod_sync_decisions::qos::{self, ResourceList};
 use quintlet_model::quantity::{Format, Quantity};
 
-/// A metadata field: `metadata.name`, `.namespace`, `.uid`, `.labels`, `.annotations` and one key of these.
+/// Returns a metadata field: `metadata.name`, `.namespace`, `.uid`, `.labels`, `.annotations`, or one key of the latter two
+/// (`pkg/fieldpath: ExtractFieldPathAsString`).
 ///
 /// # Errors
-/// Any other path.
+/// The path is none of these.
 pub fn metadata_field(pod: &Pod, path: &str) -> Result<String, ConfigError> {
     let meta = &pod.metadata;
     if let Some((map, key)) = subscript(path) {
@@ -39,12 +39,12 @@ fn subscript(path: &str) -> Option<(&str, &str)> {
     path.strip_suffix("']")?.split_once("['")
 }
 
-/// Sorted lines `key="escaped value"` without a newline at the end.
+/// Returns sorted lines `key="escaped value"` without a trailing newline.
 fn format_map(map: &BTreeMap<String, String>) -> String {
     map.iter().map(|(k, v)| format!("{k}={}", go_quote(v))).collect::<Vec<_>>().join("\n")
 }
 
-/// Go's `%q`.
+/// Quotes a string like Go's `%q`.
 #[must_use]
 pub fn go_quote(text: &str) -> String {
     let mut out = String::from("\"");
@@ -75,26 +75,26 @@ pub fn go_quote(text: &str) -> String {
     out
 }
 
-// Rust also escapes a combining mark at the start of a text, which Go prints; after another character it does not.
+// Rust escapes a combining mark at the start of a string, which Go prints. After another character it does not.
 fn printable(c: char) -> bool {
     format!("a{c}").escape_debug().count() == 2
 }
 
-/// What a `resourceFieldRef` is of.
+/// Input of [`resource_field`].
 #[derive(Debug, Clone, Copy)]
 pub struct ResourceField<'a> {
-    /// The pod.
     pub pod: &'a Pod,
-    /// Container meant where the selector names none; files have none.
+    /// Container used if the selector names none; `None` for files of a volume.
     pub own: Option<&'a Container>,
-    /// Stands in for limits that are not set.
+    /// Used for limits that are not set.
     pub allocatable: &'a ResourceList,
 }
 
-/// A container's request or limit in multiples of the divisor, rounded up.
+/// Returns a container's request or limit as a multiple of the divisor, rounded up
+/// (`pkg/api/v1/resource: ExtractContainerResourceValue`).
 ///
 /// # Errors
-/// No such container, or a resource that is not offered.
+/// The container does not exist, or the resource is not supported.
 pub fn resource_field(
     of: ResourceField<'_>,
     selector: &ResourceFieldSelector,

@@ -1,5 +1,5 @@
-//! Ports and hooks as JSON, as they stand in a container's annotations: in the order and with the escapes of Go's encoder, so
-//! that nobody who compares them finds a difference to what a kubelet wrote.
+//! Serializes ports and hooks for container annotations like Go's encoder, with its field order and escapes, so that the
+//! annotations are equal to a kubelet's.
 
 use k8s_openapi::api::core::v1::{ContainerPort, HTTPGetAction, LifecycleHandler, TCPSocketAction};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -75,16 +75,16 @@ fn is_empty(text: &Option<&str>) -> bool {
     text.is_none_or(str::is_empty)
 }
 
-// The signature is serde's.
+// The signature is required by serde.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(n: &i32) -> bool {
     *n == 0
 }
 
-/// A container's ports.
+/// Serializes the ports of a container.
 ///
 /// # Errors
-/// None that is known of.
+/// Serialization failed; no input is known to cause this.
 pub fn ports(ports: &[ContainerPort]) -> Result<String, serde_json::Error> {
     let all: Vec<Port<'_>> = ports
         .iter()
@@ -99,10 +99,10 @@ pub fn ports(ports: &[ContainerPort]) -> Result<String, serde_json::Error> {
     Ok(escape_as_go(&serde_json::to_string(&all)?))
 }
 
-/// A hook.
+/// Serializes a lifecycle hook.
 ///
 /// # Errors
-/// None that is known of.
+/// Serialization failed; no input is known to cause this.
 pub fn handler(hook: &LifecycleHandler) -> Result<String, serde_json::Error> {
     let handler = Handler {
         exec: hook.exec.as_ref().map(|e| Exec { command: e.command.as_deref().unwrap_or_default() }),

@@ -1,24 +1,23 @@
-//! Hostname and domain of a pod (GeneratePodHostNameAndDomain).
+//! Computes hostname and domain of a pod (`pkg/kubelet: GeneratePodHostNameAndDomain`).
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 
 use super::error::ConfigError;
 
-// One less than the kernel's 64, as upstream.
+// One less than the kernel's limit of 64, as in the kubelet.
 const MAX_HOST: usize = 63;
 const MAX_FQDN: usize = 64;
 
-/// What a pod is called on the network.
+/// Hostname and domain of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostName {
-    /// The host part.
     pub host: String,
-    /// The domain, where the pod has a subdomain.
+    /// Domain, if the pod has a subdomain.
     pub domain: Option<String>,
 }
 
-/// Host and domain of a pod.
+/// Returns hostname and domain of a pod.
 ///
 /// # Errors
 /// `spec.hostname` or `spec.hostnameOverride` is not a valid name.
@@ -58,10 +57,10 @@ pub fn host_name(pod: &Pod, cluster_domain: &str) -> Result<HostName, ConfigErro
     Ok(HostName { host, domain })
 }
 
-/// What the kernel calls the pod: the host, or the full name where the pod asks for that.
+/// Returns the hostname to set in the kernel: the hostname, or the FQDN with `setHostnameAsFQDN`.
 ///
 /// # Errors
-/// A full name of more than 64 characters.
+/// The FQDN has more than 64 characters.
 pub fn kernel_name(pod: &Pod, name: &HostName) -> Result<String, ConfigError> {
     let full = pod::spec(pod).set_hostname_as_fqdn.unwrap_or(false);
     match &name.domain {

@@ -1,4 +1,4 @@
-//! The managed `/etc/hosts` (ensureHostsFile).
+//! Content of the managed `/etc/hosts` (`pkg/kubelet: ensureHostsFile`).
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ const FIXED: &str = "127.0.0.1\tlocalhost\n\
     fe00::1\tip6-allnodes\n\
     fe00::2\tip6-allrouters\n";
 
-/// The file of a pod with a network of its own.
+/// Returns the file for a pod with its own network namespace.
 #[must_use]
 pub fn pod_hosts(ips: &[IpAddr], name: &HostName, aliases: &[HostAlias]) -> String {
     let mut out = format!("{HEADER}{FIXED}");
@@ -30,7 +30,7 @@ pub fn pod_hosts(ips: &[IpAddr], name: &HostName, aliases: &[HostAlias]) -> Stri
     out
 }
 
-/// The file of a pod in the node's network: the node's, with aliases.
+/// Returns the file for a pod with hostNetwork: that of the node with the pod's aliases.
 #[must_use]
 pub fn host_network_hosts(node_file: &str, aliases: &[HostAlias]) -> String {
     let mut out = format!("{HOST_NETWORK_HEADER}{node_file}");

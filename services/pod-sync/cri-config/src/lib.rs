@@ -1,14 +1,13 @@
-//! The CRI configuration of a pod's sandbox and containers: what RunPodSandbox and CreateContainer carry.
+//! Builds the CRI configuration of a pod's sandbox and containers: the content of RunPodSandbox and CreateContainer requests.
 //!
-//! There are no tasks and no channels.
-//!
-//! Functions here are pure but for three edges: [`env::EnvObjects::fetch`] asks an [`objects::ObjectSource`],
-//! [`subpath`] and [`mounts::make_mounts`] prepare files below the pod's directory, and [`dns::read_resolv_conf`]
-//! reads the node's file. The texts of [`error::ConfigError`] are the kubelet's, since they become the message of
-//! a container that waits with `CreateContainerConfigError`.
+//! The crate has no tasks and no channels. Its functions are pure, with three exceptions: [`env::EnvObjects::fetch`] asks an
+//! [`objects::ObjectSource`]; [`subpath`] and [`mounts::make_mounts`] prepare files below the pod's directory; and
+//! [`dns::read_resolv_conf`] reads the node's file. The messages of [`error::ConfigError`] are the kubelet's, since they become
+//! the message of a container that waits with reason `CreateContainerConfigError`.
 
-// A value of a pod, a runtime or a file must not end this process.
+// A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
 use std::path::PathBuf;
 
@@ -37,17 +36,15 @@ pub mod subpath;
 
 use self::node_ips::NodeIps;
 
-/// Pods a node takes where `maxPods` is not set.
+/// Default of `maxPods`.
 const MAX_PODS: u32 = 110;
 
-/// What configurations take from the node: settings and facts.
+/// Settings of the node and facts about it.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
-    /// Name of the node.
     pub node_name: String,
-    /// Addresses of the node.
     pub node_ips: NodeIps,
-    /// Port of the node API; 0 when there is none.
+    /// Port of the kubelet API; 0 if it is not served.
     pub node_api_port: u16,
     /// The kubelet's root directory.
     pub root_dir: PathBuf,
@@ -57,41 +54,40 @@ pub struct NodeSettings {
     pub cluster_domain: String,
     /// `clusterDNS`; may be empty.
     pub cluster_dns: Vec<String>,
-    /// `resolvConf`; `None` where the setting is the empty text.
+    /// `resolvConf`; `None` if it is set to an empty string.
     pub resolv_conf: Option<PathBuf>,
     /// `seccompDefault`.
     pub seccomp_default: bool,
-    /// `maxPods` and `podsPerCore` together.
+    /// Limit by `maxPods` and `podsPerCore`.
     pub max_pods: u32,
-    /// `systemReserved` and `kubeReserved` together.
+    /// Sum of `systemReserved` and `kubeReserved`.
     pub reserved: ResourceList,
-    /// What hard eviction keeps free.
+    /// Resources that hard eviction thresholds keep free.
     pub eviction_reserve: ResourceList,
-    /// What is reserved is kept from the cgroup of all pods (`enforceNodeAllocatable` has `pods`).
+    /// The limits of the cgroup of all pods exclude reserved resources (`enforceNodeAllocatable` contains `pods`).
     pub enforce_reserved: bool,
-    /// Allocatable of the node, for downward API limits.
+    /// Allocatable resources, for limits in the downward API.
     pub allocatable: ResourceList,
-    /// CFS quota and period.
     pub cgroup: CgroupSettings,
-    /// Memory of the machine, bytes.
+    /// Memory of the machine, in bytes.
     pub memory_bytes: i64,
-    /// The unified hierarchy is in use.
+    /// cgroup v2 is in use.
     pub cgroup_v2: bool,
-    /// Huge page sizes of the machine, bytes.
+    /// Huge page sizes of the machine, in bytes.
     pub hugepage_sizes: Vec<u64>,
-    /// The swap controller is there.
+    /// The swap controller is available.
     pub swap_controller: bool,
-    /// Swap of the machine in bytes where the behaviour is `LimitedSwap`.
+    /// Swap of the machine in bytes, if `swapBehavior` is `LimitedSwap`.
     pub limited_swap_bytes: Option<i64>,
     /// `singleProcessOOMKill`.
     pub single_process_oom_kill: bool,
-    /// SELinux is on, so volumes are relabelled.
+    /// SELinux is enabled, so volumes are relabelled.
     pub selinux: bool,
     /// `allowedUnsafeSysctls`.
     pub allowed_sysctls: Vec<String>,
-    /// The kernel enforces AppArmor profiles.
+    /// AppArmor is enabled in the kernel.
     pub app_armor: bool,
-    /// The existing `/sys/devices/system/cpu/cpu<N>/thermal_throttle` directories, masked in containers.
+    /// The existing directories `/sys/devices/system/cpu/cpu<N>/thermal_throttle`, which are masked in containers.
     pub thermal_throttle: Vec<String>,
 }
 
@@ -127,12 +123,10 @@ impl Default for NodeSettings {
     }
 }
 
-/// What the pod's runtime handler can do (CRI Status).
+/// Features of a runtime handler, from the CRI's Status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HandlerFeatures {
-    /// Recursive read-only mounts.
     pub recursive_read_only_mounts: bool,
-    /// User namespaces.
     pub user_namespaces: bool,
     /// `supplementalGroupsPolicy: Strict`.
     pub supplemental_groups_policy: bool,

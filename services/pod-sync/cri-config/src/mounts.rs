@@ -1,4 +1,4 @@
-//! Mounts of a container (makeMounts), `/etc/hosts` and the termination log among them.
+//! Computes the mounts of a container, including `/etc/hosts` and the termination log (`pkg/kubelet: makeMounts`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,48 +21,43 @@ use super::{HandlerFeatures, NodeSettings, hosts, paths, subpath};
 
 const ETC_HOSTS: &str = "/etc/hosts";
 
-/// A volume on the node, ready to be mounted into containers.
+/// A volume that is set up on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountedVolume {
-    /// Path on the node; empty for an image, which only the runtime has.
+    /// Path on the node; empty for an image volume, which the runtime mounts.
     pub host_path: PathBuf,
-    /// The volume's kind does not let containers write.
+    /// Volumes of this kind are read-only in containers.
     pub read_only: bool,
-    /// SELinux labels of its files are the runtime's to set.
+    /// The runtime sets SELinux labels on its files.
     pub relabel: bool,
 }
 
-/// Volumes of a pod by their name in its spec.
+/// Volumes of a pod, by name.
 pub type MountedVolumes = BTreeMap<String, MountedVolume>;
 
-/// What mounts are made from.
+/// Input of [`make_mounts`].
 #[derive(Debug, Clone, Copy)]
 pub struct MountsInput<'a> {
-    /// The pod.
     pub pod: &'a Pod,
-    /// Its UID.
     pub uid: &'a PodUid,
-    /// The container.
     pub container: &'a Container,
-    /// Settings and facts of the node.
     pub node: &'a NodeSettings,
-    /// The pod's volumes, set up.
     pub volumes: &'a MountedVolumes,
-    /// Variables, for `subPathExpr`.
+    /// Environment variables, for `subPathExpr`.
     pub env: &'a BTreeMap<String, String>,
-    /// Addresses of the sandbox.
+    /// IP addresses of the sandbox.
     pub pod_ips: &'a [IpAddr],
-    /// What the pod's runtime handler can do.
+    /// Features of the pod's runtime handler.
     pub features: HandlerFeatures,
-    /// The pod's id mappings (uid, gid), where it has a user namespace.
+    /// User and group ID mappings, if the pod has a user namespace.
     pub id_mappings: Option<(&'a [IdMapping], &'a [IdMapping])>,
 }
 
-/// The mounts of a container, in the kubelet's order. Binds subpaths, writes the hosts file, creates a termination
-/// log: it blocks, and is called for each start of a container.
+/// Returns the mounts of a container, in the kubelet's order. Binds subpaths, writes the hosts file and creates a termination
+/// log. Blocks; called for each start of a container.
 ///
 /// # Errors
-/// The text is the message of `CreateContainerConfigError`.
+/// The message becomes that of waiting reason `CreateContainerConfigError`.
 pub fn make_mounts(input: MountsInput<'_>) -> Result<Vec<Mount>, ConfigError> {
     let pod_dir = paths::pod_dir(&input.node.root_dir, input.uid);
     let mut out = Vec::new();
@@ -106,7 +101,7 @@ fn file_mount(host: &Path, inside: &str, relabel: bool) -> Mount {
     }
 }
 
-/// Returns the path inside a container that a relative one stands for.
+/// Returns a container path as an absolute path (`pkg/volume/util: MakeAbsolutePath`).
 #[must_use]
 pub fn absolute(path: &str) -> String {
     if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
@@ -167,7 +162,7 @@ fn prepare_sub_path(
             "unable to provision SubPath `{sub}`: must not contain '..'"
         )));
     }
-    // One of which nobody can tell whether it is there is not made either.
+    // A directory is created only if it is known not to exist.
     if fs::symlink_metadata(volume.join(path)).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
         let make = || -> io::Result<()> {
             let mode = fs::metadata(volume)?.permissions().mode();
@@ -182,7 +177,7 @@ fn prepare_sub_path(
         }
     }
     subpath::bind(volume, path, at).map_err(|e| {
-        // The path may be the attacker's choice, so why it failed is for the log only, as upstream.
+        // The pod may control the path, so the reason of the failure is only logged, as in the kubelet.
         tracing::info!(volume = %volume.display(), sub, error = %e, "subPath preparation failed");
         ConfigError::invalid(format!(
             "failed to prepare subPath for volumeMount {:?} of container {container:?}",
@@ -220,7 +215,7 @@ fn recursive_read_only(mount: &VolumeMount, features: HandlerFeatures) -> Result
     }
 }
 
-// Written in place: containers that already run have this very file mounted.
+// Written in place: running containers have this file mounted.
 fn write_hosts(input: MountsInput<'_>, pod_dir: &Path) -> Result<PathBuf, ConfigError> {
     let spec = pod::spec(input.pod);
     let aliases = spec.host_aliases.as_deref().unwrap_or_default();
@@ -245,10 +240,10 @@ fn write_hosts(input: MountsInput<'_>, pod_dir: &Path) -> Result<PathBuf, Config
     Ok(path)
 }
 
-/// Creates an empty termination log `containers/<container>/<8 hex>` that any user in the container may write.
+/// Creates an empty termination log `containers/<container>/<8 hex digits>` that every user of the container may write.
 ///
 /// # Errors
-/// The directory or file cannot be made.
+/// The directory or file cannot be created.
 pub fn new_termination_log(pod_dir: &Path, container: &str) -> io::Result<PathBuf> {
     let dir = pod_dir.join("containers").join(container);
     fs::DirBuilder::new().recursive(true).mode(0o750).create(&dir)?;

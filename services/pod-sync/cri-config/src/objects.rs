@@ -1,4 +1,4 @@
-//! The API objects that a pod refers to, behind one trait.
+//! Access to API objects that pods refer to.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 
-/// Kind of an object, as its resource is written in messages.
+/// Kind of an object, as in error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ObjectKind {
     /// `configmap`
@@ -32,7 +32,7 @@ impl ObjectKind {
         }
     }
 
-    // The kubelet writes the kind of `no kubeClient` messages in another case.
+    // The kubelet spells the kind in `no kubeClient` messages in another way.
     fn camel(self) -> &'static str {
         match self {
             Self::ConfigMap => "configMap",
@@ -44,48 +44,40 @@ impl ObjectKind {
     }
 }
 
-/// Why an object cannot be had.
+/// Why an object is not available.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
-    /// There is none of that name. Only this is tolerated by `optional`.
+    /// The object does not exist. `optional` references tolerate only this error.
     #[error("{} {name:?} not found", kind.singular())]
     NotFound {
-        /// Kind.
         kind: ObjectKind,
-        /// Name.
         name: String,
     },
-    /// The first list has not come yet.
+    /// The first list has not been received.
     #[error("failed to sync {} cache: timed out waiting for the condition", kind.singular())]
     NotReady {
-        /// Kind.
         kind: ObjectKind,
     },
-    /// The pod is not registered with the cache.
+    /// The object cache does not have the pod.
     #[error("object {namespace:?}/{name:?} not registered")]
     NotRegistered {
-        /// Namespace.
         namespace: String,
-        /// Name.
         name: String,
     },
-    /// Standalone, and no manifest defines it.
+    /// There is no API server, and no manifest defines the object.
     #[error("couldn't get {} {namespace}/{name}, no kubeClient defined", kind.camel())]
     NoClient {
-        /// Kind.
         kind: ObjectKind,
-        /// Namespace.
         namespace: String,
-        /// Name.
         name: String,
     },
-    /// The API server's answer.
+    /// Error of the API server.
     #[error("{0}")]
     Api(String),
 }
 
 impl ObjectError {
-    /// No object of that name exists.
+    /// Returns whether the object does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         match self {
@@ -97,40 +89,40 @@ impl ObjectError {
     }
 }
 
-/// Where objects come from: manifests in standalone mode, watches elsewhere.
+/// A source of API objects: manifests without an API server, watches with one.
 #[async_trait]
 pub trait ObjectSource: Send + Sync {
-    /// A ConfigMap.
+    /// Returns a ConfigMap.
     ///
     /// # Errors
     /// See [`ObjectError`].
     async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<ConfigMap>, ObjectError>;
 
-    /// A Secret, with `stringData` already merged into `data` where it comes from a manifest.
+    /// Returns a Secret. If it comes from a manifest, `stringData` is merged into `data`.
     ///
     /// # Errors
     /// See [`ObjectError`].
     async fn secret(&self, namespace: &str, name: &str) -> Result<Arc<Secret>, ObjectError>;
 
-    /// All services of a namespace; none in standalone mode.
+    /// Returns all services of a namespace; none without an API server.
     ///
     /// # Errors
-    /// [`ObjectError::NotReady`] until the first list has come.
+    /// [`ObjectError::NotReady`] until the first list was received.
     async fn services(&self, namespace: &str) -> Result<Vec<Arc<Service>>, ObjectError>;
 
-    /// The handler of a RuntimeClass. Without an API server there are no classes: the name is the handler's own, which
-    /// the runtime refuses if it has none of it.
+    /// Returns the handler of a RuntimeClass. Without an API server the name is that of the handler, and the runtime rejects an
+    /// unknown one.
     ///
     /// # Errors
-    /// There is no such class, or the first list has not come.
+    /// The class does not exist, or the first list was not received.
     async fn runtime_handler(&self, class: &str) -> Result<String, ObjectError> {
         Ok(class.to_owned())
     }
 
-    /// The annotations of a service account, as the API server has them now.
+    /// Reads the annotations of a service account from the API server.
     ///
     /// # Errors
-    /// See [`ObjectError`]; there are none without an API server.
+    /// See [`ObjectError`]. There are none without an API server.
     async fn service_account_annotations(
         &self,
         namespace: &str,

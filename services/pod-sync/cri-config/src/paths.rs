@@ -1,4 +1,4 @@
-//! Where the files of a pod are (the kubelet's layout).
+//! Paths of a pod's files, as the kubelet has them.
 
 use std::path::{Path, PathBuf};
 
@@ -16,19 +16,19 @@ pub fn pod_dir(root: &Path, uid: &PodUid) -> PathBuf {
     pods_dir(root).join(uid.as_str())
 }
 
-/// Log directory of a pod: `<podLogsDir>/<namespace>_<name>_<uid>`.
+/// Returns the log directory of a pod: `<podLogsDir>/<namespace>_<name>_<uid>`.
 #[must_use]
 pub fn pod_log_dir(pod_logs_dir: &Path, pod: &PodRef) -> PathBuf {
     pod_logs_dir.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid))
 }
 
-/// Log file of a container relative to its pod's log directory: `<container>/<restarts>.log`.
+/// Returns the log file of a container relative to its pod's log directory: `<container>/<restarts>.log`.
 #[must_use]
 pub fn container_log_path(container: &str, restarts: u32) -> String {
     format!("{container}/{restarts}.log")
 }
 
-/// File name of the symlink in `/var/log/containers`, at most 255 bytes.
+/// Returns the name of the symlink in `/var/log/containers`, at most 255 bytes (`pkg/kubelet/kuberuntime: logSymlink`).
 #[must_use]
 pub fn legacy_log_name(pod: &PodRef, container: &str, id: &str) -> String {
     const SUFFIX: &str = ".log";

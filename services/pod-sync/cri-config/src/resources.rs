@@ -1,4 +1,4 @@
-//! Resources of containers and sandboxes as the CRI carries them (kuberuntime_container_linux.go).
+//! Computes CRI resources of containers and sandboxes (`pkg/kubelet/kuberuntime: generateLinuxContainerResources`).
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ fn linux(requests: &ResourceList, limits: &ResourceList, node: &NodeSettings) ->
     out
 }
 
-/// Resources of a container. Without limits of its own it takes those of the pod level.
+/// Returns the resources of a container. A container without limits has those of the pod level.
 #[must_use]
 pub fn container_resources(pod: &Pod, container: &Container, node: &NodeSettings) -> LinuxContainerResources {
     let mut limits = qos::container_limits(container);
@@ -85,13 +85,13 @@ fn swap(pod: &Pod, container: &Container, node: &NodeSettings, out: &mut LinuxCo
     out.unified.insert("memory.swap.max".to_owned(), value.to_string());
 }
 
-/// Resources of the sandbox: what the pod's containers need together, without overhead.
+/// Returns the resources of all containers together, without overhead, for the sandbox.
 #[must_use]
 pub fn sandbox_resources(pod: &Pod, node: &NodeSettings) -> LinuxContainerResources {
     linux(&qos::pod_requests_without_overhead(pod), &qos::pod_limits_without_overhead(pod), node)
 }
 
-/// Overhead of the sandbox as request and limit; nothing where the pod has none.
+/// Returns the pod overhead as request and limit; empty without overhead.
 #[must_use]
 pub fn sandbox_overhead(pod: &Pod, node: &NodeSettings) -> LinuxContainerResources {
     let overhead: ResourceList =
@@ -102,7 +102,7 @@ pub fn sandbox_overhead(pod: &Pod, node: &NodeSettings) -> LinuxContainerResourc
     linux(&overhead, &overhead, node)
 }
 
-/// A page size as the CRI and the hugetlb controller name it: `2MB`, `1GB`.
+/// Returns a page size as in the CRI and in hugetlb file names: `2MB`, `1GB`.
 #[must_use]
 pub fn page_size_name(bytes: u64) -> String {
     let mut value = bytes;
@@ -118,7 +118,7 @@ pub fn page_size_name(bytes: u64) -> String {
     format!("{value}{unit}")
 }
 
-/// Page sizes of the machine, bytes, ascending; from names like `hugepages-2048kB`.
+/// Returns the page sizes in bytes, ascending, from directories such as `hugepages-2048kB`.
 #[must_use]
 pub fn hugepage_sizes(dir: &Path) -> Vec<u64> {
     let mut sizes: Vec<u64> = std::fs::read_dir(dir)

@@ -1,4 +1,4 @@
-//! Configuration of a pod's sandbox (generatePodSandboxConfig).
+//! Builds the CRI configuration of a pod's sandbox (`pkg/kubelet/kuberuntime: generatePodSandboxConfig`).
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -15,33 +15,30 @@ use super::error::ConfigError;
 use super::hostname::{host_name, kernel_name};
 use super::{HandlerFeatures, NodeSettings, paths, resources, security};
 
-/// What a sandbox is made from.
+/// Input of [`sandbox_config`].
 #[derive(Debug, Clone, Copy)]
 pub struct SandboxInput<'a> {
-    /// The pod.
     pub pod: &'a Pod,
-    /// Its names.
     pub names: &'a PodRef,
-    /// Number of this sandbox.
+    /// Attempt of the sandbox.
     pub attempt: u32,
-    /// Settings and facts of the node.
     pub node: &'a NodeSettings,
-    /// The pod's cgroup in the driver's form; empty where pods have none.
+    /// Parent cgroup in the form of the cgroup driver; empty without pod cgroups.
     pub cgroup_parent: &'a str,
-    /// DNS as computed by [`super::dns::pod_dns`].
+    /// DNS configuration of [`super::dns::pod_dns`].
     pub dns: &'a DnsConfig,
     /// Handler of the pod's RuntimeClass; empty for the default.
     pub runtime_handler: &'a str,
-    /// What that handler can do.
+    /// Features of that handler.
     pub features: HandlerFeatures,
-    /// The pod's id mappings, where it has a user namespace.
+    /// ID mappings of the pod, if it has a user namespace.
     pub userns: Option<&'a UserNamespace>,
 }
 
-/// The configuration of a sandbox.
+/// Returns the configuration of a sandbox.
 ///
 /// # Errors
-/// A rule of the spec is broken; the caller prefixes `Failed to generate sandbox config for pod %q: `.
+/// The spec is invalid. The caller adds the prefix `Failed to generate sandbox config for pod %q: `.
 pub fn sandbox_config(input: SandboxInput<'_>) -> Result<PodSandboxConfig, ConfigError> {
     let SandboxInput { pod, names, node, .. } = input;
     let meta = &pod.metadata;
@@ -86,7 +83,7 @@ pub fn sandbox_config(input: SandboxInput<'_>) -> Result<PodSandboxConfig, Confi
     })
 }
 
-// The API also takes sysctls in the kernel's path form.
+// The API accepts sysctls with slashes as well.
 fn sysctls(pod: &Pod) -> HashMap<String, String> {
     let context = pod::spec(pod).security_context.as_ref();
     context
@@ -97,7 +94,7 @@ fn sysctls(pod: &Pod) -> HashMap<String, String> {
         .collect()
 }
 
-/// Ports of one container; a name or an unnamed mapping counts once.
+/// Returns the port mappings of a container, each name or each unnamed mapping once.
 #[must_use]
 pub fn port_mappings(container: &Container) -> Vec<PortMapping> {
     let mut seen = BTreeSet::new();

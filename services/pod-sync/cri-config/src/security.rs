@@ -1,4 +1,4 @@
-//! Security contexts (pkg/securitycontext, kuberuntime/security_context.go).
+//! Computes security contexts (`pkg/securitycontext`, `pkg/kubelet/kuberuntime: security_context.go`).
 
 use std::path::Path;
 
@@ -30,17 +30,16 @@ const MASKED: [&str; 12] = [
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// The user an image names.
+/// User in an image's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ImageUser {
-    /// By number.
     Uid(i64),
-    /// By name, which says nothing of the number.
+    /// A user name, whose UID is unknown.
     Name(String),
 }
 
 impl ImageUser {
-    /// From the runtime's image status: uid if present, else the name, else root.
+    /// Builds the user from the runtime's image status: the UID, else the name, else root.
     #[must_use]
     pub fn of(uid: Option<i64>, name: &str) -> Self {
         match uid {
@@ -51,7 +50,7 @@ impl ImageUser {
     }
 }
 
-/// Which `thermal_throttle` directories there are.
+/// Returns the existing `thermal_throttle` directories below `cpus`.
 #[must_use]
 pub fn thermal_throttle_paths(cpus: &Path) -> Vec<String> {
     let mut paths: Vec<String> = std::fs::read_dir(cpus)
@@ -71,10 +70,10 @@ pub fn thermal_throttle_paths(cpus: &Path) -> Vec<String> {
     paths
 }
 
-/// `runAsNonRoot` against the user the container would have.
+/// Checks `runAsNonRoot` against the effective user (`pkg/kubelet/kuberuntime: verifyRunAsNonRoot`).
 ///
 /// # Errors
-/// The container would run as root, or that cannot be ruled out.
+/// The container would run as root, or the user is unknown.
 pub fn verify_run_as_non_root(
     pod: &Pod,
     container: &Container,
@@ -147,8 +146,8 @@ fn seccomp(pod: &Pod, container: &Container, node: &NodeSettings) -> Result<Secu
     })
 }
 
-/// Checks the path of a seccomp profile as the API does (`pkg/apis/core/validation: validateLocalDescendingPath`): joined to a
-/// directory, any other path would leave it.
+/// Checks the path of a seccomp profile like the API server (`pkg/apis/core/validation: validateLocalDescendingPath`), since
+/// any other path would leave the directory that it is joined to.
 fn descending(path: &str) -> Result<&str, ConfigError> {
     let invalid = |why: &str| {
         ConfigError::invalid(format!("seccompProfile.localhostProfile: Invalid value: {path:?}: {why}"))
@@ -162,7 +161,7 @@ fn descending(path: &str) -> Result<&str, ConfigError> {
     Ok(path)
 }
 
-/// The AppArmor profile of a container as type and name: field, then annotation, then the pod's field.
+/// Returns the AppArmor profile of a container from its field, its annotation or the pod's field, in this order.
 fn apparmor(pod: &Pod, container: &Container) -> Result<Option<SecurityProfile>, ConfigError> {
     let field = |p: &AppArmorProfile| match p.type_.as_str() {
         "RuntimeDefault" => Ok(profile(ProfileType::RuntimeDefault, String::new())),
@@ -212,10 +211,10 @@ fn groups_policy(pod: &Pod) -> Result<SupplementalGroupsPolicy, ConfigError> {
     }
 }
 
-/// Namespaces of the pod.
+/// Returns the namespaces of the pod.
 ///
 /// # Errors
-/// The pod asks for a user namespace and `userns` is `None`.
+/// The pod requests a user namespace and `userns` is `None`.
 pub fn namespaces(
     pod: &Pod,
     features: HandlerFeatures,
@@ -258,7 +257,7 @@ pub fn namespaces(
     })
 }
 
-/// Whether any container of the pod, ephemeral ones included, is privileged.
+/// Returns whether any container of the pod, including ephemeral ones, is privileged.
 #[must_use]
 pub fn any_privileged(pod: &Pod) -> bool {
     let spec = pod::spec(pod);
@@ -267,10 +266,10 @@ pub fn any_privileged(pod: &Pod) -> bool {
     own.chain(ephemeral).flatten().any(|c| c.privileged.unwrap_or(false))
 }
 
-/// Context of the sandbox. Namespaces are set only where the pod has a context, which defaulting sees to.
+/// Returns the security context of the sandbox. Namespaces are set only if the pod has a context, which defaulting ensures.
 ///
 /// # Errors
-/// A policy that is unknown, or a user namespace that cannot be had.
+/// A policy is unknown, or a user namespace is not available.
 pub fn sandbox_context(
     pod: &Pod,
     namespaces: NamespaceOption,
@@ -291,11 +290,11 @@ pub fn sandbox_context(
     Ok(out)
 }
 
-/// Context of a container; each field of its own goes before the pod's.
+/// Returns the security context of a container. Its own fields take precedence over the pod's.
 ///
 /// # Errors
-/// A profile or policy that cannot be used.
-// The CRI still carries the AppArmor profile as text too, for older runtimes.
+/// A profile or policy is invalid.
+// For older runtimes the CRI also has the AppArmor profile as a string.
 #[allow(deprecated)]
 pub fn container_context(
     pod: &Pod,

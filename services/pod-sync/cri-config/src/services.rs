@@ -1,23 +1,23 @@
-//! Variables that tell a container of the services around it (pkg/kubelet/envvars).
+//! Environment variables of services (`pkg/kubelet/envvars`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 
-/// The one service every container is told of, in namespace `default`.
+/// Service whose variables every container has.
 pub const MASTER_SERVICE: &str = "kubernetes";
 /// Namespace of [`MASTER_SERVICE`].
 pub const MASTER_NAMESPACE: &str = "default";
 
-/// Variables of the services a pod of `namespace` sees; with `links` all of its namespace.
+/// Returns the variables for a pod of `namespace`. With `links` they include all services of that namespace.
 #[must_use]
 pub fn service_variables(
     services: &[Arc<Service>],
     namespace: &str,
     links: bool,
 ) -> BTreeMap<String, String> {
-    // By name: one of the pod's own namespace stands before the same name in `default`.
+    // A service of the pod's own namespace takes precedence over one in `default` with the same name.
     let mut seen: BTreeMap<&str, &Service> = BTreeMap::new();
     for service in services {
         let name = service.metadata.name.as_deref().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Paths inside a volume that a container may change at any time: nothing here follows a link out of it
-//! (pkg/volume/util/subpath).
+//! Opens and mounts paths in volumes that containers may change at any time, without following a link out of the volume
+//! (`pkg/volume/util/subpath`).
 
 use std::fs;
 use std::io;
@@ -11,28 +11,28 @@ use quintlet_kit::{beneath, failpoint};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::UnmountFlags;
 
-// A file of variables is small; more is not read.
+// Bytes of a variable file that are read at most.
 const MAX_TEXT: u64 = 1 << 20;
 
 fn escape(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, format!("{} leaves its volume", path.display()))
 }
 
-/// Opens the volume itself; its own path is ours and may be trusted.
+/// Opens the volume itself, whose path the node agent controls.
 fn open_volume(volume: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(CWD, volume, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Opens `sub` in `volume` for use as a path. Links are resolved first and refused if they leave the volume; then
-/// the result is opened following none, so a link that appears in between is an error.
+/// Opens `sub` in `volume` as a path descriptor. Links are resolved first and rejected if they leave the volume. The resolved
+/// path is then opened without following links, so a link that appears in between is an error.
 ///
 /// # Errors
-/// It leaves the volume, changed meanwhile, or cannot be opened.
+/// The path leaves the volume, changed meanwhile, or cannot be opened.
 pub fn open_beneath(volume: &Path, sub: &Path) -> io::Result<OwnedFd> {
     open_resolved(volume, sub, || {})
 }
 
-// `between` runs after resolution and before the open: the moment an attacker waits for.
+// Tests change the path in `between`, which runs after the resolution and before the open.
 fn open_resolved(volume: &Path, sub: &Path, between: impl FnOnce()) -> io::Result<OwnedFd> {
     let real_volume = fs::canonicalize(volume)?;
     let real = fs::canonicalize(volume.join(sub))?;
@@ -45,10 +45,10 @@ fn open_resolved(volume: &Path, sub: &Path, between: impl FnOnce()) -> io::Resul
     Ok(beneath::resolve(root.as_fd(), &inside, OFlags::PATH, Mode::empty())?)
 }
 
-/// Reads a text file in a volume, at most 1 MiB of it.
+/// Reads a text file in a volume, 1 MiB at most.
 ///
 /// # Errors
-/// It leaves the volume, is no regular file, or is no UTF-8 text.
+/// It leaves the volume, is not a regular file, or is not UTF-8.
 pub fn read_beneath(volume: &Path, sub: &str) -> io::Result<String> {
     use io::Read as _;
     let fd = open_beneath(volume, Path::new(sub))?;
@@ -62,18 +62,18 @@ pub fn read_beneath(volume: &Path, sub: &str) -> io::Result<String> {
     Ok(text)
 }
 
-/// Makes the directories of `sub` that are missing, with `mode` whatever the umask; links are followed only within
-/// the volume, and none among the new ones.
+/// Creates the missing directories of `sub` with `mode`, whatever the umask. Links are followed only within the volume, and not
+/// among the new directories.
 ///
 /// # Errors
-/// The path leaves the volume or a directory cannot be made.
+/// The path leaves the volume, or a directory cannot be created.
 pub fn make_dirs(volume: &Path, sub: &Path, mode: u32) -> io::Result<()> {
     let parts: Vec<_> = sub.components().collect();
     let mut existing = PathBuf::new();
     let mut count = 0_usize;
     for part in &parts {
         let next = existing.join(part);
-        // A dangling link exists; opening it below is what refuses it.
+        // A dangling link counts as existing; opening it below fails.
         if fs::symlink_metadata(volume.join(&next)).is_err() {
             break;
         }
@@ -94,15 +94,15 @@ pub fn make_dirs(volume: &Path, sub: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Where subpath `index` of a container's mount list is bound: `volume-subpaths/<volume>/<container>/<index>`.
+/// Returns where subpath `index` of a container's mounts is bound: `volume-subpaths/<volume>/<container>/<index>`.
 #[must_use]
 pub fn target(pod_dir: &Path, volume: &str, container: &str, index: usize) -> PathBuf {
     pod_dir.join("volume-subpaths").join(volume).join(container).join(index.to_string())
 }
 
-/// Binds `sub` of `volume` at `target` and returns it: the one path that stays what it was when checked.
+/// Bind-mounts `sub` of `volume` at `target` and returns `target`, which keeps referring to the file that was checked.
 ///
-/// Doing it again changes nothing while both are still the same file, else the old one is unmounted first.
+/// Repeating it changes nothing while both are the same file. Otherwise the old mount is unmounted first.
 ///
 /// # Errors
 /// The path leaves the volume, or the mount fails.
@@ -134,10 +134,10 @@ pub fn bind(volume: &Path, sub: &Path, target: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Unmounts everything stacked on a path; nothing mounted is fine.
+/// Unmounts everything that is mounted on a path. It is not an error if nothing is.
 ///
 /// # Errors
-/// It is busy.
+/// A mount is busy.
 pub fn unmount_all(path: &Path) -> io::Result<()> {
     loop {
         match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {

@@ -1,14 +1,17 @@
-//! Images of pods: the credentials that a pull presents, the limits on pulls, and the records of what was pulled.
+//! Images of pods: credentials for pulls, limits of pulls, and records of pulled images.
 //!
-//! [`credentials::Credentials`] finds the credentials for an image: those of the pod's pull secrets, of the node's files and of
-//! credential provider plugins, in this order. [`pulls::PullLanes`] bounds pulls per registry and in all.
-//! [`pull_records::PullRecords`] keeps the kubelet's files of pulled images and answers who may use one.
-//! What is decided about images is in [`pod_sync_decisions`]: `image_access`, `image_gc` and `image_name`.
+//! - [`credentials::Credentials`] finds the credentials for an image: the pod's pull secrets, files of the node, and credential
+//!   provider plugins, in this order.
+//! - [`pulls::PullLimits`] limits concurrent pulls per registry and in total.
+//! - [`pull_records::PullRecords`] keeps the kubelet's records of pulled images and decides which pods may use an image.
 //!
-//! Tasks: `credential provider`, one per plugin that runs. There are no channels; nothing here talks to a runtime.
+//! Decisions about images are in [`pod_sync_decisions`]: `image_access`, `image_gc` and `image_name`.
+//!
+//! Tasks: `credential provider`, one per plugin process. There are no channels, and nothing here calls a runtime.
 
-// A value of a pod, a runtime or a file must not end this process.
+// A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
 pub mod credentials;
 pub mod pull_records;

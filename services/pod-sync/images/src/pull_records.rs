@@ -1,8 +1,8 @@
-//! Which images were pulled here and with whose credentials, in the kubelet's files below `image_manager` in the root
-//! directory (`pkg/kubelet/images/pullmanager`), so that one node agent can follow the other.
+//! Records of the images that were pulled here and of the credentials used, in the kubelet's files in `image_manager` of the
+//! root directory (`pkg/kubelet/images/pullmanager`), so that kubelet and Quintlet can replace each other.
 //!
-//! An intent is written before a pull and goes once its outcome is recorded. One that is left means that the image may have
-//! come with credentials that nobody knows any more. Files are small, and written only when a pull begins or ends.
+//! An intent is written before a pull and removed once the result is recorded. An intent that remains means that the image may
+//! have been pulled with unknown credentials. Files are small and written only when a pull begins or ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,7 +23,7 @@ use pod_sync_decisions::image_gc::Image;
 use pod_sync_decisions::image_name;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
-/// Versions that may be read.
+/// API versions that can be read.
 const API_VERSIONS: [&str; 2] = [API_VERSION, "kubelet.config.k8s.io/v1alpha1"];
 const INTENT: &str = "ImagePullIntent";
 const PULLED: &str = "ImagePulledRecord";
@@ -49,28 +49,28 @@ struct PulledFile {
 
 #[derive(Debug, Default)]
 struct Intent {
-    // Pulls that have not ended.
+    // Pulls in progress.
     running: usize,
 }
 
 #[derive(Debug)]
 struct Pulled {
     known: CredentialMapping,
-    // Boottime of the last change by this process; zero for what was read.
+    // CLOCK_BOOTTIME of the last change by this process; zero for records that were read.
     changed: Duration,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    // By the image as the runtime is asked for it.
+    // By image name, as sent to the runtime.
     intents: BTreeMap<String, Intent>,
-    // By the image's id.
+    // By image ID.
     pulled: BTreeMap<String, Pulled>,
-    // Names of files that cannot be read: what they are about is known by its hash alone.
+    // Names of files that cannot be read. Only the hash of the image is known.
     unreadable: BTreeSet<String>,
 }
 
-/// The records of one node. Who owns the root directory owns them.
+/// The records of one node.
 #[derive(Debug)]
 pub struct PullRecords {
     pulling_dir: PathBuf,
@@ -80,18 +80,18 @@ pub struct PullRecords {
     inner: Mutex<Inner>,
 }
 
-/// What a present image asks of a pod.
+/// Whether a pod may use a present image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing.
+    /// Every pod may.
     Free,
-    /// To be pulled again.
+    /// It must be pulled again.
     Pull,
-    /// Credentials; see [`PullRecords::answer`].
+    /// It depends on the pod's credentials; see [`PullRecords::may_use`].
     Ask,
 }
 
-/// A pull that began. Dropped without an end, its outcome is not known.
+/// A pull in progress. If it is dropped, the result of the pull is unknown.
 #[derive(Debug)]
 pub struct Begun<'a> {
     records: &'a PullRecords,
@@ -100,10 +100,10 @@ pub struct Begun<'a> {
 }
 
 impl PullRecords {
-    /// Reads what is there. A file that cannot be read is logged and left alone; its image must be pulled again.
+    /// Reads the records. A file that cannot be read is logged and kept; its image must be pulled again.
     ///
     /// # Errors
-    /// A directory cannot be made or read.
+    /// A directory cannot be created or read.
     pub fn open(root: &Path, policy: VerificationPolicy, clock: Clock) -> io::Result<Self> {
         use std::os::unix::fs::DirBuilderExt as _;
         let base = root.join("image_manager");
@@ -123,7 +123,7 @@ impl PullRecords {
         Ok(Self { pulling_dir, pulled_dir, policy, clock, inner: Mutex::new(inner) })
     }
 
-    /// What the image `image` that is there as `id` asks of a pod.
+    /// Returns whether a pod may use image `image` that is present as `id`.
     #[must_use]
     pub fn access(&self, image: &str, id: &str) -> Access {
         let inner = self.inner.lock();
@@ -134,7 +134,7 @@ impl PullRecords {
         }
     }
 
-    /// Whether a pod with these credentials may use it. What was learnt is written.
+    /// Returns whether a pod with these credentials may use the image. Records new matching credentials.
     #[must_use]
     pub fn answer(
         &self,
@@ -157,7 +157,7 @@ impl PullRecords {
             CredentialCheck::AllowedByMatch(secret) => {
                 let pull_credentials =
                     PullCredentials { kubernetes_secrets: vec![secret], ..PullCredentials::default() };
-                // Without the record the pod is asked again.
+                // Without the record the pod's credentials are checked again.
                 if let Err(error) = self.merge(&mut inner, image, id, pull_credentials) {
                     tracing::warn!(image, %error, "record of a pull not written");
                 }
@@ -166,10 +166,10 @@ impl PullRecords {
         }
     }
 
-    /// A pull begins.
+    /// Records the intent to pull an image.
     ///
     /// # Errors
-    /// The intent cannot be written: nobody would know of the image.
+    /// The intent cannot be written. Without it the image would look preloaded.
     pub fn begin(&self, image: &str) -> io::Result<Begun<'_>> {
         let mut inner = self.inner.lock();
         let file = IntentFile {
@@ -183,8 +183,8 @@ impl PullRecords {
         Ok(Begun { records: self, image: image.to_owned(), ended: false })
     }
 
-    /// Intents of earlier runs whose image came become records of pulls with credentials that nobody knows; the others go.
-    /// `images` are those the runtime has.
+    /// Converts intents of earlier processes: those whose image is in `images`, the runtime's list, become records of pulls with
+    /// unknown credentials. The others are removed.
     pub fn recover(&self, images: &[Image]) {
         let mut inner = self.inner.lock();
         let left: Vec<String> =
@@ -201,15 +201,15 @@ impl PullRecords {
         }
     }
 
-    /// Whether an earlier run left intents.
+    /// Returns whether there are intents of an earlier process.
     #[must_use]
     pub fn has_left_intents(&self) -> bool {
         self.inner.lock().intents.values().any(|i| i.running == 0)
     }
 
-    /// Drops records of images that are not among `images`, as listed at boottime `since`.
+    /// Removes records of images that are not in `images`, as listed at CLOCK_BOOTTIME `since`.
     ///
-    /// The kubelet also drops those of images in use, which makes them everybody's; here they stay.
+    /// The kubelet also removes records of images in use, which gives every pod access to them. Here they stay.
     pub fn prune(&self, images: &BTreeSet<String>, since: Duration) {
         let mut inner = self.inner.lock();
         let gone: Vec<String> = inner
@@ -255,7 +255,7 @@ impl PullRecords {
         Ok(())
     }
 
-    // One that another pull of the same image still needs stays.
+    // An intent that another pull of the same image needs stays.
     fn drop_intent(&self, inner: &mut Inner, image: &str) {
         if inner.intents.get(image).is_none_or(|i| i.running > 0) {
             return;
@@ -288,19 +288,19 @@ impl Inner {
 }
 
 impl Begun<'_> {
-    /// The image came, as `id`, opened by `pull_credentials`.
+    /// Records that the image was pulled as `id` with `pull_credentials`.
     pub fn pulled(mut self, id: &str, pull_credentials: PullCredentials) {
         self.ended = true;
         let mut inner = self.records.inner.lock();
         self.leave(&mut inner);
         match self.records.merge(&mut inner, &self.image, id, pull_credentials) {
             Ok(()) => self.records.drop_intent(&mut inner, &self.image),
-            // The intent stays, so that the image is not taken for one that was always there.
+            // The intent stays, so that the image does not look preloaded.
             Err(error) => tracing::warn!(image = self.image, %error, "record of a pull not written"),
         }
     }
 
-    /// The runtime refused.
+    /// Records that the pull failed.
     pub fn failed(mut self) {
         self.ended = true;
         let mut inner = self.records.inner.lock();
@@ -327,7 +327,7 @@ fn file_name(of: &str) -> String {
     format!("sha256-{}", hex::encode(sha2::Sha256::digest(of)))
 }
 
-// As Go writes it, a line.
+// As Go writes it: one line.
 fn write(path: &Path, file: &impl Serialize) -> io::Result<()> {
     let json = serde_json::to_string(file).map_err(io::Error::other)?;
     let json = format!("{}\n", quintlet_model::hash::escape_as_go(&json));
@@ -351,7 +351,7 @@ fn read_all<T: for<'a> Deserialize<'a>>(
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-        // Others are what a writer that was killed left behind.
+        // Other files are left behind by a writer that was killed.
         if name.strip_prefix("sha256-").is_none_or(|h| h.len() != 64) {
             continue;
         }

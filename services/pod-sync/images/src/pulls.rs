@@ -9,27 +9,26 @@ use tokio::sync::Semaphore;
 
 use pod_sync_decisions::image_name;
 
-/// Pulls at once from one registry where the settings say nothing.
+/// Default of concurrent pulls from one registry.
 const PER_REGISTRY: usize = 4;
-/// Pulls at once in all where they say nothing: one slow registry holds half of them at most.
+/// Default of concurrent pulls in total, of which one slow registry can take half.
 const IN_ALL: usize = 8;
-/// `registryBurst` where only `registryPullQPS` is set.
+/// Default of `registryBurst`.
 const BURST: u32 = 10;
 
-/// The kubelet's settings; `None` where nothing is set.
+/// Settings of the kubelet; `None` if not set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PullSettings {
     /// `serializeImagePulls`.
     pub serialize: Option<bool>,
     /// `maxParallelImagePulls`.
     pub max_parallel: Option<usize>,
-    /// `registryPullQPS`; 0 for no limit.
+    /// `registryPullQPS`; 0 means no limit.
     pub qps: Option<u32>,
     /// `registryBurst`.
     pub burst: Option<u32>,
 }
 
-/// The settings contradict each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls is false")]
 pub struct Contradiction;
@@ -39,7 +38,7 @@ struct Bucket {
     per_second: f64,
     burst: f64,
     left: f64,
-    // Boottime of the last look.
+    // CLOCK_BOOTTIME of the last update.
     at: Duration,
 }
 
@@ -56,7 +55,7 @@ impl Bucket {
     }
 }
 
-/// Bounds pulls, so that one slow registry does not stand before all others.
+/// Limits of image pulls, per registry and in total, so that a slow registry does not delay all others.
 #[derive(Debug)]
 pub struct PullLanes {
     all: Semaphore,
@@ -66,7 +65,7 @@ pub struct PullLanes {
 }
 
 impl PullLanes {
-    /// Lanes as set.
+    /// Builds the limits.
     ///
     /// # Errors
     /// The settings contradict each other.
@@ -86,17 +85,17 @@ impl PullLanes {
         Ok(Self { all: Semaphore::new(all), per_registry, registries: Mutex::default(), bucket })
     }
 
-    /// Whether a pull may begin at boottime `now`; where not, it counts as a failed one.
+    /// Returns whether the rate limit allows a pull at CLOCK_BOOTTIME `now`. If not, the pull has failed.
     pub fn may_begin(&self, now: Duration) -> bool {
         self.bucket.as_ref().is_none_or(|b| b.lock().take(now))
     }
 
-    /// Runs a pull once both lanes have room.
+    /// Runs a pull once the limits of its registry and in total allow it.
     pub async fn run<T>(&self, image: &str, pull: impl Future<Output = T>) -> T {
         let lane = {
             let repository = image_name::repository(image);
             let mut registries = self.registries.lock();
-            // Lanes nobody stands in are not kept.
+            // Semaphores of registries without pulls are dropped.
             registries.retain(|_, lane| Arc::strong_count(lane) > 1);
             let lane = registries.entry(image_name::registry(&repository).to_owned());
             Arc::clone(lane.or_insert_with(|| Arc::new(Semaphore::new(self.per_registry))))
@@ -112,7 +111,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    // The most pulls at once, of one registry and in all, of 20 each from two registries.
+    // Returns the most concurrent pulls of one registry and in total, with 20 pulls from each of two registries.
     async fn most(settings: PullSettings) -> (usize, usize) {
         let lanes = PullLanes::new(settings).unwrap();
         let counts: [AtomicUsize; 6] = Default::default();
@@ -120,7 +119,7 @@ mod tests {
             let (lanes, counts) = (&lanes, &counts);
             async move {
                 let which = i % 2;
-                // Images of the default registry have no host in their names.
+                // Names of images in the default registry have no host.
                 let image = [format!("busybox:{i}"), format!("r.test/app:{i}")][which].clone();
                 let work = async {
                     for at in [which, 2] {

@@ -1,4 +1,5 @@
-//! Pods of this node as the API server has them (pkg/kubelet/config/apiserver.go), and the reads that go with them.
+//! Pods of this node from the API server (`pkg/kubelet/config: NewSourceApiserver`), and watches of Node, Services and
+//! RuntimeClasses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,11 +19,10 @@ use tokio_util::sync::CancellationToken;
 use super::lenient::{Lenient, Undecodable};
 use super::{Problem, Snapshot, SourceKind, SourceSender, Update};
 
-/// Shortest interval between requests while the API server refuses them (ARCHITECTURE.md, invariant 9).
+/// Shortest interval between requests while the API server fails (ARCHITECTURE.md, invariant 9).
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Watches the pods bound to `node` and sends the whole set after every change. Nothing is sent before the first
-/// complete list.
+/// Watches the pods bound to `node` and sends all of them after every change, beginning with the first complete list.
 pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: CancellationToken) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).any_semantic();
     let stream = watcher(Api::<Lenient<Pod>>::all(client), config);
@@ -30,7 +30,7 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
     let (mut pods, mut fresh) = (Pods::default(), Pods::default());
     let mut complete = false;
     loop {
-        // The watcher keeps its place when the arm is dropped: stop is the only other one.
+        // The watcher keeps its position if this arm is dropped.
         let event = tokio::select! {
             () = stop.cancelled() => return,
             event = stream.next() => event,
@@ -140,44 +140,43 @@ impl Pods {
     }
 }
 
-/// The Node as it was read.
 pub type SharedNode = Arc<Node>;
 
-/// The Node, the Services and the RuntimeClasses, kept by watches of their own.
+/// Node, Services and RuntimeClasses, kept up to date by watches.
 #[derive(Debug, Default)]
 pub struct ClusterView {
     node: watch::Sender<Option<SharedNode>>,
     services: RwLock<Option<Arc<Vec<Arc<Service>>>>>,
-    // Handlers by name.
+    // Handlers by name of the class.
     runtime_classes: RwLock<Option<BTreeMap<String, String>>>,
 }
 
 impl ClusterView {
-    /// The Node of this agent; none before it was read or where it does not exist.
+    /// Returns the Node; `None` until it has been read, and if it does not exist.
     #[must_use]
     pub fn node(&self) -> Option<SharedNode> {
         self.node.borrow().clone()
     }
 
-    /// The same, to be waited for.
+    /// Returns a receiver of the Node.
     #[must_use]
     pub fn nodes(&self) -> watch::Receiver<Option<SharedNode>> {
         self.node.subscribe()
     }
 
-    /// All services; none before they were read once.
+    /// Returns all services; `None` until they have been listed.
     #[must_use]
     pub fn services(&self) -> Option<Arc<Vec<Arc<Service>>>> {
         self.services.read().clone()
     }
 
-    /// The handler of a RuntimeClass; none before they were read once, and an inner none where there is no such class.
+    /// Returns the handler of a RuntimeClass. The outer `None`: not listed yet; the inner one: no such class.
     #[must_use]
     pub fn runtime_handler(&self, class: &str) -> Option<Option<String>> {
         self.runtime_classes.read().as_ref().map(|all| all.get(class).cloned())
     }
 
-    /// Keeps the RuntimeClasses up to date until told to stop.
+    /// Watches RuntimeClasses until `stop`.
     pub async fn watch_runtime_classes(self: Arc<Self>, client: kube::Client, stop: CancellationToken) {
         let stream =
             watcher(Api::<Lenient<RuntimeClass>>::all(client), watcher::Config::default().any_semantic());
@@ -202,10 +201,10 @@ impl ClusterView {
         }
     }
 
-    /// Reads the Node now. The watch may bring an older one after it, and then this one again.
+    /// Reads the Node now. The watch may deliver an older version afterwards, followed by this one.
     ///
     /// # Errors
-    /// The API server does not answer.
+    /// The request failed.
     pub async fn read_node(&self, client: kube::Client, name: &str) -> Result<(), kube::Error> {
         if let Some(node) = Api::<Node>::all(client).get_opt(name).await? {
             self.node.send_replace(Some(Arc::new(node)));
@@ -213,7 +212,7 @@ impl ClusterView {
         Ok(())
     }
 
-    /// Keeps the Node up to date until told to stop.
+    /// Watches the Node until `stop`.
     pub async fn watch_node(self: Arc<Self>, client: kube::Client, name: String, stop: CancellationToken) {
         let config = watcher::Config::default().fields(&format!("metadata.name={name}")).any_semantic();
         let stream = watcher(Api::<Lenient<Node>>::all(client), config);
@@ -230,7 +229,7 @@ impl ClusterView {
         }
     }
 
-    /// Keeps the Services up to date until told to stop.
+    /// Watches the Services until `stop`.
     pub async fn watch_services(self: Arc<Self>, client: kube::Client, stop: CancellationToken) {
         let stream = watcher(Api::<Lenient<Service>>::all(client), watcher::Config::default().any_semantic());
         futures::pin_mut!(stream);
@@ -259,7 +258,7 @@ impl ClusterView {
     }
 }
 
-// An API server may be away for hours: lines of one watch are written once a minute.
+// The API server may be unavailable for hours: errors of one watch are logged once a minute.
 fn tell(of: &'static str, error: &watcher::Error) {
     tracing::warn!(
         watch = of,

@@ -1,4 +1,4 @@
-//! Bytes of a manifest to defaulted, valid pods (pkg/kubelet/config/common.go, pkg/apis/core/v1/defaults.go).
+//! Decodes manifests to valid pods with defaults (`pkg/kubelet/config: tryDecodeSinglePod`, `pkg/apis/core/v1: defaults.go`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,21 +17,19 @@ use quintlet_model::labels;
 use super::{Problem, Snapshot, SourceKind, validate};
 use pod_sync_decisions::qos;
 
-/// Where a manifest came from, as it enters the pod's UID.
+/// Origin of a manifest, which is part of the pod's UID.
 #[derive(Debug, Clone, Copy)]
 pub struct Origin<'a> {
-    /// Which source.
     pub kind: SourceKind,
     /// File path or URL.
     pub place: &'a str,
-    /// Node the pod is for.
     pub node: &'a str,
 }
 
-/// Decodes all documents of one manifest into `into`. A document that cannot be used becomes a problem and does not
-/// touch the others. A panic becomes a problem of the whole manifest.
+/// Decodes all documents of a manifest into `into`. An invalid document becomes a problem and does not affect the others. A
+/// panic becomes a problem of the whole manifest.
 pub fn manifest(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
-    // Nobody knows the UIDs before it is decoded.
+    // The UIDs are not known before the manifest is decoded.
     let work = Work::new("", origin.place);
     let decoded = contained_now(&work, || {
         let mut decoded = Snapshot::default();
@@ -64,12 +62,12 @@ fn documents(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
             return;
         }
     };
-    // 0440 is octal, as for everybody who writes modes and for the kubelet's reader.
+    // `0440` is octal, as in the kubelet.
     let options = serde_saphyr::options! { legacy_octal_numbers: true };
     let documents: Vec<Value> = match serde_saphyr::from_multiple_with_options(text, options) {
         Ok(documents) => documents,
         Err(e) => {
-            // The renderer repeats the source text over several lines; the first says what and where.
+            // Only the first line of the message: the others quote the source text.
             let message = e.to_string();
             let first = message.lines().next().unwrap_or_default().trim();
             into.problems.push(problem(String::new(), format!("not YAML or JSON: {first}")));
@@ -170,10 +168,10 @@ fn add_pod(mut pod: Pod, origin: Origin<'_>, into: &mut Snapshot) {
     }
 }
 
-/// Gives a static pod its UID, name, namespace and annotations (pkg/kubelet/config/common.go: applyDefaults).
+/// Sets UID, name, namespace and annotations of a static pod (`pkg/kubelet/config: applyDefaults`).
 ///
-/// The UID is a hash over the defaulted pod and its origin: any change of content makes a new pod. It is not the
-/// kubelet's value, which hashes a dump of Go's structs; a pod that must keep its UID over a change of agents sets it.
+/// The UID is a hash of the pod and its origin, so any change makes a new pod. It differs from the kubelet's, which hashes a
+/// dump of Go structs. A pod that must keep its UID across node agents sets it in the manifest.
 fn identify(pod: &mut Pod, origin: Origin<'_>) {
     if pod.metadata.uid.as_deref().unwrap_or_default().is_empty() {
         let dump = serde_json::to_string(&*pod).unwrap_or_default();
@@ -231,7 +229,7 @@ impl Fnv128 {
     }
 }
 
-/// The defaults the API server would have set (pkg/apis/core/v1/defaults.go).
+/// Sets the defaults that the API server would set (`pkg/apis/core/v1: SetObjectDefaults_Pod`).
 pub fn set_defaults(pod: &mut Pod) {
     let Some(spec) = pod.spec.as_mut() else { return };
     default_text(&mut spec.restart_policy, "Always");
@@ -282,7 +280,7 @@ pub fn set_defaults(pod: &mut Pod) {
     pod_resources(pod);
 }
 
-// In Go's types a text that is empty is a text that is not set.
+// In Go an empty string counts as not set.
 fn default_text(field: &mut Option<String>, default: &str) {
     if field.as_deref().unwrap_or_default().is_empty() {
         *field = Some(default.to_owned());
@@ -343,8 +341,8 @@ fn http_defaults(http: &mut HTTPGetAction) {
     default_text(&mut http.scheme, "HTTP");
 }
 
-// A pod with resources of its own: huge pages are limited as its containers are together, and it asks for what they ask for
-// together of CPU and memory, else for its limits.
+// Pod-level resources: huge page limits default to the sum of the containers' limits. CPU and memory requests default to the
+// sum of the containers' requests, or else to the limits.
 fn pod_resources(pod: &mut Pod) {
     let Some(own) = pod.spec.as_mut().and_then(|spec| spec.resources.take()) else { return };
     let set = |list: &Option<BTreeMap<String, Quantity>>| list.as_ref().is_some_and(|l| !l.is_empty());
@@ -390,7 +388,7 @@ fn probe_defaults(probe: &mut Probe) {
     }
 }
 
-/// The tag is `latest`, said or implied, and there is no digest (pkg/util/parsers).
+/// Returns whether the tag is `latest`, explicitly or by default, without a digest (`pkg/util/parsers`).
 #[must_use]
 pub fn wants_latest(image: &str) -> bool {
     if image.contains('@') {

@@ -1,4 +1,4 @@
-//! The manifest directory (pkg/kubelet/config/file.go): read at start, on inotify events, and every period.
+//! The manifest directory (`pkg/kubelet/config: sourceFile`): read at start, on inotify events, and periodically.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -16,19 +16,19 @@ use tokio_util::sync::CancellationToken;
 use super::decode::{self, Origin};
 use super::{MAX_MANIFEST, Problem, Snapshot, SourceKind, SourceSender, Update};
 
-/// Wait after the first event for others that belong to it: editors write in several steps.
+/// Wait after an event for further ones: editors write in several steps.
 const SETTLE: Duration = Duration::from_millis(20);
 
 /// Why the manifests are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occasion {
-    /// It is time: what is there counts.
+    /// The interval elapsed: the content is complete.
     Period,
-    /// Something changed: a file may be half written.
+    /// An event: a file may be incomplete.
     Event,
 }
 
-/// Reads a directory or a file of manifests, and knows what each file held when it was last good.
+/// Reads a directory or a file of manifests, and remembers the last valid content of each file.
 #[derive(Debug)]
 pub struct Reader {
     path: PathBuf,
@@ -37,17 +37,16 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// A reader of `path` for `node`.
     #[must_use]
     pub fn new(path: PathBuf, node: String) -> Self {
         Self { path, node, good: BTreeMap::new() }
     }
 
-    /// Reads everything. What cannot be used is a problem of its file alone; the pods of a file that fails stay until the
-    /// next read by period. A path that is there and cannot be read changes no pod at all; a missing one has none.
+    /// Reads all files. An error affects its file only; the pods of an invalid file stay until the next periodic read. If the path
+    /// exists but cannot be read, no pod changes. If it does not exist, there are no pods.
     pub fn read(&mut self, why: Occasion) -> Update {
         let (files, is_directory) = match std::fs::metadata(&self.path) {
-            // Most nodes of a cluster have no manifests: that is no fault.
+            // Most nodes of a cluster have no manifests, so this is not an error.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 self.good.clear();
                 return Update::Snapshot(Snapshot::default());
@@ -105,7 +104,7 @@ fn problem(origin: &Path, message: String) -> Problem {
     Problem { origin: origin.display().to_string(), field: String::new(), message }
 }
 
-// The kubelet lets the last file of a name win in silence. Here the first keeps the name and the others are said.
+// In the kubelet the last file with a name silently wins. Here the first one wins and the others are reported.
 fn drop_duplicates(out: &mut Snapshot, origins: &[String]) {
     let mut first: BTreeMap<(Option<String>, Option<String>), &str> = BTreeMap::new();
     let mut problems = Vec::new();
@@ -138,7 +137,7 @@ fn list(path: &Path) -> std::io::Result<Vec<PathBuf>> {
         if entry.file_name().as_encoded_bytes().starts_with(b".") {
             continue;
         }
-        // Follows links, as the kubelet does; what vanished meanwhile is not there.
+        // Follows links, as the kubelet does. A file that disappeared is skipped.
         if std::fs::metadata(entry.path()).is_ok_and(|m| m.is_file()) {
             files.push(entry.path());
         }
@@ -156,9 +155,9 @@ fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads at start, after every change and every `period`, until told to stop.
+/// Reads at start, after every change and every `period`, until `stop`.
 pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSender, stop: CancellationToken) {
-    // One slot: an event only says "look again".
+    // One slot is enough: an event only triggers a read.
     let (wake, mut woken) = mpsc::channel::<()>(1);
     let mut watcher = None;
     let mut is_missing = false;
@@ -169,7 +168,7 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
         if watcher.is_none() {
             watcher = watch(&path, wake.clone());
         }
-        // Dropping either arm loses nothing: the directory is read as a whole after any of them.
+        // Dropping either arm loses nothing: any of them leads to a complete read.
         let why = tokio::select! {
             () = stop.cancelled() => return,
             _ = ticks.tick() => Occasion::Period,
@@ -181,7 +180,7 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
         };
         let was_missing = std::mem::replace(&mut is_missing, !path.exists());
         if is_missing {
-            // A directory that comes back is another inode: watch it anew.
+            // A recreated directory is another inode and needs a new watch.
             watcher = None;
             if !was_missing {
                 tracing::info!(path = %path.display(), "no manifests: the path does not exist, it is looked for");
@@ -192,7 +191,7 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
             contained_request(None, task::blocking(move || reader.lock().read(why))).await
         };
         match read {
-            // Dropping an update on stop is harmless: nobody is left to act on it.
+            // On stop the update may be dropped: it has no receiver any more.
             Ok(update) => tokio::select! {
                 () = stop.cancelled() => return,
                 sent = out.send((SourceKind::File, update)) => if sent.is_err() { return },
@@ -200,7 +199,7 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
             Err(e) => tracing::error!(path = %path.display(), error = %e, "manifests not read"),
         }
         if watcher.is_none() {
-            // Without inotify the kubelet looks again every second.
+            // Without inotify the kubelet retries every second.
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(Duration::from_secs(1)) => ticks.reset_immediately(),
@@ -211,7 +210,7 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
 
 fn watch(path: &Path, wake: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Reading a file is an event too; looking again for it would never end.
+        // Reads are events as well; reacting to them would not end.
         if !event.is_ok_and(|e| e.kind.is_access() && !is_close_write(&e)) {
             let _ = wake.try_send(());
         }
@@ -252,7 +251,7 @@ mod tests {
         assert_eq!(problems.len(), 2, "{problems:?}");
     }
 
-    // Names of the pods, none where only problems were said.
+    // Returns the names of the pods, empty for an update that only has problems.
     fn said(update: Update) -> (Option<Vec<String>>, Vec<Problem>) {
         let name = |p: Arc<Pod>| p.metadata.name.clone().unwrap_or_default();
         match update {
@@ -272,7 +271,7 @@ mod tests {
         assert_eq!(said(reader.read(Occasion::Period)), (all.clone(), vec![]));
         for half in ["", "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n", "{{"] {
             std::fs::write(at("a.yaml"), half).unwrap();
-            // As often as it is looked at.
+            // At every read.
             for _ in 0..2 {
                 let (pods, problems) = said(reader.read(Occasion::Event));
                 assert_eq!((pods, problems.len()), (all.clone(), 1), "{half:?}");
@@ -307,7 +306,7 @@ mod tests {
         std::fs::remove_file(&file).unwrap();
         assert_eq!(said(single.read(Occasion::Event)), (Some(vec![]), vec![]), "it is missing");
 
-        // Root reads everything: a link to itself is what cannot be looked at.
+        // Root can read every file, but not a link to itself.
         let odd = dir.path().join("odd");
         std::os::unix::fs::symlink(&odd, &odd).unwrap();
         let (pods, problems) = said(Reader::new(odd, "n".to_owned()).read(Occasion::Period));
@@ -325,7 +324,7 @@ mod tests {
         let task = run(dir.path().to_owned(), "n".into(), Duration::from_millis(50), tx, stop.clone());
         let check = async {
             assert_eq!(said(rx.recv().await.unwrap().1).0, Some(vec!["a-n".to_owned()]));
-            // Of this the watched directory hears nothing.
+            // The watched directory has no event for this change.
             std::fs::write(&real, pod("b")).unwrap();
             let new = Some(vec!["b-n".to_owned()]);
             let found = async { while rx.recv().await.is_some_and(|(_, update)| said(update).0 != new) {} };

@@ -1,4 +1,4 @@
-//! The manifest URL (pkg/kubelet/config/http.go): fetched every period, handed on when the body changed.
+//! The manifest URL (`pkg/kubelet/config: sourceURL`): fetched periodically, and sent on if the body changed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use super::decode::{self, Origin};
 use super::{MAX_MANIFEST, Problem, Snapshot, SourceKind, SourceSender, Update};
 use quintlet_kit::redirect;
 
-/// Limit of one fetch (pkg/kubelet/config/http.go).
+/// Timeout of a request (`pkg/kubelet/config: NewSourceURL`).
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// TLS that trusts what this machine trusts. Where its certificates cannot be read it trusts nobody.
+/// Returns a TLS configuration with the machine's trusted certificates. Without them no server is trusted.
 ///
 /// # Panics
 /// Never: the provider has the default protocol versions.
@@ -38,8 +38,8 @@ pub fn system_tls() -> ClientConfig {
     trusting.with_no_client_auth()
 }
 
-/// Fetches `url` every `period` until told to stop. A fetch that fails, or a body of which anything cannot be used,
-/// changes nothing but the problems shown: the source counts as seen with the first good body.
+/// Fetches `url` every `period` until `stop`. A failed request or an invalid body changes only the reported problems. The
+/// source is ready with the first valid body.
 pub async fn run(
     url: String,
     headers: Vec<(String, String)>,
@@ -51,13 +51,13 @@ pub async fn run(
 ) {
     let fetcher = Fetcher::new(tls);
     let mut last: Option<Bytes> = None;
-    // Of the last body, and of the fetch after it.
+    // Problems of the last body. A failed request adds its own.
     let mut of_body = Vec::new();
     let mut of_fetch: Option<String> = None;
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        // A cut fetch is repeated at the next tick.
+        // An interrupted request is repeated at the next tick.
         tokio::select! {
             () = stop.cancelled() => return,
             _ = ticks.tick() => {}
@@ -67,7 +67,7 @@ pub async fn run(
                 if of_fetch.take().is_none() {
                     continue;
                 }
-                // It is what it was before it could not be had.
+                // The request succeeds again with the same body.
                 Update::Problems(of_body.clone())
             }
             Ok(body) => {
@@ -97,7 +97,7 @@ pub async fn run(
     }
 }
 
-// Any bad item rejects the whole body. Nothing at all is an answer, if an odd one.
+// An invalid item makes the whole body invalid. An empty body is invalid as well.
 fn read(body: &[u8], origin: Origin<'_>) -> Update {
     let mut snapshot = Snapshot::default();
     if body.is_empty() {
@@ -150,7 +150,7 @@ impl Fetcher {
             };
             at = next?;
             if at.host() != first.host() {
-                // Another host is not to read these (Go's net/http).
+                // These headers are not sent to another host, as in Go's net/http.
                 for secret in [header::AUTHORIZATION, header::COOKIE, header::WWW_AUTHENTICATE] {
                     headers.remove(secret);
                 }
@@ -162,7 +162,7 @@ impl Fetcher {
 
 fn parsed((name, value): &(String, String)) -> Result<(HeaderName, HeaderValue), String> {
     let key = HeaderName::from_bytes(name.as_bytes()).map_err(|e| format!("header {name:?}: {e}"))?;
-    // Its value may be a password.
+    // The value may be a password.
     let value =
         HeaderValue::from_str(value).map_err(|_| format!("header {name:?}: its value is not valid"))?;
     Ok((key, value))
@@ -206,7 +206,7 @@ mod tests {
             .with_no_client_auth()
     }
 
-    /// A source that runs, and what it said.
+    /// A running source and its updates.
     struct Source {
         said: mpsc::Receiver<super::super::SourceUpdate>,
         stop: CancellationToken,
@@ -223,7 +223,7 @@ mod tests {
             Self { said, stop, task: quintlet_kit::task::spawn("source", run) }
         }
 
-        // Names of the pods, none where only problems were said.
+        // Returns the names of the pods, empty for an update that only has problems.
         async fn next(&mut self, what: &str) -> (Option<Vec<String>>, Vec<String>) {
             let next = tokio::time::timeout(Duration::from_secs(10), self.said.recv()).await;
             let (_, update) = next.unwrap_or_else(|_| panic!("{what}: nothing came")).expect("it runs");
@@ -231,7 +231,7 @@ mod tests {
             match update {
                 Update::Problems(problems) => (None, texts(problems)),
                 Update::Snapshot(s) => {
-                    // No toleration of its own, as a pod of a file has.
+                    // Like a pod from a file, it has no default tolerations.
                     assert!(s.pods.iter().all(|p| p.spec.as_ref().unwrap().tolerations.is_none()), "{what}");
                     let name = |p: &Arc<k8s_openapi::api::core::v1::Pod>| p.metadata.name.clone();
                     (Some(s.pods.iter().filter_map(name).collect()), texts(s.problems))
@@ -240,7 +240,7 @@ mod tests {
         }
 
         async fn end(mut self) {
-            // What is said again would come within a few periods.
+            // A repeated update would arrive within a few periods.
             let again = tokio::time::timeout(Duration::from_millis(100), self.said.recv()).await;
             assert!(again.is_err(), "{again:?}");
             self.stop.cancel();

@@ -1,12 +1,13 @@
 //! Sources of desired pods: a manifest directory, a URL, the API server.
 //!
-//! Each source is a task ([`file::run`], [`http::run`], [`api`]) that sends all of its pods as a [`Snapshot`] over one channel of
-//! [`SOURCE_QUEUE`] entries. A source that waits for room is only late: its next snapshot holds everything. Nothing is compared here;
-//! the sync loop of pod-sync merges the snapshots
-//! ([`pod_sync_decisions::merge`]). [`decode`] reads manifests, [`validate`] refuses those that a kubelet refuses.
+//! Each source is a task ([`file::run`], [`http::run`], [`api`]) that sends all of its pods as a [`Snapshot`] over one channel
+//! of [`SOURCE_QUEUE`] entries. A source that waits for the channel is only late: its next snapshot has everything. The pod
+//! manager of pod-sync merges the snapshots ([`pod_sync_decisions::merge`]). [`decode`] parses manifests, [`validate`] rejects
+//! those that a kubelet rejects.
 
-// A value of a pod, a runtime or a file must not end this process.
+// A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
 pub mod api;
 pub mod decode;
@@ -22,19 +23,17 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use lenient::Undecodable;
 use tokio::sync::mpsc;
 
-/// The three sources (pkg/kubelet/types/pod_update.go).
+/// A source of pods (`pkg/kubelet/types: FileSource`, `HTTPSource`, `ApiserverSource`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SourceKind {
     /// Manifest directory or file.
     File,
-    /// Manifest URL.
     Http,
-    /// API server.
     Api,
 }
 
 impl SourceKind {
-    /// Value of the annotation `kubernetes.io/config.source`.
+    /// Returns the value of the annotation `kubernetes.io/config.source`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -45,49 +44,45 @@ impl SourceKind {
     }
 }
 
-/// Something about a source or one of its manifests that a person should mend.
+/// An error in a source or one of its manifests that the user has to fix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// File or URL.
     pub origin: String,
-    /// Path of the field to blame, empty where none is.
+    /// Path of the invalid field, if any.
     pub field: String,
-    /// What is wrong.
     pub message: String,
 }
 
-/// Everything a source has at one moment.
+/// All pods of a source at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// Pods, decoded, defaulted and valid.
+    /// Valid pods with defaults.
     pub pods: Vec<Arc<Pod>>,
-    /// ConfigMaps among the manifests (standalone use).
+    /// ConfigMaps among the manifests, for use without an API server.
     pub config_maps: Vec<ConfigMap>,
-    /// Secrets among the manifests (standalone use).
+    /// Secrets among the manifests, for use without an API server.
     pub secrets: Vec<Secret>,
-    /// What could not be used.
+    /// Errors in manifests.
     pub problems: Vec<Problem>,
     /// Pods of the API server that became undecodable since the last snapshot.
     pub undecodable: Vec<Undecodable>,
 }
 
-/// What a source has to say.
+/// An update of a source.
 #[derive(Debug, Clone)]
 pub enum Update {
-    /// Its whole world. The source counts as seen, and what is not in it is gone.
+    /// All pods. The source is ready, and pods that are not in the snapshot are removed.
     Snapshot(Snapshot),
-    /// Only what is wrong with it now; nothing if it was mended. Its pods stay as they are.
+    /// The current errors of the source; empty if they are fixed. Its pods stay.
     Problems(Vec<Problem>),
 }
 
-/// An update and whose it is.
 pub type SourceUpdate = (SourceKind, Update);
 
-/// Snapshots in flight. A source that waits here is only late: the next snapshot holds everything.
+/// Updates in flight. A source that waits is only late: its next snapshot has everything.
 pub const SOURCE_QUEUE: usize = 4;
 
-/// Sending half of the sources' queue.
 pub type SourceSender = mpsc::Sender<SourceUpdate>;
 
-/// Largest manifest file or body, bytes (pkg/kubelet/config/common.go). Reaching it is an error.
+/// Size limit of a manifest file or body, in bytes (`pkg/kubelet/config: maxConfigLength`).
 pub const MAX_MANIFEST: usize = 10 << 20;

@@ -1,4 +1,4 @@
-//! ConfigMaps and Secrets, from the manifests or the API server.
+//! ConfigMaps and Secrets from manifests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 
 type Key = (String, String);
 
-/// ConfigMaps and Secrets that stand among the manifests, by namespace and name.
+/// ConfigMaps and Secrets from manifests, by namespace and name.
 #[derive(Debug, Default)]
 pub struct ManifestObjects {
     inner: RwLock<Maps>,
@@ -25,20 +25,18 @@ fn key(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Key
 }
 
 impl ManifestObjects {
-    /// Replaces everything.
+    /// Replaces all objects.
     pub fn set(&self, config_maps: Vec<ConfigMap>, secrets: Vec<Secret>) {
         let config_maps = config_maps.into_iter().map(|o| (key(&o.metadata), Arc::new(o))).collect();
         let secrets = secrets.into_iter().map(|o| (key(&o.metadata), Arc::new(o))).collect();
         *self.inner.write() = Maps { config_maps, secrets };
     }
 
-    /// A ConfigMap.
     #[must_use]
     pub fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
         self.inner.read().config_maps.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
-    /// A Secret.
     #[must_use]
     pub fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
         self.inner.read().secrets.get(&(namespace.to_owned(), name.to_owned())).cloned()

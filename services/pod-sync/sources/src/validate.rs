@@ -1,7 +1,7 @@
-//! Validation of static pods, which no API server has validated (`pkg/apis/core/validation: ValidatePodCreate`).
+//! Validates static pods, which no API server has validated (`pkg/apis/core/validation: ValidatePodCreate`).
 //!
-//! Paths and texts of the errors are those of upstream. References to API objects that a static pod may not make are refused,
-//! too (`pkg/kubelet/config: tryDecodeSinglePod`). Every check is linear in the size of the pod.
+//! Field paths and messages are the kubelet's. References to API objects that a static pod must not have are rejected as well
+//! (`pkg/kubelet/config: tryDecodeSinglePod`). Every check is linear in the size of the pod.
 
 mod containers;
 mod errors;
@@ -22,7 +22,7 @@ use quintlet_model::ids::PodUid;
 use self::errors::Errors;
 pub use self::errors::FieldError;
 
-/// Most bytes of all annotations together.
+/// Limit of all annotations together, in bytes.
 const MAX_ANNOTATIONS: usize = 256 << 10;
 const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
@@ -36,7 +36,7 @@ const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/
 const APP_ARMOR_CONTAINER: &str = "container.apparmor.security.beta.kubernetes.io/";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// Returns the errors of a static pod whose defaults are set.
+/// Returns the errors of a static pod with defaults.
 #[must_use]
 pub fn static_pod(pod: &Pod) -> Vec<FieldError> {
     let mut errors = Errors::default();
@@ -54,7 +54,7 @@ pub fn static_pod(pod: &Pod) -> Vec<FieldError> {
 // apimachinery/pkg/api/validation: ValidateObjectMeta
 fn metadata(meta: &ObjectMeta, errors: &mut Errors) {
     if let Some(prefix) = meta.generate_name.as_deref().filter(|p| !p.is_empty()) {
-        // A prefix may end as a name may not.
+        // A prefix may end in a dash, which a name may not.
         let name = prefix.strip_suffix('-').map_or_else(|| prefix.to_owned(), |p| format!("{p}a"));
         errors.format("metadata.generateName", prefix, names::dns_subdomain(&name));
     }
@@ -255,8 +255,8 @@ fn pod_spec(pod: &Pod, spec: &PodSpec, errors: &mut Errors) {
     }
 }
 
-// What only the API server has: a kubelet refuses to run a static pod with such references. ConfigMaps and Secrets are allowed
-// here, since they may stand among the manifests.
+// Rejects references to objects that only the API server has, as a kubelet does. ConfigMaps and Secrets are allowed here,
+// since they may be among the manifests.
 fn api_references(spec: &PodSpec, errors: &mut Errors) {
     if spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
         errors.plain("spec.resourceClaims", "static pods may not reference resourceclaims");

@@ -1,8 +1,8 @@
-//! Files that change all at once (pkg/volume/util/atomic_writer.go).
+//! Replaces the files of a volume atomically (`pkg/volume/util: AtomicWriter`).
 //!
-//! `..data` points to a directory named by time and chance that holds the files; each visible name points through
-//! `..data`. A new version is written beside the old one and `..data` is renamed over: a reader sees all of the old
-//! or all of the new.
+//! The files are in a directory named by time and a random suffix. `..data` is a link to it, and each visible name is a link
+//! through `..data`. A new version is written to another directory, then `..data` is replaced by a rename. A reader sees all
+//! old files or all new ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,14 +18,14 @@ const NEW_DATA: &str = "..data_tmp";
 const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
 
-/// One file.
+/// A file of a volume.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FileProjection {
-    /// Its bytes; never shown, they may be a secret.
+    /// Content. Never printed, since it may be a secret.
     pub data: Vec<u8>,
     /// Permission bits.
     pub mode: u32,
-    /// Owner, where not root.
+    /// Owner; `None` means root.
     pub owner: Option<u32>,
 }
 
@@ -42,20 +42,16 @@ impl std::fmt::Debug for FileProjection {
 /// Files by their path in the volume.
 pub type Payload = BTreeMap<String, FileProjection>;
 
-/// A payload cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum AtomicWriteError {
-    /// A path that could leave the volume or collide with the writer's own names.
+    /// A path could leave the volume or collide with the writer's own names.
     #[error("invalid path: {0}")]
     Path(String),
-    /// A file operation failed.
     #[error("{what} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
-        /// On what.
         path: PathBuf,
-        /// Why it failed.
         source: io::Error,
     },
 }
@@ -97,11 +93,11 @@ fn clean(path: &str) -> Result<PathBuf, AtomicWriteError> {
     }
 }
 
-/// Makes the files of `payload` the content of `volume`. Returns whether anything had to be written: equal bytes are
-/// left alone, whatever their mode. `own` runs over the whole volume before the switch.
+/// Makes `payload` the content of `volume`. Returns whether anything was written: files with equal bytes are not changed, even
+/// if their modes differ. `own` runs on the new version before it becomes visible.
 ///
 /// # Errors
-/// A path is not usable, or a file operation fails; what readers see is then as before.
+/// A path is invalid, or a file operation failed. Readers then see the previous files.
 pub fn write(
     volume: &Path,
     payload: &Payload,
@@ -120,7 +116,7 @@ pub fn write(
         && old_files.len() == files.len()
         && files.iter().all(|(path, file)| fs::read(data.join(path)).is_ok_and(|bytes| bytes == file.data));
     if same {
-        // A crash after the switch may have left links unmade.
+        // A crash after the rename may have left links missing.
         link_visible(volume, &files)?;
         return Ok(false);
     }
@@ -139,7 +135,7 @@ pub fn write(
     Ok(true)
 }
 
-// The directory `..data` points to; a link that is not ours counts as none.
+// The directory that `..data` points to; `None` for a link with a foreign target.
 fn current(data: &Path) -> Option<PathBuf> {
     let target = fs::read_link(data).ok()?;
     let plain = target.components().count() == 1 && target.to_string_lossy().starts_with("..");
@@ -194,7 +190,7 @@ fn write_files(dir: &Path, files: &BTreeMap<PathBuf, &FileProjection>) -> Result
         }
         let write = || -> io::Result<()> {
             let mode = file.mode & 0o7777;
-            // The write bit is for the moment of writing; the exact mode follows.
+            // Written with mode 0600; the requested mode is set afterwards.
             let mut f = fs::OpenOptions::new().create_new(true).write(true).mode(0o600).open(&full)?;
             f.write_all(&file.data)?;
             f.set_permissions(fs::Permissions::from_mode(mode))?;
@@ -257,7 +253,7 @@ fn remove_visible(volume: &Path, files: &BTreeMap<PathBuf, &FileProjection>) -> 
     Ok(())
 }
 
-// Earlier versions, those of a crash included. What cannot go now goes with the next write.
+// Removes earlier versions, including those of a crash. A failed removal is repeated by the next write.
 fn remove_stale(volume: &Path, keep: &Path) {
     for entry in fs::read_dir(volume).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -378,7 +374,7 @@ mod tests {
             let reader = s.spawn(|| {
                 let mut rounds = 0;
                 while !stop.load(Ordering::Relaxed) {
-                    // The link is always there; the version it names may be deleted while it is read.
+                    // The link always exists. The version that it points to may be deleted during the read.
                     let version = dir.path().join(fs::read_link(dir.path().join("..data")).unwrap());
                     let read = |n: &str| fs::read_to_string(version.join(n));
                     if let (Ok(a), Ok(b)) = (read("a"), read("b")) {

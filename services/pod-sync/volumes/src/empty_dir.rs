@@ -1,4 +1,4 @@
-//! emptyDir, also as the ground of configMap, secret, projected and downwardAPI (pkg/volume/emptydir).
+//! emptyDir volumes, which also hold the files of configMap, secret, projected and downwardAPI volumes (`pkg/volume/emptydir`).
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -18,21 +18,20 @@ use pod_sync_cri_config::NodeSettings;
 use pod_sync_decisions::qos;
 use quintlet_model::quantity::Quantity;
 
-/// What an emptyDir stands on.
+/// Medium of an emptyDir.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Medium {
-    /// The node's disk.
     Disk,
-    /// A tmpfs of at most this many bytes; 0 is the kernel's default.
+    /// A tmpfs of at most this many bytes; 0 uses the kernel's default.
     Memory(i64),
-    /// A hugetlbfs of this page size, as in the resource name (`2Mi`).
+    /// A hugetlbfs with this page size, as in the resource name (`2Mi`).
     HugePages(String),
 }
 
-/// The medium of a volume by the words of its spec.
+/// Returns the medium of a volume.
 ///
 /// # Errors
-/// The kubelet's text.
+/// The medium is not supported; with the kubelet's message.
 pub fn medium(
     pod: &Pod,
     name: &str,
@@ -51,7 +50,7 @@ pub fn medium(
     }
 }
 
-/// The smallest of the node's allocatable memory, the pod's limit and the volume's own.
+/// Returns the size of a tmpfs: the least of the node's allocatable memory, the pod's limit and the volume's `sizeLimit`.
 #[must_use]
 pub fn memory_size(pod: &Pod, size_limit: Option<Quantity>, node: &NodeSettings) -> i64 {
     let of_pod = qos::pod_limits(pod).get("memory").copied();
@@ -88,16 +87,13 @@ fn page_size(pod: &Pod, medium: &str, asked: &str) -> Result<String, String> {
     sizes.iter().find(same).cloned().ok_or_else(none)
 }
 
-/// An emptyDir of a pod.
 #[derive(Debug, Clone)]
 pub struct EmptyDir {
-    /// Where it is.
     pub path: PathBuf,
-    /// Directory of the marker that says it is ready.
+    /// Directory of the marker that exists once the volume is ready.
     pub marker_dir: PathBuf,
-    /// What it stands on.
     pub medium: Medium,
-    /// Group it is given to.
+    /// Group that owns the volume.
     pub fs_group: Option<u32>,
 }
 
@@ -106,7 +102,7 @@ impl EmptyDir {
         self.marker_dir.join("ready")
     }
 
-    /// Set up before, and still there: its content is the containers' and stays.
+    /// Returns whether the volume was set up before and still exists. Its content is then not touched.
     ///
     /// # Errors
     /// The mount table cannot be read.
@@ -126,7 +122,7 @@ impl EmptyDir {
     }
 
     fn same_page_size(&self, asked: &str, mount: &MountEntry) -> io::Result<()> {
-        // The kernel writes `2M` for what the API calls `2Mi`.
+        // The kernel writes `2M` for the API's `2Mi`.
         let mounted = mount.page_size.as_deref().unwrap_or_default();
         let size = |text: &str| Quantity::parse(text).ok();
         if size(&format!("{mounted}i")) == size(asked) {
@@ -140,10 +136,10 @@ impl EmptyDir {
         )))
     }
 
-    /// Makes it, unless it is ready. Returns whether it was made now.
+    /// Sets the volume up unless it is ready. Returns whether it was created.
     ///
     /// # Errors
-    /// A directory or mount cannot be made.
+    /// A directory or mount cannot be created.
     pub fn set_up(&self, table: &dyn MountTable) -> io::Result<bool> {
         if self.is_ready(table)? {
             return Ok(false);
@@ -153,7 +149,7 @@ impl EmptyDir {
         })?;
         let mounted = mount_table::at(table, &self.path)?;
         if mounted.is_none() {
-            // The umask must not matter.
+            // Independent of the umask.
             fs::set_permissions(&self.path, fs::Permissions::from_mode(0o777))?;
         }
         match (&self.medium, &mounted) {
@@ -171,7 +167,7 @@ impl EmptyDir {
                     data.as_c_str(),
                 )?;
             }
-            // A crash came between the mount and the marker.
+            // A crash happened between the mount and the marker.
             (Medium::Memory(_), Some(m)) if m.fs_type == "tmpfs" => {}
             (Medium::HugePages(asked), Some(m)) if m.fs_type == "hugetlbfs" => {
                 self.same_page_size(asked, m)?
@@ -191,7 +187,7 @@ impl EmptyDir {
     }
 }
 
-/// Mounts a tmpfs; `noswap` where the kernel has it (6.4 and later).
+/// Mounts a tmpfs, with `noswap` if the kernel supports it (6.4 and later).
 fn mount_tmpfs(path: &Path, size: i64) -> io::Result<()> {
     let size = (size > 0).then(|| format!("size={size}"));
     let mount = |options: Vec<String>| -> io::Result<()> {
@@ -201,7 +197,7 @@ fn mount_tmpfs(path: &Path, size: i64) -> io::Result<()> {
     let plain: Vec<String> = size.into_iter().collect();
     let no_swap = plain.iter().cloned().chain(["noswap".to_owned()]).collect();
     match mount(no_swap) {
-        // EINVAL: an older kernel; EPERM: a user namespace.
+        // EINVAL: an older kernel. EPERM: a user namespace.
         Err(e) if matches!(e.raw_os_error(), Some(22 | 1)) => mount(plain),
         done => done,
     }

@@ -1,9 +1,9 @@
-//! Why volumes are not ready, in the kubelet's words.
+//! Why volumes are not ready, with the kubelet's messages.
 
 use std::fmt;
 use std::io;
 
-/// Which part of setting up a volume failed; it stands before the event's text.
+/// The failed step of a volume's set-up; the prefix of the event's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// `MountVolume.SetUp`
@@ -24,25 +24,22 @@ impl fmt::Display for Step {
     }
 }
 
-/// One volume that failed. `Display` is the message of the Warning `FailedMount`.
+/// A volume that failed. `Display` is the message of the Warning event `FailedMount`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{step} failed for volume {volume:?} : {problem}")]
 pub struct VolumeFailure {
-    /// Name of the volume.
     pub volume: String,
-    /// What was tried.
     pub step: Step,
-    /// Why it failed.
     pub problem: String,
 }
 
-/// The volumes of a pod are not all ready.
+/// Not all volumes of a pod are ready.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// The pod's directories cannot be made: Warning `Failed` with this text.
+    /// The pod's directories cannot be created. Message of the Warning event `Failed`.
     #[error("error making pod data directories: {0}")]
     PodDirs(io::Error),
-    /// Some volumes failed; each has an event of its own, the sync fails with this text.
+    /// Some volumes failed, each with its own event. Message of the failed sync.
     #[error(
         "unmounted volumes=[{}], unattached volumes=[], failed to process volumes=[]: context deadline exceeded",
         names(.0)
@@ -56,14 +53,12 @@ fn names(failures: &[VolumeFailure]) -> String {
     names.join(" ")
 }
 
-/// A volume or directory cannot be taken down; it is tried again.
+/// A volume or directory could not be torn down; the call can be repeated.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} {path}: {source}")]
 pub struct TearDownError {
-    /// What was tried.
+    /// The failed operation.
     pub what: &'static str,
-    /// On what.
     pub path: String,
-    /// Why it failed.
     pub source: io::Error,
 }

@@ -1,13 +1,13 @@
-//! hostPath (pkg/volume/hostpath).
+//! hostPath volumes (`pkg/volume/hostpath`).
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path};
 
-/// Checks a host path by its type; makes what the type says to make.
+/// Checks a host path against its type, and creates it for the types `DirectoryOrCreate` and `FileOrCreate`.
 ///
 /// # Errors
-/// The kubelet's text.
+/// The kubelet's message.
 pub fn check(path: &str, kind: &str) -> Result<(), String> {
     let p = Path::new(path);
     if p.components().any(|c| c == Component::ParentDir) {

@@ -1,4 +1,4 @@
-//! The kubelet's root directory (setupDataDirs).
+//! The kubelet's root directory (`pkg/kubelet: setupDataDirs`).
 
 use std::fs;
 use std::io;
@@ -9,10 +9,10 @@ use rustix::mount::MountPropagationFlags;
 
 use super::mount_table::MountTable;
 
-/// Makes the root directory and what stands in it, with the kubelet's modes.
+/// Creates the root directory and its subdirectories with the kubelet's modes.
 ///
 /// # Errors
-/// A directory cannot be made.
+/// A directory cannot be created.
 pub fn prepare_root(root: &Path) -> io::Result<()> {
     for (name, mode) in [
         ("", 0o750),
@@ -29,9 +29,9 @@ pub fn prepare_root(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the root directory a shared mount, without which `Bidirectional` propagation does not work. One that lies on
-/// a shared mount already is left alone; else it is bound to itself. Returns whether a mount was made, which then
-/// stays when the agent ends.
+/// Makes the root directory a shared mount, which `Bidirectional` mount propagation requires. A directory on a shared mount is
+/// left alone; any other is bind-mounted on itself. Returns whether a mount was created, which remains after the process
+/// ends.
 ///
 /// # Errors
 /// The mount table cannot be read, or the mount fails.
@@ -48,7 +48,7 @@ pub fn share_root(root: &Path, table: &dyn MountTable) -> io::Result<bool> {
     }
     let bound = under.is_some_and(|(_, e)| e.path == real);
     if !bound {
-        // With what is mounted below it: pods may run there already.
+        // Recursive, since pods may already have mounts below it.
         rustix::mount::mount_bind_recursive(&real, &real)?;
     }
     rustix::mount::mount_change(&real, MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
@@ -68,7 +68,7 @@ mod tests {
         prepare_root(&root).unwrap();
         prepare_root(&root).unwrap();
         assert_eq!(fs::metadata(root.join("checkpoints")).unwrap().permissions().mode() & 0o777, 0o700);
-        // A private mount to stand on, whatever the machine's own root is.
+        // A private mount for the test, whatever the propagation of the machine's root.
         rustix::mount::mount_bind(tmp.path(), tmp.path()).unwrap();
         rustix::mount::mount_change(tmp.path(), MountPropagationFlags::PRIVATE).unwrap();
         let first = share_root(&root, &ProcMountTable);

@@ -1,12 +1,12 @@
-//! Volumes of pods: set up, kept fresh, taken down (`pkg/volume`, `pkg/kubelet/volumemanager`).
+//! Sets up, refreshes and tears down volumes of pods (`pkg/volume`, `pkg/kubelet/volumemanager`).
 //!
-//! [`Volumes`] owns them. It keeps no state of its own but a cache of tokens: what is mounted and what is ready is
-//! read from disk and the mount table, so a restart of the agent finds everything as it left it. Calls for one pod
-//! are made by that pod's worker, one at a time. Objects are fetched first, then files are touched, in a blocking
-//! task that a caller that goes away does not cut in half.
+//! [`Volumes`] has no state but a cache of tokens. Which volumes are mounted and ready is read from disk and the mount table,
+//! so a restart of the node agent changes nothing. Calls for one pod come from that pod's worker, one at a time. API objects
+//! are fetched first. Files are then written in a blocking task, which a caller that is dropped does not interrupt.
 
-// A value of a pod, a runtime or a file must not end this process.
+// A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -54,36 +54,35 @@ use quintlet_model::quantity::Quantity;
 use teardown::OrphanError;
 use token::{TokenCache, TokenKey, TokenSource};
 
-/// The volumes of a pod that are ready.
+/// The volumes of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SetUp {
     /// Every volume that a container refers to.
     pub volumes: MountedVolumes,
-    /// Those that could not be brought up to date and keep their old content: a Warning `FailedMount` each.
+    /// Volumes that could not be refreshed and keep their old content. Each is a Warning event `FailedMount`.
     pub stale: Vec<VolumeFailure>,
 }
 
-/// What setting up needs from outside.
+/// External inputs of volumes.
 #[derive(Clone)]
 pub struct VolumeContext {
     /// ConfigMaps and Secrets.
     pub objects: Arc<dyn ObjectSource>,
-    /// Service account tokens; none in standalone mode.
+    /// Service account tokens; `None` without an API server.
     pub tokens: Option<Arc<dyn TokenSource>>,
-    /// Settings and facts of the node.
     pub node: Arc<NodeSettings>,
-    /// Wall time, for the names of versions and the life of tokens.
+    /// Wall time, for the names of versions and the expiry of tokens.
     pub now: Timestamp,
 }
 
-// A refresh of a token comes up to this much early, so that not all pods of a node ask at once.
+// Tokens are refreshed up to this much earlier, so that the requests of a node's pods are spread.
 const TOKEN_JITTER: Duration = Duration::from_secs(10);
 const DEFAULT_TOKEN_SECONDS: i64 = 3600;
-/// Bytes that the files of all ConfigMaps, Secrets and projected volumes of one pod may have together: they are in memory at
-/// the same time, and one key of an object may be in any number of them.
+/// Limit of the files of all ConfigMaps, Secrets and projected volumes of one pod, in bytes. They are in memory at the same
+/// time, and one key of an object may be in any number of them.
 const MOST_FILES: usize = 128 << 20;
 
-/// Sets up, refreshes and takes down the volumes of this node's pods.
+/// Volumes of this node's pods.
 #[derive(Clone)]
 pub struct Volumes {
     root: PathBuf,
@@ -92,14 +91,14 @@ pub struct Volumes {
     tokens: Arc<TokenCache>,
 }
 
-/// What a volume turns out to be once its objects are there.
+/// A volume after its objects were fetched.
 enum Plan {
     HostPath {
         path: String,
         kind: String,
     },
     EmptyDir(EmptyDir),
-    /// The runtime mounts it: there is nothing on the node.
+    /// The runtime mounts it; nothing is set up on the node.
     Image,
     Files {
         dir: EmptyDir,
@@ -117,7 +116,7 @@ impl Plan {
         self
     }
 
-    /// Takes the bytes of its files from those that are left for the pod; without enough it has none.
+    /// Takes the bytes of its files from the pod's remaining bytes. Fails if they do not suffice.
     fn within(mut self, left: &mut usize) -> Self {
         if let Self::Files { payload, .. } = &mut self
             && let Ok(files) = payload
@@ -131,7 +130,7 @@ impl Plan {
     }
 }
 
-/// Setting up one volume, for the metrics: objects are fetched at another time than files are written.
+/// The set-up of one volume, for metrics: fetching objects and writing files are separate.
 struct Mount {
     metrics: VolumeMetrics,
     plugin: &'static str,
@@ -159,24 +158,23 @@ impl Mount {
 }
 
 impl Volumes {
-    /// Volumes below `root`, the kubelet's root directory.
+    /// Uses volumes below `root`, the kubelet's root directory.
     #[must_use]
     pub fn new(root: PathBuf) -> Self {
         Self::with_table(root, Arc::new(ProcMountTable))
     }
 
-    /// The same with another mount table.
+    /// Like [`Volumes::new`], with another mount table.
     #[must_use]
     pub fn with_table(root: PathBuf, table: Arc<dyn MountTable>) -> Self {
         Self { root, metrics: VolumeMetrics::default(), table, tokens: Arc::default() }
     }
 
-    /// Makes the pod's directories and every volume a container refers to. Doing it again brings files up to date and
-    /// touches nothing else. A volume that was ready and cannot be brought up to date stays as it is and is listed in
-    /// [`SetUp::stale`].
+    /// Creates the pod's directories and every volume that a container refers to. Repeating it refreshes files and changes nothing
+    /// else. A ready volume that cannot be refreshed stays as it is and is listed in [`PodVolumes::stale`].
     ///
     /// # Errors
-    /// A volume is not ready; the others that could be made are.
+    /// A volume is not ready. The other volumes are set up.
     pub async fn set_up(&self, pod: &Pod, uid: &PodUid, ctx: &VolumeContext) -> Result<SetUp, VolumeError> {
         let mut plans = Vec::new();
         let mut failures = Vec::new();
@@ -217,8 +215,8 @@ impl Volumes {
         if failures.is_empty() { Ok(done) } else { Err(VolumeError::Volumes(failures)) }
     }
 
-    /// Brings files made from API objects up to date. A failure leaves the old content and does not harm the pod; each
-    /// is a Warning `FailedMount`.
+    /// Refreshes files from API objects. A failure leaves the old content and does not affect the pod. Each is a Warning event
+    /// `FailedMount`.
     pub async fn refresh(&self, pod: &Pod, uid: &PodUid, ctx: &VolumeContext) -> Vec<VolumeFailure> {
         match self.set_up(pod, uid, ctx).await {
             Ok(done) => done.stale,
@@ -230,7 +228,7 @@ impl Volumes {
         }
     }
 
-    /// Whether any volume of the pod has content that follows an API object.
+    /// Returns whether a volume of the pod has content from an API object that may change.
     #[must_use]
     pub fn needs_refresh(pod: &Pod) -> bool {
         referenced(pod).into_iter().any(|v| {
@@ -238,10 +236,10 @@ impl Volumes {
         })
     }
 
-    /// Unmounts and removes the pod's volumes, subpaths first, and forgets its tokens.
+    /// Unmounts and removes the pod's volumes, subpaths first, and drops its tokens.
     ///
     /// # Errors
-    /// Something is busy; it is safe to try again.
+    /// A mount is busy. It may be called again.
     pub async fn tear_down(&self, uid: &PodUid) -> Result<(), TearDownError> {
         self.tokens.forget(uid.as_str());
         let (table, dir) = (self.table.clone(), paths::pod_dir(&self.root, uid));
@@ -250,7 +248,7 @@ impl Volumes {
             let plugins = teardown::volumes_by_plugin(&dir);
             let began = Instant::now();
             let done = teardown::tear_down_pod(&dir, &*table);
-            // All of a pod's volumes go in one sweep.
+            // All volumes of a pod are torn down together.
             for plugin in plugins {
                 metrics.observe("volume_unmount", &plugin, done.is_ok(), began.elapsed());
             }
@@ -259,19 +257,19 @@ impl Volumes {
         quintlet_kit::task::blocking(tear_down).await
     }
 
-    /// Removes the directory of a pod that is gone, its own volumes torn down first. Blocks.
+    /// Removes the directory of a deleted pod after tearing down its volumes. Blocks.
     ///
     /// # Errors
-    /// The directory stays, for the reason given.
+    /// The directory stays, for the returned reason.
     pub fn clean_orphan(&self, uid: &PodUid) -> Result<(), OrphanError> {
         self.clear_orphan(uid)?;
         teardown::clean_orphan(&paths::pod_dir(&self.root, uid), &*self.table)
     }
 
-    /// Tears down what is left of volumes of a pod that is gone; its directory stays. Blocks.
+    /// Tears down the remaining volumes of a deleted pod. Its directory stays. Blocks.
     ///
     /// # Errors
-    /// Some of it stays, for the reason given.
+    /// A volume stays, for the returned reason.
     pub fn clear_orphan(&self, uid: &PodUid) -> Result<(), OrphanError> {
         let dir = paths::pod_dir(&self.root, uid);
         self.tokens.forget(uid.as_str());
@@ -280,7 +278,7 @@ impl Volumes {
         teardown::clear_orphan(&dir, &*self.table)
     }
 
-    /// Drops expired tokens; once a minute is enough.
+    /// Drops expired tokens. Call it about once a minute.
     pub fn purge_tokens(&self, now: Timestamp) {
         self.tokens.purge(now);
     }
@@ -530,7 +528,7 @@ fn mounts_of(pod: &Pod) -> Vec<&[VolumeMount]> {
     own.chain(ephemeral).flatten().collect()
 }
 
-/// The volumes that some container mounts or uses as a device; the others are ignored.
+/// Returns the volumes that a container mounts or uses as a device. The others are ignored.
 #[must_use]
 pub fn referenced(pod: &Pod) -> Vec<&Volume> {
     let spec = pod::spec(pod);
@@ -541,8 +539,8 @@ pub fn referenced(pod: &Pod) -> Vec<&Volume> {
     spec.volumes.iter().flatten().filter(|v| names.contains(v.name.as_str())).collect()
 }
 
-/// Returns the directories inside each volume on which other volumes of a container are mounted; the outermost of each branch.
-/// Linear in the mounts of the pod but for sorting them: a pod may have thousands.
+/// Returns, by volume, the outermost directories on which other volumes of a container are mounted. Linear in the mounts of the
+/// pod except for sorting them, since a pod may have thousands.
 fn nested_mount_points(pod: &Pod) -> BTreeMap<String, BTreeSet<PathBuf>> {
     let clean = |path: &str| -> PathBuf { Path::new("/").join(path).components().collect() };
     let mut out: BTreeMap<String, BTreeSet<PathBuf>> = BTreeMap::new();
@@ -552,7 +550,7 @@ fn nested_mount_points(pod: &Pod) -> BTreeMap<String, BTreeSet<PathBuf>> {
         all.sort();
         for (at, (own, volume)) in all.iter().enumerate() {
             let mut outermost: Option<&PathBuf> = None;
-            // Sorted by components, what is below a path stands behind it.
+            // Sorted by components, descendants follow their ancestor.
             let behind = all.iter().skip(at).map(|(point, _)| point);
             for point in behind.take_while(|point| point.starts_with(own)).filter(|point| *point != own) {
                 let Ok(inside) = point.strip_prefix(own) else { continue };
@@ -566,7 +564,7 @@ fn nested_mount_points(pod: &Pod) -> BTreeMap<String, BTreeSet<PathBuf>> {
     out
 }
 
-// The name of the field that is set, as the user wrote it.
+// Returns the name of the field that is set, as in the API.
 fn unsupported_kind(volume: &Volume) -> String {
     let fields = serde_json::to_value(volume).ok();
     fields

@@ -1,4 +1,4 @@
-//! Metrics of operations on volumes, under the kubelet's names (pkg/volume/util).
+//! Metrics of volume operations, under the kubelet's names (`pkg/volume/util: storageOperationMetric`).
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use quintlet_telemetry::metrics::{Buckets, histogram_family_of};
 
-/// Seconds of an operation on a volume.
+/// Buckets, in seconds.
 const STORAGE: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 
-/// An operation on a volume.
+/// Labels of a volume operation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct StorageLabel {
     migrated: &'static str,
@@ -20,7 +20,7 @@ pub struct StorageLabel {
     volume_plugin: String,
 }
 
-/// Durations of operations on volumes; clones, and the values of another `default`, count in the same series.
+/// Durations of volume operations. Clones, and other values made by `default`, share the same series.
 #[derive(Debug, Clone)]
 pub struct VolumeMetrics {
     storage: Family<StorageLabel, Histogram, Buckets>,
@@ -39,7 +39,7 @@ impl Default for VolumeMetrics {
 }
 
 impl VolumeMetrics {
-    /// Observes an operation on a volume that has ended.
+    /// Records the duration of a completed operation.
     pub fn observe(&self, operation_name: &'static str, plugin: &str, ok: bool, took: Duration) {
         let label = StorageLabel {
             migrated: "false",
@@ -51,7 +51,7 @@ impl VolumeMetrics {
     }
 }
 
-/// Returns the kubelet's name for the kind of a volume.
+/// Returns the name of the volume plugin for a volume.
 #[must_use]
 pub fn plugin(volume: &Volume) -> &'static str {
     if volume.config_map.is_some() {

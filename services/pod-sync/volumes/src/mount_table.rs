@@ -1,33 +1,32 @@
-//! What is mounted where.
+//! The mount table of the kernel.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use procfs::process::MountOptFields;
 
-/// One mount.
+/// A mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
-    /// Where.
     pub path: PathBuf,
-    /// File system: `tmpfs`, `hugetlbfs`…
+    /// File system type, for example `tmpfs` or `hugetlbfs`.
     pub fs_type: String,
     /// `pagesize` of a hugetlbfs, as the kernel writes it.
     pub page_size: Option<String>,
-    /// Mounts below it reach other namespaces, and theirs reach it.
+    /// It has shared propagation.
     pub shared: bool,
 }
 
-/// The table of mounts; tests bring their own.
+/// A source of mounts; tests have their own.
 pub trait MountTable: Send + Sync {
-    /// All mounts this process sees, oldest first.
+    /// Returns all mounts of this mount namespace, oldest first.
     ///
     /// # Errors
-    /// The kernel's table cannot be read.
+    /// The mount table cannot be read.
     fn entries(&self) -> io::Result<Vec<MountEntry>>;
 }
 
-/// The kernel's table of this process.
+/// The kernel's mount table of this process.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ProcMountTable;
 
@@ -48,7 +47,7 @@ impl MountTable for ProcMountTable {
     }
 }
 
-// The kernel writes blank, tab, newline and backslash as three octal digits.
+// The kernel writes space, tab, newline and backslash as three octal digits.
 fn unescape(path: &Path) -> PathBuf {
     use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
     let bytes = path.as_os_str().as_bytes();
@@ -73,19 +72,19 @@ fn unescape(path: &Path) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(out))
 }
 
-/// The mount on exactly this path, the newest where several are stacked.
+/// Returns the mount on a path; the newest if there are several.
 ///
 /// # Errors
-/// The table cannot be read.
+/// The mount table cannot be read.
 pub fn at(table: &dyn MountTable, path: &Path) -> io::Result<Option<MountEntry>> {
     let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     Ok(table.entries()?.into_iter().rev().find(|e| e.path == path || e.path == real))
 }
 
-/// Mounts at or below a path, newest first: the order in which they come off.
+/// Returns the mounts at or below a path, newest first, which is the order to unmount them.
 ///
 /// # Errors
-/// The table cannot be read.
+/// The mount table cannot be read.
 pub fn below(table: &dyn MountTable, path: &Path) -> io::Result<Vec<PathBuf>> {
     let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let all = table.entries()?.into_iter().rev();

@@ -1,4 +1,4 @@
-//! Giving a volume to the pod's group (pkg/volume/volume_linux.go).
+//! Sets the group of a volume to the pod's fsGroup (`pkg/volume: SetVolumeOwnership`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -12,8 +12,8 @@ const RO: u32 = 0o440;
 const EXEC: u32 = 0o110;
 const SETGID: u32 = 0o2000;
 
-/// Gives everything below `root` to `gid`, children before their directory. The group of a link itself is changed, and what is
-/// on another mount keeps its own. An entry that cannot be changed is logged.
+/// Changes the group of all files below `root` to `gid`, children before their directory. Links themselves are changed, and
+/// other mounts are skipped. Entries that cannot be changed are logged.
 ///
 /// # Errors
 /// A directory cannot be read.
@@ -54,7 +54,7 @@ impl Give<'_> {
         if FileType::from_raw_mode(entry.stat.st_mode) == FileType::Symlink {
             return Ok(());
         }
-        // chmod(2) of a name follows a link that appears meanwhile; that of a descriptor does not.
+        // chmod(2) of a name would follow a link that appears meanwhile; that of a descriptor does not.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(entry.dir, entry.name, flags, Mode::empty())?;
         let stat = rustix::fs::fstat(&file)?;
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_tree_deeper_than_any_path_is_given_away_on_a_small_stack() {
-        // In memory: a disk is slow at so many directories.
+        // On tmpfs, since disks are slow with this many directories.
         let tmp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let mut at = tree::open_root(tmp.path()).unwrap();
         for _ in 0..5000 {

@@ -1,4 +1,4 @@
-//! What the files of a volume contain, from API objects (pkg/volume/{configmap,secret,projected,downwardapi}).
+//! Computes the files of volumes from API objects (`pkg/volume/configmap`, `secret`, `projected`, `downwardapi`).
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ use pod_sync_cri_config::NodeSettings;
 use pod_sync_cri_config::container::ephemeral_as_container;
 use pod_sync_cri_config::fields::{ResourceField, metadata_field, resource_field};
 
-/// Which keys become files, and how.
+/// Which keys of an object become files, and with which modes.
 #[derive(Debug, Clone, Copy)]
 pub struct Selection<'a> {
     /// Keys and their paths; `None`: every key under its own name.
     pub items: Option<&'a [KeyToPath]>,
-    /// Mode of files whose item has none.
+    /// Mode of files without their own.
     pub default_mode: Option<i32>,
-    /// Missing keys are no error.
+    /// Missing keys are ignored.
     pub optional: bool,
 }
 
-// Modes are stored as numbers; only the permission bits mean anything.
+// Only the permission bits of the number are used.
 fn mode(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0) & 0o777
 }
@@ -61,10 +61,10 @@ fn select(
     Ok(out)
 }
 
-/// Files of a ConfigMap; `None` is an optional one that does not exist.
+/// Returns the files of a ConfigMap. `None` is an optional one that does not exist.
 ///
 /// # Errors
-/// The kubelet's text.
+/// The kubelet's message.
 pub fn config_map(object: Option<&ConfigMap>, how: Selection<'_>) -> Result<Payload, String> {
     let mut data = BTreeMap::new();
     if let Some(object) = object {
@@ -74,10 +74,10 @@ pub fn config_map(object: Option<&ConfigMap>, how: Selection<'_>) -> Result<Payl
     select(&data, how, |key| format!("configmap references non-existent config key: {key}"))
 }
 
-/// Files of a Secret; `None` is an optional one that does not exist.
+/// Returns the files of a Secret. `None` is an optional one that does not exist.
 ///
 /// # Errors
-/// The kubelet's text.
+/// The kubelet's message.
 pub fn secret(object: Option<&Secret>, how: Selection<'_>) -> Result<Payload, String> {
     let data = object
         .and_then(|o| o.data.as_ref())
@@ -88,10 +88,10 @@ pub fn secret(object: Option<&Secret>, how: Selection<'_>) -> Result<Payload, St
     select(&data, how, |key| format!("references non-existent secret key: {key}"))
 }
 
-/// Files of the downward API.
+/// Returns the files of the downward API.
 ///
 /// # Errors
-/// All that is wrong, in brackets where it is several things.
+/// All errors, in brackets if there are several.
 pub fn downward_api(
     pod: &Pod,
     items: &[DownwardAPIVolumeFile],
@@ -121,7 +121,7 @@ pub fn downward_api(
     if problems.is_empty() { Ok(out) } else { Err(aggregate(problems)) }
 }
 
-/// Returns the bytes of all files.
+/// Returns the total bytes of all files.
 #[must_use]
 pub(super) fn size(files: &Payload) -> usize {
     files.values().fold(0, |sum, file| sum.saturating_add(file.data.len()))
@@ -131,7 +131,7 @@ pub(super) fn too_large(most: usize) -> String {
     format!("the files of the pod's volumes take more than {most} bytes")
 }
 
-/// Several problems as one text, each once: `[a, b]`.
+/// Joins errors into one message without duplicates: `[a, b]` (`k8s.io/apimachinery/pkg/util/errors: NewAggregate`).
 #[must_use]
 pub fn aggregate(mut problems: Vec<String>) -> String {
     let mut seen = std::collections::BTreeSet::new();
@@ -139,7 +139,7 @@ pub fn aggregate(mut problems: Vec<String>) -> String {
     if problems.len() == 1 { problems.remove(0) } else { format!("[{}]", problems.join(", ")) }
 }
 
-/// The user that owns token files: the one explicit runAsUser that all containers share.
+/// Returns the owner of token files: the runAsUser that all containers share (`pkg/securitycontext: DetermineEffectiveRunAsUser`).
 #[must_use]
 pub fn fs_user(pod: &Pod) -> Option<i64> {
     let spec = pod::spec(pod);
@@ -156,7 +156,7 @@ pub fn fs_user(pod: &Pod) -> Option<i64> {
     users.all(|u| u == Some(first)).then_some(first)
 }
 
-/// A token as a file: private where an owner or group is known, since it can then still be read.
+/// Returns a token file. It is private if an owner or group is set, which can then still read it.
 #[must_use]
 pub fn token_file(
     token: &str,

@@ -1,4 +1,5 @@
-//! Unmounts and removes the volumes of a pod, without ever deleting through a mount (`pkg/kubelet/kubelet_volumes.go`).
+//! Unmounts and removes the volumes of a pod, and never deletes files through a mount
+//! (`pkg/kubelet: cleanupOrphanedPodDirs`).
 
 use std::fs;
 use std::io;
@@ -11,7 +12,7 @@ use rustix::mount::UnmountFlags;
 use super::error::TearDownError;
 use super::mount_table::MountTable;
 
-/// Plugins whose directories hold only what this agent and the pod put there.
+/// Volume plugins whose directories hold only files of this node agent and of the pod.
 pub const OWN_PLUGINS: [&str; 5] = [
     "kubernetes.io~empty-dir",
     "kubernetes.io~configmap",
@@ -24,7 +25,7 @@ fn failed<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> T
     move |source| TearDownError { what, path: path.display().to_string(), source }
 }
 
-// Mounts below a directory, relative to it and newest first. Read once for a pod: the table of a full node is long.
+// Mounts below a directory, relative to it and newest first. Read once per pod, since the table of a full node is long.
 struct Mounts<'a> {
     root: &'a Path,
     below: Vec<PathBuf>,
@@ -32,7 +33,7 @@ struct Mounts<'a> {
 
 impl<'a> Mounts<'a> {
     fn read(root: &'a Path, table: &dyn MountTable) -> Result<Self, TearDownError> {
-        // Nothing can be mounted below what is not there.
+        // Nothing can be mounted below a directory that does not exist.
         let real = match root.canonicalize() {
             Ok(real) => real,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Self { root, below: Vec::new() }),
@@ -54,7 +55,7 @@ fn volumes_of(plugin: &str) -> PathBuf {
     Path::new("volumes").join(plugin)
 }
 
-/// The kinds of the volumes that lie in a pod's directory, one for each volume.
+/// Returns the plugin of each volume in a pod's directory.
 #[must_use]
 pub fn volumes_by_plugin(pod_dir: &Path) -> Vec<String> {
     let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().count();
@@ -62,10 +63,10 @@ pub fn volumes_by_plugin(pod_dir: &Path) -> Vec<String> {
     OWN_PLUGINS.into_iter().flat_map(of).collect()
 }
 
-/// Unmounts and removes the volumes of a pod, subpaths first. Doing it again is fine.
+/// Unmounts and removes the volumes of a pod, subpaths first. May be repeated.
 ///
 /// # Errors
-/// A mount is busy or a file cannot be removed; nothing is deleted below what is still mounted.
+/// A mount is busy or a file cannot be removed. Nothing is deleted below a mount.
 pub fn tear_down_pod(pod_dir: &Path, table: &dyn MountTable) -> Result<(), TearDownError> {
     let subpaths = Path::new("volume-subpaths");
     let mut mounts = Mounts::read(pod_dir, table)?;
@@ -78,14 +79,14 @@ pub fn tear_down_pod(pod_dir: &Path, table: &dyn MountTable) -> Result<(), TearD
     }
     remove_skeleton(&pod_dir.join(subpaths), SUBPATH_DEPTH)?;
     for plugin in OWN_PLUGINS {
-        // The marker goes first: what is half deleted must not pass for ready.
+        // The marker is removed first: a partly deleted volume must not look ready.
         remove_tree(&mounts, &Path::new("plugins").join(plugin))?;
         remove_tree(&mounts, &volumes_of(plugin))?;
     }
     Ok(())
 }
 
-// Whether there was anything to unmount.
+// Returns whether there was a mount.
 fn unmount(mounts: &Mounts<'_>, dir: &Path) -> Result<bool, TearDownError> {
     let mut any = false;
     for path in mounts.within(dir) {
@@ -98,7 +99,7 @@ fn unmount(mounts: &Mounts<'_>, dir: &Path) -> Result<bool, TearDownError> {
     Ok(any)
 }
 
-// Removes a tree without entering another mount. One below it, or one that appears meanwhile, is an error and stays.
+// Removes a tree without crossing a mount. A mount below it, even one that appears meanwhile, is an error.
 fn remove_tree(mounts: &Mounts<'_>, dir: &Path) -> Result<(), TearDownError> {
     if let Some(mount) = mounts.within(dir).next() {
         return Err(failed("refusing to remove below the mount", &mount)(io::ErrorKind::ResourceBusy.into()));
@@ -110,8 +111,8 @@ fn remove_tree(mounts: &Mounts<'_>, dir: &Path) -> Result<(), TearDownError> {
 /// Depth of a mount point below `volume-subpaths`: volume, container, index.
 const SUBPATH_DEPTH: u32 = 3;
 
-/// Removes a tree of mount points: empty directories, and the empty files that files were bound on. A tree with more levels
-/// than this service makes is an error.
+/// Removes a tree of mount points: empty directories, and the empty files on which files were bind-mounted. A tree with more
+/// levels than expected is an error.
 fn remove_skeleton(dir: &Path, levels: u32) -> Result<(), TearDownError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -135,35 +136,29 @@ fn remove_skeleton(dir: &Path, levels: u32) -> Result<(), TearDownError> {
     failpoint::file!("mount point removed", || fs::remove_dir(dir)).map_err(failed("cannot remove", dir))
 }
 
-/// Why the directory of a pod nobody knows stays. The texts begin as the kubelet's log lines do.
+/// Why the directory of an orphaned pod was not removed. Messages begin like the kubelet's log lines.
 #[derive(Debug, thiserror::Error)]
 pub enum OrphanError {
-    /// Something may still be mounted: looked at again later, silently.
+    /// A mount may remain. Retried later without an event.
     #[error("orphaned pod {uid:?} found, but volumes are still mounted at {path}")]
     Mounted {
-        /// UID.
         uid: String,
         /// A mount below the directory.
         path: PathBuf,
     },
-    /// A volume directory has content that is not known to be ours to delete.
+    /// A volume directory has content of an unknown plugin, which must not be deleted.
     #[error("orphaned pod {uid:?} found, but failed to rmdir() volume at path {path}: {source}")]
     Volume {
-        /// UID.
         uid: String,
-        /// The directory.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
-    /// The rest could not be removed.
+    /// The directory could not be removed.
     #[error(
         "orphaned pod {uid:?} found, but error occurred when trying to remove the pod directory: {source}"
     )]
     Rest {
-        /// UID.
         uid: String,
-        /// Why.
         source: TearDownError,
     },
 }
@@ -172,10 +167,10 @@ fn uid_of(pod_dir: &Path) -> String {
     pod_dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Removes the directory of a pod that neither the pod manager nor the runtime knows, volumes already torn down.
+/// Removes the directory of a pod that neither the pod manager nor the runtime has, after its volumes were torn down.
 ///
 /// # Errors
-/// The directory stays, for the reason given.
+/// The directory stays, for the returned reason.
 pub fn clean_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
     clear_orphan(pod_dir, table)?;
     let rest = |source| OrphanError::Rest { uid: uid_of(pod_dir), source };
@@ -183,11 +178,11 @@ pub fn clean_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), Orphan
     remove_tree(&mounts, Path::new("")).map_err(rest)
 }
 
-/// Removes what is left of volumes in the directory of such a pod. Content of unknown volumes is never deleted: their
-/// directories go only if they are empty.
+/// Removes the remaining volumes of such a pod. Content of unknown plugins is never deleted; their directories are removed only
+/// if they are empty.
 ///
 /// # Errors
-/// Some of it stays, for the reason given.
+/// A volume stays, for the returned reason.
 pub fn clear_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
     let uid = || uid_of(pod_dir);
     let rest = |source| OrphanError::Rest { uid: uid(), source };
@@ -279,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_volume_of_20_000_nested_directories_is_torn_down_on_the_stack_of_a_blocking_thread() {
-        // In memory: a disk is slow at so many directories.
+        // On tmpfs, since disks are slow with this many directories.
         let tmp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let pod = tmp.path().join("u1");
         let volume = pod.join("volumes/kubernetes.io~empty-dir/v");
@@ -291,7 +286,7 @@ mod tests {
             at = rustix::fs::openat(&at, "d", flags, rustix::fs::Mode::empty()).unwrap();
         }
         drop(at);
-        // tokio's threads have 2 MiB.
+        // The stack of tokio's threads has 2 MiB.
         std::thread::scope(|s| {
             let thread = std::thread::Builder::new().stack_size(2 << 20);
             let work = || tear_down_pod(&pod, &ProcMountTable).map_err(|e| e.to_string());

@@ -238,7 +238,7 @@ async fn what_fails_is_named_as_the_kubelet_names_it() {
             json!({"nfs": {"server": "s", "path": "/p"}}),
             "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: nfs is not supported",
         ),
-        // Nothing is cloned: hooks of a repository would run as root.
+        // The repository is not cloned: its hooks would run as root.
         (
             json!({"gitRepo": {"repository": "https://example.invalid/r.git", "directory": "."}}),
             "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: gitRepo is not supported",

@@ -1,4 +1,4 @@
-//! Service account tokens and when they are asked for again (pkg/kubelet/token).
+//! Service account tokens and their refresh (`pkg/kubelet/token`).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,31 +11,26 @@ use parking_lot::Mutex;
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
-/// What a token is for; the key of the cache.
+/// Identity of a token, the key of the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TokenKey {
-    /// Namespace of the service account.
     pub namespace: String,
-    /// Name of the service account.
     pub service_account: String,
-    /// Empty: the API server's own.
+    /// Audiences; empty for that of the API server.
     pub audiences: Vec<String>,
-    /// Life asked for.
+    /// Requested lifetime, in seconds.
     pub expiration_seconds: i64,
-    /// Name of the pod it is bound to.
+    /// Pod that the token is bound to.
     pub pod_name: String,
-    /// UID of the pod it is bound to.
     pub pod_uid: String,
 }
 
-/// A token as issued. It is never printed.
+/// An issued token, which is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
-    /// The token.
     pub token: String,
-    /// When it ends.
     pub expires: Timestamp,
-    /// Life as granted.
+    /// Granted lifetime, in seconds.
     pub expiration_seconds: i64,
 }
 
@@ -49,7 +44,7 @@ impl Token {
     fn needs_refresh(&self, now: Timestamp, jitter: Duration) -> bool {
         let jitter = SignedDuration::try_from(jitter).unwrap_or(SignedDuration::ZERO);
         let life = SignedDuration::from_secs(self.expiration_seconds);
-        // Both come from the API server: a sum out of jiff's years is a refresh that is due at once or never.
+        // Both values come from the API server. If their difference overflows, the refresh is due at once or never.
         let left = now.duration_until(self.expires);
         let age = life.saturating_sub(left);
         let fifth = life.checked_div(5).unwrap_or(SignedDuration::ZERO);
@@ -57,28 +52,28 @@ impl Token {
     }
 }
 
-/// Asks the API server for tokens.
+/// Requests tokens from the API server.
 #[async_trait]
 pub trait TokenSource: Send + Sync {
-    /// TokenRequest for the service account, bound to the pod.
+    /// Sends a TokenRequest for the service account, bound to the pod.
     ///
     /// # Errors
-    /// The API server's answer as text, without the token.
+    /// The API server's message, without the token.
     async fn request(&self, key: &TokenKey) -> Result<Token, String>;
 }
 
-/// Tokens by what they are for.
+/// Cache of tokens (`pkg/kubelet/token: Manager`).
 #[derive(Debug, Default)]
 pub struct TokenCache {
     tokens: Mutex<HashMap<TokenKey, Arc<Token>>>,
 }
 
 impl TokenCache {
-    /// A token good to be written: the cached one, or a fresh one once 80 % of its life or a day has passed.
-    /// `jitter` (0 to 10 s) spreads refreshes.
+    /// Returns the cached token, or a new one after 80 % of its lifetime or a day (`pkg/kubelet/token: requiresRefresh`). `jitter`
+    /// (0 to 10 s) spreads refreshes.
     ///
     /// # Errors
-    /// None can be had, and there is none that is still valid.
+    /// The request failed, and there is no valid token.
     pub async fn get(
         &self,
         key: &TokenKey,
@@ -122,7 +117,7 @@ impl TokenCache {
         self.tokens.lock().retain(|key, _| key.pod_uid != pod_uid);
     }
 
-    /// Drops what has expired.
+    /// Drops expired tokens.
     pub fn purge(&self, now: Timestamp) {
         self.tokens.lock().retain(|_, token| token.expires > now);
     }

@@ -1,13 +1,12 @@
-//! Patterns of one part of a registry's host, as Go's `filepath.Match` matches them.
+//! Matches one label of a registry's host against a pattern, like Go's `filepath.Match`.
 //!
-//! A tenant writes both sides: the pattern in a pull secret, the text in the name of an image. Matching takes no recursion, and
-//! at most t² tries of an element for a text of t characters. The host of an image has 255 characters at most, so that the
-//! cost grows with the length of the pattern alone.
+//! Users control both sides: the pattern in a pull secret, and the text in an image name. Matching is not recursive and takes
+//! at most t² comparisons for a text of t characters. A registry's host has at most 255 characters, so the cost is linear in
+//! the length of the pattern.
 
-/// One element of a pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Element {
-    /// `*`: any characters, or none.
+    /// `*`: any number of characters.
     Star,
     /// `?`: one character.
     Any,
@@ -22,7 +21,7 @@ enum Element {
 }
 
 impl Element {
-    /// Reports whether a character fits. Not for [`Element::Star`].
+    /// Returns whether a character matches. Not for [`Element::Star`].
     fn fits(&self, c: char) -> bool {
         match self {
             Self::Star => false,
@@ -37,12 +36,12 @@ impl Element {
     }
 }
 
-/// Reports whether `pattern` matches the whole of `text`. A malformed pattern matches nothing.
+/// Returns whether `pattern` matches the whole `text`. A malformed pattern matches nothing.
 pub(super) fn matches(pattern: &str, text: &str) -> bool {
     let Some(pattern) = parse(pattern) else { return false };
     let text: Vec<char> = text.chars().collect();
     let (mut at, mut next) = (0_usize, 0_usize);
-    // The element behind the last star, and the character at which the elements behind that star are tried.
+    // The element after the last star, and the character from which the elements after that star are compared.
     let mut last_star: Option<(usize, usize)> = None;
     loop {
         match (pattern.get(at), text.get(next)) {
@@ -55,9 +54,9 @@ pub(super) fn matches(pattern: &str, text: &str) -> bool {
                 at = at.saturating_add(1);
                 next = next.saturating_add(1);
             }
-            // The elements do not fit into what is left, whatever the last star takes.
+            // The elements do not match the rest of the text, however much the last star takes.
             (Some(_), None) => return false,
-            // Only the last star takes more: more for an earlier one could but move this place to the right.
+            // Only the last star needs to take more: an earlier one taking more would only move this position to the right.
             (Some(_) | None, Some(_)) => {
                 let Some((behind, tried)) = &mut last_star else { return false };
                 *tried = tried.saturating_add(1);
@@ -67,7 +66,7 @@ pub(super) fn matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Returns the elements of a pattern, consecutive stars as one; none where it is malformed.
+/// Returns the elements of a pattern, with consecutive stars as one; `None` if it is malformed.
 fn parse(pattern: &str) -> Option<Vec<Element>> {
     let mut out = Vec::new();
     let mut rest = pattern.chars();
@@ -85,7 +84,7 @@ fn parse(pattern: &str) -> Option<Vec<Element>> {
     Some(out)
 }
 
-/// Reads a class behind its `[`, up to its `]`.
+/// Parses a class after its `[`, up to its `]`.
 fn class(rest: &mut std::str::Chars<'_>) -> Option<Element> {
     let take = |rest: &mut std::str::Chars<'_>, c: char| {
         let mut ahead = rest.clone();
@@ -114,7 +113,7 @@ fn class(rest: &mut std::str::Chars<'_>) -> Option<Element> {
     Some(Element::Class { negated, ranges: merged })
 }
 
-/// Reads one end of a range. `-` and `]` need a backslash there.
+/// Parses one end of a range. `-` and `]` need a backslash there.
 fn bound(rest: &mut std::str::Chars<'_>) -> Option<char> {
     match rest.next()? {
         '-' | ']' => None,
@@ -132,10 +131,10 @@ mod tests {
 
     use super::*;
 
-    /// The definition in the documentation of `filepath.Match`, tried in every way. None: malformed.
+    /// The definition in the documentation of `filepath.Match`, by exhaustive search; `None` if malformed.
     fn slow(pattern: &[u8], text: &[u8]) -> Option<bool> {
         let Some((first, rest)) = pattern.split_first() else { return Some(text.is_empty()) };
-        // A pattern is malformed whatever the text, so the rest is always read to its end.
+        // A pattern is malformed whatever the text, so it is always parsed to its end.
         match first {
             b'*' => {
                 let mut any = false;

@@ -1,4 +1,4 @@
-//! Finds the credentials for an image (`pkg/credentialprovider/keyring.go`). Does no I/O.
+//! Finds the credentials for an image (`pkg/credentialprovider: DockerKeyring`). Does no I/O.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,21 +11,20 @@ use sha2::Digest as _;
 use super::glob;
 use pod_sync_decisions::image_name::{DEFAULT_DOMAIN, LEGACY_DEFAULT_DOMAIN, registry};
 
-/// A user of a registry.
+/// Credentials for a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
-    /// Name.
     pub username: String,
     /// Password or token.
     pub password: String,
 }
 
 impl Credential {
-    /// SHA-256, hex, of what is presented, as the kubelet's records have it (pkg/credentialprovider/keyring.go).
+    /// Returns the SHA-256 of the credentials in hex, as in the kubelet's pull records (`pkg/credentialprovider: hashAuthConfig`).
     #[must_use]
     pub fn hash(&self) -> String {
         let text = |t: &str| serde_json::Value::from(t).to_string();
-        // Go leaves out what is empty.
+        // Go omits empty fields.
         let fields = [("username", &self.username), ("password", &self.password)];
         let fields = fields.into_iter().filter(|(_, value)| !value.is_empty());
         let fields: Vec<_> = fields.map(|(name, value)| format!("{}:{}", text(name), text(value))).collect();
@@ -40,15 +39,12 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// Credentials cannot be read; the text has nothing of them.
+/// A Docker configuration is malformed. The message has nothing of the credentials.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Not JSON, or of another shape.
     #[error("docker config is malformed at line {line} column {column}")]
     Json {
-        /// Line.
         line: usize,
-        /// Column.
         column: usize,
     },
     /// `auth` of this registry is not `base64(username:password)`.
@@ -57,7 +53,7 @@ pub enum Malformed {
 }
 
 impl From<serde_json::Error> for Malformed {
-    // The message of serde_json quotes what it met, which may be a password.
+    // The message of serde_json quotes its input, which may be a password.
     fn from(e: serde_json::Error) -> Self {
         Self::Json { line: e.line(), column: e.column() }
     }
@@ -81,21 +77,21 @@ struct WireFile {
     auths: WireEntries,
 }
 
-/// Credentials by the keys they were written under.
+/// Credentials with the keys of their registries.
 pub type Entries<T = Credential> = Vec<(String, T)>;
 
-/// Reads `.dockerconfigjson` or `config.json`: entries below `auths`.
+/// Parses `.dockerconfigjson` or `config.json`, with entries in `auths`.
 ///
 /// # Errors
-/// See [`Malformed`].
+/// See [`InvalidDockerConfig`].
 pub fn parse_config_json(bytes: &[u8]) -> Result<Entries, Malformed> {
     entries(serde_json::from_slice::<WireFile>(bytes)?.auths)
 }
 
-/// Reads `.dockercfg`: entries at the top.
+/// Parses `.dockercfg`, with entries at the top level.
 ///
 /// # Errors
-/// See [`Malformed`].
+/// See [`InvalidDockerConfig`].
 pub fn parse_dockercfg(bytes: &[u8]) -> Result<Entries, Malformed> {
     entries(serde_json::from_slice::<WireEntries>(bytes)?)
 }
@@ -119,15 +115,14 @@ fn decode(auth: &str) -> Option<Credential> {
     Some(Credential { username: username.to_owned(), password: password.to_owned() })
 }
 
-/// Credentials, or what else is kept under such keys, looked up by image.
+/// Credentials, or other values with such keys, looked up by image (`pkg/credentialprovider: BasicDockerKeyring`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Keyring<T = Credential> {
-    // The more specific key first.
+    // More specific keys first.
     by_key: Vec<(String, Vec<T>)>,
 }
 
 impl<T: Clone> Keyring<T> {
-    /// Of these entries.
     #[must_use]
     pub fn new(entries: Entries<T>) -> Self {
         let mut by_key: BTreeMap<String, Vec<T>> = BTreeMap::new();
@@ -137,7 +132,7 @@ impl<T: Clone> Keyring<T> {
         Self { by_key: by_key.into_iter().rev().collect() }
     }
 
-    /// Every credential that may be for `repository` (see [`image_name::repository`](pod_sync_decisions::image_name::repository)), best first.
+    /// Returns the credentials for `repository` (see [`image_name::repository`](pod_sync_decisions::image_name::repository)), best match first.
     #[must_use]
     pub fn lookup(&self, repository: &str) -> Vec<T> {
         let matching: Vec<T> = self
@@ -154,7 +149,7 @@ impl<T: Clone> Keyring<T> {
     }
 }
 
-// Scheme and API version are what old docker versions wrote; they say nothing.
+// Strips the scheme and API version that old versions of docker wrote.
 fn normal_key(key: &str) -> String {
     let rest = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
     let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -162,9 +157,9 @@ fn normal_key(key: &str) -> String {
     if path == "/" { host.to_owned() } else { format!("{host}{path}") }
 }
 
-/// Reports whether credentials under a key or pattern (`*.example.com:5000/team`) are for a repository: the ports are equal,
-/// the hosts have as many parts, each part matches its pattern, and the repository's path begins with the key's
-/// (`pkg/credentialprovider/keyring.go: URLsMatch`).
+/// Returns whether credentials with a key or pattern (`*.example.com:5000/team`) apply to a repository: the ports are equal, the
+/// hosts have the same number of labels, each label matches its pattern, and the repository's path begins with the key's
+/// (`pkg/credentialprovider: URLsMatch`).
 #[must_use]
 pub fn matches(key: &str, repository: &str) -> bool {
     let split = |text: &str| -> (Vec<String>, String, String) {

@@ -1,4 +1,5 @@
-//! Credentials for image pulls, in this order: the pod's secrets, files of the node, plugins (`pkg/credentialprovider: DockerKeyring`).
+//! Credentials for image pulls: the pod's secrets, files of the node, and credential provider plugins, in this order
+//! (`pkg/credentialprovider: DockerKeyring`).
 
 mod glob;
 pub mod keyring;
@@ -21,10 +22,10 @@ use pod_sync_decisions::image_access::{ImagePullSecret, ImagePullServiceAccount,
 use pod_sync_decisions::image_name;
 use pod_sync_volumes::token::{TokenCache, TokenKey, TokenSource};
 
-/// Life of a token for a plugin, seconds: what the API server gives where nothing is asked for.
+/// Requested lifetime of a token for a plugin, in seconds: the default of the API server.
 const TOKEN_SECONDS: i64 = 3600;
 
-/// All that a pull may present, but for the pod's own.
+/// Sources of credentials.
 #[derive(Debug)]
 pub struct Credentials {
     files: Arc<NodeFiles>,
@@ -32,7 +33,6 @@ pub struct Credentials {
     tokens: TokenCache,
 }
 
-/// A pull secret cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("image pull secret {name:?}: {problem}")]
 pub struct BadSecret {
@@ -41,13 +41,13 @@ pub struct BadSecret {
 }
 
 impl Credentials {
-    /// Of the node's files and its plugins.
+    /// Builds the sources from the node's files and its plugins.
     #[must_use]
     pub fn new(files: NodeFiles, plugins: Option<Plugins>) -> Self {
         Self { files: Arc::new(files), plugins, tokens: TokenCache::default() }
     }
 
-    /// The pod's service account as each plugin for the image is to be told of it.
+    /// Fetches the pod's service account for each plugin that applies to the image.
     pub async fn accounts(
         &self,
         image: &str,
@@ -85,7 +85,7 @@ impl Credentials {
         all
     }
 
-    // None where it has not what the plugin needs.
+    // Returns `None` if the account lacks what the plugin requires.
     async fn account(
         &self,
         wanted: &TokenAttributes,
@@ -123,10 +123,10 @@ impl Credentials {
         }))
     }
 
-    /// What to present for an image, best first. `now` is boottime.
+    /// Returns the credentials for an image, best first. `now` is CLOCK_BOOTTIME.
     ///
     /// # Errors
-    /// A secret of the pod is malformed.
+    /// A pull secret of the pod is malformed.
     pub async fn of(
         &self,
         image: &str,
@@ -150,19 +150,17 @@ impl Credentials {
     }
 }
 
-/// A credential, and whose it is.
+/// A credential and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Presented {
-    /// What is presented.
     pub credential: Credential,
-    /// Whose it is.
     pub owner: Owner,
 }
 
-/// Whose a credential is.
+/// Source of a credential.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Owner {
-    /// The node's: its files, and plugins that were not asked for an account.
+    /// The node: its files, or a plugin that uses no service account.
     Node,
     /// A pull secret of the pod.
     Secret(ImagePullSecret),
@@ -171,14 +169,14 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// Who may use an image that this credential opened.
+    /// Returns the record of credentials for an image that this credential pulled.
     #[must_use]
     pub fn opens(self) -> PullCredentials {
         match self {
             Self::Secret(secret) => {
                 PullCredentials { kubernetes_secrets: vec![secret], ..PullCredentials::default() }
             }
-            // An account that cannot be told from one recreated under its name opens it for this pull alone.
+            // An account without a UID cannot be told from one recreated with its name, so it is valid for this pull only.
             Self::Account(account) if account.uid.is_empty() => PullCredentials::default(),
             Self::Account(account) => {
                 PullCredentials { kubernetes_service_accounts: vec![account], ..PullCredentials::default() }
@@ -188,7 +186,7 @@ impl Owner {
     }
 }
 
-// The UID stands in the token, which the API server itself sent: its signature is for others.
+// Returns the UID in the token. The signature is not checked, since the API server itself sent the token.
 fn account_uid(token: &str) -> Option<String> {
     let claims = token.split('.').nth(1)?;
     let bytes = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(claims).ok()?;
@@ -196,7 +194,7 @@ fn account_uid(token: &str) -> Option<String> {
     Some(claims["kubernetes.io"]["serviceaccount"]["uid"].as_str()?.to_owned())
 }
 
-/// Credentials in the pod's pull secrets. Secrets of other types have none.
+/// Returns the credentials in the pod's pull secrets. Secrets of other types have none.
 fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring<Presented>, BadSecret> {
     let mut entries = Vec::new();
     for secret in secrets {

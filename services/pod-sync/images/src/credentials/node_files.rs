@@ -1,4 +1,4 @@
-//! Credentials of the node, from Docker's configuration files (`pkg/credentialprovider: ReadDockerConfigJSONFile`).
+//! Credentials of the node, from Docker configuration files (`pkg/credentialprovider: ReadDockerConfigJSONFile`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,22 +9,22 @@ use parking_lot::Mutex;
 
 use super::keyring::{Entries, Keyring, Malformed, parse_config_json, parse_dockercfg};
 
-/// How long what was read counts (pkg/credentialprovider/defaults.go).
+/// Lifetime of the cached files (`pkg/credentialprovider: defaultDockerConfigProvider`).
 const CACHED: Duration = Duration::from_secs(5 * 60);
-/// Largest file that is read, bytes: what is larger is no list of credentials.
+/// Size limit of a file, in bytes.
 const LARGEST: u64 = 1 << 20;
 
 type Parse = fn(&[u8]) -> Result<Entries, Malformed>;
 
-/// The files that may hold credentials, the first that is there counts.
+/// The files that may hold credentials. The first one that exists is used.
 #[derive(Debug)]
 pub struct NodeFiles {
     candidates: Vec<(PathBuf, Parse)>,
-    // Keyring and the boottime it was read at.
+    // Keyring and the CLOCK_BOOTTIME at which it was read.
     cached: Mutex<Option<(Arc<Keyring>, Duration)>>,
 }
 
-/// Where docker's files are looked for.
+/// Directories that may have Docker configuration files.
 #[derive(Debug, Clone, Default)]
 pub struct Places {
     /// The kubelet's root directory.
@@ -33,12 +33,12 @@ pub struct Places {
     pub cwd: Option<PathBuf>,
     /// `$HOME`.
     pub home: Option<PathBuf>,
-    /// `$DOCKER_CONFIG`: a directory, before all others.
+    /// `$DOCKER_CONFIG`: a directory with precedence over all others.
     pub docker_config: Option<PathBuf>,
 }
 
 impl Places {
-    /// As this process has them.
+    /// Returns the directories of this process.
     #[must_use]
     pub fn of_process(root: &Path) -> Self {
         let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -52,7 +52,7 @@ impl Places {
 }
 
 impl NodeFiles {
-    /// Files in these places; `/` is looked at too.
+    /// Uses these directories, and `/`.
     #[must_use]
     pub fn new(places: &Places) -> Self {
         let Places { root, cwd, home, docker_config } = places;
@@ -70,7 +70,7 @@ impl NodeFiles {
         Self { candidates: json.chain(old).collect(), cached: Mutex::new(None) }
     }
 
-    /// The node's credentials at boottime `now`, read anew when five minutes have passed. Reads files.
+    /// Returns the node's credentials at CLOCK_BOOTTIME `now`. Reads the files again after five minutes.
     #[must_use]
     pub fn keyring(&self, now: Duration) -> Arc<Keyring> {
         let mut cached = self.cached.lock();

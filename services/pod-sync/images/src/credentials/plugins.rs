@@ -1,5 +1,4 @@
-//! Exec credential providers: programs that are asked for the credentials of an image
-//! (staging/src/k8s.io/kubelet/pkg/apis/credentialprovider).
+//! Exec credential providers: programs that return credentials for an image (`pkg/credentialprovider/plugin`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -19,15 +18,15 @@ use super::keyring::{self, Credential, Keyring};
 use pod_sync_decisions::image_access::ImagePullServiceAccount;
 use pod_sync_decisions::image_name;
 
-/// A plugin gets this long (pkg/credentialprovider/plugin).
+/// Timeout of a plugin (`pkg/credentialprovider/plugin: pluginExecutionTimeout`).
 const LIMIT: Duration = Duration::from_secs(60);
-/// Answers kept; a registry each is usual.
+/// Responses in the cache. Usually there is one per registry.
 const CACHED: usize = 256;
-/// Programs of one plugin that run at once.
+/// Concurrent processes of one plugin.
 const RUNS: usize = 16;
-/// Bytes of an answer; credentials take a few thousand.
+/// Size limit of a response, in bytes. Credentials take a few thousand.
 const MAX_ANSWER: u64 = 1 << 20;
-/// Bytes of stderr that an error quotes from. The rest is read and dropped.
+/// Bytes of stderr that an error quotes. The rest is discarded.
 const MAX_SAID: u64 = 256;
 const API_GROUP: &str = "credentialprovider.kubelet.k8s.io";
 
@@ -61,33 +60,33 @@ struct EnvVar {
     value: String,
 }
 
-/// What a plugin wants of the pod's service account.
+/// Requirements of a plugin on the pod's service account (`ServiceAccountTokenAttributes`).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TokenAttributes {
     /// Audience of the token.
     pub service_account_token_audience: String,
-    /// `ServiceAccount` or `Token`: what an answer is cached under.
+    /// `ServiceAccount` or `Token`: the cache key of a response.
     pub cache_type: String,
-    /// The plugin is not asked for pods without a service account.
+    /// The plugin is skipped for pods without a service account.
     pub require_service_account: bool,
-    /// Annotations of the account without which the plugin is not asked.
+    /// Annotations of the account that must exist, or the plugin is skipped.
     #[serde(default)]
     pub required_service_account_annotation_keys: Vec<String>,
-    /// Annotations that it is told if they are there.
+    /// Annotations of the account that are sent if they exist.
     #[serde(default)]
     pub optional_service_account_annotation_keys: Vec<String>,
 }
 
 impl TokenAttributes {
-    /// Whether anything of the account but its token is asked for.
+    /// Returns whether annotations of the account are needed.
     #[must_use]
     pub fn wants_annotations(&self) -> bool {
         !self.required_service_account_annotation_keys.is_empty()
             || !self.optional_service_account_annotation_keys.is_empty()
     }
 
-    /// Those annotations of an account that the plugin is told; none if one is missing that it needs.
+    /// Returns the annotations to send; `None` if a required one is missing.
     #[must_use]
     pub fn select(&self, all: &BTreeMap<String, String>) -> Option<BTreeMap<String, String>> {
         let of = |keys: &[String]| {
@@ -123,7 +122,7 @@ impl TokenAttributes {
     }
 }
 
-/// The configuration of plugins cannot be used.
+/// The configuration of plugins is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {problem}", path = path.display())]
 pub struct ConfigError {
@@ -131,19 +130,18 @@ pub struct ConfigError {
     problem: String,
 }
 
-/// A pod's service account, for one plugin that wants it.
+/// A pod's service account, for a plugin that uses it.
 #[derive(Clone, Default)]
 pub struct Account {
     /// A token for the plugin's audience.
     pub token: String,
-    /// Which account it is.
     pub account: ImagePullServiceAccount,
-    /// Those of its annotations that the plugin asked for.
+    /// Annotations that the plugin requested.
     pub annotations: BTreeMap<String, String>,
 }
 
 impl Account {
-    // What an answer is good for: an account with other annotations is another.
+    // Cache key of the account. Other annotations make another key.
     fn key(&self) -> String {
         let ImagePullServiceAccount { uid, namespace, name } = &self.account;
         let annotations = json!(self.annotations);
@@ -151,8 +149,7 @@ impl Account {
     }
 }
 
-/// What each plugin that wants a service account is told of it, by the plugin's place in the configuration. None: it is not to
-/// be asked for this pod.
+/// Service accounts by index of the plugin in the configuration. `None`: the plugin is skipped for this pod.
 pub type Accounts = BTreeMap<usize, Option<Account>>;
 
 #[derive(Debug)]
@@ -164,19 +161,18 @@ struct Plugin {
     runs: Semaphore,
 }
 
-/// What a plugin said, and what it is being asked.
+/// Cached responses and processes in flight.
 #[derive(Debug, Default)]
 struct State {
     cache: HashMap<String, Answer>,
-    /// Runs in flight, by account and registry: images of one registry ask once, and a run for one registry holds up no
-    /// other.
+    /// Runs in flight, by account and registry: images of one registry share a run, and registries do not wait for each other.
     in_flight: HashMap<String, watch::Receiver<Option<Outcome>>>,
 }
 
-/// How a run ended: the key that its answer is for, and the answer.
+/// Result of a run: the cache key of the response, and its credentials.
 type Outcome = Result<(String, Arc<Keyring>), String>;
 
-/// The keys under which an answer for an image may be kept.
+/// Possible cache keys of a response for an image.
 #[derive(Debug, Clone)]
 struct Keys {
     image: String,
@@ -232,10 +228,10 @@ struct ResponseAuth {
 }
 
 impl Plugins {
-    /// Reads the configuration; programs are looked for in `bin_dir`.
+    /// Reads the configuration; programs are in `bin_dir`.
     ///
     /// # Errors
-    /// The file cannot be read, has an unknown or bad field, or names a program that is not there.
+    /// The file cannot be read, has an unknown or invalid field, or names a program that does not exist.
     pub fn load(config: &Path, bin_dir: &Path, clock: Clock) -> Result<Self, ConfigError> {
         let error = |problem: String| ConfigError { path: config.to_owned(), problem };
         let text = std::fs::read_to_string(config).map_err(|e| error(e.to_string()))?;
@@ -252,7 +248,7 @@ impl Plugins {
         Ok(Self { plugins: plugins.collect::<Result<_, _>>()?, clock })
     }
 
-    /// What the plugins for this repository want of the pod's service account, by their places.
+    /// Returns the service account requirements of the plugins for this repository, by index.
     pub fn wanted<'a>(
         &'a self,
         repository: &'a str,
@@ -261,8 +257,8 @@ impl Plugins {
         all.filter_map(|(place, p)| Some((place, p.config.token_attributes.as_ref()?)))
     }
 
-    /// Credentials of all plugins for a repository, each with the account for whose token it was given. A plugin that
-    /// fails is logged and gives none.
+    /// Returns the credentials of all plugins for a repository, each with the service account that it was issued for. A plugin that
+    /// fails is logged and returns none.
     pub async fn lookup(
         &self,
         image: &str,
@@ -296,8 +292,8 @@ impl Plugins {
         out
     }
 
-    /// The plugin's answer for an image: the one that is kept, that of a run in flight, or that of a new run. A caller that is
-    /// dropped ends no run.
+    /// Returns the plugin's response for an image: from the cache, from a run in flight, or from a new run. Dropping the call does
+    /// not end the run.
     async fn ask(
         &self,
         plugin: &Arc<Plugin>,
@@ -319,7 +315,7 @@ impl Plugins {
             let ended = run.wait_for(Option::is_some).await;
             let outcome = ended.ok().and_then(|outcome| outcome.clone());
             let (key, keyring) = outcome.unwrap_or_else(|| Err("its run was cut off".to_owned()))?;
-            // The answer of a run for another image of the registry may be for that image alone.
+            // The response of a run for another image of the registry may apply to that image only.
             if keys.all().contains(&&key) {
                 return Ok(keyring);
             }
@@ -351,7 +347,7 @@ impl Plugin {
         Ok(Self { config, program, default_cache, state: Mutex::default(), runs: Semaphore::new(RUNS) })
     }
 
-    /// The answer that is kept; else the run in flight for this account and registry, which begins now if there is none.
+    /// Returns the cached response, or else the run in flight for this account and registry, which is started if there is none.
     fn known_or_run(
         self: &Arc<Self>,
         image: &str,
@@ -365,7 +361,7 @@ impl Plugin {
         if let Some(known) = keys.all().into_iter().find_map(|k| state.cache.get(k)) {
             return Ok(Arc::clone(&known.keyring));
         }
-        // A run that was cut off left its place without an end.
+        // A run that was aborted leaves its entry without a result.
         if let Some(run) = state.in_flight.get(&keys.registry).filter(|run| run.has_changed().is_ok()) {
             return Err(run.clone());
         }
@@ -382,7 +378,7 @@ impl Plugin {
         Err(run)
     }
 
-    /// Keeps an answer for its time.
+    /// Caches a response for its duration.
     fn keep(&self, answered: Result<Response, String>, keys: &Keys, clock: &Clock) -> Outcome {
         let response = answered?;
         let key = match response.cache_key_type.as_str() {
@@ -412,8 +408,8 @@ impl Plugin {
         self.config.match_images.iter().any(|pattern| keyring::matches(pattern, repository))
     }
 
-    /// Runs the program with a request on its stdin, as soon as one of [`RUNS`] places is free; gives what it wrote, and its
-    /// exit status. Dropping the call kills the program.
+    /// Runs the program with a request on stdin once one of [`RUNS`] slots is free. Returns its output and exit status. Dropping
+    /// the call kills the program.
     async fn exchange(
         &self,
         request: String,
@@ -432,7 +428,7 @@ impl Plugin {
         let mut stdin = child.stdin.take().ok_or("no stdin")?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let write = async {
-            // One that does not read its request may still answer.
+            // A program that does not read its request may still respond.
             let _ = stdin.write_all(request.as_bytes()).await;
             drop(stdin);
             Ok::<(), String>(())
@@ -467,7 +463,7 @@ impl Plugin {
         if !status.success() {
             return Err(format!("{status}: {}", String::from_utf8_lossy(&stderr).trim()));
         }
-        // What it wrote may hold credentials: only the place of a mistake is told.
+        // The output may contain credentials, so only the position of an error is reported.
         let response: Response = serde_json::from_slice(&stdout)
             .map_err(|e| format!("its answer is malformed at line {} column {}", e.line(), e.column()))?;
         if response.kind != "CredentialProviderResponse" || response.api_version != self.config.api_version {
@@ -477,7 +473,7 @@ impl Plugin {
     }
 }
 
-/// Reads at most `most` bytes. With `drops`, what follows them is read and dropped, so that the writer never waits.
+/// Reads at most `most` bytes. With `drops` the rest is read and discarded, so that the writer is never blocked.
 async fn read(from: Option<impl AsyncRead + Unpin>, most: u64, drops: bool) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let Some(mut from) = from else { return Ok(bytes) };
@@ -488,7 +484,7 @@ async fn read(from: Option<impl AsyncRead + Unpin>, most: u64, drops: bool) -> s
     Ok(bytes)
 }
 
-/// A Go duration of whole units, as `12h`, `1h30m`, `0s`.
+/// Parses a Go duration of whole units, such as `12h`, `1h30m`, `0s`.
 fn go_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
@@ -512,7 +508,7 @@ mod tests {
             Self { dir: tempfile::tempdir().unwrap(), clock }
         }
 
-        // A plugin that counts its runs and answers with what it was asked as user name.
+        // A plugin that counts its runs and returns its request as the user name.
         fn plugin(&self, name: &str, body: &str) {
             let path = self.dir.path().join(name);
             let dir = self.dir.path().display();

@@ -1,4 +1,4 @@
-//! Containers, their probes, hooks, variables and mounts.
+//! Validates containers with their probes, hooks, variables and mounts.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ const FIELDS_OF_VARIABLES: [&str; 9] = [
     "status.podIPs",
 ];
 
-/// What the checks of a container need of its pod.
+/// The facts about a pod that checks of its containers need.
 struct Context<'a> {
     spec: &'a PodSpec,
     volumes: &'a Volumes<'a>,
@@ -70,7 +70,7 @@ pub(super) fn all(spec: &PodSpec, volumes: &Volumes<'_>, errors: &mut Errors) {
         if !names.insert(container.name.as_str()) {
             errors.duplicate(format_args!("{path}.name"), container.name.as_str());
         }
-        // Init containers run one by one.
+        // Init containers run one at a time, so their host ports may be equal.
         unique_host_ports(container, &mut BTreeSet::new(), &path, errors);
         if container.restart_policy.as_deref() == Some("Always") {
             hooks_and_probes(container, &context, &path, errors);
@@ -562,7 +562,7 @@ impl<'a> Handler<'a> {
     }
 }
 
-// validateHandler: of several handlers the first is checked.
+// validateHandler. If several handlers are set, the first is checked.
 fn handler(handler: Handler<'_>, grace: Option<i64>, path: &str, errors: &mut Errors) {
     let set: Vec<&str> = [
         ("exec", handler.exec.is_some()),

@@ -1,10 +1,10 @@
-//! Errors of fields, with the texts of upstream (apimachinery/pkg/util/validation/field).
+//! Errors of fields, with upstream's messages (`k8s.io/apimachinery/pkg/util/validation/field`).
 
 use std::fmt::{self, Display};
 
-/// Errors of a pod beyond this number are counted only.
+/// Errors that are listed for one pod. Further ones are only counted.
 const MOST: usize = 100;
-/// Characters of a bad value that an error repeats.
+/// Characters of an invalid value that an error shows.
 const SHOWN: usize = 256;
 
 /// An error of one field.
@@ -12,11 +12,11 @@ const SHOWN: usize = 256;
 pub struct FieldError {
     /// Path, as in `spec.containers[0].image`.
     pub field: String,
-    /// Kind of error, value and what the value must be.
+    /// Kind of error, value, and what is valid.
     pub message: String,
 }
 
-/// A value as an error repeats it.
+/// An invalid value, as an error shows it.
 pub(super) enum Bad<'a> {
     Text(&'a str),
     Number(i128),
@@ -66,7 +66,7 @@ impl From<bool> for Bad<'_> {
     }
 }
 
-/// Errors found so far.
+/// The errors of a pod.
 #[derive(Default)]
 pub(super) struct Errors {
     found: Vec<FieldError>,
@@ -138,14 +138,14 @@ impl Errors {
         );
     }
 
-    /// A value that does not have its format, once for each rule it breaks.
+    /// Adds an error for each rule of a format that a value violates.
     pub(super) fn format(&mut self, field: impl Display, value: &str, broken: Vec<&'static str>) {
         for rule in broken {
             self.invalid(&field, value, rule);
         }
     }
 
-    /// A word of a list that must be there.
+    /// Checks a required value against the supported ones.
     pub(super) fn word(&mut self, field: impl Display, value: Option<&str>, supported: &[&str]) {
         match value.unwrap_or_default() {
             "" => self.required(field, ""),
@@ -154,7 +154,7 @@ impl Errors {
         }
     }
 
-    /// A word of a list that may be absent, but not empty.
+    /// Checks an optional value against the supported ones. It must not be empty.
     pub(super) fn word_if_set(&mut self, field: impl Display, value: Option<&str>, supported: &[&str]) {
         if let Some(word) = value
             && !supported.contains(&word)

@@ -1,6 +1,6 @@
-//! Formats of names, paths and addresses (apimachinery/pkg/util/validation).
+//! Formats of names, paths and addresses (`k8s.io/apimachinery/pkg/util/validation`).
 //!
-//! Each function returns the rules that a text breaks.
+//! Each function returns the rules that a text violates.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,7 @@ fn is_lower(b: u8) -> bool {
     b.is_ascii_lowercase() || b.is_ascii_digit()
 }
 
-// Begins and ends with `edge`, and has `edge` or one of `inner` between.
+// Begins and ends with `edge`, and has `edge` or one of `inner` in between.
 fn is_word(text: &str, edge: impl Fn(u8) -> bool, inner: &[u8]) -> bool {
     let bytes = text.as_bytes();
     bytes.first().is_some_and(|b| edge(*b))
@@ -149,13 +149,13 @@ pub(super) fn sysctl(text: &str) -> Broken {
     )])
 }
 
-/// `IsValidIP`: zeros before the numbers of an IPv4 address are allowed.
+/// `IsValidIP`, with leading zeros allowed in IPv4 addresses.
 pub(super) fn ip(text: &str) -> Broken {
     let without_zeros = |octet: &str| {
         let short = octet.trim_start_matches('0');
         if short.is_empty() && !octet.is_empty() { "0".to_owned() } else { short.to_owned() }
     };
-    // The longest address is far shorter.
+    // No address is this long.
     let is_ip = text.len() < 64 && {
         let octets: Vec<String> = text.split('.').map(without_zeros).collect();
         text.parse::<IpAddr>().is_ok() || octets.join(".").parse::<std::net::Ipv4Addr>().is_ok()
@@ -187,7 +187,7 @@ const SIGNALS: &str = "SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGH
     SIGPIPE SIGPOLL SIGPROF SIGPWR SIGQUIT SIGSEGV SIGSTKFLT SIGSTOP SIGSYS SIGTERM SIGTRAP SIGTSTP SIGTTIN SIGTTOU \
     SIGURG SIGUSR1 SIGUSR2 SIGVTALRM SIGWINCH SIGXCPU SIGXFSZ SIGRTMIN SIGRTMAX";
 
-/// A signal that a Linux container may name as its stop signal: by its own name, or up to 15 above SIGRTMIN or 14 below SIGRTMAX.
+/// Returns whether a Linux container may have this stop signal: a signal name, SIGRTMIN+1 to +15, or SIGRTMAX-1 to -14.
 pub(super) fn is_signal(text: &str) -> bool {
     let is_number = |number: &str, most: u8| {
         !number.starts_with(['0', '+']) && number.parse::<u8>().is_ok_and(|n| (1..=most).contains(&n))

@@ -25,14 +25,14 @@ const OF_FIELDS: [&str; 6] = [
 const BYTE_DIVISORS: [&str; 13] =
     ["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 
-/// Whose resources are checked.
+/// Whose resources are validated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Of {
     Pod,
     Container,
 }
 
-/// Reads a quantity, or adds an error.
+/// Parses a quantity, or adds an error.
 pub(super) fn parse(quantity: &ApiQuantity, path: &str, errors: &mut Errors) -> Option<Quantity> {
     let parsed = Quantity::parse(quantity.0.trim()).ok();
     if parsed.is_none() {
@@ -45,7 +45,7 @@ pub(super) fn is_negative(quantity: Quantity) -> bool {
     quantity < Quantity::default()
 }
 
-/// Checks the names and amounts of a list. Returns the amounts.
+/// Validates names and amounts of a list. Returns the amounts.
 pub(super) fn list<'a>(
     path: &str,
     list: Option<&'a BTreeMap<String, ApiQuantity>>,
@@ -148,7 +148,7 @@ fn requirements(r: &ResourceRequirements, of: Of, path: &str, errors: &mut Error
 pub(super) fn of_container(c: &Container, pod_claims: &BTreeSet<&str>, path: &str, errors: &mut Errors) {
     let Some(r) = c.resources.as_ref() else { return };
     requirements(r, Of::Container, path, errors);
-    // A claim is named once as a whole, or once for each of its requests.
+    // A claim is listed once as a whole, or once for each of its requests.
     let (mut whole, mut in_part) = (BTreeSet::new(), BTreeSet::new());
     let mut keys = BTreeSet::new();
     for (i, claim) in r.claims.iter().flatten().enumerate() {

@@ -1,4 +1,4 @@
-//! Fields that a scheduler reads: affinity, tolerations, spread.
+//! Validates fields for the scheduler: affinity, tolerations, topology spread.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::names;
 
 const NOT_AN_OPERATOR: &str = "not a valid selector operator";
 
-/// Checks all fields for a scheduler.
+/// Validates all fields for the scheduler.
 pub(super) fn all(spec: &PodSpec, errors: &mut Errors) {
     affinity(spec, errors);
     let mut gates = BTreeSet::new();
@@ -292,7 +292,7 @@ fn tolerate(t: &Toleration, path: &str, errors: &mut Errors) {
         "Exists" if !value.is_empty() => {
             errors.invalid(operator_path, value.as_str(), "value must be empty when `operator` is 'Exists'");
         }
-        // Lt and Gt are behind a feature gate upstream; a kubelet with the gate accepts them.
+        // Lt and Gt are behind a feature gate; a kubelet with the gate accepts them.
         "Exists" | "Lt" | "Gt" => {}
         other => errors.unsupported(operator_path, other, &["Equal", "Exists"]),
     }

@@ -1,4 +1,4 @@
-//! Security contexts of pods and containers.
+//! Validates security contexts of pods and containers.
 
 use std::collections::BTreeSet;
 
@@ -79,7 +79,7 @@ fn host_namespaces(spec: &PodSpec, errors: &mut Errors) {
     }
 }
 
-// ValidateHostSysctl: the field that shares the namespace of a sysctl with the node.
+// ValidateHostSysctl: returns the field that shares the namespace of a sysctl with the node.
 fn host_namespace_of(sysctl: &str, spec: &PodSpec) -> Option<&'static str> {
     let name = sysctl.replace('/', ".");
     let is_ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|prefix| name.starts_with(prefix))

@@ -20,7 +20,7 @@ fn errors(pod: Value) -> Vec<String> {
     static_pod(&pod).into_iter().map(|e| format!("{}: {}", e.field, e.message)).collect()
 }
 
-/// Puts a value at a JSON pointer; objects on the way are made.
+/// Sets a value at a JSON pointer, creating objects on the way.
 fn with(pointer: &str, value: Value) -> Value {
     let mut pod = pod();
     let mut at = &mut pod;

@@ -1,4 +1,4 @@
-//! Volumes and their sources.
+//! Validates volumes and their sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ const HOST_PATH_TYPES: [&str; 8] =
     ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
 const MAX_ISCSI: usize = 64;
 
-/// Volumes without errors, by name.
+/// Valid volumes, by name.
 pub(super) type Volumes<'a> = BTreeMap<&'a str, &'a Volume>;
 
 /// `ValidateVolumes`
@@ -42,7 +42,7 @@ pub(super) fn all<'a>(spec: &'a PodSpec, errors: &mut Errors) -> Volumes<'a> {
     volumes
 }
 
-// A kubelet refuses a static pod with a reference to an object that only the API server has.
+// A kubelet rejects a static pod with a reference to an object that only the API server has.
 fn api_references(volume: &Volume, path: &str, errors: &mut Errors) {
     for (is_set, field, what) in [
         (volume.persistent_volume_claim.is_some(), "persistentVolumeClaim", "persistentvolumeclaims"),
@@ -72,7 +72,7 @@ fn api_references(volume: &Volume, path: &str, errors: &mut Errors) {
     }
 }
 
-// The sources, in the order in which upstream counts them.
+// The sources, in the order in which upstream checks them.
 fn sources(v: &Volume) -> Vec<&'static str> {
     [
         ("emptyDir", v.empty_dir.is_some()),
@@ -111,7 +111,7 @@ fn sources(v: &Volume) -> Vec<&'static str> {
     .collect()
 }
 
-// validateVolumeSource: of several sources the first is checked.
+// validateVolumeSource. If several sources are set, the first is checked.
 fn source(v: &Volume, path: &str, errors: &mut Errors) {
     let set = sources(v);
     let Some((first, others)) = set.split_first() else {
@@ -192,7 +192,7 @@ fn items(items: Option<&[KeyToPath]>, path: &str, errors: &mut Errors) {
     }
 }
 
-// validateDownwardAPIVolumeFile; upstream's path does not tell the files apart either.
+// validateDownwardAPIVolumeFile. As upstream, the path does not identify the file.
 fn downward_file(file: &DownwardAPIVolumeFile, path: &str, errors: &mut Errors) {
     required(&[("path", Some(&file.path))], path, errors);
     errors.format(format_args!("{path}.path"), &file.path, names::unreserved_path(&file.path));
@@ -312,7 +312,7 @@ fn partition(partition: Option<i32>, path: &str, errors: &mut Errors) {
     }
 }
 
-// Sources that are mounted over a network; none is supported, and each is refused as upstream does.
+// Network volumes. None is supported; each is rejected as upstream does.
 fn remote(v: &Volume, path: &str, errors: &mut Errors) {
     if let Some(s) = v.gce_persistent_disk.as_ref() {
         required(&[("pdName", Some(&s.pd_name))], path, errors);
