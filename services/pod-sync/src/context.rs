@@ -16,8 +16,8 @@ use pod_sync_decisions::backoff::BackoffDelays;
 use pod_sync_decisions::status::NodeFacts;
 use pod_sync_images::credentials::Credentials;
 use pod_sync_images::pull_records::PullRecords;
-use pod_sync_images::pulls::PullLanes;
-use pod_sync_sources::{Problem, SourceKind};
+use pod_sync_images::pulls::PullLimits;
+use pod_sync_sources::{ManifestProblem, SourceKind};
 use pod_sync_volumes::Volumes;
 use pod_sync_volumes::token::TokenSource;
 use quintlet_kit::clock::Clock;
@@ -139,7 +139,7 @@ pub struct Context {
     /// Which images were pulled here, and who may use them.
     pub pull_records: PullRecords,
     /// Pulls in flight, per registry and in all.
-    pub pulls: PullLanes,
+    pub pulls: PullLimits,
     /// Ranges of ids of pods with a user namespace.
     pub user_namespaces: UserNamespaces,
     /// What pulls present, but for the pods' own secrets.
@@ -236,7 +236,7 @@ impl Context {
 #[derive(Debug)]
 pub struct Views {
     pods: RwLock<HashMap<PodUid, Arc<View>>>,
-    problems: RwLock<BTreeMap<SourceKind, Vec<(Problem, i64)>>>,
+    problems: RwLock<BTreeMap<SourceKind, Vec<(ManifestProblem, i64)>>>,
     version: watch::Sender<u64>,
     /// Pods known from before that no worker has shown yet.
     expected: watch::Sender<HashSet<PodUid>>,
@@ -339,7 +339,7 @@ impl Views {
     }
 
     /// Replaces the problems of one source; each keeps the time it was first seen.
-    pub fn set_problems(&self, source: SourceKind, problems: Vec<Problem>, now_unix_ns: i64) {
+    pub fn set_problems(&self, source: SourceKind, problems: Vec<ManifestProblem>, now_unix_ns: i64) {
         let mut all = self.problems.write();
         let old = all.remove(&source).unwrap_or_default();
         let new: Vec<_> = problems
@@ -359,7 +359,7 @@ impl Views {
 
     /// Problems of all sources, with the time each was first seen.
     #[must_use]
-    pub fn problems(&self) -> Vec<(SourceKind, Problem, i64)> {
+    pub fn problems(&self) -> Vec<(SourceKind, ManifestProblem, i64)> {
         let all = self.problems.read();
         all.iter().flat_map(|(s, list)| list.iter().map(|(p, t)| (*s, p.clone(), *t))).collect()
     }

@@ -208,7 +208,7 @@ fn dangling_links(dir: &Path, running: &HashSet<String>) -> Vec<PathBuf> {
 /// without our mark does not count: under a shared root it may be another agent's.
 pub async fn orphaned(ctx: Arc<Context>, known: HashSet<PodUid>) -> BTreeSet<PodUid> {
     task::blocking(move || {
-        let marked = ctx.cgroups.marked(&known);
+        let marked = ctx.cgroups.owned_pods(&known);
         list(&paths::pods_dir(&ctx.node.root_dir), &known).into_iter().chain(marked).collect()
     })
     .await
@@ -247,9 +247,9 @@ async fn clear_dir(ctx: &Context, uid: &PodUid) {
 async fn take_down(ctx: &Context, uid: &PodUid) -> Result<(), String> {
     let (volumes, cgroups, gone) = (ctx.volumes.clone(), ctx.cgroups.clone(), uid.clone());
     let cleared = move || {
-        volumes.clear_orphan(&gone).map_err(|e| {
+        volumes.tear_down_orphaned_volumes(&gone).map_err(|e| {
             // Until its volumes are gone nothing of it needs more CPU than the least.
-            if let Err(e) = cgroups.reduce_cpu(&gone) {
+            if let Err(e) = cgroups.reduce_cpu_limits(&gone) {
                 tracing::info!(pod.uid = %gone, error = %e, "shares of a pod that is gone not reduced");
             }
             e.to_string()
@@ -259,7 +259,7 @@ async fn take_down(ctx: &Context, uid: &PodUid) -> Result<(), String> {
     ctx.cgroups.remove_by_uid(uid).await.map_err(|e| e.to_string())?;
     ctx.user_namespaces.release(uid);
     let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
-    task::blocking(move || volumes.clean_orphan(&gone).map_err(|e| e.to_string())).await
+    task::blocking(move || volumes.remove_orphaned_pod_dir(&gone).map_err(|e| e.to_string())).await
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::image_access::PullCredentials;
 use pod_sync_decisions::waiting::StartFailure;
 use pod_sync_images::credentials::keyring::Credential;
-use pod_sync_images::credentials::{BadSecret, Presented};
-use pod_sync_images::pull_records::{Access, Begun};
+use pod_sync_images::credentials::{InvalidPullSecret, PresentedCredential};
+use pod_sync_images::pull_records::{Access, PullInProgress};
 
 use crate::context::Context;
 pub use pod_sync_decisions::image_name::with_tag;
@@ -214,7 +214,7 @@ struct Pulled<'a> {
     image_ref: String,
     // Who may use it from now on.
     pull_credentials: PullCredentials,
-    begun: Begun<'a>,
+    begun: PullInProgress<'a>,
 }
 
 // Whether the pod may use an image that is there (`pkg/kubelet/images/pullmanager: MustAttemptImagePull`).
@@ -228,14 +228,18 @@ async fn may_use(ctx: &Context, wanted: Wanted<'_>, image: &str, id: &str) -> bo
     let Ok(presented) = credentials(ctx, wanted, image).await else { return false };
     let (mut secrets, mut accounts) = (Vec::new(), Vec::new());
     for one in presented {
-        let pull_credentials = one.owner.opens();
+        let pull_credentials = one.owner.pull_credentials();
         secrets.extend(pull_credentials.kubernetes_secrets);
         accounts.extend(pull_credentials.kubernetes_service_accounts);
     }
-    ctx.pull_records.answer(image, id, &secrets, &accounts)
+    ctx.pull_records.may_use(image, id, &secrets, &accounts)
 }
 
-async fn credentials(ctx: &Context, wanted: Wanted<'_>, image: &str) -> Result<Vec<Presented>, BadSecret> {
+async fn credentials(
+    ctx: &Context,
+    wanted: Wanted<'_>,
+    image: &str,
+) -> Result<Vec<PresentedCredential>, InvalidPullSecret> {
     let (tokens, objects) = (ctx.tokens.as_deref(), ctx.objects.as_ref());
     let accounts = ctx.credentials.accounts(image, wanted.pod, tokens, objects, ctx.clock.wall()).await;
     ctx.credentials.of(image, wanted.secrets, &accounts, ctx.clock.boot()).await
@@ -252,16 +256,16 @@ async fn try_all<'a>(
     wanted: Wanted<'_>,
     spec: &cri::ImageSpec,
 ) -> Result<Pulled<'a>, NotPulled> {
-    if !ctx.pulls.may_begin(ctx.clock.boot()) {
+    if !ctx.pulls.try_start(ctx.clock.boot()) {
         return Err(NotPulled::Failed("pull QPS exceeded".to_owned()));
     }
     let presented = credentials(ctx, wanted, &spec.image)
         .await
         .map_err(|e| NotPulled::Failed(quintlet_kit::error_chain(&e)))?;
     let mut tries: Vec<(Option<Credential>, PullCredentials)> = Vec::new();
-    for Presented { credential, owner } in presented {
+    for PresentedCredential { credential, owner } in presented {
         if !tries.iter().any(|(tried, _)| tried.as_ref() == Some(&credential)) {
-            tries.push((Some(credential), owner.opens()));
+            tries.push((Some(credential), owner.pull_credentials()));
         }
     }
     if tries.is_empty() {

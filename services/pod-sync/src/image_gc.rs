@@ -127,7 +127,7 @@ async fn pass(ctx: &Context, images: &mut ImageUsage, policy: ImageGcPolicy) -> 
 
 /// Finds out, once the runtime answers, what became of pulls that an earlier run began.
 pub async fn recover_pulls(ctx: Arc<Context>, stop: CancellationToken) {
-    while ctx.pull_records.has_left_intents() {
+    while ctx.pull_records.has_stale_intents() {
         match ctx.runtime.images().await {
             Ok(images) => return ctx.pull_records.recover(&images),
             Err(error) => tracing::debug!(%error, "images not looked at"),

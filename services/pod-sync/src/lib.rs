@@ -55,10 +55,10 @@ use pod_sync_clients::{EventType, Events, Pleg, Probes, Runtime, Statuses, Worke
 use pod_sync_decisions::backoff::BackoffDelays;
 use pod_sync_decisions::containment::ProcessExit;
 use pod_sync_images::credentials::Credentials;
-use pod_sync_images::credentials::node_files::{NodeFiles, Places};
+use pod_sync_images::credentials::node_files::{ConfigDirs, NodeFiles};
 use pod_sync_images::credentials::plugins::Plugins;
 use pod_sync_images::pull_records::PullRecords;
-use pod_sync_images::pulls::PullLanes;
+use pod_sync_images::pulls::PullLimits;
 use pod_sync_sources::SourceKind;
 use pod_sync_sources::api::ClusterView;
 use pod_sync_sources::objects::ManifestObjects;
@@ -135,12 +135,12 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         &args.cgroup_root,
         settings.cgroup,
     )
-    .per_qos(args.resources.cgroups_per_qos)
-    .owned_by(&format!("{} {}", settings.node_name, args.root_dir.display()));
+    .with_cgroups_per_qos(args.resources.cgroups_per_qos)
+    .with_owner(&format!("{} {}", settings.node_name, args.root_dir.display()));
     metrics::cgroup_version(pod_sync_cgroups::is_v2(std::path::Path::new("/sys/fs/cgroup")));
     let limits = node::pod_limits(&settings);
     if args.cgroup_driver == args::CgroupDriver::Systemd {
-        cgroups.set_driver(pod_sync_cgroups::Driver::Systemd);
+        cgroups.set_driver(pod_sync_cgroups::CgroupDriver::Systemd);
     }
     let node_groups = (cgroups.clone(), limits);
     let container_logs_dir =
@@ -175,7 +175,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         views: Views::default(),
         pull_records: PullRecords::open(&args.root_dir, args.pulls.verification()?, clock.clone())
             .context("records of image pulls")?,
-        pulls: PullLanes::new(args.pulls.settings())?,
+        pulls: PullLimits::new(args.pulls.settings())?,
         credentials: credentials(&args, &clock)?,
         user_namespaces: UserNamespaces::new(
             &args.root_dir,
@@ -319,7 +319,7 @@ fn credentials(args: &Args, clock: &Clock) -> anyhow::Result<Credentials> {
         // The command line asks for both or neither.
         (None, _) | (_, None) => None,
     };
-    Ok(Credentials::new(NodeFiles::new(&Places::of_process(&args.root_dir)), plugins))
+    Ok(Credentials::new(NodeFiles::new(&ConfigDirs::of_this_process(&args.root_dir)), plugins))
 }
 
 /// A connection on which nothing came for so long is dead, and a list on it is asked for anew. Longer than any watch that
@@ -342,7 +342,7 @@ fn sources(
     node: &str,
     tasks: &TaskGroup,
     stop: &CancellationToken,
-) -> (mpsc::Receiver<pod_sync_sources::SourceUpdate>, Vec<SourceKind>) {
+) -> (mpsc::Receiver<pod_sync_sources::SourceMessage>, Vec<SourceKind>) {
     let (tx, rx) = mpsc::channel(pod_sync_sources::SOURCE_QUEUE);
     let mut kinds = Vec::new();
     if let Some(path) = &args.manifests {

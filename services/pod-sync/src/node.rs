@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use pod_sync_cgroups::{Cgroups, NodeLimits};
+use pod_sync_cgroups::{Cgroups, KubepodsLimits};
 use pod_sync_clients::{EventType, Events, Pleg, Runtime, Statuses};
 use pod_sync_cri_config::{HandlerFeatures, NodeSettings};
 use pod_sync_decisions::admission::{
@@ -62,7 +62,7 @@ pub async fn poll_runtime(
     runtime: Runtime,
     clock: Clock,
     state: watch::Sender<RuntimeState>,
-    cgroups: (Cgroups, NodeLimits),
+    cgroups: (Cgroups, KubepodsLimits),
     node: (Events, String),
     stop: CancellationToken,
 ) {
@@ -145,7 +145,7 @@ fn is_down(state: &watch::Sender<RuntimeState>, good: Option<Duration>) {
 async fn set_up_cgroups(
     runtime: &Runtime,
     cgroups: &Cgroups,
-    limits: NodeLimits,
+    limits: KubepodsLimits,
     (events, node): &(Events, String),
 ) -> Result<(), String> {
     if let Some(driver) = runtime.cgroup_driver().await.map_err(|e| e.to_string())?
@@ -153,11 +153,11 @@ async fn set_up_cgroups(
     {
         tracing::info!(?driver, "the runtime has another cgroup driver");
     }
-    let has_tiers = cgroups.has_tiers();
+    let has_qos_cgroups = cgroups.has_qos_cgroups();
     let cgroups = cgroups.clone();
-    let made = contained_request(None, task::blocking(move || cgroups.set_up(limits))).await;
+    let made = contained_request(None, task::blocking(move || cgroups.set_up_kubepods(limits))).await;
     match made {
-        Ok(Ok(())) if has_tiers => {
+        Ok(Ok(())) if has_qos_cgroups => {
             let message = "Updated Node Allocatable limit across pods";
             events.node(node, EventType::Normal, "NodeAllocatableEnforced", message);
         }
@@ -418,13 +418,13 @@ pub fn allocatable(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
 
 /// What all pods may take together: the machine, without what is reserved where that is enforced.
 #[must_use]
-pub fn pod_limits(settings: &NodeSettings) -> NodeLimits {
+pub fn pod_limits(settings: &NodeSettings) -> KubepodsLimits {
     let reserved = |name: &str| {
         let amount = settings.reserved.get(name).copied().filter(|_| settings.enforce_reserved);
         amount.unwrap_or_default()
     };
     let pids = reserved("pid");
-    NodeLimits {
+    KubepodsLimits {
         memory_bytes: (settings.memory_bytes > 0)
             .then(|| settings.memory_bytes.saturating_sub(reserved("memory").value()).max(0)),
         cpu_milli: Some((cpus().saturating_mul(1000)).saturating_sub(reserved("cpu").milli_value()).max(0)),

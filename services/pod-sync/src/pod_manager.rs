@@ -35,7 +35,7 @@ use pod_sync_decisions::waiting::{Waiting, WaitingFor};
 use pod_sync_decisions::worker::{Effect, Input, KillPodOptions, PodFacts, SyncPodType};
 use pod_sync_decisions::{grace, preempt};
 use pod_sync_sources::objects::ManifestObjects;
-use pod_sync_sources::{SourceKind, SourceUpdate, Update};
+use pod_sync_sources::{SourceEvent, SourceKind, SourceMessage};
 
 /// Housekeeping period (pkg/kubelet/kubelet.go).
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
@@ -225,7 +225,7 @@ impl PodManager {
     /// Runs until told to stop, or, after `drain` said so, until no pod is left.
     pub async fn run(
         mut self,
-        mut updates: mpsc::Receiver<SourceUpdate>,
+        mut updates: mpsc::Receiver<SourceMessage>,
         mut drain: watch::Receiver<bool>,
         stop: CancellationToken,
     ) {
@@ -278,11 +278,11 @@ impl PodManager {
         self.ctx.views.wanted(uid, &entry.desired.borrow());
     }
 
-    fn update(&mut self, source: SourceKind, update: Update) {
+    fn update(&mut self, source: SourceKind, update: SourceEvent) {
         let now = self.ctx.clock.wall();
         let snapshot = match update {
-            Update::Snapshot(snapshot) => snapshot,
-            Update::Problems(problems) => {
+            SourceEvent::Snapshot(snapshot) => snapshot,
+            SourceEvent::Problems(problems) => {
                 return self.ctx.views.set_problems(source, problems, unix_ns(now));
             }
         };

@@ -10,7 +10,7 @@ use k8s_cri::v1::{
 use tonic::Status;
 use tonic::transport::Channel;
 
-/// Label with the name of a container (pkg/kubelet/types/labels.go).
+/// Label with the name of a container (`k8s.io/kubelet/pkg/types: KubernetesContainerNameLabel`).
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 /// Label with the UID of a pod.
 const POD_UID: &str = "io.kubernetes.pod.uid";

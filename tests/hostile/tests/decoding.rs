@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
-use pod_sync_sources::decode::{self, Origin};
+use pod_sync_sources::decode::{self, ManifestOrigin};
 use pod_sync_sources::{Snapshot, SourceKind};
 use quintlet_hostile::cases::{Case, Cases};
 use quintlet_hostile::outcomes::Outcomes;
@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 fn accepted_or_why(bytes: &[u8], kind: SourceKind) -> String {
     let mut out = Snapshot::default();
-    decode::manifest(bytes, Origin { kind, place: "/m/hostile.yaml", node: "node" }, &mut out);
+    decode::manifest(bytes, ManifestOrigin { kind, place: "/m/hostile.yaml", node: "node" }, &mut out);
     let problems: Vec<String> =
         out.problems.iter().map(|p| format!("{}: {}", p.field, shortened(&p.message))).collect();
     match (out.pods.len(), problems.is_empty()) {
@@ -91,7 +91,7 @@ fn every_manifest_of_the_repository_that_a_kubelet_accepts_is_accepted() {
     {
         let bytes = std::fs::read(root.join(file)).unwrap();
         let mut out = Snapshot::default();
-        let origin = Origin { kind: SourceKind::File, place: file, node: "node" };
+        let origin = ManifestOrigin { kind: SourceKind::File, place: file, node: "node" };
         decode::manifest(&bytes, origin, &mut out);
         assert!(out.problems.is_empty(), "{file}: {:?}", out.problems);
         accepted += out.pods.len();

@@ -60,7 +60,7 @@ fn parse(text: &str, path: &Path) -> Result<i64, CgroupError> {
     }
 }
 
-pub(super) fn now_v1(dir: impl Fn(&str) -> Option<PathBuf>) -> Result<CgroupState, CgroupError> {
+pub(super) fn current_v1(dir: impl Fn(&str) -> Option<PathBuf>) -> Result<CgroupState, CgroupError> {
     let mut now = CgroupState::default();
     if let Some(cpu) = dir("cpu") {
         now.cpu_shares = u64::try_from(number(&cpu.join("cpu.shares"))?).unwrap_or(0);
@@ -76,7 +76,7 @@ pub(super) fn now_v1(dir: impl Fn(&str) -> Option<PathBuf>) -> Result<CgroupStat
     Ok(now)
 }
 
-pub(super) fn now_v2(dir: &Path) -> Result<CgroupState, CgroupError> {
+pub(super) fn current_v2(dir: &Path) -> Result<CgroupState, CgroupError> {
     let mut now = CgroupState::default();
     let weight = dir.join("cpu.weight");
     if weight.exists() {

@@ -12,10 +12,10 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
-mod clear;
 mod files;
-mod mark;
 mod names;
+mod owner_mark;
+mod removal;
 mod systemd;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -29,13 +29,13 @@ use k8s_openapi::api::core::v1::Pod;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 
-use self::clear::{kill_all, remove_dirs};
-use self::files::{make_v1, make_v2, now_v1, now_v2, page_size_is, put, v1_files, v2_files};
+use self::files::{current_v1, current_v2, make_v1, make_v2, page_size_is, put, v1_files, v2_files};
+use self::removal::{kill_all, remove_dirs};
 use self::systemd::Systemd;
 use pod_sync_decisions::qos::{self, CgroupSettings, PodCgroup, QosClass};
 use pod_sync_decisions::resize::plan::CgroupState;
 
-pub use self::names::{Driver, parent_name};
+pub use self::names::{CgroupDriver, parent_name};
 
 const KUBEPODS: &str = "kubepods";
 const BURSTABLE: &str = "burstable";
@@ -68,10 +68,7 @@ pub fn has_swap_controller() -> bool {
 pub enum CgroupError {
     /// A controller is not available in a cgroup.
     #[error("cgroup {group:?} has some missing controllers: {}", missing.join(", "))]
-    Missing {
-        group: String,
-        missing: Vec<String>,
-    },
+    Missing { group: String, missing: Vec<String> },
     /// A directory could not be created, or a value not written.
     #[error("{what} {path}: {source}")]
     Io {
@@ -88,10 +85,7 @@ pub enum CgroupError {
         left: Vec<i32>,
     },
     #[error("failed to delete cgroup paths for {group} : {source}")]
-    Delete {
-        group: String,
-        source: io::Error,
-    },
+    Delete { group: String, source: io::Error },
     /// A call to systemd failed.
     #[error("systemd: {what} {unit}: {problem}")]
     Systemd {
@@ -109,7 +103,7 @@ fn io_error<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) ->
 
 /// Limits of `kubepods`, the cgroup of all pods. `None` leaves a value unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct NodeLimits {
+pub struct KubepodsLimits {
     /// Millicores.
     pub cpu_milli: Option<i64>,
     /// Bytes.
@@ -135,7 +129,7 @@ pub struct Cgroups {
     is_systemd: Arc<AtomicBool>,
     systemd: Systemd,
     /// `cgroupsPerQOS`. Without it pods have no cgroups.
-    per_qos: bool,
+    with_cgroups_per_qos: bool,
     // Owner attribute of the cgroups of pods.
     owner: String,
 }
@@ -162,44 +156,44 @@ impl Cgroups {
             settings,
             is_systemd: Arc::default(),
             systemd,
-            per_qos: true,
+            with_cgroups_per_qos: true,
             owner: String::new(),
         }
     }
 
     /// Marks cgroups of pods as created by `owner`, which tells them apart from those of another node agent under the same root.
     #[must_use]
-    pub fn owned_by(self, owner: &str) -> Self {
+    pub fn with_owner(self, owner: &str) -> Self {
         Self { owner: owner.to_owned(), ..self }
     }
 
     /// Returns whether there are QoS cgroups and a cgroup of all pods.
     #[must_use]
-    pub fn has_tiers(&self) -> bool {
-        self.per_qos
+    pub fn has_qos_cgroups(&self) -> bool {
+        self.with_cgroups_per_qos
     }
 
     /// Enables or disables cgroups of pods (`cgroupsPerQOS`).
     #[must_use]
-    pub fn per_qos(self, per_qos: bool) -> Self {
-        Self { per_qos, ..self }
+    pub fn with_cgroups_per_qos(self, with_cgroups_per_qos: bool) -> Self {
+        Self { with_cgroups_per_qos, ..self }
     }
 
     #[must_use]
-    pub fn driver(&self) -> Driver {
-        if self.is_systemd.load(Ordering::Relaxed) { Driver::Systemd } else { Driver::Cgroupfs }
+    pub fn driver(&self) -> CgroupDriver {
+        if self.is_systemd.load(Ordering::Relaxed) { CgroupDriver::Systemd } else { CgroupDriver::Cgroupfs }
     }
 
     /// Sets the driver for new cgroups. Returns whether it changed.
-    pub fn set_driver(&self, driver: Driver) -> bool {
-        let systemd = driver == Driver::Systemd;
+    pub fn set_driver(&self, driver: CgroupDriver) -> bool {
+        let systemd = driver == CgroupDriver::Systemd;
         self.is_systemd.swap(systemd, Ordering::Relaxed) != systemd
     }
 
     /// Returns the pod's `cgroup_parent` for the CRI; empty if pods have no cgroups.
     #[must_use]
-    pub fn parent(&self, pod: &Pod, uid: &PodUid) -> String {
-        if !self.per_qos {
+    pub fn pod_cgroup_parent(&self, pod: &Pod, uid: &PodUid) -> String {
+        if !self.with_cgroups_per_qos {
             return String::new();
         }
         parent_name(self.driver(), &self.root, qos::qos_class(pod), uid)
@@ -209,8 +203,8 @@ impl Cgroups {
     ///
     /// # Errors
     /// A cgroup cannot be created or written.
-    pub fn set_up(&self, limits: NodeLimits) -> Result<(), CgroupError> {
-        if !self.per_qos {
+    pub fn set_up_kubepods(&self, limits: KubepodsLimits) -> Result<(), CgroupError> {
+        if !self.with_cgroups_per_qos {
             return Ok(());
         }
         for class in [QosClass::Burstable, QosClass::BestEffort] {
@@ -229,8 +223,8 @@ impl Cgroups {
     ///
     /// # Errors
     /// The cgroup cannot be created or written.
-    pub fn update_tiers(&self, burstable_shares: u64) -> Result<(), CgroupError> {
-        if !self.per_qos {
+    pub fn update_qos_cgroups(&self, burstable_shares: u64) -> Result<(), CgroupError> {
+        if !self.with_cgroups_per_qos {
             return Ok(());
         }
         self.make_tier(QosClass::Burstable)?;
@@ -243,7 +237,7 @@ impl Cgroups {
     /// Returns whether the pod's cgroup exists in every required hierarchy, or is not needed.
     #[must_use]
     pub fn exists(&self, pod: &Pod, uid: &PodUid) -> bool {
-        !self.per_qos || self.missing(&self.group(pod, uid)).is_empty()
+        !self.with_cgroups_per_qos || self.missing(&self.group(pod, uid)).is_empty()
     }
 
     /// Creates the pod's cgroup with its values. An existing one is not changed.
@@ -251,27 +245,27 @@ impl Cgroups {
     /// # Errors
     /// The caller adds the prefix `unable to ensure pod container exists: `.
     pub fn ensure(&self, pod: &Pod, uid: &PodUid) -> Result<(), CgroupError> {
-        if self.exists(pod, uid) { Ok(()) } else { self.complete(pod, uid) }
+        if self.exists(pod, uid) { Ok(()) } else { self.ensure_with_values(pod, uid) }
     }
 
     /// Like [`Cgroups::ensure`], but also writes the values of an existing cgroup, which may have been created without them.
     ///
     /// # Errors
     /// As for [`Cgroups::ensure`].
-    pub fn complete(&self, pod: &Pod, uid: &PodUid) -> Result<(), CgroupError> {
-        if !self.per_qos {
+    pub fn ensure_with_values(&self, pod: &Pod, uid: &PodUid) -> Result<(), CgroupError> {
+        if !self.with_cgroups_per_qos {
             return Ok(());
         }
         let group = self.group(pod, uid);
         self.make_tier(qos::qos_class(pod))?;
         failpoint::file!("cgroup made", || self.make_own(&group))?;
-        failpoint::file!("cgroup limited", || self.write(&group, &self.values(pod), Some(0)))
+        failpoint::file!("cgroup limited", || self.write(&group, &self.pod_values(pod), Some(0)))
     }
 
     /// Returns the values of the pod's cgroup; all `None` if pods have no cgroups.
     #[must_use]
-    pub fn values(&self, pod: &Pod) -> PodCgroup {
-        if !self.per_qos {
+    pub fn pod_values(&self, pod: &Pod) -> PodCgroup {
+        if !self.with_cgroups_per_qos {
             return PodCgroup::default();
         }
         qos::pod_cgroup(pod, self.settings)
@@ -281,7 +275,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// A value cannot be written.
-    pub fn change(&self, pod: &Pod, uid: &PodUid, values: &PodCgroup) -> Result<(), CgroupError> {
+    pub fn set_values(&self, pod: &Pod, uid: &PodUid, values: &PodCgroup) -> Result<(), CgroupError> {
         self.write(&self.group(pod, uid), values, None)
     }
 
@@ -289,14 +283,16 @@ impl Cgroups {
     ///
     /// # Errors
     /// A value cannot be read.
-    pub fn read(&self, pod: &Pod, uid: &PodUid) -> Result<CgroupState, CgroupError> {
-        if !self.per_qos {
+    pub fn current_values(&self, pod: &Pod, uid: &PodUid) -> Result<CgroupState, CgroupError> {
+        if !self.with_cgroups_per_qos {
             return Ok(CgroupState::default());
         }
         let group = self.place(&self.group(pod, uid));
         match &self.layout {
-            Layout::V1(controllers) => now_v1(|controller| Some(controllers.get(controller)?.join(&group))),
-            Layout::V2(root) => now_v2(&root.join(&group)),
+            Layout::V1(controllers) => {
+                current_v1(|controller| Some(controllers.get(controller)?.join(&group)))
+            }
+            Layout::V2(root) => current_v2(&root.join(&group)),
         }
     }
 
@@ -304,7 +300,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// A hierarchy cannot be read.
-    pub fn list(&self) -> Result<BTreeSet<PodUid>, CgroupError> {
+    pub fn pods(&self) -> Result<BTreeSet<PodUid>, CgroupError> {
         let mut out = BTreeSet::new();
         for mount in self.mounts() {
             for parent in self.pod_parents() {
@@ -325,14 +321,14 @@ impl Cgroups {
 
     /// Returns the UIDs of pods that have a cgroup with this owner's mark, except `but`.
     #[must_use]
-    pub fn marked(&self, but: &HashSet<PodUid>) -> BTreeSet<PodUid> {
+    pub fn owned_pods(&self, but: &HashSet<PodUid>) -> BTreeSet<PodUid> {
         let driver = self.driver();
         let parents = self.pod_parents().into_iter().flat_map(|parent| self.dirs(&parent));
         let entries = parents.flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten());
         entries
             .filter_map(|e| {
                 let uid = names::uid_of(driver, e.file_name().to_str()?).filter(|uid| !but.contains(uid))?;
-                mark::is(&e.path(), &self.owner).then_some(uid)
+                owner_mark::is(&e.path(), &self.owner).then_some(uid)
             })
             .collect()
     }
@@ -347,7 +343,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// A value cannot be written.
-    pub fn reduce_cpu(&self, uid: &PodUid) -> Result<(), CgroupError> {
+    pub fn reduce_cpu_limits(&self, uid: &PodUid) -> Result<(), CgroupError> {
         let values = PodCgroup { cpu_shares: Some(MIN_SHARES), ..PodCgroup::default() };
         for parent in self.pod_parents() {
             let group = [parent, vec![format!("pod{uid}")]].concat();
@@ -376,7 +372,7 @@ impl Cgroups {
             }
             let name = format!("/{}", self.place(&group).display());
             kill_all(&name, &dirs)?;
-            if self.driver() == Driver::Systemd {
+            if self.driver() == CgroupDriver::Systemd {
                 self.systemd.stop(&names::slice(&group))?;
             }
             for dir in &dirs {
@@ -447,13 +443,13 @@ impl Cgroups {
     // With the owner's mark.
     fn make_own(&self, group: &[String]) -> Result<(), CgroupError> {
         self.make(group)?;
-        self.dirs(group).iter().for_each(|dir| mark::set(dir, &self.owner));
+        self.dirs(group).iter().for_each(|dir| owner_mark::set(dir, &self.owner));
         Ok(())
     }
 
     fn make_tier(&self, class: QosClass) -> Result<(), CgroupError> {
         self.make(&self.below_root(&[KUBEPODS]))?;
-        let Some(name) = names::tier(class) else { return Ok(()) };
+        let Some(name) = names::qos_cgroup(class) else { return Ok(()) };
         let group = self.below_root(&[KUBEPODS, name]);
         if self.missing(&group).is_empty() {
             return Ok(());
@@ -464,7 +460,7 @@ impl Cgroups {
     }
 
     fn make(&self, group: &[String]) -> Result<(), CgroupError> {
-        if self.driver() == Driver::Systemd {
+        if self.driver() == CgroupDriver::Systemd {
             self.systemd.start(&names::slice(group))?;
         }
         let place = &self.place(group);
@@ -488,7 +484,7 @@ impl Cgroups {
 
     /// Writes values. Controllers that are not mounted are skipped. Page sizes without a value get `hugepages`.
     fn write(&self, group: &[String], values: &PodCgroup, hugepages: Option<i64>) -> Result<(), CgroupError> {
-        if self.driver() == Driver::Systemd {
+        if self.driver() == CgroupDriver::Systemd {
             self.systemd.set(&names::slice(group), values)?;
         }
         let group = &self.place(group);

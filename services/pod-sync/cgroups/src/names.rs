@@ -9,7 +9,7 @@ use pod_sync_decisions::qos::QosClass;
 
 /// Cgroup driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Driver {
+pub enum CgroupDriver {
     /// The node agent and the OCI runtime create directories.
     #[default]
     Cgroupfs,
@@ -17,7 +17,7 @@ pub enum Driver {
     Systemd,
 }
 
-pub(super) fn tier(class: QosClass) -> Option<&'static str> {
+pub(super) fn qos_cgroup(class: QosClass) -> Option<&'static str> {
     match class {
         // Guaranteed pods are directly below kubepods.
         QosClass::Guaranteed => None,
@@ -28,21 +28,21 @@ pub(super) fn tier(class: QosClass) -> Option<&'static str> {
 
 pub(super) fn components(root: &str, class: QosClass, uid: &PodUid) -> Vec<String> {
     let root = root.split('/').filter(|c| !c.is_empty()).map(str::to_owned);
-    let tail = [Some(KUBEPODS.to_owned()), tier(class).map(str::to_owned), Some(format!("pod{uid}"))];
+    let tail = [Some(KUBEPODS.to_owned()), qos_cgroup(class).map(str::to_owned), Some(format!("pod{uid}"))];
     root.chain(tail.into_iter().flatten()).collect()
 }
 
 /// Returns a pod's cgroup as the driver names it: the CRI's `cgroup_parent`. `root` is `--cgroup-root`.
 #[must_use]
-pub fn parent_name(driver: Driver, root: &str, class: QosClass, uid: &PodUid) -> String {
+pub fn parent_name(driver: CgroupDriver, root: &str, class: QosClass, uid: &PodUid) -> String {
     format!("/{}", path(driver, &components(root, class, uid)).display())
 }
 
 /// Returns the path of a cgroup below the mount point of a hierarchy.
-pub(super) fn path(driver: Driver, parts: &[String]) -> PathBuf {
+pub(super) fn path(driver: CgroupDriver, parts: &[String]) -> PathBuf {
     match driver {
-        Driver::Cgroupfs => parts.iter().collect(),
-        Driver::Systemd => {
+        CgroupDriver::Cgroupfs => parts.iter().collect(),
+        CgroupDriver::Systemd => {
             let slices = (1..=parts.len()).map(|n| slice(&parts[..n]));
             slices.collect()
         }
@@ -56,10 +56,10 @@ pub(super) fn slice(parts: &[String]) -> String {
 }
 
 /// Returns the UID in the directory name of a pod's cgroup.
-pub(super) fn uid_of(driver: Driver, name: &str) -> Option<PodUid> {
+pub(super) fn uid_of(driver: CgroupDriver, name: &str) -> Option<PodUid> {
     let last = match driver {
-        Driver::Cgroupfs => name.to_owned(),
-        Driver::Systemd => name.strip_suffix(".slice")?.rsplit('-').next()?.replace('_', "-"),
+        CgroupDriver::Cgroupfs => name.to_owned(),
+        CgroupDriver::Systemd => name.strip_suffix(".slice")?.rsplit('-').next()?.replace('_', "-"),
     };
     PodUid::parse(last.strip_prefix("pod")?).ok()
 }

@@ -16,23 +16,28 @@ fn a_pods_group_is_named_as_the_driver_wants_it() {
     use QosClass::{BestEffort, Burstable, Guaranteed};
     let id = uid("5f0c-1a");
     for (driver, root, class, want) in [
-        (Driver::Cgroupfs, "/", Guaranteed, "/kubepods/pod5f0c-1a"),
-        (Driver::Cgroupfs, "", Burstable, "/kubepods/burstable/pod5f0c-1a"),
-        (Driver::Cgroupfs, "/quintlet-0", BestEffort, "/quintlet-0/kubepods/besteffort/pod5f0c-1a"),
-        (Driver::Systemd, "/", Guaranteed, "/kubepods.slice/kubepods-pod5f0c_1a.slice"),
+        (CgroupDriver::Cgroupfs, "/", Guaranteed, "/kubepods/pod5f0c-1a"),
+        (CgroupDriver::Cgroupfs, "", Burstable, "/kubepods/burstable/pod5f0c-1a"),
+        (CgroupDriver::Cgroupfs, "/quintlet-0", BestEffort, "/quintlet-0/kubepods/besteffort/pod5f0c-1a"),
+        (CgroupDriver::Systemd, "/", Guaranteed, "/kubepods.slice/kubepods-pod5f0c_1a.slice"),
         (
-            Driver::Systemd,
+            CgroupDriver::Systemd,
             "/",
             Burstable,
             "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod5f0c_1a.slice",
         ),
         (
-            Driver::Systemd,
+            CgroupDriver::Systemd,
             "/",
             BestEffort,
             "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod5f0c_1a.slice",
         ),
-        (Driver::Systemd, "/q-0", Guaranteed, "/q_0.slice/q_0-kubepods.slice/q_0-kubepods-pod5f0c_1a.slice"),
+        (
+            CgroupDriver::Systemd,
+            "/q-0",
+            Guaranteed,
+            "/q_0.slice/q_0-kubepods.slice/q_0-kubepods-pod5f0c_1a.slice",
+        ),
     ] {
         assert_eq!(parent_name(driver, root, class, &id), want);
     }
@@ -47,11 +52,11 @@ fn without_tiers_no_group_is_made_or_named() {
     let cgroups = Cgroups::new(dir.path(), "/", CgroupSettings::default());
     let (pod, id) = (pod(json!({})), uid("5f0c-1a"));
     assert!(!cgroups.exists(&pod, &id));
-    let cgroups = cgroups.per_qos(false);
-    assert_eq!(cgroups.parent(&pod, &id), "");
+    let cgroups = cgroups.with_cgroups_per_qos(false);
+    assert_eq!(cgroups.pod_cgroup_parent(&pod, &id), "");
     assert!(cgroups.exists(&pod, &id), "nothing is waited for");
-    cgroups.set_up(NodeLimits::default()).unwrap();
-    cgroups.update_tiers(2).unwrap();
+    cgroups.set_up_kubepods(KubepodsLimits::default()).unwrap();
+    cgroups.update_qos_cgroups(2).unwrap();
     cgroups.ensure(&pod, &id).unwrap();
     assert_eq!(before, entries());
 }
@@ -182,24 +187,26 @@ async fn a_pods_group_lives_from_first_use_to_the_last_process() {
     let (id, cgroups) = (uid("u-1"), &real.cgroups);
     let limited = pod(json!({"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "64Mi"}}));
     assert!(!cgroups.exists(&limited, &id));
-    cgroups.set_up(NodeLimits { memory_bytes: Some(1 << 30), ..NodeLimits::default() }).unwrap();
+    cgroups
+        .set_up_kubepods(KubepodsLimits { memory_bytes: Some(1 << 30), ..KubepodsLimits::default() })
+        .unwrap();
     cgroups.ensure(&limited, &id).unwrap();
     assert!(cgroups.exists(&limited, &id));
-    assert_eq!(cgroups.parent(&limited, &id), format!("{}/kubepods/burstable/podu-1", real.root));
+    assert_eq!(cgroups.pod_cgroup_parent(&limited, &id), format!("{}/kubepods/burstable/podu-1", real.root));
     assert_eq!(real.cpu("kubepods/burstable/podu-1"), 512);
     assert_eq!(real.cpu("kubepods/besteffort"), 2);
     let pids = fs::read_to_string(real.dir("pids", "kubepods/burstable/podu-1").join("pids.max")).unwrap();
     assert_eq!(pids.trim(), "50");
 
-    cgroups.reduce_cpu(&id).unwrap();
+    cgroups.reduce_cpu_limits(&id).unwrap();
     cgroups.ensure(&limited, &id).unwrap();
     assert_eq!(real.cpu("kubepods/burstable/podu-1"), 2, "a group that is there is not written again");
-    cgroups.complete(&limited, &id).unwrap();
+    cgroups.ensure_with_values(&limited, &id).unwrap();
     assert_eq!(real.cpu("kubepods/burstable/podu-1"), 512, "but where it may lack its values");
-    cgroups.reduce_cpu(&id).unwrap();
-    cgroups.update_tiers(3000).unwrap();
+    cgroups.reduce_cpu_limits(&id).unwrap();
+    cgroups.update_qos_cgroups(3000).unwrap();
     assert!(real.cpu("kubepods/burstable").abs_diff(3000) < 60);
-    assert_eq!(cgroups.list().unwrap(), [id.clone()].into());
+    assert_eq!(cgroups.pods().unwrap(), [id.clone()].into());
 
     let inner = real.dir("pids", "kubepods/burstable/podu-1/container");
     fs::create_dir(&inner).unwrap();
@@ -210,7 +217,7 @@ async fn a_pods_group_lives_from_first_use_to_the_last_process() {
     use std::os::unix::process::ExitStatusExt as _;
     assert_eq!(reaped.join().unwrap().signal(), Some(9));
     assert!(!cgroups.exists(&limited, &id));
-    assert!(cgroups.list().unwrap().is_empty());
+    assert!(cgroups.pods().unwrap().is_empty());
     cgroups.remove_by_uid(&id).await.unwrap();
 }
 
@@ -220,25 +227,31 @@ fn a_groups_values_change_one_by_one_and_read_back() {
     let (id, cgroups) = (uid("u-3"), &real.cgroups);
     let limited = pod(json!({"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "64Mi"}}));
     cgroups.ensure(&limited, &id).unwrap();
-    let before = cgroups.read(&limited, &id).unwrap();
+    let before = cgroups.current_values(&limited, &id).unwrap();
     assert_eq!((before.memory_limit, before.cpu_quota_us), (Some(64 << 20), Some(100_000)));
     assert!(before.cpu_shares.abs_diff(512) < 30 && before.memory_usage < 64 << 20, "{before:?}");
     let memory = PodCgroup { memory_bytes: Some(96 << 20), ..PodCgroup::default() };
-    cgroups.change(&limited, &id, &memory).unwrap();
-    assert_eq!(cgroups.read(&limited, &id).unwrap(), CgroupState { memory_limit: Some(96 << 20), ..before });
+    cgroups.set_values(&limited, &id, &memory).unwrap();
+    assert_eq!(
+        cgroups.current_values(&limited, &id).unwrap(),
+        CgroupState { memory_limit: Some(96 << 20), ..before }
+    );
     let unlimited = PodCgroup { cpu_quota_us: Some(-1), ..PodCgroup::default() };
-    cgroups.change(&limited, &id, &unlimited).unwrap();
-    assert_eq!(cgroups.read(&limited, &id).unwrap().cpu_quota_us, None);
+    cgroups.set_values(&limited, &id, &unlimited).unwrap();
+    assert_eq!(cgroups.current_values(&limited, &id).unwrap().cpu_quota_us, None);
 
     let free = pod(json!({}));
     cgroups.ensure(&free, &uid("u-4")).unwrap();
-    let now = cgroups.read(&free, &uid("u-4")).unwrap();
+    let now = cgroups.current_values(&free, &uid("u-4")).unwrap();
     assert_eq!((now.memory_limit, now.cpu_quota_us, now.cpu_shares), (None, None, 2));
-    assert!(cgroups.read(&free, &uid("absent")).is_err(), "what cannot be read is not taken for no limit");
+    assert!(
+        cgroups.current_values(&free, &uid("absent")).is_err(),
+        "what cannot be read is not taken for no limit"
+    );
 
-    let without = cgroups.clone().per_qos(false);
-    assert_eq!(without.read(&free, &uid("absent")).unwrap(), CgroupState::default());
-    assert_eq!(without.values(&limited), PodCgroup::default());
+    let without = cgroups.clone().with_cgroups_per_qos(false);
+    assert_eq!(without.current_values(&free, &uid("absent")).unwrap(), CgroupState::default());
+    assert_eq!(without.pod_values(&limited), PodCgroup::default());
 }
 
 #[test]
@@ -256,7 +269,7 @@ fn version_two_is_read_in_its_own_words() {
         {
             fs::write(group.join(file), text).unwrap();
         }
-        cgroups.read(&free, &id).unwrap()
+        cgroups.current_values(&free, &id).unwrap()
     };
     let now = read("39\n", "50000 100000\n", "1048576\n");
     assert!(now.cpu_shares.abs_diff(1024) < 30, "{now:?}");
@@ -275,18 +288,22 @@ fn groups_are_told_from_those_of_another_agent_by_their_mark() {
         }
         let Some(real) = Real::at(mount, "mark") else { return };
         let (mine, others) =
-            (real.cgroups.clone().owned_by("me /root"), real.cgroups.clone().owned_by("you /root"));
+            (real.cgroups.clone().with_owner("me /root"), real.cgroups.clone().with_owner("you /root"));
         let free = pod(json!({}));
         // If the controllers are v1, the v2 hierarchy has no files to write.
         let make = |cgroups: &Cgroups, id: &str| cgroups.make_own(&cgroups.group(&free, &uid(id))).unwrap();
         make(&mine, "u-mine");
         make(&others, "u-theirs");
         make(&real.cgroups, "u-nobodys");
-        assert_eq!(mine.marked(&HashSet::new()), [uid("u-mine")].into(), "{}", mount.display());
-        assert_eq!(others.marked(&HashSet::new()), [uid("u-theirs")].into());
-        assert_eq!(real.cgroups.marked(&HashSet::new()), BTreeSet::new(), "who has no name has no groups");
-        assert_eq!(mine.marked(&[uid("u-mine")].into()), BTreeSet::new());
-        assert_eq!(mine.list().unwrap().len(), 3);
+        assert_eq!(mine.owned_pods(&HashSet::new()), [uid("u-mine")].into(), "{}", mount.display());
+        assert_eq!(others.owned_pods(&HashSet::new()), [uid("u-theirs")].into());
+        assert_eq!(
+            real.cgroups.owned_pods(&HashSet::new()),
+            BTreeSet::new(),
+            "who has no name has no groups"
+        );
+        assert_eq!(mine.owned_pods(&[uid("u-mine")].into()), BTreeSet::new());
+        assert_eq!(mine.pods().unwrap().len(), 3);
     }
 }
 
@@ -308,19 +325,19 @@ fn a_group_missing_in_one_hierarchy_is_completed() {
 #[test]
 fn a_slice_lies_below_those_it_is_named_after_and_tells_its_pod() {
     let cgroups = Cgroups::new(Path::new("/nowhere"), "/", CgroupSettings::default());
-    assert_eq!(cgroups.driver(), Driver::Cgroupfs);
-    assert!(cgroups.clone().set_driver(Driver::Systemd), "clones are of one mind");
-    assert!(!cgroups.set_driver(Driver::Systemd));
+    assert_eq!(cgroups.driver(), CgroupDriver::Cgroupfs);
+    assert!(cgroups.clone().set_driver(CgroupDriver::Systemd), "clones are of one mind");
+    assert!(!cgroups.set_driver(CgroupDriver::Systemd));
     let best_effort = pod(json!({}));
-    let parent = cgroups.parent(&best_effort, &uid("5f0c-1a"));
+    let parent = cgroups.pod_cgroup_parent(&best_effort, &uid("5f0c-1a"));
     assert_eq!(parent, "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod5f0c_1a.slice");
     let name = parent.rsplit('/').next().unwrap();
-    assert_eq!(names::uid_of(Driver::Systemd, name), Some(uid("5f0c-1a")));
-    assert_eq!(names::uid_of(Driver::Cgroupfs, "pod5f0c-1a"), Some(uid("5f0c-1a")));
+    assert_eq!(names::uid_of(CgroupDriver::Systemd, name), Some(uid("5f0c-1a")));
+    assert_eq!(names::uid_of(CgroupDriver::Cgroupfs, "pod5f0c-1a"), Some(uid("5f0c-1a")));
     for (driver, other) in [
-        (Driver::Systemd, "kubepods-burstable.slice"),
-        (Driver::Systemd, "pod5f0c-1a"),
-        (Driver::Cgroupfs, "burstable"),
+        (CgroupDriver::Systemd, "kubepods-burstable.slice"),
+        (CgroupDriver::Systemd, "pod5f0c-1a"),
+        (CgroupDriver::Cgroupfs, "burstable"),
     ] {
         assert_eq!(names::uid_of(driver, other), None, "{other}");
     }

@@ -10,8 +10,11 @@ use http::uri::PathAndQuery;
 use k8s_cri::v1 as cri;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use pod_sync_cgroups::Driver;
-use pod_sync_cri_config::cri_extensions::{CreateContainer, CriExtensions, SandboxUpdated, UpdateSandbox};
+use pod_sync_cgroups::CgroupDriver;
+use pod_sync_cri_config::cri_extensions::{
+    CreateContainerRequestWithExtensions, CriExtensions, UpdatePodSandboxResourcesRequest,
+    UpdatePodSandboxResourcesResponse,
+};
 use pod_sync_decisions::image_gc::Image;
 use prometheus_client::metrics::counter::Counter;
 use quintlet_kit::clock::{self, Clock, bounded};
@@ -252,7 +255,8 @@ impl Runtime {
         let reply = if extensions.is_empty() {
             call!(self, runtime, create_container, "CreateContainer", self.call, request)?
         } else {
-            let request = self.request(CreateContainer::new(request, extensions), self.call);
+            let request =
+                self.request(CreateContainerRequestWithExtensions::new(request, extensions), self.call);
             let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/CreateContainer");
             let sent = Box::pin(self.call_extended::<_, cri::CreateContainerResponse>(request, path));
             self.counted(self.finish("CreateContainer", self.call, sent).await)?
@@ -309,13 +313,17 @@ impl Runtime {
         overhead: cri::LinuxContainerResources,
         resources: cri::LinuxContainerResources,
     ) -> Result<(), CallError> {
-        let message = UpdateSandbox {
+        let message = UpdatePodSandboxResourcesRequest {
             pod_sandbox_id: id.to_string(),
             overhead: Some(overhead),
             resources: Some(resources),
         };
         let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/UpdatePodSandboxResources");
-        let sent = Box::pin(self.call_extended::<_, SandboxUpdated>(self.request(message, self.call), path));
+        let sent =
+            Box::pin(self.call_extended::<_, UpdatePodSandboxResourcesResponse>(
+                self.request(message, self.call),
+                path,
+            ));
         self.finish("UpdatePodSandboxResources", self.call, sent).await.map(|_| ())
     }
 
@@ -461,12 +469,12 @@ impl Runtime {
     }
 
     /// Returns the cgroup driver of the runtime, or `None` if the runtime does not implement RuntimeConfig.
-    pub async fn cgroup_driver(&self) -> Result<Option<Driver>, CallError> {
+    pub async fn cgroup_driver(&self) -> Result<Option<CgroupDriver>, CallError> {
         let request = cri::RuntimeConfigRequest {};
         match call!(self, runtime, runtime_config, "RuntimeConfig", self.call, request) {
             Ok(reply) => Ok(reply.linux.map(|linux| match linux.cgroup_driver() {
-                cri::CgroupDriver::Systemd => Driver::Systemd,
-                cri::CgroupDriver::Cgroupfs => Driver::Cgroupfs,
+                cri::CgroupDriver::Systemd => CgroupDriver::Systemd,
+                cri::CgroupDriver::Cgroupfs => CgroupDriver::Cgroupfs,
             })),
             Err(e) if e.is_refused_by_runtime() && e.code == Code::Unimplemented => Ok(None),
             Err(e) => Err(e),

@@ -21,7 +21,7 @@ use super::{HandlerFeatures, NodeSettings, go_json, paths, resources, security};
 pub struct ContainerInput<'a> {
     pub pod: &'a Pod,
     pub names: &'a PodRef,
-    /// The container. An ephemeral one is converted by [`ephemeral_as_container`].
+    /// The container. An ephemeral one is converted by [`container_of_ephemeral`].
     pub container: &'a Container,
     /// Restart count of the new instance.
     pub restarts: u32,
@@ -135,7 +135,7 @@ fn container_annotations(
 
 /// Returns the fields that an ephemeral container shares with a container.
 #[must_use]
-pub fn ephemeral_as_container(e: &EphemeralContainer) -> Container {
+pub fn container_of_ephemeral(e: &EphemeralContainer) -> Container {
     let e = e.clone();
     Container {
         args: e.args,

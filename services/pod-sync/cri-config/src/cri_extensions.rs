@@ -89,7 +89,7 @@ pub struct CriExtensions {
 
 /// The second part on the wire. If there are image mounts it has all mounts, to keep their order.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Part {
+struct ConfigPart {
     #[prost(bytes = "vec", repeated, tag = "7")]
     mounts: Vec<Vec<u8>>,
     #[prost(int32, tag = "18")]
@@ -118,7 +118,7 @@ pub struct ImageMount {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct UpdateSandbox {
+pub struct UpdatePodSandboxResourcesRequest {
     #[prost(string, tag = "1")]
     pub pod_sandbox_id: String,
     /// Overhead of the sandbox.
@@ -130,7 +130,7 @@ pub struct UpdateSandbox {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct SandboxUpdated {}
+pub struct UpdatePodSandboxResourcesResponse {}
 
 impl CriExtensions {
     /// Returns whether there is no second part.
@@ -142,7 +142,7 @@ impl CriExtensions {
 
 /// A CreateContainer request with both parts.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct CreateContainer {
+pub struct CreateContainerRequestWithExtensions {
     #[prost(string, tag = "1")]
     pod_sandbox_id: String,
     #[prost(bytes = "vec", repeated, tag = "2")]
@@ -151,22 +151,22 @@ pub struct CreateContainer {
     sandbox_config: Option<cri::PodSandboxConfig>,
 }
 
-impl CreateContainer {
+impl CreateContainerRequestWithExtensions {
     /// Combines a request with the second part of its configuration.
     #[must_use]
-    pub fn new(usual: cri::CreateContainerRequest, newer: &CriExtensions) -> Self {
-        let mut config = usual.config.unwrap_or_default();
-        let mut part = Part { mounts: Vec::new(), stop_signal: newer.stop_signal };
-        if !newer.mounts.is_empty() {
+    pub fn new(base: cri::CreateContainerRequest, extensions: &CriExtensions) -> Self {
+        let mut config = base.config.unwrap_or_default();
+        let mut part = ConfigPart { mounts: Vec::new(), stop_signal: extensions.stop_signal };
+        if !extensions.mounts.is_empty() {
             part.mounts = config.mounts.drain(..).map(|m| m.encode_to_vec()).collect();
-            for (place, mount) in &newer.mounts {
+            for (place, mount) in &extensions.mounts {
                 part.mounts.insert((*place).min(part.mounts.len()), mount.encode_to_vec());
             }
         }
         Self {
-            pod_sandbox_id: usual.pod_sandbox_id,
+            pod_sandbox_id: base.pod_sandbox_id,
             config: vec![config.encode_to_vec(), part.encode_to_vec()],
-            sandbox_config: usual.sandbox_config,
+            sandbox_config: base.sandbox_config,
         }
     }
 }
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn both_parts_reach_a_reader_that_merges_and_an_older_one_reads_what_it_knows() {
-        let usual = cri::CreateContainerRequest {
+        let base = cri::CreateContainerRequest {
             pod_sandbox_id: "s".to_owned(),
             config: Some(cri::ContainerConfig {
                 working_dir: "/w".to_owned(),
@@ -203,19 +203,19 @@ mod tests {
             image_sub_path: "sub".to_owned(),
             ..ImageMount::default()
         };
-        let newer = CriExtensions { mounts: vec![(0, mount.clone())], stop_signal: 23 };
-        let bytes = CreateContainer::new(usual.clone(), &newer).encode_to_vec();
+        let extensions = CriExtensions { mounts: vec![(0, mount.clone())], stop_signal: 23 };
+        let bytes = CreateContainerRequestWithExtensions::new(base.clone(), &extensions).encode_to_vec();
 
         let old = cri::CreateContainerRequest::decode(&bytes[..]).unwrap();
-        let (got, want) = (old.config.unwrap(), usual.config.unwrap());
-        assert_eq!((old.pod_sandbox_id, old.sandbox_config), (usual.pod_sandbox_id, usual.sandbox_config));
+        let (got, want) = (old.config.unwrap(), base.config.unwrap());
+        assert_eq!((old.pod_sandbox_id, old.sandbox_config), (base.pod_sandbox_id, base.sandbox_config));
         assert_eq!((&got.working_dir, &got.mounts[1]), (&want.working_dir, &want.mounts[0]));
         assert_eq!((got.mounts.len(), got.mounts[0].container_path.as_str()), (2, "/b"));
 
         #[derive(Clone, PartialEq, prost::Message)]
         struct New {
             #[prost(message, optional, tag = "2")]
-            config: Option<Part>,
+            config: Option<ConfigPart>,
         }
         let config = New::decode(&bytes[..]).unwrap().config.unwrap();
         assert_eq!((config.stop_signal, &config.mounts[0]), (23, &mount.encode_to_vec()));

@@ -252,7 +252,7 @@ fn pod_field(input: EnvInput<'_>, field: &ObjectFieldSelector) -> Result<String,
     let ips = || -> &[IpAddr] {
         if input.pod_ips.is_empty() && pod::host_network(input.pod) { &node_ips } else { input.pod_ips }
     };
-    let pod_ips = || sorted(ips(), node_ips.first().copied());
+    let pod_ips = || sort_pod_ips(ips(), node_ips.first().copied());
     let joined = |all: &[IpAddr]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     Ok(match field.field_path.as_str() {
         "spec.nodeName" => spec.node_name.clone().unwrap_or_else(|| input.node.node_name.clone()),
@@ -267,7 +267,7 @@ fn pod_field(input: EnvInput<'_>, field: &ObjectFieldSelector) -> Result<String,
 
 /// Returns one IP address of each family, that of the node's primary family first (`pkg/kubelet: sortPodIPs`).
 #[must_use]
-pub fn sorted(pod_ips: &[IpAddr], node_ip: Option<IpAddr>) -> Vec<IpAddr> {
+pub fn sort_pod_ips(pod_ips: &[IpAddr], node_ip: Option<IpAddr>) -> Vec<IpAddr> {
     let v4_first = node_ip.is_none_or(|ip| ip.is_ipv4());
     let of = |v4: bool| pod_ips.iter().find(move |ip| ip.is_ipv4() == v4).copied();
     [of(v4_first), of(!v4_first)].into_iter().flatten().collect()

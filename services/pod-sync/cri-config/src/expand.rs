@@ -7,7 +7,7 @@ use super::error::ConfigError;
 
 /// Limit of the variables of a container, and of its command with arguments, in bytes each: that of a CRI message. The limit
 /// of `execve(2)` is lower.
-pub const MOST: usize = 16 << 20;
+pub const MAX_EXPANDED_BYTES: usize = 16 << 20;
 
 /// The bytes that expanded texts of a container may still take.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl Budget {
     /// Returns a budget of [`MAX_EXPANDED_BYTES`]. `of` names the texts in errors.
     #[must_use]
     pub fn new(of: &'static str) -> Self {
-        Self { left: MOST, of }
+        Self { left: MAX_EXPANDED_BYTES, of }
     }
 
     /// Takes bytes from the budget.
@@ -28,7 +28,8 @@ impl Budget {
     /// # Errors
     /// Fewer are left.
     pub fn take(&mut self, bytes: usize) -> Result<(), ConfigError> {
-        let too_long = || ConfigError::invalid(format!("{} take more than {MOST} bytes", self.of));
+        let too_long =
+            || ConfigError::invalid(format!("{} take more than {MAX_EXPANDED_BYTES} bytes", self.of));
         self.left = self.left.checked_sub(bytes).ok_or_else(too_long)?;
         Ok(())
     }

@@ -11,7 +11,7 @@ const MAX_FQDN: usize = 64;
 
 /// Hostname and domain of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostName {
+pub struct PodHostname {
     pub host: String,
     /// Domain, if the pod has a subdomain.
     pub domain: Option<String>,
@@ -21,7 +21,7 @@ pub struct HostName {
 ///
 /// # Errors
 /// `spec.hostname` or `spec.hostnameOverride` is not a valid name.
-pub fn host_name(pod: &Pod, cluster_domain: &str) -> Result<HostName, ConfigError> {
+pub fn pod_hostname(pod: &Pod, cluster_domain: &str) -> Result<PodHostname, ConfigError> {
     let spec = pod::spec(pod);
     if let Some(name) = spec.hostname_override.as_deref() {
         if let Some(problem) = subdomain_problem(name) {
@@ -29,7 +29,7 @@ pub fn host_name(pod: &Pod, cluster_domain: &str) -> Result<HostName, ConfigErro
                 "pod HostnameOverride {name:?} is not a valid DNS subdomain: {problem}"
             )));
         }
-        return Ok(HostName { host: cut(name), domain: None });
+        return Ok(PodHostname { host: cut(name), domain: None });
     }
     let host = match spec.hostname.as_deref().filter(|h| !h.is_empty()) {
         Some(name) => {
@@ -54,14 +54,14 @@ pub fn host_name(pod: &Pod, cluster_domain: &str) -> Result<HostName, ConfigErro
         }
         None => None,
     };
-    Ok(HostName { host, domain })
+    Ok(PodHostname { host, domain })
 }
 
 /// Returns the hostname to set in the kernel: the hostname, or the FQDN with `setHostnameAsFQDN`.
 ///
 /// # Errors
 /// The FQDN has more than 64 characters.
-pub fn kernel_name(pod: &Pod, name: &HostName) -> Result<String, ConfigError> {
+pub fn kernel_hostname(pod: &Pod, name: &PodHostname) -> Result<String, ConfigError> {
     let full = pod::spec(pod).set_hostname_as_fqdn.unwrap_or(false);
     match &name.domain {
         Some(domain) if full => {
@@ -165,8 +165,8 @@ mod tests {
             spec["containers"] = json!([]);
             let mut p = pod_of(spec.clone());
             p.metadata.name = Some(name.into());
-            let got = host_name(&p, "cluster.local")
-                .and_then(|n| kernel_name(&p, &n).map(|k| (n.host, n.domain, k)))
+            let got = pod_hostname(&p, "cluster.local")
+                .and_then(|n| kernel_hostname(&p, &n).map(|k| (n.host, n.domain, k)))
                 .map_err(|e| e.to_string());
             match (got, want) {
                 (Ok((host, domain, kernel)), Ok((h, d, k))) => {

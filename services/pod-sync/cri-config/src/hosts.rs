@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::HostAlias;
 
-use super::hostname::HostName;
+use super::hostname::PodHostname;
 
 const HEADER: &str = "# Kubernetes-managed hosts file.\n";
 const HOST_NETWORK_HEADER: &str = "# Kubernetes-managed hosts file (host network).\n";
@@ -18,7 +18,7 @@ const FIXED: &str = "127.0.0.1\tlocalhost\n\
 
 /// Returns the file for a pod with its own network namespace.
 #[must_use]
-pub fn pod_hosts(ips: &[IpAddr], name: &HostName, aliases: &[HostAlias]) -> String {
+pub fn pod_hosts(ips: &[IpAddr], name: &PodHostname, aliases: &[HostAlias]) -> String {
     let mut out = format!("{HEADER}{FIXED}");
     for ip in ips {
         let _ = match &name.domain {
@@ -57,7 +57,7 @@ mod tests {
     fn the_file_of_a_pod_lists_its_addresses_and_aliases() {
         let aliases = [HostAlias { ip: "1.2.3.4".into(), hostnames: Some(vec!["a".into(), "b".into()]) }];
         let ips: Vec<IpAddr> = vec!["10.0.0.5".parse().unwrap(), "fd00::5".parse().unwrap()];
-        let name = HostName { host: "web".into(), domain: Some("s.default.svc.cluster.local".into()) };
+        let name = PodHostname { host: "web".into(), domain: Some("s.default.svc.cluster.local".into()) };
         assert_eq!(
             pod_hosts(&ips, &name, &aliases),
             "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
@@ -65,7 +65,7 @@ mod tests {
              10.0.0.5\tweb.s.default.svc.cluster.local\tweb\nfd00::5\tweb.s.default.svc.cluster.local\tweb\n\
              \n# Entries added by HostAliases.\n1.2.3.4\ta\tb\n"
         );
-        let plain = HostName { host: "web".into(), domain: None };
+        let plain = PodHostname { host: "web".into(), domain: None };
         assert!(pod_hosts(&ips[..1], &plain, &[]).ends_with("ip6-allrouters\n10.0.0.5\tweb\n"));
     }
 

@@ -14,9 +14,9 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 use rand::RngExt as _;
 
-use super::env::{expand_sub_path, sorted};
+use super::env::{expand_sub_path, sort_pod_ips};
 use super::error::ConfigError;
-use super::hostname::host_name;
+use super::hostname::pod_hostname;
 use super::{HandlerFeatures, NodeSettings, hosts, paths, subpath};
 
 const ETC_HOSTS: &str = "/etc/hosts";
@@ -77,7 +77,7 @@ pub fn make_mounts(input: MountsInput<'_>) -> Result<Vec<Mount>, ConfigError> {
     if let Some(inside) = input.container.termination_message_path.as_deref().filter(|p| !p.is_empty()) {
         let path = new_termination_log(&pod_dir, &input.container.name)
             .map_err(|e| ConfigError::io("cannot create the termination log", e))?;
-        out.push(file_mount(&path, &absolute(inside), input.node.selinux));
+        out.push(file_mount(&path, &make_absolute(inside), input.node.selinux));
     }
     if let Some((uids, gids)) = input.id_mappings {
         for mount in &mut out {
@@ -103,7 +103,7 @@ fn file_mount(host: &Path, inside: &str, relabel: bool) -> Mount {
 
 /// Returns a container path as an absolute path (`pkg/volume/util: MakeAbsolutePath`).
 #[must_use]
-pub fn absolute(path: &str) -> String {
+pub fn make_absolute(path: &str) -> String {
     if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
 }
 
@@ -136,7 +136,7 @@ fn volume_mount(
         at
     };
     Ok(Mount {
-        container_path: absolute(&mount.mount_path),
+        container_path: make_absolute(&mount.mount_path),
         host_path: host_path.display().to_string(),
         readonly: volume.read_only || mount.read_only.unwrap_or(false),
         selinux_relabel: input.node.selinux && volume.relabel,
@@ -224,8 +224,8 @@ fn write_hosts(input: MountsInput<'_>, pod_dir: &Path) -> Result<PathBuf, Config
             .map_err(|e| ConfigError::io("cannot read the node's /etc/hosts", e))?;
         hosts::host_network_hosts(&node_file, aliases)
     } else {
-        let name = host_name(input.pod, &input.node.cluster_domain)?;
-        hosts::pod_hosts(&sorted(input.pod_ips, input.node.node_ips.first()), &name, aliases)
+        let name = pod_hostname(input.pod, &input.node.cluster_domain)?;
+        hosts::pod_hosts(&sort_pod_ips(input.pod_ips, input.node.node_ips.first()), &name, aliases)
     };
     let path = pod_dir.join("etc-hosts");
     let write = || -> io::Result<()> {

@@ -12,7 +12,7 @@ use quintlet_model::ids::PodRef;
 use quintlet_model::{labels, pod};
 
 use super::error::ConfigError;
-use super::hostname::{host_name, kernel_name};
+use super::hostname::{kernel_hostname, pod_hostname};
 use super::{HandlerFeatures, NodeSettings, paths, resources, security};
 
 /// Input of [`sandbox_config`].
@@ -56,7 +56,7 @@ pub fn sandbox_config(input: SandboxInput<'_>) -> Result<PodSandboxConfig, Confi
     let hostname = if pod::host_network(pod) {
         String::new()
     } else {
-        kernel_name(pod, &host_name(pod, &node.cluster_domain)?)?
+        kernel_hostname(pod, &pod_hostname(pod, &node.cluster_domain)?)?
     };
     let namespaces = security::namespaces(pod, input.features, input.runtime_handler, input.userns)?;
     Ok(PodSandboxConfig {

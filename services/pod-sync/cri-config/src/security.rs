@@ -41,7 +41,7 @@ pub enum ImageUser {
 impl ImageUser {
     /// Builds the user from the runtime's image status: the UID, else the name, else root.
     #[must_use]
-    pub fn of(uid: Option<i64>, name: &str) -> Self {
+    pub fn from_status(uid: Option<i64>, name: &str) -> Self {
         match uid {
             Some(uid) => Self::Uid(uid),
             None if name.is_empty() => Self::Uid(0),
@@ -132,7 +132,7 @@ fn seccomp(pod: &Pod, container: &Container, node: &NodeSettings) -> Result<Secu
     let fallback = if node.seccomp_default { ProfileType::RuntimeDefault } else { ProfileType::Unconfined };
     Ok(match chosen.map(|p| (p.type_.as_str(), p.localhost_profile.as_deref())) {
         Some(("Localhost", Some(name))) if !name.is_empty() => {
-            let path = node.root_dir.join("seccomp").join(descending(name)?);
+            let path = node.root_dir.join("seccomp").join(validate_local_descending_path(name)?);
             profile(ProfileType::Localhost, path.display().to_string())
         }
         Some(("Localhost", _)) => {
@@ -148,7 +148,7 @@ fn seccomp(pod: &Pod, container: &Container, node: &NodeSettings) -> Result<Secu
 
 /// Checks the path of a seccomp profile like the API server (`pkg/apis/core/validation: validateLocalDescendingPath`), since
 /// any other path would leave the directory that it is joined to.
-fn descending(path: &str) -> Result<&str, ConfigError> {
+fn validate_local_descending_path(path: &str) -> Result<&str, ConfigError> {
     let invalid = |why: &str| {
         ConfigError::invalid(format!("seccompProfile.localhostProfile: Invalid value: {path:?}: {why}"))
     };
@@ -411,9 +411,9 @@ mod tests {
             let got = verify_run_as_non_root(&p, &p.spec.as_ref().unwrap().containers[0], &image);
             assert_eq!(got.err().map(|e| e.to_string()).as_deref(), want, "{pod_context} {own}");
         }
-        assert_eq!(ImageUser::of(None, ""), uid(0));
-        assert_eq!(ImageUser::of(Some(3), "x"), uid(3));
-        assert_eq!(ImageUser::of(None, "x"), ImageUser::Name("x".into()));
+        assert_eq!(ImageUser::from_status(None, ""), uid(0));
+        assert_eq!(ImageUser::from_status(Some(3), "x"), uid(3));
+        assert_eq!(ImageUser::from_status(None, "x"), ImageUser::Name("x".into()));
     }
 
     #[test]

@@ -93,7 +93,7 @@ pub enum Access {
 
 /// A pull in progress. If it is dropped, the result of the pull is unknown.
 #[derive(Debug)]
-pub struct Begun<'a> {
+pub struct PullInProgress<'a> {
     records: &'a PullRecords,
     image: String,
     ended: bool,
@@ -136,7 +136,7 @@ impl PullRecords {
 
     /// Returns whether a pod with these credentials may use the image. Records new matching credentials.
     #[must_use]
-    pub fn answer(
+    pub fn may_use(
         &self,
         image: &str,
         id: &str,
@@ -170,7 +170,7 @@ impl PullRecords {
     ///
     /// # Errors
     /// The intent cannot be written. Without it the image would look preloaded.
-    pub fn begin(&self, image: &str) -> io::Result<Begun<'_>> {
+    pub fn begin(&self, image: &str) -> io::Result<PullInProgress<'_>> {
         let mut inner = self.inner.lock();
         let file = IntentFile {
             kind: INTENT.to_owned(),
@@ -180,7 +180,7 @@ impl PullRecords {
         write(&self.pulling_dir.join(file_name(image)), &file)?;
         let intent = inner.intents.entry(image.to_owned()).or_default();
         intent.running = intent.running.saturating_add(1);
-        Ok(Begun { records: self, image: image.to_owned(), ended: false })
+        Ok(PullInProgress { records: self, image: image.to_owned(), ended: false })
     }
 
     /// Converts intents of earlier processes: those whose image is in `images`, the runtime's list, become records of pulls with
@@ -203,7 +203,7 @@ impl PullRecords {
 
     /// Returns whether there are intents of an earlier process.
     #[must_use]
-    pub fn has_left_intents(&self) -> bool {
+    pub fn has_stale_intents(&self) -> bool {
         self.inner.lock().intents.values().any(|i| i.running == 0)
     }
 
@@ -287,7 +287,7 @@ impl Inner {
     }
 }
 
-impl Begun<'_> {
+impl PullInProgress<'_> {
     /// Records that the image was pulled as `id` with `pull_credentials`.
     pub fn pulled(mut self, id: &str, pull_credentials: PullCredentials) {
         self.ended = true;
@@ -315,7 +315,7 @@ impl Begun<'_> {
     }
 }
 
-impl Drop for Begun<'_> {
+impl Drop for PullInProgress<'_> {
     fn drop(&mut self) {
         if !self.ended {
             self.leave(&mut self.records.inner.lock());

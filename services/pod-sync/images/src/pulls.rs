@@ -31,7 +31,7 @@ pub struct PullSettings {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls is false")]
-pub struct Contradiction;
+pub struct ContradictorySettings;
 
 #[derive(Debug)]
 struct Bucket {
@@ -57,22 +57,22 @@ impl Bucket {
 
 /// Limits of image pulls, per registry and in total, so that a slow registry does not delay all others.
 #[derive(Debug)]
-pub struct PullLanes {
+pub struct PullLimits {
     all: Semaphore,
     per_registry: usize,
     registries: Mutex<HashMap<String, Arc<Semaphore>>>,
     bucket: Option<Mutex<Bucket>>,
 }
 
-impl PullLanes {
+impl PullLimits {
     /// Builds the limits.
     ///
     /// # Errors
     /// The settings contradict each other.
-    pub fn new(settings: PullSettings) -> Result<Self, Contradiction> {
+    pub fn new(settings: PullSettings) -> Result<Self, ContradictorySettings> {
         let PullSettings { serialize, max_parallel, qps, burst } = settings;
         let (all, per_registry) = match (serialize, max_parallel) {
-            (Some(true), Some(2..)) => return Err(Contradiction),
+            (Some(true), Some(2..)) => return Err(ContradictorySettings),
             (Some(true), _) | (None, Some(0 | 1)) => (1, 1),
             (None, None) => (IN_ALL, PER_REGISTRY),
             (_, Some(most)) => (most.max(1), most.max(1)),
@@ -86,21 +86,21 @@ impl PullLanes {
     }
 
     /// Returns whether the rate limit allows a pull at CLOCK_BOOTTIME `now`. If not, the pull has failed.
-    pub fn may_begin(&self, now: Duration) -> bool {
+    pub fn try_start(&self, now: Duration) -> bool {
         self.bucket.as_ref().is_none_or(|b| b.lock().take(now))
     }
 
     /// Runs a pull once the limits of its registry and in total allow it.
     pub async fn run<T>(&self, image: &str, pull: impl Future<Output = T>) -> T {
-        let lane = {
+        let semaphore = {
             let repository = image_name::repository(image);
             let mut registries = self.registries.lock();
             // Semaphores of registries without pulls are dropped.
-            registries.retain(|_, lane| Arc::strong_count(lane) > 1);
-            let lane = registries.entry(image_name::registry(&repository).to_owned());
-            Arc::clone(lane.or_insert_with(|| Arc::new(Semaphore::new(self.per_registry))))
+            registries.retain(|_, semaphore| Arc::strong_count(semaphore) > 1);
+            let semaphore = registries.entry(image_name::registry(&repository).to_owned());
+            Arc::clone(semaphore.or_insert_with(|| Arc::new(Semaphore::new(self.per_registry))))
         };
-        let _first = lane.acquire().await;
+        let _first = semaphore.acquire().await;
         let _second = self.all.acquire().await;
         pull.await
     }
@@ -113,10 +113,10 @@ mod tests {
 
     // Returns the most concurrent pulls of one registry and in total, with 20 pulls from each of two registries.
     async fn most(settings: PullSettings) -> (usize, usize) {
-        let lanes = PullLanes::new(settings).unwrap();
+        let limits = PullLimits::new(settings).unwrap();
         let counts: [AtomicUsize; 6] = Default::default();
         let pulls = (0..40).map(|i| {
-            let (lanes, counts) = (&lanes, &counts);
+            let (limits, counts) = (&limits, &counts);
             async move {
                 let which = i % 2;
                 // Names of images in the default registry have no host.
@@ -131,7 +131,7 @@ mod tests {
                         counts[at].fetch_sub(1, Ordering::Relaxed);
                     }
                 };
-                lanes.run(&image, work).await;
+                limits.run(&image, work).await;
             }
         });
         futures::future::join_all(pulls).await;
@@ -156,19 +156,20 @@ mod tests {
             assert!(got.0 <= want.0, "{settings:?}: {got:?}");
         }
         let both = PullSettings { serialize: Some(true), max_parallel: Some(2), ..unset };
-        assert_eq!(PullLanes::new(both).err(), Some(Contradiction));
+        assert_eq!(PullLimits::new(both).err(), Some(ContradictorySettings));
     }
 
     #[test]
     fn pulls_begin_as_often_as_the_bucket_allows() {
-        let lanes =
-            |qps, burst| PullLanes::new(PullSettings { qps, burst, ..PullSettings::default() }).unwrap();
-        let begun =
-            |lanes: &PullLanes, at: u64| (0..20).filter(|_| lanes.may_begin(Duration::from_secs(at))).count();
-        assert_eq!(begun(&lanes(None, None), 1), 20);
-        assert_eq!(begun(&lanes(Some(0), None), 1), 20);
-        let five = lanes(Some(5), None);
+        let limits =
+            |qps, burst| PullLimits::new(PullSettings { qps, burst, ..PullSettings::default() }).unwrap();
+        let begun = |limits: &PullLimits, at: u64| {
+            (0..20).filter(|_| limits.try_start(Duration::from_secs(at))).count()
+        };
+        assert_eq!(begun(&limits(None, None), 1), 20);
+        assert_eq!(begun(&limits(Some(0), None), 1), 20);
+        let five = limits(Some(5), None);
         assert_eq!((begun(&five, 100), begun(&five, 101), begun(&five, 200)), (10, 5, 10));
-        assert_eq!(begun(&lanes(Some(5), Some(2)), 100), 2);
+        assert_eq!(begun(&limits(Some(5), Some(2)), 100), 2);
     }
 }

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::lenient::{Lenient, Undecodable};
-use super::{Problem, Snapshot, SourceKind, SourceSender, Update};
+use super::{ManifestProblem, Snapshot, SourceEvent, SourceKind, SourceSender};
 
 /// Shortest interval between requests while the API server fails (ARCHITECTURE.md, invariant 9).
 const RETRY: Duration = Duration::from_secs(1);
@@ -53,7 +53,7 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
             }
             Ok(watcher::Event::Delete(pod)) => pods.remove(&key(pod.meta())),
             Err(e) => {
-                tell("pods", &e);
+                log_watch_error("pods", &e);
                 tokio::select! {
                     () = stop.cancelled() => return,
                     () = tokio::time::sleep(RETRY) => continue,
@@ -66,7 +66,7 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
         let snapshot = pods.snapshot();
         tokio::select! {
             () = stop.cancelled() => return,
-            sent = out.send((SourceKind::Api, Update::Snapshot(snapshot))) => if sent.is_err() { return },
+            sent = out.send((SourceKind::Api, SourceEvent::Snapshot(snapshot))) => if sent.is_err() { return },
         }
     }
 }
@@ -126,7 +126,7 @@ impl Pods {
 
     fn snapshot(&mut self) -> Snapshot {
         let unreported = std::mem::take(&mut self.unreported);
-        let problem = |((namespace, name), undecodable): (&Key, &Undecodable)| Problem {
+        let problem = |((namespace, name), undecodable): (&Key, &Undecodable)| ManifestProblem {
             origin: format!("API server: {namespace}/{name}"),
             field: undecodable.field.clone(),
             message: format!("failed to decode the pod: {}", undecodable.error),
@@ -259,7 +259,7 @@ impl ClusterView {
 }
 
 // The API server may be unavailable for hours: errors of one watch are logged once a minute.
-fn tell(of: &'static str, error: &watcher::Error) {
+fn log_watch_error(of: &'static str, error: &watcher::Error) {
     tracing::warn!(
         watch = of,
         error = quintlet_kit::error_chain(error),
@@ -288,7 +288,7 @@ where
                 }
             },
             Err(e) => {
-                tell(of, &e);
+                log_watch_error(of, &e);
                 tokio::select! {
                     () = stop.cancelled() => return None,
                     () = tokio::time::sleep(RETRY) => {}

@@ -14,12 +14,12 @@ use quintlet_kit::contain::{Work, contained_now};
 use quintlet_kit::failpoint;
 use quintlet_model::labels;
 
-use super::{Problem, Snapshot, SourceKind, validate};
+use super::{ManifestProblem, Snapshot, SourceKind, validate};
 use pod_sync_decisions::qos;
 
 /// Origin of a manifest, which is part of the pod's UID.
 #[derive(Debug, Clone, Copy)]
-pub struct Origin<'a> {
+pub struct ManifestOrigin<'a> {
     pub kind: SourceKind,
     /// File path or URL.
     pub place: &'a str,
@@ -28,7 +28,7 @@ pub struct Origin<'a> {
 
 /// Decodes all documents of a manifest into `into`. An invalid document becomes a problem and does not affect the others. A
 /// panic becomes a problem of the whole manifest.
-pub fn manifest(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
+pub fn manifest(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
     // The UIDs are not known before the manifest is decoded.
     let work = Work::new("", origin.place);
     let decoded = contained_now(&work, || {
@@ -43,7 +43,7 @@ pub fn manifest(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
             into.secrets.extend(decoded.secrets);
             into.problems.extend(decoded.problems);
         }
-        Err(panic) => into.problems.push(Problem {
+        Err(panic) => into.problems.push(ManifestProblem {
             origin: origin.place.to_owned(),
             field: String::new(),
             message: format!("internal error: pod-sync {panic}"),
@@ -51,10 +51,10 @@ pub fn manifest(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
     }
 }
 
-fn documents(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
+fn documents(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
     failpoint::work!("manifest decoded");
     let problem =
-        |field: String, message: String| Problem { origin: origin.place.to_owned(), field, message };
+        |field: String, message: String| ManifestProblem { origin: origin.place.to_owned(), field, message };
     let text = match std::str::from_utf8(bytes) {
         Ok(text) => text,
         Err(e) => {
@@ -87,9 +87,13 @@ fn documents(bytes: &[u8], origin: Origin<'_>, into: &mut Snapshot) {
     }
 }
 
-fn one(document: Value, origin: Origin<'_>, into: &mut Snapshot) {
+fn one(document: Value, origin: ManifestOrigin<'_>, into: &mut Snapshot) {
     let mut fail = |field: &str, message: String| {
-        into.problems.push(Problem { origin: origin.place.to_owned(), field: field.to_owned(), message })
+        into.problems.push(ManifestProblem {
+            origin: origin.place.to_owned(),
+            field: field.to_owned(),
+            message,
+        })
     };
     let kind = document.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
     let api_version = document.get("apiVersion").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -148,8 +152,8 @@ fn typed<T: DeserializeOwned>(document: Value) -> Result<T, (String, String)> {
     })
 }
 
-fn add_pod(mut pod: Pod, origin: Origin<'_>, into: &mut Snapshot) {
-    let fail = |field: &str, message: String| Problem {
+fn add_pod(mut pod: Pod, origin: ManifestOrigin<'_>, into: &mut Snapshot) {
+    let fail = |field: &str, message: String| ManifestProblem {
         origin: origin.place.to_owned(),
         field: field.to_owned(),
         message,
@@ -172,7 +176,7 @@ fn add_pod(mut pod: Pod, origin: Origin<'_>, into: &mut Snapshot) {
 ///
 /// The UID is a hash of the pod and its origin, so any change makes a new pod. It differs from the kubelet's, which hashes a
 /// dump of Go structs. A pod that must keep its UID across node agents sets it in the manifest.
-fn identify(pod: &mut Pod, origin: Origin<'_>) {
+fn identify(pod: &mut Pod, origin: ManifestOrigin<'_>) {
     if pod.metadata.uid.as_deref().unwrap_or_default().is_empty() {
         let dump = serde_json::to_string(&*pod).unwrap_or_default();
         let mut hash = Fnv128::new();
@@ -331,7 +335,7 @@ fn container_defaults(container: &mut Container, host_network: bool) {
 
 fn default_pull_policy(policy: &mut Option<String>, image: Option<&str>) {
     if policy.as_deref().unwrap_or_default().is_empty() {
-        let always = image.is_some_and(wants_latest);
+        let always = image.is_some_and(has_latest_tag);
         *policy = Some(if always { "Always" } else { "IfNotPresent" }.to_owned());
     }
 }
@@ -390,7 +394,7 @@ fn probe_defaults(probe: &mut Probe) {
 
 /// Returns whether the tag is `latest`, explicitly or by default, without a digest (`pkg/util/parsers`).
 #[must_use]
-pub fn wants_latest(image: &str) -> bool {
+pub fn has_latest_tag(image: &str) -> bool {
     if image.contains('@') {
         return false;
     }
@@ -404,7 +408,8 @@ mod tests {
 
     use super::*;
 
-    const ORIGIN: Origin<'static> = Origin { kind: SourceKind::File, place: "/m/web.yaml", node: "Node1" };
+    const ORIGIN: ManifestOrigin<'static> =
+        ManifestOrigin { kind: SourceKind::File, place: "/m/web.yaml", node: "Node1" };
 
     fn decode(text: &str) -> Snapshot {
         let mut out = Snapshot::default();
@@ -584,7 +589,7 @@ mod tests {
             ("host:5000/busybox:1", false),
             ("busybox@sha256:00", false),
         ] {
-            assert_eq!(wants_latest(image), latest, "{image}");
+            assert_eq!(has_latest_tag(image), latest, "{image}");
         }
     }
 }

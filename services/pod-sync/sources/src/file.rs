@@ -13,15 +13,15 @@ use quintlet_kit::task;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::decode::{self, Origin};
-use super::{MAX_MANIFEST, Problem, Snapshot, SourceKind, SourceSender, Update};
+use super::decode::{self, ManifestOrigin};
+use super::{MAX_MANIFEST, ManifestProblem, Snapshot, SourceEvent, SourceKind, SourceSender};
 
 /// Wait after an event for further ones: editors write in several steps.
 const SETTLE: Duration = Duration::from_millis(20);
 
 /// Why the manifests are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Occasion {
+pub enum ReadTrigger {
     /// The interval elapsed: the content is complete.
     Period,
     /// An event: a file may be incomplete.
@@ -30,13 +30,13 @@ pub enum Occasion {
 
 /// Reads a directory or a file of manifests, and remembers the last valid content of each file.
 #[derive(Debug)]
-pub struct Reader {
+pub struct ManifestReader {
     path: PathBuf,
     node: String,
     good: BTreeMap<PathBuf, Snapshot>,
 }
 
-impl Reader {
+impl ManifestReader {
     #[must_use]
     pub fn new(path: PathBuf, node: String) -> Self {
         Self { path, node, good: BTreeMap::new() }
@@ -44,19 +44,24 @@ impl Reader {
 
     /// Reads all files. An error affects its file only; the pods of an invalid file stay until the next periodic read. If the path
     /// exists but cannot be read, no pod changes. If it does not exist, there are no pods.
-    pub fn read(&mut self, why: Occasion) -> Update {
+    pub fn read(&mut self, why: ReadTrigger) -> SourceEvent {
         let (files, is_directory) = match std::fs::metadata(&self.path) {
             // Most nodes of a cluster have no manifests, so this is not an error.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 self.good.clear();
-                return Update::Snapshot(Snapshot::default());
+                return SourceEvent::Snapshot(Snapshot::default());
             }
-            Err(e) => return Update::Problems(vec![problem(&self.path, format!("cannot be read: {e}"))]),
+            Err(e) => {
+                return SourceEvent::Problems(vec![problem(&self.path, format!("cannot be read: {e}"))]);
+            }
             Ok(meta) if meta.is_file() => (vec![self.path.clone()], false),
             Ok(_) => match list(&self.path) {
                 Ok(files) => (files, true),
                 Err(e) => {
-                    return Update::Problems(vec![problem(&self.path, format!("cannot be listed: {e}"))]);
+                    return SourceEvent::Problems(vec![problem(
+                        &self.path,
+                        format!("cannot be listed: {e}"),
+                    )]);
                 }
             },
         };
@@ -68,8 +73,8 @@ impl Reader {
             if found.problems.is_empty() {
                 good.insert(file.clone(), found.clone());
             } else if !is_directory && found.pods.is_empty() {
-                return Update::Problems(found.problems);
-            } else if why == Occasion::Event
+                return SourceEvent::Problems(found.problems);
+            } else if why == ReadTrigger::Event
                 && let Some(last) = self.good.remove(&file)
             {
                 found = Snapshot { problems: found.problems, ..last.clone() };
@@ -83,7 +88,7 @@ impl Reader {
         }
         self.good = good;
         drop_duplicates(&mut out, &origins);
-        Update::Snapshot(out)
+        SourceEvent::Snapshot(out)
     }
 
     fn decode(&self, file: &Path) -> Snapshot {
@@ -91,7 +96,7 @@ impl Reader {
         match read_file(file) {
             Ok(bytes) => {
                 let place = file.display().to_string();
-                let origin = Origin { kind: SourceKind::File, place: &place, node: &self.node };
+                let origin = ManifestOrigin { kind: SourceKind::File, place: &place, node: &self.node };
                 decode::manifest(&bytes, origin, &mut out);
             }
             Err(e) => out.problems.push(problem(file, format!("cannot be read: {e}"))),
@@ -100,8 +105,8 @@ impl Reader {
     }
 }
 
-fn problem(origin: &Path, message: String) -> Problem {
-    Problem { origin: origin.display().to_string(), field: String::new(), message }
+fn problem(origin: &Path, message: String) -> ManifestProblem {
+    ManifestProblem { origin: origin.display().to_string(), field: String::new(), message }
 }
 
 // In the kubelet the last file with a name silently wins. Here the first one wins and the others are reported.
@@ -112,7 +117,7 @@ fn drop_duplicates(out: &mut Snapshot, origins: &[String]) {
     for (pod, origin) in out.pods.drain(..).zip(origins) {
         let key = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
         match first.get(&key) {
-            Some(other) => problems.push(Problem {
+            Some(other) => problems.push(ManifestProblem {
                 origin: origin.clone(),
                 field: "metadata.name".to_owned(),
                 message: format!(
@@ -161,7 +166,7 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
     let (wake, mut woken) = mpsc::channel::<()>(1);
     let mut watcher = None;
     let mut is_missing = false;
-    let reader = Arc::new(Mutex::new(Reader::new(path.clone(), node)));
+    let reader = Arc::new(Mutex::new(ManifestReader::new(path.clone(), node)));
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -171,11 +176,11 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
         // Dropping either arm loses nothing: any of them leads to a complete read.
         let why = tokio::select! {
             () = stop.cancelled() => return,
-            _ = ticks.tick() => Occasion::Period,
+            _ = ticks.tick() => ReadTrigger::Period,
             _ = woken.recv() => {
                 tokio::time::sleep(SETTLE).await;
                 while woken.try_recv().is_ok() {}
-                Occasion::Event
+                ReadTrigger::Event
             }
         };
         let was_missing = std::mem::replace(&mut is_missing, !path.exists());
@@ -245,18 +250,18 @@ mod tests {
         std::fs::create_dir(dir.path().join("c")).unwrap();
         std::fs::write(dir.path().join("d.yaml"), "{{").unwrap();
         std::fs::write(dir.path().join("e.yaml"), pod("a")).unwrap();
-        let mut reader = Reader::new(dir.path().to_owned(), "n".to_owned());
-        let (pods, problems) = said(reader.read(Occasion::Period));
+        let mut reader = ManifestReader::new(dir.path().to_owned(), "n".to_owned());
+        let (pods, problems) = received(reader.read(ReadTrigger::Period));
         assert_eq!(pods, Some(vec!["a-n".to_owned()]));
         assert_eq!(problems.len(), 2, "{problems:?}");
     }
 
     // Returns the names of the pods, empty for an update that only has problems.
-    fn said(update: Update) -> (Option<Vec<String>>, Vec<Problem>) {
+    fn received(update: SourceEvent) -> (Option<Vec<String>>, Vec<ManifestProblem>) {
         let name = |p: Arc<Pod>| p.metadata.name.clone().unwrap_or_default();
         match update {
-            Update::Snapshot(s) => (Some(s.pods.into_iter().map(name).collect()), s.problems),
-            Update::Problems(problems) => (None, problems),
+            SourceEvent::Snapshot(s) => (Some(s.pods.into_iter().map(name).collect()), s.problems),
+            SourceEvent::Problems(problems) => (None, problems),
         }
     }
 
@@ -264,31 +269,35 @@ mod tests {
     fn a_half_written_file_keeps_its_pods_until_a_read_by_period() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let mut reader = Reader::new(dir.path().to_owned(), "n".to_owned());
+        let mut reader = ManifestReader::new(dir.path().to_owned(), "n".to_owned());
         let all = Some(vec!["a-n".to_owned(), "b-n".to_owned()]);
         std::fs::write(at("a.yaml"), pod("a")).unwrap();
         std::fs::write(at("b.yaml"), pod("b")).unwrap();
-        assert_eq!(said(reader.read(Occasion::Period)), (all.clone(), vec![]));
+        assert_eq!(received(reader.read(ReadTrigger::Period)), (all.clone(), vec![]));
         for half in ["", "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n", "{{"] {
             std::fs::write(at("a.yaml"), half).unwrap();
             // At every read.
             for _ in 0..2 {
-                let (pods, problems) = said(reader.read(Occasion::Event));
+                let (pods, problems) = received(reader.read(ReadTrigger::Event));
                 assert_eq!((pods, problems.len()), (all.clone(), 1), "{half:?}");
             }
         }
         std::fs::write(at("a.yaml"), pod("a")).unwrap();
-        assert_eq!(said(reader.read(Occasion::Event)), (all, vec![]));
+        assert_eq!(received(reader.read(ReadTrigger::Event)), (all, vec![]));
 
         std::fs::write(at("a.yaml"), "").unwrap();
-        assert_eq!(said(reader.read(Occasion::Period)).0, Some(vec!["b-n".to_owned()]));
+        assert_eq!(received(reader.read(ReadTrigger::Period)).0, Some(vec!["b-n".to_owned()]));
         assert_eq!(
-            said(reader.read(Occasion::Event)).0,
+            received(reader.read(ReadTrigger::Event)).0,
             Some(vec!["b-n".to_owned()]),
             "it does not come back"
         );
         std::fs::remove_file(at("b.yaml")).unwrap();
-        assert_eq!(said(reader.read(Occasion::Event)).0, Some(vec![]), "one that is gone is gone at once");
+        assert_eq!(
+            received(reader.read(ReadTrigger::Event)).0,
+            Some(vec![]),
+            "one that is gone is gone at once"
+        );
     }
 
     #[test]
@@ -296,20 +305,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("one.yaml");
         std::fs::write(&file, pod("a")).unwrap();
-        let mut single = Reader::new(file.clone(), "n".to_owned());
-        assert_eq!(said(single.read(Occasion::Period)).0, Some(vec!["a-n".to_owned()]));
+        let mut single = ManifestReader::new(file.clone(), "n".to_owned());
+        assert_eq!(received(single.read(ReadTrigger::Period)).0, Some(vec!["a-n".to_owned()]));
         std::fs::write(&file, "{{").unwrap();
-        for why in [Occasion::Event, Occasion::Period] {
-            let (pods, problems) = said(single.read(why));
+        for why in [ReadTrigger::Event, ReadTrigger::Period] {
+            let (pods, problems) = received(single.read(why));
             assert_eq!((pods, problems.len()), (None, 1), "{why:?}");
         }
         std::fs::remove_file(&file).unwrap();
-        assert_eq!(said(single.read(Occasion::Event)), (Some(vec![]), vec![]), "it is missing");
+        assert_eq!(received(single.read(ReadTrigger::Event)), (Some(vec![]), vec![]), "it is missing");
 
         // Root can read every file, but not a link to itself.
         let odd = dir.path().join("odd");
         std::os::unix::fs::symlink(&odd, &odd).unwrap();
-        let (pods, problems) = said(Reader::new(odd, "n".to_owned()).read(Occasion::Period));
+        let (pods, problems) = received(ManifestReader::new(odd, "n".to_owned()).read(ReadTrigger::Period));
         assert_eq!((pods, problems.len()), (None, 1));
     }
 
@@ -323,11 +332,12 @@ mod tests {
         let stop = CancellationToken::new();
         let task = run(dir.path().to_owned(), "n".into(), Duration::from_millis(50), tx, stop.clone());
         let check = async {
-            assert_eq!(said(rx.recv().await.unwrap().1).0, Some(vec!["a-n".to_owned()]));
+            assert_eq!(received(rx.recv().await.unwrap().1).0, Some(vec!["a-n".to_owned()]));
             // The watched directory has no event for this change.
             std::fs::write(&real, pod("b")).unwrap();
             let new = Some(vec!["b-n".to_owned()]);
-            let found = async { while rx.recv().await.is_some_and(|(_, update)| said(update).0 != new) {} };
+            let found =
+                async { while rx.recv().await.is_some_and(|(_, update)| received(update).0 != new) {} };
             tokio::time::timeout(Duration::from_secs(10), found).await.expect("the change is found");
             stop.cancel();
             while rx.recv().await.is_some() {}
@@ -347,7 +357,7 @@ mod tests {
                 let mut last = Vec::new();
                 let found = tokio::time::timeout(Duration::from_secs(10), async {
                     while let Some((_, update)) = rx.recv().await {
-                        last = said(update).0.unwrap_or_default();
+                        last = received(update).0.unwrap_or_default();
                         if last == want {
                             return;
                         }

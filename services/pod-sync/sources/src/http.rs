@@ -13,8 +13,8 @@ use hyper_util::rt::TokioExecutor;
 use rustls::{ClientConfig, RootCertStore};
 use tokio_util::sync::CancellationToken;
 
-use super::decode::{self, Origin};
-use super::{MAX_MANIFEST, Problem, Snapshot, SourceKind, SourceSender, Update};
+use super::decode::{self, ManifestOrigin};
+use super::{MAX_MANIFEST, ManifestProblem, Snapshot, SourceEvent, SourceKind, SourceSender};
 use quintlet_kit::redirect;
 
 /// Timeout of a request (`pkg/kubelet/config: NewSourceURL`).
@@ -68,15 +68,15 @@ pub async fn run(
                     continue;
                 }
                 // The request succeeds again with the same body.
-                Update::Problems(of_body.clone())
+                SourceEvent::Problems(of_body.clone())
             }
             Ok(body) => {
-                let update = read(&body, Origin { kind: SourceKind::Http, place: &url, node: &node });
+                let update = read(&body, ManifestOrigin { kind: SourceKind::Http, place: &url, node: &node });
                 last = Some(body);
                 of_fetch = None;
                 of_body = match &update {
-                    Update::Snapshot(snapshot) => snapshot.problems.clone(),
-                    Update::Problems(problems) => problems.clone(),
+                    SourceEvent::Snapshot(snapshot) => snapshot.problems.clone(),
+                    SourceEvent::Problems(problems) => problems.clone(),
                 };
                 update
             }
@@ -87,7 +87,7 @@ pub async fn run(
                 tracing::warn!(url, error = message, "manifest URL not read");
                 let problems = vec![problem(&url, message.clone())];
                 of_fetch = Some(message);
-                Update::Problems(problems)
+                SourceEvent::Problems(problems)
             }
         };
         tokio::select! {
@@ -98,22 +98,22 @@ pub async fn run(
 }
 
 // An invalid item makes the whole body invalid. An empty body is invalid as well.
-fn read(body: &[u8], origin: Origin<'_>) -> Update {
+fn read(body: &[u8], origin: ManifestOrigin<'_>) -> SourceEvent {
     let mut snapshot = Snapshot::default();
     if body.is_empty() {
         snapshot.problems.push(problem(origin.place, "zero-length body: no pods".to_owned()));
-        return Update::Snapshot(snapshot);
+        return SourceEvent::Snapshot(snapshot);
     }
     decode::manifest(body, origin, &mut snapshot);
     if snapshot.problems.is_empty() {
-        Update::Snapshot(snapshot)
+        SourceEvent::Snapshot(snapshot)
     } else {
-        Update::Problems(snapshot.problems)
+        SourceEvent::Problems(snapshot.problems)
     }
 }
 
-fn problem(url: &str, message: String) -> Problem {
-    Problem { origin: url.to_owned(), field: String::new(), message }
+fn problem(url: &str, message: String) -> ManifestProblem {
+    ManifestProblem { origin: url.to_owned(), field: String::new(), message }
 }
 
 struct Fetcher {
@@ -208,29 +208,29 @@ mod tests {
 
     /// A running source and its updates.
     struct Source {
-        said: mpsc::Receiver<super::super::SourceUpdate>,
+        received: mpsc::Receiver<super::super::SourceMessage>,
         stop: CancellationToken,
         task: tokio::task::JoinHandle<()>,
     }
 
     impl Source {
         fn start(url: &str, tls: ClientConfig) -> Self {
-            let (tx, said) = mpsc::channel(1);
+            let (tx, received) = mpsc::channel(1);
             let stop = CancellationToken::new();
             let headers = vec![("x-node".to_owned(), "mine".to_owned())];
             let run =
                 run(url.to_owned(), headers, "N1".into(), Duration::from_millis(5), tls, tx, stop.clone());
-            Self { said, stop, task: quintlet_kit::task::spawn("source", run) }
+            Self { received, stop, task: quintlet_kit::task::spawn("source", run) }
         }
 
         // Returns the names of the pods, empty for an update that only has problems.
         async fn next(&mut self, what: &str) -> (Option<Vec<String>>, Vec<String>) {
-            let next = tokio::time::timeout(Duration::from_secs(10), self.said.recv()).await;
+            let next = tokio::time::timeout(Duration::from_secs(10), self.received.recv()).await;
             let (_, update) = next.unwrap_or_else(|_| panic!("{what}: nothing came")).expect("it runs");
-            let texts = |p: Vec<Problem>| p.into_iter().map(|p| p.message).collect();
+            let texts = |p: Vec<ManifestProblem>| p.into_iter().map(|p| p.message).collect();
             match update {
-                Update::Problems(problems) => (None, texts(problems)),
-                Update::Snapshot(s) => {
+                SourceEvent::Problems(problems) => (None, texts(problems)),
+                SourceEvent::Snapshot(s) => {
                     // Like a pod from a file, it has no default tolerations.
                     assert!(s.pods.iter().all(|p| p.spec.as_ref().unwrap().tolerations.is_none()), "{what}");
                     let name = |p: &Arc<k8s_openapi::api::core::v1::Pod>| p.metadata.name.clone();
@@ -241,7 +241,7 @@ mod tests {
 
         async fn end(mut self) {
             // A repeated update would arrive within a few periods.
-            let again = tokio::time::timeout(Duration::from_millis(100), self.said.recv()).await;
+            let again = tokio::time::timeout(Duration::from_millis(100), self.received.recv()).await;
             assert!(again.is_err(), "{again:?}");
             self.stop.cancel();
             self.task.await.unwrap();

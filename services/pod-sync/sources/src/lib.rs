@@ -46,7 +46,7 @@ impl SourceKind {
 
 /// An error in a source or one of its manifests that the user has to fix.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub struct ManifestProblem {
     pub origin: String,
     /// Path of the invalid field, if any.
     pub field: String,
@@ -63,26 +63,26 @@ pub struct Snapshot {
     /// Secrets among the manifests, for use without an API server.
     pub secrets: Vec<Secret>,
     /// Errors in manifests.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<ManifestProblem>,
     /// Pods of the API server that became undecodable since the last snapshot.
     pub undecodable: Vec<Undecodable>,
 }
 
 /// An update of a source.
 #[derive(Debug, Clone)]
-pub enum Update {
+pub enum SourceEvent {
     /// All pods. The source is ready, and pods that are not in the snapshot are removed.
     Snapshot(Snapshot),
     /// The current errors of the source; empty if they are fixed. Its pods stay.
-    Problems(Vec<Problem>),
+    Problems(Vec<ManifestProblem>),
 }
 
-pub type SourceUpdate = (SourceKind, Update);
+pub type SourceMessage = (SourceKind, SourceEvent);
 
 /// Updates in flight. A source that waits is only late: its next snapshot has everything.
 pub const SOURCE_QUEUE: usize = 4;
 
-pub type SourceSender = mpsc::Sender<SourceUpdate>;
+pub type SourceSender = mpsc::Sender<SourceMessage>;
 
 /// Size limit of a manifest file or body, in bytes (`pkg/kubelet/config: maxConfigLength`).
 pub const MAX_MANIFEST: usize = 10 << 20;

@@ -34,8 +34,8 @@ impl PodManager {
             return;
         }
         self.delete_orphaned_mirrors();
-        self.update_tiers();
-        self.ctx.volumes.purge_tokens(self.ctx.clock.wall());
+        self.update_qos_cgroups();
+        self.ctx.volumes.remove_expired_tokens(self.ctx.clock.wall());
         let wanted = self.stores.values().flat_map(SourceStore::pods).filter_map(|p| {
             let named = !pods::is_mirror(p);
             named.then(|| PodUid::parse(p.metadata.uid.as_deref().unwrap_or_default()).ok()).flatten()
@@ -109,7 +109,7 @@ impl PodManager {
     }
 
     // The burstable tier gets what its pods ask for together.
-    fn update_tiers(&mut self) {
+    fn update_qos_cgroups(&mut self) {
         let active: Vec<Arc<Pod>> = self
             .pods
             .iter()
@@ -120,7 +120,7 @@ impl PodManager {
         if self.burstable == Some(shares) {
             return;
         }
-        match self.ctx.cgroups.update_tiers(shares) {
+        match self.ctx.cgroups.update_qos_cgroups(shares) {
             Ok(()) => self.burstable = Some(shares),
             Err(e) => tracing::warn!(
                 error = quintlet_kit::error_chain(&e),

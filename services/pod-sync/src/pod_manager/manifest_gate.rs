@@ -6,7 +6,7 @@ use quintlet_kit::clock::deadline_after;
 use tokio::time::Instant;
 
 use super::PodManager;
-use pod_sync_sources::{SourceKind, Update};
+use pod_sync_sources::{SourceEvent, SourceKind};
 
 /// Longest time that the API server's pods wait for the manifests: the directory may hang.
 const READ: Duration = Duration::from_secs(2);
@@ -15,7 +15,7 @@ const READ: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) enum ManifestGate {
     /// Not yet. Keeps the newest snapshot of the API server, at most until the deadline.
-    Awaited { until: Instant, api: Option<Update> },
+    Awaited { until: Instant, api: Option<SourceEvent> },
     /// They were read, the deadline passed, or there is no such source.
     Read,
 }
@@ -44,7 +44,7 @@ impl ManifestGate {
     }
 
     /// Keeps a snapshot of the API server while manifests are awaited; returns any update to handle now.
-    fn hold(&mut self, source: SourceKind, update: Update) -> Option<Update> {
+    fn hold(&mut self, source: SourceKind, update: SourceEvent) -> Option<SourceEvent> {
         match self {
             Self::Awaited { api, .. } if source == SourceKind::Api => {
                 // Each snapshot is complete, so the newest replaces an older one.
@@ -56,7 +56,7 @@ impl ManifestGate {
     }
 
     /// Opens the gate. Returns the API server's newest snapshot, if one was kept.
-    fn read(&mut self) -> Option<Update> {
+    fn read(&mut self) -> Option<SourceEvent> {
         match std::mem::replace(self, Self::Read) {
             Self::Awaited { api, .. } => api,
             Self::Read => None,
@@ -65,7 +65,7 @@ impl ManifestGate {
 }
 
 impl PodManager {
-    pub(super) fn receive(&mut self, source: SourceKind, update: Update) {
+    pub(super) fn receive(&mut self, source: SourceKind, update: SourceEvent) {
         let Some(update) = self.manifests.hold(source, update) else { return };
         self.update(source, update);
         if source == SourceKind::File {
@@ -83,18 +83,18 @@ impl PodManager {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pod_sync_sources::Problem;
+    use pod_sync_sources::ManifestProblem;
 
     // NextWork apart by the number of their problems.
-    fn update(problems: usize) -> Update {
-        let problem = Problem { origin: String::new(), field: String::new(), message: String::new() };
-        Update::Problems(vec![problem; problems])
+    fn update(problems: usize) -> SourceEvent {
+        let problem = ManifestProblem { origin: String::new(), field: String::new(), message: String::new() };
+        SourceEvent::Problems(vec![problem; problems])
     }
 
-    fn number(update: Option<Update>) -> Option<usize> {
+    fn number(update: Option<SourceEvent>) -> Option<usize> {
         update.map(|update| match update {
-            Update::Problems(problems) => problems.len(),
-            Update::Snapshot(_) => 0,
+            SourceEvent::Problems(problems) => problems.len(),
+            SourceEvent::Snapshot(_) => 0,
         })
     }
 

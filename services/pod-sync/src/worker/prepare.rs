@@ -34,7 +34,7 @@ impl Worker {
             self.record.limiting = true;
             self.save();
             let (cgroups, wanted, of) = (self.ctx.cgroups.clone(), Arc::clone(pod), uid.clone());
-            if let Err(e) = blocking(move || cgroups.complete(&wanted, &of)).await {
+            if let Err(e) = blocking(move || cgroups.ensure_with_values(&wanted, &of)).await {
                 let text = format!("unable to ensure pod container exists: {e}");
                 self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodContainer", &text, "");
                 return Err(Halt::failed(waiting::Waiting::Cgroup { message: e.to_string() }, text));

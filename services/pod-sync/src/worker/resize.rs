@@ -87,13 +87,13 @@ impl Worker {
         sandbox: &SandboxId,
     ) -> Result<(), Stopped> {
         let pod = &pass.pod;
-        let wanted = self.ctx.cgroups.values(pod);
+        let wanted = self.ctx.cgroups.pod_values(pod);
         for resource in [Resource::Memory, Resource::Cpu] {
             let updates = actions.of(resource);
             if updates.is_empty() && !actions.pod {
                 continue;
             }
-            let now = self.ctx.cgroups.read(pod, &self.pod_ref.uid)?;
+            let now = self.ctx.cgroups.current_values(pod, &self.pod_ref.uid)?;
             if resource == Resource::Memory {
                 let usage = self.usage(updates).await?;
                 if let Some(why) = memory_decrease_error(&now, &wanted, updates, |id| usage.get(id).copied())
@@ -157,7 +157,7 @@ impl Worker {
         let told = resources::sandbox_resources(pod, node);
         self.tell_sandbox(sandbox, overhead.clone(), told).await?;
         let (cgroups, of, uid) = (self.ctx.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
-        let written = quintlet_kit::task::blocking(move || cgroups.change(&of, &uid, &values)).await;
+        let written = quintlet_kit::task::blocking(move || cgroups.set_values(&of, &uid, &values)).await;
         let Err(e) = written else { return Ok(()) };
         let back = cri::LinuxContainerResources {
             cpu_shares: i64::try_from(now.cpu_shares).unwrap_or(i64::MAX),

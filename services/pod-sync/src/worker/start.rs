@@ -78,7 +78,7 @@ impl Worker {
         is_new: bool,
     ) -> Result<cri::PodSandboxConfig, Halt> {
         let node = &self.ctx.node;
-        let cgroup_parent = self.ctx.cgroups.parent(pod, &self.pod_ref.uid);
+        let cgroup_parent = self.ctx.cgroups.pod_cgroup_parent(pod, &self.pod_ref.uid);
         let host = match &node.resolv_conf {
             Some(path) => dns::read_resolv_conf(path),
             None => Ok(dns::ResolvConf::default()),
@@ -525,7 +525,7 @@ impl Worker {
         blocking(make).await.map_err(|e| {
             ConfigError::invalid(format!("create container log directory {}: {e}", log_dir.display()))
         })?;
-        let user = ImageUser::of(ready.image.uid.as_ref().map(|u| u.value), &ready.image.username);
+        let user = ImageUser::from_status(ready.image.uid.as_ref().map(|u| u.value), &ready.image.username);
         container_config(ContainerInput {
             pod,
             names: &self.pod_ref,

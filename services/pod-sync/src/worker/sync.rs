@@ -528,7 +528,7 @@ fn held_from(reason: &str, boot: Duration) -> Option<Held> {
 
 fn ephemeral_containers(pod: &Pod) -> Vec<Container> {
     let list = pods::spec(pod).ephemeral_containers.iter().flatten();
-    list.map(pod_sync_cri_config::container::ephemeral_as_container).collect()
+    list.map(pod_sync_cri_config::container::container_of_ephemeral).collect()
 }
 
 /// The image was asked for and did not come.

@@ -155,7 +155,7 @@ impl Worker {
             for link in links {
                 let _ = failpoint::file!("log link removed", || std::fs::remove_file(link));
             }
-            volumes.clean_orphan(&uid).map_err(|e| e.to_string())
+            volumes.remove_orphaned_pod_dir(&uid).map_err(|e| e.to_string())
         });
         if let Err(e) = cleaned.await {
             return Err(Halt::failed(waiting::Waiting::DirectoriesRemoval { error: e.clone() }, e));

@@ -8,7 +8,7 @@ use quintlet_model::labels;
 use quintlet_model::runtime::{Container, ContainerState};
 
 use super::runtime_files;
-use pod_sync_cri_config::mounts::absolute;
+use pod_sync_cri_config::mounts::make_absolute;
 
 /// Bytes read from the end of the file (pkg/kubelet/container/runtime.go).
 const FROM_FILE: u64 = 4096;
@@ -46,7 +46,7 @@ pub(super) fn of(container: &Container, places: Places<'_>) -> String {
         return from_log();
     }
     // Ours comes after those of the spec, one of which may be for the same path.
-    let path = absolute(path);
+    let path = make_absolute(path);
     let mount = container.mounts.iter().rfind(|m| m.container_path == path);
     let Some(mount) = mount else { return from_log() };
     match tail(places.pod, Path::new(&mount.host_path), FROM_FILE) {

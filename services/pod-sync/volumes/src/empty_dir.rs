@@ -113,10 +113,10 @@ impl EmptyDir {
         match &self.medium {
             Medium::Disk => Ok(true),
             Medium::Memory(_) => {
-                Ok(mount_table::at(table, &self.path)?.is_some_and(|m| m.fs_type == "tmpfs"))
+                Ok(mount_table::mount_at(table, &self.path)?.is_some_and(|m| m.fs_type == "tmpfs"))
             }
             Medium::HugePages(_) => {
-                Ok(mount_table::at(table, &self.path)?.is_some_and(|m| m.fs_type == "hugetlbfs"))
+                Ok(mount_table::mount_at(table, &self.path)?.is_some_and(|m| m.fs_type == "hugetlbfs"))
             }
         }
     }
@@ -147,7 +147,7 @@ impl EmptyDir {
         failpoint::file!("volume directory made", || {
             fs::DirBuilder::new().recursive(true).mode(0o777).create(&self.path)
         })?;
-        let mounted = mount_table::at(table, &self.path)?;
+        let mounted = mount_table::mount_at(table, &self.path)?;
         if mounted.is_none() {
             // Independent of the umask.
             fs::set_permissions(&self.path, fs::Permissions::from_mode(0o777))?;
@@ -177,7 +177,7 @@ impl EmptyDir {
             }
         }
         if let Some(gid) = self.fs_group
-            && let Err(e) = ownership::give_to_group(&self.path, gid, false)
+            && let Err(e) = ownership::set_volume_ownership(&self.path, gid, false)
         {
             tracing::warn!(path = %self.path.display(), gid, error = %e, "cannot give an emptyDir to its group");
         }
@@ -240,7 +240,7 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let e = dir(tmp.path(), Medium::Memory(1 << 20), Some(77));
         assert!(e.set_up(&ProcMountTable).unwrap());
-        let count = || mount_table::below(&ProcMountTable, &e.path).unwrap().len();
+        let count = || mount_table::mounts_below(&ProcMountTable, &e.path).unwrap().len();
         assert_eq!(count(), 1);
         assert_eq!(mode(&e.path), 0o3777);
         let total = rustix::fs::statvfs(&e.path).unwrap();

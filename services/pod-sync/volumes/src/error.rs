@@ -5,7 +5,7 @@ use std::io;
 
 /// The failed step of a volume's set-up; the prefix of the event's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum VolumeStep {
     /// `MountVolume.SetUp`
     SetUp,
     /// `MountVolume.FindPluginBySpec`
@@ -14,7 +14,7 @@ pub enum Step {
     NewMounter,
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for VolumeStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::SetUp => "MountVolume.SetUp",
@@ -29,7 +29,7 @@ impl fmt::Display for Step {
 #[error("{step} failed for volume {volume:?} : {problem}")]
 pub struct VolumeFailure {
     pub volume: String,
-    pub step: Step,
+    pub step: VolumeStep,
     pub problem: String,
 }
 

@@ -8,7 +8,7 @@ use std::path::{Component, Path};
 ///
 /// # Errors
 /// The kubelet's message.
-pub fn check(path: &str, kind: &str) -> Result<(), String> {
+pub fn check_type(path: &str, kind: &str) -> Result<(), String> {
     let p = Path::new(path);
     if p.components().any(|c| c == Component::ParentDir) {
         return Err(format!("invalid HostPath `{path}`: must not contain '..'"));
@@ -89,9 +89,9 @@ mod tests {
             (dir.clone(), "X", Some("X is an invalid volume type".into())),
             ("/a/../b".into(), "", Some("invalid HostPath `/a/../b`: must not contain '..'".into())),
         ] {
-            assert_eq!(check(&path, kind).err(), want, "{path} {kind}");
+            assert_eq!(check_type(&path, kind).err(), want, "{path} {kind}");
         }
         assert!(tmp.path().join("new/deep").is_dir() && tmp.path().join("made").is_file());
-        assert!(check(&at("no/parent"), "FileOrCreate").is_err());
+        assert!(check_type(&at("no/parent"), "FileOrCreate").is_err());
     }
 }

@@ -73,7 +73,7 @@ mod tests {
         rustix::mount::mount_change(tmp.path(), MountPropagationFlags::PRIVATE).unwrap();
         let first = share_root(&root, &ProcMountTable);
         let second = share_root(&root, &ProcMountTable);
-        let count = crate::mount_table::below(&ProcMountTable, &root).unwrap().len();
+        let count = crate::mount_table::mounts_below(&ProcMountTable, &root).unwrap().len();
         unmount_all(&root).unwrap();
         unmount_all(tmp.path()).unwrap();
         assert!(first.unwrap());

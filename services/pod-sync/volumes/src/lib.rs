@@ -43,10 +43,10 @@ mod tests;
 
 use atomic::Payload;
 use empty_dir::{EmptyDir, Medium};
-use error::{Step, TearDownError, VolumeError, VolumeFailure};
+use error::{TearDownError, VolumeError, VolumeFailure, VolumeStep};
 use metrics::VolumeMetrics;
 use mount_table::{MountTable, ProcMountTable};
-use payload::Selection;
+use payload::KeySelection;
 use pod_sync_cri_config::mounts::{MountedVolume, MountedVolumes};
 use pod_sync_cri_config::objects::{ObjectError, ObjectSource};
 use pod_sync_cri_config::{NodeSettings, paths, subpath};
@@ -56,7 +56,7 @@ use token::{TokenCache, TokenKey, TokenSource};
 
 /// The volumes of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct SetUp {
+pub struct PodVolumes {
     /// Every volume that a container refers to.
     pub volumes: MountedVolumes,
     /// Volumes that could not be refreshed and keep their old content. Each is a Warning event `FailedMount`.
@@ -80,7 +80,7 @@ const TOKEN_JITTER: Duration = Duration::from_secs(10);
 const DEFAULT_TOKEN_SECONDS: i64 = 3600;
 /// Limit of the files of all ConfigMaps, Secrets and projected volumes of one pod, in bytes. They are in memory at the same
 /// time, and one key of an object may be in any number of them.
-const MOST_FILES: usize = 128 << 20;
+const MAX_FILE_BYTES: usize = 128 << 20;
 
 /// Volumes of this node's pods.
 #[derive(Clone)]
@@ -123,7 +123,7 @@ impl Plan {
         {
             match left.checked_sub(payload::size(files)) {
                 Some(rest) => *left = rest,
-                None => *payload = Err(payload::too_large(MOST_FILES)),
+                None => *payload = Err(payload::too_large(MAX_FILE_BYTES)),
             }
         }
         self
@@ -175,10 +175,15 @@ impl Volumes {
     ///
     /// # Errors
     /// A volume is not ready. The other volumes are set up.
-    pub async fn set_up(&self, pod: &Pod, uid: &PodUid, ctx: &VolumeContext) -> Result<SetUp, VolumeError> {
+    pub async fn set_up(
+        &self,
+        pod: &Pod,
+        uid: &PodUid,
+        ctx: &VolumeContext,
+    ) -> Result<PodVolumes, VolumeError> {
         let mut plans = Vec::new();
         let mut failures = Vec::new();
-        let mut left = MOST_FILES;
+        let mut left = MAX_FILE_BYTES;
         let mut nested = nested_mount_points(pod);
         for volume in referenced(pod) {
             let mount = Mount::begin(&self.metrics, volume);
@@ -194,9 +199,9 @@ impl Volumes {
         let (table, now) = (self.table.clone(), ctx.now);
         let fs_group = fs_group(pod);
         let pod_dir = paths::pod_dir(&self.root, uid);
-        let apply = move || -> Result<(SetUp, Vec<VolumeFailure>), VolumeError> {
+        let apply = move || -> Result<(PodVolumes, Vec<VolumeFailure>), VolumeError> {
             make_pod_dirs(&pod_dir).map_err(VolumeError::PodDirs)?;
-            let mut done = SetUp::default();
+            let mut done = PodVolumes::default();
             for (name, plan, mount) in plans {
                 let began = Instant::now();
                 let applied = apply(&name, plan, fs_group, now, &*table);
@@ -241,7 +246,7 @@ impl Volumes {
     /// # Errors
     /// A mount is busy. It may be called again.
     pub async fn tear_down(&self, uid: &PodUid) -> Result<(), TearDownError> {
-        self.tokens.forget(uid.as_str());
+        self.tokens.remove_pod(uid.as_str());
         let (table, dir) = (self.table.clone(), paths::pod_dir(&self.root, uid));
         let metrics = self.metrics.clone();
         let tear_down = move || {
@@ -261,26 +266,26 @@ impl Volumes {
     ///
     /// # Errors
     /// The directory stays, for the returned reason.
-    pub fn clean_orphan(&self, uid: &PodUid) -> Result<(), OrphanError> {
-        self.clear_orphan(uid)?;
-        teardown::clean_orphan(&paths::pod_dir(&self.root, uid), &*self.table)
+    pub fn remove_orphaned_pod_dir(&self, uid: &PodUid) -> Result<(), OrphanError> {
+        self.tear_down_orphaned_volumes(uid)?;
+        teardown::remove_orphaned_pod_dir(&paths::pod_dir(&self.root, uid), &*self.table)
     }
 
     /// Tears down the remaining volumes of a deleted pod. Its directory stays. Blocks.
     ///
     /// # Errors
     /// A volume stays, for the returned reason.
-    pub fn clear_orphan(&self, uid: &PodUid) -> Result<(), OrphanError> {
+    pub fn tear_down_orphaned_volumes(&self, uid: &PodUid) -> Result<(), OrphanError> {
         let dir = paths::pod_dir(&self.root, uid);
-        self.tokens.forget(uid.as_str());
+        self.tokens.remove_pod(uid.as_str());
         teardown::tear_down_pod(&dir, &*self.table)
             .map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
-        teardown::clear_orphan(&dir, &*self.table)
+        teardown::tear_down_orphaned_volumes(&dir, &*self.table)
     }
 
     /// Drops expired tokens. Call it about once a minute.
-    pub fn purge_tokens(&self, now: Timestamp) {
-        self.tokens.purge(now);
+    pub fn remove_expired_tokens(&self, now: Timestamp) {
+        self.tokens.remove_expired(now);
     }
 
     fn places(&self, uid: &PodUid, plugin: &str, volume: &str, wrapped: bool) -> (PathBuf, PathBuf) {
@@ -310,7 +315,7 @@ impl Volumes {
             let limit = source.size_limit.as_ref().map(Quantity::of);
             let medium =
                 empty_dir::medium(pod, source.medium.as_deref().unwrap_or_default(), limit, &ctx.node)
-                    .map_err(|problem| fail(Step::SetUp, problem))?;
+                    .map_err(|problem| fail(VolumeStep::SetUp, problem))?;
             let (path, marker_dir) = self.places(uid, "empty-dir", &volume.name, false);
             return Ok(Plan::EmptyDir(EmptyDir { path, marker_dir, medium, fs_group: fs_group(pod) }));
         }
@@ -322,13 +327,13 @@ impl Volumes {
         let (plugin, medium, payload) = if let Some(source) = &volume.config_map {
             let optional = source.optional.unwrap_or(false);
             let how =
-                Selection { items: source.items.as_deref(), default_mode: source.default_mode, optional };
+                KeySelection { items: source.items.as_deref(), default_mode: source.default_mode, optional };
             let object = config_map(namespace, &source.name, optional, ctx).await;
             ("configmap", Medium::Disk, object.and_then(|o| payload::config_map(o.as_deref(), how)))
         } else if let Some(source) = &volume.secret {
             let optional = source.optional.unwrap_or(false);
             let how =
-                Selection { items: source.items.as_deref(), default_mode: source.default_mode, optional };
+                KeySelection { items: source.items.as_deref(), default_mode: source.default_mode, optional };
             let name = source.secret_name.as_deref().unwrap_or_default();
             let object = secret(namespace, name, optional, ctx).await;
             ("secret", memory, object.and_then(|o| payload::secret(o.as_deref(), how)))
@@ -339,7 +344,10 @@ impl Volumes {
             ("projected", memory, self.projected(pod, uid, source, ctx).await)
         } else {
             let kind = unsupported_kind(volume);
-            return Err(fail(Step::FindPlugin, format!("no volume plugin matched: {kind} is not supported")));
+            return Err(fail(
+                VolumeStep::FindPlugin,
+                format!("no volume plugin matched: {kind} is not supported"),
+            ));
         };
         let (path, marker_dir) = self.places(uid, plugin, &volume.name, true);
         Ok(Plan::Files {
@@ -366,8 +374,8 @@ impl Volumes {
                 Ok(files) => out.extend(files),
                 Err(problem) => problems.push(problem),
             }
-            if payload::size(&out) > MOST_FILES {
-                return Err(payload::too_large(MOST_FILES));
+            if payload::size(&out) > MAX_FILE_BYTES {
+                return Err(payload::too_large(MAX_FILE_BYTES));
             }
         }
         if problems.is_empty() { Ok(out) } else { Err(payload::aggregate(problems)) }
@@ -385,14 +393,14 @@ impl Volumes {
         if let Some(source) = &part.config_map {
             let optional = source.optional.unwrap_or(false);
             let how =
-                Selection { items: source.items.as_deref(), default_mode: Some(default_mode), optional };
+                KeySelection { items: source.items.as_deref(), default_mode: Some(default_mode), optional };
             let object = config_map(namespace, &source.name, optional, ctx).await?;
             return payload::config_map(object.as_deref(), how);
         }
         if let Some(source) = &part.secret {
             let optional = source.optional.unwrap_or(false);
             let how =
-                Selection { items: source.items.as_deref(), default_mode: Some(default_mode), optional };
+                KeySelection { items: source.items.as_deref(), default_mode: Some(default_mode), optional };
             let object = secret(namespace, &source.name, optional, ctx).await?;
             return payload::secret(object.as_deref(), how);
         }
@@ -460,10 +468,10 @@ fn apply(
     now: Timestamp,
     table: &dyn MountTable,
 ) -> Result<(MountedVolume, Option<VolumeFailure>), VolumeFailure> {
-    let fail = |problem: String| VolumeFailure { volume: name.to_owned(), step: Step::SetUp, problem };
+    let fail = |problem: String| VolumeFailure { volume: name.to_owned(), step: VolumeStep::SetUp, problem };
     match plan {
         Plan::HostPath { path, kind } => {
-            host_path::check(&path, &kind).map_err(fail)?;
+            host_path::check_type(&path, &kind).map_err(fail)?;
             Ok((MountedVolume { host_path: path.into(), read_only: false, relabel: false }, None))
         }
         Plan::EmptyDir(dir) => {
@@ -500,7 +508,7 @@ fn write_files(
         subpath::make_dirs(&dir.path, point, 0o755).map_err(|e| e.to_string())?;
     }
     let own = |root: &Path| match fs_group {
-        Some(gid) => ownership::give_to_group(root, gid, true),
+        Some(gid) => ownership::set_volume_ownership(root, gid, true),
         None => Ok(()),
     };
     atomic::write(&dir.path, payload, now, own).map(|_| ()).map_err(|e| e.to_string())

@@ -1,4 +1,4 @@
-//! Metrics of volume operations, under the kubelet's names (`pkg/volume/util: storageOperationMetric`).
+//! Metrics of volume operations, under the kubelet's names (`pkg/volume/util: StorageOperationMetric`).
 
 use std::time::Duration;
 

@@ -76,7 +76,7 @@ fn unescape(path: &Path) -> PathBuf {
 ///
 /// # Errors
 /// The mount table cannot be read.
-pub fn at(table: &dyn MountTable, path: &Path) -> io::Result<Option<MountEntry>> {
+pub fn mount_at(table: &dyn MountTable, path: &Path) -> io::Result<Option<MountEntry>> {
     let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     Ok(table.entries()?.into_iter().rev().find(|e| e.path == path || e.path == real))
 }
@@ -85,7 +85,7 @@ pub fn at(table: &dyn MountTable, path: &Path) -> io::Result<Option<MountEntry>>
 ///
 /// # Errors
 /// The mount table cannot be read.
-pub fn below(table: &dyn MountTable, path: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn mounts_below(table: &dyn MountTable, path: &Path) -> io::Result<Vec<PathBuf>> {
     let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let all = table.entries()?.into_iter().rev();
     Ok(all.filter(|e| e.path.starts_with(&real) || e.path.starts_with(path)).map(|e| e.path).collect())

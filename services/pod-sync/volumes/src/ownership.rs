@@ -1,4 +1,4 @@
-//! Sets the group of a volume to the pod's fsGroup (`pkg/volume: SetVolumeOwnership`).
+//! Sets the group of a volume to the pod's fsGroup (`pkg/volume: VolumeOwnership.ChangePermissions`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -17,7 +17,7 @@ const SETGID: u32 = 0o2000;
 ///
 /// # Errors
 /// A directory cannot be read.
-pub fn give_to_group(root: &Path, gid: u32, read_only: bool) -> io::Result<()> {
+pub fn set_volume_ownership(root: &Path, gid: u32, read_only: bool) -> io::Result<()> {
     let mut give = Give { gid, mask: if read_only { RO } else { RW }, root };
     let stat = rustix::fs::statat(CWD, root, AtFlags::SYMLINK_NOFOLLOW)?;
     if tree::is_dir(&stat) {
@@ -104,7 +104,7 @@ mod tests {
             fs::set_permissions(&f, fs::Permissions::from_mode(0o600)).unwrap();
             let out = tempfile::NamedTempFile::new().unwrap();
             std::os::unix::fs::symlink(out.path(), sub.join("link")).unwrap();
-            give_to_group(tmp.path(), 4321, read_only).unwrap();
+            set_volume_ownership(tmp.path(), 4321, read_only).unwrap();
             let of = |p: &Path| {
                 let m = fs::symlink_metadata(p).unwrap();
                 (m.gid(), m.mode() & 0o7777)
@@ -127,7 +127,7 @@ mod tests {
         }
         std::thread::scope(|s| {
             let small = std::thread::Builder::new().stack_size(256 << 10);
-            let give = || give_to_group(tmp.path(), 4321, false);
+            let give = || set_volume_ownership(tmp.path(), 4321, false);
             small.spawn_scoped(s, give).unwrap().join().unwrap().unwrap();
         });
         let deepest = rustix::fs::fstat(&at).unwrap();

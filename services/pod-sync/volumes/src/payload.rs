@@ -7,12 +7,12 @@ use quintlet_model::pod;
 
 use super::atomic::{FileProjection, Payload};
 use pod_sync_cri_config::NodeSettings;
-use pod_sync_cri_config::container::ephemeral_as_container;
+use pod_sync_cri_config::container::container_of_ephemeral;
 use pod_sync_cri_config::fields::{ResourceField, metadata_field, resource_field};
 
 /// Which keys of an object become files, and with which modes.
 #[derive(Debug, Clone, Copy)]
-pub struct Selection<'a> {
+pub struct KeySelection<'a> {
     /// Keys and their paths; `None`: every key under its own name.
     pub items: Option<&'a [KeyToPath]>,
     /// Mode of files without their own.
@@ -28,7 +28,7 @@ fn mode(value: i32) -> u32 {
 
 fn select(
     data: &BTreeMap<&str, Vec<u8>>,
-    how: Selection<'_>,
+    how: KeySelection<'_>,
     missing: impl Fn(&str) -> String,
 ) -> Result<Payload, String> {
     let default = how
@@ -49,8 +49,8 @@ fn select(
             Some(bytes) => {
                 // The same key may be in any number of items.
                 size = size.saturating_add(bytes.len());
-                if size > super::MOST_FILES {
-                    return Err(too_large(super::MOST_FILES));
+                if size > super::MAX_FILE_BYTES {
+                    return Err(too_large(super::MAX_FILE_BYTES));
                 }
                 out.insert(item.path.clone(), file(bytes, item.mode));
             }
@@ -65,7 +65,7 @@ fn select(
 ///
 /// # Errors
 /// The kubelet's message.
-pub fn config_map(object: Option<&ConfigMap>, how: Selection<'_>) -> Result<Payload, String> {
+pub fn config_map(object: Option<&ConfigMap>, how: KeySelection<'_>) -> Result<Payload, String> {
     let mut data = BTreeMap::new();
     if let Some(object) = object {
         data.extend(object.data.iter().flatten().map(|(k, v)| (k.as_str(), v.as_bytes().to_vec())));
@@ -78,7 +78,7 @@ pub fn config_map(object: Option<&ConfigMap>, how: Selection<'_>) -> Result<Payl
 ///
 /// # Errors
 /// The kubelet's message.
-pub fn secret(object: Option<&Secret>, how: Selection<'_>) -> Result<Payload, String> {
+pub fn secret(object: Option<&Secret>, how: KeySelection<'_>) -> Result<Payload, String> {
     let data = object
         .and_then(|o| o.data.as_ref())
         .into_iter()
@@ -145,7 +145,7 @@ pub fn fs_user(pod: &Pod) -> Option<i64> {
     let spec = pod::spec(pod);
     let of_pod = spec.security_context.as_ref().and_then(|c| c.run_as_user);
     let ephemeral: Vec<Container> =
-        spec.ephemeral_containers.iter().flatten().map(ephemeral_as_container).collect();
+        spec.ephemeral_containers.iter().flatten().map(container_of_ephemeral).collect();
     let mut users = spec
         .containers
         .iter()
@@ -193,7 +193,7 @@ mod tests {
         let map: ConfigMap =
             serde_json::from_value(json!({"data": {"a": "1", "b": "2"}, "binaryData": {"c": "Mw=="}}))
                 .unwrap();
-        let how = |items: Option<&'static [KeyToPath]>, optional| Selection {
+        let how = |items: Option<&'static [KeyToPath]>, optional| KeySelection {
             items,
             default_mode: Some(0o640),
             optional,
@@ -220,7 +220,7 @@ mod tests {
             shown(secret(Some(&secret_object), how(Some(picked), false))).unwrap_err(),
             "references non-existent secret key: a"
         );
-        let bare = Selection { items: None, default_mode: None, optional: false };
+        let bare = KeySelection { items: None, default_mode: None, optional: false };
         assert_eq!(
             shown(secret(None, bare)).unwrap_err(),
             "no defaultMode used, not even the default value for it"

@@ -13,7 +13,7 @@ use super::error::TearDownError;
 use super::mount_table::MountTable;
 
 /// Volume plugins whose directories hold only files of this node agent and of the pod.
-pub const OWN_PLUGINS: [&str; 5] = [
+pub const SUPPORTED_PLUGINS: [&str; 5] = [
     "kubernetes.io~empty-dir",
     "kubernetes.io~configmap",
     "kubernetes.io~secret",
@@ -60,7 +60,7 @@ fn volumes_of(plugin: &str) -> PathBuf {
 pub fn volumes_by_plugin(pod_dir: &Path) -> Vec<String> {
     let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().count();
     let of = |plugin: &str| vec![plugin.replace('~', "/"); entries(pod_dir.join(volumes_of(plugin)))];
-    OWN_PLUGINS.into_iter().flat_map(of).collect()
+    SUPPORTED_PLUGINS.into_iter().flat_map(of).collect()
 }
 
 /// Unmounts and removes the volumes of a pod, subpaths first. May be repeated.
@@ -71,14 +71,14 @@ pub fn tear_down_pod(pod_dir: &Path, table: &dyn MountTable) -> Result<(), TearD
     let subpaths = Path::new("volume-subpaths");
     let mut mounts = Mounts::read(pod_dir, table)?;
     let mut unmounted = unmount(&mounts, subpaths)?;
-    for plugin in OWN_PLUGINS {
+    for plugin in SUPPORTED_PLUGINS {
         unmounted |= unmount(&mounts, &volumes_of(plugin))?;
     }
     if unmounted {
         mounts = Mounts::read(pod_dir, table)?;
     }
     remove_skeleton(&pod_dir.join(subpaths), SUBPATH_DEPTH)?;
-    for plugin in OWN_PLUGINS {
+    for plugin in SUPPORTED_PLUGINS {
         // The marker is removed first: a partly deleted volume must not look ready.
         remove_tree(&mounts, &Path::new("plugins").join(plugin))?;
         remove_tree(&mounts, &volumes_of(plugin))?;
@@ -148,19 +148,12 @@ pub enum OrphanError {
     },
     /// A volume directory has content of an unknown plugin, which must not be deleted.
     #[error("orphaned pod {uid:?} found, but failed to rmdir() volume at path {path}: {source}")]
-    Volume {
-        uid: String,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Volume { uid: String, path: PathBuf, source: io::Error },
     /// The directory could not be removed.
     #[error(
         "orphaned pod {uid:?} found, but error occurred when trying to remove the pod directory: {source}"
     )]
-    Rest {
-        uid: String,
-        source: TearDownError,
-    },
+    Rest { uid: String, source: TearDownError },
 }
 
 fn uid_of(pod_dir: &Path) -> String {
@@ -171,8 +164,8 @@ fn uid_of(pod_dir: &Path) -> String {
 ///
 /// # Errors
 /// The directory stays, for the returned reason.
-pub fn clean_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
-    clear_orphan(pod_dir, table)?;
+pub fn remove_orphaned_pod_dir(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
+    tear_down_orphaned_volumes(pod_dir, table)?;
     let rest = |source| OrphanError::Rest { uid: uid_of(pod_dir), source };
     let mounts = Mounts::read(pod_dir, table).map_err(rest)?;
     remove_tree(&mounts, Path::new("")).map_err(rest)
@@ -183,7 +176,7 @@ pub fn clean_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), Orphan
 ///
 /// # Errors
 /// A volume stays, for the returned reason.
-pub fn clear_orphan(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
+pub fn tear_down_orphaned_volumes(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
     let uid = || uid_of(pod_dir);
     let rest = |source| OrphanError::Rest { uid: uid(), source };
     let mounts = Mounts::read(pod_dir, table).map_err(rest)?;
@@ -229,9 +222,9 @@ mod tests {
     use crate::mount_table::{MountEntry, ProcMountTable};
     use pod_sync_cri_config::subpath;
 
-    struct Told(Vec<PathBuf>);
+    struct FixedMountTable(Vec<PathBuf>);
 
-    impl MountTable for Told {
+    impl MountTable for FixedMountTable {
         fn entries(&self) -> io::Result<Vec<MountEntry>> {
             let entry = |path: &PathBuf| MountEntry {
                 path: path.clone(),
@@ -268,7 +261,7 @@ mod tests {
         assert_eq!(plugins.flat_map(|p| fs::read_dir(p.path())).flatten().count(), 0);
         assert!(!pod.join("volume-subpaths").exists());
         assert!(!pod.join("plugins/kubernetes.io~empty-dir").exists());
-        clean_orphan(&pod, &ProcMountTable).unwrap();
+        remove_orphaned_pod_dir(&pod, &ProcMountTable).unwrap();
         assert!(!pod.exists());
     }
 
@@ -293,7 +286,7 @@ mod tests {
             thread.spawn_scoped(s, work).unwrap().join().unwrap().unwrap();
         });
         assert!(!volume.exists());
-        clean_orphan(&pod, &ProcMountTable).unwrap();
+        remove_orphaned_pod_dir(&pod, &ProcMountTable).unwrap();
         assert!(!pod.exists());
     }
 
@@ -314,10 +307,13 @@ mod tests {
         let pod = tmp.path().join("u1");
         let inner = pod.join("volumes/kubernetes.io~empty-dir/v/inner");
         touch(&inner.join("f"));
-        let told = Told(vec![inner.clone()]);
+        let told = FixedMountTable(vec![inner.clone()]);
         assert!(remove_tree(&Mounts::read(&pod, &told).unwrap(), Path::new("volumes")).is_err());
         assert!(inner.join("f").exists());
-        assert!(matches!(clean_orphan(&pod, &Told(vec![inner])), Err(OrphanError::Mounted { .. })));
+        assert!(matches!(
+            remove_orphaned_pod_dir(&pod, &FixedMountTable(vec![inner])),
+            Err(OrphanError::Mounted { .. })
+        ));
     }
 
     #[test]
@@ -359,7 +355,7 @@ mod tests {
     fn the_table_of_a_full_node_is_read_once_for_a_pod() {
         let tmp = tempfile::tempdir().unwrap();
         let pod = tmp.path().join("u1");
-        for plugin in OWN_PLUGINS {
+        for plugin in SUPPORTED_PLUGINS {
             touch(&pod.join("volumes").join(plugin).join("v/f"));
         }
         let table = Counted(0.into());
@@ -380,12 +376,12 @@ mod tests {
         let pod = tmp.path().join("u1");
         let nfs = pod.join("volumes/kubernetes.io~nfs/data");
         touch(&nfs.join("precious"));
-        let got = clean_orphan(&pod, &ProcMountTable).unwrap_err().to_string();
+        let got = remove_orphaned_pod_dir(&pod, &ProcMountTable).unwrap_err().to_string();
         assert!(got.starts_with("orphaned pod \"u1\" found, but failed to rmdir() volume at path"), "{got}");
         assert!(nfs.join("precious").exists());
         fs::remove_file(nfs.join("precious")).unwrap();
         touch(&pod.join("etc-hosts"));
-        clean_orphan(&pod, &ProcMountTable).unwrap();
+        remove_orphaned_pod_dir(&pod, &ProcMountTable).unwrap();
         assert!(!pod.exists());
     }
 

@@ -77,12 +77,12 @@ impl Node {
         Self { dir, objects, ctx, volumes, uid: PodUid::parse("u1").unwrap() }
     }
 
-    async fn set_up(&self, pod: &Pod) -> Result<SetUp, VolumeError> {
+    async fn set_up(&self, pod: &Pod) -> Result<PodVolumes, VolumeError> {
         self.volumes.set_up(pod, &self.uid, &self.ctx).await
     }
 
     fn mounts(&self) -> usize {
-        mount_table::below(&ProcMountTable, self.dir.path()).unwrap().len()
+        mount_table::mounts_below(&ProcMountTable, self.dir.path()).unwrap().len()
     }
 }
 
@@ -167,7 +167,7 @@ async fn every_kind_is_set_up_once_and_taken_down_without_a_trace() {
     node.volumes.tear_down(&node.uid).await.unwrap();
     assert_eq!((left(), node.mounts()), (0, 0));
     assert!(host.is_dir(), "a host path is not ours to delete");
-    node.volumes.clean_orphan(&node.uid).unwrap();
+    node.volumes.remove_orphaned_pod_dir(&node.uid).unwrap();
     assert!(!dirs.exists());
 }
 
@@ -267,7 +267,7 @@ async fn a_volume_nobody_mounts_is_ignored() {
     let pod = pod_of(
         json!({"volumes": [{"name": "v", "configMap": {"name": "gone"}}], "containers": [{"name": "c"}]}),
     );
-    assert_eq!(node.set_up(&pod).await.unwrap(), SetUp::default());
+    assert_eq!(node.set_up(&pod).await.unwrap(), PodVolumes::default());
 }
 
 #[tokio::test]

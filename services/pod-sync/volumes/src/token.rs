@@ -113,12 +113,12 @@ impl TokenCache {
     }
 
     /// Drops the tokens of a pod.
-    pub fn forget(&self, pod_uid: &str) {
+    pub fn remove_pod(&self, pod_uid: &str) {
         self.tokens.lock().retain(|key, _| key.pod_uid != pod_uid);
     }
 
     /// Drops expired tokens.
-    pub fn purge(&self, now: Timestamp) {
+    pub fn remove_expired(&self, now: Timestamp) {
         self.tokens.lock().retain(|_, token| token.expires > now);
     }
 }
@@ -207,9 +207,9 @@ mod tests {
         let cache = TokenCache::default();
         let token = cache.get(&key(), Some(&fake), at(0), Duration::ZERO).await.unwrap();
         assert!(!format!("{token:?} {cache:?}").contains("t1"));
-        cache.purge(at(3599));
+        cache.remove_expired(at(3599));
         assert_eq!(cache.tokens.lock().len(), 1);
-        cache.forget("u1");
+        cache.remove_pod("u1");
         assert_eq!(cache.tokens.lock().len(), 0);
     }
 }

@@ -1,7 +1,7 @@
 //! Manifests of pods.
 
 use k8s_openapi::api::core::v1::Pod;
-use pod_sync_sources::decode::{self, Origin};
+use pod_sync_sources::decode::{self, ManifestOrigin};
 use pod_sync_sources::{Snapshot, SourceKind, validate};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -79,7 +79,11 @@ type Decode = fn(&[u8]) -> Snapshot;
 
 fn product(bytes: &[u8]) -> Snapshot {
     let mut out = Snapshot::default();
-    decode::manifest(bytes, Origin { kind: SourceKind::File, place: "/m/a.yaml", node: "node" }, &mut out);
+    decode::manifest(
+        bytes,
+        ManifestOrigin { kind: SourceKind::File, place: "/m/a.yaml", node: "node" },
+        &mut out,
+    );
     out
 }
 

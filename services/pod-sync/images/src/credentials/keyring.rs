@@ -41,18 +41,15 @@ impl fmt::Debug for Credential {
 
 /// A Docker configuration is malformed. The message has nothing of the credentials.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub enum InvalidDockerConfig {
     #[error("docker config is malformed at line {line} column {column}")]
-    Json {
-        line: usize,
-        column: usize,
-    },
+    Json { line: usize, column: usize },
     /// `auth` of this registry is not `base64(username:password)`.
     #[error("unable to parse auth field of {0:?}, must be formatted as base64(username:password)")]
     Auth(String),
 }
 
-impl From<serde_json::Error> for Malformed {
+impl From<serde_json::Error> for InvalidDockerConfig {
     // The message of serde_json quotes its input, which may be a password.
     fn from(e: serde_json::Error) -> Self {
         Self::Json { line: e.line(), column: e.column() }
@@ -84,7 +81,7 @@ pub type Entries<T = Credential> = Vec<(String, T)>;
 ///
 /// # Errors
 /// See [`InvalidDockerConfig`].
-pub fn parse_config_json(bytes: &[u8]) -> Result<Entries, Malformed> {
+pub fn parse_config_json(bytes: &[u8]) -> Result<Entries, InvalidDockerConfig> {
     entries(serde_json::from_slice::<WireFile>(bytes)?.auths)
 }
 
@@ -92,15 +89,15 @@ pub fn parse_config_json(bytes: &[u8]) -> Result<Entries, Malformed> {
 ///
 /// # Errors
 /// See [`InvalidDockerConfig`].
-pub fn parse_dockercfg(bytes: &[u8]) -> Result<Entries, Malformed> {
+pub fn parse_dockercfg(bytes: &[u8]) -> Result<Entries, InvalidDockerConfig> {
     entries(serde_json::from_slice::<WireEntries>(bytes)?)
 }
 
-fn entries(wire: WireEntries) -> Result<Entries, Malformed> {
+fn entries(wire: WireEntries) -> Result<Entries, InvalidDockerConfig> {
     wire.into_iter()
         .map(|(key, entry)| {
             let credential = match entry.auth.as_deref().map(str::trim).filter(|a| !a.is_empty()) {
-                Some(auth) => decode(auth).ok_or_else(|| Malformed::Auth(key.clone()))?,
+                Some(auth) => decode(auth).ok_or_else(|| InvalidDockerConfig::Auth(key.clone()))?,
                 None => Credential { username: entry.username, password: entry.password },
             };
             Ok((key, credential))

@@ -14,9 +14,9 @@ use base64::Engine as _;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use quintlet_model::pod as pods;
 
-use self::keyring::{Credential, Keyring, Malformed, parse_config_json, parse_dockercfg};
+use self::keyring::{Credential, InvalidDockerConfig, Keyring, parse_config_json, parse_dockercfg};
 use self::node_files::NodeFiles;
-use self::plugins::{Account, Accounts, Plugins, TokenAttributes};
+use self::plugins::{PluginAccount, PluginAccounts, Plugins, TokenAttributes};
 use pod_sync_cri_config::objects::ObjectSource;
 use pod_sync_decisions::image_access::{ImagePullSecret, ImagePullServiceAccount, PullCredentials};
 use pod_sync_decisions::image_name;
@@ -35,9 +35,9 @@ pub struct Credentials {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("image pull secret {name:?}: {problem}")]
-pub struct BadSecret {
+pub struct InvalidPullSecret {
     name: String,
-    problem: Malformed,
+    problem: InvalidDockerConfig,
 }
 
 impl Credentials {
@@ -55,13 +55,13 @@ impl Credentials {
         source: Option<&dyn TokenSource>,
         objects: &dyn ObjectSource,
         now: jiff::Timestamp,
-    ) -> Accounts {
-        let mut all = Accounts::new();
+    ) -> PluginAccounts {
+        let mut all = PluginAccounts::new();
         let Some(plugins) = &self.plugins else { return all };
         let Some(name) = pods::spec(pod).service_account_name.clone().filter(|n| !n.is_empty()) else {
             return all;
         };
-        self.tokens.purge(now);
+        self.tokens.remove_expired(now);
         for (place, wanted) in plugins.wanted(&image_name::repository(image)) {
             let account = match self.account(wanted, &name, pod, source, objects, now).await {
                 Ok(account) => account,
@@ -94,7 +94,7 @@ impl Credentials {
         source: Option<&dyn TokenSource>,
         objects: &dyn ObjectSource,
         now: jiff::Timestamp,
-    ) -> Result<Option<Account>, String> {
+    ) -> Result<Option<PluginAccount>, String> {
         let meta = &pod.metadata;
         let namespace = meta.namespace.clone().unwrap_or_default();
         let mut annotations = BTreeMap::new();
@@ -112,7 +112,7 @@ impl Credentials {
             pod_uid: meta.uid.clone().unwrap_or_default(),
         };
         let token = self.tokens.get(&key, source, now, Duration::ZERO).await.map_err(|e| e.to_string())?;
-        Ok(Some(Account {
+        Ok(Some(PluginAccount {
             token: token.token.clone(),
             account: ImagePullServiceAccount {
                 uid: account_uid(&token.token).unwrap_or_default(),
@@ -131,19 +131,19 @@ impl Credentials {
         &self,
         image: &str,
         secrets: &[Arc<Secret>],
-        accounts: &Accounts,
+        accounts: &PluginAccounts,
         now: Duration,
-    ) -> Result<Vec<Presented>, BadSecret> {
+    ) -> Result<Vec<PresentedCredential>, InvalidPullSecret> {
         let repository = image_name::repository(image);
         let mut all = of_secrets(secrets)?.lookup(&repository);
         let files = Arc::clone(&self.files);
         let node = quintlet_kit::task::blocking(move || files.keyring(now)).await;
-        let of_node = |credential| Presented { credential, owner: Owner::Node };
+        let of_node = |credential| PresentedCredential { credential, owner: CredentialSource::Node };
         all.extend(node.lookup(&repository).into_iter().map(of_node));
         if let Some(plugins) = &self.plugins {
             for (credential, account) in plugins.lookup(image, &repository, accounts).await {
-                let owner = account.map_or(Owner::Node, Owner::Account);
-                all.push(Presented { credential, owner });
+                let owner = account.map_or(CredentialSource::Node, CredentialSource::ServiceAccount);
+                all.push(PresentedCredential { credential, owner });
             }
         }
         Ok(all)
@@ -152,33 +152,33 @@ impl Credentials {
 
 /// A credential and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Presented {
+pub struct PresentedCredential {
     pub credential: Credential,
-    pub owner: Owner,
+    pub owner: CredentialSource,
 }
 
 /// Source of a credential.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Owner {
+pub enum CredentialSource {
     /// The node: its files, or a plugin that uses no service account.
     Node,
     /// A pull secret of the pod.
     Secret(ImagePullSecret),
     /// The pod's service account.
-    Account(ImagePullServiceAccount),
+    ServiceAccount(ImagePullServiceAccount),
 }
 
-impl Owner {
+impl CredentialSource {
     /// Returns the record of credentials for an image that this credential pulled.
     #[must_use]
-    pub fn opens(self) -> PullCredentials {
+    pub fn pull_credentials(self) -> PullCredentials {
         match self {
             Self::Secret(secret) => {
                 PullCredentials { kubernetes_secrets: vec![secret], ..PullCredentials::default() }
             }
             // An account without a UID cannot be told from one recreated with its name, so it is valid for this pull only.
-            Self::Account(account) if account.uid.is_empty() => PullCredentials::default(),
-            Self::Account(account) => {
+            Self::ServiceAccount(account) if account.uid.is_empty() => PullCredentials::default(),
+            Self::ServiceAccount(account) => {
                 PullCredentials { kubernetes_service_accounts: vec![account], ..PullCredentials::default() }
             }
             Self::Node => PullCredentials::node_wide(),
@@ -195,7 +195,7 @@ fn account_uid(token: &str) -> Option<String> {
 }
 
 /// Returns the credentials in the pod's pull secrets. Secrets of other types have none.
-fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring<Presented>, BadSecret> {
+fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring<PresentedCredential>, InvalidPullSecret> {
     let mut entries = Vec::new();
     for secret in secrets {
         let data = |key: &str| secret.data.as_ref().and_then(|d| d.get(key)).map(|b| b.0.as_slice());
@@ -212,10 +212,13 @@ fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring<Presented>, BadSecret> 
                     name: secret.metadata.name.clone().unwrap_or_default(),
                     credential_hash: credential.hash(),
                 };
-                (key, Presented { credential, owner: Owner::Secret(used) })
+                (key, PresentedCredential { credential, owner: CredentialSource::Secret(used) })
             })),
             Some(Err(problem)) => {
-                return Err(BadSecret { name: secret.metadata.name.clone().unwrap_or_default(), problem });
+                return Err(InvalidPullSecret {
+                    name: secret.metadata.name.clone().unwrap_or_default(),
+                    problem,
+                });
             }
             None => {}
         }
@@ -225,7 +228,7 @@ fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring<Presented>, BadSecret> 
 
 #[cfg(test)]
 mod tests {
-    use super::node_files::Places;
+    use super::node_files::ConfigDirs;
     use super::*;
     use k8s_openapi::ByteString;
 
@@ -245,7 +248,7 @@ mod tests {
             assert_eq!(account_uid(other), None, "{other}");
         }
         let unknown = ImagePullServiceAccount { name: "sa".to_owned(), ..ImagePullServiceAccount::default() };
-        assert_eq!(Owner::Account(unknown).opens(), PullCredentials::default());
+        assert_eq!(CredentialSource::ServiceAccount(unknown).pull_credentials(), PullCredentials::default());
     }
 
     #[tokio::test]
@@ -253,8 +256,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let entry = |user: &str| format!(r#"{{"r.test": {{"username": "{user}", "password": "p"}}}}"#);
         std::fs::write(dir.path().join(".dockercfg"), entry("node")).unwrap();
-        let places = Places { root: dir.path().to_owned(), ..Places::default() };
-        let credentials = Credentials::new(NodeFiles::new(&places), None);
+        let dirs = ConfigDirs { root: dir.path().to_owned(), ..ConfigDirs::default() };
+        let credentials = Credentials::new(NodeFiles::new(&dirs), None);
         let auths = |user: &str| format!(r#"{{"auths": {}}}"#, entry(user));
         let json = "kubernetes.io/dockerconfigjson";
         for (secrets, want) in [
@@ -272,15 +275,22 @@ mod tests {
             (vec![secret("Opaque", ".dockerconfigjson", &auths("a"))], vec!["node"]),
             (vec![secret(json, "other", &auths("a"))], vec!["node"]),
         ] {
-            let got =
-                credentials.of("r.test/app:1", &secrets, &Accounts::new(), Duration::ZERO).await.unwrap();
+            let got = credentials
+                .of("r.test/app:1", &secrets, &PluginAccounts::new(), Duration::ZERO)
+                .await
+                .unwrap();
             assert_eq!(got.into_iter().map(|p| p.credential.username).collect::<Vec<_>>(), want);
         }
         assert!(
-            credentials.of("other.test/app", &[], &Accounts::new(), Duration::ZERO).await.unwrap().is_empty()
+            credentials
+                .of("other.test/app", &[], &PluginAccounts::new(), Duration::ZERO)
+                .await
+                .unwrap()
+                .is_empty()
         );
         let bad = [secret(json, ".dockerconfigjson", "{")];
-        let error = credentials.of("r.test/app", &bad, &Accounts::new(), Duration::ZERO).await.unwrap_err();
+        let error =
+            credentials.of("r.test/app", &bad, &PluginAccounts::new(), Duration::ZERO).await.unwrap_err();
         assert_eq!(
             error.to_string(),
             "image pull secret \"s\": docker config is malformed at line 1 column 1"

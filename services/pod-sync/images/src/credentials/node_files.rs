@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::keyring::{Entries, Keyring, Malformed, parse_config_json, parse_dockercfg};
+use super::keyring::{Entries, InvalidDockerConfig, Keyring, parse_config_json, parse_dockercfg};
 
 /// Lifetime of the cached files (`pkg/credentialprovider: defaultDockerConfigProvider`).
 const CACHED: Duration = Duration::from_secs(5 * 60);
 /// Size limit of a file, in bytes.
 const LARGEST: u64 = 1 << 20;
 
-type Parse = fn(&[u8]) -> Result<Entries, Malformed>;
+type Parse = fn(&[u8]) -> Result<Entries, InvalidDockerConfig>;
 
 /// The files that may hold credentials. The first one that exists is used.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct NodeFiles {
 
 /// Directories that may have Docker configuration files.
 #[derive(Debug, Clone, Default)]
-pub struct Places {
+pub struct ConfigDirs {
     /// The kubelet's root directory.
     pub root: PathBuf,
     /// The working directory.
@@ -37,10 +37,10 @@ pub struct Places {
     pub docker_config: Option<PathBuf>,
 }
 
-impl Places {
+impl ConfigDirs {
     /// Returns the directories of this process.
     #[must_use]
-    pub fn of_process(root: &Path) -> Self {
+    pub fn of_this_process(root: &Path) -> Self {
         let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         Self {
             root: root.to_owned(),
@@ -54,8 +54,8 @@ impl Places {
 impl NodeFiles {
     /// Uses these directories, and `/`.
     #[must_use]
-    pub fn new(places: &Places) -> Self {
-        let Places { root, cwd, home, docker_config } = places;
+    pub fn new(dirs: &ConfigDirs) -> Self {
+        let ConfigDirs { root, cwd, home, docker_config } = dirs;
         let slash = PathBuf::from("/");
         let dirs = docker_config
             .iter()
@@ -136,13 +136,13 @@ mod tests {
     fn the_first_file_that_can_be_read_counts() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let places = Places {
+        let dirs = ConfigDirs {
             root: at("root"),
             cwd: Some(at("cwd")),
             home: Some(at("home")),
             docker_config: Some(at("docker")),
         };
-        let found = || users(&NodeFiles::new(&places), 0);
+        let found = || users(&NodeFiles::new(&dirs), 0);
         assert!(found().is_empty());
         for (file, user, old) in [
             ("home/.dockercfg", "home-old", true),
@@ -166,8 +166,8 @@ mod tests {
     #[test]
     fn a_change_is_seen_after_five_minutes() {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places { root: dir.path().to_owned(), ..Places::default() };
-        let files = NodeFiles::new(&places);
+        let dirs = ConfigDirs { root: dir.path().to_owned(), ..ConfigDirs::default() };
+        let files = NodeFiles::new(&dirs);
         write(&dir.path().join("config.json"), "a", false);
         assert_eq!(users(&files, 1), ["a"]);
         write(&dir.path().join("config.json"), "b", false);

@@ -18,7 +18,7 @@ use super::keyring::{self, Credential, Keyring};
 use pod_sync_decisions::image_access::ImagePullServiceAccount;
 use pod_sync_decisions::image_name;
 
-/// Timeout of a plugin (`pkg/credentialprovider/plugin: pluginExecutionTimeout`).
+/// Timeout of a plugin (`pkg/credentialprovider/plugin: ExecPlugin`).
 const LIMIT: Duration = Duration::from_secs(60);
 /// Responses in the cache. Usually there is one per registry.
 const CACHED: usize = 256;
@@ -132,7 +132,7 @@ pub struct ConfigError {
 
 /// A pod's service account, for a plugin that uses it.
 #[derive(Clone, Default)]
-pub struct Account {
+pub struct PluginAccount {
     /// A token for the plugin's audience.
     pub token: String,
     pub account: ImagePullServiceAccount,
@@ -140,7 +140,7 @@ pub struct Account {
     pub annotations: BTreeMap<String, String>,
 }
 
-impl Account {
+impl PluginAccount {
     // Cache key of the account. Other annotations make another key.
     fn key(&self) -> String {
         let ImagePullServiceAccount { uid, namespace, name } = &self.account;
@@ -150,7 +150,7 @@ impl Account {
 }
 
 /// Service accounts by index of the plugin in the configuration. `None`: the plugin is skipped for this pod.
-pub type Accounts = BTreeMap<usize, Option<Account>>;
+pub type PluginAccounts = BTreeMap<usize, Option<PluginAccount>>;
 
 #[derive(Debug)]
 struct Plugin {
@@ -263,7 +263,7 @@ impl Plugins {
         &self,
         image: &str,
         repository: &str,
-        accounts: &Accounts,
+        accounts: &PluginAccounts,
     ) -> Vec<(Credential, Option<ImagePullServiceAccount>)> {
         let mut out = Vec::new();
         for (place, plugin) in self.plugins.iter().enumerate().filter(|(_, p)| p.is_for(repository)) {
@@ -299,7 +299,7 @@ impl Plugins {
         plugin: &Arc<Plugin>,
         image: &str,
         repository: &str,
-        account: Option<&Account>,
+        account: Option<&PluginAccount>,
     ) -> Result<Arc<Keyring>, String> {
         let attributes = plugin.config.token_attributes.as_ref();
         let by_token = attributes.is_some_and(|t| t.cache_type == "Token");
@@ -352,7 +352,7 @@ impl Plugin {
         self: &Arc<Self>,
         image: &str,
         keys: &Keys,
-        account: Option<&Account>,
+        account: Option<&PluginAccount>,
         clock: &Clock,
     ) -> Result<Arc<Keyring>, watch::Receiver<Option<Outcome>>> {
         let mut state = self.state.lock();
@@ -446,7 +446,7 @@ impl Plugin {
         Ok((stdout, stderr, status))
     }
 
-    async fn run(&self, image: &str, account: Option<&Account>) -> Result<Response, String> {
+    async fn run(&self, image: &str, account: Option<&PluginAccount>) -> Result<Response, String> {
         let mut request: Value = json!({
             "apiVersion": self.config.api_version, "kind": "CredentialProviderRequest", "image": image,
         });
@@ -549,7 +549,7 @@ END"#
     }
 
     async fn lookup(plugins: &Plugins, image: &str) -> Vec<(String, String)> {
-        let found = plugins.lookup(image, &image_name::repository(image), &Accounts::new()).await;
+        let found = plugins.lookup(image, &image_name::repository(image), &PluginAccounts::new()).await;
         found.into_iter().map(|(c, _)| (c.username, c.password)).collect()
     }
 
@@ -687,8 +687,8 @@ END"#
         assert!(scene.asked("plain").iter().all(|r| r.get("serviceAccountToken").is_none()));
     }
 
-    fn account(name: &str, annotations: &[(&str, &str)]) -> Account {
-        Account {
+    fn account(name: &str, annotations: &[(&str, &str)]) -> PluginAccount {
+        PluginAccount {
             token: format!("token of {name}"),
             account: ImagePullServiceAccount { name: name.to_owned(), ..ImagePullServiceAccount::default() },
             annotations: annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
@@ -707,7 +707,7 @@ END"#
             all.push(p);
         }
         let plugins = scene.load(&json!(all)).unwrap();
-        let accounts = |third: Option<Account>| {
+        let accounts = |third: Option<PluginAccount>| {
             [(0, Some(account("for first", &[]))), (1, Some(account("for second", &[]))), (2, third)].into()
         };
         assert_eq!(plugins.lookup("a.test/x", "a.test/x", &accounts(None)).await.len(), 2);
@@ -717,7 +717,7 @@ END"#
             assert_eq!(asked[0]["serviceAccountToken"], json!(format!("token of for {name}")));
         }
         assert_eq!(scene.asked("third").len(), 0);
-        assert_eq!(plugins.lookup("a.test/x", "a.test/x", &Accounts::new()).await.len(), 1);
+        assert_eq!(plugins.lookup("a.test/x", "a.test/x", &PluginAccounts::new()).await.len(), 1);
         assert_eq!(scene.asked("third")[0].get("serviceAccountToken"), None, "it does not need one");
     }
 

@@ -121,8 +121,8 @@ fn records_of_a_kubelet_are_taken_over_and_others_are_left_alone() {
     }
     records.begin(IMAGE).unwrap().pulled("torn", PullCredentials::node_wide());
     assert_eq!(records.access(IMAGE, "torn"), Access::Free);
-    assert!(records.answer(IMAGE, "beta", &[], std::slice::from_ref(&sa)));
-    assert!(!records.answer(IMAGE, "beta", &[secret("a")], &[]));
+    assert!(records.may_use(IMAGE, "beta", &[], std::slice::from_ref(&sa)));
+    assert!(!records.may_use(IMAGE, "beta", &[secret("a")], &[]));
     assert_eq!(records.access("other.test/app", "beta"), Access::Pull, "pulled, but under another name");
 }
 
@@ -132,12 +132,12 @@ fn what_a_pod_shows_is_learnt_and_outlives_the_process() {
     let records = scene.open();
     records.begin(IMAGE).unwrap().pulled(ID, opened_by(secret("a")));
     assert_eq!(records.access(IMAGE, ID), Access::Ask);
-    assert!(!records.answer(IMAGE, ID, &[secret("b")], &[]));
+    assert!(!records.may_use(IMAGE, ID, &[secret("b")], &[]));
     let copy = ImagePullSecret { name: "copy".to_owned(), ..secret("a") };
-    assert!(records.answer(IMAGE, ID, std::slice::from_ref(&copy), &[]));
+    assert!(records.may_use(IMAGE, ID, std::slice::from_ref(&copy), &[]));
     let rotated = ImagePullSecret { credential_hash: "new".to_owned(), ..copy };
     let records = scene.open();
-    assert!(records.answer(IMAGE, ID, &[rotated], &[]), "the copy is known by its coordinates");
+    assert!(records.may_use(IMAGE, ID, &[rotated], &[]), "the copy is known by its coordinates");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn intents_that_are_left_become_records_without_credentials_where_the_image_came
     }
     let records = scene.open();
     let running = records.begin("r.test/running:1").unwrap();
-    assert!(records.has_left_intents());
+    assert!(records.has_stale_intents());
     assert_eq!(records.access("busybox:latest", "sha256:bb"), Access::Pull);
     records.recover(&[
         listed(ID, &[IMAGE]),
@@ -172,7 +172,7 @@ fn intents_that_are_left_become_records_without_credentials_where_the_image_came
         listed("sha256:rr", &["r.test/running:1"]),
     ]);
     assert_eq!(scene.files("pulling").len(), 1, "that of the pull in flight");
-    assert!(!records.has_left_intents());
+    assert!(!records.has_stale_intents());
     let records = scene.open();
     assert_eq!(records.access(IMAGE, ID), Access::Pull);
     assert_eq!(records.access("busybox:latest", "sha256:bb"), Access::Pull);

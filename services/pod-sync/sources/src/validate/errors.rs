@@ -3,9 +3,9 @@
 use std::fmt::{self, Display};
 
 /// Errors that are listed for one pod. Further ones are only counted.
-const MOST: usize = 100;
+const MAX_LISTED_ERRORS: usize = 100;
 /// Characters of an invalid value that an error shows.
-const SHOWN: usize = 256;
+const MAX_SHOWN_CHARS: usize = 256;
 
 /// An error of one field.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,16 +17,16 @@ pub struct FieldError {
 }
 
 /// An invalid value, as an error shows it.
-pub(super) enum Bad<'a> {
+pub(super) enum BadValue<'a> {
     Text(&'a str),
     Number(i128),
     Flag(bool),
 }
 
-impl Display for Bad<'_> {
+impl Display for BadValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Text(text) => match text.char_indices().nth(SHOWN) {
+            Self::Text(text) => match text.char_indices().nth(MAX_SHOWN_CHARS) {
                 Some((end, _)) => write!(f, "{:?}...", text.get(..end).unwrap_or_default()),
                 None => write!(f, "{text:?}"),
             },
@@ -36,31 +36,31 @@ impl Display for Bad<'_> {
     }
 }
 
-impl<'a> From<&'a str> for Bad<'a> {
+impl<'a> From<&'a str> for BadValue<'a> {
     fn from(text: &'a str) -> Self {
         Self::Text(text)
     }
 }
 
-impl From<i32> for Bad<'_> {
+impl From<i32> for BadValue<'_> {
     fn from(number: i32) -> Self {
         Self::Number(number.into())
     }
 }
 
-impl From<i64> for Bad<'_> {
+impl From<i64> for BadValue<'_> {
     fn from(number: i64) -> Self {
         Self::Number(number.into())
     }
 }
 
-impl From<usize> for Bad<'_> {
+impl From<usize> for BadValue<'_> {
     fn from(number: usize) -> Self {
         Self::Number(i128::try_from(number).unwrap_or(i128::MAX))
     }
 }
 
-impl From<bool> for Bad<'_> {
+impl From<bool> for BadValue<'_> {
     fn from(flag: bool) -> Self {
         Self::Flag(flag)
     }
@@ -87,7 +87,7 @@ impl Errors {
     }
 
     pub(super) fn plain(&mut self, field: impl Display, message: impl Display) {
-        if self.found.len() < MOST {
+        if self.found.len() < MAX_LISTED_ERRORS {
             self.found.push(FieldError { field: field.to_string(), message: message.to_string() });
         } else {
             self.more = self.more.saturating_add(1);
@@ -97,7 +97,7 @@ impl Errors {
     pub(super) fn invalid<'a>(
         &mut self,
         field: impl Display,
-        value: impl Into<Bad<'a>>,
+        value: impl Into<BadValue<'a>>,
         detail: impl Display,
     ) {
         self.plain(field, format_args!("Invalid value: {}: {detail}", value.into()));
@@ -112,13 +112,13 @@ impl Errors {
         self.plain(field, format_args!("Forbidden: {detail}"));
     }
 
-    pub(super) fn duplicate<'a>(&mut self, field: impl Display, value: impl Into<Bad<'a>>) {
+    pub(super) fn duplicate<'a>(&mut self, field: impl Display, value: impl Into<BadValue<'a>>) {
         self.plain(field, format_args!("Duplicate value: {}", value.into()));
     }
 
     pub(super) fn not_found(&mut self, field: impl Display, value: &str, detail: &str) {
         let colon = if detail.is_empty() { "" } else { ": " };
-        self.plain(field, format_args!("Not found: {}{colon}{detail}", Bad::Text(value)));
+        self.plain(field, format_args!("Not found: {}{colon}{detail}", BadValue::Text(value)));
     }
 
     pub(super) fn too_long(&mut self, field: impl Display, most: usize) {
@@ -131,7 +131,7 @@ impl Errors {
 
     pub(super) fn unsupported(&mut self, field: impl Display, value: &str, supported: &[&str]) {
         let quoted: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
-        let value = Bad::Text(value);
+        let value = BadValue::Text(value);
         self.plain(
             field,
             format_args!("Unsupported value: {value}: supported values: {}", quoted.join(", ")),
