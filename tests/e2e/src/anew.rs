@@ -1,4 +1,4 @@
-//! Services that are started anew: with other settings, or after a reboot of the node.
+//! Restarts of services with other settings, and a reboot of the node.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -13,19 +13,19 @@ use crate::service::{Boot, Service};
 use crate::wait::LONG;
 
 impl Node {
-    /// Ends a service with SIGTERM, until it is started again.
+    /// Stops a service with SIGTERM until it is started again.
     ///
     /// # Panics
-    /// It does not end.
+    /// It does not stop.
     pub async fn end_service(&mut self, name: &str) {
         let service = self.services.get_mut(name).expect("a service of this node");
         assert!(service.terminate().await, "{name} does not end after SIGTERM");
     }
 
-    /// Starts a service that was ended, with other values of some flags, and waits until it serves.
+    /// Starts a stopped service with other values of some flags, and waits until it serves.
     ///
     /// # Panics
-    /// It does not.
+    /// It does not serve.
     pub async fn start_service(&mut self, name: &'static str, flags: &[(&str, &str)]) {
         let mut plan = self.services[name].plan.clone();
         for (flag, value) in flags {
@@ -35,30 +35,30 @@ impl Node {
         self.wait_serving(name, LONG).await;
     }
 
-    /// Takes everything that a reboot of the machine takes: the services, the runtime, all pods, mounts, interfaces, cgroups, and what is
-    /// in /run. What is on disk stays.
+    /// Removes what a reboot removes: services, runtime, pods, mounts, interfaces, cgroups, and the files in /run. Files on disk
+    /// stay.
     ///
     /// # Panics
-    /// Something of it cannot be taken.
+    /// Something cannot be removed.
     pub async fn power_off(&mut self) {
-        // All are asked before the end of the first is waited for.
+        // All services are signalled before the first one is waited for.
         join_all(self.services.values_mut().map(|s| s.end(Signal::SIGKILL, LONG))).await;
         self.containerd.power_off().await;
         std::fs::remove_dir_all(self.paths.run()).expect("what is in memory is gone");
     }
 
-    /// Starts the runtime and all services in another boot: its id is another, and CLOCK_BOOTTIME began just now. Nothing is waited
-    /// for but the runtime.
+    /// Starts the runtime and all services in another boot: with another boot ID, and a CLOCK_BOOTTIME that begins now. Only the
+    /// runtime is waited for.
     ///
     /// # Panics
-    /// The machine does not tell its uptime, or something cannot be started.
+    /// The machine's uptime cannot be read, or something cannot be started.
     pub async fn boot(&mut self) {
         let id = self.base.path().join("boot-id");
         let new = std::fs::read("/proc/sys/kernel/random/uuid").expect("the kernel makes ids");
         std::fs::write(&id, new).expect("a file can be written");
         let uptime = std::fs::read_to_string("/proc/uptime").expect("the kernel tells its uptime");
         let began = uptime.split('.').next().and_then(|s| s.parse().ok()).expect("the uptime is a number");
-        // pod-sync would do it itself, where only those of its boot see it.
+        // pod-sync would do this itself, but visible only to processes of its boot.
         share(&self.root_dir());
         self.containerd.start_again().await.expect("the private containerd starts again");
         for name in SERVICES {

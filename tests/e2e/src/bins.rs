@@ -1,17 +1,17 @@
-//! Where the built binaries are.
+//! Paths of the built binaries.
 
 use std::path::{Path, PathBuf};
 
-/// Names the directory of the binaries; without it they are beside the test's own build.
+/// Environment variable with the directory of the binaries. The default is that of the test's own build.
 pub const BIN_DIR_ENV: &str = "QUINTLET_BIN_DIR";
 
-/// The services that every node runs, in start order.
+/// The services of every node, in start order.
 pub const SERVICES: [&str; 5] = ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync"];
 
-/// The directory that has the binaries of all services and quintctl.
+/// Returns the directory with the binaries of all services and of quintctl.
 ///
 /// # Panics
-/// One is missing.
+/// A binary is missing.
 #[must_use]
 pub fn dir() -> PathBuf {
     let dir = std::env::var_os(BIN_DIR_ENV).map_or_else(profile_dir, PathBuf::from);
@@ -26,17 +26,17 @@ pub fn dir() -> PathBuf {
     dir
 }
 
-/// `target/<profile>`: the test's executable is in its `deps`.
+/// Returns `target/<profile>`: the test's executable is in its `deps`.
 pub(crate) fn profile_dir() -> PathBuf {
     let exe = std::env::current_exe().expect("a running process has an executable");
     let parent = exe.parent().unwrap_or(Path::new("."));
     if parent.ends_with("deps") { parent.parent().unwrap_or(parent).to_owned() } else { parent.to_owned() }
 }
 
-/// Debian's kubectl 1.20, which speaks SPDY only, where `scripts/install.sh test` unpacks it.
+/// Returns Debian's kubectl 1.20, which speaks SPDY only, from where `scripts/install.sh test` unpacks it.
 ///
 /// # Panics
-/// It is not there.
+/// It does not exist.
 #[must_use]
 pub fn kubectl() -> PathBuf {
     let target = profile_dir().parent().map(Path::to_owned).unwrap_or_default();

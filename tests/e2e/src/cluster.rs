@@ -1,4 +1,4 @@
-//! An API server of either kind as an administrator sees it: the one in memory, or a real one that kubeconfigs lead to.
+//! An administrator's client of an API server: the one in memory, or a real one.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,29 +10,28 @@ use serde_json::{Value, json};
 
 use crate::wait::until;
 
-/// Names the kubeconfig of an administrator of a real cluster.
+/// Environment variable with the kubeconfig of an administrator of a real cluster.
 pub const ADMIN_ENV: &str = "QUINTLET_KUBECONFIG";
-/// Names the kubeconfig of the identity `system:node:$QUINTLET_NODE` there.
+/// Environment variable with the kubeconfig of the identity `system:node:$QUINTLET_NODE` there.
 pub const NODE_KUBECONFIG_ENV: &str = "QUINTLET_NODE_KUBECONFIG";
-/// The name of that node, which does not run elsewhere.
+/// Environment variable with the name of that node, which must not run elsewhere.
 pub const NODE_ENV: &str = "QUINTLET_NODE";
 
-/// How a real cluster is reached.
+/// Access to a real cluster.
 #[derive(Debug, Clone)]
 pub struct Real {
     /// Kubeconfig of an administrator.
     pub admin: PathBuf,
     /// Kubeconfig of the node.
     pub kubeconfig: PathBuf,
-    /// Name of the node.
     pub node: String,
 }
 
 impl Real {
-    /// As the environment says.
+    /// Reads the environment variables.
     ///
     /// # Panics
-    /// It does not.
+    /// One is not set.
     #[must_use]
     pub fn of_env() -> Self {
         let of = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
@@ -40,11 +39,10 @@ impl Real {
     }
 }
 
-/// A cluster with one node that is ours.
+/// A cluster with the test's node.
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
-    /// Name of the node.
     pub node: String,
 }
 
@@ -55,13 +53,13 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// The one of this client.
+    /// Uses the cluster of this client.
     #[must_use]
     pub fn new(client: Client, node: &str) -> Self {
         Self { client, node: node.to_owned() }
     }
 
-    /// A real one.
+    /// Connects to a real cluster.
     ///
     /// # Panics
     /// Its kubeconfig cannot be read.
@@ -72,10 +70,10 @@ impl Cluster {
         Self::new(client, &real.node)
     }
 
-    /// Creates an object. `resource` is the plural name; cluster scope has no namespace.
+    /// Creates an object. `resource` is the plural name. The namespace is empty for cluster scope.
     ///
     /// # Panics
-    /// The server refuses it.
+    /// The API server rejects it.
     pub async fn create(&self, resource: &str, namespace: &str, object: Value) -> Value {
         let made = self.send(Method::POST, &path(resource, namespace, ""), Some(&object)).await;
         made.unwrap_or_else(|e| panic!("{resource}: {e}: {object:#}"))
@@ -84,16 +82,16 @@ impl Cluster {
     /// Creates a pod that is bound to the node.
     ///
     /// # Panics
-    /// The server refuses it.
+    /// The API server rejects it.
     pub async fn create_pod(&self, mut pod: Value) -> Value {
         pod["spec"]["nodeName"] = json!(self.node);
         self.create("pods", "default", pod).await
     }
 
-    /// An object as it is now.
+    /// Returns an object.
     ///
     /// # Errors
-    /// The server does not answer.
+    /// The API server does not respond.
     pub async fn get(&self, resource: &str, namespace: &str, name: &str) -> kube::Result<Option<Value>> {
         match self.send(Method::GET, &path(resource, namespace, name), None).await {
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
@@ -101,20 +99,20 @@ impl Cluster {
         }
     }
 
-    /// All objects of a resource.
+    /// Returns all objects of a resource.
     ///
     /// # Panics
-    /// The server does not answer.
+    /// The API server does not respond.
     pub async fn list(&self, resource: &str) -> Vec<Value> {
         let list = self.send(Method::GET, &path(resource, "", ""), None).await;
         let mut list = list.unwrap_or_else(|e| panic!("{resource}: {e}"));
         serde_json::from_value(list["items"].take()).expect("a list has items")
     }
 
-    /// Changes an object, again where somebody else did so meanwhile.
+    /// Changes an object, and retries on conflicts.
     ///
     /// # Panics
-    /// There is none, or the server refuses the change.
+    /// It does not exist, or the API server rejects the change.
     pub async fn edit(&self, resource: &str, namespace: &str, name: &str, change: impl Fn(&mut Value)) {
         let path = path(resource, namespace, name);
         loop {
@@ -131,10 +129,10 @@ impl Cluster {
         }
     }
 
-    /// Deletes an object; one that is gone already is no error.
+    /// Deletes an object. It is not an error if it does not exist.
     ///
     /// # Panics
-    /// The server refuses.
+    /// The API server rejects it.
     pub async fn delete(&self, resource: &str, namespace: &str, name: &str) {
         match self.send(Method::DELETE, &path(resource, namespace, name), None).await {
             Err(kube::Error::Api(status)) if status.code == 404 => {}
@@ -142,10 +140,10 @@ impl Cluster {
         }
     }
 
-    /// Waits until an object (null: none) is as wanted, and returns it.
+    /// Waits for a condition on an object (null if it does not exist), and returns it.
     ///
     /// # Panics
-    /// It is not in time.
+    /// The wait timed out.
     pub async fn wait_for(
         &self,
         resource: &str,

@@ -1,21 +1,23 @@
-//! A node for tests: the five services as built, a private containerd, and an API server in memory where one is wanted.
+//! A node for tests: the five services as built, a private containerd, and optionally an API server in memory.
 //!
-//! - [`node`] — starts everything, kills and stops services, takes it down and looks for what is left;
-//! - [`anew`] — services started with other settings, and the node after a reboot;
-//! - [`cluster`] — an API server of either kind, as an administrator sees it;
-//! - [`service`] — one supervised process, started again 200 ms after it ended, as `quintctl up` does;
-//! - [`seen`] — a pod as pod-sync or the API server shows it;
-//! - [`recorder`] — every state from before a fault until after it, and what must not have changed;
-//! - [`registry`] — an image registry that can hold layers back;
-//! - [`runtime`] — sandboxes and containers as the runtime has them, through cri-proxy;
+//! - [`node`] — starts all processes, kills and stops services, removes everything and checks for leftovers;
+//! - [`anew`] — restarts of services with other settings, and reboots of the node;
+//! - [`cluster`] — an administrator's client of an API server;
+//! - [`service`] — a supervised process, restarted 200 ms after it exits, as by `quintctl up`;
+//! - [`seen`] — a pod as shown by pod-sync or the API server;
+//! - [`recorder`] — records all states around a fault, and checks what must not change;
+//! - [`registry`] — an image registry that can delay layers;
+//! - [`runtime`] — the runtime's sandboxes and containers, through cri-proxy;
 //! - [`otlp`] — a receiver of traces;
 //! - [`pods`] — manifests;
-//! - [`sockets`] — connections that processes have open;
-//! - [`terminal`] — a program in a terminal, with somebody who types;
+//! - [`sockets`] — open connections of processes;
+//! - [`terminal`] — a program in a terminal with simulated input;
 //! - [`wait`] — predicates with a deadline.
 //!
-//! Tests need root, containerd, runc, CNI plugins, busybox and the built binaries (`make build` or `make test`); they fail without,
-//! and are never skipped. A test that failed leaves the services' logs in `<target>/e2e/<test>` and prints their ends.
+//! Tests need root, containerd, runc, CNI plugins, busybox and the built binaries (`make build` or `make test`). Without them they
+//! fail; they are never skipped. A failed test leaves the services' logs in `<target>/e2e/<test>` and prints their last lines.
+
+#![allow(missing_docs, reason = "only the tests of this crate use it")]
 
 pub mod anew;
 pub mod bins;

@@ -1,4 +1,4 @@
-//! The node: five services, a private containerd, an API server where one is wanted.
+//! The node: five services, a private containerd, and optionally an API server.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -31,44 +31,42 @@ use crate::seen::Seen;
 use crate::service::{Plan, Service};
 use crate::wait::{LONG, until};
 
-/// Name of the node; static pods have it as a suffix.
+/// Name of the node, which is also the suffix of static pods.
 pub const NODE: &str = "e2e-node";
 
-/// Printed of each log when a test failed.
+/// Bytes printed of each log if a test fails.
 const LOG_END: u64 = 6_000;
 
-/// How a node is made.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Name of the test.
     pub name: &'static str,
     /// With an API server in memory.
     pub api: bool,
-    /// With a real one.
+    /// With a real API server.
     pub real: Option<Real>,
-    /// Where traces go.
+    /// OTLP endpoint for traces.
     pub otlp_endpoint: Option<String>,
-    /// Between two looks of pod-sync at a pod to which nothing happened.
+    /// Interval between syncs of a pod without changes.
     pub sync_frequency: &'static str,
-    /// Further arguments, each with the service it is for.
+    /// Additional arguments, each with the name of its service.
     pub extra: Vec<(&'static str, String)>,
-    /// With the node API, as a user without rights.
+    /// With node-api, as an unprivileged user.
     pub node_api: bool,
-    /// The services have a wall clock of their own, for [`Node::step_clock`].
+    /// The services have a wall clock that [`Node::step_clock`] can step.
     pub own_clock: bool,
 }
 
-/// What the wall clock of the services adds to the machine's, for libfaketime.
+/// File with the offset of the services' wall clock to the machine's, for libfaketime.
 const CLOCK: &str = "clock";
 
-/// The second instance of probe-service, where a test has one.
+/// The second instance of probe-service.
 const SECOND_PROBER: &str = "probe-1";
 
-/// The user of the node API.
+/// User of node-api.
 pub const NODE_API_UID: u32 = 65_533;
 
 impl Options {
-    /// Without an API server.
+    /// Returns options without an API server.
     #[must_use]
     pub fn standalone(name: &'static str) -> Self {
         Self {
@@ -83,16 +81,16 @@ impl Options {
         }
     }
 
-    /// With one.
+    /// Returns options with an API server in memory.
     #[must_use]
     pub fn with_api(name: &'static str) -> Self {
         Self { api: true, ..Self::standalone(name) }
     }
 
-    /// With the real one that the environment leads to.
+    /// Returns options with the real API server of the environment variables.
     ///
     /// # Panics
-    /// It leads to none.
+    /// They are not set.
     #[must_use]
     pub fn with_real_api(name: &'static str) -> Self {
         Self { real: Some(Real::of_env()), ..Self::standalone(name) }
@@ -103,10 +101,9 @@ impl Options {
     }
 }
 
-/// A running node. [`Node::down`] ends it and fails when anything is left; a dropped one is removed too, in haste.
+/// A running node. [`Node::down`] removes it and fails if anything is left. Dropping it removes it without checks.
 pub struct Node {
     pub(crate) services: BTreeMap<&'static str, Service>,
-    /// The runtime.
     pub containerd: Containerd,
     /// The API server in memory.
     pub api: Option<TestApi>,
@@ -125,10 +122,10 @@ impl std::fmt::Debug for Node {
 }
 
 impl Node {
-    /// Starts everything and waits until all five services serve.
+    /// Starts all processes and waits until all five services serve.
     ///
     /// # Panics
-    /// A part is missing or does not come up, or this is not root.
+    /// A part is missing or does not start, or the process is not root.
     pub async fn start(options: Options) -> Self {
         assert!(
             nix::unistd::geteuid().is_root(),
@@ -214,10 +211,10 @@ impl Node {
         self.services.insert("node-api", Service::start(plan));
     }
 
-    /// Starts a second instance of probe-service, the service and instance `probe-1`, and waits until it serves.
+    /// Starts a second instance of probe-service, named `probe-1`, and waits until it serves.
     ///
     /// # Panics
-    /// It does not serve for long.
+    /// It does not serve in time.
     pub async fn add_prober(&mut self) {
         let first = self.services["probe-service"].plan.clone();
         let id = |arg: &OsString| if arg == "probe-0" { OsString::from(SECOND_PROBER) } else { arg.clone() };
@@ -231,10 +228,10 @@ impl Node {
         self.wait_serving(SECOND_PROBER, LONG).await;
     }
 
-    /// The value of a counter of a service, as its metrics have it; zero before it first counts.
+    /// Returns a counter from a service's metrics; zero if it does not exist yet.
     ///
     /// # Panics
-    /// The service does not answer for long.
+    /// The service does not respond in time.
     pub async fn counter(&self, service: &str, name: &str) -> u64 {
         let mut client = DebugClient::new(self.health_channel(service));
         let text = until(&format!("metrics of {service}"), LONG, async || {
@@ -247,7 +244,7 @@ impl Node {
         value.map_or(0, |v| v.trim().parse().expect("a counter is a whole number"))
     }
 
-    /// What a service has logged so far.
+    /// Returns the log of a service.
     ///
     /// # Panics
     /// It cannot be read.
@@ -256,10 +253,10 @@ impl Node {
         std::fs::read_to_string(self.logs.dir.join(format!("{service}.log"))).expect("a log that can be read")
     }
 
-    /// Waits until a service has logged something.
+    /// Waits until a service has logged a text.
     ///
     /// # Panics
-    /// It does not in [`LONG`].
+    /// The wait exceeds [`LONG`].
     pub async fn wait_log(&self, service: &str, text: &str) {
         until(&format!("{text:?} in the log of {service}"), LONG, async || {
             let log = self.log(service);
@@ -268,37 +265,37 @@ impl Node {
         .await;
     }
 
-    /// Where the node API serves HTTPS.
+    /// Returns the HTTPS address of node-api.
     #[must_use]
     pub fn node_api(&self) -> std::net::SocketAddr {
         std::net::SocketAddr::from(([127, 0, 0, 1], self.node_api_port))
     }
 
-    /// Places under the run directory.
+    /// Returns the paths in the run directory.
     #[must_use]
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    /// pod-sync's root directory.
+    /// Returns pod-sync's root directory.
     #[must_use]
     pub fn root_dir(&self) -> PathBuf {
         self.base.path().join("root")
     }
 
-    /// Where the pods' logs are.
+    /// Returns the directory of pod logs.
     #[must_use]
     pub fn pod_logs_dir(&self) -> PathBuf {
         self.base.path().join("pod-logs")
     }
 
-    /// Where links to containers' logs are.
+    /// Returns the directory of links to container logs.
     #[must_use]
     pub fn container_logs_dir(&self) -> PathBuf {
         self.base.path().join("container-logs")
     }
 
-    /// The operator's tool, for this node.
+    /// Returns a command that runs quintctl for this node.
     #[must_use]
     pub fn quintctl(&self, args: &[&str]) -> tokio::process::Command {
         let mut command = tokio::process::Command::new(bins::dir().join("quintctl"));
@@ -306,10 +303,10 @@ impl Node {
         command
     }
 
-    /// A directory for what is to outlive pods.
+    /// Returns a directory that pods can share.
     ///
     /// # Panics
-    /// It cannot be made.
+    /// It cannot be created.
     #[must_use]
     pub fn scratch(&self) -> PathBuf {
         let dir = self.base.path().join("scratch");
@@ -317,70 +314,69 @@ impl Node {
         dir
     }
 
-    /// The API server.
+    /// Returns the API server in memory.
     ///
     /// # Panics
-    /// The node was started without.
+    /// The node has none.
     #[must_use]
     pub fn api(&self) -> &TestApi {
         self.api.as_ref().expect("this node was started with an API server")
     }
 
-    /// The API server of either kind.
+    /// Returns the API server of either kind.
     ///
     /// # Panics
-    /// The node was started without.
+    /// The node has none.
     #[must_use]
     pub fn cluster(&self) -> &Cluster {
         self.cluster.as_ref().expect("this node was started with an API server")
     }
 
-    /// A service.
     #[must_use]
     pub fn service(&self, name: &str) -> &Service {
         &self.services[name]
     }
 
-    /// A channel to pod-sync.
+    /// Returns a channel to pod-sync.
     #[must_use]
     pub fn podsync(&self) -> Channel {
         socket::channel(self.paths.podsync())
     }
 
-    /// A channel to the full CRI of cri-proxy.
+    /// Returns a channel to cri-proxy's socket with the complete CRI.
     #[must_use]
     pub fn cri(&self) -> Channel {
         socket::channel(self.paths.cri(CriSocket::Admin))
     }
 
-    /// What the runtime lists, through cri-proxy.
+    /// Returns the runtime's sandboxes and containers, through cri-proxy.
     ///
     /// # Panics
-    /// It does not answer for long.
+    /// cri-proxy does not respond in time.
     pub async fn listed(&self) -> Listed {
         let channel = self.cri();
         until("a list of the runtime through cri-proxy", LONG, async || runtime::list(channel.clone()).await)
             .await
     }
 
-    /// Major and minor version of the runtime.
+    /// Returns major and minor version of the runtime.
     ///
     /// # Panics
-    /// It does not answer for long.
+    /// cri-proxy does not respond in time.
     pub async fn runtime_version(&self) -> (u32, u32) {
         until("the runtime's version", LONG, async || runtime::version(self.cri()).await).await
     }
 
-    /// Asserts that nothing is there twice.
+    /// Asserts that no sandbox or container exists twice.
     ///
     /// # Panics
-    /// Something is.
+    /// One does.
     pub async fn assert_no_duplicates(&self) {
         let duplicates = self.listed().await.duplicates();
         assert!(duplicates.is_empty(), "there twice: {duplicates:#?}");
     }
 
-    /// Writes a manifest, as a whole.
+    /// Writes a manifest atomically.
     ///
     /// # Panics
     /// It cannot be written.
@@ -400,34 +396,34 @@ impl Node {
     /// Removes a manifest.
     ///
     /// # Panics
-    /// It is not there.
+    /// It does not exist.
     pub fn remove_manifest(&self, file: &str) {
         std::fs::remove_file(self.base.path().join("manifests").join(file)).expect("the manifest is there");
     }
 
-    /// Pods and problems as pod-sync lists them.
+    /// Returns the pods and problems that pod-sync lists.
     ///
     /// # Errors
-    /// As pod-sync answers.
+    /// The error of pod-sync.
     pub async fn list(&self) -> Result<(Vec<Seen>, Vec<podsync::SourceProblem>), Status> {
         let reply = PodSyncClient::new(self.podsync()).list_pods(podsync::ListPodsRequest::default()).await?;
         let reply = reply.into_inner();
         Ok((reply.pods.into_iter().map(Seen::from_view).collect(), reply.problems))
     }
 
-    /// A pod by the name in its manifest, or as `namespace/name`.
+    /// Returns a pod by its name in the manifest, or as `namespace/name`.
     ///
     /// # Errors
-    /// As pod-sync answers.
+    /// The error of pod-sync.
     pub async fn pod(&self, name: &str) -> Result<Seen, Status> {
         let request = podsync::GetPodRequest { pod: name.to_owned() };
         Ok(Seen::from_view(PodSyncClient::new(self.podsync()).get_pod(request).await?.into_inner()))
     }
 
-    /// Waits until a pod is as wanted.
+    /// Waits for a condition on a pod.
     ///
     /// # Panics
-    /// It is not within `limit`.
+    /// The wait exceeds `limit`.
     pub async fn wait_pod(
         &self,
         name: &str,
@@ -443,7 +439,7 @@ impl Node {
         .await
     }
 
-    /// Waits until nothing of a pod is left: for pod-sync, in the runtime, in the directories, in the cgroups.
+    /// Waits until pod-sync, the runtime, the directories and the cgroups have nothing of a pod.
     ///
     /// # Panics
     /// Something is left.
@@ -464,7 +460,7 @@ impl Node {
         .await;
     }
 
-    /// Files and cgroups of a pod.
+    /// Returns the files and cgroups of a pod.
     #[must_use]
     pub fn pod_traces(&self, uid: &str) -> Vec<String> {
         let mut left = Vec::new();
@@ -482,17 +478,17 @@ impl Node {
         left
     }
 
-    /// A file in an emptyDir of a pod; empty when it is not there.
+    /// Returns a file in an emptyDir of a pod; empty if it does not exist.
     #[must_use]
     pub fn empty_dir_file(&self, uid: &str, volume: &str, file: &str) -> String {
         let volumes = self.root_dir().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir");
         std::fs::read_to_string(volumes.join(volume).join(file)).unwrap_or_default()
     }
 
-    /// Steps the wall clock of all services at once, to what the machine's says and so many seconds more. The monotonic clocks go on.
+    /// Sets the wall clock of all services to the machine's plus `seconds`. Monotonic clocks do not change.
     ///
     /// # Panics
-    /// It cannot be written, or the services have the machine's clock.
+    /// The file cannot be written, or the services use the machine's clock.
     pub fn step_clock(&self, seconds: i64) {
         let file = self.base.path().join(CLOCK);
         assert!(file.exists(), "these services have the machine's clock");
@@ -501,7 +497,7 @@ impl Node {
         std::fs::rename(&new, &file).expect("a file can be renamed");
     }
 
-    /// Kills a service without warning. Returns how often it had been started, for [`Node::wait_back`].
+    /// Kills a service with SIGKILL. Returns the number of its starts so far, for [`Node::wait_back`].
     #[must_use]
     pub fn kill9(&self, name: &str) -> u32 {
         let starts = self.services[name].process().starts;
@@ -509,12 +505,12 @@ impl Node {
         starts
     }
 
-    /// Stops a service from running.
+    /// Suspends a service with SIGSTOP.
     pub fn stop(&self, name: &str) {
         self.services[name].signal(Signal::SIGSTOP);
     }
 
-    /// Lets it run on.
+    /// Resumes a suspended service.
     pub fn cont(&self, name: &str) {
         self.services[name].signal(Signal::SIGCONT);
     }
@@ -522,7 +518,7 @@ impl Node {
     /// Waits until a service that was killed after `starts` starts serves again.
     ///
     /// # Panics
-    /// It does not within `limit`.
+    /// The wait exceeds `limit`.
     pub async fn wait_back(&self, name: &str, starts: u32, limit: Duration) {
         let channel = self.health_channel(name);
         until(&format!("{name} serving again"), limit, async || {
@@ -538,7 +534,7 @@ impl Node {
     /// Waits until a service serves.
     ///
     /// # Panics
-    /// It does not within `limit`.
+    /// The wait exceeds `limit`.
     pub async fn wait_serving(&self, name: &str, limit: Duration) {
         let channel = self.health_channel(name);
         until(&format!("{name} serving"), limit, async || health(channel.clone()).await).await;
@@ -556,15 +552,15 @@ impl Node {
         })
     }
 
-    /// Records what is shown of pods from now on.
+    /// Records the states of pods from now on.
     pub async fn record(&self) -> Recorder {
         Recorder::start(self.podsync(), self.api.clone()).await
     }
 
-    /// What pods show that must stay, by the names in their manifests: for pod-sync and, where there is one, in the API server.
+    /// Returns the states of pods that must not change, by manifest names: in pod-sync and, if there is one, in the API server.
     ///
     /// # Panics
-    /// One is not there.
+    /// A pod does not exist.
     pub async fn steady(&self, names: &[&str]) -> Before {
         let mut out = Before::new();
         for name in names {
@@ -579,7 +575,7 @@ impl Node {
         out
     }
 
-    /// Waits until a pod is Ready, in the API server too where there is one.
+    /// Waits until a pod is Ready, also in the API server if there is one.
     pub async fn wait_ready(&self, name: &str) -> Seen {
         let seen = self.wait_pod(name, "Ready", LONG, Seen::is_ready).await;
         if let Some(api) = &self.api {
@@ -589,17 +585,17 @@ impl Node {
         seen
     }
 
-    /// Deletes the pods of the API server, drains pod-sync (SIGUSR1), ends the others, and takes the runtime down.
+    /// Deletes the pods of the API server, drains pod-sync (SIGUSR1), stops the other services, and removes the runtime.
     ///
     /// # Panics
-    /// A service does not end, a pod stays, or something is left on the machine.
+    /// A service does not stop, a pod stays, or something is left on the machine.
     pub async fn down(mut self) {
         let take = |services: &mut BTreeMap<&'static str, Service>, name: &str| {
             services.remove(name).expect("every service is ended once")
         };
         if let Some(cluster) = &self.cluster {
             delete_all(cluster).await;
-            // The API server forgets a pod a little before the last of it is cleared away.
+            // The API server deletes a pod shortly before its last files are removed.
             until("pod-sync without pods of the API server", LONG, async || {
                 let (pods, _) = self.list().await.map_err(|e| vec![e.to_string()])?;
                 let left: Vec<String> =
@@ -673,7 +669,7 @@ fn arguments(
             flag("--pod-logs-dir", &base.join("pod-logs"));
             flag("--container-logs-dir", &base.join("container-logs"));
             flag("--sync-frequency", &options.sync_frequency);
-            // Its images came by import: nobody could pull them again, however full the machine's disk is.
+            // The images were imported and cannot be pulled, so they are kept however full the disk is.
             flag("--image-gc-high-threshold", &"100");
         }
         _ => {}
@@ -685,13 +681,13 @@ fn arguments(
     line
 }
 
-/// A port that nobody has now; it may be taken before it is used, which no test has seen yet.
+/// Returns a free port. Another process may take it before it is used.
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free loopback port can be bound");
     listener.local_addr().expect("a bound port has an address").port()
 }
 
-/// The environment of a process whose wall clock is stepped by a file. Debian's libfaketime has it.
+/// Returns the environment of a process whose wall clock is set by a file, with Debian's libfaketime.
 fn own_clock(base: &Path) -> Vec<(&'static str, OsString)> {
     let library = format!("/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1", std::env::consts::ARCH);
     assert!(Path::new(&library).exists(), "{library} is missing: scripts/install.sh test");
@@ -706,7 +702,7 @@ fn own_clock(base: &Path) -> Vec<(&'static str, OsString)> {
     ]
 }
 
-/// What the host's tmpfiles do: sockets that the node API may open, and a directory of its own.
+/// Creates what the host's tmpfiles create: sockets that node-api may open, and its directory.
 fn prepare_node_api(base: &Path, paths: &Paths) {
     use std::os::unix::fs::{PermissionsExt as _, chown};
     let mode = |path: &Path, mode| {
@@ -751,9 +747,9 @@ async fn health(channel: Channel) -> Result<(), String> {
     }
 }
 
-/// Directories with `part` in their name, down to `depth` levels.
+/// Collects directories with `part` in their name, down to `depth` levels.
 fn named_below(dir: &Path, part: &str, depth: u32, out: &mut Vec<String>) {
-    // systemd's names have no dashes in UIDs.
+    // systemd escapes the dashes of UIDs in unit names.
     let escaped = part.replace('-', "_");
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -768,10 +764,10 @@ fn named_below(dir: &Path, part: &str, depth: u32, out: &mut Vec<String>) {
     }
 }
 
-/// Body of what a web server answers.
+/// Returns the body of a web server's response.
 ///
 /// # Errors
-/// It cannot be reached.
+/// The server cannot be reached.
 pub async fn page(ip: &str, port: u16, path: &str) -> std::io::Result<String> {
     let mut stream = tokio::net::TcpStream::connect((ip, port)).await?;
     stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
@@ -780,7 +776,7 @@ pub async fn page(ip: &str, port: u16, path: &str) -> std::io::Result<String> {
     Ok(reply.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned()))
 }
 
-/// The services' logs: printed when the test fails, removed when it does not.
+/// The services' logs: printed if the test fails, removed otherwise.
 struct Logs {
     dir: PathBuf,
 }
@@ -788,14 +784,14 @@ struct Logs {
 impl Logs {
     fn new(test: &str) -> Self {
         let dir = bins::profile_dir().join("e2e").join(test);
-        // Those of an earlier run would be read as this one's.
+        // Logs of an earlier run must not be read.
         let _not_there = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).expect("a directory beside the binaries can be made");
         Self { dir }
     }
 
     fn discard(self) {
-        // Only those of failed tests are of use.
+        // Only logs of failed tests are kept.
         let _removed = std::fs::remove_dir_all(&self.dir);
     }
 }

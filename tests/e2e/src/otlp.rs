@@ -16,27 +16,24 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Request, Response, Status};
 
-/// A span, as far as tests look at it.
+/// The tested fields of a span.
 #[derive(Debug, Clone)]
 pub struct Span {
-    /// Service that made it.
     pub service: String,
-    /// Trace it belongs to, in hex.
+    /// Trace ID, in hex.
     pub trace: String,
-    /// Its own id, in hex.
+    /// Span ID, in hex.
     pub id: String,
-    /// Id of the span that it is a part of, in hex; empty for the root of a trace.
+    /// Parent span ID, in hex; empty for the root of a trace.
     pub parent: String,
-    /// Name.
     pub name: String,
-    /// Attributes with text values.
+    /// Attributes with string values.
     pub attributes: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Spans(Arc<Mutex<Vec<Span>>>);
 
-/// A running receiver.
 #[derive(Debug)]
 pub struct Receiver {
     endpoint: String,
@@ -45,7 +42,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Starts one on a free loopback port.
+    /// Starts a receiver on a free loopback port.
     ///
     /// # Panics
     /// The loopback address cannot be bound.
@@ -57,28 +54,28 @@ impl Receiver {
             .add_service(TraceServiceServer::new(spans.clone()))
             .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.clone().cancelled_owned());
         quintlet_kit::task::spawn("otlp-receiver", async move {
-            // It ends when the test does.
+            // It ends with the test.
             let _ended = serve.await;
         });
         Self { endpoint, spans, _stop: stop.drop_guard() }
     }
 
-    /// For `--otlp-endpoint`.
+    /// Returns the value of `--otlp-endpoint`.
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// All spans so far.
+    /// Returns all spans so far.
     #[must_use]
     pub fn spans(&self) -> Vec<Span> {
         self.spans.0.lock().clone()
     }
 
-    /// The spans of the one trace whose root has this name and is about this pod: each is a part of another one of them.
+    /// Returns the spans of the only trace whose root has this name and concerns this pod.
     ///
     /// # Errors
-    /// There is none so far, or more than one, or a span has a parent that is not in the trace.
+    /// There is no such trace, or more than one, or a span's parent is not in the trace.
     pub fn tree(&self, root: &str, pod_uid: &str) -> Result<Vec<Span>, String> {
         let all = self.spans();
         let is_root =

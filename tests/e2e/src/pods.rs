@@ -1,9 +1,9 @@
-//! Manifests the tests share.
+//! Manifests that tests share.
 
 use quintlet_localnode::images;
 use serde_json::{Value, json};
 
-/// A pod of one container `main` that runs a shell script.
+/// Returns a pod with one container `main` that runs a shell script.
 #[must_use]
 pub fn script(name: &str, script: &str) -> Value {
     json!({
@@ -19,14 +19,14 @@ pub fn script(name: &str, script: &str) -> Value {
     })
 }
 
-/// A pod that runs until it is told to stop, and then stops at once.
+/// Returns a pod that runs until it is stopped, and then exits at once.
 #[must_use]
 pub fn sleeper(name: &str) -> Value {
     script(name, "trap 'exit 0' TERM; sleep 100000 & wait")
 }
 
-/// A web server whose startup and liveness probes leave a line each time they run, in the emptyDir `probes`, and whose readiness is
-/// asked over HTTP, all every second.
+/// Returns a web server with probes every second: startup and liveness probes append a line to a file in the emptyDir `probes`,
+/// and the readiness probe uses HTTP.
 #[must_use]
 pub fn probed(name: &str) -> Value {
     let mut pod =
@@ -42,7 +42,7 @@ pub fn probed(name: &str) -> Value {
     pod
 }
 
-/// The pod, bound to the node of the tests, as the API server wants it.
+/// Returns the pod bound to the test's node, for the API server.
 #[must_use]
 pub fn bound(mut pod: Value) -> Value {
     pod["spec"]["nodeName"] = json!(crate::node::NODE);

@@ -1,4 +1,4 @@
-//! Every state that was shown from before a fault until after it.
+//! Records all states of pods around a fault.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,46 +20,42 @@ use tonic::transport::Channel;
 use crate::seen::{Seen, Steady};
 use crate::wait::LONG;
 
-/// Between two attempts to reach a pod-sync that is away.
+/// Interval between attempts to reach a pod-sync that is down.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// One thing shown.
+/// A recorded state.
 #[derive(Debug, Clone)]
 pub struct Record {
-    /// Since the recorder began.
+    /// Time since the recorder started.
     pub at: Duration,
-    /// Who showed it: [`PODSYNC`] or [`API`].
+    /// Which service showed it: [`PODSYNC`] or [`API`].
     pub by: &'static str,
-    /// Name of the pod.
     pub name: String,
-    /// None: it is gone.
+    /// `None`: the pod does not exist.
     pub seen: Option<Seen>,
 }
 
-/// What pods showed before a fault, by who showed it and the pod's name.
+/// States before a fault, by service and name of the pod.
 pub type Before = BTreeMap<(&'static str, String), Steady>;
 
-/// pod-sync, as it shows pods on podsync.v1.
+/// pod-sync's podsync.v1.
 pub const PODSYNC: &str = "pod-sync";
 
-/// The API server.
 pub const API: &str = "API";
 
-/// Records until dropped.
 #[derive(Debug)]
 pub struct Recorder {
     records: Arc<Mutex<Vec<Record>>>,
-    /// Why the API server's part is not whole.
+    /// Why the recording of the API server is incomplete.
     broken: Arc<Mutex<Option<String>>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl Recorder {
-    /// Begins: what pod-sync shows on WatchPods, and a watch on the pods of an API server. Returns when it has the pods that are
-    /// there.
+    /// Records WatchPods of pod-sync and a watch of the pods in an API server. Returns once it has the existing pods.
     ///
     /// # Panics
-    /// One of the two does not show them.
+    /// One of the two does not deliver them.
     pub async fn start(podsync: Channel, api: Option<TestApi>) -> Self {
         let records = Arc::new(Mutex::new(Vec::new()));
         let began = Instant::now();
@@ -81,7 +77,7 @@ impl Recorder {
         Self { records, broken, tasks }
     }
 
-    /// What was recorded so far.
+    /// Returns the records so far.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.records.lock().clone()
@@ -92,8 +88,8 @@ impl Recorder {
         self.records()
     }
 
-    /// Asserts that pods that were still starting only went forward: one UID, one instance of each container with one start time and
-    /// no restart, and neither Ready nor Started taken back.
+    /// Asserts that pods that were starting only moved forward: one UID, one instance of each container with one start time and no
+    /// restart, and neither Ready nor Started went back to false.
     ///
     /// # Panics
     /// One did not; the message has each such step.
@@ -122,7 +118,7 @@ impl Recorder {
         assert!(backward.is_empty(), "{what}:\n{}", backward.join("\n"));
     }
 
-    /// Asserts that pods never showed anything else than what they showed before.
+    /// Asserts that pods never changed from their state before.
     ///
     /// # Panics
     /// One did; the message has each such state.
@@ -162,7 +158,7 @@ impl Drop for Recorder {
     }
 }
 
-/// What a pod that starts may not do between two states.
+/// Returns illegal steps of a starting pod between two states.
 fn steps_back(last: &Seen, now: &Seen) -> Vec<String> {
     let mut out = Vec::new();
     let mut unless = |fine: bool, what: &str, was: &str, is: &str| {
@@ -190,7 +186,7 @@ fn steps_back(last: &Seen, now: &Seen) -> Vec<String> {
     out
 }
 
-/// Only what differs, for a message that can be read.
+/// Returns only the differences, for a readable message.
 fn difference(want: &Steady, got: &Steady) -> Vec<String> {
     let mut out = Vec::new();
     let mut compare = |what: String, want: String, got: String| {
@@ -221,7 +217,7 @@ async fn podsync_states(
     loop {
         let request =
             WatchPodsRequest { hello: Some(quintlet_proto::hello()), ..WatchPodsRequest::default() };
-        // A stream that cannot be opened or ends is opened again: pod-sync is what gets killed.
+        // A stream that fails or ends is opened again, since pod-sync is killed.
         if let Ok(stream) = PodSyncClient::new(channel.clone()).watch_pods(request).await {
             let mut stream = stream.into_inner();
             while let Ok(Some(message)) = stream.message().await {
@@ -241,7 +237,7 @@ async fn podsync_states(
     }
 }
 
-/// An ordinary watch: what was shown for an instant only is seen too.
+/// Watches the API server, so that short-lived states are recorded as well.
 async fn api_states(
     api: TestApi,
     records: Arc<Mutex<Vec<Record>>>,
@@ -270,7 +266,7 @@ async fn api_states(
             Ok(events) => Box::pin(events),
             Err(e) => return failed(e.to_string()),
         };
-        // A server ends a watch now and then; it is taken up where it ended.
+        // A server may end a watch, which then continues from its last version.
         while let Some(Ok(event)) = events.next().await {
             match event {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {

@@ -1,4 +1,4 @@
-//! Ends pod-sync at one exact failpoint. Nothing after that failpoint is executed.
+//! Kills pod-sync at an exact failpoint. No code after that failpoint is executed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,27 +14,26 @@ use tokio_util::sync::CancellationToken;
 struct Armed {
     effect: Kind,
     when: When,
-    // None: it only counts.
+    // `None`: failpoints are only counted.
     at: Option<Step>,
     passed: Vec<&'static str>,
 }
 
-/// One step of a kind among those of that kind.
+/// A step of a kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Which kind.
     pub kind: String,
-    /// Which of them, counted from 1.
+    /// Number among the steps of its kind, from 1.
     pub number: usize,
 }
 
-/// Where pod-sync is to end.
+/// The failpoint at which pod-sync is killed.
 #[derive(Debug)]
 pub struct Cuts {
-    // Who changes `reached` holds this: a cut has either happened when somebody disarms, or never does.
+    // Held while `reached` changes: once disarmed, no kill can follow.
     armed: Mutex<Option<Armed>>,
     reached: watch::Sender<Option<Failpoint>>,
-    // A kind of step, and the name of the pod in whose work it panics.
+    // A kind of step, and the name of the pod whose work panics there.
     panic: Mutex<Option<(String, String)>>,
 }
 
@@ -45,37 +44,38 @@ impl Default for Cuts {
 }
 
 impl Cuts {
-    /// Ends pod-sync at this step before or after effects of this kind, counted from now on. Without a step, failpoints are only counted.
+    /// Kills pod-sync at this step, before or after effects of this kind, counted from now. Without a step, failpoints are only
+    /// counted.
     pub fn arm(&self, effect: Kind, when: When, at: Option<Step>) {
         let mut armed = self.armed.lock();
         self.reached.send_replace(None);
         *armed = Some(Armed { effect, when, at, passed: Vec::new() });
     }
 
-    /// It ends nowhere any more; what passed since it was armed, or until it ended.
+    /// Disarms the failpoint. Returns the steps that were passed since it was armed, until the kill.
     pub fn disarm(&self) -> Vec<&'static str> {
         self.armed.lock().take().map(|armed| armed.passed).unwrap_or_default()
     }
 
-    /// Whether a step of this kind has passed since it was armed.
+    /// Returns whether a step of this kind was passed since a failpoint was armed.
     #[must_use]
     pub fn has_passed(&self, kind: &str) -> bool {
         self.armed.lock().as_ref().is_some_and(|armed| armed.passed.contains(&kind))
     }
 
-    /// Waits until pod-sync ended there.
+    /// Waits until pod-sync was killed there.
     pub async fn reached(&self) {
         // The sender lives as long as `self`.
         let _ = self.reached.subscribe().wait_for(Option::is_some).await;
     }
 
-    /// Where pod-sync ended last.
+    /// Returns the failpoint of the last kill.
     #[must_use]
     pub fn last(&self) -> Option<Failpoint> {
         *self.reached.borrow()
     }
 
-    /// From now on each step of this kind in the work of the pod `name` of namespace `default` panics; none without.
+    /// Makes each step of this kind panic in the work of pod `name` in namespace `default`; `None` ends that.
     pub fn panic_at(&self, at: Option<(&str, &str)>) {
         *self.panic.lock() = at.map(|(step, name)| (step.to_owned(), format!("default/{name}")));
     }
@@ -96,7 +96,7 @@ impl Cuts {
         else {
             return false;
         };
-        // Another life of pod-sync goes on from the cut.
+        // A later run of pod-sync is not killed again.
         if self.reached.borrow().is_some() {
             return false;
         }
@@ -111,26 +111,26 @@ impl Cuts {
     }
 }
 
-/// One run of pod-sync. Its threads end at their next passing once it is over, as the threads of a process that was killed.
+/// One run of pod-sync. Once it is killed, its threads end at their next failpoint, like those of a killed process.
 #[derive(Debug)]
 pub(crate) struct Life {
     cuts: Arc<Cuts>,
     kill: CancellationToken,
     main: ThreadId,
     over: AtomicBool,
-    // Everything of its executor is dropped.
+    // All tasks of its runtime were dropped.
     gone: Mutex<bool>,
     went: Condvar,
 }
 
 impl Life {
-    /// One of the thread that calls.
+    /// Returns a run on the calling thread.
     pub(crate) fn new(cuts: Arc<Cuts>, kill: CancellationToken) -> Self {
         let main = std::thread::current().id();
         Self { cuts, kill, main, over: AtomicBool::new(false), gone: Mutex::new(false), went: Condvar::new() }
     }
 
-    /// Nothing of it is to be done any more.
+    /// Makes all its threads end.
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::SeqCst);
     }
@@ -139,7 +139,7 @@ impl Life {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// Nobody is left who could take the end of a thread for an error.
+    /// Marks the runtime as dropped: a thread's end is no longer an error for anybody.
     pub(crate) fn is_gone(&self) {
         *self.gone.lock() = true;
         self.went.notify_all();
@@ -156,7 +156,7 @@ impl Observer for Life {
             self.end();
             self.kill.cancel();
         }
-        // Who waits for another thread's work must not go on for want of it.
+        // A task that waits for another thread's work must not continue without it.
         if std::thread::current().id() != self.main {
             let mut gone = self.gone.lock();
             self.went.wait_while(&mut gone, |gone| !*gone);

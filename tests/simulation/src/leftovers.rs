@@ -1,4 +1,4 @@
-//! What a process of this crate that was killed left on the machine.
+//! Removes what killed processes of this crate left on the machine.
 
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -7,15 +7,15 @@ use nix::mount::MntFlags;
 
 static ONCE: Once = Once::new();
 
-/// Begins the names of directories and cgroups, before the process id.
+/// Prefix of the names of directories and cgroups, before the process ID.
 const PREFIX: &str = "qsim-";
 
-/// Begins the names of what this process makes.
+/// Returns the prefix of this process's names.
 pub(crate) fn prefix() -> String {
     format!("{PREFIX}{}-", std::process::id())
 }
 
-/// Takes away what processes made that are no more, once for each process.
+/// Removes the files and cgroups of processes that no longer exist. Runs once per process.
 pub(crate) fn clear() {
     ONCE.call_once(|| {
         for dir in entries(&std::env::temp_dir()).into_iter().filter(|d| is_left(d)) {
@@ -48,13 +48,13 @@ pub(crate) fn unmount(dir: &Path) {
     }
 }
 
-/// The roots of all hierarchies.
+/// Returns the mount points of all cgroup hierarchies.
 pub(crate) fn cgroup_roots() -> Vec<PathBuf> {
     let all = PathBuf::from("/sys/fs/cgroup");
     [entries(&all), vec![all]].concat()
 }
 
-/// Removes a cgroup and those below it: only their directories can be removed.
+/// Removes a cgroup and its descendants. Only directories can be removed there.
 pub(crate) fn remove_group(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|t| t.is_dir()) {

@@ -1,10 +1,12 @@
-//! The five services' libraries in one process, on temporary sockets, between a fake runtime and a test API server.
+//! Runs the five services as libraries in one process, on temporary sockets, between a fake runtime and a test API server.
 //!
-//! [`Sim`] starts them, each on a thread with an executor of its own, so that [`Sim::kill`] ends one as SIGKILL would: no
-//! task of it takes another step. A [`watch`] looks at the runtime after every change of it, and
-//! [`Sim::finish`] fails the test when what must never be was seen. [`pods`] has the manifests, [`seen`] reads pods.
+//! [`Sim`] starts each service on a thread with its own runtime, so that [`Sim::kill`] ends it like SIGKILL: none of its tasks
+//! is polled again. A [`watch`] checks invariants after every change of the runtime, and [`Sim::finish`] fails the test if one
+//! was violated. [`pods`] has the manifests, [`seen`] reads pods.
 //!
-//! Needs root: pod-sync makes cgroups.
+//! Needs root: pod-sync creates cgroups.
+
+#![allow(missing_docs, reason = "only the tests of this crate use it")]
 
 pub mod cuts;
 mod leftovers;

@@ -4,16 +4,15 @@ use serde_json::{Value, json};
 
 use crate::service::NODE;
 
-/// The image of all of them; the fake registry has everything.
+/// Image of all pods; the fake registry has every image.
 pub const IMAGE: &str = "example.test/app:1";
 
-/// A container.
 #[must_use]
 pub fn container(name: &str) -> Value {
     json!({"name": name, "image": IMAGE, "imagePullPolicy": "IfNotPresent"})
 }
 
-/// A pod bound to the node, with these containers.
+/// Returns a pod that is bound to the node.
 #[must_use]
 pub fn pod(name: &str, containers: &[Value]) -> Value {
     json!({
@@ -29,13 +28,13 @@ pub fn pod(name: &str, containers: &[Value]) -> Value {
     })
 }
 
-/// A pod with one container, named `c-` and the pod's name, since the fake runtime tells containers' behaviour by name.
+/// Returns a pod with one container `c-<pod>`. The fake runtime selects the behaviour of containers by name.
 #[must_use]
 pub fn single(name: &str) -> Value {
     pod(name, &[container(&format!("c-{name}"))])
 }
 
-/// A pod as a manifest has it: without a node.
+/// Returns a pod for a manifest, without a node name.
 #[must_use]
 pub fn manifest(name: &str) -> Value {
     let mut pod = single(name);

@@ -1,58 +1,52 @@
-//! A pod as the API server has it.
+//! Reads pods and events of the API server.
 
 use std::fmt;
 
 use serde_json::Value;
 
-/// A container's status.
+/// Status of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerSeen {
-    /// With its scheme.
+    /// ID with its scheme.
     pub id: String,
-    /// Restarts.
     pub restarts: i64,
-    /// Whether it is ready.
     pub ready: bool,
-    /// running, waiting, terminated, or none.
+    /// `running`, `waiting`, `terminated`, or empty.
     pub kind: String,
-    /// Of the state.
     pub reason: String,
-    /// Of the state.
     pub message: String,
-    /// Of the state, where it ended.
+    /// Exit code, if it has terminated.
     pub exit_code: Option<i64>,
 }
 
-/// A pod at one moment; null where there is none.
+/// A pod at one moment; null if it does not exist.
 #[derive(Clone)]
 pub struct Seen(pub Value);
 
 impl Seen {
-    /// Text at a JSON pointer, empty where there is none.
+    /// Returns the text at a JSON pointer, or an empty one.
     #[must_use]
     pub fn text(&self, pointer: &str) -> &str {
         self.0.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// UID.
     #[must_use]
     pub fn uid(&self) -> &str {
         self.text("/metadata/uid")
     }
 
-    /// Phase.
     #[must_use]
     pub fn phase(&self) -> &str {
         self.text("/status/phase")
     }
 
-    /// Whether there is none.
+    /// Returns whether the pod does not exist.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.0.is_null()
     }
 
-    /// Status and last transition of a condition; empty where it is not there.
+    /// Returns status and last transition time of a condition; empty if it does not exist.
     #[must_use]
     pub fn condition(&self, kind: &str) -> (String, String) {
         let list = self.0.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
@@ -63,13 +57,12 @@ impl Seen {
             .unwrap_or_default()
     }
 
-    /// Whether its condition Ready is true.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.condition("Ready").0 == "True"
     }
 
-    /// A container of any kind; all empty where the status has none.
+    /// Returns the status of a container of any kind; empty if there is none.
     #[must_use]
     pub fn container(&self, name: &str) -> ContainerSeen {
         self.containers().find(|c| c["name"] == name).map(container).unwrap_or_default()
@@ -80,7 +73,7 @@ impl Seen {
         lists.into_iter().filter_map(|l| self.0.pointer(l)?.as_array()).flatten()
     }
 
-    /// Sum of all restarts.
+    /// Returns the sum of all restart counts.
     #[must_use]
     pub fn restarts(&self) -> i64 {
         self.containers().map(|c| container(c).restarts).sum()
@@ -112,21 +105,16 @@ impl fmt::Debug for Seen {
     }
 }
 
-/// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventSeen {
-    /// Normal or Warning.
     pub kind: String,
-    /// Reason.
     pub reason: String,
-    /// Message.
     pub message: String,
-    /// How often.
     pub count: i64,
 }
 
 impl EventSeen {
-    /// Reads an Event object.
+    /// Reads an Event.
     #[must_use]
     pub fn of(event: &Value) -> Self {
         let text = |field: &str| event[field].as_str().unwrap_or_default().to_owned();

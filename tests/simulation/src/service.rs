@@ -1,4 +1,4 @@
-//! A service in a thread with its own executor.
+//! Runs a service in a thread with its own runtime.
 
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -21,29 +21,23 @@ use tracing::Level;
 
 use crate::cuts::{Cuts, Life};
 
-/// Name of the node.
 pub const NODE: &str = "sim-node";
 
-/// One of the five.
+/// A service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Service {
-    /// cri-proxy.
     CriProxy,
-    /// pleg-service.
     Pleg,
-    /// probe-service.
     Probe,
-    /// status-reporter.
     Status,
-    /// pod-sync.
     PodSync,
 }
 
 impl Service {
-    /// All five, in the order they start in.
+    /// All services, in their start order.
     pub const ALL: [Self; 5] = [Self::CriProxy, Self::Pleg, Self::Probe, Self::Status, Self::PodSync];
 
-    /// As its log lines have it.
+    /// Returns the name in log lines.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,7 +50,7 @@ impl Service {
     }
 }
 
-/// What services are started with.
+/// Paths, sockets and arguments for the services.
 #[derive(Debug, Clone)]
 pub(crate) struct Places {
     pub(crate) base: PathBuf,
@@ -65,7 +59,7 @@ pub(crate) struct Places {
     pub(crate) pod_sync_args: Vec<String>,
     pub(crate) log: Lines,
     pub(crate) cuts: Arc<Cuts>,
-    // Nothing else is done between a cut and the end.
+    // pod-sync is killed at failpoints: no other task may run between a failpoint and the kill.
     pub(crate) exact: bool,
 }
 
@@ -79,7 +73,6 @@ impl Places {
     }
 }
 
-/// A running service.
 pub(crate) struct Running {
     stop: CancellationToken,
     kill: CancellationToken,
@@ -103,12 +96,12 @@ impl Running {
                 }
                 let mut builder = tokio::runtime::Builder::new_current_thread();
                 if is_watched && places.exact {
-                    // The end is looked for after each step of a task.
+                    // A kill is checked for after each step of a task.
                     builder.event_interval(1);
                 }
                 let runtime = builder
                     .enable_all()
-                    // Those that may block are threads of their own, and log for as long as they live.
+                    // Blocking threads are separate threads; they log for as long as they live.
                     .on_thread_start(move || {
                         std::mem::forget(tracing::dispatcher::set_default(&log));
                         if is_watched {
@@ -118,7 +111,7 @@ impl Running {
                     .build()
                     .expect("an executor can be made");
                 let work = async {
-                    // A cut run is what a kill is.
+                    // A kill at a failpoint is a kill.
                     tokio::select! {
                         biased;
                         () = killed.cancelled() => {}
@@ -128,7 +121,7 @@ impl Running {
                 let ran = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(work)));
                 let was_cut = life.is_over();
                 life.end();
-                // Dropping an executor of one thread drops all its tasks; blocking ones are not waited for.
+                // Dropping the runtime of one thread drops all its tasks. Blocking ones are not waited for.
                 runtime.shutdown_background();
                 life.is_gone();
                 if let Err(panic) = ran
@@ -141,19 +134,19 @@ impl Running {
         Self { stop, kill, thread }
     }
 
-    /// As SIGKILL; returns when it is gone.
+    /// Kills the service. Returns once it is gone.
     pub(crate) async fn kill(self) {
         self.kill.cancel();
         join(self.thread).await;
     }
 
-    /// As SIGTERM; returns when it has ended.
+    /// Stops the service like SIGTERM. Returns once it has ended.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         join(self.thread).await;
     }
 
-    /// As SIGKILL, without waiting.
+    /// Kills the service without waiting.
     pub(crate) fn abandon(self) {
         self.kill.cancel();
         let _panicked_in_a_test_that_fails_anyway = self.thread.join();
@@ -236,7 +229,7 @@ fn pod_sync_args(places: &Places) -> pod_sync::args::Args {
         .expect("the command line of pod-sync is right")
 }
 
-/// The command line of pod-sync, its name first.
+/// Returns the command line of pod-sync, including its name.
 pub(crate) fn pod_sync_line(places: &Places) -> Vec<String> {
     let text = |path: &Path| path.display().to_string();
     let mut line = vec!["pod-sync".to_owned()];
@@ -259,7 +252,7 @@ pub(crate) fn pod_sync_line(places: &Places) -> Vec<String> {
     if let Some(kubeconfig) = &places.kubeconfig {
         line.extend(["--kubeconfig".to_owned(), text(kubeconfig)]);
     }
-    // One without a value only takes the default away.
+    // An argument without a value only removes the default.
     line.extend(places.pod_sync_args.iter().filter(|a| !a.ends_with('=')).cloned());
     line
 }

@@ -1,4 +1,4 @@
-//! The node.
+//! The simulated node.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,31 +28,28 @@ use crate::seen::{EventSeen, Seen};
 use crate::service::{Places, Running, Service};
 use crate::watch::Watch;
 
-/// Bounds a failure only: what waits for a back-off takes 15 s on an idle machine.
+/// Limit of waits. It bounds failures only: a wait for a back-off takes 15 s on an idle machine.
 pub const LONG: Duration = Duration::from_secs(60);
 
 static NODES: AtomicU32 = AtomicU32::new(0);
 
-/// How a node is made.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// The runtime. Its wall clock is the machine's.
+    /// Options of the fake runtime, which uses the machine's wall clock.
     pub runtime: fake_runtime::Options,
-    /// pod-sync is ended at failpoints ([`Sim::cuts`]). It runs slower then.
+    /// pod-sync is killed at failpoints ([`Sim::cuts`]), which makes it slower.
     pub cuts: bool,
 }
 
-/// A running node. [`Sim::finish`] ends it and fails when what must never be was seen.
+/// A running node. [`Sim::finish`] ends it and fails if an invariant was violated.
 pub struct Sim {
-    /// The runtime.
     pub runtime: FakeRuntime,
-    /// The API server.
     pub api: TestApi,
     services: Mutex<BTreeMap<Service, Running>>,
     places: Places,
     watch: Watch,
     watching: JoinHandle<()>,
-    // A service was ended on the way, or something of the node was spoilt.
+    // A service was killed, or the node was disturbed by the test.
     disturbed: AtomicBool,
     base: Option<TempDir>,
 }
@@ -64,10 +61,10 @@ impl std::fmt::Debug for Sim {
 }
 
 impl Sim {
-    /// Starts everything.
+    /// Starts a node with all services.
     ///
     /// # Panics
-    /// This is not root, or a part cannot be made.
+    /// The process is not root, or a part cannot be created.
     pub async fn start(options: Options) -> Self {
         let sim = Self::prepare(options).await;
         sim.start_all();
@@ -81,10 +78,10 @@ impl Sim {
         }
     }
 
-    /// Makes everything but starts no service.
+    /// Creates a node without starting a service.
     ///
     /// # Panics
-    /// This is not root, or a part cannot be made.
+    /// The process is not root, or a part cannot be created.
     pub async fn prepare(options: Options) -> Self {
         assert!(nix::unistd::geteuid().is_root(), "pod-sync makes cgroups: run these tests as root");
         leftovers::clear();
@@ -107,7 +104,7 @@ impl Sim {
         let wall_base_unix_ns = i64::try_from(wall).expect("the year is before 2262");
         let mut options = fake_runtime::Options { wall_base_unix_ns, ..options.runtime };
         if options.image_mountpoint == fake_runtime::Options::default().image_mountpoint {
-            // How full the machine's disk is must say nothing here.
+            // Image garbage collection must not depend on the machine's disk.
             let images = places.dir("images");
             std::fs::create_dir_all(&images).expect("a directory can be made");
             let (tmpfs, size) = (Some("tmpfs"), Some("size=16m"));
@@ -127,7 +124,7 @@ impl Sim {
         self.services.lock().entry(service).or_insert_with(|| Running::start(service, self.places.clone()));
     }
 
-    /// Ends a service as SIGKILL does.
+    /// Kills a service like SIGKILL.
     pub async fn kill(&self, service: Service) {
         self.disturb();
         let running = self.services.lock().remove(&service);
@@ -136,7 +133,7 @@ impl Sim {
         }
     }
 
-    /// Ends a service as SIGTERM does.
+    /// Stops a service like SIGTERM.
     pub async fn stop(&self, service: Service) {
         self.disturb();
         let running = self.services.lock().remove(&service);
@@ -145,83 +142,83 @@ impl Sim {
         }
     }
 
-    /// Kills a service and starts it again.
+    /// Kills and starts a service.
     pub async fn restart(&self, service: Service) {
         self.kill(service).await;
         self.up(service);
     }
 
-    /// Where pod-sync ends by itself.
+    /// Returns the failpoints of pod-sync.
     #[must_use]
     pub fn cuts(&self) -> &Cuts {
         &self.places.cuts
     }
 
-    /// Places of the sockets.
+    /// Returns the paths of the sockets.
     #[must_use]
     pub fn paths(&self) -> Paths {
         self.places.paths()
     }
 
-    /// pod-sync's root directory.
+    /// Returns pod-sync's root directory.
     #[must_use]
     pub fn root_dir(&self) -> PathBuf {
         self.places.dir("root")
     }
 
-    /// Where pod-sync reads manifests.
+    /// Returns the manifest directory.
     #[must_use]
     pub fn manifests_dir(&self) -> PathBuf {
         self.places.dir("manifests")
     }
 
-    /// Where pods' logs are.
+    /// Returns the directory of pod logs.
     #[must_use]
     pub fn pod_logs_dir(&self) -> PathBuf {
         self.places.dir("pod-logs")
     }
 
-    /// The cgroup under which `kubepods` stands.
+    /// Returns the parent cgroup of `kubepods`.
     #[must_use]
     pub fn cgroup_root(&self) -> &str {
         &self.places.cgroup_root
     }
 
-    /// Takes the API server away; before anything is started.
+    /// Removes the API server. Call it before any start.
     pub fn set_standalone(&mut self) {
         self.places.kubeconfig = None;
     }
 
-    /// Gives pod-sync more arguments; before it is started.
+    /// Adds arguments of pod-sync. Call it before its start.
     pub fn set_pod_sync_args(&mut self, args: &[&str]) {
         self.places.pod_sync_args = args.iter().map(|a| (*a).to_owned()).collect();
     }
 
-    /// The command line of pod-sync, its name first, for one that is a process of its own.
+    /// Returns the command line of pod-sync, including its name, to run it as a process.
     #[must_use]
     pub fn pod_sync_line(&self) -> Vec<String> {
         crate::service::pod_sync_line(&self.places)
     }
 
-    /// Creates a pod in the API server; its UID.
+    /// Creates a pod in the API server. Returns its UID.
     ///
     /// # Panics
-    /// The server refuses it.
+    /// The API server rejects it.
     #[must_use]
     pub fn create(&self, pod: Value) -> String {
         let made = self.api.create_pod(pod);
         made["metadata"]["uid"].as_str().expect("the server gives a UID").to_owned()
     }
 
-    /// Deletes a pod; `grace` none for the pod's own.
+    /// Deletes a pod; `None` means its own grace period.
     ///
     /// # Panics
-    /// The server refuses.
+    /// The API server rejects it.
     pub fn delete(&self, name: &str, grace: Option<i64>) {
         self.api.delete("pods", "default", name, grace).expect("the pod is there");
     }
 
-    /// Writes a manifest, as a whole.
+    /// Writes a manifest atomically.
     ///
     /// # Panics
     /// It cannot be written.
@@ -235,35 +232,35 @@ impl Sim {
     /// Removes a manifest.
     ///
     /// # Panics
-    /// It is not there.
+    /// It does not exist.
     pub fn remove_manifest(&self, name: &str) {
         let file = self.places.dir("manifests").join(format!("{name}.yaml"));
         std::fs::remove_file(file).expect("the manifest is there");
     }
 
-    /// A pod of namespace `default` as it is now.
+    /// Returns a pod of namespace `default`.
     #[must_use]
     pub fn pod(&self, name: &str) -> Seen {
         Seen(self.api.get("pods", "default", name).unwrap_or(Value::Null))
     }
 
-    /// Events about a pod.
+    /// Returns the events of a pod.
     #[must_use]
     pub fn events(&self, pod: &str) -> Vec<EventSeen> {
         let events = self.api.list("events");
         events.iter().filter(|e| e["involvedObject"]["name"] == pod).map(EventSeen::of).collect()
     }
 
-    /// Reasons of Warning events about a pod.
+    /// Returns the Warning events of a pod.
     #[must_use]
     pub fn warnings(&self, pod: &str) -> Vec<EventSeen> {
         self.events(pod).into_iter().filter(|e| e.kind == "Warning").collect()
     }
 
-    /// Waits until a pod is as wanted.
+    /// Waits for a condition on a pod.
     ///
     /// # Panics
-    /// It is not in time; the message has the pod as last seen, its events, and what the runtime has of it.
+    /// The wait timed out. The message has the last pod, its events, and its runtime state.
     pub async fn wait_pod(&self, name: &str, what: &str, wanted: impl Fn(&Seen) -> bool) -> Seen {
         until(&format!("{name}: {what}"), LONG, async || {
             let seen = self.pod(name);
@@ -280,16 +277,16 @@ impl Sim {
         out
     }
 
-    /// A pod as pod-sync shows it on podsync.v1; the name may be that of its manifest.
+    /// Returns a pod from podsync.v1, by the name of the pod or of its manifest.
     ///
     /// # Errors
-    /// As pod-sync answers.
+    /// The error of pod-sync.
     pub async fn view(&self, name: &str) -> Result<PodView, Status> {
         let mut client = PodSyncClient::new(socket::channel(self.paths().podsync()));
         Ok(client.get_pod(GetPodRequest { pod: name.to_owned() }).await?.into_inner())
     }
 
-    /// Waits until pod-sync shows a pod as wanted.
+    /// Waits for a condition on a pod in podsync.v1.
     pub async fn wait_view(&self, name: &str, what: &str, wanted: impl Fn(&PodView) -> bool) -> PodView {
         until(&format!("{name} in podsync.v1: {what}"), LONG, async || match self.view(name).await {
             Ok(view) if wanted(&view) => Ok(view),
@@ -298,7 +295,7 @@ impl Sim {
         .await
     }
 
-    /// Waits until pod-sync knows no such pod.
+    /// Waits until podsync.v1 does not have the pod.
     pub async fn wait_no_view(&self, name: &str) {
         until(&format!("{name} gone from podsync.v1"), LONG, async || match self.view(name).await {
             Err(status) if status.code() == Code::NotFound => Ok(()),
@@ -307,17 +304,17 @@ impl Sim {
         .await;
     }
 
-    /// Waits until a pod is Ready.
+    /// Waits until a pod is ready.
     pub async fn wait_ready(&self, name: &str) -> Seen {
         self.wait_pod(name, "Ready", Seen::is_ready).await
     }
 
-    /// Waits until the API server has no such pod.
+    /// Waits until the API server does not have the pod.
     pub async fn wait_gone(&self, name: &str) {
         self.wait_pod(name, "gone", Seen::is_gone).await;
     }
 
-    /// Waits until the runtime has nothing of a pod and pod-sync keeps nothing of it on disk.
+    /// Waits until neither the runtime nor pod-sync's directories have anything of a pod.
     pub async fn wait_nothing_left(&self, uid: &str) {
         until("nothing left of the pod", LONG, async || {
             let mut left = self.instances(uid);
@@ -328,7 +325,7 @@ impl Sim {
         .await;
     }
 
-    /// Waits for an event about a pod.
+    /// Waits for an event of a pod.
     pub async fn wait_event(&self, pod: &str, what: &str, wanted: impl Fn(&EventSeen) -> bool) -> EventSeen {
         until(&format!("event of {pod}: {what}"), LONG, async || {
             let events = self.events(pod);
@@ -337,13 +334,13 @@ impl Sim {
         .await
     }
 
-    /// Waits until something holds of the runtime.
+    /// Waits for a condition on the runtime.
     pub async fn wait_runtime(&self, what: &str, wanted: impl Fn(&FakeRuntime) -> bool) {
         until(what, LONG, async || if wanted(&self.runtime) { Ok(()) } else { Err(self.instances("")) })
             .await;
     }
 
-    /// Waits until so many calls of a method about a subject have come.
+    /// Waits for a number of calls of a method about a subject.
     pub async fn wait_calls(&self, method: Method, subject: &str, at_least: usize) {
         until(&format!("{at_least} calls of {method:?} about {subject}"), LONG, async || {
             let n = self.calls_about(method, subject);
@@ -352,19 +349,19 @@ impl Sim {
         .await;
     }
 
-    /// How many calls of a method were about a subject.
+    /// Returns the number of calls of a method about a subject.
     #[must_use]
     pub fn calls_about(&self, method: Method, subject: &str) -> usize {
         self.runtime.calls_of(method).iter().filter(|c| c.subjects.iter().any(|s| s == subject)).count()
     }
 
-    /// Sandboxes of a pod.
+    /// Returns the sandboxes of a pod.
     #[must_use]
     pub fn sandboxes(&self, uid: &str) -> Vec<SandboxRecord> {
         self.runtime.sandboxes().into_iter().filter(|s| s.pod_uid() == uid).collect()
     }
 
-    /// What the runtime has of a pod (empty UID: of all), for messages.
+    /// Describes the runtime state of a pod, or of all pods with an empty UID.
     #[must_use]
     pub fn instances(&self, uid: &str) -> Vec<String> {
         let of = |u: &str| uid.is_empty() || u == uid;
@@ -378,10 +375,10 @@ impl Sim {
         sandboxes.chain(containers).collect()
     }
 
-    /// Asserts that the pod has one sandbox, one container of each name and no restart, and that nothing was warned of.
+    /// Asserts that the pod has one sandbox, one container of each name, no restart and no Warning event.
     ///
     /// # Panics
-    /// It is not so.
+    /// It does not hold.
     pub fn assert_started_once(&self, name: &str, uid: &str) {
         let seen = self.pod(name);
         let all = self.all_of(name, seen.clone());
@@ -396,33 +393,33 @@ impl Sim {
         assert_eq!(self.warnings(name), [], "nothing was warned of: {all:#?}");
     }
 
-    /// Something of the node goes wrong in this test, by no doing of the runtime or the API server.
+    /// Declares that the test disturbs the node other than through the runtime or the API server.
     pub fn disturb(&self) {
         self.disturbed.store(true, Ordering::Relaxed);
     }
 
-    /// What the services have logged so far at WARN and above.
+    /// Returns the log lines of all services at WARN and above.
     ///
     /// # Panics
-    /// A line is no JSON.
+    /// A line is not JSON.
     #[must_use]
     pub fn log(&self) -> Vec<Value> {
         let severe = |line: &Value| line["level"] == "warn" || line["level"] == "error";
         self.lines().into_iter().filter(severe).collect()
     }
 
-    /// What the services have logged so far at INFO and above.
+    /// Returns the log lines of all services at INFO and above.
     ///
     /// # Panics
-    /// A line is no JSON.
+    /// A line is not JSON.
     #[must_use]
     pub fn lines(&self) -> Vec<Value> {
         let lines = self.places.log.all();
         lines.iter().map(|l| serde_json::from_str(l).expect("a line is a JSON object")).collect()
     }
 
-    // Where nothing was made to go wrong, what is logged at WARN is about pods alone: what theirs asks for may be wrong. Where no
-    // service was ended, each fault of a pod is told once a minute.
+    // Without a disturbance, lines at WARN concern pods only, whose spec may be wrong. Without a killed service, each fault of a
+    // pod is logged once a minute.
     fn assert_log(&self) {
         let text = |line: &Value, field: &str| line[field].as_str().unwrap_or_default().to_owned();
         let log = self.log();
@@ -443,16 +440,16 @@ impl Sim {
         }
     }
 
-    /// What must never be and was, so far.
+    /// Returns the violations of invariants so far.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
         self.watch.violations()
     }
 
-    /// Ends everything.
+    /// Ends all services.
     ///
     /// # Panics
-    /// What must never be was seen.
+    /// An invariant was violated.
     pub async fn finish(self) {
         self.runtime.unscript_all();
         let services = std::mem::take(&mut *self.services.lock());

@@ -1,4 +1,4 @@
-//! Looks at the runtime after every change and remembers what must never be.
+//! Checks invariants after every change of the runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use quintlet_testkit::fake_runtime::{FakeRuntime, Method};
 
-/// What only reads.
+/// Methods that only read.
 const READS: [Method; 11] = [
     Method::Version,
     Method::Status,
@@ -21,14 +21,14 @@ const READS: [Method; 11] = [
     Method::Subscribe,
 ];
 
-/// What was seen so far.
+/// Violations so far.
 #[derive(Debug, Clone, Default)]
 pub struct Watch {
     seen: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Watch {
-    /// Looks for as long as it is polled.
+    /// Checks for as long as it is polled.
     pub async fn run(self, runtime: FakeRuntime) {
         runtime
             .wait(|runtime| {
@@ -38,14 +38,14 @@ impl Watch {
             .await;
     }
 
-    /// What must never be and was.
+    /// Returns the violations so far.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
         self.seen.lock().iter().cloned().collect()
     }
 }
 
-/// What is there twice.
+/// Returns what exists twice.
 fn violations(runtime: &FakeRuntime) -> Vec<String> {
     let mut out = Vec::new();
     let (sandboxes, containers) = runtime.records();
@@ -67,7 +67,7 @@ fn violations(runtime: &FakeRuntime) -> Vec<String> {
     out
 }
 
-/// Calls that change something and are about one of these subjects.
+/// Returns the calls that change something about one of these subjects.
 #[must_use]
 pub fn actions_on(runtime: &FakeRuntime, subjects: &[String]) -> Vec<String> {
     runtime

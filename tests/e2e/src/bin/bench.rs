@@ -1,7 +1,7 @@
-//! Measures the figures of docs/benchmarks.md, and the same work sent straight to the runtime, and prints JSON.
+//! Measures the figures of docs/benchmarks.md, and the same work sent directly to the runtime. Prints JSON.
 //!
-//! Rounds are interleaved (raw at each number in flight, then Quintlet), so that a machine that gets slower gets slower for all;
-//! each number is the median of its rounds. Wants release builds and an idle machine.
+//! Rounds are interleaved (the runtime alone with each number of pods in flight, then Quintlet), so that a slower machine is
+//! slower for all. Each figure is the median of its rounds. Needs release builds and an idle machine.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -24,25 +24,25 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::transport::Channel;
 
-/// For all pods of a round.
+/// Limit for all pods of a round.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Raw against Quintlet: create → Ready, delete → gone, exit → status, idle CPU and memory.
+/// Compares Quintlet with the runtime alone: create → Ready, delete → gone, exit → status, idle CPU and memory.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Pods of a burst.
+    /// Pods per round.
     #[arg(long, default_value_t = 100)]
     pods: usize,
-    /// Rounds; the median counts.
+    /// Rounds, of which the median counts.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Pods in flight of the raw runs; the best counts.
+    /// Concurrent pods of runs with the runtime alone, of which the best counts.
     #[arg(long, value_delimiter = ',', default_value = "4,8,16,100")]
     in_flight: Vec<usize>,
     /// Containers that exit, for exit → status.
     #[arg(long, default_value_t = 30)]
     exits: usize,
-    /// How long the idle services are watched, in seconds.
+    /// Seconds for which the idle services are measured.
     #[arg(long, default_value_t = 20)]
     idle_seconds: u64,
 }
@@ -96,7 +96,7 @@ fn name(i: usize) -> String {
     format!("bench-{i}")
 }
 
-/// The same sandbox, create and start calls, straight to the runtime. Returns seconds to make and to remove all.
+/// Sends the same sandbox, create and start calls directly to the runtime. Returns the seconds to create and to remove all.
 async fn raw(
     node: &Node,
     runtime: &Runtime,
@@ -170,7 +170,7 @@ async fn raw_remove(mut runtime: Runtime, sandbox: String, container: String) ->
     Ok(())
 }
 
-/// Seconds from the first POST until the API server has all pods Ready.
+/// Returns the seconds from the first POST until all pods are Ready in the API server.
 async fn burst(node: &Node, n: usize) -> f64 {
     let began = Instant::now();
     for i in 0..n {
@@ -183,11 +183,11 @@ async fn burst(node: &Node, n: usize) -> f64 {
     began.elapsed().as_secs_f64()
 }
 
-/// Seconds from the first DELETE until the API server has none.
+/// Returns the seconds from the first DELETE until the API server has no pod.
 async fn remove(node: &Node, n: usize) -> f64 {
     let began = Instant::now();
     for i in 0..n {
-        // Each was made by the burst before; one that is missing is gone, which is what is measured.
+        // The pod was created before. If it does not exist, it is gone, which is what is measured.
         let _gone = node.api().delete("pods", "default", &name(i), None);
     }
     for i in 0..n {
@@ -196,7 +196,7 @@ async fn remove(node: &Node, n: usize) -> f64 {
     began.elapsed().as_secs_f64()
 }
 
-/// Milliseconds of one pod more on a full node, the median of five.
+/// Returns the milliseconds to start one more pod on a full node, the median of five.
 async fn one_more(node: &Node) -> f64 {
     let mut took = Vec::new();
     for i in 0..5 {
@@ -206,14 +206,14 @@ async fn one_more(node: &Node) -> f64 {
         let is_ready = |p: &Value| Seen::from_api(p.clone()).is_ready();
         node.api().wait_for("pods", "default", &name, LIMIT, is_ready).await;
         took.push(began.elapsed().as_secs_f64() * 1000.0);
-        // It was Ready a moment ago.
+        // It was Ready just now.
         let _gone = node.api().delete("pods", "default", &name, None);
         node.api().wait_for("pods", "default", &name, LIMIT, Value::is_null).await;
     }
     quantile(&took, 0.5)
 }
 
-/// Milliseconds from the runtime's time of exit until the API server has it, for each of so many containers.
+/// Returns, for each of `n` containers, the milliseconds from its exit in the runtime until the API server has it.
 async fn exits(node: &Node, mut runtime: Runtime, n: usize) -> anyhow::Result<Vec<f64>> {
     let clock = Clock::system();
     let mut took = Vec::new();
@@ -236,7 +236,7 @@ async fn exits(node: &Node, mut runtime: Runtime, n: usize) -> anyhow::Result<Ve
     Ok(took)
 }
 
-/// CPU (per cent of a core) and PSS (KiB) of each service while nothing happens.
+/// Returns CPU (per cent of a core) and PSS (KiB) of each idle service.
 async fn idle(node: &Node, span: Duration) -> anyhow::Result<Value> {
     let ticks = |name: &str| -> anyhow::Result<u64> {
         let pid = node.service(name).process().pid.context("it runs")?;

@@ -1,8 +1,8 @@
-//! Tries sockets as one user, for the test of who may connect to which: `connect UID GID GROUPS SOCKET...`, GROUPS with commas
-//! between them or `-`. Prints a line `SOCKET OUTCOME` for each. `connect UID GID GROUPS serve SOCKET` listens instead, and
-//! `connect UID GID GROUPS retry SOCKET` prints the code that `PodSync.Retry` of a pod that does not exist is answered with.
+//! Tries sockets as one user, for the test of socket permissions: `connect UID GID GROUPS SOCKET...`, where GROUPS is a
+//! comma-separated list or `-`. Prints a line `SOCKET OUTCOME` for each. `connect UID GID GROUPS serve SOCKET` listens instead.
+//! `connect UID GID GROUPS retry SOCKET` prints the status code of `PodSync.Retry` for a pod that does not exist.
 //!
-//! The outcome is `all` where every method may be called, `health` where only health and metrics may, and `nothing`.
+//! OUTCOME is `all` if every method may be called, `health` if only health and metrics may, or `nothing`.
 #![allow(clippy::print_stdout, reason = "it is what the test reads")]
 
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
-/// How long one answer may take.
+/// Timeout of a call.
 const ANSWER: Duration = Duration::from_secs(10);
 
 fn main() -> anyhow::Result<()> {
@@ -33,7 +33,7 @@ fn main() -> anyhow::Result<()> {
         let listed = list.split(',').filter(|id| *id != "-");
         listed.map(|id| Ok(Gid::from_raw(id.parse()?))).collect()
     };
-    // Before there is a second thread.
+    // Before a second thread exists.
     setgroups(&ids(groups)?)?;
     setgid(Gid::from_raw(gid.parse()?))?;
     setuid(Uid::from_raw(uid.parse()?))?;
@@ -71,14 +71,14 @@ async fn outcome(socket: &Path) -> &'static str {
     }
 }
 
-/// Whether health answers, whatever it says, and debug.v1 where the socket has it.
+/// Returns whether health responds, whatever its status, and debug.v1 if the socket has it.
 async fn health(socket: PathBuf) -> bool {
     let channel = quintlet_kit::socket::channel(socket);
     let mut client = HealthClient::new(channel.clone());
     let asked = tokio::time::timeout(ANSWER, client.check(HealthCheckRequest::default())).await;
     let mut debug = DebugClient::new(channel);
     let built = tokio::time::timeout(ANSWER, debug.build(BuildRequest {})).await;
-    // cri-proxy's socket for probes has no debug.v1.
+    // cri-proxy's socket for probes does not have debug.v1.
     let debug = match &built {
         Ok(Err(status)) => status.code() == Code::PermissionDenied && status.message().contains("socket"),
         answer => matches!(answer, Ok(Ok(_))),
@@ -86,7 +86,7 @@ async fn health(socket: PathBuf) -> bool {
     matches!(asked, Ok(Ok(_))) && debug
 }
 
-/// Whether a method answers that is neither health nor debug.v1.
+/// Returns whether a method responds that is neither health nor debug.v1.
 async fn reflection(socket: PathBuf) -> bool {
     let mut client = ServerReflectionClient::new(quintlet_kit::socket::channel(socket));
     let request = ServerReflectionRequest {

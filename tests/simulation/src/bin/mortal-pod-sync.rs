@@ -1,7 +1,7 @@
-//! pod-sync, as a process of its own that dies by its own doing at a step in the work of one pod.
+//! pod-sync as a process of its own that crashes at a step in the work of one pod.
 //!
-//! `QUINTLET_DIES_AT`: the kind of step. `QUINTLET_DIES_FOR`: `namespace/name` of the pod. `QUINTLET_DIES_BY`: `abort`, `stack`,
-//! `task` (a panic outside of the pod's work) or `block` (blocks the thread, after the file `QUINTLET_DIES_NOTE` is made).
+//! `QUINTLET_DIES_AT`: kind of the step. `QUINTLET_DIES_FOR`: `namespace/name` of the pod. `QUINTLET_DIES_BY`: `abort`, `stack`,
+//! `task` (a panic outside the pod's work) or `block` (creates the file `QUINTLET_DIES_NOTE`, then blocks the thread).
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ impl Observer for Death {
                 std::hint::black_box(deeper(0));
             }
             "task" => {
-                // Not on this thread, which is the pod's.
+                // In another task: this thread belongs to the pod.
                 let dies = async { panic!("injected into a task") };
                 drop(quintlet_kit::task::spawn("dies", dies));
             }

@@ -1,4 +1,4 @@
-//! What the node takes, refuses, and makes room for.
+//! Admission and preemption.
 
 use k8s_cri::v1;
 use quintlet_proto::podsync::v1::PodView;
@@ -6,7 +6,7 @@ use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::Method;
 use serde_json::{Value, json};
 
-/// Thousandths of a CPU that the node has.
+/// Allocatable CPU of the node, in millicores.
 fn cpu_milli() -> usize {
     std::thread::available_parallelism().unwrap().get() * 1000
 }
@@ -91,7 +91,7 @@ async fn a_critical_pod_takes_the_room_of_others_once_they_are_gone() {
     );
     assert!(sim.pod("small").is_ready(), "no more go than needed");
 
-    // What is left cannot make room: nobody goes for it.
+    // Preempting all other pods would not suffice, so none is preempted.
     let _uid = sim.create(requesting("too-large", cpu_milli() + 1, CRITICAL));
     let seen = sim.wait_pod("too-large", "refused", |p| p.phase() == "Failed").await;
     assert_eq!(seen.text("/status/reason"), "UnexpectedAdmissionError");
@@ -106,7 +106,7 @@ async fn a_critical_pod_takes_the_room_of_others_once_they_are_gone() {
     let seen = sim.wait_pod("plain", "refused", |p| p.phase() == "Failed").await;
     assert_eq!(seen.text("/status/reason"), "OutOfcpu");
 
-    // A restart takes nobody back.
+    // A restart does not admit a rejected pod.
     sim.restart(Service::PodSync).await;
     let _uid = sim.create(requesting("later", 10, 0));
     sim.wait_ready("later").await;
@@ -180,7 +180,7 @@ async fn a_network_that_is_not_ready_holds_up_only_pods_that_need_it() {
     assert!(sim.sandboxes(&needs).is_empty());
     sim.runtime.set_condition("NetworkReady", true, "", "");
     sim.wait_ready("needs").await;
-    // One that has its sandbox needs no network any more.
+    // A pod that has its sandbox does not need the network plugin.
     sim.runtime.set_condition("NetworkReady", false, "NetworkPluginNotReady", "no plugin");
     let id = sim.runtime.newest(&needs, "c-needs").unwrap().id().to_owned();
     sim.runtime.exit(&id, 1);
@@ -197,7 +197,7 @@ async fn a_node_whose_watch_is_behind_is_read_before_a_pod_is_refused_for_it() {
     let sim = Sim::start(Options::default()).await;
     let _uid = sim.create(pods::single("first"));
     sim.wait_ready("first").await;
-    // From now on nobody is told of the node.
+    // From here on pod-sync does not see changes of the Node.
     sim.api.faults().block("watch nodes");
     sim.api.faults().drop_watches();
     let label = |n: &mut Value| n["metadata"]["labels"]["for-this-pod"] = json!("yes");

@@ -1,4 +1,4 @@
-//! What the API server says, and does wrong.
+//! Reactions to the API server and to its faults.
 
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ async fn pods_live_on_without_the_api_server_and_their_statuses_catch_up() {
         r.newest(&uid, "c-dies").is_some_and(|c| c.running() && c.id() != first)
     })
     .await;
-    // A pod-sync that comes up without the API server keeps what it knows.
+    // A pod-sync that starts without the API server keeps its pods.
     sim.restart(Service::PodSync).await;
     let second = sim.runtime.newest(&uid, "c-dies").unwrap().id().to_owned();
     assert!(sim.runtime.exit(&second, 1));
@@ -110,7 +110,7 @@ async fn the_final_delete_comes_after_the_containers_stopped() {
     sim.wait_ready("slow").await;
     sim.delete("slow", None);
     sim.wait_calls(Method::StopContainer, sim.runtime.newest(&uid, "c-slow").unwrap().id(), 1).await;
-    // Whether a process ran is looked at before the object is: the other way round proves nothing.
+    // The process is checked before the object: the other order would prove nothing.
     loop {
         let running = sim.runtime.containers().iter().any(|c| c.pod_uid() == uid && c.running());
         let there = !sim.pod("slow").is_gone();

@@ -1,4 +1,4 @@
-//! Checkpoints, as the node API has them made.
+//! Container checkpoints requested by node-api.
 
 use std::os::unix::fs::PermissionsExt as _;
 

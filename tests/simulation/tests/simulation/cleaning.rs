@@ -1,4 +1,4 @@
-//! What is left behind, and who takes it away.
+//! Removal of orphaned pods, volumes, cgroups, images and logs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use quintlet_testkit::wait::until;
 use serde_json::json;
 use tonic::Code;
 
-/// Every place of a group in the hierarchies that are mounted, and the file with its share of CPU.
+/// Returns the directories of a cgroup in all mounted hierarchies, with the file of its CPU shares.
 pub(crate) fn groups(sim: &Sim, below: &str) -> Vec<PathBuf> {
     let mount = PathBuf::from("/sys/fs/cgroup");
     let hierarchies = if mount.join("cgroup.controllers").exists() {
@@ -30,7 +30,7 @@ pub(crate) fn cpu(sim: &Sim, below: &str) -> Option<u64> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_instances_of_a_container_are_kept_and_older_ones_go_with_logs_and_sandbox() {
-    // Without events a lost sandbox is seen by the list, once a second.
+    // Without events a lost sandbox is detected by a relist, once a second.
     let sim = Sim::start(Options { runtime: fake_runtime::Options::silent(), ..Options::default() }).await;
     let uid = sim.create(pods::single("remade"));
     sim.wait_ready("remade").await;
@@ -105,7 +105,7 @@ async fn the_cgroup_of_a_pod_that_is_gone_but_for_its_volumes_has_the_least_cpu(
     let sim = Sim::prepare(Options::default()).await;
     let volumes = sim.root_dir().join("pods/gone/volumes");
     std::fs::create_dir_all(&volumes).unwrap();
-    // Content that nobody may delete.
+    // Content that must not be deleted.
     std::fs::write(volumes.join("precious"), "x").unwrap();
     for service in Service::ALL {
         sim.up(service);
@@ -117,7 +117,7 @@ async fn the_cgroup_of_a_pod_that_is_gone_but_for_its_volumes_has_the_least_cpu(
     let (mine, gone) = (format!("burstable/pod{uid}"), "burstable/podgone");
     let before = cpu(&sim, &mine).unwrap();
     for group in groups(&sim, gone) {
-        // Not every hierarchy has the tier.
+        // Not every hierarchy has the QoS cgroup.
         let _ = std::fs::create_dir(group);
     }
     let least = if before == 512 { 2 } else { 1 };
@@ -143,7 +143,7 @@ async fn a_cgroup_of_ours_without_its_pods_directory_goes_and_that_of_another_ag
     let uid = sim.create(pods::single("left"));
     sim.wait_ready("left").await;
     sim.kill(Service::PodSync).await;
-    // All but its cgroup goes by other hands.
+    // Everything but its cgroup is removed by the test.
     sim.delete("left", Some(0));
     for container in sim.runtime.containers() {
         sim.runtime.remove(container.id());
@@ -164,7 +164,7 @@ async fn a_cgroup_of_ours_without_its_pods_directory_goes_and_that_of_another_ag
         if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
     })
     .await;
-    // What would go with it has gone when two more passes have come round, each for something that came after the last.
+    // It would have been removed after two more passes, each of which removes something that came later.
     for name in ["second", "third"] {
         let dir = sim.root_dir().join("pods").join(name);
         std::fs::create_dir_all(&dir).unwrap();
@@ -205,7 +205,7 @@ async fn images_that_nobody_uses_go_where_the_disk_is_fuller_than_wanted() {
     let runtime = fake_runtime::Options { image_mountpoint: "/".to_owned(), ..Default::default() };
     let mut sim = Sim::prepare(Options { runtime, ..Options::default() }).await;
     sim.disturb();
-    // Any disk is fuller than nothing, and no image is too young.
+    // Every disk exceeds this threshold, and every image is old enough.
     sim.set_pod_sync_args(&[
         "--image-gc-high-threshold=1",
         "--image-gc-low-threshold=0",

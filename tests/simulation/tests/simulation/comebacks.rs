@@ -1,4 +1,4 @@
-//! Pods that are not to be taken for gone, and pods that come back.
+//! Pods that must not be taken for deleted, and pods that return.
 
 use k8s_cri::v1;
 use quintlet_simulation::service::NODE;
@@ -20,11 +20,11 @@ async fn a_running_pod_that_cannot_be_admitted_yet_is_no_orphan() {
     let uid = sim.create(strict);
     let before = sim.wait_ready("strict").await;
 
-    // A pod-sync that knows nothing: neither records nor what the runtime can do.
+    // A pod-sync without records and without the runtime's features.
     sim.kill(Service::PodSync).await;
     std::fs::remove_file(sim.paths().state_dir().join(&uid)).unwrap();
     let hung = sim.runtime.hang(Method::Status);
-    // What housekeeping removes after it has looked for orphans in the runtime.
+    // Housekeeping removes this after it has looked for orphans in the runtime.
     let nobody = sim.root_dir().join("pods/nobody");
     std::fs::create_dir_all(&nobody).unwrap();
     sim.up(Service::PodSync);
@@ -55,7 +55,7 @@ async fn a_pod_of_the_api_server_that_comes_while_it_is_removed_as_an_orphan_run
     let first = sim.runtime.newest(&uid, "c-back").unwrap().id().to_owned();
     sim.kill(Service::PodSync).await;
     std::fs::remove_file(sim.paths().state_dir().join(&uid)).unwrap();
-    // A list that does not have the pod, as that of an API server that lags.
+    // A list without the pod, as from a stale API server.
     let bound_to = |node: &'static str| {
         sim.api
             .edit("pods/binding", "default", "back", move |p| p["spec"]["nodeName"] = json!(node))
@@ -66,7 +66,7 @@ async fn a_pod_of_the_api_server_that_comes_while_it_is_removed_as_an_orphan_run
     sim.up(Service::PodSync);
     sim.wait_calls(Method::StopContainer, &first, 1).await;
     bound_to(NODE);
-    // The watch brings the pods in order.
+    // The watch delivers pods in order.
     let _uid = sim.create(pods::single("marker"));
     sim.wait_ready("marker").await;
     sim.runtime.unscript(hung);

@@ -1,4 +1,4 @@
-//! What goes wrong in the work of one pod stays with that pod.
+//! Panics and crashes in the work of one pod do not affect other pods.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ async fn wait_contained(sim: &Sim, pod: &str, what: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_panic_in_the_work_of_one_pod_ends_that_work_alone_and_retry_goes_on_with_it() {
-    // While it is taken over from its source, while it is decided on, on a thread that may block, and at the end.
+    // While it is added, while its actions are computed, on a blocking thread, and at the end.
     for step in ["pod taken over", "actions decided", "cgroup made"] {
         let sim = Sim::start(Options::default()).await;
         sim.cuts().panic_at(Some((step, "bad")));
@@ -62,13 +62,13 @@ async fn a_panic_in_the_work_of_one_pod_ends_that_work_alone_and_retry_goes_on_w
         assert!(waiting.message.contains("panicked at ") && waiting.message.contains(&text), "{waiting:?}");
         assert_eq!(shown.last_errors, [waiting.message], "{step}");
         sim.wait_event("bad", REASON, |e| e.kind == "Warning" && e.reason == REASON).await;
-        // It is left alone: a second panic comes after a longer wait.
+        // It is suspended: a second panic follows after a longer wait.
         sim.cuts().panic_at(None);
         assert!(retry(&sim, "bad").await, "{step}: it waited");
         sim.wait_ready("bad").await;
         assert_eq!(sim.sandboxes(&bad).len(), 1, "{step}");
         assert!(!retry(&sim, "bad").await, "{step}: it does not wait any more");
-        // Its end is work of its own, too.
+        // Its termination is contained as well.
         sim.cuts().panic_at(Some(("cgroup removed", "bad")));
         sim.delete("bad", Some(0));
         wait_contained(&sim, "bad", "injected into \"cgroup removed\"").await;
@@ -83,7 +83,7 @@ async fn a_panic_in_the_work_of_one_pod_ends_that_work_alone_and_retry_goes_on_w
     }
 }
 
-// cri-proxy ends as `note` says, and is started again once pod-sync has read the note.
+// cri-proxy exits with `note`, and is started again once pod-sync has read the note.
 async fn end_cri_proxy(sim: &Sim, note: &str) {
     let path = sim.paths().exit("cri-proxy");
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -116,7 +116,7 @@ async fn a_pod_whose_calls_end_cri_proxy_is_set_aside_and_a_kill_sets_none_aside
         sim.runtime.unscript(hang);
         if is_aside {
             let calls = sim.calls_about(Method::RunPodSandbox, "bad");
-            // Others run beside it.
+            // Other pods run beside it.
             let _late = sim.create(pods::single("late"));
             sim.wait_ready("late").await;
             assert_eq!(sim.calls_about(Method::RunPodSandbox, "bad"), calls, "it is not tried");
@@ -142,7 +142,7 @@ async fn pods_whose_calls_ended_cri_proxy_together_are_worked_on_one_at_a_time_a
         }
         end_cri_proxy(&sim, "signal SEGV").await;
         if n == 2 {
-            // Time for three passes of each pod. Passes without cri-proxy do not clear a pod.
+            // Enough for three passes of each pod. Passes without cri-proxy do not clear a suspicion.
             tokio::time::sleep(Duration::from_secs(4)).await;
         }
         sim.up(Service::CriProxy);
@@ -152,7 +152,7 @@ async fn pods_whose_calls_ended_cri_proxy_together_are_worked_on_one_at_a_time_a
         if tried.iter().sum::<usize>() > 6 { Ok(()) } else { Err(tried) }
     })
     .await;
-    // Without their turns all three are tried within 100 ms.
+    // If they did not take turns, all three would be tried within 100 ms.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let mut after = tried();
     after.sort_unstable();
@@ -176,7 +176,7 @@ async fn the_wait_after_a_panic_ends_by_itself() {
     sim.finish().await;
 }
 
-// pod-sync as a process of its own, started again as a supervisor does.
+// pod-sync as a process that is restarted as by a supervisor.
 struct Mortal<'a> {
     sim: &'a Sim,
     env: [(&'static str, &'static str); 3],
@@ -205,7 +205,7 @@ impl<'a> Mortal<'a> {
         self.child = Some(child.expect("pod-sync can be started"));
     }
 
-    // The file that exists once a thread is blocked in the work of the pod.
+    // Returns the file that exists once a thread is blocked in the work of the pod.
     fn blocked(&self) -> PathBuf {
         self.sim.root_dir().with_file_name("blocked")
     }
@@ -223,7 +223,7 @@ impl<'a> Mortal<'a> {
         Pid::from_raw(id.cast_signed())
     }
 
-    // Its end, noted as supervisors note it.
+    // Waits for its exit and records it as a supervisor does.
     async fn end(&mut self) -> ExitStatus {
         let child = self.child.as_mut().expect("it was started");
         let ended = tokio::time::timeout(LONG, child.wait()).await.expect("it ends in time").unwrap();
@@ -282,7 +282,7 @@ async fn a_pod_that_ends_the_process_is_set_aside_and_the_others_run() {
         let shown = explain(&sim, "bad").await;
         assert!(shown.last_errors.iter().any(|e| e.contains("SIGABRT")), "{by}: {:?}", shown.last_errors);
         sim.wait_event("bad", REASON, |e| e.kind == "Warning" && e.reason == REASON).await;
-        // A change of the pod does not give it another chance to end the process; an operator does.
+        // A change of the pod does not end its suspension; an operator's retry does.
         let before = pod_sync.pid();
         sim.delete("bad", Some(0));
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -313,7 +313,7 @@ async fn kills_from_outside_and_a_panic_outside_of_pods_set_none_aside() {
         kill(pod_sync.pid(), Signal::SIGKILL).unwrap();
         assert_eq!(pod_sync.end().await.signal(), Some(Signal::SIGKILL as i32));
     }
-    // While a thread executes the work of the pod, which is on record then.
+    // A thread is in the work of the pod, which is recorded at that time.
     let mut blocked = Mortal::new(&sim, "block", "actions decided");
     for _ in 0..4 {
         blocked.start();

@@ -1,9 +1,9 @@
-//! pod-sync ended before and after each step: calls of the runtime, changes of files and statuses, of a start, of a container made
-//! anew, of a stop, and of the removal of an orphan.
+//! pod-sync is killed before and after each step: runtime calls, file changes and status reports of a start, a restart of a
+//! container, a stop, and the removal of an orphan.
 //!
-//! A first life without a kill counts the failpoints. Then follows one life for each of these failpoints, in which pod-sync ends
-//! there. Where a life has many failpoints, several tests share them. The minimum number of each kind is written here: a
-//! failpoint that is no longer reached fails the test.
+//! A first run without a kill counts the failpoints. Then follows one run for each failpoint, in which pod-sync is killed there.
+//! If there are many failpoints, several tests share them. The least number of each kind is listed here, so a failpoint that is
+//! no longer reached fails the test.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use quintlet_testkit::fake_runtime::{Behaviour, Call, ExecReply, FakeRuntime, Me
 use quintlet_testkit::wait::until;
 use serde_json::json;
 
-/// What changes the runtime, and what a start waits for beside that.
+/// Calls that change the runtime, and calls that a start waits for.
 const STEPS: [Method; 8] = [
     Method::RunPodSandbox,
     Method::PodSandboxStatus,
@@ -30,50 +30,50 @@ const STEPS: [Method; 8] = [
     Method::StopPodSandbox,
     Method::RemoveContainer,
 ];
-/// Between a call's arrival and its effect, so that a kill falls between the two.
+/// Delay between the arrival of a call and its effect, so that a kill falls between the two.
 const BEFORE: Duration = Duration::from_millis(40);
 
-/// Where passings are counted.
+/// Where failpoints are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Effect {
-    /// A call of the runtime: it came and did nothing yet, or it did what it was for and its answer is on its way.
+    /// At a runtime call: before its effect, or after it and before the response.
     Call(When),
-    /// A change of a file, a directory, a mount or a cgroup.
+    /// At a change of a file, a directory, a mount or a cgroup.
     File(When),
-    /// A status on its way to status-reporter, or its answer.
+    /// At a status report, or its response.
     Status(When),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Start,
-    // A container that is not alive is stopped and made anew.
+    // A container that fails its liveness probe is stopped and restarted.
     Remake,
     Stop,
 }
 
-/// What ends a pod's life among its files.
+/// The last file change of a deleted pod.
 const LAST_STEP: &str = "record removed";
 
-// Commands of its hooks and of its probe.
+// The command of its hooks and its probe.
 const FIRST: &str = "first";
 const LAST: &str = "last";
 const ALIVE: &str = "alive";
 
-/// How many calls of a kind have come, or, on the other side, have done what they were for.
+/// Returns how many calls of a kind arrived, or had their effect.
 fn calls(runtime: &FakeRuntime, when: When, kind: &str) -> usize {
     let method = STEPS.into_iter().chain([Method::ExecSync]).find(|m| format!("{m:?}") == kind);
     let Some(method) = method else { panic!("{kind} is no call of the runtime") };
     let came = steps(&runtime.calls_of(method)).len();
     let in_flight = match when {
         When::Before => 0,
-        // A probe in flight makes this too small for a moment only.
+        // Probes in flight make this too small for a moment only.
         When::After => runtime.in_flight(method),
     };
     came.saturating_sub(in_flight)
 }
 
-// Probes are no steps.
+// Exec probes are not steps.
 fn steps(calls: &[Call]) -> Vec<String> {
     let is_step =
         |c: &&Call| STEPS.contains(&c.method) || (c.method == Method::ExecSync && command(c) != ALIVE);
@@ -89,13 +89,13 @@ struct Watched<'a> {
     sim: &'a Sim,
     effect: Effect,
     at: Option<Step>,
-    // Calls that came before.
+    // Number of earlier calls.
     before: usize,
     of_kind: usize,
 }
 
 impl<'a> Watched<'a> {
-    /// pod-sync ends at this step; nowhere without.
+    /// Arms a kill at this step; `None` only counts.
     fn new(sim: &'a Sim, effect: Effect, at: Option<&Step>) -> Self {
         let of_kind = match (effect, at) {
             (Effect::Call(when), Some(at)) => calls(&sim.runtime, when, &at.kind),
@@ -112,7 +112,7 @@ impl<'a> Watched<'a> {
 
     async fn reached(&self) {
         match (self.effect, &self.at) {
-            // Nothing of the runtime changes when a call comes, so it is asked often.
+            // The runtime does not change when a call arrives, so it is polled often.
             (Effect::Call(when), Some(at)) => {
                 while calls(&self.sim.runtime, when, &at.kind).saturating_sub(self.of_kind) < at.number {
                     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -123,23 +123,23 @@ impl<'a> Watched<'a> {
         }
     }
 
-    /// Nothing ends pod-sync any more; what has passed, and whether it was ended.
+    /// Disarms the kill. Returns the steps that were passed, and whether pod-sync was killed.
     fn over(&self, reached: bool) -> Passed {
         match self.effect {
             Effect::Call(_) => Passed { reached, steps: steps(&self.sim.runtime.calls()[self.before..]) },
             Effect::File(_) | Effect::Status(_) => {
                 let steps = self.sim.cuts().disarm().into_iter().map(str::to_owned).collect();
-                // It may have ended in the very moment in which the whole was over.
+                // It may have been killed at the moment at which the whole completed.
                 Passed { reached: reached || self.sim.cuts().last().is_some(), steps }
             }
         }
     }
 
-    /// Whether pod-sync was ended before `whole` was over.
+    /// Returns whether pod-sync was killed before `whole` completed.
     async fn ends<T>(&self, whole: impl Future<Output = T>, last: Option<&str>) -> Passed {
         let whole = async {
             whole.await;
-            // The last of all steps is done before it has passed.
+            // The last step has its effect before it is counted.
             if let (Effect::File(_), Some(last)) = (self.effect, last) {
                 let passed =
                     async || if self.sim.cuts().has_passed(last) { Ok(()) } else { Err("it has not") };
@@ -153,7 +153,7 @@ impl<'a> Watched<'a> {
         self.over(reached)
     }
 
-    /// Kills pod-sync when the failpoint is reached before `whole` is over, and starts it again.
+    /// Kills pod-sync if the failpoint is reached before `whole` completes, and starts it again.
     async fn race<T>(self, whole: impl Future<Output = T>, last: Option<&str>) -> Passed {
         let passed = self.ends(whole, last).await;
         if passed.reached {
@@ -163,7 +163,7 @@ impl<'a> Watched<'a> {
     }
 }
 
-/// Failpoints that were reached in a part of a life.
+/// Failpoints that were passed in a part of a run.
 #[derive(Debug, Default)]
 struct Passed {
     reached: bool,
@@ -197,7 +197,7 @@ fn pod(name: &str) -> serde_json::Value {
     pod
 }
 
-/// A node, and which of its containers are not alive.
+/// A node, and which of its containers fail their liveness probe.
 struct Scene {
     sim: Sim,
     sick: Arc<Mutex<Vec<String>>>,
@@ -232,7 +232,7 @@ impl Scene {
         Self { sim, sick }
     }
 
-    // How often the hooks of each instance ran.
+    // Returns how often the hooks of each instance ran.
     fn hooks(&self) -> BTreeMap<(String, String), usize> {
         let mut ran = BTreeMap::new();
         for call in self.sim.runtime.calls_of(Method::ExecSync).iter().filter(|c| command(c) != ALIVE) {
@@ -241,7 +241,7 @@ impl Scene {
         ran
     }
 
-    /// One life of a pod; pod-sync is killed at this step of `part`, where that comes.
+    /// Runs one pod from start to removal; pod-sync is killed at this step of `part`.
     async fn life(&self, name: &str, effect: Effect, part: Part, at: Option<&Step>) -> Passed {
         let sim = &self.sim;
         let mut passed = Passed::default();
@@ -292,7 +292,7 @@ impl Scene {
         passed
     }
 
-    // Half a CPU: a group that was made and not limited would have a whole one.
+    // Half a CPU: a cgroup without its limit would have more.
     fn assert_limited(&self, uid: &str) {
         let group = format!("burstable/pod{uid}");
         let cpu = crate::cleaning::cpu(&self.sim, &group);
@@ -320,7 +320,7 @@ impl Scene {
 }
 
 impl Scene {
-    /// The removal of what is left of a pod that nobody knows, with pod-sync killed at this change of a file.
+    /// Removes an orphaned pod; pod-sync is killed at this file change.
     async fn orphan(&self, name: &str, when: When, at: Option<&Step>) -> Passed {
         let sim = &self.sim;
         let uid = sim.create(pod(name));
@@ -344,7 +344,7 @@ impl Scene {
         passed
     }
 
-    // What is left leads to what has to go before it.
+    // Files that lead to others are removed last.
     fn assert_order(&self, uid: &str) {
         let dir = self.sim.root_dir().join("pods").join(uid);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
@@ -357,14 +357,14 @@ impl Scene {
     }
 }
 
-/// The steps of one test among those that share them: every `of`-th from this one, counted from 1.
+/// The part of the steps that one test covers: every `of`-th from this one, counted from 1.
 #[derive(Debug, Clone, Copy)]
 struct Share {
     first: usize,
     of: usize,
 }
 
-/// Lives one life without a kill, which has to pass all of `must`, and then one for each step of this share.
+/// Runs once without a kill, which must pass all of `must`, and then once for each step of this share.
 #[allow(clippy::print_stdout, reason = "the number of kills is what the test tells")]
 async fn enumerate(
     what: &str,
@@ -378,7 +378,7 @@ async fn enumerate(
     }
     let too_few: Vec<_> = must.iter().filter(|(kind, n)| passes.get(*kind).is_none_or(|p| p < n)).collect();
     assert!(too_few.is_empty(), "{what} passes too few of {too_few:?}: {passes:?}");
-    // What more there is of a kind depends on what comes together, and comes last in the list: all tests share alike.
+    // Steps beyond the least number depend on timing. They come last, so that all tests share alike.
     let of_kind = |kind: &str, numbers: std::ops::RangeInclusive<usize>| -> Vec<Step> {
         numbers.map(|number| Step { kind: kind.to_owned(), number }).collect()
     };
@@ -414,7 +414,7 @@ async fn orphans_at_every_step(when: When, share: Share) {
     scene.sim.finish().await;
 }
 
-/// Steps that a life must have, and how often at least.
+/// Steps that a run must have, with their least numbers.
 type Must = [(&'static str, usize)];
 
 const CALLS_OF_A_START: [(&str, usize); 4] =

@@ -1,4 +1,4 @@
-//! What comes at a bad moment: deletions in the middle of something, things that vanish, many pods that flap, a reboot.
+//! Deletions during other work, lost containers, many restarting pods, and a reboot.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn a_pod_deleted_while_its_image_is_pulled_never_starts() {
     let uid = sim.create(pod);
     sim.runtime.wait_count(Method::PullImage, 1).await;
     sim.delete("pull", None);
-    // Released before pod-sync knows of the end, the start would rightly go on.
+    // If it were released before pod-sync has seen the deletion, the start would rightly continue.
     sim.wait_view("pull", "Terminating", |v| v.status == "Terminating").await;
     sim.runtime.unscript(slow);
     sim.wait_gone("pull").await;
@@ -34,7 +34,7 @@ async fn a_pod_deleted_while_its_volume_waits_goes_at_once() {
     let mut pod = pods::single("volume");
     pod["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "slow"}}]);
     pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
-    // The answer never comes, and the client waits longer for it than this test: only the end of the sync ends the wait.
+    // The response never arrives, and the client waits longer than this test. Only cancelling the sync ends the wait.
     sim.api.faults().block("get configmaps");
     sim.api.faults().block("list configmaps");
     sim.api.faults().block("watch configmaps");
@@ -145,7 +145,7 @@ async fn a_manifest_replaced_while_its_pod_ends_waits_for_the_name() {
             r.containers().iter().any(|c| c.running() && image(c) == "example.test/app:2")
         })
         .await;
-        // A mirror is known by the hash of its manifest, which is the UID: one that is fixed keeps its mirror.
+        // A mirror pod is identified by the hash of its manifest, which is the UID. With a fixed UID the mirror pod stays.
         let runs = sim.runtime.containers().into_iter().find(|c| c.running()).unwrap().id().to_owned();
         sim.wait_pod("static-sim-node", "its mirror tells of the new one", |p| {
             p.is_ready() && p.container("c-static").id.ends_with(&runs)
@@ -153,7 +153,7 @@ async fn a_manifest_replaced_while_its_pod_ends_waits_for_the_name() {
         .await;
         let running: Vec<_> = sim.runtime.containers().into_iter().filter(|c| c.running()).collect();
         assert_eq!(running.len(), 1, "fixed uid {fixed_uid}");
-        // The old one had ended before the new one began.
+        // The old pod had terminated before the new one started.
         let stop = sim.runtime.calls_of(Method::StopContainer).last().unwrap().at;
         let start = sim.runtime.calls_of(Method::RunPodSandbox).last().unwrap().at;
         assert!(start >= stop + Duration::from_millis(1500), "fixed uid {fixed_uid}");
@@ -174,14 +174,14 @@ async fn a_pod_is_ended_as_it_was_whatever_comes_after_it_under_its_uid() {
     sim.manifest("static", &manifest("example.test/app:1", 7));
     sim.wait_ready("static-sim-node").await;
     let old = sim.runtime.containers().remove(0).id().to_owned();
-    // Its end begins, and cannot go on.
+    // Its termination begins and cannot continue.
     sim.kill(Service::CriProxy).await;
     sim.remove_manifest("static");
     sim.wait_view("static", "ends", |v| v.status == "Terminating").await;
     let mut next = manifest("example.test/app:2", 20);
     next["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"exec": {"command": ["of the next"]}}});
     sim.manifest("static", &next);
-    // What comes after it in the directory is read with it.
+    // A manifest that comes later in the directory is read with it.
     sim.manifest("zz-last", &pods::manifest("zz-last"));
     sim.wait_view("zz-last", "read", |_| true).await;
     sim.up(Service::CriProxy);
@@ -215,14 +215,14 @@ async fn a_node_full_of_pods_that_flap_settles() {
     }
     for i in 0..PODS {
         let name = format!("flap-{i}");
-        // Each ends once soon after its first start.
+        // Each container exits once soon after its first start.
         sim.runtime.behave(
             &format!("c-{name}"),
             Behaviour { exit: Some((Duration::from_millis(200 + 3 * i as u64), 1)), ..Behaviour::default() },
         );
         let _uid = sim.create(pods::single(&name));
     }
-    // One after the other: looking at all of them all the time would cost more than any of the services does.
+    // One after the other: watching all of them at once would cost more than the services.
     for i in 0..PODS {
         sim.wait_pod(&format!("flap-{i}"), "ended once", |p| p.restarts() > 0).await;
     }
@@ -240,7 +240,7 @@ async fn a_wall_clock_that_is_an_hour_off_changes_no_back_off() {
     const HOUR: i64 = 3_600_000_000_000;
     for by in [HOUR, -HOUR] {
         let sim = Sim::start(Options::default()).await;
-        // Exits are dated by the runtime's clock.
+        // Exits have times of the runtime's clock.
         sim.runtime.step_wall_clock(by);
         sim.runtime.behave(
             "c-web",
@@ -249,7 +249,7 @@ async fn a_wall_clock_that_is_an_hour_off_changes_no_back_off() {
         let _uid = sim.create(pods::single("web"));
         sim.wait_runtime("three starts", |r| r.count(Method::StartContainer) >= 3).await;
         let starts = sim.runtime.calls_of(Method::StartContainer);
-        // A delay is on record before the container is made, and its image is looked for before that.
+        // A back-off is recorded before the container is created, and its image is checked before that.
         let looks = sim.runtime.calls_of(Method::ImageStatus);
         let second = looks.iter().rfind(|look| look.at <= starts[1].at).unwrap();
         let waited = starts[2].at.duration_since(second.at);
@@ -277,7 +277,7 @@ async fn a_missing_cluster_dns_is_told_of_the_pod_and_of_the_node() {
     sim.finish().await;
 }
 
-// The machine goes down: the runtime keeps its records and no process; what was in /run is gone.
+// The machine reboots: the runtime keeps its records and no process, and /run is empty.
 async fn go_down(sim: &Sim) {
     for service in Service::ALL {
         sim.kill(service).await;

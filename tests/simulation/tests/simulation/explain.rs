@@ -1,4 +1,4 @@
-//! A pod in each state of waiting, and what pod-sync says of it.
+//! A pod in each waiting state, and its reason in podsync.v1.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 use tonic::Code;
 
-// The rows of each test. Together they are every word that there is.
+// The rows of each test. Together they cover every reason.
 const BEFORE: [&str; 3] = ["EarlierLifeEnding", "NotAdmitted", "RuntimeNotRead"];
 const START: [&str; 28] = [
     "CgroupFailing",
@@ -68,7 +68,7 @@ const END: [&str; 14] = [
     "VolumesUnmounting",
 ];
 
-// Seen in the tests of `containment`.
+// Covered by the tests of `containment`.
 const CONTAINED: [&str; 1] = ["InternalError"];
 
 #[test]
@@ -78,7 +78,7 @@ fn every_reason_has_a_row() {
     assert_eq!(rows.len(), BEFORE.len() + START.len() + END.len() + CONTAINED.len(), "each has one");
 }
 
-/// A node, and all that was ever said of what its pods wait for.
+/// A node, and all waiting reasons that were seen.
 struct Table {
     sim: Sim,
     said: Arc<Mutex<BTreeSet<(String, String)>>>,
@@ -110,7 +110,7 @@ impl Table {
         Self { sim, said, watching, rows: BTreeSet::new() }
     }
 
-    /// Waits until the pod was said to wait with this.
+    /// Waits until the pod has had this waiting reason.
     async fn row(&mut self, pod: &str, want: &'static str) {
         until(&format!("{pod} waits with {want}"), LONG, async || {
             let said = self.said.lock().clone();
@@ -134,7 +134,7 @@ fn sorted<'a>(rows: &[&'a str]) -> Vec<&'a str> {
     rows
 }
 
-/// Reason of what a pod waits for, as `quintctl explain` shows it.
+/// Returns the waiting reason of a pod, as `quintctl explain` shows it.
 async fn reason(sim: &Sim, pod: &str) -> String {
     let mut client = PodSyncClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
     match client.explain(ExplainRequest { pod: format!("default/{pod}") }).await {
@@ -143,7 +143,7 @@ async fn reason(sim: &Sim, pod: &str) -> String {
     }
 }
 
-/// Thousandths of a CPU that the node has.
+/// Allocatable CPU of the node, in millicores.
 fn cpu_milli() -> usize {
     std::thread::available_parallelism().unwrap().get() * 1000
 }
@@ -182,7 +182,7 @@ async fn every_wait_before_a_worker_may_act_is_named() {
         table.sim.wait_ready(name).await;
     }
 
-    // A manifest that comes back while what it left is removed.
+    // A manifest that returns while its previous pod terminates.
     let mut fixed = pods::manifest("w-again");
     fixed["metadata"]["uid"] = json!("w-again-uid");
     table.sim.manifest("w-again", &fixed);
@@ -204,7 +204,7 @@ async fn every_wait_before_a_worker_may_act_is_named() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_wait_of_a_start_is_named() {
     let mut table = Table::of(Sim::start(Options::default()).await);
-    // Nothing can be made where this pod's group is to be.
+    // The pod's cgroup cannot be created.
     let tier = group(&table.sim, "besteffort", "").with_file_name("");
     std::fs::create_dir_all(&tier).unwrap();
     mount(Path::new("closed"), &tier, Some("tmpfs"), MsFlags::MS_RDONLY);
@@ -224,7 +224,7 @@ async fn every_wait_of_a_start_is_named() {
     let script = |rule: Rule| {
         let _until_the_end = sim.runtime.script(rule);
     };
-    // A start is about an id that nobody knows yet: this one is alone.
+    // A start concerns an ID that is not known yet, so only one pod starts now.
     script(Rule::on(Method::StartContainer).fail(Code::Unknown, "no").times(1));
     let _uid = sim.create(pods::single("w-run"));
     table.row("w-run", "RunContainerError").await;
@@ -317,14 +317,14 @@ async fn every_wait_of_a_start_is_named() {
     for (_, pod) in &rows {
         let _uid = sim.create(pod.clone());
     }
-    // A file where the pod's directory was.
+    // A file in place of the pod's directory.
     script(Rule::on(Method::RunPodSandbox).about("w-dirs").fail(Code::Unknown, "no"));
     let no_dirs = sim.create(pods::single("w-dirs"));
     sim.wait_event("w-dirs", "no sandbox", |e| e.reason == "FailedCreatePodSandBox").await;
     let dir = sim.root_dir().join("pods").join(&no_dirs);
     std::fs::remove_dir_all(&dir).unwrap();
     std::fs::write(&dir, "").unwrap();
-    // No room for one resize now, and a static pod is never resized.
+    // One resize does not fit now, and a static pod is never resized.
     for (name, milli) in [("w-large", cpu_milli() - 500), ("w-deferred", 100)] {
         let _uid = sim.create(asking(name, milli));
         sim.wait_ready(name).await;
@@ -351,7 +351,7 @@ async fn every_wait_of_a_start_is_named() {
     table.end(&START).await;
 }
 
-/// The directory of a pod's group, of one controller where each has its own.
+/// Returns a directory of a pod's cgroup.
 fn group(sim: &Sim, class: &str, uid: &str) -> PathBuf {
     let root = PathBuf::from("/sys/fs/cgroup");
     let root = if root.join("cgroup.controllers").exists() { root } else { root.join("memory") };
@@ -412,7 +412,7 @@ async fn every_wait_of_an_end_and_for_others_is_named() {
     table.sim.delete("w-pre-stop", None);
     table.row("w-pre-stop", "PreStopHook").await;
 
-    // What each refuses once, and what ends when it does not any more.
+    // The call that each fails once, and what ends the failure.
     let id = |name: &str| {
         table.sim.runtime.newest(&uids[name], &format!("c-{name}")).expect("it runs").id().to_owned()
     };
@@ -478,7 +478,7 @@ async fn every_wait_of_an_end_and_for_others_is_named() {
         let got = reason(sim, name).await;
         match got.as_str() {
             "NetworkNotReady" => Ok(()),
-            // It was quicker than the runtime's state.
+            // It changed before the runtime state was observed.
             "" => {
                 if sim.pod(name).is_ready() {
                     sim.delete(name, Some(0));

@@ -1,4 +1,4 @@
-//! Calls that the runtime refuses.
+//! Failed runtime calls.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn refused_sandboxes_and_containers_are_told_and_tried_again_without_hamme
         ("create", Method::CreateContainer),
         ("start", Method::StartContainer),
     ] {
-        // The containers' ids are not known before; two of three starts are made to fail by their order below.
+        // Container IDs are not known before, so two of three starts fail by their order.
         if method != Method::StartContainer {
             let subject = if method == Method::RunPodSandbox { name.to_owned() } else { format!("c-{name}") };
             sim.runtime.script(Rule::on(method).about(&subject).fail(Code::Unknown, "disk is full").times(1));
@@ -87,7 +87,7 @@ async fn a_container_that_was_just_made_is_seen_where_no_hint_tells_of_it() {
     sim.wait_pod("start", "RunContainerError", |p| p.container("c-start").reason == "RunContainerError")
         .await;
     sim.wait_ready("start").await;
-    // The first, that did not start, stays as it was made.
+    // The first one, which did not start, stays as created.
     assert_eq!(sim.runtime.count(Method::CreateContainer), 2, "{:#?}", sim.instances(&uid));
     assert_eq!(sim.runtime.count(Method::StartContainer), 2, "{:#?}", sim.instances(&uid));
     sim.finish().await;
@@ -105,7 +105,7 @@ async fn an_ephemeral_container_that_cannot_start_is_tried_again_without_hammeri
         })
         .unwrap();
     sim.wait_event("debugged", "no image", |e| e.message == "Error: ErrImageNeverPull").await;
-    // Time for as many tries as there would be.
+    // Enough time for all attempts.
     let _uid = sim.create(pods::single("other"));
     sim.wait_ready("other").await;
     let tries = sim.calls_about(Method::ImageStatus, "example.test/absent:1");
@@ -122,7 +122,7 @@ async fn volumes_that_keep_failing_are_tried_ever_less_often() {
     pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
     let _uid = sim.create(pod);
     sim.wait_event("wrong", "six tries", |e| e.reason == "FailedMount" && e.count >= 6).await;
-    // 0.5 + 1 + 2 + 4 + 8 s and their jitter.
+    // 0.5 + 1 + 2 + 4 + 8 s with jitter.
     assert!(began.elapsed() >= Duration::from_millis(15_500), "{:?}", began.elapsed());
     sim.finish().await;
 }

@@ -1,4 +1,4 @@
-//! What depends on the runtime: handlers, user namespaces, image volumes, and what is handed through to it.
+//! Features of the runtime: handlers, user namespaces, image volumes, and fields that are passed through to it.
 
 use k8s_cri::v1;
 use quintlet_simulation::{Options, Sim, pods};
@@ -37,7 +37,7 @@ async fn a_runtime_class_names_its_handler_and_brings_overhead() {
     let config = request.config.unwrap();
     let overhead = config.linux.unwrap().overhead.unwrap();
     assert_eq!((overhead.cpu_shares, overhead.memory_limit_in_bytes), (256, 64 << 20));
-    // The runtime hands these to CNI.
+    // The runtime passes these to CNI.
     assert_eq!(config.annotations["kubernetes.io/ingress-bandwidth"], "1M");
     assert_eq!(config.annotations["kubernetes.io/egress-bandwidth"], "2M");
 
@@ -107,7 +107,7 @@ async fn a_user_namespace_is_mapped_where_the_handler_has_them_and_refused_where
         ranges.push(userns.uids[0].host_id);
     }
     assert_eq!(ranges, [65_536, 131_072]);
-    // A range is free again with its pod, and only then.
+    // The ID range of a pod is free once the pod is gone, and not before.
     sim.restart(quintlet_simulation::Service::PodSync).await;
     sim.delete("a", None);
     sim.wait_gone("a").await;
@@ -130,7 +130,7 @@ async fn an_image_volume_is_pulled_and_handed_over_and_its_failure_is_of_those_t
     let uid = sim.create(pod.clone());
     sim.wait_ready("both").await;
     assert_eq!(sim.calls_about(Method::PullImage, "data.test/set:1"), 1);
-    // Parts of images and stop signals are newer than the fake runtime: `build::newer` has their test.
+    // The fake runtime does not have sub paths of images and stop signals; `cri_extensions` tests them.
     let config = sim.runtime.newest(&uid, "mounts").unwrap().config;
     let mount = config.mounts.iter().find(|m| m.container_path == "/data").unwrap();
     let image = mount.image.clone().unwrap();

@@ -1,4 +1,4 @@
-//! Pods in the runtime that no source names.
+//! Pods in the runtime that no source has.
 
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::watch::actions_on;
@@ -21,7 +21,7 @@ async fn a_foreign_pod_is_never_touched_and_an_orphan_of_ours_goes_once_all_sour
     for service in Service::ALL {
         sim.up(service);
     }
-    // One source has spoken, and housekeeping ran, when its pod runs and has been removed again.
+    // Once its pod has run and was removed, one source is ready and housekeeping has run.
     let runs = |r: &quintlet_testkit::fake_runtime::FakeRuntime| {
         r.containers().iter().any(|c| c.name() == "c-static" && c.running())
     };

@@ -1,4 +1,4 @@
-//! Other clients that change what the node agent owns in the status of a pod.
+//! Other clients change fields of a pod's status that the node agent owns.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use quintlet_simulation::{Options, Sim, pods};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-/// Edits the status of a pod, as `kubectl patch --subresource=status` does.
+/// Changes the status of a pod, like `kubectl patch --subresource=status`.
 fn edit(sim: &Sim, name: &str, change: impl FnOnce(&mut Value)) {
     sim.api.edit("pods/status", "default", name, |pod| change(&mut pod["status"])).unwrap();
 }
@@ -35,7 +35,7 @@ async fn what_another_client_changes_of_a_status_is_put_right_with_one_write() {
         let _uid = sim.create(pods::single(name));
         before.push(sim.wait_ready(name).await);
     }
-    // Each status is settled, and no pod is written any more.
+    // Every status is settled, and no pod is written any more.
     let mut writes = sim.api.counts().of("patch pods/status");
     loop {
         sleep(Duration::from_secs(1)).await;

@@ -1,4 +1,4 @@
-//! A runtime that does not answer, or that tells too little.
+//! A runtime that does not respond, or lacks information.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -53,7 +53,7 @@ async fn a_pod_can_be_deleted_while_its_start_hangs() {
     let uid = sim.create(pods::single("stuck"));
     sim.wait_calls(Method::RunPodSandbox, "stuck", 1).await;
     sim.delete("stuck", Some(1));
-    // Released before pod-sync knows of the end, the start would rightly go on.
+    // If it were released before pod-sync has seen the deletion, the start would rightly continue.
     sim.wait_view("stuck", "Terminating", |v| v.status == "Terminating").await;
     assert!(sim.runtime.sandboxes().is_empty(), "the call still hangs");
     sim.runtime.unscript(hang);

@@ -1,4 +1,4 @@
-//! Lifecycle hooks: what fails, what is cut, what outlives pod-sync.
+//! Lifecycle hooks: failures, interruptions, and restarts of pod-sync.
 
 use std::time::{Duration, Instant};
 
@@ -99,7 +99,7 @@ async fn a_pre_stop_hook_that_runs_while_pod_sync_restarts_is_waited_for() {
     sim.delete("held", None);
     sim.runtime.wait_count(Method::ExecSync, 1).await;
     sim.restart(Service::PodSync).await;
-    // When this one runs, the new pod-sync has long looked at the other.
+    // Once this pod runs, the new pod-sync has synced the other one long ago.
     let _uid = sim.create(pods::single("after"));
     sim.wait_ready("after").await;
     assert_eq!(sim.runtime.in_flight(Method::ExecSync), 1);
@@ -130,7 +130,7 @@ async fn a_sleep_that_began_before_a_restart_lasts_for_the_rest_of_its_time() {
     assert!(whole >= SLEEP, "{whole:?}: the sleep is not cut short");
     assert!(whole < SLEEP + SLEEP / 2, "{whole:?}: the sleep does not begin anew");
     let stop = sim.runtime.calls_of(Method::StopContainer).remove(0).request::<v1::StopContainerRequest>();
-    // Each of the two counts in whole seconds, and never to the container's harm.
+    // Each of the two rounds to whole seconds, never shortening the grace period.
     assert!((22..=26).contains(&stop.timeout), "the sleep is part of the grace of 30 s: {stop:?}");
     sim.wait_gone("sleeps").await;
     sim.finish().await;
@@ -149,7 +149,7 @@ async fn a_post_start_hook_that_was_still_owed_when_pod_sync_died_runs() {
     sim.up(Service::PodSync);
     sim.runtime.wait_count(Method::ExecSync, 1).await;
     sim.wait_ready("owed").await;
-    // What was done is on record too.
+    // The completed hook is recorded.
     sim.restart(Service::PodSync).await;
     let _uid = sim.create(pods::single("after"));
     sim.wait_ready("after").await;
@@ -190,10 +190,10 @@ async fn the_pre_stop_hook_of_a_container_that_is_made_anew_runs_once_whoever_di
     let image = |p: &mut Value| p["spec"]["containers"][0]["image"] = json!("example.test/app:2");
     sim.api.edit("pods", "default", "changed", image).unwrap();
     sim.runtime.wait_count(Method::ExecSync, 1).await;
-    // Events are told of, not kept: one on its way would be lost with the process.
+    // Events are not recorded: one in flight would be lost with the process.
     sim.wait_event("changed", "told of", |e| e.reason == "Killing").await;
     sim.kill(Service::PodSync).await;
-    // Over before anybody could join it.
+    // It ended before the new pod-sync could wait for it.
     sim.runtime.unscript(hung);
     quintlet_testkit::wait::until("the hook ends", quintlet_simulation::sim::LONG, async || {
         if sim.runtime.in_flight(Method::ExecSync) == 0 { Ok(()) } else { Err("it runs") }
@@ -261,7 +261,7 @@ async fn a_pre_stop_hook_that_cannot_be_asked_for_runs_when_cri_proxy_is_back() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_post_start_request_that_is_never_answered_ends_with_its_pod() {
     let sim = Sim::start(Options::default()).await;
-    // It takes connections and says nothing.
+    // It accepts connections and sends nothing.
     let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = server.local_addr().unwrap().port();
     let get = json!({"httpGet": {"host": "127.0.0.1", "port": port}});

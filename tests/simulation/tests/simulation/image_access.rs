@@ -1,4 +1,4 @@
-//! Images that are there already, and who may use them.
+//! Access of pods to images that are already present.
 
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};

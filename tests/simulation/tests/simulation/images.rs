@@ -1,4 +1,4 @@
-//! Pulls: credentials, what fails and how it is told.
+//! Image pulls: credentials, failures and their reports.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ fn secret(name: &str, kind: &str, key: &str, value: &str) -> Value {
         "metadata": {"name": name, "namespace": "default"}, "stringData": {key: value}})
 }
 
-/// User names presented for a pod's image, in order; empty for none.
+/// Returns the user names presented for a pod's image, in order; empty without credentials.
 fn presented(sim: &Sim, pod: &str) -> Vec<String> {
     let image = format!("private.test/team/{pod}:1");
     let calls = sim.runtime.calls_of(Method::PullImage);
@@ -166,7 +166,7 @@ async fn every_reason_without_an_image_is_told_as_the_kubelet_tells_it() {
     let mut invalid = pods::single("invalid");
     invalid["spec"]["containers"][0]["image"] = json!("Not A Name");
     let _uid = sim.create(invalid);
-    // Each is shown as itself before the back-off takes its place.
+    // Each reason is shown before that of the back-off replaces it.
     let mut shown = BTreeSet::new();
     until("every reason is shown", LONG, async || {
         for (name, _, reason, message, _) in cases {

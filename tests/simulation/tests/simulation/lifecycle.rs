@@ -1,4 +1,4 @@
-//! Order, policies, probes and deadlines.
+//! Start order, restart policies, probes and deadlines.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ fn exits(code: i32) -> Behaviour {
     Behaviour { exit: Some((Duration::from_millis(50), code)), ..Behaviour::default() }
 }
 
-/// Names of the containers a method was called for, in order.
+/// Returns the containers for which a method was called, in order.
 fn order(sim: &Sim, method: Method, names: &[(String, String)]) -> Vec<String> {
     let calls = sim.runtime.calls_of(method);
     let name = |id: &str| names.iter().find(|(i, _)| i == id).map(|(_, name)| name.clone());

@@ -1,4 +1,4 @@
-//! What does not grow, what goes on after a failure, and what is given up on in time.
+//! Bounded memory, progress after failures, and timeouts.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn dead_instances_do_not_pile_up_while_no_status_can_be_written() {
 async fn sandboxes_that_do_not_last_do_not_pile_up_in_a_pod_that_never_rests() {
     const TIMES: u64 = 7;
     let sim = Sim::start(Options { runtime: fake_runtime::Options::silent(), ..Options::default() }).await;
-    // Each sandbox is lost before anything runs in it, so that nothing backs off.
+    // Each sandbox is lost before a container runs in it, so there is no back-off.
     sim.runtime.script(Rule::on(Method::PodSandboxStatus).latency(Duration::from_millis(300)));
     sim.runtime.script(Rule::on(Method::CreateContainer).fail(Code::Unknown, "no sandbox"));
     let uid = sim.create(pods::single("flaps"));
@@ -65,9 +65,9 @@ async fn an_image_that_cannot_be_removed_keeps_no_other() {
     for name in ["old.test/a:1", "old.test/b:1"] {
         sim.runtime.add_image(name, 1 << 20);
     }
-    // Whichever comes first.
+    // Whichever image comes first.
     sim.runtime.script(Rule::on(Method::RemoveImage).fail(Code::Internal, "in use by nobody").times(1));
-    // The first look only sees them. It is cut, so that the next one is soon.
+    // The first collection only records the images. It is interrupted, so that the next one follows soon.
     let hung = sim.runtime.hang(Method::ImageFsInfo);
     for service in Service::ALL {
         sim.up(service);

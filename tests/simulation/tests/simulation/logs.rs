@@ -1,5 +1,5 @@
-//! What the services log: nothing at WARN in a clean run, and of each fault one line a minute: at WARN where the node fails to do
-//! its work, at INFO where the pod is at fault.
+//! Log lines of the services: none at WARN in a clean run, and one line a minute for each fault: at WARN if the node fails, at
+//! INFO if the pod is at fault.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ async fn a_node_alone_without_a_cluster_dns_tells_its_pods_and_logs_nothing_at_w
     sim.finish().await;
 }
 
-/// A fault: its pod, the level, the reason and a part of the cause that its line has.
+/// A fault: its pod, and the level, the reason and a part of the error in its log line.
 type Row = (&'static str, &'static str, &'static str, &'static str, Value);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -121,10 +121,10 @@ async fn each_fault_is_one_line_a_minute_with_the_pod_and_the_cause() {
     for (.., pod) in &rows {
         let _uid = sim.create(pod.clone());
     }
-    // Those of an end.
+    // Faults of a termination.
     let mut ends = Vec::new();
     for (name, method, reason, times) in [
-        // Its sandbox takes it along.
+        // Stopping its sandbox stops the container.
         ("l-stop", Method::StopContainer, "FailedKillPod", 1),
         ("l-removal", Method::RemoveContainer, "RemovalFailing", 2),
     ] {
@@ -136,7 +136,7 @@ async fn each_fault_is_one_line_a_minute_with_the_pod_and_the_cause() {
         ends.push((name, reason, method, id, times));
     }
 
-    // Each goes wrong again, without another line.
+    // Each fault is repeated without another line.
     for (method, about) in [
         (Method::RunPodSandbox, "l-sandbox"),
         (Method::PullImage, "example.test/none:1"),
@@ -148,7 +148,7 @@ async fn each_fault_is_one_line_a_minute_with_the_pod_and_the_cause() {
     for (_, _, method, id, times) in &ends {
         sim.wait_calls(*method, id, *times).await;
     }
-    // A normal event has no line, and other lines have no reason.
+    // A Normal event has no log line, and other log lines have no reason.
     let log: Vec<Value> = sim.lines().into_iter().filter(|l| l["reason"].is_string()).collect();
     let all = rows.iter().map(|(name, level, reason, cause, _)| (*name, *level, *reason, *cause));
     let ends = ends.iter().map(|(name, reason, ..)| (*name, "warn", *reason, "not now"));

@@ -1,4 +1,4 @@
-//! The five services against faults that a real runtime does not have on demand.
+//! Runs the five services against faults that a real runtime cannot be made to have.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 mod admission;

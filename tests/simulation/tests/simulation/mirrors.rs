@@ -1,4 +1,4 @@
-//! Mirror pods, and an API server or a Node that is not there for them.
+//! Mirror pods while the API server or the Node is unavailable.
 
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
@@ -22,7 +22,7 @@ async fn a_static_pod_does_not_wait_for_an_api_server_that_hangs_over_its_mirror
     sim.wait_runtime("it runs again", |r| running(r).is_some_and(|c| c.id() != first)).await;
     sim.remove_manifest("web");
     sim.wait_runtime("nothing is left", |r| r.sandboxes().is_empty()).await;
-    // Each hangs for 10 s, and so would each pass that waits for it.
+    // Each request hangs for 10 s, and so would each pass that waited for it.
     let asked = sim.api.counts().of("create pods");
     assert!((1..=2).contains(&asked), "{asked}: four passes at least waited for the mirror");
     sim.finish().await;
@@ -60,7 +60,7 @@ async fn a_mirror_that_is_on_its_way_out_or_of_another_manifest_is_replaced_and_
             let edit = |p: &mut serde_json::Value| {
                 p["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("another");
             };
-            // Nobody looks at this annotation of a mirror that is known.
+            // Annotations of a known mirror pod are not checked.
             sim.kill(Service::PodSync).await;
             sim.api.edit("pods", "default", NAME, edit).unwrap();
             sim.up(Service::PodSync);

@@ -1,4 +1,4 @@
-//! The Node object, and what the runtime is told of it.
+//! The Node object, and UpdateRuntimeConfig.
 
 use k8s_cri::v1;
 use quintlet_simulation::service::NODE;
@@ -23,7 +23,7 @@ fn ready(node: &Value) -> (&str, &str) {
     (ready["status"].as_str().unwrap_or_default(), ready["message"].as_str().unwrap_or_default())
 }
 
-/// What the runtime was told of the pods' addresses, in order.
+/// Returns the pod CIDRs that the runtime was sent, in order.
 fn told(sim: &Sim) -> Vec<String> {
     let calls = sim.runtime.calls_of(Method::UpdateRuntimeConfig);
     let cidr = |r: v1::UpdateRuntimeConfigRequest| Some(r.runtime_config?.network_config?.pod_cidr);
@@ -45,7 +45,7 @@ async fn a_node_whose_network_comes_late_is_ready_as_soon_as_it_is_there() {
     Service::ALL.into_iter().for_each(|service| sim.up(service));
     let late = |n: &Value| ready(n).1.contains("NetworkReady=false");
     wait_node(&sim, "not ready for want of a network", late).await;
-    // It is asked every 100 ms. With the period of a node that was Ready once, so many answers take four minutes.
+    // It is polled every 100 ms. With the interval of a node that was ready once, this many responses take four minutes.
     sim.runtime.forget_calls();
     until("the runtime is asked often", LONG, async || {
         let asked = sim.runtime.count(Method::Status);
@@ -67,11 +67,11 @@ async fn the_runtime_is_told_the_addresses_of_the_pods() {
     let both = format!("{v4},{v6}");
     sim.api.edit("nodes", "", NODE, |n| n["spec"]["podCIDRs"] = json!([v4, v6])).unwrap();
     wait_told(&sim, &[&both, &both, &both]).await;
-    // Another change of the Node tells the runtime nothing; the next range comes after it.
+    // Another change of the Node sends nothing to the runtime; the next CIDR follows it.
     sim.api.edit("nodes", "", NODE, |n| n["metadata"]["labels"]["a"] = json!("b")).unwrap();
     sim.api.edit("nodes", "", NODE, |n| n["spec"]["podCIDRs"] = json!(["10.6.0.0/24"])).unwrap();
     wait_told(&sim, &[&both, &both, &both, "10.6.0.0/24"]).await;
-    // A new process does not know what the one before told.
+    // A new process does not know what its predecessor sent.
     sim.restart(Service::PodSync).await;
     wait_told(&sim, &[&both, &both, &both, "10.6.0.0/24", "10.6.0.0/24"]).await;
     sim.finish().await;
@@ -96,7 +96,7 @@ async fn labels_of_the_configuration_are_for_a_node_that_is_made() {
             n["metadata"]["labels"]["kubernetes.io/os"] = json!("plan9");
         })
         .unwrap();
-    // Those of the system are put back, and nothing else with them.
+    // System labels are restored, and no other ones.
     let mended = |n: &Value| n["metadata"]["labels"]["kubernetes.io/os"] == "linux";
     let node = wait_node(&sim, "its label of the system back", mended).await;
     assert_eq!(node["metadata"]["labels"]["tier"], "core");
@@ -107,7 +107,7 @@ async fn labels_of_the_configuration_are_for_a_node_that_is_made() {
 async fn an_address_that_the_machine_does_not_have_is_told_to_nobody() {
     let mut sim = Sim::prepare(Options::default()).await;
     sim.set_pod_sync_args(&["--node-ip=192.0.2.77"]);
-    // It is said that the address cannot be had.
+    // An error about the address is logged.
     sim.disturb();
     Service::ALL.into_iter().for_each(|service| sim.up(service));
     let node = wait_node(&sim, "Ready", |n| ready(n).0 == "True").await;

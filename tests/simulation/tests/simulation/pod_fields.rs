@@ -1,4 +1,4 @@
-//! Fields of a pod that the node cannot honour.
+//! Fields of a pod that the node cannot enforce.
 
 use quintlet_simulation::{Options, Sim, pods};
 use quintlet_testkit::fake_runtime::Method;
@@ -17,7 +17,7 @@ async fn a_pod_with_resource_claims_waits_with_the_kubelets_event_and_starts_not
         })
         .await;
     assert!(event.message.starts_with("Failed to prepare dynamic resources: "), "{event:?}");
-    // Another pod that came later runs: the first one had its turn.
+    // A pod that was created later runs, so the first one had its turn.
     let _uid = sim.create(pods::single("plain"));
     sim.wait_ready("plain").await;
     assert_eq!(sim.sandboxes(&uid).len(), 0);

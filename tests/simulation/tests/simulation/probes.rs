@@ -1,4 +1,4 @@
-//! Probes of a whole node: when the first attempt comes, and what a handler that cannot be used shows.
+//! Probes on a node: the time of the first attempt, and handlers that cannot be used.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Wall time of the first probe of a container, nanoseconds since 1970.
+/// Returns the wall time of the first probe of a container, in nanoseconds since 1970.
 fn first_probe(sim: &Sim, container: &ContainerRecord) -> Option<i128> {
     let calls = sim.runtime.calls_of(Method::ExecSync);
     let first = calls.iter().find(|c| c.request::<v1::ExecSyncRequest>().container_id == container.id())?;
@@ -20,7 +20,7 @@ fn first_probe(sim: &Sim, container: &ContainerRecord) -> Option<i128> {
     Some(now - i128::try_from(ago.as_nanos()).unwrap())
 }
 
-/// How long after its start a container was probed first.
+/// Returns how long after its start a container was first probed, in seconds.
 async fn waited(sim: &Sim, uid: &str, container: &str) -> f64 {
     let record = sim.runtime.newest(uid, container).expect("it runs");
     let first = until(&format!("a probe of {container}"), LONG, async || {
@@ -45,7 +45,7 @@ fn delayed(name: &str, seconds: u64) -> Value {
 async fn no_container_and_no_sidecar_is_probed_before_its_initial_delay_is_over() {
     const DELAY: u64 = 2;
     let sim = Sim::start(Options::default()).await;
-    // Starts at different fractions of a second of the node's clock.
+    // Starts at different fractions of a second.
     let mut all = Vec::new();
     for part in 0..4 {
         let name = format!("late-{part}");

@@ -1,4 +1,4 @@
-//! Random sequences of what users, containers, the runtime and supervisors do; then everything is healed and looked at.
+//! Random sequences of actions of users, containers, the runtime and supervisors. Then all faults end and the pods are checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,11 +17,11 @@ use quintlet_testkit::wait::until;
 use serde_json::json;
 use tonic::Code;
 
-/// Sequences tried, unless `QSIM_CASES` says how many: `make histories` tries thousands.
+/// Number of sequences, unless `QSIM_CASES` is set. `make histories` runs thousands.
 const CASES: usize = 60;
-/// Nodes at once: a part of their time is waiting for back-offs and graces.
+/// Concurrent nodes: sequences wait for back-offs and grace periods for a part of the time.
 const AT_ONCE: usize = 8;
-/// Names of pods a sequence is about.
+/// Number of pod names in a sequence.
 const PODS: usize = 4;
 
 #[derive(Debug, Clone)]
@@ -110,7 +110,7 @@ async fn act(sim: &Sim, action: Action) {
             let side = format!("d-{name}");
             let mut object =
                 pods::pod(&name, &[pods::container(&format!("c-{name}")), pods::container(&side)]);
-            // Two of them have another container, which ends with the first.
+            // Two of the pods have a second container, which exits with the first.
             object["spec"]["containers"].as_array_mut().unwrap().truncate(1 + pod % 2);
             if pod == 2 {
                 object["spec"]["initContainers"] = json!([pods::container(&format!("i-{name}"))]);
@@ -120,7 +120,7 @@ async fn act(sim: &Sim, action: Action) {
                 );
             }
             object["spec"]["restartPolicy"] = json!(format!("{policy:?}"));
-            // One that is there stays.
+            // The pod may exist.
             let _exists = sim.api.create("pods", "default", object);
         }
         Action::Label(pod, n) => {
@@ -128,7 +128,7 @@ async fn act(sim: &Sim, action: Action) {
                 p["metadata"]["labels"]["n"] = json!(n.to_string());
             });
         }
-        // A changed container is restarted whatever the policy; only where that is always so can restarts be counted.
+        // A changed container is restarted whatever the restart policy. Restarts are counted for policy Always only.
         Action::Image(pod, n) if sim.pod(&name(pod)).text("/spec/restartPolicy") == "Always" => {
             let _none = sim.api.edit("pods", "default", &name(pod), |p| {
                 p["spec"]["containers"][0]["image"] = json!(format!("example.test/app:{n}"));
@@ -176,12 +176,12 @@ async fn act(sim: &Sim, action: Action) {
         }
         Action::DoubleHints(yes) => sim.runtime.duplicate_events(yes),
         Action::Restart(service) => sim.restart(service).await,
-        // Part of the sequence: how far things get between two actions.
+        // The time between two actions is part of the sequence.
         Action::Pause(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
     }
 }
 
-/// What a pod of the API server still lacks. `lost` are the pods whose sandbox was ended.
+/// Returns why a pod of the API server is not settled. `lost` are the pods whose sandbox was stopped.
 fn unsettled(sim: &Sim, lost: &BTreeSet<usize>) -> Vec<String> {
     let mut out = Vec::new();
     let mut known = BTreeMap::new();
@@ -219,8 +219,8 @@ fn unsettled(sim: &Sim, lost: &BTreeSet<usize>) -> Vec<String> {
             as_policy && running == 0
         } else {
             let as_wanted = running + done == names.len() && running > 0 && (done > 0 || seen.is_ready());
-            // A lost sandbox of a pod that never restarts is not made again, as by the kubelet (`computePodActions`): what was
-            // not started in it by then waits for good.
+            // As in the kubelet (`computePodActions`), a lost sandbox of a pod that never restarts is not recreated. Containers that
+            // were not started in it never start.
             let has_sandbox = sim.sandboxes(seen.uid()).iter().any(|s| s.ready());
             let stranded = policy == "Never"
                 && lost.contains(&pod)
@@ -229,7 +229,7 @@ fn unsettled(sim: &Sim, lost: &BTreeSet<usize>) -> Vec<String> {
                 && done < names.len();
             as_wanted || stranded && running == 0 && seen.phase() == "Pending"
         };
-        // One that ended and is not to be restarted ran once.
+        // A container that is not restarted ran once.
         for n in names.iter().filter(|_| policy == "Never") {
             let ran = instances.iter().filter(|c| c.name() == *n && c.status.started_at > 0).count();
             if ran > 1 {
@@ -250,7 +250,7 @@ fn unsettled(sim: &Sim, lost: &BTreeSet<usize>) -> Vec<String> {
 
 async fn case(actions: Vec<Action>) {
     let mut sim = Sim::prepare(Options::default()).await;
-    // With the back-off of 10 s a sequence would be waiting nearly always.
+    // With the default back-off of 10 s, a sequence would mostly wait.
     sim.set_pod_sync_args(&["--max-container-restart-period=1s"]);
     sim.start_all();
     let foreign = sim.runtime.add_sandbox("foreign-uid", "foreign", "default", 0);
@@ -265,7 +265,7 @@ async fn case(actions: Vec<Action>) {
         act(&sim, action).await;
     }
     sim.runtime.unscript_all();
-    // A lost hint is found by the next list, half a minute later; that list is not what this test is about.
+    // A lost event is compensated by the next relist, half a minute later. That relist is not tested here.
     sim.runtime.cut_event_streams();
     until("every pod as it should be", LONG, async || {
         let left = unsettled(&sim, &lost);
@@ -278,7 +278,7 @@ async fn case(actions: Vec<Action>) {
     sim.finish().await;
 }
 
-/// `QSIM_SEED` (64 hex digits) runs the sequences of that seed again.
+/// Returns the seed in `QSIM_SEED` (64 hex digits), or a random one.
 fn seed() -> [u8; 32] {
     let mut seed = [0; 32];
     match std::env::var("QSIM_SEED") {
@@ -292,12 +292,12 @@ fn seed() -> [u8; 32] {
     seed
 }
 
-/// How many sequences.
+/// Returns the number of sequences.
 fn cases() -> usize {
     std::env::var("QSIM_CASES").map_or(CASES, |n| n.parse().expect("QSIM_CASES is a number"))
 }
 
-/// CPU time of this process so far.
+/// Returns the CPU time of this process.
 fn cpu() -> Duration {
     let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).unwrap();
     let time = |t: nix::sys::time::TimeVal| {

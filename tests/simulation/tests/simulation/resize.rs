@@ -1,4 +1,4 @@
-//! Pods that get other resources while they run.
+//! In-place resize of pods.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tonic::Code;
 
 const UPDATE: Method = Method::UpdateContainerResources;
 
-/// Thousandths of a CPU that the node has.
+/// Allocatable CPU of the node, in millicores.
 fn cpu_milli() -> usize {
     std::thread::available_parallelism().unwrap().get() * 1000
 }
@@ -33,7 +33,7 @@ fn sized(name: &str, resources: Value) -> Value {
     pod
 }
 
-/// As `kubectl edit --subresource resize`.
+/// Resizes a pod, like `kubectl edit --subresource resize`.
 fn resize(sim: &Sim, name: &str, resources: Value) {
     let edit = |pod: &mut Value| pod["spec"]["containers"][0]["resources"] = resources;
     sim.api.edit("pods/resize", "default", name, edit).unwrap();
@@ -48,7 +48,7 @@ fn status(seen: &Seen) -> Value {
     seen.0["status"]["containerStatuses"][0].clone()
 }
 
-/// The status tells of these, and of no resize any more.
+/// Returns whether the status has these resources and no resize condition.
 fn has(seen: &Seen, resources: &Value) -> bool {
     let s = status(seen);
     s["resources"] == *resources
@@ -57,7 +57,7 @@ fn has(seen: &Seen, resources: &Value) -> bool {
         && condition(seen, "PodResizeInProgress").is_null()
 }
 
-/// A value of the pod's own group.
+/// Returns a value of the pod's cgroup.
 fn group(sim: &Sim, uid: &str, class: &str, v1: (&str, &str), v2: &str) -> String {
     let file = group_file(sim, uid, class, v1, v2);
     std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display())).trim().to_owned()
@@ -80,7 +80,7 @@ fn group_memory(sim: &Sim, uid: &str) -> String {
     group(sim, uid, "", ("memory", "memory.limit_in_bytes"), "memory.max")
 }
 
-/// Memory, quota and shares as each update had them.
+/// Returns memory limit, CPU quota and shares of each update.
 fn updates(sim: &Sim) -> Vec<(i64, i64, i64)> {
     let calls = sim.runtime.calls_of(UPDATE);
     let linux = |c: v1::UpdateContainerResourcesRequest| c.linux.unwrap_or_default();
@@ -97,7 +97,7 @@ async fn a_container_grows_and_shrinks_as_it_runs() {
     let id = before.container("c-web").id;
     assert_eq!(group_memory(&sim, &uid), (64 * MIB).to_string());
 
-    // The group is larger before the container is.
+    // The cgroup grows before the container.
     let hung = sim.runtime.hang(UPDATE);
     let large = both("1", "96Mi");
     resize(&sim, "web", large.clone());
@@ -118,7 +118,7 @@ async fn a_container_grows_and_shrinks_as_it_runs() {
     assert_eq!(updates(&sim), [(96 * MIB, 50_000, 512), (96 * MIB, 100_000, 1024)], "memory, then cpu");
     assert_eq!(seen.container("c-web").id, id);
 
-    // And smaller after it.
+    // It shrinks after it.
     let hung = sim.runtime.hang(UPDATE);
     resize(&sim, "web", both("500m", "64Mi"));
     sim.wait_runtime("an update", |r| r.in_flight(UPDATE) == 1).await;
@@ -176,11 +176,11 @@ async fn what_does_not_fit_waits_until_another_pod_ends() {
     }
     assert_eq!(updates(&sim), []);
     sim.delete("large", Some(0));
-    // There is room for one of them, and the other was there first.
+    // There is room for one resize, and the other one was requested first.
     sim.wait_pod("high", "resized", |p| has(p, &milli(wanted))).await;
     let low = sim.pod("low");
     assert_eq!(condition(&low, "PodResizePending")["reason"], "Deferred");
-    // What asks for what it has waits for nothing.
+    // A resize to the allocated resources does not wait.
     resize(&sim, "low", milli(100));
     sim.wait_pod("low", "as it was", |p| has(p, &milli(100))).await;
     assert_eq!(updates(&sim).len(), 1);
@@ -227,7 +227,7 @@ async fn a_critical_pods_resize_waits_for_a_victim_that_hangs_and_harms_nobody_e
     sim.wait_runtime("the victim's stop", |r| r.in_flight(Method::StopContainer) == 1).await;
     let waits = sim.wait_pod("critical", "deferred", |p| !condition(p, "PodResizePending").is_null()).await;
     assert_eq!(condition(&waits, "PodResizePending")["reason"], "Deferred");
-    // Time enough for the resize to be looked at again: the smaller one has its own after it.
+    // Enough time for the resize to be retried: the smaller one, which comes after it, is actuated.
     resize(&sim, "small", milli(60));
     sim.wait_pod("small", "resized", |p| has(p, &milli(60))).await;
     assert_eq!(updates(&sim).len(), 1, "nothing is given to the critical one that is not free");
@@ -248,7 +248,7 @@ async fn the_sandbox_is_told_back_what_it_has_where_its_cgroup_cannot_be_changed
     let uid = sim.create(sized("web", both("500m", "64Mi")));
     sim.wait_ready("web").await;
     let file = group_file(&sim, &uid, "", ("memory", "memory.limit_in_bytes"), "memory.max");
-    // The kernel takes no value for it any more.
+    // The kernel rejects values for it from here on.
     let (none, bind) = (None::<&str>, MsFlags::MS_BIND);
     nix::mount::mount(Some(&file), &file, none, bind, none).unwrap();
     nix::mount::mount(none, &file, none, bind | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY, none).unwrap();
@@ -329,7 +329,7 @@ async fn a_container_whose_policy_is_to_restart_is_restarted_with_other_resource
     assert_eq!(group_memory(&sim, &uid), (96 << 20).to_string());
     sim.wait_event("web", "Killing", |e| e.message == "Container c-web resize requires restart").await;
 
-    // The other resource is not worth a restart.
+    // The other resource does not require a restart.
     resize(&sim, "web", both("250m", "96Mi"));
     sim.wait_pod("web", "resized", |p| has(p, &both("250m", "96Mi"))).await;
     assert_eq!((sim.pod("web").restarts(), updates(&sim).len()), (1, 1));
@@ -361,7 +361,7 @@ async fn what_is_refused_is_said_and_tried_again() {
     .await;
     assert_eq!((updates(&sim), group_memory(&sim, &uid)), (vec![], (64 << 20).to_string()));
 
-    // The runtime's own refusal, once there is less in use.
+    // An error of the runtime, once usage is lower.
     let refusal = sim.runtime.script(Rule::on(UPDATE).fail(Code::Unknown, "no such cgroup"));
     sim.runtime.use_memory("c-web", 1 << 20);
     sim.wait_pod("web", "refused by the runtime", |p| failing("no such cgroup", p)).await;
@@ -372,7 +372,7 @@ async fn what_is_refused_is_said_and_tried_again() {
     sim.finish().await;
 }
 
-/// pod-sync is killed when the `nth` update came to the runtime, before or after its effect.
+/// Kills pod-sync when the `nth` update reaches the runtime, before or after its effect.
 async fn killed_in_the_middle(sim: &Sim, nth: usize, after: bool) {
     let name = format!("p{nth}{after}");
     let _uid = sim.create(sized(&name, both("50m", "64Mi")));
@@ -408,16 +408,15 @@ async fn a_resize_survives_a_kill_at_each_call_of_the_runtime() {
     sim.finish().await;
 }
 
-/// How the checkpoints are spoilt while pod-sync is away.
+/// A fault of the checkpoints while pod-sync is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spoilt {
-    /// Not at all.
     No,
-    /// They are gone.
+    /// They are deleted.
     Lost,
-    /// Their sums are wrong.
+    /// Their checksums are wrong.
     Corrupt,
-    /// They are gone, and so are the records in the run directory, as after a reboot; containers run on.
+    /// They and the records in the run directory are deleted, as after a reboot; containers keep running.
     AllLost,
 }
 
@@ -448,7 +447,7 @@ async fn restarted_with(spoilt: Spoilt) {
         std::fs::remove_dir_all(sim.paths().state_dir()).unwrap();
     }
     sim.up(Service::PodSync);
-    // It has looked at what waits once it decided on a pod that came after.
+    // pod-sync has retried pending resizes once it has synced a pod that came later.
     let _uid = sim.create(sized("later", milli(10)));
     sim.wait_ready("later").await;
     let seen = sim.pod(name);

@@ -1,4 +1,4 @@
-//! Services that are killed, or told to stop, in the middle of things.
+//! Services that are killed or stopped during work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule};
 use serde_json::json;
 
-/// How long the preStop hook takes.
+/// Duration of the preStop hook.
 const HOOK: Duration = Duration::from_secs(3);
 
 async fn in_the_middle_of_everything(service: Service, gently: bool) {
@@ -118,7 +118,7 @@ async fn grace_goes_on_when_pod_sync_comes_back() {
     sim.delete("ending", None);
     sim.wait_calls(Method::ExecSync, &id, 1).await;
     sim.kill(Service::PodSync).await;
-    // What is looked for is that this time is taken off the grace.
+    // This time must be subtracted from the grace period.
     tokio::time::sleep(Duration::from_secs(2)).await;
     sim.up(Service::PodSync);
     sim.wait_gone("ending").await;
@@ -151,7 +151,7 @@ async fn a_created_container_is_started_and_not_made_again_by_the_next_pod_sync(
     }
 }
 
-/// containerd gives a start up when its caller is gone, and takes its time for it: the next one may find it still created.
+/// containerd cancels a start whose client is gone, which takes a while. The next start may find the container still created.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_that_is_cut_with_cri_proxy_is_no_failure_of_its_container() {
     let sim = Sim::start(Options::default()).await;
@@ -175,7 +175,7 @@ async fn a_start_that_is_cut_with_cri_proxy_is_no_failure_of_its_container() {
     sim.finish().await;
 }
 
-/// containerd finishes a creation whose caller is gone, with `/proc/0` for the namespaces of a sandbox it could not ask.
+/// containerd completes a creation whose client is gone, with `/proc/0` for the namespaces of a sandbox that it could not query.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_of_a_creation_that_was_cut_is_made_again_when_it_cannot_start() {
     let sim = Sim::start(Options::default()).await;

@@ -1,4 +1,4 @@
-//! The machine shuts down.
+//! Shutdown of the machine.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn with_priority(name: &str, priority: i64) -> Value {
     pod
 }
 
-// Status and message of the Node's condition Ready.
+// Returns status and message of the Node's condition Ready.
 fn ready(sim: &Sim) -> (String, String) {
     let node = sim.api.get("nodes", "", NODE).unwrap_or_default();
     let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -128,7 +128,7 @@ async fn a_pod_sync_that_is_started_while_the_machine_goes_down_knows_it() {
     sim.wait_ready("runs").await;
     let id = sim.runtime.newest(&uid, "c-runs").unwrap().id().to_owned();
     sim.kill(Service::PodSync).await;
-    // Nobody hears of it.
+    // The signal has no receiver.
     logind.prepare_for_shutdown(true).await;
     sim.up(Service::PodSync);
     sim.wait_calls(Method::StopContainer, &id, 1).await;

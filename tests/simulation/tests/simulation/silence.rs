@@ -1,4 +1,4 @@
-//! An API server that takes requests and does not answer.
+//! An API server that accepts requests and does not respond.
 
 use quintlet_simulation::{Options, Service, Sim, pods};
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_is_started_again_while_the_api_server_does_not_answer_for_its_objects() {
     let mut sim = Sim::prepare(Options::default()).await;
-    // What volumes show is read anew in nearly every pass.
+    // Volumes are refreshed in nearly every sync.
     sim.set_pod_sync_args(&["--sync-frequency=1s"]);
     for service in Service::ALL {
         sim.up(service);
@@ -25,7 +25,7 @@ async fn a_container_is_started_again_while_the_api_server_does_not_answer_for_i
     for requests in ["get configmaps", "get secrets"] {
         sim.api.faults().block(requests);
     }
-    // One hangs by now.
+    // A request hangs by now.
     let asked = sim.api.counts().of("get configmaps");
     sim.api.wait_for_requests("get configmaps", asked + 1, quintlet_simulation::sim::LONG).await;
     assert!(sim.runtime.exit(&first, 1));

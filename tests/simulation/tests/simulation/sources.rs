@@ -1,4 +1,4 @@
-//! Manifests that cannot be read as they are.
+//! Invalid manifests.
 
 use quintlet_proto::podsync::v1::ListPodsRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
@@ -20,7 +20,7 @@ async fn problems(sim: &Sim, want: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_manifest_that_is_written_in_steps_leaves_its_pod_alone() {
     let mut sim = Sim::prepare(Options::default()).await;
-    // No read by period comes in between.
+    // No periodic read intervenes.
     sim.set_pod_sync_args(&["--file-check-frequency=1h"]);
     sim.start_all();
     let path = sim.manifests_dir().join("web.yaml");
@@ -34,7 +34,7 @@ async fn a_manifest_that_is_written_in_steps_leaves_its_pod_alone() {
         std::fs::write(&path, &text).unwrap();
         problems(&sim, 0).await;
     }
-    // What comes after it in the directory is started when all that was read of it is long under way.
+    // A manifest later in the directory is started once all manifests of the read are being handled.
     sim.manifest("zz-after", &pods::manifest("zz-after"));
     sim.wait_ready("zz-after-sim-node").await;
     assert_eq!(sim.runtime.count(Method::StopContainer), 0, "{:?}", sim.instances(""));

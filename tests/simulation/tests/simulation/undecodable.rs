@@ -3,7 +3,7 @@
 use quintlet_simulation::{Options, Service, Sim, pods};
 use serde_json::{Value, json};
 
-/// The API server accepts this time, and the types of the product cannot hold it.
+/// The API server accepts this time, but the product's types cannot represent it.
 const LAST: &str = "9999-12-31T23:59:59Z";
 
 fn with_claim_template(name: &str) -> Value {
@@ -26,7 +26,7 @@ async fn an_undecodable_pod_gets_an_event_and_the_other_pods_run() {
         e.kind == "Warning" && e.reason == "FailedValidation" && e.message.contains("deletionTimestamp")
     })
     .await;
-    // The first list of a new process has the pod, too.
+    // The first list of a new process contains the pod as well.
     sim.restart(Service::PodSync).await;
     let later = sim.create(pods::single("later"));
     sim.wait_ready("later").await;

@@ -1,4 +1,4 @@
-//! Calls whose effect happened and whose answer was lost.
+//! Calls that took effect but whose response was lost.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ async fn an_outcome_that_stays_unknown_gets_its_reason_an_event_and_a_back_off()
     let neighbour = sim.create(pods::single("neighbour"));
     sim.wait_ready("neighbour").await;
     let image = "example.test/rare:1";
-    // A subject of StartContainer is the container's id. No other pod here gets as far.
+    // The subject of StartContainer is the container ID. No other pod here reaches that call.
     let rules = [
         Rule::on(Method::RunPodSandbox).about("run").fail(Code::Unavailable, TEXT),
         Rule::on(Method::PullImage).about(image).fail(Code::DeadlineExceeded, TEXT),
@@ -104,7 +104,7 @@ async fn an_outcome_that_stays_unknown_gets_its_reason_an_event_and_a_back_off()
     let methods = [Method::RunPodSandbox, Method::PullImage, Method::CreateContainer, Method::StartContainer];
     let calls = || methods.map(|method| sim.runtime.count(method));
     let before = calls();
-    // Without a back-off, each call is repeated every second.
+    // Without a back-off each call would be repeated every second.
     tokio::time::sleep(Duration::from_secs(6)).await;
     let after = calls();
     for (n, method) in methods.iter().enumerate() {
@@ -144,7 +144,7 @@ async fn a_sandbox_that_comes_to_be_after_its_caller_is_gone_is_used() {
     let uid = sim.create(pods::single("late"));
     sim.wait_calls(Method::RunPodSandbox, &uid, 1).await;
     sim.restart(Service::CriProxy).await;
-    // Whoever asks again meets the reserved name.
+    // A repeated call finds the name reserved.
     sim.wait_calls(Method::RunPodSandbox, &uid, 2).await;
     sim.runtime.unscript(hang);
     sim.wait_ready("late").await;

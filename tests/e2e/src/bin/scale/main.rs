@@ -1,9 +1,9 @@
-//! A full node on the fake runtime: what a relist of 18,000 containers costs cri-proxy and pleg-service, and what watchers notice of it.
-//! Prints JSON.
+//! Measures a full node on the fake runtime: the cost of a relist of 18,000 containers in cri-proxy and pleg-service, and the
+//! delay that watchers see. Prints JSON.
 //!
-//! Three kinds of process: the fake runtime ([`runtime`], this binary again), the two services as built, and this one with the
-//! watchers ([`watch`]). CPU time and memory are those of the services alone. Relists follow one another without a pause, which is more
-//! than a node ever does. Wants release builds and an idle machine.
+//! There are three kinds of process: the fake runtime ([`runtime`], this binary again), the two built services, and this one
+//! with the watchers ([`watch`]). CPU time and memory are those of the services only. Relists follow each other without a pause,
+//! which is more than a real node does. Needs release builds and an idle machine.
 
 mod measure;
 mod runtime;
@@ -28,42 +28,42 @@ use measure::{delays, metric, usage};
 use runtime::{Fake, FakeArgs};
 use watch::{Sizes, Watchers};
 
-/// For whatever is waited for.
+/// Limit of all waits.
 const LIMIT: Duration = Duration::from_secs(300);
-/// No message may be larger.
+/// Size limit of a message, in bytes.
 const MAX_MESSAGE: usize = 16 << 20;
-/// Metric of pleg-service: relists so far, and seconds of them.
+/// Metric of pleg-service: number and seconds of relists.
 const RELISTS: &str = "kubelet_pleg_relist_duration_seconds";
 
-/// A relist of thousands of containers: CPU, memory, messages, and the delay that watchers see.
+/// Measures relists of thousands of containers: CPU, memory, messages, and the delay that watchers see.
 #[derive(Debug, Clone, Parser)]
 struct Args {
-    /// Pods.
+    /// Pods on the node.
     #[arg(long, default_value_t = 6_000)]
     pods: usize,
-    /// Containers of each.
+    /// Containers per pod.
     #[arg(long, default_value_t = 3)]
     containers: usize,
-    /// Relists that are measured.
+    /// Relists to measure.
     #[arg(long, default_value_t = 10)]
     relists: u64,
     /// Watchers of pleg-service.
     #[arg(long, default_value_t = 4)]
     watchers: usize,
-    /// Containers that exit, while relists run and again without.
+    /// Containers that exit, during relists and again without.
     #[arg(long, default_value_t = 400)]
     exits: usize,
-    /// Runtimes: with list streams, without.
+    /// Kinds of runtime: with list streams, without.
     #[arg(long, value_delimiter = ',', default_value = "streams,lists")]
     runtimes: Vec<String>,
-    /// Be the runtime at this socket, told by standard input.
+    /// Run as the runtime at this socket, controlled by standard input.
     #[arg(long, hide = true)]
     serve: Option<PathBuf>,
 }
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    // A real runtime makes its list beside everything else, too.
+    // A real runtime makes lists in parallel to its other work as well.
     let workers = if args.serve.is_some() { 4 } else { 2 };
     let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()?;
     threads.block_on(async {
@@ -88,7 +88,7 @@ fn main() -> anyhow::Result<()> {
     })
 }
 
-/// The services over one runtime.
+/// The services on one runtime.
 struct Node {
     dir: tempfile::TempDir,
     fake: Fake,
@@ -125,7 +125,7 @@ fn service(dir: &Path, name: &'static str, args: &[&str]) -> Service {
     })
 }
 
-/// Waits until so many relists are over, sampling memory meanwhile. Returns how many are, the seconds of all, and the most memory.
+/// Waits for a number of relists and samples memory meanwhile. Returns their number, their total seconds, and the peak memory.
 async fn relists(node: &Node, pids: [i32; 2], upto: u64) -> anyhow::Result<(u64, f64, [u64; 2])> {
     let deadline = Instant::now() + LIMIT;
     let mut most = [0; 2];
@@ -135,7 +135,7 @@ async fn relists(node: &Node, pids: [i32; 2], upto: u64) -> anyhow::Result<(u64,
         for (most, pid) in most.iter_mut().zip(pids) {
             *most = usage(pid)?.pss_kib.max(*most);
         }
-        // A whole number in a text of decimals.
+        // A whole number in decimal notation.
         if count >= upto as f64 {
             return Ok((count as u64, metric::of(&text, &format!("{RELISTS}_sum")), most));
         }
@@ -149,7 +149,7 @@ async fn measured(args: &Args) -> anyhow::Result<Value> {
     quintlet_kit::socket::wait_ready(&node.paths.cri(CriSocket::Read), LIMIT).await?;
     let proxy_at_start = usage(pid(&node.proxy)?)?;
 
-    // The first picture.
+    // The first state of all pods.
     let began = Instant::now();
     let mut pleg = node.pleg("1ms");
     let mut watchers = Watchers::open(&node.paths.pleg(), args.watchers, args.pods, LIMIT).await?;
@@ -157,7 +157,7 @@ async fn measured(args: &Args) -> anyhow::Result<Value> {
     let pids = [pid(&node.proxy)?, pid(&pleg)?];
     let (proxy_first, pleg_first) = (usage(pids[0])?, usage(pids[1])?);
 
-    // Quiet relists.
+    // Relists without changes.
     let (begun, ..) = relists(&node, pids, 1).await?;
     let (before_count, before_sum, _) = relists(&node, pids, begun + 2).await?;
     let before = [usage(pids[0])?, usage(pids[1])?];
@@ -166,7 +166,7 @@ async fn measured(args: &Args) -> anyhow::Result<Value> {
     let n = (count - before_count) as f64;
     let cpu = |i: usize| (after[i].cpu_seconds - before[i].cpu_seconds) / n;
 
-    // Changes while relists run, and when none does.
+    // Changes during relists, and without relists.
     let during = changes(&mut node, &mut watchers, args.exits, 0).await?;
     let after_changes = [usage(pids[0])?, usage(pids[1])?];
     let (after_count, ..) = relists(&node, pids, 1).await?;
@@ -180,7 +180,7 @@ async fn measured(args: &Args) -> anyhow::Result<Value> {
     let rest = changes(&mut node, &mut watchers, args.exits, args.exits).await?;
     drop(watchers);
 
-    // The lists as pleg-service gets them.
+    // The lists as pleg-service receives them.
     let read = channel(node.paths.cri(CriSocket::Read));
     let containers = Sizes::of(read.clone(), "/runtime.v1.RuntimeService/StreamContainers").await?;
     let sandboxes = Sizes::of(read, "/runtime.v1.RuntimeService/StreamPodSandboxes").await?;
@@ -221,9 +221,9 @@ fn pid(service: &Service) -> anyhow::Result<i32> {
     service.process().pid.context("the service runs")
 }
 
-/// So many containers exit, one after the other; the delays of all watchers.
+/// Lets containers exit, one after the other. Returns the delays of all watchers.
 ///
-/// Beside them somebody asks the runtime itself, who needs the same answer as pleg-service does: what is late there is late for all.
+/// A direct client polls the runtime at the same time: a delay of the runtime itself is a delay for both.
 async fn changes(
     node: &mut Node,
     watchers: &mut Watchers,
@@ -237,7 +237,7 @@ async fn changes(
         let exit = node.fake.exit(from + n).await?;
         asked.spawn(runtime::says_exited(runtime.clone(), exit.clone()));
         at.push(exit);
-        // Never in step with anything: 10 to 49 ms.
+        // Not in step with anything: 10 to 49 ms.
         tokio::time::sleep(Duration::from_millis(10 + (n as u64 * 17) % 40)).await;
     }
     let seen = watchers.exits(&at, LIMIT).await?;
@@ -245,7 +245,7 @@ async fn changes(
     Ok(json!({"watchers": delays(&seen), "runtime_asked_directly": delays(&asked)}))
 }
 
-/// Boottime in nanoseconds.
+/// Returns CLOCK_BOOTTIME in nanoseconds.
 fn now() -> u64 {
     u64::try_from(Clock::system().boot().as_nanos()).unwrap_or(u64::MAX)
 }

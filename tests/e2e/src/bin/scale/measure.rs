@@ -1,12 +1,12 @@
-//! What a process used, what it counts, and quantiles.
+//! Resource usage of a process, its metrics, and quantiles.
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-/// What a process used so far.
+/// Resource usage of a process since its start.
 #[derive(Debug, Clone)]
 pub(crate) struct Usage {
-    /// User and system.
+    /// User and system time.
     pub(crate) cpu_seconds: f64,
     pub(crate) pss_kib: u64,
 }
@@ -22,7 +22,6 @@ pub(crate) fn usage(pid: i32) -> anyhow::Result<Usage> {
     Ok(Usage { cpu_seconds: ticks as f64 / 100.0, pss_kib: pss.context("smaps_rollup has Pss")? })
 }
 
-/// The metrics of a service.
 pub(crate) mod metric {
     use std::path::Path;
 
@@ -35,14 +34,14 @@ pub(crate) mod metric {
         Ok(client.metrics(MetricsRequest {}).await?.into_inner().text)
     }
 
-    /// One without labels; 0 where it is not there.
+    /// Returns a metric without labels; 0 if it does not exist.
     pub(crate) fn of(text: &str, name: &str) -> f64 {
         let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
         text.lines().find_map(value).unwrap_or_default()
     }
 }
 
-/// Of delays in nanoseconds, what is told of them, in milliseconds.
+/// Returns statistics of delays in nanoseconds, in milliseconds.
 pub(crate) fn delays(ns: &[u64]) -> Value {
     let mut sorted = ns.to_vec();
     sorted.sort_unstable();

@@ -1,4 +1,4 @@
-//! The runtime in a process of its own: what it uses is not what the services use.
+//! Runs the fake runtime in its own process, so that its usage is not counted for the services.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,22 +15,21 @@ use tonic::transport::Channel;
 
 use crate::{Args, Exit, now};
 
-/// As with containerd: the exit event comes before the CRI says so.
+/// Delay of the CRI state after the exit event, as with containerd.
 pub(crate) const EXIT_LAG: Duration = Duration::from_millis(5);
-/// Annotations of a container or sandbox, bytes: between these, by its number. A runtime without list streams cannot tell of as many
-/// containers with more: its answer is bound by 16 MiB.
+/// Bytes of annotations of a container or sandbox: between these two, by its number. A runtime without list streams cannot list
+/// as many containers with larger ones, since its response is limited to 16 MiB.
 const STREAMED_NOTES: (usize, usize) = (700, 3_300);
 const LISTED_NOTES: (usize, usize) = (0, 0);
-/// What runs in a pod, by its number.
+/// Images of the containers of a pod, by number.
 const IMAGES: [&str; 3] =
     ["registry.k8s.io/web:1.27.4", "registry.k8s.io/proxy:v1.31.2", "registry.k8s.io/logs:3.1"];
 
-/// What the runtime is to have.
 #[derive(Debug, Clone)]
 pub(crate) struct FakeArgs {
     pods: usize,
     containers: usize,
-    /// It has the list streams.
+    /// Whether it has list streams.
     streams: bool,
 }
 
@@ -46,7 +45,7 @@ impl FakeArgs {
 
     fn notes(&self, n: usize) -> Option<(String, String)> {
         let (least, most) = if self.streams { STREAMED_NOTES } else { LISTED_NOTES };
-        // No two neighbours alike.
+        // Neighbours have different sizes.
         let bytes = least + (n * 7_919) % (most - least).max(1);
         (bytes > 0)
             .then(|| ("kubectl.kubernetes.io/last-applied-configuration".to_owned(), "x".repeat(bytes)))
@@ -93,7 +92,8 @@ fn fill(runtime: &FakeRuntime, args: &FakeArgs) -> Vec<String> {
     ids
 }
 
-/// Is the runtime until standard input ends. Each line names a container by its number: it exits, and the answer is its id and when.
+/// Runs the runtime until standard input ends. Each line has the number of a container, which then exits. The response is its
+/// ID and the time.
 pub(crate) async fn serve(socket: &Path, args: &FakeArgs) -> anyhow::Result<()> {
     let runtime = FakeRuntime::stopped(socket, Options { exit_lag: EXIT_LAG, ..Options::default() });
     let ids = fill(&runtime, args);
@@ -103,7 +103,7 @@ pub(crate) async fn serve(socket: &Path, args: &FakeArgs) -> anyhow::Result<()> 
     out.write_all(b"ready\n").await?;
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await? {
-        // Containers of one pod are far from each other.
+        // Containers of one pod are far apart.
         let n: usize = line.trim().parse()?;
         let id = &ids[(n * 7_919) % ids.len()];
         let at = now();
@@ -113,7 +113,7 @@ pub(crate) async fn serve(socket: &Path, args: &FakeArgs) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Asks until the runtime says that the container has exited; how long after its exit that was, in nanoseconds.
+/// Polls until the runtime reports that the container has exited. Returns the delay since its exit, in nanoseconds.
 pub(crate) async fn says_exited(
     mut client: RuntimeServiceClient<Channel>,
     (id, at): Exit,
@@ -130,7 +130,7 @@ pub(crate) async fn says_exited(
     anyhow::bail!("the runtime never says that {id} has exited")
 }
 
-/// That process, seen from the other end.
+/// The client side of that process.
 pub(crate) struct Fake {
     _process: Child,
     to: ChildStdin,
@@ -160,7 +160,7 @@ impl Fake {
         self.from.next_line().await?.context("the runtime has ended")
     }
 
-    /// A container exits.
+    /// Makes a container exit.
     pub(crate) async fn exit(&mut self, n: usize) -> anyhow::Result<Exit> {
         self.to.write_all(format!("{n}\n").as_bytes()).await?;
         let line = self.line().await?;

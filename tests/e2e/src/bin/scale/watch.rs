@@ -1,4 +1,4 @@
-//! Watchers of pleg-service, and messages by their size.
+//! Watchers of pleg-service, and message sizes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,7 +23,7 @@ use tonic::{Request, Status, Streaming};
 
 use crate::{Exit, MAX_MESSAGE, now};
 
-/// Messages as they are on the line.
+/// Undecoded messages.
 #[derive(Debug, Clone, Copy, Default)]
 struct Raw;
 
@@ -61,7 +61,7 @@ impl Codec for Raw {
     }
 }
 
-/// Opens a stream. A message larger than allowed would be seen, not refused.
+/// Opens a stream. A message above the size limit is measured instead of rejected.
 async fn open(to: Channel, path: &'static str, request: Bytes) -> anyhow::Result<Streaming<Bytes>> {
     let mut client = tonic::client::Grpc::new(to).max_decoding_message_size(8 * MAX_MESSAGE);
     client.ready().await?;
@@ -69,7 +69,7 @@ async fn open(to: Channel, path: &'static str, request: Bytes) -> anyhow::Result
     Ok(client.server_streaming(Request::new(request), path, Raw).await?.into_inner())
 }
 
-/// The messages of a list, by their size.
+/// Sizes of the messages of a list.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sizes {
     pub(crate) bytes: usize,
@@ -77,7 +77,7 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Of everything the stream at `path` has to tell.
+    /// Measures all messages of the stream at `path`.
     pub(crate) async fn of(to: Channel, path: &'static str) -> anyhow::Result<Self> {
         let mut messages = open(to, path, Bytes::new()).await?;
         let mut sizes = Self::default();
@@ -89,10 +89,10 @@ impl Sizes {
     }
 }
 
-/// When a watcher was told of which container's exit.
+/// Times at which a watcher received exits, by container ID.
 type Seen = Arc<Mutex<HashMap<String, u64>>>;
 
-/// Readers of a Watch, each with a connection of its own.
+/// Clients of Watch, each with its own connection.
 pub(crate) struct Watchers {
     tasks: Vec<JoinHandle<anyhow::Result<()>>>,
     seen: Vec<Seen>,
@@ -109,7 +109,7 @@ impl Drop for Watchers {
 }
 
 impl Watchers {
-    /// Opens them once the service is there, and waits until each has its first picture of `pods` pods.
+    /// Opens watches once the service responds, and waits until each has the first state of `pods` pods.
     pub(crate) async fn open(socket: &Path, n: usize, pods: usize, limit: Duration) -> anyhow::Result<Self> {
         quintlet_kit::socket::wait_ready(socket, limit).await?;
         let largest = Arc::<AtomicUsize>::default();
@@ -133,12 +133,12 @@ impl Watchers {
         Ok(watchers)
     }
 
-    /// The largest message so far.
+    /// Returns the size of the largest message so far.
     pub(crate) fn largest(&self) -> usize {
         self.largest.load(Ordering::Relaxed)
     }
 
-    /// Waits until all have heard of these exits; the delays in nanoseconds.
+    /// Waits until all watchers have these exits. Returns the delays in nanoseconds.
     pub(crate) async fn exits(&mut self, exits: &[Exit], limit: Duration) -> anyhow::Result<Vec<u64>> {
         let seen = self.seen.clone();
         let all =
@@ -170,7 +170,7 @@ impl Reader {
                 Some(Event::Pod(pod)) => {
                     let exited = pod.containers.iter().filter(|c| c.state() == pb::ContainerState::Exited);
                     for container in exited {
-                        // The first frame that says so counts.
+                        // The first message with the exit counts.
                         self.seen.lock().entry(container.id.clone()).or_insert(at);
                     }
                     self.changed.send_modify(|n| *n += 1);
