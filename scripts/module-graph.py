@@ -33,7 +33,7 @@ ALLOWED = {
 # Every program in one file.
 ALL_IN_ONE = "quintlet"
 # The crates below pod-sync, lowest first: one may depend on those before it.
-POD_SYNC = ["pod-sync-decisions", "pod-sync-cri-config", "pod-sync-cgroups", "pod-sync-clients", "pod-sync-plugins", "pod-sync-csi", "pod-sync-volumes", "pod-sync-images", "pod-sync-sources"]
+POD_SYNC = ["pod-sync-decisions", "pod-sync-cri-config", "pod-sync-cgroups", "pod-sync-clients", "pod-sync-plugins", "pod-sync-csi", "pod-sync-volume-manager", "pod-sync-volumes", "pod-sync-images", "pod-sync-sources"]
 
 
 def product(text):

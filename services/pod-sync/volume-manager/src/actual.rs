@@ -1,0 +1,350 @@
+//! What is attached and mounted (`cache/actual_state_of_world.go`).
+
+use std::collections::BTreeMap;
+
+use quintlet_model::ids::PodUid;
+
+use crate::VolumeName;
+use crate::desired::{DesiredVolume, Reach};
+
+/// What is certain after a failed operation (`pkg/volume/util/types: IsOperationFinishedError`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// The operation has ended without its effect.
+    Finished,
+    /// The operation may be in progress or complete.
+    Uncertain,
+    /// The operation was not attempted.
+    Transient,
+}
+
+/// Whether something is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MountState {
+    /// Possibly: an operation had an uncertain outcome, or the mount was found on disk. It is mounted again where it is desired
+    /// and unmounted where it is not.
+    Uncertain,
+    /// Certainly.
+    Mounted,
+}
+
+/// Whether the attachment of a volume is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Attachment {
+    /// Found on disk: the Node's status has not been read yet.
+    Unknown,
+    /// Attached by a controller.
+    Attached,
+    /// The plugin does not attach volumes.
+    NotAttachable,
+}
+
+/// A volume that a pod has, certainly or possibly.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountedPod {
+    /// Name of the PersistentVolume, or of an inline volume in the pod.
+    pub spec_name: String,
+    /// Whether it is mounted.
+    pub state: MountState,
+    /// The mount is to be repeated, to refresh the content.
+    pub remount: bool,
+    /// Found on disk and not mounted by this process since: a failed mount does not prove that nothing is mounted.
+    pub reconstructed: bool,
+}
+
+/// A volume on the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ActualVolume {
+    /// Whether its attachment is known.
+    pub attachment: Attachment,
+    /// Whether its device is mounted for all pods; `None` if it is not.
+    pub device: Option<MountState>,
+    /// The device was found on disk and not mounted by this process since.
+    pub device_reconstructed: bool,
+    /// Size of the file system in bytes, if known.
+    pub size: Option<u64>,
+    /// Pods that have the volume.
+    pub pods: BTreeMap<PodUid, MountedPod>,
+}
+
+/// The volumes on the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Actual {
+    volumes: BTreeMap<VolumeName, ActualVolume>,
+}
+
+impl Actual {
+    /// Returns a volume.
+    #[must_use]
+    pub fn volume(&self, name: &VolumeName) -> Option<&ActualVolume> {
+        self.volumes.get(name)
+    }
+
+    /// Returns all volumes, sorted by name.
+    pub fn volumes(&self) -> impl Iterator<Item = (&VolumeName, &ActualVolume)> {
+        self.volumes.iter()
+    }
+
+    /// Returns a pod's mount of a volume.
+    #[must_use]
+    pub fn mount(&self, name: &VolumeName, pod: &PodUid) -> Option<&MountedPod> {
+        self.volumes.get(name).and_then(|volume| volume.pods.get(pod))
+    }
+
+    /// Returns the volumes that a pod certainly has, sorted by name.
+    pub fn mounted_by<'a>(&'a self, pod: &'a PodUid) -> impl Iterator<Item = &'a VolumeName> {
+        let of = |volume: &ActualVolume| {
+            volume.pods.get(pod).map(|mount| mount.state) == Some(MountState::Mounted)
+        };
+        self.volumes.iter().filter(move |(_, volume)| of(volume)).map(|(name, _)| name)
+    }
+
+    /// Returns whether a pod has volumes, certainly or possibly.
+    #[must_use]
+    pub fn may_have_mounts(&self, pod: &PodUid) -> bool {
+        self.volumes.values().any(|volume| volume.pods.contains_key(pod))
+    }
+
+    /// Returns whether another pod has a volume, certainly or possibly, which a volume with the access mode ReadWriteOncePod
+    /// does not allow.
+    #[must_use]
+    pub fn is_mounted_elsewhere(&self, name: &VolumeName, pod: &PodUid) -> bool {
+        self.volumes.get(name).is_some_and(|volume| volume.pods.keys().any(|other| other != pod))
+    }
+
+    /// Adds a volume that is attached, or that its plugin does not attach.
+    pub fn attached(&mut self, volume: &DesiredVolume) {
+        let attachment = match volume.reach {
+            Reach::Attachable => Attachment::Attached,
+            Reach::DeviceMountable | Reach::PerPod => Attachment::NotAttachable,
+        };
+        self.entry(&volume.name).attachment = attachment;
+    }
+
+    /// Adds a mount that was found on disk.
+    pub(crate) fn found(&mut self, name: &VolumeName, pod: &PodUid, spec_name: String, device: bool) {
+        let volume = self.entry(name);
+        if device && volume.device.is_none() {
+            volume.device = Some(MountState::Uncertain);
+            volume.device_reconstructed = true;
+        }
+        let mount =
+            MountedPod { spec_name, state: MountState::Uncertain, remount: false, reconstructed: true };
+        volume.pods.entry(pod.clone()).or_insert(mount);
+    }
+
+    /// Adds a device that was found on disk without a pod.
+    pub(crate) fn found_device(&mut self, name: &VolumeName) {
+        let volume = self.entry(name);
+        if volume.device.is_none() {
+            volume.device = Some(MountState::Uncertain);
+            volume.device_reconstructed = true;
+        }
+    }
+
+    /// Completes volumes that were found on disk with the Node's `status.volumesAttached`.
+    pub fn attachments_known(&mut self, attached: &[VolumeName]) {
+        for (name, volume) in &mut self.volumes {
+            if volume.attachment == Attachment::Unknown {
+                let is_attached = attached.contains(name);
+                volume.attachment =
+                    if is_attached { Attachment::Attached } else { Attachment::NotAttachable };
+            }
+        }
+    }
+
+    /// Returns whether a volume that was found on disk waits for the Node's status.
+    #[must_use]
+    pub fn needs_attachments(&self) -> bool {
+        self.volumes.values().any(|volume| volume.attachment == Attachment::Unknown)
+    }
+
+    /// Records that the device of a volume is mounted.
+    pub fn device_mounted(&mut self, name: &VolumeName) {
+        let volume = self.entry(name);
+        volume.device = Some(MountState::Mounted);
+        volume.device_reconstructed = false;
+    }
+
+    /// Records that a mount of a device failed (`markDeviceErrorState`).
+    pub fn device_mount_failed(&mut self, name: &VolumeName, outcome: Outcome) {
+        let Some(volume) = self.volumes.get_mut(name) else { return };
+        match (outcome, volume.device) {
+            (Outcome::Finished, Some(MountState::Uncertain)) if !volume.device_reconstructed => {
+                volume.device = None
+            }
+            (Outcome::Uncertain, None) => volume.device = Some(MountState::Uncertain),
+            (Outcome::Finished | Outcome::Uncertain | Outcome::Transient, _) => {}
+        }
+    }
+
+    /// Records that the device of a volume is unmounted.
+    pub fn device_unmounted(&mut self, name: &VolumeName) {
+        if let Some(volume) = self.volumes.get_mut(name) {
+            volume.device = None;
+            volume.device_reconstructed = false;
+        }
+    }
+
+    /// Records that an unmount of a device failed. It may be in progress.
+    pub fn device_unmount_failed(&mut self, name: &VolumeName) {
+        if let Some(volume) = self.volumes.get_mut(name).filter(|volume| volume.device.is_some()) {
+            volume.device = Some(MountState::Uncertain);
+        }
+    }
+
+    /// Records that a pod has a volume.
+    pub fn mounted(&mut self, volume: &DesiredVolume, pod: &PodUid) {
+        let spec_name = volume.spec_name.clone();
+        let mount =
+            MountedPod { spec_name, state: MountState::Mounted, remount: false, reconstructed: false };
+        self.entry(&volume.name).pods.insert(pod.clone(), mount);
+    }
+
+    /// Records that a mount failed (`markVolumeErrorState`). The mount of a running pod stays: a failed refresh changes nothing.
+    pub fn mount_failed(&mut self, desired: &DesiredVolume, pod: &PodUid, outcome: Outcome) {
+        let Some(volume) = self.volumes.get_mut(&desired.name) else { return };
+        let state = volume.pods.get(pod).map(|mount| (mount.state, mount.reconstructed));
+        match (outcome, state) {
+            (Outcome::Finished, Some((MountState::Uncertain, false))) => drop(volume.pods.remove(pod)),
+            (Outcome::Uncertain, None) => {
+                let spec_name = desired.spec_name.clone();
+                let state = MountState::Uncertain;
+                volume.pods.insert(
+                    pod.clone(),
+                    MountedPod { spec_name, state, remount: false, reconstructed: false },
+                );
+            }
+            (Outcome::Finished | Outcome::Uncertain | Outcome::Transient, _) => {}
+        }
+    }
+
+    /// Records that a pod no longer has a volume.
+    pub fn unmounted(&mut self, name: &VolumeName, pod: &PodUid) {
+        if let Some(volume) = self.volumes.get_mut(name) {
+            volume.pods.remove(pod);
+        }
+    }
+
+    /// Records that an unmount failed. It may be in progress.
+    pub fn unmount_failed(&mut self, name: &VolumeName, pod: &PodUid) {
+        if let Some(mount) = self.volumes.get_mut(name).and_then(|volume| volume.pods.get_mut(pod)) {
+            mount.state = MountState::Uncertain;
+        }
+    }
+
+    /// Records the size of a volume's file system.
+    pub fn resized(&mut self, name: &VolumeName, size: u64) {
+        if let Some(volume) = self.volumes.get_mut(name) {
+            volume.size = Some(size);
+        }
+    }
+
+    /// Requests that the mounts of a pod for which `refreshes` holds are repeated (`MarkRemountRequired`).
+    pub fn request_remount(&mut self, pod: &PodUid, refreshes: impl Fn(&VolumeName) -> bool) {
+        for (name, volume) in &mut self.volumes {
+            if let Some(mount) = volume.pods.get_mut(pod).filter(|_| refreshes(name)) {
+                mount.remount = true;
+            }
+        }
+    }
+
+    /// Removes a volume that no pod has and whose device is not mounted. Does nothing for another one.
+    pub fn detached(&mut self, name: &VolumeName) {
+        if self.volumes.get(name).is_some_and(|volume| volume.pods.is_empty() && volume.device.is_none()) {
+            self.volumes.remove(name);
+        }
+    }
+
+    fn entry(&mut self, name: &VolumeName) -> &mut ActualVolume {
+        self.volumes.entry(name.clone()).or_insert_with(|| ActualVolume {
+            attachment: Attachment::Unknown,
+            device: None,
+            device_reconstructed: false,
+            size: None,
+            pods: BTreeMap::new(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume() -> DesiredVolume {
+        let name = VolumeName::shared("kubernetes.io/csi", "d^h");
+        DesiredVolume { name, spec_name: "pv".to_owned(), reach: Reach::Attachable, size: None }
+    }
+
+    fn pod() -> PodUid {
+        PodUid::parse("u1").unwrap()
+    }
+
+    /// The table of `markVolumeErrorState`: state before, outcome, state after.
+    #[test]
+    fn a_failed_mount_changes_only_what_it_proves() {
+        use MountState::{Mounted, Uncertain};
+        let (v, p) = (volume(), pod());
+        for (before, reconstructed, outcome, after) in [
+            (None, false, Outcome::Finished, None),
+            (None, false, Outcome::Uncertain, Some(Uncertain)),
+            (None, false, Outcome::Transient, None),
+            (Some(Uncertain), false, Outcome::Finished, None),
+            (Some(Uncertain), false, Outcome::Uncertain, Some(Uncertain)),
+            (Some(Uncertain), false, Outcome::Transient, Some(Uncertain)),
+            (Some(Uncertain), true, Outcome::Finished, Some(Uncertain)),
+            (Some(Mounted), false, Outcome::Finished, Some(Mounted)),
+            (Some(Mounted), false, Outcome::Uncertain, Some(Mounted)),
+            (Some(Mounted), false, Outcome::Transient, Some(Mounted)),
+        ] {
+            let mut actual = Actual::default();
+            actual.attached(&v);
+            match before {
+                Some(Uncertain) if reconstructed => actual.found(&v.name, &p, "pv".to_owned(), true),
+                Some(Uncertain) => actual.mount_failed(&v, &p, Outcome::Uncertain),
+                Some(Mounted) => actual.mounted(&v, &p),
+                None => {}
+            }
+            actual.mount_failed(&v, &p, outcome);
+            let state = actual.mount(&v.name, &p).map(|mount| mount.state);
+            assert_eq!(state, after, "{before:?} {reconstructed} {outcome:?}");
+
+            let mut actual = Actual::default();
+            actual.attached(&v);
+            match before {
+                Some(Uncertain) if reconstructed => actual.found_device(&v.name),
+                Some(Uncertain) => actual.device_mount_failed(&v.name, Outcome::Uncertain),
+                Some(Mounted) => actual.device_mounted(&v.name),
+                None => {}
+            }
+            actual.device_mount_failed(&v.name, outcome);
+            assert_eq!(
+                actual.volume(&v.name).unwrap().device,
+                after,
+                "device {before:?} {reconstructed} {outcome:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_failed_unmount_leaves_the_volume_uncertain_and_a_used_volume_is_never_dropped() {
+        let (v, p) = (volume(), pod());
+        let mut actual = Actual::default();
+        actual.attached(&v);
+        actual.device_mounted(&v.name);
+        actual.mounted(&v, &p);
+        actual.detached(&v.name);
+        assert!(actual.volume(&v.name).is_some());
+        assert!(actual.is_mounted_elsewhere(&v.name, &PodUid::parse("u2").unwrap()));
+        actual.unmount_failed(&v.name, &p);
+        assert_eq!(actual.mount(&v.name, &p).unwrap().state, MountState::Uncertain);
+        assert!(actual.may_have_mounts(&p) && actual.mounted_by(&p).next().is_none());
+        actual.unmounted(&v.name, &p);
+        actual.device_unmount_failed(&v.name);
+        actual.detached(&v.name);
+        assert_eq!(actual.volume(&v.name).unwrap().device, Some(MountState::Uncertain));
+        actual.device_unmounted(&v.name);
+        actual.detached(&v.name);
+        assert!(actual.volume(&v.name).is_none());
+    }
+}

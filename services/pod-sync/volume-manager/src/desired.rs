@@ -1,0 +1,121 @@
+//! The volumes that pods should have (`cache/desired_state_of_world.go`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quintlet_model::ids::PodUid;
+
+use crate::VolumeName;
+
+/// Largest number of errors that are kept per pod.
+const MOST_ERRORS: usize = 10;
+
+/// What a volume's plugin does before a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reach {
+    /// The volume is attached to the node, and its device is mounted once for all pods.
+    Attachable,
+    /// The device is mounted once for all pods.
+    DeviceMountable,
+    /// The volume is mounted for each pod.
+    PerPod,
+}
+
+impl Reach {
+    /// Returns whether pods share the volume, so that one operation at a time is for the whole volume.
+    #[must_use]
+    pub fn is_shared(self) -> bool {
+        match self {
+            Self::Attachable | Self::DeviceMountable => true,
+            Self::PerPod => false,
+        }
+    }
+}
+
+/// A volume of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DesiredVolume {
+    /// Unique name.
+    pub name: VolumeName,
+    /// Name of the PersistentVolume, or of an inline volume in the pod.
+    pub spec_name: String,
+    /// What its plugin does before a mount.
+    pub reach: Reach,
+    /// Capacity of the PersistentVolume in bytes, if the volume can be expanded on the node.
+    pub size: Option<u64>,
+}
+
+/// A pod with volumes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct DesiredPod {
+    /// By the name in the pod.
+    volumes: BTreeMap<String, DesiredVolume>,
+    errors: BTreeSet<String>,
+}
+
+/// The desired volumes of all pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Desired {
+    pods: BTreeMap<PodUid, DesiredPod>,
+}
+
+impl Desired {
+    /// Sets the volumes of a pod by their names in the pod, and the errors of those that could not be resolved.
+    ///
+    /// A volume that was resolved before and fails now stays desired: the pod may use it.
+    pub fn set(
+        &mut self,
+        pod: &PodUid,
+        volumes: BTreeMap<String, DesiredVolume>,
+        errors: impl IntoIterator<Item = String>,
+    ) {
+        let entry = self.pods.entry(pod.clone()).or_default();
+        entry.volumes.extend(volumes);
+        for error in errors {
+            if entry.errors.len() < MOST_ERRORS {
+                entry.errors.insert(error);
+            }
+        }
+    }
+
+    /// Removes a pod whose containers have terminated.
+    pub fn remove(&mut self, pod: &PodUid) {
+        self.pods.remove(pod);
+    }
+
+    /// Removes and returns the errors of a pod (`PopPodErrors`).
+    pub fn take_errors(&mut self, pod: &PodUid) -> Vec<String> {
+        self.pods
+            .get_mut(pod)
+            .map(|pod| std::mem::take(&mut pod.errors).into_iter().collect())
+            .unwrap_or_default()
+    }
+
+    /// Returns whether a pod has a volume.
+    #[must_use]
+    pub fn has(&self, pod: &PodUid, volume: &VolumeName) -> bool {
+        self.volumes_of(pod).any(|(_, desired)| desired.name == *volume)
+    }
+
+    /// Returns whether a pod has a volume of that name of a PersistentVolume or inline volume.
+    #[must_use]
+    pub fn has_spec_name(&self, pod: &PodUid, spec_name: &str) -> bool {
+        self.volumes_of(pod).any(|(_, desired)| desired.spec_name == spec_name)
+    }
+
+    /// Returns whether any pod has a volume.
+    #[must_use]
+    pub fn has_volume(&self, volume: &VolumeName) -> bool {
+        self.all().any(|(_, desired)| desired.name == *volume)
+    }
+
+    /// Returns the volumes of a pod with their names in the pod, sorted by these.
+    pub fn volumes_of(&self, pod: &PodUid) -> impl Iterator<Item = (&str, &DesiredVolume)> {
+        let volumes = self.pods.get(pod).map(|pod| &pod.volumes);
+        volumes.into_iter().flatten().map(|(name, volume)| (name.as_str(), volume))
+    }
+
+    /// Returns all volumes with their pods, sorted by pod. A volume that has two names in a pod appears twice.
+    pub fn all(&self) -> impl Iterator<Item = (&PodUid, &DesiredVolume)> {
+        self.pods.iter().flat_map(|(uid, pod)| pod.volumes.values().map(move |volume| (uid, volume)))
+    }
+}

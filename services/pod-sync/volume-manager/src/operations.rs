@@ -1,0 +1,188 @@
+//! Operations in flight and the back-off of failed ones (`pkg/volume/util/nestedpendingoperations`,
+//! `pkg/util/goroutinemap/exponentialbackoff`).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pod_sync_decisions::backoff::go_duration;
+use quintlet_kit::clock;
+use quintlet_model::ids::PodUid;
+use tokio::time::Instant;
+
+use crate::VolumeName;
+
+/// Wait after the first failure.
+pub const FIRST_WAIT: Duration = Duration::from_millis(500);
+/// Longest wait between two attempts.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(122);
+
+/// What an operation is for: a volume, or one pod's part of a volume. Operations on the whole volume exclude all others on it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// The volume.
+    pub volume: VolumeName,
+    /// The pod; `None` for the whole volume.
+    pub pod: Option<PodUid>,
+}
+
+impl Key {
+    fn overlaps(&self, other: &Self) -> bool {
+        self.volume == other.volume && (self.pod.is_none() || other.pod.is_none() || self.pod == other.pod)
+    }
+
+    /// Returns the key as the kubelet prints it.
+    fn text(&self) -> String {
+        let pod = self.pod.as_ref().map_or("", PodUid::as_str);
+        format!("{{volumeName:{} podName:{pod} nodeName:}}", self.volume)
+    }
+}
+
+/// The kind of an operation. Each kind has a back-off of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Wait for the attachment, mount the device, mount the volume.
+    Mount,
+    /// Unmount a pod's volume.
+    Unmount,
+    /// Unmount the device.
+    UnmountDevice,
+    /// Attach the volume from the node.
+    Attach,
+    /// Detach the volume from the node.
+    Detach,
+    /// Expand the file system.
+    Expand,
+}
+
+/// The back-off of a failed operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Backoff {
+    kind: Kind,
+    wait: Duration,
+    until: Instant,
+}
+
+/// Operations in flight, and those that failed.
+#[derive(Debug, Clone, Default)]
+pub struct Operations {
+    pending: BTreeMap<Key, Kind>,
+    failed: BTreeMap<Key, Backoff>,
+}
+
+/// Whether an operation may start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// Now.
+    Now,
+    /// Not before this time: it failed before.
+    At(Instant),
+    /// After another operation on the volume has ended.
+    Pending,
+}
+
+impl Operations {
+    /// Returns whether an operation may start.
+    #[must_use]
+    pub fn may_start(&self, key: &Key, kind: Kind, now: Instant) -> Start {
+        if self.is_pending(key) {
+            return Start::Pending;
+        }
+        match self.failed.get(key).filter(|backoff| backoff.kind == kind && backoff.until > now) {
+            Some(backoff) => Start::At(backoff.until),
+            None => Start::Now,
+        }
+    }
+
+    /// Returns whether an operation is in flight on the volume of `key`, and on its pod if it has one.
+    #[must_use]
+    pub fn is_pending(&self, key: &Key) -> bool {
+        self.pending.keys().any(|pending| pending.overlaps(key))
+    }
+
+    /// Records that an operation starts.
+    pub fn started(&mut self, key: Key, kind: Kind) {
+        self.pending.insert(key, kind);
+    }
+
+    /// Records that an operation succeeded, which ends the back-off of its key.
+    pub fn succeeded(&mut self, key: &Key) {
+        self.pending.remove(key);
+        self.failed.remove(key);
+    }
+
+    /// Records that an operation failed at `now`, which is `wall` for display. Returns the text with which the kubelet logs it.
+    ///
+    /// The wait is 500 ms, then twice the one before, up to 2m2s. It starts anew for another kind of operation.
+    pub fn failed(&mut self, key: &Key, error: &str, now: Instant, wall: jiff::Timestamp) -> String {
+        let Some(kind) = self.pending.remove(key) else { return error.to_owned() };
+        let wait = match self.failed.get(key).filter(|backoff| backoff.kind == kind) {
+            Some(backoff) => backoff.wait.saturating_mul(2).min(LONGEST_WAIT),
+            None => FIRST_WAIT,
+        };
+        self.failed.insert(key.clone(), Backoff { kind, wait, until: clock::deadline_after(now, wait) });
+        let until = wall.checked_add(wait).unwrap_or(jiff::Timestamp::MAX);
+        format!(
+            "Operation for \"{}\" failed. No retries permitted until {} (durationBeforeRetry {}). Error: {error}",
+            key.text(),
+            until.strftime("%Y-%m-%d %H:%M:%S%.f +0000 UTC"),
+            go_duration(wait),
+        )
+    }
+
+    /// Forgets the back-off of volumes for which `keep` does not hold.
+    pub fn retain(&mut self, keep: impl Fn(&VolumeName) -> bool) {
+        self.failed.retain(|key, _| keep(&key.volume));
+    }
+
+    /// Returns the operations in flight.
+    pub fn pending(&self) -> impl Iterator<Item = (&Key, Kind)> {
+        self.pending.iter().map(|(key, kind)| (key, *kind))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(pod: Option<&str>) -> Key {
+        let volume = VolumeName::shared("kubernetes.io/csi", "d^h");
+        Key { volume, pod: pod.map(|uid| PodUid::parse(uid).unwrap()) }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_operation_waits_twice_as_long_each_time_and_has_the_kubelets_text() {
+        let (now, wall) = (Instant::now(), "2026-11-22T10:00:00.25Z".parse().unwrap());
+        let mut operations = Operations::default();
+        let mut texts = Vec::new();
+        for _ in 0..10 {
+            operations.started(key(Some("u1")), Kind::Mount);
+            texts.push(operations.failed(&key(Some("u1")), "boom", now, wall));
+        }
+        assert_eq!(
+            texts[0],
+            "Operation for \"{volumeName:kubernetes.io/csi/d^h podName:u1 nodeName:}\" failed. No retries permitted until \
+             2026-11-22 10:00:00.75 +0000 UTC (durationBeforeRetry 500ms). Error: boom"
+        );
+        assert!(texts[9].contains("(durationBeforeRetry 2m2s)"), "{}", texts[9]);
+        assert_eq!(operations.may_start(&key(Some("u1")), Kind::Mount, now), Start::At(now + LONGEST_WAIT));
+        assert_eq!(operations.may_start(&key(Some("u1")), Kind::Unmount, now), Start::Now);
+        operations.started(key(Some("u1")), Kind::Unmount);
+        operations.succeeded(&key(Some("u1")));
+        assert_eq!(operations.may_start(&key(Some("u1")), Kind::Mount, now), Start::Now);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_on_the_whole_volume_excludes_those_of_pods() {
+        let now = Instant::now();
+        let mut operations = Operations::default();
+        operations.started(key(Some("u1")), Kind::Unmount);
+        for (other, expected) in
+            [(key(Some("u1")), Start::Pending), (key(Some("u2")), Start::Now), (key(None), Start::Pending)]
+        {
+            assert_eq!(operations.may_start(&other, Kind::Mount, now), expected, "{other:?}");
+        }
+        operations.succeeded(&key(Some("u1")));
+        operations.started(key(None), Kind::UnmountDevice);
+        assert_eq!(operations.may_start(&key(Some("u1")), Kind::Mount, now), Start::Pending);
+    }
+}

@@ -1,0 +1,395 @@
+//! Compares the states, and returns what to do (`reconciler/reconciler.go`).
+
+use std::collections::BTreeSet;
+
+use quintlet_model::ids::PodUid;
+use tokio::time::Instant;
+
+use crate::VolumeName;
+use crate::actual::{Actual, ActualVolume, Attachment, MountState};
+use crate::desired::{Desired, DesiredVolume, Reach};
+use crate::operations::{Key, Kind, Operations, Start};
+
+/// An operation to start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Operation {
+    /// Unmount a pod's volume.
+    Unmount {
+        /// The volume.
+        volume: VolumeName,
+        /// The pod.
+        pod: PodUid,
+    },
+    /// Attach a volume from the node.
+    Attach {
+        /// The volume.
+        volume: VolumeName,
+    },
+    /// Mount a volume for a pod, and its device before it.
+    Mount {
+        /// The volume.
+        volume: DesiredVolume,
+        /// The pod.
+        pod: PodUid,
+        /// The pod may use the mount: an error must not remove it.
+        mounted_before: bool,
+        /// The device is to be mounted first, even if it may be mounted.
+        device: bool,
+    },
+    /// Expand the file system of a volume.
+    Expand {
+        /// The volume.
+        volume: DesiredVolume,
+        /// A pod that uses the volume.
+        pod: PodUid,
+    },
+    /// Unmount the device of a volume that no pod has.
+    UnmountDevice {
+        /// The volume.
+        volume: VolumeName,
+    },
+    /// Detach a volume from the node.
+    Detach {
+        /// The volume.
+        volume: VolumeName,
+    },
+}
+
+impl Operation {
+    /// Returns what the operation excludes.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        match self {
+            Self::Unmount { volume, pod } => Key { volume: volume.clone(), pod: Some(pod.clone()) },
+            Self::Mount { volume, pod, .. } => {
+                Key { volume: volume.name.clone(), pod: (!volume.reach.is_shared()).then(|| pod.clone()) }
+            }
+            Self::Expand { volume, .. } => Key { volume: volume.name.clone(), pod: None },
+            Self::Attach { volume } | Self::UnmountDevice { volume } | Self::Detach { volume } => {
+                Key { volume: volume.clone(), pod: None }
+            }
+        }
+    }
+
+    /// Returns the kind of the operation.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Unmount { .. } => Kind::Unmount,
+            Self::Attach { .. } => Kind::Attach,
+            Self::Mount { .. } => Kind::Mount,
+            Self::Expand { .. } => Kind::Expand,
+            Self::UnmountDevice { .. } => Kind::UnmountDevice,
+            Self::Detach { .. } => Kind::Detach,
+        }
+    }
+}
+
+/// What is known of the node.
+#[derive(Debug, Clone, Default)]
+pub struct Node {
+    /// The desired state is complete: all sources of pods have delivered, and all pods were processed once. Nothing is
+    /// unmounted before.
+    pub pods_known: bool,
+    /// A controller attaches volumes (`enableControllerAttachDetach`).
+    pub controller_attaches: bool,
+    /// Volumes that the API server has in `status.volumesInUse`.
+    pub reported_in_use: BTreeSet<VolumeName>,
+    /// Volumes that the API server has in `status.volumesAttached`.
+    pub attached: BTreeSet<VolumeName>,
+}
+
+/// The result of a comparison.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Operations to start, in order: those that remove come before those that add.
+    pub start: Vec<Operation>,
+    /// Volumes that are attached now, and were not in the actual state.
+    pub attached: Vec<DesiredVolume>,
+    /// Volumes that can leave the actual state: no pod has them, and a controller detaches them.
+    pub detached: Vec<VolumeName>,
+    /// Time at which a failed operation is due.
+    pub next: Option<Instant>,
+}
+
+/// Compares the states. The caller applies `attached` and `detached`, records each operation in [`Operations`], and starts it.
+#[must_use]
+pub fn reconcile(
+    desired: &Desired,
+    actual: &Actual,
+    operations: &Operations,
+    node: &Node,
+    now: Instant,
+) -> Plan {
+    let mut pass = Pass { operations: operations.clone(), plan: Plan::default(), now };
+    let ready_to_unmount = node.pods_known && !actual.needs_attachments();
+    if ready_to_unmount {
+        unmount_volumes(&mut pass, desired, actual);
+    }
+    for (pod, volume) in desired.all() {
+        add(&mut pass, actual, node, pod, volume);
+    }
+    if ready_to_unmount {
+        unmount_devices(&mut pass, desired, actual, node);
+    }
+    pass.plan
+}
+
+/// Returns the volumes for `status.volumesInUse`: all attachable ones that are desired or attached, sorted.
+#[must_use]
+pub fn volumes_in_use(desired: &Desired, actual: &Actual) -> Vec<VolumeName> {
+    let wanted = desired.all().filter(|(_, volume)| volume.reach == Reach::Attachable);
+    let wanted = wanted.map(|(_, volume)| volume.name.clone());
+    // A volume that was found on disk counts until its attachment is known.
+    let has = |volume: &ActualVolume| match volume.attachment {
+        Attachment::Attached | Attachment::Unknown => true,
+        Attachment::NotAttachable => false,
+    };
+    let present = actual.volumes().filter(|(_, volume)| has(volume)).map(|(name, _)| name.clone());
+    let all: BTreeSet<VolumeName> = wanted.chain(present).collect();
+    all.into_iter().collect()
+}
+
+struct Pass {
+    /// With the operations of this pass.
+    operations: Operations,
+    plan: Plan,
+    now: Instant,
+}
+
+impl Pass {
+    fn start(&mut self, operation: Operation) {
+        let (key, kind) = (operation.key(), operation.kind());
+        match self.operations.may_start(&key, kind, self.now) {
+            Start::Now => {
+                self.operations.started(key, kind);
+                self.plan.start.push(operation);
+            }
+            Start::At(at) => self.plan.next = Some(self.plan.next.map_or(at, |next| next.min(at))),
+            Start::Pending => {}
+        }
+    }
+}
+
+fn unmount_volumes(pass: &mut Pass, desired: &Desired, actual: &Actual) {
+    for (name, volume) in actual.volumes() {
+        // Mounted or uncertain: both are unmounted.
+        for pod in volume.pods.keys() {
+            if !desired.has(pod, name) {
+                pass.start(Operation::Unmount { volume: name.clone(), pod: pod.clone() });
+            }
+        }
+    }
+}
+
+/// Attaches, mounts, mounts again or expands a desired volume.
+fn add(pass: &mut Pass, actual: &Actual, node: &Node, pod: &PodUid, desired: &DesiredVolume) {
+    let name = &desired.name;
+    let present = actual.volume(name).filter(|volume| is_attached(volume, desired.reach));
+    if present.is_none() {
+        match desired.reach {
+            Reach::Attachable if !node.controller_attaches => {
+                pass.start(Operation::Attach { volume: name.clone() });
+                return;
+            }
+            // The controller detaches a volume that is not reported in use.
+            Reach::Attachable if !node.reported_in_use.contains(name) || !node.attached.contains(name) => {
+                return;
+            }
+            Reach::Attachable | Reach::DeviceMountable | Reach::PerPod => {
+                pass.plan.attached.push(desired.clone())
+            }
+        }
+    }
+    // Also of a volume that was found on disk and whose attachment is not known yet.
+    let mount = actual.mount(name, pod);
+    let expansion = |volume: &ActualVolume| matches!((volume.size, desired.size), (Some(now), Some(wanted)) if wanted > now);
+    let operation = match mount {
+        None => mount_operation(desired, pod, false),
+        Some(mount) if mount.state == MountState::Uncertain => {
+            mount_operation(desired, pod, mount.reconstructed)
+        }
+        Some(mount) if mount.remount => mount_operation(desired, pod, true),
+        Some(_) if present.is_some_and(expansion) => {
+            Operation::Expand { volume: desired.clone(), pod: pod.clone() }
+        }
+        Some(_) => return,
+    };
+    pass.start(operation);
+}
+
+fn mount_operation(volume: &DesiredVolume, pod: &PodUid, mounted_before: bool) -> Operation {
+    let device = volume.reach.is_shared();
+    Operation::Mount { volume: volume.clone(), pod: pod.clone(), mounted_before, device }
+}
+
+/// Whether a volume in the actual state needs no attachment.
+fn is_attached(volume: &ActualVolume, reach: Reach) -> bool {
+    match (volume.attachment, reach) {
+        (Attachment::Attached, _) | (Attachment::NotAttachable, Reach::DeviceMountable | Reach::PerPod) => {
+            true
+        }
+        (Attachment::NotAttachable, Reach::Attachable) | (Attachment::Unknown, _) => false,
+    }
+}
+
+/// Unmounts the devices of volumes that no pod has or should have, and drops or detaches the volumes.
+fn unmount_devices(pass: &mut Pass, desired: &Desired, actual: &Actual, node: &Node) {
+    for (name, volume) in actual.volumes() {
+        let whole = Key { volume: name.clone(), pod: None };
+        if !volume.pods.is_empty() || desired.has_volume(name) || pass.operations.is_pending(&whole) {
+            continue;
+        }
+        if volume.device.is_some() {
+            pass.start(Operation::UnmountDevice { volume: name.clone() });
+        } else if node.controller_attaches || volume.attachment != Attachment::Attached {
+            pass.plan.detached.push(name.clone());
+        } else {
+            pass.start(Operation::Detach { volume: name.clone() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::actual::Outcome;
+
+    fn uid(n: u8) -> PodUid {
+        PodUid::parse(&format!("u{n}")).unwrap()
+    }
+
+    fn volume(reach: Reach) -> DesiredVolume {
+        DesiredVolume { name: VolumeName::shared("p", "v"), spec_name: "v".to_owned(), reach, size: None }
+    }
+
+    fn desire(desired: &mut Desired, pod: &PodUid, volume: &DesiredVolume) {
+        desired.set(pod, BTreeMap::from([("v".to_owned(), volume.clone())]), []);
+    }
+
+    fn ready() -> Node {
+        Node { pods_known: true, controller_attaches: true, ..Node::default() }
+    }
+
+    fn plan(desired: &Desired, actual: &Actual, node: &Node) -> Plan {
+        reconcile(desired, actual, &Operations::default(), node, Instant::now())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_volume_waits_until_it_is_reported_in_use_and_attached() {
+        let v = volume(Reach::Attachable);
+        let (mut desired, mut actual, mut node) = (Desired::default(), Actual::default(), ready());
+        desire(&mut desired, &uid(1), &v);
+        assert_eq!(volumes_in_use(&desired, &actual), std::slice::from_ref(&v.name));
+        assert_eq!(plan(&desired, &actual, &node), Plan::default());
+        node.attached.insert(v.name.clone());
+        assert_eq!(plan(&desired, &actual, &node), Plan::default());
+        node.reported_in_use.insert(v.name.clone());
+        let next = plan(&desired, &actual, &node);
+        assert_eq!(next.attached, std::slice::from_ref(&v));
+        assert!(
+            matches!(&next.start[..], [Operation::Mount { device: true, mounted_before: false, .. }]),
+            "{next:?}"
+        );
+        actual.attached(&v);
+        desired.remove(&uid(1));
+        assert_eq!(plan(&desired, &actual, &node).detached, std::slice::from_ref(&v.name));
+        node.controller_attaches = false;
+        assert_eq!(plan(&desired, &actual, &node).start, [Operation::Detach { volume: v.name.clone() }]);
+        let mut other = Desired::default();
+        desire(&mut other, &uid(2), &v);
+        let attach = plan(&other, &Actual::default(), &node).start;
+        assert_eq!(attach, [Operation::Attach { volume: v.name }]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_volume_without_attachment_is_mounted_in_the_first_pass() {
+        let v = volume(Reach::PerPod);
+        let mut desired = Desired::default();
+        desire(&mut desired, &uid(1), &v);
+        let node = Node { pods_known: false, ..ready() };
+        let next = plan(&desired, &Actual::default(), &node);
+        assert!(matches!(&next.start[..], [Operation::Mount { device: false, .. }]), "{next:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_volume_of_a_removed_pod_is_unmounted_before_another_pod_gets_it() {
+        let v = volume(Reach::DeviceMountable);
+        let (mut desired, mut actual) = (Desired::default(), Actual::default());
+        actual.attached(&v);
+        actual.device_mounted(&v.name);
+        actual.mounted(&v, &uid(1));
+        desire(&mut desired, &uid(2), &v);
+        let unmount = Operation::Unmount { volume: v.name.clone(), pod: uid(1) };
+        assert_eq!(plan(&desired, &actual, &ready()).start, [unmount]);
+        actual.unmounted(&v.name, &uid(1));
+        assert!(matches!(&plan(&desired, &actual, &ready()).start[..], [Operation::Mount { .. }]));
+        desired.remove(&uid(2));
+        let device = Operation::UnmountDevice { volume: v.name.clone() };
+        assert_eq!(plan(&desired, &actual, &ready()).start, [device]);
+        actual.device_unmounted(&v.name);
+        assert_eq!(plan(&desired, &actual, &ready()).detached, [v.name]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_unmounted_before_all_pods_and_attachments_are_known() {
+        let v = volume(Reach::Attachable);
+        let mut actual = Actual::default();
+        actual.found(&v.name, &uid(1), "v".to_owned(), true);
+        let unknown = Node { pods_known: false, ..ready() };
+        assert_eq!(plan(&Desired::default(), &actual, &unknown), Plan::default());
+        assert_eq!(plan(&Desired::default(), &actual, &ready()), Plan::default());
+        actual.attachments_known(std::slice::from_ref(&v.name));
+        assert_eq!(plan(&Desired::default(), &actual, &unknown), Plan::default());
+        assert_eq!(plan(&Desired::default(), &actual, &ready()).start.len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_mount_that_was_found_on_disk_is_repeated_as_one_that_a_pod_may_use() {
+        for reach in [Reach::PerPod, Reach::DeviceMountable] {
+            let v = volume(reach);
+            let (mut desired, mut actual) = (Desired::default(), Actual::default());
+            actual.found(&v.name, &uid(1), "v".to_owned(), reach.is_shared());
+            desire(&mut desired, &uid(1), &v);
+            let node = Node { pods_known: false, ..ready() };
+            let next = plan(&desired, &actual, &node);
+            assert!(matches!(&next.start[..], [Operation::Mount { mounted_before: true, .. }]), "{next:?}");
+            actual.attached(&v);
+            assert!(!actual.needs_attachments());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_uncertain_mount_is_repeated_where_desired_and_unmounted_where_not() {
+        let v = volume(Reach::DeviceMountable);
+        let (mut desired, mut actual) = (Desired::default(), Actual::default());
+        actual.attached(&v);
+        actual.mount_failed(&v, &uid(1), Outcome::Uncertain);
+        assert!(matches!(&plan(&desired, &actual, &ready()).start[..], [Operation::Unmount { .. }]));
+        desire(&mut desired, &uid(1), &v);
+        let next = plan(&desired, &actual, &ready()).start;
+        assert!(matches!(&next[..], [Operation::Mount { mounted_before: false, .. }]), "{next:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refresh_and_an_expansion_leave_the_volume_mounted() {
+        let mut v = volume(Reach::DeviceMountable);
+        let (mut desired, mut actual) = (Desired::default(), Actual::default());
+        actual.attached(&v);
+        actual.mounted(&v, &uid(1));
+        actual.resized(&v.name, 10);
+        v.size = Some(10);
+        desire(&mut desired, &uid(1), &v);
+        assert_eq!(plan(&desired, &actual, &ready()), Plan::default());
+        v.size = Some(20);
+        desire(&mut desired, &uid(1), &v);
+        assert!(matches!(&plan(&desired, &actual, &ready()).start[..], [Operation::Expand { .. }]));
+        actual.resized(&v.name, 20);
+        actual.request_remount(&uid(1), |_| true);
+        let next = plan(&desired, &actual, &ready()).start;
+        assert!(matches!(&next[..], [Operation::Mount { mounted_before: true, .. }]), "{next:?}");
+        assert_eq!(actual.mounted_by(&uid(1)).count(), 1);
+    }
+}
