@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn the_table_of_fields_and_the_flags_are_the_same() {
         Args::command().debug_assert();
-        assert_eq!(quintlet_config::cli::problems(&Args::command(), Service::CriProxy), [""; 0]);
+        assert_eq!(quintlet_testkit::command_line::differences(&Args::command(), Service::CriProxy), [""; 0]);
     }
 
     #[test]

@@ -141,7 +141,10 @@ mod tests {
     #[test]
     fn the_table_of_fields_and_the_flags_are_the_same() {
         NodeApiArgs::command().debug_assert();
-        assert_eq!(quintlet_config::cli::problems(&NodeApiArgs::command(), Service::NodeApi), [""; 0]);
+        assert_eq!(
+            quintlet_testkit::command_line::differences(&NodeApiArgs::command(), Service::NodeApi),
+            [""; 0]
+        );
     }
 
     #[test]

@@ -91,9 +91,9 @@ pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
         let mut is_left = false;
         for name in &settings.cipher_suites {
             match names::suite(name) {
-                Support::Spoken(suite) => wanted.push(suite),
+                Support::Supported(suite) => wanted.push(suite),
                 Support::Always => is_left = true,
-                Support::LeftOut(_) => {}
+                Support::Unsupported(_) => {}
                 Support::Unknown => return Err(unknown(SUITES, name, &names::SUITES)),
             }
         }
@@ -110,10 +110,10 @@ pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
         for number in &settings.curves {
             match names::group(*number) {
                 // In the order of their preference.
-                Support::Spoken(_) => provider
+                Support::Supported(_) => provider
                     .kx_groups
                     .extend(known.iter().copied().filter(|kx| u16::from(kx.name()) == *number)),
-                Support::LeftOut(_) | Support::Always => {}
+                Support::Unsupported(_) | Support::Always => {}
                 Support::Unknown => return Err(unknown(CURVES, &number.to_string(), &spoken)),
             }
         }
@@ -369,7 +369,7 @@ mod tests {
         suites.sort();
         groups.sort_unstable();
         assert_eq!(suites, names::SUITES);
-        let spoken = |number: &u16| matches!(names::group(*number), Support::Spoken(_));
+        let spoken = |number: &u16| matches!(names::group(*number), Support::Supported(_));
         assert_eq!(groups, (0..=u16::MAX).filter(spoken).collect::<Vec<u16>>());
     }
 

@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn periods_come_from_the_file() {
-        assert_eq!(quintlet_config::cli::problems(&Args::command(), Service::Pleg), [""; 0]);
+        assert_eq!(quintlet_testkit::command_line::differences(&Args::command(), Service::Pleg), [""; 0]);
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.yaml");
         let file = "apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n\

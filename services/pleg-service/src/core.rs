@@ -1,23 +1,21 @@
-//! State that the tasks share, and the mailboxes of the pod owners.
+//! State that the tasks share.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::notify::Heartbeat;
-use quintlet_model::ids::{PodRef, PodUid};
-use quintlet_model::runtime::{Cursor, SharedPodRuntime};
-use quintlet_proto::common::v1::Trace;
-use tokio::sync::{Notify, Semaphore, oneshot, watch};
+use quintlet_model::ids::PodUid;
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 
+use crate::mailbox::Mailbox;
 use crate::metrics::Metrics;
-use crate::owner;
 use crate::readers::Readers;
 use crate::store::{Store, TOMBSTONES};
-use crate::traits::{ContainerRuntime, HintKind, ReadError};
+use crate::traits::ContainerRuntime;
 
 /// Concurrent inspections. The runtime answers a status in about a millisecond; further calls would queue inside it.
 pub(crate) const INSPECTIONS: usize = 16;
@@ -73,80 +71,6 @@ impl Default for Periods {
     }
 }
 
-/// Result of an inspection for a caller: the pod, or none if the runtime does not have it, and the cursor.
-pub(crate) type Answer = Result<(Option<SharedPodRuntime>, Cursor), ReadError>;
-
-/// A request to inspect a pod.
-#[derive(Debug, Default)]
-pub(crate) struct InspectionRequest {
-    /// Namespace and name of the pod, if known.
-    pub(crate) pod: Option<PodRef>,
-    /// Sandboxes of the pod.
-    pub(crate) sandboxes: Vec<String>,
-    /// Containers of the pod, with their sandboxes.
-    pub(crate) containers: Vec<(String, String)>,
-    /// Sandboxes or containers. An ID that is not in the entry requires a list by label.
-    pub(crate) ids: Vec<String>,
-    /// Whether to list the pod by its label.
-    pub(crate) list: bool,
-    /// The IDs are from a list: they are all IDs of a pod that has no entry.
-    pub(crate) complete: bool,
-    /// CLOCK_BOOTTIME of the start of the list that contains the pod, if a list caused the request.
-    pub(crate) listed: Option<Duration>,
-    /// A relist caused the request, which is not urgent.
-    pub(crate) by_relist: bool,
-    /// The request is not urgent, and another inspection most often covers it.
-    pub(crate) later: bool,
-    /// The change that a hint reported.
-    pub(crate) expect: Option<(String, HintKind)>,
-    /// Receives the result of an inspection that begins after this request.
-    pub(crate) waiter: Option<oneshot::Sender<Answer>>,
-    pub(crate) trace: Option<Trace>,
-}
-
-/// Requests since the last inspection began.
-#[derive(Debug, Default)]
-pub(crate) struct Work {
-    pub(crate) requested: bool,
-    /// A caller or a hint waits.
-    pub(crate) urgent: bool,
-    pub(crate) pod: Option<PodRef>,
-    pub(crate) sandboxes: BTreeSet<String>,
-    pub(crate) containers: HashMap<String, String>,
-    pub(crate) ids: BTreeSet<String>,
-    pub(crate) list: bool,
-    pub(crate) complete: bool,
-    pub(crate) listed: Option<Duration>,
-    pub(crate) expects: Vec<(String, HintKind)>,
-    pub(crate) waiters: Vec<oneshot::Sender<Answer>>,
-    pub(crate) trace: Option<Trace>,
-}
-
-impl Work {
-    fn add(&mut self, n: InspectionRequest) {
-        self.requested |= !n.later;
-        self.urgent |= !n.by_relist && !n.later;
-        self.pod = n.pod.or(self.pod.take());
-        self.sandboxes.extend(n.sandboxes);
-        self.containers.extend(n.containers);
-        self.ids.extend(n.ids);
-        self.list |= n.list;
-        self.complete |= n.complete;
-        self.listed = self.listed.max(n.listed);
-        self.expects.extend(n.expect);
-        self.waiters.extend(n.waiter);
-        // The first cause names the trace; the others share its inspection.
-        self.trace = self.trace.take().or(n.trace);
-    }
-}
-
-/// The requests for one pod that wait for its owner.
-#[derive(Debug, Default)]
-pub(crate) struct Mailbox {
-    pub(crate) work: Mutex<Work>,
-    pub(crate) wake: Notify,
-}
-
 /// Inspections in progress, in the order of their starts.
 #[derive(Debug, Default)]
 struct UnderWay {
@@ -169,7 +93,8 @@ pub(crate) struct Core {
     pub(crate) relist_now: Notify,
     /// Heartbeat of the relist loop.
     pub(crate) heartbeat: Heartbeat,
-    mailboxes: Mutex<HashMap<PodUid, Arc<Mailbox>>>,
+    /// The mailboxes of the pods that have an owner.
+    pub(crate) mailboxes: Mutex<HashMap<PodUid, Arc<Mailbox>>>,
     under_way: Mutex<UnderWay>,
 }
 
@@ -213,30 +138,6 @@ impl Core {
     /// Returns the age of the oldest inspection in progress.
     pub(crate) fn oldest_inspection(&self) -> Option<Duration> {
         self.under_way.lock().began.first_key_value().map(|(_, began)| began.elapsed())
-    }
-
-    /// Adds a request to the mailbox of the pod, and spawns an owner if the pod has none.
-    pub(crate) fn request_inspection(self: &Arc<Self>, uid: &PodUid, request: InspectionRequest) {
-        let mut mailboxes = self.mailboxes.lock();
-        let mailbox = mailboxes.entry(uid.clone()).or_insert_with(|| {
-            let mailbox = Arc::<Mailbox>::default();
-            let owner = owner::supervise(Arc::clone(self), uid.clone(), Arc::clone(&mailbox));
-            quintlet_kit::task::spawn("pod-owner", owner);
-            mailbox
-        });
-        mailbox.work.lock().add(request);
-        mailbox.wake.notify_one();
-    }
-
-    /// As [`Self::request_inspection`]. The receiver gets the result of the first inspection that begins after this call.
-    pub(crate) fn inspect(
-        self: &Arc<Self>,
-        uid: &PodUid,
-        request: InspectionRequest,
-    ) -> oneshot::Receiver<Answer> {
-        let (waiter, answer) = oneshot::channel();
-        self.request_inspection(uid, InspectionRequest { waiter: Some(waiter), ..request });
-        answer
     }
 
     /// Removes the mailbox of an owner whose pod is gone. Returns false if a request has arrived meanwhile.

@@ -12,8 +12,9 @@ use quintlet_proto::common::v1::Trace;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::core::{Core, HintState, InspectionRequest};
+use crate::core::{Core, HintState};
 use crate::expect::{next_pause, unknown_pause, wait_limit};
+use crate::mailbox::InspectionRequest;
 use crate::metrics::KindLabel;
 use crate::traits::{Filter, HintEvent, HintKind, HintStream, ListedContainer, ListedSandbox, ReadError};
 

@@ -24,6 +24,7 @@ mod follow;
 pub mod health;
 mod hints;
 mod inspect;
+mod mailbox;
 mod metrics;
 mod owner;
 mod process;

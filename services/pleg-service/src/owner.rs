@@ -13,13 +13,15 @@ use quintlet_kit::contain::{Work as PodWork, contained};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_telemetry::propagate;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use crate::core::{Core, Mailbox, Work};
+use crate::core::Core;
 use crate::entry::{Entry, Inspection, Verdict, effect_shows};
 use crate::expect::{STARTS_LATER, next_pause, wait_limit};
 use crate::inspect::{Targets, inspect};
+use crate::mailbox::{Answer, InspectionRequest, Mailbox, Work};
 use crate::metrics::ResultLabel;
 use crate::traits::{HintKind, ReadError};
 
@@ -40,6 +42,32 @@ type Expectations = HashMap<(String, HintKind), Expectation>;
 /// Wait after a panic of an owner. Each further panic in a row doubles it, up to [`LONGEST_AFTER_PANIC`].
 const AFTER_PANIC: Duration = Duration::from_secs(10);
 const LONGEST_AFTER_PANIC: Duration = Duration::from_secs(3600);
+
+impl Core {
+    /// Adds a request to the mailbox of the pod, and spawns an owner if the pod has none.
+    pub(crate) fn request_inspection(self: &Arc<Self>, uid: &PodUid, request: InspectionRequest) {
+        let mut mailboxes = self.mailboxes.lock();
+        let mailbox = mailboxes.entry(uid.clone()).or_insert_with(|| {
+            let mailbox = Arc::<Mailbox>::default();
+            let owner = supervise(Arc::clone(self), uid.clone(), Arc::clone(&mailbox));
+            quintlet_kit::task::spawn("pod-owner", owner);
+            mailbox
+        });
+        mailbox.work.lock().add(request);
+        mailbox.wake.notify_one();
+    }
+
+    /// As [`Self::request_inspection`]. The receiver gets the result of the first inspection that begins after this call.
+    pub(crate) fn inspect(
+        self: &Arc<Self>,
+        uid: &PodUid,
+        request: InspectionRequest,
+    ) -> oneshot::Receiver<Answer> {
+        let (waiter, answer) = oneshot::channel();
+        self.request_inspection(uid, InspectionRequest { waiter: Some(waiter), ..request });
+        answer
+    }
+}
 
 /// Runs owners of a pod until the pod is gone. After a panic the next owner continues from the published entry, which stays
 /// unchanged during the wait.
@@ -140,7 +168,7 @@ async fn inspect_once(
     uid: &PodUid,
     work: &Work,
     expectations: &Expectations,
-) -> crate::core::Answer {
+) -> Answer {
     let mut targets = Targets {
         sandboxes: work.sandboxes.clone(),
         containers: work.containers.clone(),

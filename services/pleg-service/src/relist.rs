@@ -10,8 +10,9 @@ use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::{ContainerState, SandboxState};
 use tokio::time::Instant;
 
-use crate::core::{Core, InspectionRequest};
+use crate::core::Core;
 use crate::entry::differs;
+use crate::mailbox::InspectionRequest;
 use crate::metrics::StateLabel;
 use crate::traits::{Filter, ListedContainer, ListedSandbox, ReadError};
 

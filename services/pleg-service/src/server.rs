@@ -14,8 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
-use crate::core::{Core, InspectionRequest};
+use crate::core::Core;
 use crate::health;
+use crate::mailbox::InspectionRequest;
 
 /// The gRPC service. Clones share it.
 #[derive(Clone)]

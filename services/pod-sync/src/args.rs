@@ -467,7 +467,8 @@ mod tests {
     #[test]
     fn the_command_line_holds_together() {
         Args::command().debug_assert();
-        let problems = quintlet_config::cli::problems(&Args::command(), quintlet_config::Service::PodSync);
+        let problems =
+            quintlet_testkit::command_line::differences(&Args::command(), quintlet_config::Service::PodSync);
         assert_eq!(problems, [""; 0], "the table of fields and the flags differ");
         let args =
             Args::try_parse_from(["pod-sync", "--sync-frequency", "5s", "--node-label", "a=b"]).unwrap();
@@ -498,7 +499,7 @@ mod tests {
         };
         assert_eq!(read("node.kubernetes.io/pool=a").unwrap().args.labels().len(), 1);
         for bad in ["kubernetes.io/pool=a", "pool=a b"] {
-            assert!(matches!(read(bad), Err(quintlet_config::cli::End::Mistakes(_))), "{bad}");
+            assert!(matches!(read(bad), Err(quintlet_config::cli::Exit::Invalid(_))), "{bad}");
         }
     }
 

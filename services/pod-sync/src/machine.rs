@@ -61,7 +61,7 @@ pub fn eviction_reserve(
     let mut all = ResourceList::new();
     for (signal, resource) in KEPT_BACK {
         let Some((_, threshold)) = thresholds.iter().rfind(|(name, _)| name == signal) else { continue };
-        quintlet_config::kind::threshold(threshold)
+        quintlet_config::checks::threshold(threshold)
             .map_err(|why| format!("{signal}: {threshold:?} {why}"))?;
         let amount = match threshold.strip_suffix('%') {
             Some(percent) => {

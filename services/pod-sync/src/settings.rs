@@ -139,8 +139,8 @@ mod tests {
         let line: Vec<OsString> = start.into_iter().chain(flags.iter().map(Into::into)).collect();
         match read::<Args>(Service::PodSync, line) {
             Ok(loaded) => loaded.args,
-            Err(quintlet_config::cli::End::Mistakes(mistakes)) => {
-                panic!("{}", quintlet_config::mistakes::render(&mistakes))
+            Err(quintlet_config::cli::Exit::Invalid(diagnostics)) => {
+                panic!("{}", quintlet_config::diagnostics::render(&diagnostics))
             }
             Err(other) => panic!("{other:?}"),
         }

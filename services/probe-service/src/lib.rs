@@ -24,6 +24,7 @@ pub mod metrics;
 pub mod prober;
 mod process;
 pub mod service;
+mod shared;
 mod slot;
 mod stall;
 pub mod target;

@@ -1,7 +1,6 @@
 //! The probes of this instance, its driver and its observers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,30 +20,16 @@ use crate::evaluations::Evaluations;
 use crate::handlers::Attempts;
 use crate::mailbox::Mailbox;
 use crate::metrics::Metrics;
+use crate::shared::{JitterSource, Shared};
 use crate::slot::Slot;
 use crate::target::{Pod, Target};
 use crate::worker;
-
-/// Returns a random number from 0 to 1 for the jitter of a probe.
-pub type JitterSource = Box<dyn Fn() -> f64 + Send + Sync>;
 
 /// The probes of this instance. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Prober {
     shared: Arc<Shared>,
     table: Arc<Mutex<Table>>,
-}
-
-/// State that all probes share. Lock order: table, slot, driver.
-pub(crate) struct Shared {
-    pub(crate) attempts: Arc<dyn Attempts>,
-    pub(crate) clock: Clock,
-    /// CLOCK_BOOTTIME of the start of this service.
-    pub(crate) service_started: Duration,
-    pub(crate) metrics: Metrics,
-    jitter: JitterSource,
-    driver: Mutex<Option<Arc<Mailbox>>>,
-    pub(crate) evaluations: Evaluations,
 }
 
 #[derive(Debug, Default)]
@@ -71,20 +56,6 @@ struct Worker {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("replaced by another driver")]
 pub struct Replaced;
-
-impl Shared {
-    pub(crate) fn with_driver(&self, tell: impl FnOnce(&Mailbox)) {
-        if let Some(driver) = self.driver.lock().as_deref() {
-            tell(driver);
-        }
-    }
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("service_started", &self.service_started).finish_non_exhaustive()
-    }
-}
 
 impl Prober {
     /// Creates a prober without probes. `jitter` spreads the probes of a node after a start.

@@ -17,7 +17,7 @@ use crate::convert;
 use crate::decide::{self, NextStep, ProbeAttempt};
 use crate::handlers::{Attempt, Broken};
 use crate::metrics::Counted;
-use crate::prober::Shared;
+use crate::shared::Shared;
 use crate::stall;
 use crate::target::{Probe, Target, View};
 

@@ -10,7 +10,7 @@ use quintlet_kit::failpoint;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
 use crate::decide::NextStep;
-use crate::prober::Shared;
+use crate::shared::Shared;
 use crate::slot::Slot;
 
 /// Wait after an evaluation that panicked. Each further panic in a row doubles it, up to [`LONGEST_AFTER_PANIC`].

@@ -10,7 +10,7 @@ use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use crate::out::{Format, print};
 use crate::streaming::{attach, exec, forward};
 use crate::{
-    bundle, config, events, explain, health, image, logs, pods, retry, top, trace, up, version, watch,
+    bundle, config, events, explain, health, image, list_pods, logs, retry, top, trace, up, version, watch,
 };
 
 /// Operate Quintlet on this machine.
@@ -34,7 +34,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List pods and what each pod waits for
-    Pods(pods::PodsArgs),
+    Pods(list_pods::PodsArgs),
     /// Show changes as they happen: pods, containers, probes, services
     Watch(watch::WatchArgs),
     /// Explain the state of a pod: the last decision, its inputs, and what the pod waits for
@@ -87,7 +87,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
             image::run(args, paths.run()).await?;
             Ok(())
         }
-        Command::Pods(args) => pods::run(args, &paths, format).await,
+        Command::Pods(args) => list_pods::run(args, &paths, format).await,
         Command::Watch(args) => Box::pin(watch::run(args, &paths, format)).await,
         Command::Explain(args) => explain::run(args, &paths, format).await,
         Command::Retry(args) => retry::run(args, &paths, format).await,

@@ -14,8 +14,10 @@ pub mod events;
 pub mod explain;
 pub mod health;
 pub mod image;
+pub mod list_pods;
 pub mod logs;
 pub mod out;
+mod parse;
 pub mod pods;
 mod process;
 pub mod retry;
@@ -27,6 +29,7 @@ pub mod top;
 pub mod trace;
 pub mod up;
 pub mod version;
+pub(crate) mod view;
 pub mod watch;
 
 pub use crate::process::main;

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use crate::{cli, config, run_as};
+use crate::{cli, parse, run_as};
 
 /// Runs `quintctl`. A usage error ends the process.
 pub fn main() -> ExitCode {
@@ -20,7 +20,7 @@ pub fn main() -> ExitCode {
 
 #[tokio::main]
 async fn command() -> ExitCode {
-    let line = match config::read(std::env::args_os().collect()) {
+    let line = match parse::read(std::env::args_os().collect()) {
         Ok(line) => line,
         Err(end) => end.exit(),
     };

@@ -44,7 +44,7 @@ fn a_bad_file_ends_every_service_with_code_64_and_all_mistakes() {
     let file = file.to_str().unwrap();
     let want = format!(
         "quintlet: 3 problems in {file}\n  line 3  syncFrequency: \"5\": a duration needs a unit, e.g. 5s\n  \
-         line 4  maxPods: \"many\": want a whole number\n  line 9  runDirr: unknown field (did you mean runDir?)\n  \
+         line 4  maxPods: \"many\": must be a whole number\n  line 9  runDirr: unknown field (did you mean runDir?)\n  \
          warning: line 5  evictionHardd: unknown field, ignored (did you mean evictionHard?)\n"
     );
     let lines: Vec<(&str, Vec<&str>)> = ALL

@@ -184,7 +184,7 @@ async fn a_full_node_is_in_memory_once_and_its_idle_owners_are_small() {
     drop(record);
     core.inspect(&pod(3).uid, InspectionRequest::default()).await.unwrap().unwrap();
     assert_eq!(Arc::strong_count(&core.store.get(&pod(3).uid).unwrap()), 3, "seen again, too");
-    let mailbox = Arc::<crate::core::Mailbox>::default();
+    let mailbox = Arc::<crate::mailbox::Mailbox>::default();
     let owner = crate::owner::run(Arc::clone(&core), pod(1).uid, mailbox);
     assert!(size_of_val(&owner) < 2_048, "{}", size_of_val(&owner));
 }

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::error::Error;
 use crate::text::{clean, now_ns};
-use crate::up::view::View;
+use crate::view::{self, View};
 use crate::{explain, logs, trace};
 use model::{Kind, Model, Of, Step};
 
@@ -64,7 +64,7 @@ pub fn is_possible() -> bool {
 /// The terminal cannot be used.
 pub async fn follow(places: Places, header: impl Fn(usize) -> Vec<String>) -> Result<(), Error> {
     let (views, view) = watch::channel(View::default());
-    let follower = task::spawn("follow pods", crate::up::view::follow(places.paths.podsync(), views));
+    let follower = task::spawn("follow pods", view::follow(places.paths.podsync(), views));
     let done = run(places, view, header, None).await;
     follower.abort();
     done

@@ -13,7 +13,7 @@ use ratatui::widgets::Paragraph;
 use super::Content;
 use crate::pods::{INVALID_MANIFEST, Row, rows, sort};
 use crate::text::{clean, fit, table, wrap};
-use crate::up::view::View;
+use crate::view::View;
 
 /// Height in lines below which only the last line of the header is shown, which has the state of the services.
 const LOW: u16 = 14;

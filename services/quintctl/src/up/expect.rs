@@ -8,7 +8,7 @@ use quintlet_proto::podsync::v1::PodView;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::view::View;
+use crate::view::View;
 
 /// The annotation. A file that is not a valid manifest has a comment instead: `# quintlet.dev/expect: InvalidManifest`.
 const ANNOTATION: &str = "quintlet.dev/expect";

@@ -12,10 +12,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::service::State;
-use super::view::View;
 use crate::health;
 use crate::screen::Kills;
 use crate::text::took;
+use crate::view::View;
 
 /// Longest wait for a killed service to serve again.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(15);

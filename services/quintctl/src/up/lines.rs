@@ -5,9 +5,9 @@ use std::io::Write;
 
 use quintlet_proto::podsync::v1::PodView;
 
-use super::view::View;
 use crate::pods::Row;
 use crate::text::clean;
+use crate::view::View;
 
 /// The lines that were printed last, by pod.
 #[derive(Debug, Default)]

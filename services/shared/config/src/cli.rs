@@ -7,12 +7,13 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::PathBuf;
 
-use clap::parser::ValueSource;
-use clap::{ArgMatches, Command, FromArgMatches, Parser};
+use clap::{Command, FromArgMatches, Parser};
 use quintlet_kit::args::EXIT_USAGE;
 
-use crate::load::{Config, Sources};
-use crate::mistakes::{Mistake, render};
+use crate::arguments::{Bound, bound, defaults, flags, values};
+use crate::config::Config;
+use crate::diagnostics::{Diagnostic, render};
+use crate::load::Sources;
 use crate::node::{Data, Node};
 use crate::print::print;
 use crate::table::{Document, Row, Service};
@@ -86,22 +87,22 @@ pub fn parse<T: Parser>(service: Service) -> Loaded<T> {
 
 /// The reason to exit before the service starts.
 #[derive(Debug)]
-pub enum End {
+pub enum Exit {
     /// A message of clap: help, version or a usage error.
     Clap(clap::Error),
     /// Errors in the configuration.
-    Mistakes(Vec<Mistake>),
+    Invalid(Vec<Diagnostic>),
     /// The configuration as YAML, for `--print-config`.
     Printed(String),
 }
 
-impl End {
+impl Exit {
     /// Returns the exit code of the process.
     #[must_use]
     pub fn code(&self) -> i32 {
         match self {
             Self::Clap(error) if !error.use_stderr() => 0,
-            Self::Clap(_) | Self::Mistakes(_) => EXIT_USAGE,
+            Self::Clap(_) | Self::Invalid(_) => EXIT_USAGE,
             Self::Printed(_) => 0,
         }
     }
@@ -110,7 +111,7 @@ impl End {
     pub fn exit(self) -> ! {
         let _ = match &self {
             Self::Clap(error) => error.print(),
-            Self::Mistakes(mistakes) => std::io::stderr().write_all(render(mistakes).as_bytes()),
+            Self::Invalid(diagnostics) => std::io::stderr().write_all(render(diagnostics).as_bytes()),
             Self::Printed(text) => std::io::stdout().write_all(text.as_bytes()),
         };
         std::process::exit(self.code())
@@ -121,14 +122,14 @@ impl End {
 ///
 /// # Errors
 /// Returns the reason to exit, if the service must not start.
-pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T>, End> {
+pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T>, Exit> {
     let (command, unsupported) = unsupported_flags::add(T::command());
-    let given = command.clone().try_get_matches_from(line.clone()).map_err(End::Clap)?;
-    let refused = unsupported.mistakes(&given);
+    let given = command.clone().try_get_matches_from(line.clone()).map_err(Exit::Clap)?;
+    let refused = unsupported.errors(&given);
     if !refused.is_empty() {
-        return Err(End::Mistakes(refused));
+        return Err(Exit::Invalid(refused));
     }
-    let own = ConfigArgs::from_arg_matches(&given).map_err(End::Clap)?;
+    let own = ConfigArgs::from_arg_matches(&given).map_err(Exit::Clap)?;
     let rows = bound(&command, |services| services.contains(&service));
     let config = Config::load(&Sources {
         file: own.config.clone(),
@@ -136,17 +137,17 @@ pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T
         flags: flags(&rows, &given).into_iter().chain(flags(&unsupported.rows, &given)).collect(),
         strict: own.strict,
     })
-    .map_err(End::Mistakes)?;
+    .map_err(Exit::Invalid)?;
     let values = values(&rows, &config);
     let with_files = defaults(command.clone(), &values);
     let args = with_files
         .try_get_matches_from(line)
         .and_then(|matches| T::from_arg_matches(&matches))
-        .map_err(|error| culprits(&command, &values).map_or(End::Clap(error), End::Mistakes))?;
+        .map_err(|error| rejected_values(&command, &values).map_or(Exit::Clap(error), Exit::Invalid))?;
     if own.print_config {
         // A closed stderr cannot be reported anywhere.
         let _ = std::io::stderr().write_all(render(&config.warnings).as_bytes());
-        return Err(End::Printed(print(&config)));
+        return Err(Exit::Printed(print(&config)));
     }
     Ok(Loaded { args, config, service, unsupported: unsupported.not_yet(&given) })
 }
@@ -158,100 +159,14 @@ pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T
 pub fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        Some(_) | None => Err("want key=value".to_owned()),
+        Some(_) | None => Err("must be key=value".to_owned()),
     }
-}
-
-/// A field and the argument for it.
-#[derive(Debug, Clone)]
-pub struct Bound {
-    /// The document of the field.
-    pub document: Document,
-    /// The field.
-    pub row: &'static Row,
-    /// Id of the argument in clap.
-    pub id: String,
-}
-
-/// Returns the fields for which a command has arguments. `wanted` filters them by the services that honour them.
-#[must_use]
-pub fn bound(command: &Command, wanted: impl Fn(&[Service]) -> bool) -> Vec<Bound> {
-    let rows = Document::ALL.into_iter().flat_map(|d| d.rows().iter().map(move |r| (d, r)));
-    rows.filter(|(_, row)| wanted(row.services()))
-        .filter_map(|(document, row)| {
-            let flag = row.flag()?;
-            let arg = command.get_arguments().find(|a| a.get_long() == Some(flag))?;
-            Some(Bound { document, row, id: arg.get_id().to_string() })
-        })
-        .collect()
-}
-
-/// Returns the differences between the table of fields and a service's command line, for a test in every service.
-#[must_use]
-pub fn problems(command: &Command, service: Service) -> Vec<String> {
-    let mut problems = Vec::new();
-    let rows = Document::ALL.into_iter().flat_map(Document::rows);
-    for row in rows.filter(|r| r.services().contains(&service)) {
-        let Some(flag) = row.flag() else { continue };
-        let Some(arg) = command.get_arguments().find(|a| a.get_long() == Some(flag)) else {
-            problems.push(format!("{}: there is no flag --{flag}", row.field));
-            continue;
-        };
-        let names: Vec<&str> =
-            arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default()).collect();
-        if row.kubelet_flag.is_some_and(|f| !names.contains(&f)) {
-            problems.push(format!("{}: --{flag} does not have the kubelet's name as an alias", row.field));
-        }
-        let given: Vec<String> =
-            arg.get_default_values().iter().map(|v| v.to_string_lossy().into_owned()).collect();
-        let arg_default = row.kind.canonical(row.kind.from_flag(&given, flag));
-        let same = match row.default_node() {
-            Some(default) => default.equals(&arg_default),
-            None => given.is_empty() || row.kind.is_zero(&arg_default),
-        };
-        if !same {
-            problems.push(format!("{}: default {:?}, but --{flag} has {given:?}", row.field, row.default));
-        }
-    }
-    problems
-}
-
-/// Returns the fields that were given by flags, with their values.
-#[must_use]
-pub fn flags(rows: &[Bound], given: &ArgMatches) -> Vec<(Document, &'static Row, Node)> {
-    rows.iter()
-        .filter(|b| given.value_source(&b.id) == Some(ValueSource::CommandLine))
-        .map(|b| {
-            let raw = given.get_raw(&b.id).into_iter().flatten();
-            let raw: Vec<String> = raw.map(|v| v.to_string_lossy().into_owned()).collect();
-            let flag = format!("--{}", b.row.flag().unwrap_or_default());
-            (b.document, b.row, b.row.kind.from_flag(&raw, &flag))
-        })
-        .collect()
-}
-
-/// Returns the configured values of arguments. Fields that are not set are omitted, so that the argument's own default applies.
-#[must_use]
-pub fn values<'a>(rows: &'a [Bound], config: &'a Config) -> Vec<(&'a Bound, &'a Node)> {
-    rows.iter()
-        .filter_map(|b| Some((b, config.value(b.document, b.row.field)?)))
-        .filter(|(_, node)| node.origin != crate::node::Origin::Default)
-        .collect()
-}
-
-/// Returns the command with the given values as defaults of its arguments.
-#[must_use]
-pub fn defaults(command: Command, values: &[(&Bound, &Node)]) -> Command {
-    values.iter().fold(command, |command, (bound, node)| {
-        let values: Vec<OsString> = bound.row.kind.to_flag(node).into_iter().map(OsString::from).collect();
-        command.mut_arg(&bound.id, |arg| arg.default_values(values))
-    })
 }
 
 /// Returns an error for each value from a file that its argument rejects. Returns `None` if no value from a file is rejected.
-fn culprits(command: &Command, values: &[(&Bound, &Node)]) -> Option<Vec<Mistake>> {
+fn rejected_values(command: &Command, values: &[(&Bound, &Node)]) -> Option<Vec<Diagnostic>> {
     let program = command.get_name().to_owned();
-    let mistakes: Vec<Mistake> = values
+    let diagnostics: Vec<Diagnostic> = values
         .iter()
         .filter(|(_, node)| matches!(node.origin, crate::node::Origin::File(..)))
         .filter_map(|(bound, node)| {
@@ -263,8 +178,8 @@ fn culprits(command: &Command, values: &[(&Bound, &Node)]) -> Option<Vec<Mistake
                 Data::List(_) | Data::Map(_) => String::new(),
                 data => format!("{data}: "),
             };
-            Some(Mistake::error(node.origin.clone(), bound.row.field, format!("{value}{why}")))
+            Some(Diagnostic::error(node.origin.clone(), bound.row.field, format!("{value}{why}")))
         })
         .collect();
-    (!mistakes.is_empty()).then_some(mistakes)
+    (!diagnostics.is_empty()).then_some(diagnostics)
 }

@@ -17,7 +17,7 @@ const UNITS: [(&str, i64); 8] = [
 /// # Errors
 /// Returns a message that describes the expected format.
 pub fn parse(text: &str) -> Result<i64, String> {
-    const WANT: &str = "not a duration, want e.g. 30s, 1m30s or 1.5h";
+    const WANT: &str = "not a duration, expected for example 30s, 1m30s or 1.5h";
     let (negative, mut rest) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
         Some(b'+') => (false, &text[1..]),
@@ -43,7 +43,7 @@ pub fn parse(text: &str) -> Result<i64, String> {
             return Err(format!("a duration needs a unit, e.g. {number}s"));
         }
         let Some((_, nanos)) = UNITS.iter().find(|(name, _)| *name == unit) else {
-            return Err(format!("{unit} is not a unit of time, want h, m, s, ms, us or ns"));
+            return Err(format!("{unit} is not a unit of time, expected h, m, s, ms, us or ns"));
         };
         let too_long = || "longer than 290 years".to_owned();
         let unit = i128::from(*nanos);

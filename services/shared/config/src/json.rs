@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::load::Config;
+use crate::config::Config;
 use crate::node::{Data, Node};
 use crate::print::MASKED;
 use crate::table::{Document, Row, Service};
@@ -67,10 +67,10 @@ mod tests {
             "healthzPort: 2\nmaxPods: 7\nstaticPodPath: /manifests\nstaticPodURLHeader: {Authorization: [secret]}\n",
         );
         let honours = |row: &Row| row.services().contains(&Service::PodSync);
-        let told = document(&theirs, Document::Kubelet, honours);
-        assert!(told["healthzPort"].is_null() && !told.to_string().contains("secret"), "{told}");
+        let rendered = document(&theirs, Document::Kubelet, honours);
+        assert!(rendered["healthzPort"].is_null() && !rendered.to_string().contains("secret"), "{rendered}");
         let mut out = document(&mine, Document::Kubelet, |_| true);
-        take(&mut out, &told, Document::Kubelet, Service::PodSync);
+        take(&mut out, &rendered, Document::Kubelet, Service::PodSync);
         assert_eq!((&out["healthzPort"], &out["maxPods"]), (&json!(1), &json!(7)));
         assert_eq!(out["staticPodPath"], "/manifests");
         assert_eq!(out["kind"], "KubeletConfiguration");

@@ -1,11 +1,7 @@
 //! The types of fields: checks of values, and conversion from and to flags.
 
-use std::net::IpAddr;
-
-use quintlet_model::quantity::Quantity;
-
+use crate::diagnostics::Diagnostic;
 use crate::duration;
-use crate::mistakes::Mistake;
 use crate::node::{Data, Entry, Node, Origin};
 
 /// The type of a field.
@@ -55,68 +51,68 @@ pub const PORT_OR_NONE: Kind = Kind::Int(0, 65535);
 
 impl Kind {
     /// Reports the problems of a value.
-    pub fn check(&self, node: &Node, path: &str, out: &mut Vec<Mistake>) {
-        let mut tell = |message: String| out.push(Mistake::error(node.origin.clone(), path, message));
+    pub fn check(&self, node: &Node, path: &str, out: &mut Vec<Diagnostic>) {
+        let mut report = |message: String| out.push(Diagnostic::error(node.origin.clone(), path, message));
         let value = &node.data;
         match (self, value) {
             // A null counts as absent.
             (_, Data::Null) | (Self::Bool, Data::Bool(_)) | (Self::Text, Data::Text(_)) => {}
-            (Self::Bool, _) => tell(format!("{value}: want true or false")),
+            (Self::Bool, _) => report(format!("{value}: must be true or false")),
             (Self::Int(min, max), Data::Int(number)) => {
                 if number < min {
-                    tell(format!("{number} is below {min}"));
+                    report(format!("{number} is below {min}"));
                 } else if number > max {
-                    tell(format!("{number} is above {max}"));
+                    report(format!("{number} is above {max}"));
                 }
             }
-            (Self::Int(..), _) => tell(format!("{value}: want a whole number")),
+            (Self::Int(..), _) => report(format!("{value}: must be a whole number")),
             (Self::Number(above, max), Data::Int(_) | Data::Float(_)) => {
                 let number = number(value);
                 if number <= *above || number > *max {
-                    tell(format!("{value}: want more than {above} and at most {max}"));
+                    report(format!("{value}: must be more than {above} and at most {max}"));
                 }
             }
-            (Self::Number(..), _) => tell(format!("{value}: want a number")),
+            (Self::Number(..), _) => report(format!("{value}: must be a number")),
             (Self::Path, Data::Text(text)) => {
                 if text.contains('\0') {
-                    tell(format!("{value}: a path has no NUL"));
+                    report(format!("{value}: must not contain NUL"));
                 }
             }
             (Self::Checked(check), Data::Text(text)) => {
                 if let Err(why) = check(text) {
-                    tell(format!("{value} {why}"));
+                    report(format!("{value} {why}"));
                 }
             }
             (Self::Word(words), Data::Text(text)) => {
                 if !words.contains(&text.as_str()) {
                     let named: Vec<&str> = words.iter().copied().filter(|w| !w.is_empty()).collect();
-                    tell(format!("{value}: want {}", or_list(&named)));
+                    report(format!("{value}: must be {}", or_list(&named)));
                 }
             }
             (Self::Duration(..) | Self::DurationOrNanos, Data::Text(text)) => match duration::parse(text) {
-                Err(why) => tell(format!("{value}: {why}")),
+                Err(why) => report(format!("{value}: {why}")),
                 Ok(nanos) => {
                     let (min, max) = self.range();
                     if nanos < min {
-                        tell(format!("{text} is below {}", duration::format(min)));
+                        report(format!("{text} is below {}", duration::format(min)));
                     } else if nanos > max {
-                        tell(format!("{text} is above {}", duration::format(max)));
+                        report(format!("{text} is above {}", duration::format(max)));
                     }
                 }
             },
             (Self::DurationOrNanos, Data::Int(nanos)) if *nanos >= 0 => {}
             (Self::Duration(..) | Self::DurationOrNanos, Data::Int(number)) => {
-                tell(format!("{number}: a duration needs a unit, e.g. \"{number}s\""));
+                report(format!("{number}: a duration needs a unit, e.g. \"{number}s\""));
             }
             (Self::Duration(..) | Self::DurationOrNanos, _) => {
-                tell(format!("{value}: want a duration, e.g. 5s"));
+                report(format!("{value}: must be a duration, e.g. 5s"));
             }
             (
                 Self::Text | Self::Path | Self::Checked(_) | Self::Word(_),
                 Data::Int(_) | Data::Float(_) | Data::Bool(_),
-            ) => tell(format!("{value}: want text, put it in quotes")),
+            ) => report(format!("{value}: must be text, put it in quotes")),
             (Self::Text | Self::Path | Self::Checked(_) | Self::Word(_), _) => {
-                tell(format!("{value}: want text"));
+                report(format!("{value}: must be text"));
             }
             (Self::List(kind), Data::List(elements)) => {
                 for (at, element) in elements.iter().enumerate() {
@@ -128,8 +124,10 @@ impl Kind {
                     check_object(fields, element, &format!("{path}[{at}]"), out);
                 }
             }
-            (Self::List(_) | Self::Objects(_), Data::Map(_)) => tell("a map: want a list".to_owned()),
-            (Self::List(_) | Self::Objects(_), _) => tell(format!("{value}: want a list, e.g. [{value}]")),
+            (Self::List(_) | Self::Objects(_), Data::Map(_)) => report("a map: must be a list".to_owned()),
+            (Self::List(_) | Self::Objects(_), _) => {
+                report(format!("{value}: must be a list, e.g. [{value}]"))
+            }
             (Self::Map(keys, kind), Data::Map(entries)) => {
                 for entry in entries {
                     let path = format!("{path}.{}", entry.key);
@@ -137,20 +135,20 @@ impl Kind {
                         && !known.contains(&entry.key.as_str())
                     {
                         let hint = crate::suggest::hint(&entry.key, known.iter().copied());
-                        out.push(Mistake::error(entry.origin.clone(), path, format!("{what}{hint}")));
+                        out.push(Diagnostic::error(entry.origin.clone(), path, format!("{what}{hint}")));
                         continue;
                     }
                     kind.check_present(&entry.value, &path, out);
                 }
             }
-            (Self::Map(..), _) => tell(format!("{value}: want a map")),
+            (Self::Map(..), _) => report(format!("{value}: must be a map")),
         }
     }
 
     /// Reports the problems of a list element or a map value, which must not be null.
-    fn check_present(&self, node: &Node, path: &str, out: &mut Vec<Mistake>) {
+    fn check_present(&self, node: &Node, path: &str, out: &mut Vec<Diagnostic>) {
         if node.data == Data::Null {
-            out.push(Mistake::error(node.origin.clone(), path, "has no value"));
+            out.push(Diagnostic::error(node.origin.clone(), path, "has no value"));
         } else {
             self.check(node, path, out);
         }
@@ -310,9 +308,9 @@ fn taint(item: &str, origin: &Origin) -> Node {
     node
 }
 
-fn check_object(fields: &[(&str, Kind, bool)], node: &Node, path: &str, out: &mut Vec<Mistake>) {
+fn check_object(fields: &[(&str, Kind, bool)], node: &Node, path: &str, out: &mut Vec<Diagnostic>) {
     let Data::Map(entries) = &node.data else {
-        out.push(Mistake::error(node.origin.clone(), path, format!("{}: want a map", node.data)));
+        out.push(Diagnostic::error(node.origin.clone(), path, format!("{}: must be a map", node.data)));
         return;
     };
     for entry in entries {
@@ -321,7 +319,7 @@ fn check_object(fields: &[(&str, Kind, bool)], node: &Node, path: &str, out: &mu
             Some((_, kind, _)) => kind.check(&entry.value, &path, out),
             None => {
                 let hint = crate::suggest::hint(&entry.key, fields.iter().map(|(name, ..)| *name));
-                out.push(Mistake::warning(
+                out.push(Diagnostic::warning(
                     entry.origin.clone(),
                     path,
                     format!("unknown field, ignored{hint}"),
@@ -331,7 +329,7 @@ fn check_object(fields: &[(&str, Kind, bool)], node: &Node, path: &str, out: &mu
     }
     for (name, ..) in fields.iter().filter(|(.., required)| *required) {
         if node.get(name).is_none_or(|n| matches!(&n.data, Data::Null) || n.text() == Some("")) {
-            out.push(Mistake::error(node.origin.clone(), format!("{path}.{name}"), "required"));
+            out.push(Diagnostic::error(node.origin.clone(), format!("{path}.{name}"), "required"));
         }
     }
 }
@@ -355,132 +353,14 @@ pub(crate) fn or_list(words: &[&str]) -> String {
     }
 }
 
-/// Checks that a text is a quantity that is not negative.
-///
-/// # Errors
-/// Returns the problem of an invalid text.
-pub fn quantity(text: &str) -> Result<(), String> {
-    match Quantity::parse(text) {
-        Ok(quantity) if quantity >= Quantity::default() => Ok(()),
-        Ok(_) => Err("is negative".to_owned()),
-        Err(_) => Err("is not a quantity, want e.g. 500m, 2 or 1Gi".to_owned()),
-    }
-}
-
-/// Checks that a text is a quantity of any sign: a negative log size disables rotation.
-///
-/// # Errors
-/// Returns the problem of an invalid text.
-pub fn signed_quantity(text: &str) -> Result<(), String> {
-    Quantity::parse(text).map(drop).map_err(|_| "is not a quantity, want e.g. 10Mi".to_owned())
-}
-
-/// Checks that a text is an eviction threshold: a quantity above zero, or a percentage.
-///
-/// # Errors
-/// Returns the problem of an invalid text.
-pub fn threshold(text: &str) -> Result<(), String> {
-    if let Some(percent) = text.strip_suffix('%') {
-        let digits = percent.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-        return match percent.parse::<f64>() {
-            Ok(percent) if digits && (0.0..=100.0).contains(&percent) => Ok(()),
-            Ok(_) if digits => Err("is not between 0% and 100%".to_owned()),
-            Ok(_) | Err(_) => Err("is neither a quantity nor a percentage".to_owned()),
-        };
-    }
-    match Quantity::parse(text) {
-        Ok(quantity) if quantity.is_positive() => Ok(()),
-        Ok(_) => Err("has to be positive".to_owned()),
-        Err(_) => Err("is neither a quantity nor a percentage".to_owned()),
-    }
-}
-
-/// Checks that a text is a percentage up to 100, such as `10%`.
-///
-/// # Errors
-/// Returns the problem of an invalid text.
-pub fn percentage(text: &str) -> Result<(), String> {
-    match text.strip_suffix('%').and_then(|p| p.parse::<u8>().ok()) {
-        Some(percent) if percent <= 100 => Ok(()),
-        Some(_) => Err("is above 100%".to_owned()),
-        None => Err("is not a percentage, want e.g. 50%".to_owned()),
-    }
-}
-
-/// Checks that a text is an IP address.
-///
-/// # Errors
-/// Returns the problem of an invalid text.
-pub fn address(text: &str) -> Result<(), String> {
-    text.parse::<IpAddr>().map(drop).map_err(|_| "is not an IP address".to_owned())
-}
-
-/// Checks that a text is empty or an IP address.
-///
-/// # Errors
-/// Returns the problem of an invalid text.
-pub fn address_or_none(text: &str) -> Result<(), String> {
-    if text.is_empty() { Ok(()) } else { address(text) }
-}
-
-/// Checks that a text is `unix:///absolute/path`, or the path only.
-///
-/// # Errors
-/// Returns the problem of an invalid text.
-pub fn unix_endpoint(text: &str) -> Result<(), String> {
-    let path = text.strip_prefix("unix://").unwrap_or(text);
-    if path.starts_with('/') { Ok(()) } else { Err("is not unix:///absolute/path".to_owned()) }
-}
-
-/// Checks that a text is an absolute, clean path of ASCII characters, as the kubelet requires for `podLogsDir`.
-///
-/// # Errors
-/// Returns the problem of an invalid text.
-pub fn clean_path(text: &str) -> Result<(), String> {
-    let clean = text == "/"
-        || text.strip_prefix('/').is_some_and(|rest| rest.split('/').all(|p| !matches!(p, "" | "." | "..")));
-    match () {
-        () if !text.starts_with('/') => Err("is not an absolute path".to_owned()),
-        () if !text.is_ascii() => Err("has letters that are not ASCII".to_owned()),
-        () if !clean => Err("is not a clean path: no //, no trailing /, no . or ..".to_owned()),
-        () => Ok(()),
-    }
-}
-
-/// Checks that a text is `host:port`, or an `http` or `https` URL.
-///
-/// # Errors
-/// Returns the problem of an invalid text.
-pub fn collector(text: &str) -> Result<(), String> {
-    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
-    let host = rest.unwrap_or(text).split('/').next().unwrap_or_default();
-    let port =
-        host.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-    if port && host.bytes().all(|b| b.is_ascii_graphic()) {
-        Ok(())
-    } else {
-        Err("is not host:port".to_owned())
-    }
-}
-
-/// Checks that a text is an address to listen on, such as `127.0.0.1:9101`.
-///
-/// # Errors
-/// Returns the problem of an invalid text.
-pub fn listen(text: &str) -> Result<(), String> {
-    text.parse::<std::net::SocketAddr>()
-        .map(drop)
-        .map_err(|_| "is not an address with a port, want e.g. 127.0.0.1:9101".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn told(kind: &Kind, yaml: &str) -> Vec<String> {
+    fn rendered(kind: &Kind, yaml: &str) -> Vec<String> {
         let mut out = Vec::new();
         kind.check(&crate::yaml::value(yaml), "f", &mut out);
-        out.iter().map(Mistake::text).collect()
+        out.iter().map(Diagnostic::text).collect()
     }
 
     #[test]
@@ -488,24 +368,24 @@ mod tests {
         const WORDS: Kind = Kind::Word(&["", "a", "b"]);
         const TAINTS: Kind = Kind::Objects(&[("key", Kind::Text, true), ("effect", WORDS, false)]);
         for (kind, yaml, want) in [
-            (Kind::Bool, "yes", "f: \"yes\": want true or false"),
+            (Kind::Bool, "yes", "f: \"yes\": must be true or false"),
             (Kind::Int(1, 3), "0", "f: 0 is below 1"),
             (Kind::Int(1, 3), "4", "f: 4 is above 3"),
-            (Kind::Int(1, 3), "1.5", "f: 1.5: want a whole number"),
-            (Kind::Int(1, 3), "\"1\"", "f: \"1\": want a whole number"),
-            (Kind::Number(0.0, 1.0), "0", "f: 0: want more than 0 and at most 1"),
-            (Kind::Text, "5", "f: 5: want text, put it in quotes"),
-            (Kind::Text, "[x]", "f: a list: want text"),
+            (Kind::Int(1, 3), "1.5", "f: 1.5: must be a whole number"),
+            (Kind::Int(1, 3), "\"1\"", "f: \"1\": must be a whole number"),
+            (Kind::Number(0.0, 1.0), "0", "f: 0: must be more than 0 and at most 1"),
+            (Kind::Text, "5", "f: 5: must be text, put it in quotes"),
+            (Kind::Text, "[x]", "f: a list: must be text"),
             (DURATION, "\"5\"", "f: \"5\": a duration needs a unit, e.g. 5s"),
             (DURATION, "5", "f: 5: a duration needs a unit, e.g. \"5s\""),
             (DURATION, "-1s", "f: -1s is below 0s"),
             (Kind::Duration(0, 1_000_000_000), "2s", "f: 2s is above 1s"),
-            (DURATION, "true", "f: true: want a duration, e.g. 5s"),
-            (WORDS, "c", "f: \"c\": want a or b"),
-            (Kind::List(&Kind::Text), "x", "f: \"x\": want a list, e.g. [\"x\"]"),
-            (Kind::List(&Kind::Text), "[x, 1]", "f[1]: 1: want text, put it in quotes"),
+            (DURATION, "true", "f: true: must be a duration, e.g. 5s"),
+            (WORDS, "c", "f: \"c\": must be a or b"),
+            (Kind::List(&Kind::Text), "x", "f: \"x\": must be a list, e.g. [\"x\"]"),
+            (Kind::List(&Kind::Text), "[x, 1]", "f[1]: 1: must be text, put it in quotes"),
             (Kind::List(&Kind::Text), "[x, ~]", "f[1]: has no value"),
-            (Kind::Map(Keys::Any, &Kind::Text), "[]", "f: a list: want a map"),
+            (Kind::Map(Keys::Any, &Kind::Text), "[]", "f: a list: must be a map"),
             (
                 Kind::Map(Keys::Of(&["cpu"], "unknown resource"), &Kind::Text),
                 "{cpus: 1}",
@@ -515,8 +395,12 @@ mod tests {
             (TAINTS, "[{key: k, effct: a}]", "f[0].effct: unknown field, ignored (did you mean effect?)"),
             (Kind::Checked(threshold), "10%x", "f: \"10%x\" is neither a quantity nor a percentage"),
             (Kind::Checked(threshold), "101%", "f: \"101%\" is not between 0% and 100%"),
-            (Kind::Checked(threshold), "\"0\"", "f: \"0\" has to be positive"),
-            (Kind::Checked(quantity), "1Gb", "f: \"1Gb\" is not a quantity, want e.g. 500m, 2 or 1Gi"),
+            (Kind::Checked(threshold), "\"0\"", "f: \"0\" must be positive"),
+            (
+                Kind::Checked(quantity),
+                "1Gb",
+                "f: \"1Gb\" is not a quantity, expected for example 500m, 2 or 1Gi",
+            ),
             (Kind::Checked(quantity), "\"-1\"", "f: \"-1\" is negative"),
             (Kind::Checked(address), "10.96.0", "f: \"10.96.0\" is not an IP address"),
             (Kind::Checked(unix_endpoint), "tcp://x", "f: \"tcp://x\" is not unix:///absolute/path"),
@@ -529,10 +413,10 @@ mod tests {
             (
                 Kind::Checked(listen),
                 ":9000",
-                "f: \":9000\" is not an address with a port, want e.g. 127.0.0.1:9101",
+                "f: \":9000\" is not an address with a port, expected for example 127.0.0.1:9101",
             ),
         ] {
-            assert_eq!(told(&kind, yaml), [want], "{yaml}");
+            assert_eq!(rendered(&kind, yaml), [want], "{yaml}");
         }
         for (kind, yaml) in [
             (DURATION, "1m30s"),
@@ -543,7 +427,7 @@ mod tests {
             (Kind::Checked(collector), "localhost:4317"),
             (Kind::Checked(clean_path), "/var/log/pods"),
         ] {
-            assert_eq!(told(&kind, yaml), [""; 0], "{yaml}");
+            assert_eq!(rendered(&kind, yaml), [""; 0], "{yaml}");
         }
     }
 

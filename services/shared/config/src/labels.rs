@@ -26,10 +26,10 @@ const KNOWN: [&str; 11] = [
 pub fn problem(key: &str, value: &str) -> Option<&'static str> {
     let (prefix, name) = key.rsplit_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     if name.is_empty() || !is_word(name) || prefix.is_some_and(|prefix| !is_domain(prefix)) {
-        return Some("no key of a label: want NAME or DOMAIN/NAME, of letters, digits, - _ and .");
+        return Some("no key of a label: must be NAME or DOMAIN/NAME, of letters, digits, - _ and .");
     }
     if !is_word(value) {
-        return Some("no value of a label: want at most 63 letters, digits, - _ and .");
+        return Some("no value of a label: must be at most 63 letters, digits, - _ and .");
     }
     let domain = prefix.unwrap_or_default();
     let is =

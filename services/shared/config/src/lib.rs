@@ -8,14 +8,16 @@
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
+pub mod arguments;
+pub mod checks;
 pub mod cli;
+mod config;
+pub mod diagnostics;
 pub mod duration;
 pub mod json;
 pub mod kind;
 pub mod labels;
 pub mod load;
-pub mod migration;
-pub mod mistakes;
 pub mod node;
 pub mod print;
 mod rules;
@@ -26,5 +28,6 @@ mod unsupported_flags;
 pub mod yaml;
 
 pub use cli::{ConfigArgs, Loaded, pair, parse};
-pub use load::{Config, Sources};
+pub use config::Config;
+pub use load::Sources;
 pub use table::Service;

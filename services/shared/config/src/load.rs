@@ -6,9 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::mistakes::{Mistake, Severity};
+use crate::config::Config;
+use crate::diagnostics::{Diagnostic, Severity};
 use crate::node::{Data, Node, Origin};
-use crate::table::{CRASH_LOOP_MAX, Document, GATES, Row, SETTABLE, Service, Verdict, is_now};
+use crate::table::{CRASH_LOOP_MAX, Document, GATES, Row, SETTABLE};
 use crate::{kind, rules, suggest, yaml};
 
 /// Largest size of a file in bytes, far above that of any configuration.
@@ -30,21 +31,12 @@ pub struct Sources {
     pub strict: bool,
 }
 
-/// A valid configuration, with a value for every field that is set or has a default.
-#[derive(Debug, Clone)]
-pub struct Config {
-    kubelet: Node,
-    quintlet: Node,
-    /// Problems that do not prevent a start.
-    pub warnings: Vec<Mistake>,
-}
-
 impl Config {
     /// Reads, merges and checks the sources.
     ///
     /// # Errors
     /// Returns all errors and warnings if there is at least one error.
-    pub fn load(sources: &Sources) -> Result<Self, Vec<Mistake>> {
+    pub fn load(sources: &Sources) -> Result<Self, Vec<Diagnostic>> {
         let mut loader = Loader::default();
         for file in loader.files(sources) {
             loader.read(&file);
@@ -56,98 +48,23 @@ impl Config {
     ///
     /// # Errors
     /// Returns all errors and warnings if there is at least one error.
-    pub fn from_bytes(bytes: &[u8], file: &Path, strict: bool) -> Result<Self, Vec<Mistake>> {
+    pub fn from_bytes(bytes: &[u8], file: &Path, strict: bool) -> Result<Self, Vec<Diagnostic>> {
         let mut loader = Loader::default();
         loader.bytes(bytes, &file.into());
         loader.finish(&Sources { strict, ..Sources::default() })
-    }
-
-    /// Returns the value of a field, or `None` if it is not set and has no default.
-    #[must_use]
-    pub fn value(&self, document: Document, field: &str) -> Option<&Node> {
-        self.document(document).at(field)
-    }
-
-    /// Returns the merged document.
-    #[must_use]
-    pub fn document(&self, document: Document) -> &Node {
-        match document {
-            Document::Kubelet => &self.kubelet,
-            Document::Quintlet => &self.quintlet,
-        }
-    }
-
-    /// Returns the fields of `service` that are set but have no effect yet, as one line, or `None` if there are none.
-    #[must_use]
-    pub fn not_yet(&self, service: Service) -> Option<String> {
-        let mut named: Vec<String> = Vec::new();
-        for row in Document::Kubelet.rows() {
-            let Verdict::NotYet { by, now } = row.verdict else { continue };
-            let Some(value) = self.value(Document::Kubelet, row.field) else { continue };
-            let ours = by == service || matches!(value.origin, Origin::Flag(_));
-            if ours && value.origin.is_set() && !is_now(now, &row.kind, value) {
-                named.push(named_value(row, value));
-            }
-        }
-        if service == Service::PodSync {
-            // The thresholds reduce the node's allocatable resources, but no pod is evicted.
-            let thresholds = self.kubelet.get("evictionHard");
-            if thresholds.is_some_and(|t| t.origin.is_set() && !t.entries().is_empty()) {
-                named.insert(0, "evictionHard".to_owned());
-            }
-            for entry in self.kubelet.get("featureGates").map(Node::entries).unwrap_or_default() {
-                let fixed = GATES.iter().find(|g| g.name == entry.key).map(|g| g.fixed);
-                if fixed.is_some_and(|fixed| entry.value.data != Data::Bool(fixed)) {
-                    named.push(format!("featureGates.{}: {}", entry.key, entry.value.data));
-                }
-            }
-            for element in self.kubelet.get("enforceNodeAllocatable").map(Node::elements).unwrap_or_default()
-            {
-                if let Some(word) = element.text().filter(|w| !matches!(*w, "pods" | "none")) {
-                    named.push(format!("enforceNodeAllocatable: {word}"));
-                }
-            }
-        }
-        (!named.is_empty()).then(|| named.join(", "))
-    }
-
-    /// Returns the fields of `service` that are set and will never have an effect, each with the reason.
-    #[must_use]
-    pub fn ignored(&self, service: Service) -> Vec<(String, &'static str)> {
-        let rows = Document::Kubelet.rows().iter();
-        rows.filter_map(|row| {
-            let Verdict::Ignored { by, why } = row.verdict else { return None };
-            let value = self.value(Document::Kubelet, row.field)?;
-            if !value.origin.is_set() || by != service && !matches!(value.origin, Origin::Flag(_)) {
-                return None;
-            }
-            let default = row.default_node().is_some_and(|d| d.equals(value));
-            (!default).then(|| (named_value(row, value), why))
-        })
-        .collect()
-    }
-}
-
-/// Formats a field as `field: value`. Long and secret values are omitted.
-fn named_value(row: &Row, value: &Node) -> String {
-    match &value.data {
-        Data::List(_) | Data::Map(_) => row.field.to_owned(),
-        Data::Text(text) if !row.secret && text.len() <= 40 => format!("{}: {text}", row.field),
-        Data::Text(_) => row.field.to_owned(),
-        other => format!("{}: {other}", row.field),
     }
 }
 
 #[derive(Default)]
 struct Loader {
-    mistakes: Vec<Mistake>,
+    diagnostics: Vec<Diagnostic>,
     /// The merged documents of the files.
     documents: [Option<Node>; 2],
 }
 
 impl Loader {
     fn error(&mut self, file: &Arc<Path>, line: usize, message: impl Into<String>) {
-        self.mistakes.push(Mistake::error(Origin::File(Arc::clone(file), line), "", message));
+        self.diagnostics.push(Diagnostic::error(Origin::File(Arc::clone(file), line), "", message));
     }
 
     /// Returns the files in the order in which they are merged.
@@ -184,18 +101,18 @@ impl Loader {
             }
         };
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let (documents, mistakes) = yaml::documents(text, file);
-        let broken = !mistakes.is_empty();
-        self.mistakes.extend(mistakes);
+        let (documents, diagnostics) = yaml::documents(text, file);
+        let broken = !diagnostics.is_empty();
+        self.diagnostics.extend(diagnostics);
         if documents.is_empty() && !broken {
-            self.error(file, 1, "is empty, want a KubeletConfiguration or a QuintletConfiguration");
+            self.error(file, 1, "is empty, expected a KubeletConfiguration or a QuintletConfiguration");
         }
         let mut seen: Vec<Document> = Vec::new();
         for document in documents {
             let origin = document.origin.clone();
             let Some(which) = self.which(&document) else { continue };
             if seen.contains(&which) {
-                self.mistakes.push(Mistake::error(origin, "", format!("a second {}", which.kind())));
+                self.diagnostics.push(Diagnostic::error(origin, "", format!("duplicate {}", which.kind())));
                 continue;
             }
             seen.push(which);
@@ -206,10 +123,10 @@ impl Loader {
     /// Returns the kind of a document.
     fn which(&mut self, document: &Node) -> Option<Document> {
         let mut report = |node: &Node, path: &str, message: String| {
-            self.mistakes.push(Mistake::error(node.origin.clone(), path, message));
+            self.diagnostics.push(Diagnostic::error(node.origin.clone(), path, message));
         };
         if !matches!(document.data, Data::Map(_)) {
-            report(document, "", format!("{}: want a map of fields", document.data));
+            report(document, "", format!("{}: must be a map of fields", document.data));
             return None;
         }
         let kinds = Document::ALL.map(Document::kind);
@@ -218,13 +135,13 @@ impl Loader {
             return None;
         };
         let Some(which) = Document::ALL.into_iter().find(|d| Some(d.kind()) == kind.text()) else {
-            report(kind, "kind", format!("{}: want {}", kind.data, kind::or_list(&kinds)));
+            report(kind, "kind", format!("{}: must be {}", kind.data, kind::or_list(&kinds)));
             return None;
         };
         match document.at("apiVersion") {
             None => report(document, "apiVersion", format!("required: {}", which.api_version())),
             Some(version) if version.text() != Some(which.api_version()) => {
-                report(version, "apiVersion", format!("{}: want {}", version.data, which.api_version()));
+                report(version, "apiVersion", format!("{}: must be {}", version.data, which.api_version()));
             }
             Some(_) => {}
         }
@@ -236,10 +153,10 @@ impl Loader {
         if let Data::Map(entries) = &mut document.data {
             entries.retain(|e| e.key != "kind" && e.key != "apiVersion");
         }
-        unknown_fields(which, &document, "", &mut self.mistakes);
+        unknown_fields(which, &document, "", &mut self.diagnostics);
         for row in which.rows() {
             if let Some(value) = document.at(row.field) {
-                check(row, value, &mut self.mistakes);
+                check(row, value, &mut self.diagnostics);
             }
         }
         let dir = file.parent().unwrap_or(Path::new(""));
@@ -248,11 +165,11 @@ impl Loader {
         merged.get_or_insert_with(Node::empty).merge(document);
     }
 
-    fn finish(mut self, sources: &Sources) -> Result<Config, Vec<Mistake>> {
+    fn finish(mut self, sources: &Sources) -> Result<Config, Vec<Diagnostic>> {
         let [kubelet, quintlet] = self.documents.map(|d| d.unwrap_or_else(Node::empty));
         let mut config = Config { kubelet, quintlet, warnings: Vec::new() };
         for (document, row, value) in &sources.flags {
-            check(row, value, &mut self.mistakes);
+            check(row, value, &mut self.diagnostics);
             let target = match document {
                 Document::Kubelet => &mut config.kubelet,
                 Document::Quintlet => &mut config.quintlet,
@@ -274,25 +191,25 @@ impl Loader {
             };
             fill(document, target);
         }
-        unknown_gates(&config.kubelet, &mut self.mistakes);
+        unknown_gates(&config.kubelet, &mut self.diagnostics);
         // Values of a wrong type would cause misleading further errors.
-        if !self.mistakes.iter().any(Mistake::is_error) {
-            rules::check(&config, &mut self.mistakes);
+        if !self.diagnostics.iter().any(Diagnostic::is_error) {
+            rules::check(&config, &mut self.diagnostics);
             set_derived_defaults(&mut config);
         }
         if sources.strict {
-            self.mistakes.iter_mut().for_each(|m| m.severity = Severity::Error);
+            self.diagnostics.iter_mut().for_each(|m| m.severity = Severity::Error);
         }
-        if self.mistakes.iter().any(Mistake::is_error) {
-            return Err(self.mistakes);
+        if self.diagnostics.iter().any(Diagnostic::is_error) {
+            return Err(self.diagnostics);
         }
-        config.warnings = self.mistakes;
+        config.warnings = self.diagnostics;
         Ok(config)
     }
 }
 
 /// Reports the problems of a value. A value that stands for the default is valid.
-fn check(row: &Row, value: &Node, out: &mut Vec<Mistake>) {
+fn check(row: &Row, value: &Node, out: &mut Vec<Diagnostic>) {
     if counts(row, value) {
         row.kind.check(value, row.field, out);
     }
@@ -324,7 +241,7 @@ fn walk(dir: &Path, out: &mut Vec<PathBuf>) -> Result<(), (PathBuf, std::io::Err
 }
 
 /// Reports keys that do not belong to a field.
-fn unknown_fields(which: Document, node: &Node, path: &str, out: &mut Vec<Mistake>) {
+fn unknown_fields(which: Document, node: &Node, path: &str, out: &mut Vec<Diagnostic>) {
     let rows = which.rows();
     for entry in node.entries() {
         let full = if path.is_empty() { entry.key.clone() } else { format!("{path}.{}", entry.key) };
@@ -337,8 +254,8 @@ fn unknown_fields(which: Document, node: &Node, path: &str, out: &mut Vec<Mistak
                 Data::Map(_) => unknown_fields(which, &entry.value, &full, out),
                 Data::Null => {}
                 ref other => {
-                    let message = format!("{other}: want a map");
-                    out.push(Mistake::error(entry.value.origin.clone(), full, message));
+                    let message = format!("{other}: must be a map");
+                    out.push(Diagnostic::error(entry.value.origin.clone(), full, message));
                 }
             }
             continue;
@@ -348,23 +265,25 @@ fn unknown_fields(which: Document, node: &Node, path: &str, out: &mut Vec<Mistak
         let hint = suggest::hint(&entry.key, siblings);
         out.push(match which {
             Document::Kubelet => {
-                Mistake::warning(entry.origin.clone(), full, format!("unknown field, ignored{hint}"))
+                Diagnostic::warning(entry.origin.clone(), full, format!("unknown field, ignored{hint}"))
             }
-            Document::Quintlet => Mistake::error(entry.origin.clone(), full, format!("unknown field{hint}")),
+            Document::Quintlet => {
+                Diagnostic::error(entry.origin.clone(), full, format!("unknown field{hint}"))
+            }
         });
     }
 }
 
-fn unknown_gates(kubelet: &Node, out: &mut Vec<Mistake>) {
+fn unknown_gates(kubelet: &Node, out: &mut Vec<Diagnostic>) {
     for entry in kubelet.get("featureGates").map(Node::entries).unwrap_or_default() {
         let known = || GATES.iter().map(|g| g.name).chain(SETTABLE);
         if !known().any(|name| name == entry.key) {
             let hint = suggest::hint(&entry.key, known());
             let path = format!("featureGates.{}", entry.key);
-            out.push(Mistake::warning(
+            out.push(Diagnostic::warning(
                 entry.origin.clone(),
                 path,
-                format!("not a feature gate known here, ignored{hint}"),
+                format!("unknown feature gate, ignored{hint}"),
             ));
         }
     }

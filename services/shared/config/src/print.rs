@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::load::Config;
+use crate::config::Config;
 use crate::node::{Data, Node, Origin};
 use crate::table::{Document, Row};
 

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 
+use crate::config::Config;
+use crate::diagnostics::Diagnostic;
 use crate::duration;
-use crate::load::Config;
-use crate::mistakes::Mistake;
 use crate::node::{Data, Node};
 use crate::table::{Document, Row, Verdict};
 
 /// Reports violations of the rules.
-pub(crate) fn check(config: &Config, out: &mut Vec<Mistake>) {
+pub(crate) fn check(config: &Config, out: &mut Vec<Diagnostic>) {
     let view = View { config };
     for rule in [refused, images, allocatable, eviction, shutdown, pulls, logs, server, tls, other] {
         rule(&view, out);
@@ -50,26 +50,26 @@ impl View<'_> {
     }
 
     /// Returns an error for the first of `fields` that is set, or for the first one if none is set.
-    fn blame(&self, fields: &[&str], message: String) -> Mistake {
+    fn blame(&self, fields: &[&str], message: String) -> Diagnostic {
         let set = fields.iter().find(|f| self.node(f).is_some_and(|n| n.origin.is_set()));
         let field = set.or(fields.first()).copied().unwrap_or_default();
         let origin = self.node(field).map_or(crate::node::Origin::Default, |n| n.origin.clone());
-        Mistake::error(origin, field, message)
+        Diagnostic::error(origin, field, message)
     }
 }
 
-fn refused(view: &View<'_>, out: &mut Vec<Mistake>) {
+fn refused(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     let refused = |row: &&Row| matches!(row.verdict, Verdict::Refused { .. });
     for row in Document::Kubelet.rows().iter().filter(refused) {
         let Verdict::Refused { why } = row.verdict else { continue };
         let Some(value) = view.node(row.field) else { continue };
         if row.default_node().is_none_or(|default| !default.equals(value)) {
-            out.push(Mistake::error(value.origin.clone(), row.field, format!("{}: {why}", value.data)));
+            out.push(Diagnostic::error(value.origin.clone(), row.field, format!("{}: {why}", value.data)));
         }
     }
 }
 
-fn images(view: &View<'_>, out: &mut Vec<Mistake>) {
+fn images(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     const HIGH: &str = "imageGCHighThresholdPercent";
     const LOW: &str = "imageGCLowThresholdPercent";
     if let (Some(high), Some(low)) = (view.int(HIGH), view.int(LOW))
@@ -91,23 +91,23 @@ fn images(view: &View<'_>, out: &mut Vec<Mistake>) {
     }
 }
 
-fn allocatable(view: &View<'_>, out: &mut Vec<Mistake>) {
+fn allocatable(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     const FIELD: &str = "enforceNodeAllocatable";
     let words = view.words(FIELD);
     let has = |word: &str| words.contains(&word);
-    let mut tell = |message: String| out.push(view.blame(&[FIELD], message));
+    let mut report = |message: String| out.push(view.blame(&[FIELD], message));
     if has("none") && words.len() > 1 {
-        tell("none has to stand alone".to_owned());
+        report("none must be the only element".to_owned());
     }
     for kind in ["system", "kube"] {
         let (whole, part) = (format!("{kind}-reserved"), format!("{kind}-reserved-compressible"));
         let cgroup = format!("{kind}ReservedCgroup");
         if has(&whole) && has(&part) {
-            tell(format!("{whole} and {part} exclude each other"));
+            report(format!("{whole} and {part} exclude each other"));
         }
         for word in [&whole, &part] {
             if has(word) && view.text(&cgroup).is_empty() {
-                tell(format!("{word} needs {cgroup}"));
+                report(format!("{word} needs {cgroup}"));
             }
         }
     }
@@ -115,7 +115,7 @@ fn allocatable(view: &View<'_>, out: &mut Vec<Mistake>) {
     if enforced && !view.is("cgroupsPerQOS") {
         out.push(view.blame(
             &["cgroupsPerQOS", FIELD],
-            format!("false: {FIELD} has to be [] or [none] then, it is [{}]", words.join(", ")),
+            format!("false: {FIELD} must be [] or [none] then, but is [{}]", words.join(", ")),
         ));
     }
     if !view.text("systemCgroups").is_empty() && view.node("cgroupRoot").is_none_or(|n| !n.origin.is_set()) {
@@ -130,21 +130,21 @@ fn allocatable(view: &View<'_>, out: &mut Vec<Mistake>) {
     }
 }
 
-fn eviction(view: &View<'_>, out: &mut Vec<Mistake>) {
+fn eviction(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     let graces = view.node("evictionSoftGracePeriod").map(Node::entries).unwrap_or_default();
     let soft = view.node("evictionSoft").map(Node::entries).unwrap_or_default();
     for entry in soft.iter().filter(|e| !graces.iter().any(|g| g.key == e.key)) {
         let path = format!("evictionSoft.{}", entry.key);
         let message = format!("needs a grace period, evictionSoftGracePeriod.{}", entry.key);
-        out.push(Mistake::error(entry.origin.clone(), path, message));
+        out.push(Diagnostic::error(entry.origin.clone(), path, message));
     }
     for entry in graces.iter().filter(|g| !soft.iter().any(|e| e.key == g.key)) {
         let path = format!("evictionSoftGracePeriod.{}", entry.key);
-        out.push(Mistake::warning(entry.origin.clone(), path, "there is no such evictionSoft threshold"));
+        out.push(Diagnostic::warning(entry.origin.clone(), path, "has no evictionSoft threshold"));
     }
 }
 
-fn shutdown(view: &View<'_>, out: &mut Vec<Mistake>) {
+fn shutdown(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     const ALL: &str = "shutdownGracePeriod";
     const CRITICAL: &str = "shutdownGracePeriodCriticalPods";
     const BY_PRIORITY: &str = "shutdownGracePeriodByPodPriority";
@@ -167,13 +167,13 @@ fn shutdown(view: &View<'_>, out: &mut Vec<Mistake>) {
         let Some(number) = priority.get("priority") else { continue };
         if let Some(first) = seen.insert(number.data.to_string(), at) {
             let path = format!("{BY_PRIORITY}[{at}].priority");
-            let message = format!("{} stands in [{first}] already", number.data);
-            out.push(Mistake::error(number.origin.clone(), path, message));
+            let message = format!("{} is already the priority of [{first}]", number.data);
+            out.push(Diagnostic::error(number.origin.clone(), path, message));
         }
     }
 }
 
-fn pulls(view: &View<'_>, out: &mut Vec<Mistake>) {
+fn pulls(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     if view.is("serializeImagePulls")
         && let Some(many) = view.int("maxParallelImagePulls")
         && many > 1
@@ -183,13 +183,13 @@ fn pulls(view: &View<'_>, out: &mut Vec<Mistake>) {
     }
 }
 
-fn logs(view: &View<'_>, out: &mut Vec<Mistake>) {
+fn logs(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     if view.is("enableSystemLogQuery") && !view.is("enableSystemLogHandler") {
         out.push(view.blame(&["enableSystemLogQuery"], "true: needs enableSystemLogHandler".to_owned()));
     }
 }
 
-fn server(view: &View<'_>, out: &mut Vec<Mistake>) {
+fn server(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     let (cert, key) = ("tlsCertFile", "tlsPrivateKeyFile");
     for (one, other) in [(cert, key), (key, cert)] {
         if !view.text(one).is_empty() && view.text(other).is_empty() {
@@ -204,38 +204,42 @@ fn server(view: &View<'_>, out: &mut Vec<Mistake>) {
 
 /// Checks cipher suites and curves. Those that this server does not support are skipped with a warning. An unknown name, and a
 /// list without a supported entry, are errors.
-fn tls(view: &View<'_>, out: &mut Vec<Mistake>) {
+fn tls(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     use crate::tls::{SUITES, Support, group, suite};
     let suite = |n: &Node| n.text().map_or(Support::Unknown, suite);
     let group = |n: &Node| match n.data {
         Data::Int(number) => u16::try_from(number).map_or(Support::Unknown, group),
         _ => Support::Unknown,
     };
-    let mut judge = |field: &str, spoken: &str, judge: &dyn Fn(&Node) -> Support| {
+    let mut check_names = |field: &str, supported: &str, support: &dyn Fn(&Node) -> Support| {
         let elements = view.node(field).map(Node::elements).unwrap_or_default();
         let mut is_left = elements.is_empty();
         for (at, element) in elements.iter().enumerate() {
             let (origin, path) = (element.origin.clone(), format!("{field}[{at}]"));
-            match judge(element) {
-                Support::Spoken(_) | Support::Always => is_left = true,
-                Support::LeftOut(why) => {
-                    out.push(Mistake::warning(origin, path, format!("{}: {why}", element.data)));
+            match support(element) {
+                Support::Supported(_) | Support::Always => is_left = true,
+                Support::Unsupported(why) => {
+                    out.push(Diagnostic::warning(origin, path, format!("{}: {why}", element.data)));
                 }
                 Support::Unknown => {
                     is_left = true;
-                    out.push(Mistake::error(origin, path, format!("{}: not one of {spoken}", element.data)));
+                    out.push(Diagnostic::error(
+                        origin,
+                        path,
+                        format!("{}: unknown; supported: {supported}", element.data),
+                    ));
                 }
             }
         }
         if !is_left {
-            out.push(view.blame(&[field], format!("nothing is left of it; spoken are {spoken}")));
+            out.push(view.blame(&[field], format!("no element is supported; supported: {supported}")));
         }
     };
-    judge("tlsCipherSuites", &SUITES.join(", "), &suite);
-    judge("tlsCurvePreferences", "29 (X25519), 23 (P-256), 24 (P-384)", &group);
+    check_names("tlsCipherSuites", &SUITES.join(", "), &suite);
+    check_names("tlsCurvePreferences", "29 (X25519), 23 (P-256), 24 (P-384)", &group);
 }
 
-fn other(view: &View<'_>, out: &mut Vec<Mistake>) {
+fn other(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     if let Some(ids) = view.int("userNamespaces.idsPerPod")
         && ids % 65536 != 0
     {
@@ -248,8 +252,8 @@ fn other(view: &View<'_>, out: &mut Vec<Mistake>) {
         let id = (field("key"), field("effect"));
         if seen.contains(&id) {
             let path = format!("registerWithTaints[{at}]");
-            let message = format!("a second taint {} with effect {}", id.0, id.1);
-            out.push(Mistake::error(taint.origin.clone(), path, message));
+            let message = format!("duplicate taint {} with effect {}", id.0, id.1);
+            out.push(Diagnostic::error(taint.origin.clone(), path, message));
         }
         seen.push(id);
     }
@@ -257,11 +261,11 @@ fn other(view: &View<'_>, out: &mut Vec<Mistake>) {
 }
 
 /// Labels that the API server would not take, or not from a node.
-fn labels(view: &View<'_>, out: &mut Vec<Mistake>) {
+fn labels(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     let labels = view.config.value(Document::Quintlet, "nodeLabels").map(Node::entries).unwrap_or_default();
     for entry in labels {
         if let Some(why) = crate::labels::problem(&entry.key, entry.value.text().unwrap_or_default()) {
-            out.push(Mistake::error(entry.origin.clone(), format!("nodeLabels.{}", entry.key), why));
+            out.push(Diagnostic::error(entry.origin.clone(), format!("nodeLabels.{}", entry.key), why));
         }
     }
 }

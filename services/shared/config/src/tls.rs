@@ -5,16 +5,16 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Support {
     /// Supported. Holds its name in the IANA registry.
-    Spoken(&'static str),
+    Supported(&'static str),
     /// Go supports it but this server does not, so it is skipped. Holds the reason.
-    LeftOut(&'static str),
+    Unsupported(&'static str),
     /// A suite of TLS 1.3, which is always offered, as in Go.
     Always,
     /// Neither Go nor this server supports it.
     Unknown,
 }
 
-const UNSAFE: &str = "not spoken, as it is unsafe";
+const UNSAFE: &str = "not supported, it is insecure";
 
 /// The supported cipher suites of TLS 1.2.
 pub const SUITES: [&str; 6] = [
@@ -29,13 +29,13 @@ pub const SUITES: [&str; 6] = [
 /// Returns whether a cipher suite is supported.
 #[must_use]
 pub fn suite(name: &str) -> Support {
-    if let Some(spoken) = SUITES.iter().find(|s| **s == name) {
-        return Support::Spoken(spoken);
+    if let Some(supported) = SUITES.iter().find(|s| **s == name) {
+        return Support::Supported(supported);
     }
     match name {
         // Go's names for these suites from before their registration.
-        "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305" => Support::Spoken(SUITES[2]),
-        "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305" => Support::Spoken(SUITES[5]),
+        "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305" => Support::Supported(SUITES[2]),
+        "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305" => Support::Supported(SUITES[5]),
         "TLS_AES_128_GCM_SHA256" | "TLS_AES_256_GCM_SHA384" | "TLS_CHACHA20_POLY1305_SHA256" => {
             Support::Always
         }
@@ -54,7 +54,7 @@ pub fn suite(name: &str) -> Support {
         | "TLS_RSA_WITH_AES_256_CBC_SHA"
         | "TLS_RSA_WITH_AES_128_CBC_SHA256"
         | "TLS_RSA_WITH_3DES_EDE_CBC_SHA"
-        | "TLS_RSA_WITH_RC4_128_SHA" => Support::LeftOut(UNSAFE),
+        | "TLS_RSA_WITH_RC4_128_SHA" => Support::Unsupported(UNSAFE),
         _ => Support::Unknown,
     }
 }
@@ -63,13 +63,13 @@ pub fn suite(name: &str) -> Support {
 #[must_use]
 pub fn group(number: u16) -> Support {
     match number {
-        23 => Support::Spoken("secp256r1"),
-        24 => Support::Spoken("secp384r1"),
-        29 => Support::Spoken("X25519"),
-        25 => Support::LeftOut("secp521r1 is not spoken"),
-        4587 => Support::LeftOut("SecP256r1MLKEM768 is not spoken"),
-        4588 => Support::LeftOut("X25519MLKEM768 is not spoken"),
-        4589 => Support::LeftOut("SecP384r1MLKEM1024 is not spoken"),
+        23 => Support::Supported("secp256r1"),
+        24 => Support::Supported("secp384r1"),
+        29 => Support::Supported("X25519"),
+        25 => Support::Unsupported("secp521r1 is not supported"),
+        4587 => Support::Unsupported("SecP256r1MLKEM768 is not supported"),
+        4588 => Support::Unsupported("X25519MLKEM768 is not supported"),
+        4589 => Support::Unsupported("SecP384r1MLKEM1024 is not supported"),
         _ => Support::Unknown,
     }
 }

@@ -6,9 +6,9 @@
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use crate::cli::Bound;
+use crate::arguments::Bound;
+use crate::diagnostics::Diagnostic;
 use crate::kind::Kind;
-use crate::mistakes::Mistake;
 use crate::node::Origin;
 use crate::table::{Document, FLAGS, FlagVerdict, Verdict};
 
@@ -60,15 +60,16 @@ fn hidden(flag: &'static str, is_switch: bool) -> Arg {
 
 impl UnsupportedFlags {
     /// Returns an error for each given flag that is refused.
-    pub(crate) fn mistakes(&self, given: &ArgMatches) -> Vec<Mistake> {
+    pub(crate) fn errors(&self, given: &ArgMatches) -> Vec<Diagnostic> {
         let refused = |(name, verdict): &(&'static str, FlagVerdict)| {
             let why = match verdict {
                 FlagVerdict::Refused(why) => (*why).to_owned(),
                 FlagVerdict::Instead(what) => format!("write instead: {what}"),
                 FlagVerdict::NotYet(_) | FlagVerdict::Same => return None,
             };
-            is_given(given, name)
-                .then(|| Mistake::error(Origin::Flag(format!("--{name}").into()), format!("--{name}"), why))
+            is_given(given, name).then(|| {
+                Diagnostic::error(Origin::Flag(format!("--{name}").into()), format!("--{name}"), why)
+            })
         };
         self.others.iter().filter_map(refused).collect()
     }
@@ -96,7 +97,7 @@ fn is_given(given: &ArgMatches, name: &str) -> bool {
 mod tests {
     use clap::Parser;
 
-    use crate::cli::{ConfigArgs, End, Loaded, read};
+    use crate::cli::{ConfigArgs, Exit, Loaded, read};
     use crate::kind::Kind;
     use crate::table::{Document, FLAGS, FlagVerdict, Service, Verdict};
 
@@ -106,7 +107,7 @@ mod tests {
         config: ConfigArgs,
     }
 
-    fn line(words: &[&str]) -> Result<Loaded<Bare>, End> {
+    fn line(words: &[&str]) -> Result<Loaded<Bare>, Exit> {
         read(Service::PodSync, [&["x"], words].concat().into_iter().map(Into::into).collect())
     }
 
@@ -120,7 +121,7 @@ mod tests {
                 Kind::Bool => vec![flag.as_str()],
                 _ => vec![flag.as_str(), row.default.trim_matches('"')],
             };
-            assert!(!matches!(line(&words), Err(End::Clap(_))), "{words:?}");
+            assert!(!matches!(line(&words), Err(Exit::Clap(_))), "{words:?}");
         }
         for row in FLAGS.iter().filter(|row| matches!(row.verdict, FlagVerdict::NotYet(_))) {
             let flag = format!("--{}", row.name);
@@ -153,15 +154,20 @@ mod tests {
         assert_eq!(ignored, ["enableContentionProfiling: true"]);
         assert_eq!(loaded.unsupported_flags().len(), 1);
         assert_eq!(line(&["--cloud-provider="]).unwrap().unsupported_flags(), []);
-        let Err(End::Mistakes(mistakes)) = line(&["--fail-swap-on=perhaps", "--lock-file", "/l"]) else {
+        let Err(Exit::Invalid(diagnostics)) = line(&["--fail-swap-on=perhaps", "--lock-file", "/l"]) else {
             panic!("a wrong value and a refused flag")
         };
-        let text = crate::mistakes::render(&mistakes);
+        let text = crate::diagnostics::render(&diagnostics);
         assert!(text.contains("--lock-file: pod-sync holds a lock on the root directory"), "{text}");
-        let Err(End::Mistakes(mistakes)) = line(&["--fail-swap-on=perhaps"]) else { panic!("a wrong value") };
-        assert!(crate::mistakes::render(&mistakes).contains("want true or false"), "{mistakes:?}");
-        assert!(matches!(line(&["--no-flag-of-anybody"]), Err(End::Clap(_))));
-        let Err(End::Clap(help)) = line(&["--help"]) else { panic!("help") };
+        let Err(Exit::Invalid(diagnostics)) = line(&["--fail-swap-on=perhaps"]) else {
+            panic!("a wrong value")
+        };
+        assert!(
+            crate::diagnostics::render(&diagnostics).contains("must be true or false"),
+            "{diagnostics:?}"
+        );
+        assert!(matches!(line(&["--no-flag-of-anybody"]), Err(Exit::Clap(_))));
+        let Err(Exit::Clap(help)) = line(&["--help"]) else { panic!("help") };
         assert!(!help.to_string().contains("fail-swap-on"), "{help}");
     }
 }

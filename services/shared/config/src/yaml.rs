@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use granit_parser::{Event, Parser, ScalarStyle, Span, Tag};
 
-use crate::mistakes::Mistake;
+use crate::diagnostics::Diagnostic;
 use crate::node::{Data, Entry, Node, Origin};
 
 /// Largest number of values in a file, with aliases expanded. A configuration has a few hundred.
@@ -17,19 +17,19 @@ const MAX_DEPTH: usize = 64;
 
 /// Returns all documents of a text that parse, and the errors of the text. Empty documents are omitted.
 #[must_use]
-pub fn documents(text: &str, file: &Arc<Path>) -> (Vec<Node>, Vec<Mistake>) {
+pub fn documents(text: &str, file: &Arc<Path>) -> (Vec<Node>, Vec<Diagnostic>) {
     let mut options =
         granit_parser::options! { flow_nesting_limit: MAX_DEPTH, block_nesting_limit: MAX_DEPTH };
     options.set_emit_comments(false);
     let mut parser = Parser::new_from_str_with_options(text, options);
     let mut builder =
-        Builder { file, documents: Vec::new(), mistakes: Vec::new(), nodes: 0, doc: Doc::default() };
+        Builder { file, documents: Vec::new(), diagnostics: Vec::new(), nodes: 0, doc: Doc::default() };
     while let Some(next) = parser.next_event() {
         let step = match next {
             Ok((event, span)) => builder.event(event, span),
             Err(error) => {
                 let line = error.marker().line().max(1);
-                builder.mistake(line, &error.info().to_string());
+                builder.diagnostic(line, &error.info().to_string());
                 builder.doc = Doc::default();
                 // Parsing continues after an invalid document, so that the errors of later documents are reported, too.
                 match parser.proceed_next_document() {
@@ -42,7 +42,7 @@ pub fn documents(text: &str, file: &Arc<Path>) -> (Vec<Node>, Vec<Mistake>) {
             break;
         }
     }
-    (builder.documents, builder.mistakes)
+    (builder.documents, builder.diagnostics)
 }
 
 /// Parses a value that is a constant of this program.
@@ -94,7 +94,7 @@ struct Doc {
 struct Builder<'a> {
     file: &'a Arc<Path>,
     documents: Vec<Node>,
-    mistakes: Vec<Mistake>,
+    diagnostics: Vec<Diagnostic>,
     nodes: usize,
     doc: Doc,
 }
@@ -104,9 +104,9 @@ impl Builder<'_> {
         Origin::File(Arc::clone(self.file), line)
     }
 
-    fn mistake(&mut self, line: usize, message: &str) {
+    fn diagnostic(&mut self, line: usize, message: &str) {
         let path = self.path();
-        self.mistakes.push(Mistake::error(self.origin(line), path, message.to_owned()));
+        self.diagnostics.push(Diagnostic::error(self.origin(line), path, message.to_owned()));
     }
 
     /// Returns the keys of all incomplete maps, joined to a path.
@@ -130,7 +130,7 @@ impl Builder<'_> {
                 let data = match scalar(&text, style, tag.as_deref()) {
                     Ok(data) => data,
                     Err(why) => {
-                        self.mistake(line, &why);
+                        self.diagnostic(line, &why);
                         Data::Null
                     }
                 };
@@ -149,11 +149,11 @@ impl Builder<'_> {
             }
             Event::Alias(id) => {
                 if self.wants_key() {
-                    self.mistake(line, "an alias cannot be a key");
+                    self.diagnostic(line, "an alias cannot be a key");
                     return Step::Stop;
                 }
                 let Some((node, nodes)) = self.doc.anchors.get(&id).cloned() else {
-                    self.mistake(line, "an alias inside what it stands for");
+                    self.diagnostic(line, "an alias must not refer to a value that contains it");
                     return Step::Stop;
                 };
                 return self.complete(node, 0, nodes, nodes);
@@ -169,9 +169,9 @@ impl Builder<'_> {
 
     fn key(&mut self, key: String, line: usize, style: ScalarStyle, tag: Option<&Tag>) -> Step {
         if key == "<<" && style == ScalarStyle::Plain {
-            self.mistake(line, "<<: merge keys are not supported, write the fields out");
+            self.diagnostic(line, "<<: merge keys are not supported, write the fields out");
         } else if !matches!(scalar(&key, style, tag), Ok(Data::Text(_))) {
-            self.mistake(line, &format!("{key}: a key has to be text, put it in quotes"));
+            self.diagnostic(line, &format!("{key}: a key must be text, put it in quotes"));
         }
         if let Some(open) = self.doc.open.last_mut() {
             let fresh = open.keys.insert(key.clone());
@@ -182,7 +182,7 @@ impl Builder<'_> {
                     Some(Origin::File(_, line)) => format!(" (first in line {line})"),
                     _ => String::new(),
                 };
-                self.mistake(line, &format!("stands twice{first}"));
+                self.diagnostic(line, &format!("duplicate key{first}"));
             }
         }
         Step::On
@@ -190,13 +190,13 @@ impl Builder<'_> {
 
     fn open(&mut self, data: Data, anchor: usize, tag: Option<Cow<'_, Tag>>, line: usize) -> Step {
         if self.wants_key() {
-            self.mistake(line, "a key has to be text, not a list or map");
+            self.diagnostic(line, "a key must be text, not a list or map");
             return Step::Stop;
         }
         let core = matches!(&data, Data::List(_) if tag.as_deref().is_none_or(|t| t.is_yaml_core_schema_tag("seq")))
             || matches!(&data, Data::Map(_) if tag.as_deref().is_none_or(|t| t.is_yaml_core_schema_tag("map")));
         if !core {
-            self.mistake(line, "tags are not supported");
+            self.diagnostic(line, "tags are not supported");
         }
         let node = Node { data, origin: self.origin(line) };
         self.doc.open.push(Open { node, anchor, key: None, keys: HashSet::new(), nodes: 1 });
@@ -213,7 +213,7 @@ impl Builder<'_> {
                 Origin::File(_, line) => *line,
                 _ => 1,
             };
-            self.mistake(line, &format!("more than {MAX_NODES} values in one file"));
+            self.diagnostic(line, &format!("more than {MAX_NODES} values in one file"));
             return Step::Stop;
         }
         if anchor > 0 {
@@ -294,12 +294,12 @@ mod tests {
 
     fn read(text: &str) -> (Vec<Node>, Vec<String>) {
         let file: Arc<Path> = Path::new("f").into();
-        let (documents, mistakes) = documents(text, &file);
-        let line = |m: &Mistake| match &m.origin {
+        let (documents, diagnostics) = documents(text, &file);
+        let line = |m: &Diagnostic| match &m.origin {
             Origin::File(_, line) => format!("{line} {}: {}", m.path, m.message),
             other => panic!("{other:?}"),
         };
-        (documents, mistakes.iter().map(line).collect())
+        (documents, diagnostics.iter().map(line).collect())
     }
 
     #[test]
@@ -331,8 +331,8 @@ mod tests {
     #[test]
     fn every_value_knows_its_line_in_yaml_and_json() {
         for text in ["a: 1\nb:\n  c:\n  - x\n  - y\n", "{\"a\": 1,\n\"b\":\n{\"c\":\n[\"x\",\n\"y\"]}}"] {
-            let (documents, mistakes) = read(text);
-            assert_eq!(mistakes, [""; 0], "{text}");
+            let (documents, diagnostics) = read(text);
+            assert_eq!(diagnostics, [""; 0], "{text}");
             let y = &documents[0].at("b.c").unwrap().elements()[1];
             assert_eq!(y.origin, Origin::File(Path::new("f").into(), 5), "{text}");
         }
@@ -341,19 +341,19 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_text_is_told_with_its_line() {
         for (text, want) in [
-            ("a: 1\na: 2\n", vec!["2 a: stands twice (first in line 1)"]),
+            ("a: 1\na: 2\n", vec!["2 a: duplicate key (first in line 1)"]),
             (
                 "a:\n  b: 1\n  b: 2\nc: 1\nc: 1\n",
-                vec!["3 a.b: stands twice (first in line 2)", "5 c: stands twice (first in line 4)"],
+                vec!["3 a.b: duplicate key (first in line 2)", "5 c: duplicate key (first in line 4)"],
             ),
             ("a: !thing 1\n", vec!["1 a: tags are not supported"]),
             (
                 "a: &x {b: 1}\nc:\n  <<: *x\n",
                 vec!["3 c: <<: merge keys are not supported, write the fields out"],
             ),
-            ("1: x\n", vec!["1 : 1: a key has to be text, put it in quotes"]),
-            ("a: &x\n  b: *x\n", vec!["2 a.b: an alias inside what it stands for"]),
-            ("[a]: b\n", vec!["1 : a key has to be text, not a list or map"]),
+            ("1: x\n", vec!["1 : 1: a key must be text, put it in quotes"]),
+            ("a: &x\n  b: *x\n", vec!["2 a.b: an alias must not refer to a value that contains it"]),
+            ("[a]: b\n", vec!["1 : a key must be text, not a list or map"]),
         ] {
             assert_eq!(read(text).1, want, "{text}");
         }
@@ -361,9 +361,9 @@ mod tests {
 
     #[test]
     fn a_broken_document_does_not_hide_the_next_one() {
-        let (documents, mistakes) = read("a: [1\n---\nb: 1\nb: 2\n");
-        assert_eq!(mistakes.len(), 2, "{mistakes:?}");
-        assert_eq!(mistakes[1], "4 b: stands twice (first in line 3)");
+        let (documents, diagnostics) = read("a: [1\n---\nb: 1\nb: 2\n");
+        assert_eq!(diagnostics.len(), 2, "{diagnostics:?}");
+        assert_eq!(diagnostics[1], "4 b: duplicate key (first in line 3)");
         assert_eq!(documents.len(), 1);
     }
 
@@ -374,16 +374,16 @@ mod tests {
             let last = format!("*a{}, ", n - 1).repeat(10);
             text.push_str(&format!("a{n}: &a{n} [{last}]\n"));
         }
-        let (_, mistakes) = read(&text);
-        assert!(mistakes[0].ends_with("more than 20000 values in one file"), "{mistakes:?}");
+        let (_, diagnostics) = read(&text);
+        assert!(diagnostics[0].ends_with("more than 20000 values in one file"), "{diagnostics:?}");
         assert!(!read(&"[".repeat(5000)).1.is_empty());
         assert!(!read(&"- ".repeat(5000)).1.is_empty());
     }
 
     #[test]
     fn an_alias_stands_for_its_value_in_the_same_document() {
-        let (documents, mistakes) = read("a: &x [1, 2]\nb: *x\n");
-        assert_eq!(mistakes, [""; 0]);
+        let (documents, diagnostics) = read("a: &x [1, 2]\nb: *x\n");
+        assert_eq!(diagnostics, [""; 0]);
         assert!(documents[0].at("b").unwrap().equals(&value("[1, 2]")));
         assert_eq!(read("a: &x 1\n---\nb: *x\n").1.len(), 1);
     }

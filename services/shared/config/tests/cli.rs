@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use clap::{CommandFactory as _, Parser};
-use quintlet_config::cli::{End, problems, read};
-use quintlet_config::mistakes::render;
+use quintlet_config::cli::{Exit, problems, read};
+use quintlet_config::diagnostics::render;
 use quintlet_config::{ConfigArgs, Service};
 
 /// As a service has it, with some fields.
@@ -29,7 +29,7 @@ fn short(text: &str) -> Result<String, String> {
     if text.len() < 5 { Ok(text.to_owned()) } else { Err("is too long".to_owned()) }
 }
 
-fn with(file: &str, flags: &[&str]) -> Result<Args, End> {
+fn with(file: &str, flags: &[&str]) -> Result<Args, Exit> {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("c.yaml");
     std::fs::write(&path, file).expect("written");
@@ -53,21 +53,21 @@ fn files_stand_between_defaults_and_flags() {
 
 #[test]
 fn what_only_the_service_refuses_is_told_with_its_line_too() {
-    let Err(End::Mistakes(mistakes)) = with(&format!("{FILE}{OWN}nodeName: far-too-long\n"), &[]) else {
+    let Err(Exit::Invalid(diagnostics)) = with(&format!("{FILE}{OWN}nodeName: far-too-long\n"), &[]) else {
         panic!("taken")
     };
-    let told = render(&mistakes);
-    assert!(told.ends_with("  line 8  nodeName: \"far-too-long\": is too long\n"), "{told}");
+    let rendered = render(&diagnostics);
+    assert!(rendered.ends_with("  line 8  nodeName: \"far-too-long\": is too long\n"), "{rendered}");
     // The same by flag is a usage error as any other.
     let error = with(FILE, &["--node-name", "far-too-long"]).expect_err("refused");
-    assert!(matches!(&error, End::Clap(_)) && error.code() == 64, "{error:?}");
+    assert!(matches!(&error, Exit::Clap(_)) && error.code() == 64, "{error:?}");
 }
 
 #[test]
 fn a_flag_that_does_not_fit_the_files_is_told_with_its_name() {
-    let Err(End::Mistakes(mistakes)) = with(FILE, &["--cluster-dns", "nine"]) else { panic!("taken") };
+    let Err(Exit::Invalid(diagnostics)) = with(FILE, &["--cluster-dns", "nine"]) else { panic!("taken") };
     assert_eq!(
-        render(&mistakes),
+        render(&diagnostics),
         "quintlet: 1 problem in flags\n  --cluster-dns  clusterDNS[0]: \"nine\" is not an IP address\n"
     );
 }
@@ -77,11 +77,11 @@ fn the_zero_of_a_flag_is_a_value_and_that_of_a_file_is_the_default() {
     let max = ["--image-maximum-gc-age", "1m"];
     let zero = with(FILE, &[max[0], max[1], "--minimum-image-ttl-duration", "0s"]).expect("no minimum");
     assert_eq!((zero.image_min_age.as_str(), zero.image_max_age.as_str()), ("0s", "1m"));
-    let Err(End::Mistakes(mistakes)) = with(&format!("{FILE}imageMinimumGCAge: 0s\n"), &max) else {
+    let Err(Exit::Invalid(diagnostics)) = with(&format!("{FILE}imageMinimumGCAge: 0s\n"), &max) else {
         panic!("taken")
     };
-    let told = render(&mistakes);
-    assert!(told.contains("a maximum of 1m is below the minimum of 2m"), "{told}");
+    let rendered = render(&diagnostics);
+    assert!(rendered.contains("a maximum of 1m is below the minimum of 2m"), "{rendered}");
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn help_and_printing_end_with_code_0_and_mistakes_with_64() {
     ] {
         assert_eq!(with(FILE, flags).expect_err("no run").code(), code, "{flags:?}");
     }
-    let Err(End::Printed(text)) = with(FILE, &["--print-config", "--max-pods", "7"]) else { panic!("runs") };
+    let Err(Exit::Printed(text)) = with(FILE, &["--print-config", "--max-pods", "7"]) else { panic!("runs") };
     assert!(text.contains("maxPods: 7   # flag --max-pods\n"), "{text}");
 }
 

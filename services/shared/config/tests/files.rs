@@ -1,9 +1,9 @@
-//! Files as people write them: what is told of them, and what counts in the end.
+//! Files as people write them: what is rendered of them, and what counts in the end.
 
 use std::path::Path;
 
+use quintlet_config::diagnostics::{Diagnostic, render};
 use quintlet_config::load::{Config, Sources};
-use quintlet_config::mistakes::{Mistake, render};
 use quintlet_config::node::{Data, Node, Origin};
 use quintlet_config::print::print;
 use quintlet_config::table::{Document, Service};
@@ -11,14 +11,14 @@ use quintlet_config::table::{Document, Service};
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 const OWN: &str = "apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n";
 
-fn read(text: &str) -> Result<Config, Vec<Mistake>> {
+fn read(text: &str) -> Result<Config, Vec<Diagnostic>> {
     Config::from_bytes(text.as_bytes(), Path::new("/etc/quintlet/config.yaml"), false)
 }
 
-fn told(text: &str) -> String {
+fn rendered(text: &str) -> String {
     match read(text) {
         Ok(config) => render(&config.warnings),
-        Err(mistakes) => render(&mistakes),
+        Err(diagnostics) => render(&diagnostics),
     }
 }
 
@@ -54,17 +54,17 @@ relistPeriod: -1s
 "
     );
     assert_eq!(
-        told(&file),
+        rendered(&file),
         "\
 quintlet: 10 problems in /etc/quintlet/config.yaml
   line 3  syncFrequency: \"5\": a duration needs a unit, e.g. 5s
-  line 4  maxPods: \"many\": want a whole number
+  line 4  maxPods: \"many\": must be a whole number
   line 8  evictionHard.memory.available: \"10%x\" is neither a quantity nor a percentage
   line 9  evictionHard.memory.avail: unsupported eviction signal (did you mean memory.available?)
-  line 14  authentication.webhook: \"yes\": want a map
-  line 15  clusterDNS: \"10.96.0.10\": want a list, e.g. [\"10.96.0.10\"]
+  line 14  authentication.webhook: \"yes\": must be a map
+  line 15  clusterDNS: \"10.96.0.10\": must be a list, e.g. [\"10.96.0.10\"]
   line 17  registerWithTaints[0].key: required
-  line 18  registerWithTaints[0].effect: \"NoRun\": want NoSchedule, PreferNoSchedule or NoExecute
+  line 18  registerWithTaints[0].effect: \"NoRun\": must be NoSchedule, PreferNoSchedule or NoExecute
   line 22  runDirr: unknown field (did you mean runDir?)
   line 23  relistPeriod: -1s is below 1ms
   warning: line 10  evictionHardd: unknown field, ignored (did you mean evictionHard?)
@@ -79,11 +79,11 @@ fn of_suites_and_groups_those_not_spoken_are_left_out_and_those_unknown_refused(
     let hardened = "tlsCipherSuites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305, \
                     TLS_RSA_WITH_AES_128_GCM_SHA256]\ntlsCurvePreferences: [4588, 29]\n";
     assert_eq!(
-        told(&format!("{HEAD}{hardened}")),
+        rendered(&format!("{HEAD}{hardened}")),
         "\
 quintlet: 2 warnings in /etc/quintlet/config.yaml
-  warning: line 3  tlsCipherSuites[2]: \"TLS_RSA_WITH_AES_128_GCM_SHA256\": not spoken, as it is unsafe
-  warning: line 4  tlsCurvePreferences[0]: 4588: X25519MLKEM768 is not spoken
+  warning: line 3  tlsCipherSuites[2]: \"TLS_RSA_WITH_AES_128_GCM_SHA256\": not supported, it is insecure
+  warning: line 4  tlsCurvePreferences[0]: 4588: X25519MLKEM768 is not supported
 "
     );
     for (fields, want) in [
@@ -93,8 +93,8 @@ quintlet: 2 warnings in /etc/quintlet/config.yaml
         ("tlsCurvePreferences: [29, 1]", "line 3  tlsCurvePreferences[1]: 1: not one of 29"),
         ("tlsCurvePreferences: [25]", "line 3  tlsCurvePreferences: nothing is left of it"),
     ] {
-        let told = told(&format!("{HEAD}{fields}\n"));
-        assert!(told.contains(want) && told.is_empty() == want.is_empty(), "{fields}: {told}");
+        let rendered = rendered(&format!("{HEAD}{fields}\n"));
+        assert!(rendered.contains(want) && rendered.is_empty() == want.is_empty(), "{fields}: {rendered}");
     }
 }
 
@@ -114,7 +114,10 @@ fn rules_between_fields_are_the_kubelets() {
             "line 3  imageGCLowThresholdPercent: 90 is not below imageGCHighThresholdPercent 85",
         ),
         ("imageMaximumGCAge: 1m", "line 3  imageMaximumGCAge: a maximum of 1m is below the minimum of 2m"),
-        ("enforceNodeAllocatable: [none, pods]", "line 3  enforceNodeAllocatable: none has to stand alone"),
+        (
+            "enforceNodeAllocatable: [none, pods]",
+            "line 3  enforceNodeAllocatable: none must be the only element",
+        ),
         (
             "enforceNodeAllocatable: [system-reserved]",
             "line 3  enforceNodeAllocatable: system-reserved needs systemReservedCgroup",
@@ -125,7 +128,7 @@ fn rules_between_fields_are_the_kubelets() {
         ),
         (
             "cgroupsPerQOS: false",
-            "line 3  cgroupsPerQOS: false: enforceNodeAllocatable has to be [] or [none] then, it is [pods]",
+            "line 3  cgroupsPerQOS: false: enforceNodeAllocatable must be [] or [none] then, but is [pods]",
         ),
         ("systemCgroups: /s", "line 3  systemCgroups: needs cgroupRoot"),
         (
@@ -164,7 +167,7 @@ fn rules_between_fields_are_the_kubelets() {
         ("containerLogMonitorInterval: 1s", "line 3  containerLogMonitorInterval: 1s is below 3s"),
         (
             "memoryThrottlingFactor: 1.5",
-            "line 3  memoryThrottlingFactor: 1.5: want more than 0 and at most 1",
+            "line 3  memoryThrottlingFactor: 1.5: must be more than 0 and at most 1",
         ),
         ("podLogsDir: logs", "line 3  podLogsDir: \"logs\" is not an absolute path"),
         ("nodeLeaseDurationSeconds: -1", "line 3  nodeLeaseDurationSeconds: -1 is below 1"),
@@ -174,14 +177,19 @@ fn rules_between_fields_are_the_kubelets() {
         ),
         (
             "registerWithTaints:\n- {key: a, effect: NoExecute}\n- {key: a, effect: NoExecute, value: x}",
-            "line 5  registerWithTaints[1]: a second taint a with effect NoExecute",
+            "line 5  registerWithTaints[1]: duplicate taint a with effect NoExecute",
         ),
-        ("maxPods: 1\nmaxPods: 2", "line 4  maxPods: stands twice (first in line 3)"),
+        ("maxPods: 1\nmaxPods: 2", "line 4  maxPods: duplicate key (first in line 3)"),
     ] {
-        let told = told(&format!("{HEAD}{fields}\n"));
-        assert_eq!(told, format!("quintlet: 1 problem in /etc/quintlet/config.yaml\n  {want}\n"), "{fields}");
+        let rendered = rendered(&format!("{HEAD}{fields}\n"));
+        assert_eq!(
+            rendered,
+            format!("quintlet: 1 problem in /etc/quintlet/config.yaml\n  {want}\n"),
+            "{fields}"
+        );
     }
-    let labels = told(&format!("{OWN}nodeLabels: {{kubernetes.io/x: y, node.kubernetes.io/x: y, a: b}}\n"));
+    let labels =
+        rendered(&format!("{OWN}nodeLabels: {{kubernetes.io/x: y, node.kubernetes.io/x: y, a: b}}\n"));
     assert!(
         labels.contains("nodeLabels.kubernetes.io/x: a node may not") && labels.lines().count() == 2,
         "{labels}"
@@ -192,22 +200,25 @@ fn rules_between_fields_are_the_kubelets() {
 fn documents_have_to_be_of_the_two_kinds_and_stand_once() {
     for (file, want) in [
         ("", "line 1  is empty"),
-        ("- a\n", "line 1  a list: want a map of fields"),
+        ("- a\n", "line 1  a list: must be a map of fields"),
         ("maxPods: 1\n", "line 1  kind: required: KubeletConfiguration or QuintletConfiguration"),
         (
             "kind: ClusterConfiguration\n",
-            "line 1  kind: \"ClusterConfiguration\": want KubeletConfiguration or QuintletConfiguration",
+            "line 1  kind: \"ClusterConfiguration\": must be KubeletConfiguration or QuintletConfiguration",
         ),
         ("kind: KubeletConfiguration\n", "line 1  apiVersion: required: kubelet.config.k8s.io/v1beta1"),
         (
             "kind: KubeletConfiguration\napiVersion: v1\n",
-            "line 2  apiVersion: \"v1\": want kubelet.config.k8s.io/v1beta1",
+            "line 2  apiVersion: \"v1\": must be kubelet.config.k8s.io/v1beta1",
         ),
         (&format!("{HEAD}---\n{HEAD}"), "line 4  a second KubeletConfiguration"),
         (&format!("{HEAD}a: [\n"), "line "),
     ] {
-        let told = told(file);
-        assert!(told.contains(want) && told.starts_with("quintlet: 1 problem in"), "{file}: {told}");
+        let rendered = rendered(file);
+        assert!(
+            rendered.contains(want) && rendered.starts_with("quintlet: 1 problem in"),
+            "{file}: {rendered}"
+        );
     }
     let binary = Config::from_bytes(b"a: 1\nb: \xff\n", Path::new("f"), false).unwrap_err();
     assert_eq!(render(&binary), "quintlet: 1 problem in f\n  line 2  is not UTF-8\n");
@@ -241,18 +252,19 @@ fn what_has_no_effect_is_named_once_with_its_value() {
         )
     );
     assert_eq!(config.ignored(Service::PodSync)[0].0, "hairpinMode: none");
-    assert!(render(&config.warnings).contains(
-        "featureGates.KubletPSI: not a feature gate known here, ignored (did you mean KubeletPSI?)"
-    ));
+    assert!(
+        render(&config.warnings)
+            .contains("featureGates.KubletPSI: unknown feature gate, ignored (did you mean KubeletPSI?)")
+    );
 }
 
 #[test]
 fn with_strict_a_warning_is_an_error() {
     let file = format!("{HEAD}maxPod: 1\n");
     assert!(Config::from_bytes(file.as_bytes(), Path::new("f"), false).is_ok());
-    let mistakes = Config::from_bytes(file.as_bytes(), Path::new("f"), true).unwrap_err();
+    let diagnostics = Config::from_bytes(file.as_bytes(), Path::new("f"), true).unwrap_err();
     assert_eq!(
-        render(&mistakes),
+        render(&diagnostics),
         "quintlet: 1 problem in f\n  line 3  maxPod: unknown field, ignored (did you mean maxPods?)\n"
     );
 }
@@ -295,8 +307,11 @@ fn drop_ins_merge_in_lexical_order_and_every_value_knows_where_it_came_from() {
     assert_eq!(origin("syncFrequency"), "default");
 
     put("drop/15.conf", "apiVersion: v1\nkind: KubeletConfiguration\nmaxPods: x\n".to_owned());
-    let mistakes = render(&Config::load(&sources).unwrap_err());
-    assert!(mistakes.starts_with("quintlet: 2 problems in") && mistakes.contains("15.conf"), "{mistakes}");
+    let diagnostics = render(&Config::load(&sources).unwrap_err());
+    assert!(
+        diagnostics.starts_with("quintlet: 2 problems in") && diagnostics.contains("15.conf"),
+        "{diagnostics}"
+    );
 }
 
 #[test]
@@ -306,8 +321,8 @@ fn files_that_are_not_there_are_mistakes() {
         drop_ins: Some("/nowhere/drop".into()),
         ..Sources::default()
     };
-    let mistakes = render(&Config::load(&sources).unwrap_err());
-    assert_eq!(mistakes.matches("cannot be read: No such file or directory").count(), 2, "{mistakes}");
+    let diagnostics = render(&Config::load(&sources).unwrap_err());
+    assert_eq!(diagnostics.matches("cannot be read: No such file or directory").count(), 2, "{diagnostics}");
 }
 
 #[test]
@@ -350,10 +365,10 @@ fn flags_win_and_gates_given_by_flag_add_up() {
 
     sources.flags.push(flag("podsPerCore", "x"));
     sources.flags.push(flag("syncFrequency", "5"));
-    let mistakes = render(&Config::load(&sources).unwrap_err());
+    let diagnostics = render(&Config::load(&sources).unwrap_err());
     assert_eq!(
-        mistakes,
-        "quintlet: 2 problems in flags\n  --pods-per-core  podsPerCore: \"x\": want a whole number\n  \
+        diagnostics,
+        "quintlet: 2 problems in flags\n  --pods-per-core  podsPerCore: \"x\": must be a whole number\n  \
          --sync-frequency  syncFrequency: \"5\": a duration needs a unit, e.g. 5s\n"
     );
 }

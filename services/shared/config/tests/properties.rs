@@ -1,34 +1,34 @@
-//! Whatever the bytes are, there is a configuration or a list of mistakes with places, and never a panic.
+//! Whatever the bytes are, there is a configuration or a list of diagnostics with places, and never a panic.
 
 use std::path::Path;
 
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
+use quintlet_config::diagnostics::{Diagnostic, render};
 use quintlet_config::load::Config;
-use quintlet_config::mistakes::{Mistake, render};
 use quintlet_config::node::Origin;
 use quintlet_config::print::print;
 use quintlet_config::table::{Document, Service};
 
 /// Reads, and checks what has to hold for any input.
-fn read(bytes: &[u8], strict: bool) -> Result<Config, Vec<Mistake>> {
+fn read(bytes: &[u8], strict: bool) -> Result<Config, Vec<Diagnostic>> {
     let lines = 1 + bytes.iter().filter(|b| matches!(b, b'\n' | b'\r')).count();
     let outcome = Config::from_bytes(bytes, Path::new("f"), strict);
-    let told = match &outcome {
+    let rendered = match &outcome {
         Ok(config) => &config.warnings,
-        Err(mistakes) => {
-            assert!(mistakes.iter().any(Mistake::is_error), "refused without an error");
-            mistakes
+        Err(diagnostics) => {
+            assert!(diagnostics.iter().any(Diagnostic::is_error), "refused without an error");
+            diagnostics
         }
     };
-    for mistake in told {
-        match &mistake.origin {
-            Origin::File(_, line) => assert!((1..=lines).contains(line), "{line} of {lines}: {mistake:?}"),
-            other => panic!("{other}: {mistake:?}"),
+    for diagnostic in rendered {
+        match &diagnostic.origin {
+            Origin::File(_, line) => assert!((1..=lines).contains(line), "{line} of {lines}: {diagnostic:?}"),
+            other => panic!("{other}: {diagnostic:?}"),
         }
-        assert!(!mistake.message.is_empty());
+        assert!(!diagnostic.message.is_empty());
     }
-    let _ = render(told);
+    let _ = render(rendered);
     outcome
 }
 

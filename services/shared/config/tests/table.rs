@@ -1,9 +1,11 @@
 //! The table against the list of the kubelet's fields, against the tests it names, and against the page made from it.
 
-use std::collections::BTreeSet;
+mod migration;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use quintlet_config::mistakes::Mistake;
+use quintlet_config::diagnostics::Diagnostic;
 use quintlet_config::table::{Document, FLAGS, GATES, KUBELET, Row, Verdict};
 
 fn lines(text: &'static str) -> BTreeSet<&'static str> {
@@ -44,8 +46,8 @@ fn every_flag_of_the_kubelet_that_is_no_field_has_a_verdict() {
 fn every_row_has_a_whole_verdict() {
     for row in all_rows() {
         let whole = match row.verdict {
-            Verdict::Honoured { effect, by, shown_by } => {
-                !effect.is_empty() && !by.is_empty() && !shown_by.is_empty() && row.flag().is_some()
+            Verdict::Honoured { effect, by } => {
+                !effect.is_empty() && !by.is_empty() && row.flag().is_some()
                     || row.field == "logging.verbosity"
             }
             Verdict::NotYet { now, .. } => now.is_none_or(|n| !n.is_empty()),
@@ -59,9 +61,9 @@ fn every_row_has_a_whole_verdict() {
 fn defaults_are_values_their_fields_may_have() {
     for row in all_rows() {
         let Some(default) = row.default_node() else { continue };
-        let mut mistakes: Vec<Mistake> = Vec::new();
-        row.kind.check(&default, row.field, &mut mistakes);
-        assert!(mistakes.is_empty(), "{mistakes:?}");
+        let mut diagnostics: Vec<Diagnostic> = Vec::new();
+        row.kind.check(&default, row.field, &mut diagnostics);
+        assert!(diagnostics.is_empty(), "{diagnostics:?}");
         assert!(row.kind.canonical(default.clone()).equals(&default), "{}", row.field);
     }
 }
@@ -72,9 +74,21 @@ fn gates_are_sorted_and_stand_once() {
     assert!(names.is_sorted_by(|a, b| a < b), "{names:?}");
 }
 
-/// A name in the table that no test has any more means that the effect is no longer shown.
+/// Names of the tests that show the effect of each honoured field, by document and field.
+fn shown_by() -> BTreeMap<(&'static str, &'static str), Vec<&'static str>> {
+    lines(include_str!("fixtures/effects.txt"))
+        .into_iter()
+        .map(|line| {
+            let mut words = line.split(' ');
+            let mut next = || words.next().expect("a line has a document and a field");
+            ((next(), next()), words.collect())
+        })
+        .collect()
+}
+
+/// Renaming or removing a test that fixtures/effects.txt names fails here.
 #[test]
-fn the_tests_that_show_an_effect_exist() {
+fn each_honoured_field_has_tests_that_show_its_effect() {
     let mut source = String::new();
     let mut dirs = vec![root().join("services"), root().join("tests")];
     while let Some(dir) = dirs.pop() {
@@ -83,29 +97,31 @@ fn the_tests_that_show_an_effect_exist() {
             let name = entry.file_name();
             if path.is_dir() && name != "target" {
                 dirs.push(path);
-            } else if path.extension().is_some_and(|e| e == "rs")
-                && !path.ends_with("config/src/table/kubelet.rs")
-            {
+            } else if path.extension().is_some_and(|e| e == "rs") {
                 source.push_str(&std::fs::read_to_string(&path).expect("a source"));
             }
         }
     }
-    for row in all_rows() {
-        let Verdict::Honoured { shown_by, .. } = row.verdict else { continue };
-        // That a value arrives where it is used is one thing, what comes of it another.
-        let shows_effect = |test: &&&str| !test.ends_with("_arrive") && !test.ends_with("_arrives");
-        assert!(shown_by.iter().any(|test| shows_effect(&test)), "{}: nothing shows its effect", row.field);
-        for test in shown_by {
-            let defined = source.contains(&format!("fn {test}("));
-            assert!(defined, "{}: no test {test}", row.field);
+    let mut shown_by = shown_by();
+    for (document, rows) in [("kubelet", Document::Kubelet.rows()), ("quintlet", Document::Quintlet.rows())] {
+        for row in rows.iter().filter(|row| matches!(row.verdict, Verdict::Honoured { .. })) {
+            let tests = shown_by.remove(&(document, row.field)).unwrap_or_default();
+            // A test that a value arrives where it is used does not show the effect of the value.
+            let shows_effect = |test: &&str| !test.ends_with("_arrive") && !test.ends_with("_arrives");
+            assert!(tests.iter().any(shows_effect), "{}: no test shows its effect", row.field);
+            for test in tests {
+                let defined = source.contains(&format!("fn {test}("));
+                assert!(defined, "{}: no test {test}", row.field);
+            }
         }
     }
+    assert!(shown_by.is_empty(), "not honoured: {:?}", shown_by.keys());
 }
 
 #[test]
 fn the_migration_page_is_made_from_the_table() {
     let path = root().join("docs/migration.md");
-    let page = quintlet_config::migration::page();
+    let page = migration::page();
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&path, &page).expect("written");
     }

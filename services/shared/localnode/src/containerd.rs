@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 use tonic::transport::Channel;
@@ -17,6 +16,7 @@ use crate::cleanup::Traces;
 use crate::cni::{self, Names};
 use crate::config::{self, Settings};
 use crate::index::{self, Index};
+use crate::record::Record;
 use crate::{Error, cri, forwarding, host, images};
 
 /// Longest path of a unix socket, with the terminating zero left out.
@@ -42,9 +42,6 @@ const MARKER: &str = ".quintlet-localnode";
 
 /// Environment variable that names the containerd binary: all tests can be run on another version with it.
 pub const CONTAINERD_ENV: &str = "QUINTLET_CONTAINERD";
-
-/// The record of an instance, in its directory.
-const RECORD: &str = "node.json";
 
 /// What a private containerd is started with.
 #[derive(Debug, Clone)]
@@ -87,30 +84,6 @@ impl Options {
             keep_pods: false,
             log_file: None,
             start_timeout: Duration::from_secs(30),
-        }
-    }
-}
-
-/// What is known of an instance without its owner.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Record {
-    index: u8,
-    keep_pods: bool,
-    socket: PathBuf,
-    owned: Vec<PathBuf>,
-}
-
-impl Record {
-    pub(crate) fn read(dir: &Path) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(dir.join(RECORD)).ok()?).ok()
-    }
-
-    fn traces(&self, dir: &Path) -> Traces {
-        Traces {
-            dir: dir.to_path_buf(),
-            socket: self.socket.clone(),
-            owned: self.owned.clone(),
-            names: Names::new(self.index),
         }
     }
 }
@@ -168,7 +141,7 @@ impl Containerd {
             socket: socket.clone(),
             owned: owned.clone(),
         };
-        write(&dir.join(RECORD), &serde_json::to_vec(&record).unwrap_or_default())?;
+        record.write(&dir)?;
 
         let [root, state, conf, data] = ["root", "state", "cni/conf", "cni/data"].map(|d| dir.join(d));
         for made in [&root, &state, &conf, &data] {

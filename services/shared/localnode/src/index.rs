@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::cni::Names;
+use crate::record::Record;
 use crate::{Error, forwarding};
 
 /// Where the lock files are unless told otherwise.
@@ -104,7 +105,7 @@ pub fn take(lock_dir: &Path, dir: &Path, wanted: Option<u8>) -> Result<Index, Er
         let last = index.user();
         let ours = last.as_deref() == Some(dir);
         // Kept on purpose by another directory, or a bridge nobody wrote down: leave it alone.
-        let other = last.is_some_and(|user| user != dir && crate::containerd::Record::read(&user).is_some());
+        let other = last.is_some_and(|user| user != dir && Record::read(&user).is_some());
         let bridge = Path::new("/sys/class/net").join(index.names().bridge()).exists();
         if other || (bridge && !ours && wanted.is_none()) {
             continue;

@@ -27,6 +27,7 @@ pub mod oci;
 
 mod error;
 mod forwarding;
+mod record;
 
 pub use containerd::{Containerd, Options};
 pub use error::Error;

@@ -1,4 +1,4 @@
-//! Requests in, answers out.
+//! Requests and their answers.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -14,36 +14,26 @@ use http::{Method, StatusCode, header};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::discovery::discovery;
 use crate::error::ApiError;
-use crate::faults::{Failure, Faults, Request, Traffic, WatchCut};
+use crate::faults::{Failure, Faults, Request};
 use crate::identity::{Access, Identity};
 use crate::nodes;
 use crate::patch::{self, PatchKind};
-use crate::resources::{RESOURCES, Resource, Target};
+use crate::reply::ok;
+use crate::resources::{Resource, Target};
 use crate::select::Selector;
-use crate::store::{Change, ChangeKind, DeleteOptions, Store, now};
+use crate::server::Server;
+use crate::store::{DeleteOptions, Store, now};
+use crate::watch::{Watch, bookmark, line};
 
 /// The largest body read, as on the real server.
 const BODY_LIMIT: usize = 3 * 1024 * 1024;
-
-/// What all requests share.
-pub(crate) struct Server {
-    pub(crate) store: Store,
-    pub(crate) faults: Faults,
-    pub(crate) traffic: Traffic,
-    pub(crate) bookmark_every: Duration,
-    pub(crate) access: crate::reviews::Access,
-}
 
 type Query = HashMap<String, String>;
 
 pub(crate) fn router(server: Arc<Server>) -> axum::Router {
     axum::Router::new().fallback(handle).with_state(server)
-}
-
-fn ok(code: u16, body: &Value) -> Response {
-    let code = StatusCode::from_u16(code).unwrap_or(StatusCode::OK);
-    (code, axum::Json(body)).into_response()
 }
 
 /// A response whose body breaks off at once, so that the client sees a broken connection.
@@ -202,57 +192,6 @@ fn add_fault(faults: &Faults, body: &Value) -> Result<(), String> {
         faults.fail(requests, usize::try_from(times).unwrap_or(usize::MAX), failure);
     }
     Ok(())
-}
-
-/// Health, version and the lists kubectl starts from.
-fn discovery(path: &str) -> Option<Response> {
-    let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
-    let groups = || {
-        let mut groups: Vec<&str> = RESOURCES.iter().map(|r| r.group).filter(|g| !g.is_empty()).collect();
-        groups.dedup();
-        groups
-    };
-    let body = match segments.as_slice() {
-        ["healthz" | "livez" | "readyz", ..] => return Some("ok".into_response()),
-        ["version"] => json!({
-            "major": "1", "minor": "36", "gitVersion": "v1.36.2", "gitCommit": "", "gitTreeState": "", "buildDate": now(),
-            "goVersion": "", "compiler": "", "platform": "linux/amd64",
-        }),
-        ["api"] => json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
-        ["apis"] => {
-            let groups: Vec<Value> = groups()
-                .into_iter()
-                .map(|group| {
-                    let version = json!({"groupVersion": format!("{group}/v1"), "version": "v1"});
-                    json!({"name": group, "versions": [version], "preferredVersion": version})
-                })
-                .collect();
-            json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
-        }
-        ["api", "v1"] => resource_list("", "v1"),
-        ["apis", group, "v1"] if groups().contains(group) => resource_list(group, "v1"),
-        _ => return None,
-    };
-    Some(ok(200, &body))
-}
-
-fn resource_list(group: &str, version: &str) -> Value {
-    let verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-    let mut resources = Vec::new();
-    for resource in RESOURCES.iter().filter(|r| r.group == group) {
-        let entry = |name: String, verbs: &[&str]| {
-            json!({
-                "name": name, "singularName": resource.kind.to_lowercase(), "namespaced": resource.namespaced,
-                "kind": resource.kind, "verbs": verbs,
-            })
-        };
-        resources.push(entry(resource.plural.to_owned(), &verbs));
-        if resource.has_status {
-            resources.push(entry(format!("{}/status", resource.plural), &["get", "patch", "update"]));
-        }
-    }
-    let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
-    json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources})
 }
 
 struct Call<'a> {
@@ -631,100 +570,5 @@ impl ContinueToken {
         let bytes = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(text).ok()?;
         let (rv, namespace, name) = serde_json::from_slice(&bytes).ok()?;
         Some(Self { rv, key: (namespace, name) })
-    }
-}
-
-fn line(kind: &str, object: &Value) -> String {
-    format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n")
-}
-
-fn bookmark(resource: &Resource, rv: u64, initial_end: bool) -> Value {
-    let mut meta = json!({"resourceVersion": rv.to_string(), "creationTimestamp": null});
-    if initial_end {
-        meta["annotations"] = json!({"k8s.io/initial-events-end": "true"});
-    }
-    json!({"kind": resource.kind, "apiVersion": resource.api_version(), "metadata": meta})
-}
-
-/// One open watch: a cursor into the history.
-struct Watch {
-    server: Arc<Server>,
-    changed: tokio::sync::watch::Receiver<u64>,
-    cuts: tokio::sync::watch::Receiver<WatchCut>,
-    /// The last cut before this watch began.
-    cut: WatchCut,
-    resource: &'static Resource,
-    namespace: String,
-    selector: Selector,
-    /// A bookmark tells of progress from here.
-    began: u64,
-    cursor: u64,
-    pending: Vec<String>,
-    ended: bool,
-    until: Instant,
-    bookmarks: bool,
-    next_bookmark: Instant,
-}
-
-impl Watch {
-    /// The next lines; none when the watch is over.
-    async fn next(&mut self) -> Option<String> {
-        loop {
-            if !self.pending.is_empty() {
-                return Some(self.pending.drain(..).collect());
-            }
-            if self.ended {
-                return None;
-            }
-            let cut = *self.cuts.borrow_and_update();
-            if cut != self.cut {
-                self.ended = true;
-                if cut.expired {
-                    self.pending.push(line("ERROR", &ApiError::expired(self.cursor, self.cursor + 1).body()));
-                }
-                continue;
-            }
-            self.changed.borrow_and_update();
-            match self.server.store.changes_after(self.resource, self.cursor) {
-                Err(error) => {
-                    self.ended = true;
-                    self.pending.push(line("ERROR", &error.body()));
-                    continue;
-                }
-                Ok((changes, rv)) => {
-                    self.pending = changes.iter().filter_map(|change| self.describe(change)).collect();
-                    self.cursor = self.cursor.max(rv);
-                }
-            }
-            if !self.pending.is_empty() {
-                continue;
-            }
-            // All three arms only wake the loop; a dropped one is asked again.
-            tokio::select! {
-                changed = self.changed.changed() => if changed.is_err() { return None },
-                cut = self.cuts.changed() => if cut.is_err() { return None },
-                () = tokio::time::sleep_until(self.next_bookmark), if self.bookmarks && self.cursor > self.began => {
-                    self.next_bookmark = Instant::now() + self.server.bookmark_every;
-                    self.pending.push(line("BOOKMARK", &bookmark(self.resource, self.cursor, false)));
-                }
-                () = tokio::time::sleep_until(self.until) => self.ended = true,
-            }
-        }
-    }
-
-    /// An object that comes to match is added, one that ceases to match is deleted.
-    fn describe(&self, change: &Change) -> Option<String> {
-        let meta = &change.object["metadata"];
-        if !self.namespace.is_empty() && meta["namespace"] != json!(self.namespace) {
-            return None;
-        }
-        let matched = change.before.as_ref().is_some_and(|before| self.selector.matches(before));
-        let matches = change.kind != ChangeKind::Deleted && self.selector.matches(&change.object);
-        match (matched, matches) {
-            (false, false) => None,
-            (false, true) => Some(line("ADDED", &change.object)),
-            (true, true) => Some(line("MODIFIED", &change.object)),
-            (true, false) => Some(line("DELETED", &change.object)),
-        }
     }
 }

@@ -9,17 +9,21 @@
 
 mod admit;
 mod contract;
+mod discovery;
 mod error;
 mod faults;
 mod http;
 mod identity;
 mod nodes;
 mod patch;
+mod reply;
 mod resources;
 mod reviews;
 mod select;
+mod server;
 mod store;
 mod tls;
+mod watch;
 
 use std::io;
 use std::net::SocketAddr;
@@ -39,8 +43,8 @@ pub use crate::contract::{run_contract, run_node_contract};
 pub use crate::error::ApiError;
 pub use crate::faults::{Counts, Failure, Faults, Request, Requests};
 
-use crate::http::Server;
 use crate::resources::Resource;
+use crate::server::Server;
 use crate::store::{DeleteOptions, Store};
 
 /// How a server is made.

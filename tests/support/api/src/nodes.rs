@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::error::ApiError;
-use crate::http::Server;
+use crate::server::Server;
 
 /// The token with which this server comes to nodes.
 pub(crate) const NODE_TOKEN: &str = "testapi-to-node";

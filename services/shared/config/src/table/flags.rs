@@ -36,13 +36,13 @@ const fn switch(name: &'static str, verdict: FlagVerdict) -> FlagRow {
 
 /// All flags without a field.
 pub const FLAGS: &[FlagRow] = &[
-    flag("bootstrap-kubeconfig", NotYet("the kubeconfig has to have working credentials")),
+    flag("bootstrap-kubeconfig", NotYet("the kubeconfig must have valid credentials")),
     flag("cloud-provider", NotYet("nodes are registered without the taint of an external provider")),
     flag("config", Same),
     flag("config-dir", Same),
     switch(
         "exit-on-lock-contention",
-        Refused("pod-sync holds a lock on the root directory and does not start beside another"),
+        Refused("pod-sync holds a lock on the root directory; a second instance does not start"),
     ),
     flag("help", Same),
     flag("image-credential-provider-bin-dir", Instead("the same flag, on pod-sync")),
@@ -51,7 +51,7 @@ pub const FLAGS: &[FlagRow] = &[
     flag(
         "maximum-dead-containers",
         Refused(
-            "the last instance of a container stays for its status, however many containers there are: limit the others by \
+            "the last instance of a container is kept for its status: limit the other instances with \
              --maximum-dead-containers-per-container",
         ),
     ),
@@ -59,9 +59,9 @@ pub const FLAGS: &[FlagRow] = &[
     flag("minimum-container-ttl-duration", Instead("the same flag, on pod-sync")),
     flag(
         "pod-infra-container-image",
-        Refused("the runtime's configuration names the sandbox image; the kubelet has removed the flag"),
+        Refused("the configuration of the runtime sets the sandbox image; the kubelet has removed the flag"),
     ),
-    flag("runtime-cgroups", NotYet("no process is moved between cgroups")),
+    flag("runtime-cgroups", NotYet("processes are not moved between cgroups")),
     flag("v", Instead("logging.verbosity, or --log-level FILTER")),
     flag("version", Same),
 ];

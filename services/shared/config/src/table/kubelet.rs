@@ -2,12 +2,13 @@
 
 use super::Row;
 use super::Service::{CriProxy, NodeApi, Pleg, PodSync, StatusReporter};
-use crate::kind::{self, COUNT, DURATION, Keys, Kind, PORT_OR_NONE};
+use crate::checks;
+use crate::kind::{COUNT, DURATION, Keys, Kind, PORT_OR_NONE};
 
 const ALL: &[super::Service] = &super::Service::ALL;
 const TEXTS: Kind = Kind::List(&Kind::Text);
-const QUANTITY: Kind = Kind::Checked(kind::quantity);
-const THRESHOLD: Kind = Kind::Checked(kind::threshold);
+const QUANTITY: Kind = Kind::Checked(checks::quantity);
+const THRESHOLD: Kind = Kind::Checked(checks::threshold);
 const I64: i64 = i64::MAX;
 const SECOND: i64 = 1_000_000_000;
 
@@ -37,61 +38,56 @@ const TAINTS: Kind = Kind::Objects(&[
 
 /// All fields of KubeletConfiguration.
 pub const KUBELET: &[Row] = &[
-    Row::new("enableServer", Kind::Bool, "true").kubelet_flag("enable-server").honoured(&[NodeApi], "false: neither HTTPS nor the read-only port; health alone", &["fields_of_the_node_api_arrive", "without_the_server_only_health_is_served"]),
+    Row::new("enableServer", Kind::Bool, "true").kubelet_flag("enable-server").honoured(&[NodeApi], "false: only the health endpoint is served, neither HTTPS nor the read-only port"),
     Row::new("staticPodPath", Kind::Path, "")
         .kubelet_flag("pod-manifest-path")
         .own_flag("manifests")
-        .honoured(&[PodSync], "directory or file of pod manifests", &["fields_of_sources_arrive", "manifests_become_pods_and_go_with_their_files"]),
+        .honoured(&[PodSync], "directory or file of pod manifests"),
     Row::new("staticPodURL", Kind::Text, "").kubelet_flag("manifest-url").honoured(
         &[PodSync],
-        "URL of a pod or a list of pods",
-        &["fields_of_sources_arrive", "pods_of_a_url_run_change_survive_its_failures_and_go"],
+        "URL of a pod or a list of pods"
     ),
     Row::new("staticPodURLHeader", Kind::Map(Keys::Any, &TEXTS), "")
         .kubelet_flag("manifest-url-header")
         .secret()
-        .honoured(&[PodSync], "headers for that URL", &["fields_of_sources_arrive", "a_url_is_read_as_the_kubelet_reads_it"]),
+        .honoured(&[PodSync], "headers of requests for staticPodURL"),
     Row::new("syncFrequency", DURATION, "1m").kubelet_flag("sync-frequency").honoured(
         &[PodSync],
-        "how often a pod is looked at when nothing happened to it",
-        &["fields_of_sources_arrive", "waits_are_the_kubelets_with_jitter_and_short_where_nothing_is_known"],
+        "interval of syncs of a pod without changes"
     ),
     Row::new("fileCheckFrequency", DURATION, "20s").kubelet_flag("file-check-frequency").honoured(
         &[PodSync],
-        "how often manifests are read again when nothing seems to have changed",
-        &["fields_of_sources_arrive", "a_change_behind_a_link_is_found_at_the_next_look"],
+        "interval of full reads of the manifests, in addition to file notifications"
     ),
     Row::new("httpCheckFrequency", DURATION, "20s").kubelet_flag("http-check-frequency").honoured(
         &[PodSync],
-        "how often staticPodURL is fetched",
-        &["fields_of_sources_arrive", "a_url_is_read_as_the_kubelet_reads_it"],
+        "interval of requests for staticPodURL"
     ),
-    Row::new("address", Kind::Checked(kind::address_or_none), "0.0.0.0")
+    Row::new("address", Kind::Checked(checks::address_or_none), "0.0.0.0")
         .kubelet_flag("address")
-        .honoured(&[NodeApi], "address of the HTTPS and read-only ports", &["fields_of_the_node_api_arrive", "address_and_ports_are_those_of_the_configuration"]),
-    Row::new("port", Kind::Int(0, 65535), "10250").own_flag("node-api-port").kubelet_flag("port").honoured(&[NodeApi, PodSync], "port of the HTTPS API, also published in the Node", &["fields_of_the_node_api_arrive", "fields_of_the_node_arrive", "address_and_ports_are_those_of_the_configuration"]),
-    Row::new("readOnlyPort", PORT_OR_NONE, "0").kubelet_flag("read-only-port").honoured(&[NodeApi], "port without TLS and credentials, and without what acts on containers; 0: none", &["fields_of_the_node_api_arrive", "address_and_ports_are_those_of_the_configuration"]),
+        .honoured(&[NodeApi], "address of the HTTPS and read-only ports"),
+    Row::new("port", Kind::Int(0, 65535), "10250").own_flag("node-api-port").kubelet_flag("port").honoured(&[NodeApi, PodSync], "port of the HTTPS API, also published in the Node"),
+    Row::new("readOnlyPort", PORT_OR_NONE, "0").kubelet_flag("read-only-port").honoured(&[NodeApi], "port without TLS and credentials, for reads only; 0: none"),
     Row::new("volumePluginDir", Kind::Path, "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/")
         .kubelet_flag("volume-plugin-dir")
         .not_yet(PodSync, None),
     Row::new("providerID", Kind::Text, "").kubelet_flag("provider-id").honoured(
         &[StatusReporter],
-        "spec.providerID of a Node that is registered",
-        &["a_node_is_registered_with_what_the_configuration_says"],
+        "spec.providerID of the Node at its registration"
     ),
-    Row::new("tlsCertFile", Kind::Path, "").kubelet_flag("tls-cert-file").honoured(&[NodeApi], "serving certificate with its chain, read again when it changes; without it a self-signed one", &["fields_of_the_node_api_arrive", "a_serving_certificate_is_read_again_when_it_changes"]),
-    Row::new("tlsPrivateKeyFile", Kind::Path, "").kubelet_flag("tls-private-key-file").honoured(&[NodeApi], "its key, likewise", &["fields_of_the_node_api_arrive", "a_serving_certificate_is_read_again_when_it_changes"]),
-    Row::new("tlsCipherSuites", TEXTS, "").kubelet_flag("tls-cipher-suites").honoured(&[NodeApi], "suites of TLS 1.2 by IANA name; those that are unsafe are left out with a warning", &["fields_of_the_node_api_arrive", "only_the_suites_and_groups_of_the_configuration_are_spoken"]),
+    Row::new("tlsCertFile", Kind::Path, "").kubelet_flag("tls-cert-file").honoured(&[NodeApi], "serving certificate with its chain, reloaded when it changes; not set: self-signed"),
+    Row::new("tlsPrivateKeyFile", Kind::Path, "").kubelet_flag("tls-private-key-file").honoured(&[NodeApi], "private key of tlsCertFile, reloaded when it changes"),
+    Row::new("tlsCipherSuites", TEXTS, "").kubelet_flag("tls-cipher-suites").honoured(&[NodeApi], "cipher suites of TLS 1.2 by IANA name; insecure ones are skipped with a warning"),
     Row::new(
         "tlsMinVersion",
         Kind::Word(&["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]),
         "",
     )
     .kubelet_flag("tls-min-version")
-    .honoured(&[NodeApi], "VersionTLS12 (without it, too) or VersionTLS13; older ones are refused", &["fields_of_the_node_api_arrive", "what_lets_nobody_in_or_cannot_be_asked_is_an_error_at_the_start", "only_the_versions_of_tls_that_are_allowed_are_spoken"]),
+    .honoured(&[NodeApi], "VersionTLS12 (the default) or VersionTLS13; older versions are refused"),
     Row::new("tlsCurvePreferences", Kind::List(&Kind::Int(0, 65535)), "")
         .kubelet_flag("tls-curve-preferences")
-        .honoured(&[NodeApi], "groups by IANA number: 29 (X25519), 23 (P-256), 24 (P-384); others of Go are left out with a warning", &["fields_of_the_node_api_arrive", "only_the_suites_and_groups_of_the_configuration_are_spoken"]),
+        .honoured(&[NodeApi], "groups by IANA number: 29 (X25519), 23 (P-256), 24 (P-384); other groups that Go supports are skipped with a warning"),
     Row::new("rotateCertificates", Kind::Bool, "false")
         .kubelet_flag("rotate-certificates")
         .not_yet(PodSync, Some("false")),
@@ -100,139 +96,122 @@ pub const KUBELET: &[Row] = &[
         .not_yet(PodSync, Some("false")),
     Row::new("authentication.x509.clientCAFile", Kind::Path, "")
         .kubelet_flag("client-ca-file")
-        .honoured(&[NodeApi], "CA bundle of client certificates, read again when it changes", &["fields_of_the_node_api_arrive", "a_client_certificate_says_who_asks_if_our_ca_signed_it_and_the_ca_is_read_again"]),
+        .honoured(&[NodeApi], "CA bundle for client certificates, reloaded when it changes"),
     Row::new("authentication.webhook.enabled", Kind::Bool, "true")
         .kubelet_flag("authentication-token-webhook")
         .zero_counts()
-        .honoured(&[NodeApi], "bearer tokens are reviewed by the API server", &["fields_of_the_node_api_arrive", "answers_about_users_are_kept_and_tokens_are_asked_about_once", "what_lets_nobody_in_or_cannot_be_asked_is_an_error_at_the_start"]),
+        .honoured(&[NodeApi], "bearer tokens are reviewed by the API server"),
     Row::new("authentication.webhook.cacheTTL", DURATION, "2m")
         .kubelet_flag("authentication-token-webhook-cache-ttl")
-        .honoured(&[NodeApi], "how long an answer about a token counts", &["fields_of_the_node_api_arrive", "answers_about_users_count_as_long_as_the_configuration_says"]),
+        .honoured(&[NodeApi], "how long the result of a token review is cached"),
     Row::new("authentication.anonymous.enabled", Kind::Bool, "false")
         .kubelet_flag("anonymous-auth")
-        .honoured(&[NodeApi], "requests without credentials are system:anonymous's", &["fields_of_the_node_api_arrive", "without_credentials_one_is_anonymous_only_if_that_is_allowed_and_a_bad_token_never_is"]),
+        .honoured(&[NodeApi], "requests without credentials are authenticated as system:anonymous"),
     Row::new("authorization.mode", Kind::Word(&["", "AlwaysAllow", "Webhook"]), "Webhook")
         .kubelet_flag("authorization-mode")
-        .honoured(&[NodeApi], "Webhook asks the API server, AlwaysAllow nobody", &["fields_of_the_node_api_arrive", "every_endpoint_wants_somebody_who_may", "health_fails_while_the_sync_loop_is_stuck"]),
+        .honoured(&[NodeApi], "Webhook: SubjectAccessReviews of the API server; AlwaysAllow: every request is allowed"),
     Row::new("authorization.webhook.cacheAuthorizedTTL", DURATION, "5m")
         .kubelet_flag("authorization-webhook-cache-authorized-ttl")
-        .honoured(&[NodeApi], "how long its yes counts", &["fields_of_the_node_api_arrive", "answers_about_users_count_as_long_as_the_configuration_says"]),
+        .honoured(&[NodeApi], "how long an allowed SubjectAccessReview is cached"),
     Row::new("authorization.webhook.cacheUnauthorizedTTL", DURATION, "30s")
         .kubelet_flag("authorization-webhook-cache-unauthorized-ttl")
-        .honoured(&[NodeApi], "how long its no counts", &["fields_of_the_node_api_arrive", "answers_about_users_count_as_long_as_the_configuration_says"]),
+        .honoured(&[NodeApi], "how long a denied SubjectAccessReview is cached"),
     Row::new("registryPullQPS", COUNT, "").kubelet_flag("registry-qps").zero_counts().honoured(
         &[PodSync],
-        "pulls begun per second, one more is a failed one; without it, and with 0, no limit",
-        &["fields_of_images_arrive", "pulls_begin_as_often_as_the_bucket_allows"],
+        "limit of pull starts per second; a pull above it fails; 0 or not set: no limit"
     ),
     Row::new("registryBurst", COUNT, "").kubelet_flag("registry-burst").honoured(
         &[PodSync],
-        "pulls begun at once before that limit counts; without it 10",
-        &["fields_of_images_arrive", "pulls_begin_as_often_as_the_bucket_allows"],
+        "burst of registryPullQPS; not set: 10"
     ),
     Row::new("eventRecordQPS", COUNT, "50").kubelet_flag("event-qps").zero_counts().honoured(
         &[StatusReporter],
-        "events written per second; 0: no limit",
-        &["events_keep_to_their_rate"],
+        "limit of events per second; 0: no limit"
     ),
     Row::new("eventBurst", COUNT, "100").kubelet_flag("event-burst").honoured(
         &[StatusReporter],
-        "events written at once before that limit counts",
-        &["events_keep_to_their_rate"],
+        "burst of eventRecordQPS"
     ),
     Row::new("enableDebuggingHandlers", Kind::Bool, "true")
         .kubelet_flag("enable-debugging-handlers")
-        .honoured(&[NodeApi], "false: logs, exec, attach, port-forward, run and more answer 405", &["fields_of_the_node_api_arrive", "handlers_that_are_off_answer_405"]),
+        .honoured(&[NodeApi], "false: logs, exec, attach, port-forward, run and other debugging handlers answer 405"),
     Row::new("enableContentionProfiling", Kind::Bool, "false")
         .kubelet_flag("contention-profiling")
-        .ignored(NodeApi, "profiles Go's locks; there are none here"),
+        .ignored(NodeApi, "profiles locks of the Go runtime"),
     Row::new("healthzPort", PORT_OR_NONE, "10248")
         .kubelet_flag("healthz-port")
         .zero_counts()
-        .honoured(&[NodeApi], "port of the plain health endpoint; 0: none", &["fields_of_the_node_api_arrive", "address_and_ports_are_those_of_the_configuration"]),
-    Row::new("healthzBindAddress", Kind::Checked(kind::address_or_none), "127.0.0.1")
+        .honoured(&[NodeApi], "port of the health endpoint without TLS; 0: none"),
+    Row::new("healthzBindAddress", Kind::Checked(checks::address_or_none), "127.0.0.1")
         .kubelet_flag("healthz-bind-address")
-        .honoured(&[NodeApi], "its address", &["fields_of_the_node_api_arrive", "address_and_ports_are_those_of_the_configuration"]),
+        .honoured(&[NodeApi], "address of the health endpoint"),
     Row::new("oomScoreAdj", Kind::Int(-1000, 1000), "-999")
         .kubelet_flag("oom-score-adj")
         .zero_counts()
         .not_yet(PodSync, None),
     Row::new("clusterDomain", Kind::Text, "").kubelet_flag("cluster-domain").honoured(
         &[PodSync],
-        "domain of the cluster, in DNS search lists",
-        &["fields_of_dns_arrive", "the_policy_selects_cluster_host_or_nothing"],
+        "domain of the cluster, in DNS search lists"
     ),
-    Row::new("clusterDNS", Kind::List(&Kind::Checked(kind::address)), "").kubelet_flag("cluster-dns").honoured(
+    Row::new("clusterDNS", Kind::List(&Kind::Checked(checks::address)), "").kubelet_flag("cluster-dns").honoured(
         &[PodSync],
-        "DNS servers of pods with policy ClusterFirst",
-        &["fields_of_dns_arrive", "the_policy_selects_cluster_host_or_nothing"],
+        "DNS servers of pods with policy ClusterFirst"
     ),
     Row::new("streamingConnectionIdleTimeout", DURATION, "4h")
         .kubelet_flag("streaming-connection-idle-timeout")
-        .ignored(NodeApi, "the runtime's streaming server decides when an idle connection ends"),
+        .ignored(NodeApi, "the runtime's streaming server closes idle connections"),
     Row::new("nodeStatusUpdateFrequency", DURATION, "10s").kubelet_flag("node-status-update-frequency").honoured(
         &[StatusReporter],
-        "shortest time between two writes of the Node's status that are not urgent",
-        &["the_node_is_written_as_often_as_the_configuration_says"],
+        "minimum time between two writes of the Node's status that are not urgent"
     ),
     Row::new("nodeStatusReportFrequency", DURATION, "5m").honoured(
         &[StatusReporter],
-        "how often the Node's status is written when nothing changed",
-        &["the_node_is_written_as_often_as_the_configuration_says"],
+        "interval of writes of the Node's status without changes"
     )
     .own_flag("node-status-report-frequency"),
     Row::new("nodeLeaseDurationSeconds", Kind::Int(1, i32::MAX as i64), "40")
         .own_flag("node-lease-duration-seconds")
         .honoured(
             &[StatusReporter],
-            "seconds the node's lease counts; it is renewed after a quarter of them",
-            &["the_lease_lasts_as_long_as_the_configuration_says"],
+            "duration of the node's lease in seconds; it is renewed after a quarter of that time"
         ),
     Row::new("imageMinimumGCAge", DURATION, "2m").kubelet_flag("minimum-image-ttl-duration").honoured(
         &[PodSync],
-        "an image that came more recently is not removed",
-        &["fields_of_images_arrive", "the_longest_unused_goes_first_and_what_is_used_new_or_pinned_stays"],
+        "minimum age of an image before it is removed"
     ),
     Row::new("imageMaximumGCAge", DURATION, "0s").own_flag("image-maximum-gc-age").honoured(
         &[PodSync],
-        "an image that nobody used for so long is removed, whatever the disk; 0s: never",
-        &["fields_of_images_arrive", "age_counts_only_once_this_process_is_as_old"],
+        "an image that is unused for longer is removed regardless of disk usage; 0s: never"
     ),
     Row::new("imageGCHighThresholdPercent", Kind::Int(0, 100), "85").kubelet_flag("image-gc-high-threshold").zero_counts().honoured(
         &[PodSync],
-        "percent of the disk in use from which on images are removed; 100: never",
-        &["fields_of_images_arrive", "space_is_freed_from_the_high_threshold_to_the_low_one"],
+        "disk usage in percent at which images are removed; 100: never"
     ),
     Row::new("imageGCLowThresholdPercent", Kind::Int(0, 100), "80").kubelet_flag("image-gc-low-threshold").zero_counts().honoured(
         &[PodSync],
-        "percent in use at which enough are removed",
-        &["fields_of_images_arrive", "space_is_freed_from_the_high_threshold_to_the_low_one"],
+        "disk usage in percent down to which images are removed"
     ),
     Row::new("volumeStatsAggPeriod", Kind::Duration(i64::MIN, I64), "1m")
         .kubelet_flag("volume-stats-agg-period")
         .honoured(
             &[PodSync],
-            "how often it is measured what a pod's volumes take on the disk; negative: never",
-            &["fields_of_statistics_arrive", "each_pod_is_measured_once_in_a_period_and_one_that_is_gone_is_forgotten"],
+            "interval of measurements of the disk usage of volumes; negative: never"
         ),
     Row::new("kubeletCgroups", Kind::Text, "").kubelet_flag("kubelet-cgroups").not_yet(PodSync, None),
     Row::new("systemCgroups", Kind::Text, "").kubelet_flag("system-cgroups").not_yet(PodSync, None),
     Row::new("cgroupRoot", Kind::Text, "/").kubelet_flag("cgroup-root").honoured(
         &[NodeApi, PodSync],
-        "cgroup under which kubepods stands",
-        &["fields_of_cgroups_arrive", "a_pods_group_is_named_as_the_driver_wants_it", "fields_of_the_node_api_arrive", "the_group_is_found_in_both_versions_and_by_both_drivers"],
+        "parent cgroup of kubepods"
     ),
     Row::new("cgroupsPerQOS", Kind::Bool, "true").kubelet_flag("cgroups-per-qos").honoured(
         &[PodSync],
-        "pods have cgroups of their own, in a tier per class",
-        &["fields_of_cgroups_arrive", "without_tiers_no_group_is_made_or_named"],
+        "each pod has a cgroup below the cgroup of its QoS class"
     ),
     Row::new("cgroupDriver", Kind::Word(&["", "cgroupfs", "systemd"]), "cgroupfs")
         .kubelet_flag("cgroup-driver")
         .honoured(
             &[PodSync],
-            "who makes cgroups, where the runtime does not tell",
-            &["fields_of_images_arrive", "a_pods_group_is_named_as_the_driver_wants_it"],
+            "cgroup driver, if the runtime does not report one"
         ),
     Row::new("cpuManagerPolicy", Kind::Word(&["", "none", "static"]), "none")
         .kubelet_flag("cpu-manager-policy")
@@ -259,76 +238,62 @@ pub const KUBELET: &[Row] = &[
     Row::new("topologyManagerPolicyOptions", Kind::Map(Keys::Any, &Kind::Text), "")
         .kubelet_flag("topology-manager-policy-options")
         .not_yet(PodSync, None),
-    Row::new("qosReserved", Kind::Map(Keys::Of(&["memory"], "cannot be reserved"), &Kind::Checked(kind::percentage)), "")
+    Row::new("qosReserved", Kind::Map(Keys::Of(&["memory"], "cannot be reserved"), &Kind::Checked(checks::percentage)), "")
         .kubelet_flag("qos-reserved")
         .not_yet(PodSync, None),
     Row::new("runtimeRequestTimeout", DURATION, "2m").kubelet_flag("runtime-request-timeout").honoured(
         &[CriProxy, Pleg, PodSync],
-        "when a call to the runtime is given up; pulls, execs and attaches have no such limit",
-        &[
-            "a_call_is_given_up_when_the_configuration_says",
-            "a_slow_list_is_waited_for_as_long_as_the_configuration_says",
-            "the_file_names_the_runtime",
-        ],
+        "timeout of runtime calls other than pull, exec and attach"
     ),
     Row::new("hairpinMode", Kind::Word(&["", "promiscuous-bridge", "hairpin-veth", "none"]), "promiscuous-bridge")
         .kubelet_flag("hairpin-mode")
-        .ignored(PodSync, "the network plugin decides; the kubelet does not use it either"),
+        .ignored(PodSync, "the network plugin decides; the kubelet ignores the field as well"),
     Row::new("maxPods", COUNT, "110").kubelet_flag("max-pods").honoured(
         &[PodSync],
-        "pods the node takes",
-        &["pods_are_as_many_as_the_node_and_its_cores_take"],
+        "maximum number of pods"
     ),
     Row::new("podCIDR", Kind::Text, "").kubelet_flag("pod-cidr").honoured(
         &[PodSync],
-        "addresses of the pods of a node without an API server, told to the runtime; with one the Node's podCIDRs are",
-        &["fields_of_the_node_arrive", "the_runtime_is_told_the_addresses_of_the_pods"],
+        "pod CIDR of a standalone node, passed to the runtime; with an API server, the Node's podCIDRs are passed"
     ),
     Row::new("podPidsLimit", Kind::Int(-1, I64), "-1").kubelet_flag("pod-max-pids").zero_counts().honoured(
         &[PodSync],
-        "processes in a pod; -1 and 0: no limit",
-        &["fields_of_cgroups_arrive", "a_pods_group_lives_from_first_use_to_the_last_process"],
+        "maximum number of processes in a pod; -1 and 0: no limit"
     ),
     Row::new("resolvConf", Kind::Path, "/etc/resolv.conf").kubelet_flag("resolv-conf").zero_counts().honoured(
         &[PodSync],
-        "resolv.conf of pods with DNS policy Default; empty: none",
-        &["fields_of_dns_arrive", "the_policy_selects_cluster_host_or_nothing"],
+        "resolv.conf of pods with DNS policy Default; empty: none"
     ),
     Row::new("cpuCFSQuota", Kind::Bool, "true").kubelet_flag("cpu-cfs-quota").honoured(
         &[PodSync],
-        "CPU limits are enforced",
-        &["fields_of_cgroups_arrive", "a_burstable_pod_is_limited_only_if_every_container_is"],
+        "CPU limits are enforced"
     ),
     Row::new("cpuCFSQuotaPeriod", Kind::Duration(1_000_000, SECOND), "100ms")
         .kubelet_flag("cpu-cfs-quota-period")
-        .honoured(&[PodSync], "period of CPU limits", &["fields_of_cgroups_arrive", "a_burstable_pod_is_limited_only_if_every_container_is"]),
+        .honoured(&[PodSync], "period of CPU limits"),
     Row::new("nodeStatusMaxImages", Kind::Int(-1, i32::MAX as i64), "50")
         .kubelet_flag("node-status-max-images")
         .zero_counts()
-        .honoured(&[PodSync], "images that the Node names", &["images_of_the_node_arrive", "the_largest_images_are_told_with_five_names"]),
+        .honoured(&[PodSync], "maximum number of images in the Node's status"),
     Row::new("maxOpenFiles", Kind::Int(0, I64), "1000000").kubelet_flag("max-open-files").not_yet(PodSync, None),
     Row::new("contentType", Kind::Text, "application/vnd.kubernetes.protobuf")
         .kubelet_flag("kube-api-content-type")
-        .ignored(StatusReporter, "the API server is spoken to in JSON"),
+        .ignored(StatusReporter, "requests to the API server use JSON"),
     Row::new("kubeAPIQPS", COUNT, "").kubelet_flag("kube-api-qps").zero_counts().honoured(
         &[StatusReporter],
-        "writes of pods to the API server per second; without it, and with 0, no limit",
-        &["writes_of_pods_keep_to_a_rate_that_is_set"],
+        "limit of pod writes to the API server per second; 0 or not set: no limit"
     ),
     Row::new("kubeAPIBurst", COUNT, "").kubelet_flag("kube-api-burst").honoured(
         &[StatusReporter],
-        "writes of pods at once before that limit counts; without it 100",
-        &["writes_of_pods_keep_to_a_rate_that_is_set"],
+        "burst of kubeAPIQPS; not set: 100"
     ),
     Row::new("serializeImagePulls", Kind::Bool, "").kubelet_flag("serialize-image-pulls").honoured(
         &[PodSync],
-        "true: one pull at a time, false: no limit of its own; not set: 8 in all and 4 from one registry",
-        &["fields_of_images_arrive", "pulls_are_as_many_as_the_settings_allow"],
+        "true: one pull at a time; false: no limit; not set: 8 concurrent pulls, 4 per registry"
     ),
     Row::new("maxParallelImagePulls", Kind::Int(1, i32::MAX as i64), "").own_flag("max-parallel-image-pulls").honoured(
         &[PodSync],
-        "pulls at once, whatever the registry",
-        &["fields_of_images_arrive", "pulls_are_as_many_as_the_settings_allow"],
+        "maximum number of concurrent pulls"
     ),
     Row::new(
         "evictionHard",
@@ -338,8 +303,7 @@ pub const KUBELET: &[Row] = &[
     .kubelet_flag("eviction-hard")
     .honoured(
         &[PodSync],
-        "memory.available and nodefs.available are kept back from allocatable; nothing is evicted yet, of which a warning tells",
-        &["what_hard_eviction_keeps_free_is_not_allocatable"],
+        "memory.available and nodefs.available reduce allocatable; pods are not evicted yet, which a warning reports"
     ),
     Row::new("evictionSoft", THRESHOLDS, "").kubelet_flag("eviction-soft").not_yet(PodSync, None),
     Row::new("evictionSoftGracePeriod", Kind::Map(SIGNALS, &DURATION), "")
@@ -370,59 +334,52 @@ pub const KUBELET: &[Row] = &[
     Row::new("iptablesMasqueradeBit", Kind::Int(0, 31), "14")
         .kubelet_flag("iptables-masquerade-bit")
         .zero_counts()
-        .ignored(PodSync, "the kubelet no longer marks packets either"),
+        .ignored(PodSync, "the kubelet no longer marks packets"),
     Row::new("iptablesDropBit", Kind::Int(0, 31), "15")
         .kubelet_flag("iptables-drop-bit")
         .zero_counts()
-        .ignored(PodSync, "the kubelet no longer marks packets either"),
+        .ignored(PodSync, "the kubelet no longer marks packets"),
     Row::new("featureGates", Kind::Map(Keys::Any, &Kind::Bool), "").kubelet_flag("feature-gates").honoured(
         &[PodSync, NodeApi],
-        "ContainerCheckpoint, KubeletCrashLoopBackOffMax, PodLogsQuerySplitStreams; every other gate is fixed, and a value that differs is warned of",
-        &["a_gate_turns_the_maximum_of_the_back_off_off", "with_its_gate_a_log_is_read_stream_by_stream", "without_its_gate_there_is_no_checkpoint"],
+        "ContainerCheckpoint, KubeletCrashLoopBackOffMax and PodLogsQuerySplitStreams; all other gates are fixed, and a different value causes a warning"
     ),
     Row::new("failSwapOn", Kind::Bool, "true").kubelet_flag("fail-swap-on").not_yet(PodSync, Some("false")),
     Row::new("memorySwap.swapBehavior", Kind::Word(&["", "NoSwap", "LimitedSwap"]), "NoSwap")
         .own_flag("memory-swap-behavior")
         .honoured(
             &[PodSync],
-            "with LimitedSwap, Burstable pods get a share of the machine's swap (cgroup v2)",
-            &["swap_is_for_nobody_unless_limited_swap_is_set"],
+            "LimitedSwap: Burstable pods get a share of the machine's swap (cgroup v2)"
         ),
-    Row::new("containerLogMaxSize", Kind::Checked(kind::signed_quantity), "10Mi")
+    Row::new("containerLogMaxSize", Kind::Checked(checks::signed_quantity), "10Mi")
         .kubelet_flag("container-log-max-size")
         .honoured(
             &[PodSync],
-            "size from which a container's log is rotated; negative: never",
-            &["a_log_is_rotated_once_it_is_too_large_and_made_where_it_is_missing"],
+            "size at which a container's log is rotated; negative: never"
         ),
     Row::new("containerLogMaxFiles", Kind::Int(2, i32::MAX as i64), "5")
         .kubelet_flag("container-log-max-files")
         .honoured(
             &[PodSync],
-            "files of one container's log, the one that is written to included",
-            &["a_follower_gets_every_line_once_while_the_log_is_rotated_and_compressed"],
+            "maximum number of log files of a container, including the current one"
         ),
     Row::new("containerLogMaxWorkers", Kind::Int(1, i32::MAX as i64), "1")
         .own_flag("container-log-max-workers")
-        .honoured(&[PodSync], "logs that are rotated at once", &["no_more_logs_are_rotated_at_once_than_there_are_workers"]),
+        .honoured(&[PodSync], "number of concurrent log rotations"),
     Row::new("containerLogMonitorInterval", Kind::Duration(3 * SECOND, I64), "10s")
         .own_flag("container-log-monitor-interval")
         .honoured(
             &[PodSync],
-            "how often logs are looked at",
-            &["a_follower_gets_every_line_once_while_the_log_is_rotated_and_compressed"],
+            "interval of checks for logs to rotate"
         ),
     Row::new("configMapAndSecretChangeDetectionStrategy", Kind::Word(&["", "Get", "Cache", "Watch"]), "Watch")
         .not_yet(PodSync, None),
     Row::new("systemReserved", RESERVED, "").kubelet_flag("system-reserved").honoured(
         &[PodSync],
-        "kept back from allocatable, and from the pods' cgroup where enforceNodeAllocatable has pods",
-        &["what_is_reserved_is_kept_from_pods"],
+        "reduces allocatable, and the limits of kubepods if enforceNodeAllocatable contains pods"
     ),
     Row::new("kubeReserved", RESERVED, "").kubelet_flag("kube-reserved").honoured(
         &[PodSync],
-        "as systemReserved",
-        &["what_is_reserved_is_kept_from_pods"],
+        "same as systemReserved"
     ),
     Row::new("reservedSystemCPUs", Kind::Text, "").kubelet_flag("reserved-cpus").not_yet(PodSync, None),
     Row::new("systemReservedCgroup", Kind::Text, "").kubelet_flag("system-reserved-cgroup").not_yet(PodSync, None),
@@ -443,25 +400,21 @@ pub const KUBELET: &[Row] = &[
     .zero_counts()
     .honoured(
         &[PodSync],
-        "pods: the cgroup of all pods is limited to what is not reserved (the other words have no effect yet)",
-        &["what_is_reserved_is_kept_from_pods"],
+        "pods: kubepods is limited to the resources that are not reserved; other elements have no effect yet"
     ),
     Row::new("allowedUnsafeSysctls", TEXTS, "").kubelet_flag("allowed-unsafe-sysctls").honoured(
         &[PodSync],
-        "sysctls, or patterns of them, that pods may set besides the safe ones",
-        &["an_unsafe_sysctl_is_admitted_where_it_is_allowed"],
+        "sysctls or patterns that pods may set in addition to the safe sysctls"
     ),
     Row::new("shutdownGracePeriod", DURATION, "0s").own_flag("shutdown-grace-period").honoured(
         &[PodSync],
-        "how long a shutdown of the machine waits for pods; 0s: it does not",
-        &["fields_of_the_shutdown_arrive", "a_shutdown_waits_until_pods_have_ended_by_their_priority"],
+        "time for pods to terminate at a node shutdown; 0s: none"
     ),
     Row::new("shutdownGracePeriodCriticalPods", DURATION, "0s")
         .own_flag("shutdown-grace-period-critical-pods")
         .honoured(
             &[PodSync],
-            "how much of that is for critical pods, which end last",
-            &["fields_of_the_shutdown_arrive", "a_shutdown_waits_until_pods_have_ended_by_their_priority"],
+            "part of shutdownGracePeriod for critical pods, which terminate last"
         ),
     Row::new(
         "shutdownGracePeriodByPodPriority",
@@ -474,8 +427,7 @@ pub const KUBELET: &[Row] = &[
     .own_flag("shutdown-grace-period-by-pod-priority")
     .honoured(
         &[PodSync],
-        "how long pods from a priority on are waited for, the lowest first",
-        &["fields_of_the_shutdown_arrive", "pods_end_by_priority_each_with_its_share"],
+        "time for pods to terminate, by minimum priority, lowest first"
     ),
     Row::new(
         "reservedMemory",
@@ -487,63 +439,55 @@ pub const KUBELET: &[Row] = &[
     )
     .kubelet_flag("reserved-memory")
     .not_yet(PodSync, None),
-    Row::new("enableProfilingHandler", Kind::Bool, "true").ignored(NodeApi, "profiles Go; /debug/pprof answers 405"),
-    Row::new("enableDebugFlagsHandler", Kind::Bool, "true").ignored(NodeApi, "sets the verbosity of Go's logger; /debug/flags answers 405"),
-    Row::new("enableSystemLogHandler", Kind::Bool, "true").own_flag("enable-system-log-handler").honoured(&[NodeApi], "false: /logs/ answers 405", &["fields_of_the_node_api_arrive", "handlers_that_are_off_answer_405"]),
+    Row::new("enableProfilingHandler", Kind::Bool, "true").ignored(NodeApi, "profiles the Go runtime; /debug/pprof answers 405"),
+    Row::new("enableDebugFlagsHandler", Kind::Bool, "true").ignored(NodeApi, "sets the verbosity of klog; /debug/flags answers 405"),
+    Row::new("enableSystemLogHandler", Kind::Bool, "true").own_flag("enable-system-log-handler").honoured(&[NodeApi], "false: /logs/ answers 405"),
     Row::new("enableSystemLogQuery", Kind::Bool, "false").own_flag("enable-system-log-query").honoured(
         &[NodeApi],
-        "/logs/?query= reads the journal of services and log files, as far as the node API's user may",
-        &["a_query_reads_files_and_the_journal_of_services", "what_a_query_may_not_ask_is_said"],
+        "/logs/?query= returns the journal of services and log files that the user of node-api may read"
     ),
     Row::new("seccompDefault", Kind::Bool, "false").kubelet_flag("seccomp-default").honoured(
         &[PodSync],
-        "containers without a seccomp profile get RuntimeDefault",
-        &["fields_of_security_arrive", "profiles_come_from_container_then_annotation_then_pod"],
+        "RuntimeDefault is the profile of containers without a seccomp profile"
     ),
     Row::new("memoryThrottlingFactor", Kind::Number(0.0, 1.0), "0.9").not_yet(PodSync, None),
     Row::new("memoryReservationPolicy", Kind::Word(&["", "None", "TieredReservation"]), "None")
         .not_yet(PodSync, Some("None")),
     Row::new("registerWithTaints", TAINTS, "").kubelet_flag("register-with-taints").honoured(
         &[StatusReporter],
-        "taints of a Node that is registered",
-        &["a_node_is_registered_with_what_the_configuration_says"],
+        "taints of the Node at its registration"
     ),
     Row::new("registerNode", Kind::Bool, "true").kubelet_flag("register-node").honoured(
         &[StatusReporter],
-        "the Node object is made if it is not there",
-        &["without_registration_the_node_is_waited_for"],
+        "the Node object is created if it is missing"
     ),
     Row::new("localStorageCapacityIsolation", Kind::Bool, "true")
         .kubelet_flag("local-storage-capacity-isolation")
         .not_yet(PodSync, None),
-    Row::new("containerRuntimeEndpoint", Kind::Checked(kind::unix_endpoint), "unix:///run/containerd/containerd.sock")
+    Row::new("containerRuntimeEndpoint", Kind::Checked(checks::unix_endpoint), "unix:///run/containerd/containerd.sock")
         .kubelet_flag("container-runtime-endpoint")
         .own_flag("runtime-endpoint")
-        .honoured(&[CriProxy], "the runtime's socket", &["the_file_names_the_runtime"]),
-    Row::new("imageServiceEndpoint", Kind::Checked(kind::unix_endpoint), "")
+        .honoured(&[CriProxy], "socket of the runtime"),
+    Row::new("imageServiceEndpoint", Kind::Checked(checks::unix_endpoint), "")
         .kubelet_flag("image-service-endpoint")
         .honoured(
             &[CriProxy],
-            "socket of the image service where that is another one",
-            &["images_may_have_a_socket_of_their_own", "the_file_names_the_runtime"],
+            "socket of the image service, if it differs"
         ),
     Row::new("failCgroupV1", Kind::Bool, "true").not_yet(PodSync, Some("false")),
     Row::new("singleProcessOOMKill", Kind::Bool, "").own_flag("single-process-oom-kill").honoured(
         &[PodSync],
-        "whether the kernel kills one process of a container or all; without it one with cgroup v1, all with v2",
-        &["fields_of_security_arrive", "the_unified_hierarchy_gets_group_kill_and_swap"],
+        "whether the kernel kills one process of a container or all; not set: one with cgroup v1, all with v2"
     ),
     Row::new("crashLoopBackOff.maxContainerRestartPeriod", Kind::Duration(SECOND, 300 * SECOND), "5m")
         .own_flag("max-container-restart-period")
         .honoured(
             &[PodSync],
-            "longest delay before a container that keeps ending is started again",
-            &["a_short_maximum_caps_the_first_delay_too", "fields_of_sources_arrive"],
+            "maximum back-off of container restarts"
         ),
-    Row::new("podLogsDir", Kind::Checked(kind::clean_path), "/var/log/pods").own_flag("pod-logs-dir").honoured(
+    Row::new("podLogsDir", Kind::Checked(checks::clean_path), "/var/log/pods").own_flag("pod-logs-dir").honoured(
         &[CriProxy, NodeApi, PodSync],
-        "directory of the pods' logs",
-        &["fields_of_the_node_arrive", "fields_of_the_node_api_arrive", "names_follow_the_kubelets_layout"],
+        "directory of pod logs"
     ),
     Row::new(
         "imagePullCredentialsVerificationPolicy",
@@ -559,47 +503,42 @@ pub const KUBELET: &[Row] = &[
     .own_flag("image-pull-credentials-verification-policy")
     .honoured(
         &[PodSync],
-        "which images that are there already are used only with credentials that opened them, or after another pull",
-        &["fields_of_images_arrive", "an_image_is_for_those_whose_credentials_opened_it"],
+        "which present images require pull credentials that were verified, or another pull"
     ),
     Row::new("preloadedImagesVerificationAllowlist", TEXTS, "")
         .own_flag("preloaded-images-verification-allowlist")
         .honoured(
             &[PodSync],
-            "images that NeverVerifyAllowlistedImages lets every pod use",
-            &["fields_of_images_arrive", "an_image_is_for_those_whose_credentials_opened_it"],
+            "images that every pod may use with NeverVerifyAllowlistedImages"
         ),
     Row::new("userNamespaces.idsPerPod", Kind::Int(65536, u32::MAX as i64), "65536")
         .own_flag("ids-per-pod")
         .honoured(
             &[PodSync],
-            "ids of a pod with a user namespace of its own, a multiple of 65536",
-            &["a_pod_has_as_many_ids_as_are_set_and_one_of_another_setting_keeps_those_it_has"],
+            "number of IDs of a pod with its own user namespace, a multiple of 65536"
         ),
     Row::new("podsPerCore", COUNT, "0").kubelet_flag("pods-per-core").honoured(
         &[PodSync],
-        "pods per core, up to maxPods; 0: maxPods alone",
-        &["pods_are_as_many_as_the_node_and_its_cores_take"],
+        "maximum number of pods per core, up to maxPods; 0: maxPods only"
     ),
     Row::new("logging.format", Kind::Word(&["", "text", "json"]), "text")
         .kubelet_flag("logging-format")
         .own_flag("log-format")
-        .honoured(ALL, "form of the log lines", &["a_file_alone_is_enough_to_run_all_five"]),
+        .honoured(ALL, "format of log lines"),
     Row::new("logging.verbosity", Kind::Int(0, u32::MAX as i64), "0").honoured(
         ALL,
-        "0 to 3: info, 4 and 5: debug, more: trace; logFilter wins",
-        &["verbosity_sets_the_log_filter_unless_that_is_set"],
+        "0 to 3: info, 4 and 5: debug, above: trace; logFilter takes precedence"
     ),
     Row::new("logging.flushFrequency", Kind::DurationOrNanos, "5s")
         .kubelet_flag("log-flush-frequency")
-        .ignored(PodSync, "every log line is written at once"),
+        .ignored(PodSync, "log lines are written without a delay"),
     Row::new(
         "logging.vmodule",
         Kind::Objects(&[("filePattern", Kind::Text, true), ("verbosity", Kind::Int(0, u32::MAX as i64), true)]),
         "",
     )
     .kubelet_flag("vmodule")
-    .ignored(PodSync, "names files of Go; logFilter in the Quintlet document selects by service"),
+    .ignored(PodSync, "selects Go source files; logFilter of QuintletConfiguration selects by module"),
     Row::new("logging.options.text.splitStream", Kind::Bool, "false")
         .kubelet_flag("log-text-split-stream")
         .ignored(PodSync, "logs go to stderr, unbuffered"),
@@ -615,14 +554,13 @@ pub const KUBELET: &[Row] = &[
     Row::new("showHiddenMetricsForVersion", Kind::Text, "")
         .kubelet_flag("show-hidden-metrics-for-version")
         .ignored(PodSync, "no metric is hidden"),
-    Row::new("tracing.endpoint", Kind::Checked(kind::collector), "").own_flag("otlp-endpoint").honoured(
+    Row::new("tracing.endpoint", Kind::Checked(checks::collector), "").own_flag("otlp-endpoint").honoured(
         ALL,
-        "OTLP/gRPC endpoint of traces, host:port or a URL; without it spans stay in memory",
-        &["fields_of_telemetry_arrive", "a_pod_of_the_api_server_comes_in_one_trace_and_goes_in_another"],
+        "OTLP/gRPC endpoint for traces, host:port or a URL; not set: spans stay in memory"
     ),
     Row::new("tracing.samplingRatePerMillion", Kind::Int(0, 1_000_000), "")
         .not_yet(PodSync, Some("1000000")),
     Row::new("runOnce", Kind::Bool, "false")
         .kubelet_flag("runonce")
-        .refused("unsupported: the kubelet has given it up, and `quintctl up --once` is for tests"),
+        .refused("unsupported: the kubelet has deprecated it; `quintctl up --once` serves tests"),
 ];

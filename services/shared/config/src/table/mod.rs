@@ -61,8 +61,6 @@ pub enum Verdict {
         effect: &'static str,
         /// The services that honour the field.
         by: &'static [Service],
-        /// Names of tests that verify the effect.
-        shown_by: &'static [&'static str],
     },
     /// The field has no effect yet. A value other than `now` causes a warning at start.
     NotYet {
@@ -165,13 +163,8 @@ impl Row {
         self
     }
 
-    const fn honoured(
-        mut self,
-        by: &'static [Service],
-        effect: &'static str,
-        shown_by: &'static [&'static str],
-    ) -> Self {
-        self.verdict = Verdict::Honoured { effect, by, shown_by };
+    const fn honoured(mut self, by: &'static [Service], effect: &'static str) -> Self {
+        self.verdict = Verdict::Honoured { effect, by };
         self
     }
 

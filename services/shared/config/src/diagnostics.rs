@@ -4,29 +4,29 @@ use std::fmt::Write as _;
 
 use crate::node::Origin;
 
-/// The severity of a mistake.
+/// The severity of a diagnostic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
     /// The service does not start.
     Error,
-    /// The service logs the mistake and starts.
+    /// The service logs the diagnostic and starts.
     Warning,
 }
 
 /// A problem of the configuration that a person should correct.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mistake {
-    /// Severity of the mistake.
+pub struct Diagnostic {
+    /// Severity of the diagnostic.
     pub severity: Severity,
     /// Origin of the wrong value.
     pub origin: Origin,
-    /// Path of the field, `a.b[0].c`; empty if the mistake does not concern a field.
+    /// Path of the field, `a.b[0].c`; empty if the diagnostic does not concern a field.
     pub path: String,
     /// Description of the problem, with the value if that helps.
     pub message: String,
 }
 
-impl Mistake {
+impl Diagnostic {
     /// Returns an error.
     #[must_use]
     pub fn error(origin: Origin, path: impl Into<String>, message: impl Into<String>) -> Self {
@@ -39,7 +39,7 @@ impl Mistake {
         Self { severity: Severity::Warning, ..Self::error(origin, path, message) }
     }
 
-    /// Returns whether the mistake is an error.
+    /// Returns whether the diagnostic is an error.
     #[must_use]
     pub fn is_error(&self) -> bool {
         self.severity == Severity::Error
@@ -51,7 +51,7 @@ impl Mistake {
         if self.path.is_empty() { self.message.clone() } else { format!("{}: {}", self.path, self.message) }
     }
 
-    /// Returns the name of the source, by which mistakes are grouped.
+    /// Returns the name of the source, by which diagnostics are grouped.
     fn source(&self) -> String {
         match &self.origin {
             Origin::File(file, _) => file.display().to_string(),
@@ -76,28 +76,28 @@ impl Mistake {
     }
 }
 
-/// Formats all mistakes with a block per file: errors by line, then warnings by line. The text ends with a newline.
+/// Formats all diagnostics with a block per file: errors by line, then warnings by line. The text ends with a newline.
 #[must_use]
-pub fn render(mistakes: &[Mistake]) -> String {
+pub fn render(diagnostics: &[Diagnostic]) -> String {
     let mut sources: Vec<String> = Vec::new();
-    for mistake in mistakes {
-        let source = mistake.source();
+    for diagnostic in diagnostics {
+        let source = diagnostic.source();
         if !sources.contains(&source) {
             sources.push(source);
         }
     }
     let mut out = String::new();
     for source in sources {
-        let mut of_source: Vec<&Mistake> = mistakes.iter().filter(|m| m.source() == source).collect();
+        let mut of_source: Vec<&Diagnostic> = diagnostics.iter().filter(|m| m.source() == source).collect();
         of_source.sort_by_key(|m| (!m.is_error(), m.line()));
         let errors = of_source.iter().filter(|m| m.is_error()).count();
         let (count, noun) = if errors > 0 { (errors, "problem") } else { (of_source.len(), "warning") };
         let plural = if count == 1 { "" } else { "s" };
         // Writing to a String does not fail.
         let _ = writeln!(out, "quintlet: {count} {noun}{plural} in {source}");
-        for mistake in of_source {
-            let warning = if mistake.is_error() { "" } else { "warning: " };
-            let _ = writeln!(out, "  {warning}{}{}", mistake.place(), mistake.text());
+        for diagnostic in of_source {
+            let warning = if diagnostic.is_error() { "" } else { "warning: " };
+            let _ = writeln!(out, "  {warning}{}{}", diagnostic.place(), diagnostic.text());
         }
     }
     out
@@ -111,23 +111,27 @@ mod tests {
     #[test]
     fn mistakes_read_as_promised() {
         let at = |line| Origin::File(Path::new("/etc/quintlet/config.yaml").into(), line);
-        let mistakes = [
-            Mistake::warning(at(31), "evictionHardd", "unknown field, ignored (did you mean evictionHard?)"),
-            Mistake::error(
+        let diagnostics = [
+            Diagnostic::warning(
+                at(31),
+                "evictionHardd",
+                "unknown field, ignored (did you mean evictionHard?)",
+            ),
+            Diagnostic::error(
                 at(30),
                 "evictionHard.memory.available",
                 "\"10%x\" is neither a quantity nor a percentage",
             ),
-            Mistake::error(at(14), "syncFrequency", "\"5\": a duration needs a unit, e.g. 5s"),
-            Mistake::error(
+            Diagnostic::error(at(14), "syncFrequency", "\"5\": a duration needs a unit, e.g. 5s"),
+            Diagnostic::error(
                 at(22),
                 "imageGCHighThresholdPercent",
                 "40 is below imageGCLowThresholdPercent 80",
             ),
-            Mistake::error(Origin::Flag("--max-pods".into()), "maxPods", "-1 is below 0"),
+            Diagnostic::error(Origin::Flag("--max-pods".into()), "maxPods", "-1 is below 0"),
         ];
         assert_eq!(
-            render(&mistakes),
+            render(&diagnostics),
             "\
 quintlet: 3 problems in /etc/quintlet/config.yaml
   line 14  syncFrequency: \"5\": a duration needs a unit, e.g. 5s

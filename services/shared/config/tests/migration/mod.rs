@@ -2,21 +2,20 @@
 
 use std::fmt::Write as _;
 
-use crate::table::{Document, FLAGS, FlagVerdict, Row, Service, Verdict};
+use quintlet_config::table::{Document, FLAGS, FlagVerdict, Row, Service, Verdict};
 
 /// Returns the content of the page.
-#[must_use]
 pub fn page() -> String {
     let mut out = String::from(
-        "# From the kubelet to Quintlet: flags and fields\n\n\
-         Generated from the table in `services/shared/config/src/table`; a test compares. Every service reads the same file\n\
-         (`--config FILE`, drop-ins with `--config-dir DIR`); `SERVICE --print-config` shows each value with its origin.\n\n\
-         - **honoured**: has its effect, shown by a test.\n\
-         - **not yet**: read and checked; listed in one warning at start if it asks for something that is missing.\n\
-         - **ignored**: a warning if it is not the default.\n\
-         - **refused**: an error; no service starts.\n\n\
-         Duration fields take Go's form (`1m30s`, `1.5h`). Zero or an empty value means the default, as with the kubelet, except in\n\
-         fields marked °.\n",
+        "# Migration from the kubelet: flags and fields\n\n\
+         This page is generated from the table in `services/shared/config/src/table`. All services read the same file\n\
+         (`--config FILE`, drop-ins with `--config-dir DIR`). `SERVICE --print-config` prints each value with its origin.\n\n\
+         - **honoured**: the field has its effect; a test shows it.\n\
+         - **not yet**: the value is checked; a value that requires missing behaviour causes a warning at start.\n\
+         - **ignored**: a value other than the default causes a warning.\n\
+         - **refused**: a value other than the default is an error; no service starts.\n\n\
+         Durations have Go's format (`1m30s`, `1.5h`). Zero and empty values stand for the default, as in the kubelet, except in\n\
+         fields marked with °.\n",
     );
     fields(&mut out);
     own(&mut out);
@@ -41,8 +40,8 @@ fn fields(out: &mut String) {
 fn own(out: &mut String) {
     out.push_str(
         "\n## Fields of QuintletConfiguration\n\n\
-         `apiVersion: quintlet.dev/v1alpha1`, a second document in the same file. It has what the kubelet has as flags only,\n\
-         and what only Quintlet has.\n\n\
+         `apiVersion: quintlet.dev/v1alpha1`, a second document in the same file. It has the settings that are flags only in the\n\
+         kubelet, and the settings of Quintlet itself.\n\n\
          | kubelet flag | field | default | Quintlet |\n|---|---|---|---|\n",
     );
     for row in Document::Quintlet.rows() {
@@ -52,7 +51,7 @@ fn own(out: &mut String) {
 }
 
 fn flags(out: &mut String) {
-    out.push_str("\n## Other flags of the kubelet\n\n| kubelet flag | Quintlet |\n|---|---|\n");
+    out.push_str("\n## Kubelet flags without a field\n\n| kubelet flag | Quintlet |\n|---|---|\n");
     for row in FLAGS {
         let verdict = match row.verdict {
             FlagVerdict::Same => "the same, on every service".to_owned(),
@@ -70,7 +69,7 @@ fn default(row: &Row) -> String {
 
 fn verdict(row: &Row) -> String {
     match row.verdict {
-        Verdict::Honoured { effect, by, .. } => {
+        Verdict::Honoured { effect, by } => {
             let services: Vec<&str> = by.iter().map(|s| s.name()).collect();
             let who =
                 if by.len() == Service::ALL.len() { "all services".to_owned() } else { services.join(", ") };

@@ -24,7 +24,7 @@ pub(crate) struct View {
 
 impl View {
     /// Returns the number of pods that have not terminated, and the longest of their grace periods, in seconds.
-    pub(super) fn unfinished(&self) -> (usize, u64) {
+    pub(crate) fn unfinished(&self) -> (usize, u64) {
         self.pods.values().filter_map(grace).fold((0, 0), |(n, longest), grace| (n + 1, longest.max(grace)))
     }
 }

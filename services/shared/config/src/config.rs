@@ -1,0 +1,91 @@
+//! A valid configuration: the value of each field with its origin.
+
+use crate::diagnostics::Diagnostic;
+use crate::node::{Data, Node, Origin};
+use crate::table::{Document, GATES, Row, Service, Verdict, is_now};
+
+/// A valid configuration, with a value for every field that is set or has a default.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub(crate) kubelet: Node,
+    pub(crate) quintlet: Node,
+    /// Problems that do not prevent a start.
+    pub warnings: Vec<Diagnostic>,
+}
+
+impl Config {
+    /// Returns the value of a field, or `None` if it is not set and has no default.
+    #[must_use]
+    pub fn value(&self, document: Document, field: &str) -> Option<&Node> {
+        self.document(document).at(field)
+    }
+
+    /// Returns the merged document.
+    #[must_use]
+    pub fn document(&self, document: Document) -> &Node {
+        match document {
+            Document::Kubelet => &self.kubelet,
+            Document::Quintlet => &self.quintlet,
+        }
+    }
+
+    /// Returns the fields of `service` that are set but have no effect yet, as one line, or `None` if there are none.
+    #[must_use]
+    pub fn not_yet(&self, service: Service) -> Option<String> {
+        let mut named: Vec<String> = Vec::new();
+        for row in Document::Kubelet.rows() {
+            let Verdict::NotYet { by, now } = row.verdict else { continue };
+            let Some(value) = self.value(Document::Kubelet, row.field) else { continue };
+            let ours = by == service || matches!(value.origin, Origin::Flag(_));
+            if ours && value.origin.is_set() && !is_now(now, &row.kind, value) {
+                named.push(named_value(row, value));
+            }
+        }
+        if service == Service::PodSync {
+            // The thresholds reduce the node's allocatable resources, but no pod is evicted.
+            let thresholds = self.kubelet.get("evictionHard");
+            if thresholds.is_some_and(|t| t.origin.is_set() && !t.entries().is_empty()) {
+                named.insert(0, "evictionHard".to_owned());
+            }
+            for entry in self.kubelet.get("featureGates").map(Node::entries).unwrap_or_default() {
+                let fixed = GATES.iter().find(|g| g.name == entry.key).map(|g| g.fixed);
+                if fixed.is_some_and(|fixed| entry.value.data != Data::Bool(fixed)) {
+                    named.push(format!("featureGates.{}: {}", entry.key, entry.value.data));
+                }
+            }
+            for element in self.kubelet.get("enforceNodeAllocatable").map(Node::elements).unwrap_or_default()
+            {
+                if let Some(word) = element.text().filter(|w| !matches!(*w, "pods" | "none")) {
+                    named.push(format!("enforceNodeAllocatable: {word}"));
+                }
+            }
+        }
+        (!named.is_empty()).then(|| named.join(", "))
+    }
+
+    /// Returns the fields of `service` that are set and will never have an effect, each with the reason.
+    #[must_use]
+    pub fn ignored(&self, service: Service) -> Vec<(String, &'static str)> {
+        let rows = Document::Kubelet.rows().iter();
+        rows.filter_map(|row| {
+            let Verdict::Ignored { by, why } = row.verdict else { return None };
+            let value = self.value(Document::Kubelet, row.field)?;
+            if !value.origin.is_set() || by != service && !matches!(value.origin, Origin::Flag(_)) {
+                return None;
+            }
+            let default = row.default_node().is_some_and(|d| d.equals(value));
+            (!default).then(|| (named_value(row, value), why))
+        })
+        .collect()
+    }
+}
+
+/// Formats a field as `field: value`. Long and secret values are omitted.
+fn named_value(row: &Row, value: &Node) -> String {
+    match &value.data {
+        Data::List(_) | Data::Map(_) => row.field.to_owned(),
+        Data::Text(text) if !row.secret && text.len() <= 40 => format!("{}: {text}", row.field),
+        Data::Text(_) => row.field.to_owned(),
+        other => format!("{}: {other}", row.field),
+    }
+}

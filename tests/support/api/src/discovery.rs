@@ -1,0 +1,59 @@
+//! The lists of groups, versions and resources.
+
+use axum::response::{IntoResponse as _, Response};
+use serde_json::{Value, json};
+
+use crate::reply::ok;
+use crate::resources::RESOURCES;
+use crate::store::now;
+
+/// Health, version and the lists kubectl starts from.
+pub(crate) fn discovery(path: &str) -> Option<Response> {
+    let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
+    let groups = || {
+        let mut groups: Vec<&str> = RESOURCES.iter().map(|r| r.group).filter(|g| !g.is_empty()).collect();
+        groups.dedup();
+        groups
+    };
+    let body = match segments.as_slice() {
+        ["healthz" | "livez" | "readyz", ..] => return Some("ok".into_response()),
+        ["version"] => json!({
+            "major": "1", "minor": "36", "gitVersion": "v1.36.2", "gitCommit": "", "gitTreeState": "", "buildDate": now(),
+            "goVersion": "", "compiler": "", "platform": "linux/amd64",
+        }),
+        ["api"] => json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
+        ["apis"] => {
+            let groups: Vec<Value> = groups()
+                .into_iter()
+                .map(|group| {
+                    let version = json!({"groupVersion": format!("{group}/v1"), "version": "v1"});
+                    json!({"name": group, "versions": [version], "preferredVersion": version})
+                })
+                .collect();
+            json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
+        }
+        ["api", "v1"] => resource_list("", "v1"),
+        ["apis", group, "v1"] if groups().contains(group) => resource_list(group, "v1"),
+        _ => return None,
+    };
+    Some(ok(200, &body))
+}
+
+fn resource_list(group: &str, version: &str) -> Value {
+    let verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+    let mut resources = Vec::new();
+    for resource in RESOURCES.iter().filter(|r| r.group == group) {
+        let entry = |name: String, verbs: &[&str]| {
+            json!({
+                "name": name, "singularName": resource.kind.to_lowercase(), "namespaced": resource.namespaced,
+                "kind": resource.kind, "verbs": verbs,
+            })
+        };
+        resources.push(entry(resource.plural.to_owned(), &verbs));
+        if resource.has_status {
+            resources.push(entry(format!("{}/status", resource.plural), &["get", "patch", "update"]));
+        }
+    }
+    let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources})
+}
