@@ -5,7 +5,7 @@ use std::time::Duration;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::runtime::{Known, PodRuntime};
 
-use super::{Judge, Sound};
+use super::active_policy as policy;
 
 /// The last action and the last inspection that a worker knows of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,18 +74,10 @@ impl Freshness {
     /// Returns how to obtain current state, given the newest cached state.
     #[must_use]
     pub fn next_observation(&self, at_hand: Option<&PodRuntime>) -> NextObservation {
-        self.next_observation_by(&Sound, at_hand)
-    }
-
-    pub(super) fn next_observation_by(
-        &self,
-        judge: &impl Judge,
-        at_hand: Option<&PodRuntime>,
-    ) -> NextObservation {
         let Some(record) = at_hand else { return NextObservation::Inspect { full: self.full } };
         let same_run = record.cursor.epoch == self.epoch;
-        let newer = judge.is_newer(record.observed, self.acted) && record.error.is_none();
-        if newer && same_run && !self.full && judge.knows(&record.ids(), &self.created.ids()) {
+        let newer = policy::is_newer(record.observed, self.acted) && record.error.is_none();
+        if newer && same_run && !self.full && policy::knows(&record.ids(), &self.created.ids()) {
             NextObservation::UseCached
         } else {
             NextObservation::Inspect { full: self.full || !same_run }

@@ -5,11 +5,12 @@
 //! pod-sync) reports inputs and executes the effects. Each transition that a step takes is named by a [`Rule`].
 //!
 //! A worker asks for work with [`Input::TakeWork`], reports with [`Input::RuntimeReached`] that its sync can no longer be
-//! cancelled, and reports the outcome with [`Input::Done`]. The conditions inside are methods of [`Judge`], so that tests can
-//! replace each of them with a wrong one.
+//! cancelled, and reports the outcome with [`Input::Done`]. The conditions inside are
+//! functions of `policy`, which unit tests replace with faulty ones.
 
 pub mod freshness;
 mod full_name_queue;
+mod policy;
 mod predicates;
 mod step;
 #[cfg(test)]
@@ -23,18 +24,15 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 use serde::{Deserialize, Serialize};
 
-use super::grace::{self, EffectiveGrace, PodGrace};
+use super::grace::PodGrace;
 use super::status::KillOverride;
-use super::sync::{FullNameWaiter, static_pod_may_start};
+use super::sync::FullNameWaiter;
 use full_name_queue::FullNameQueue;
+#[cfg(not(test))]
+use policy as active_policy;
+#[cfg(test)]
+use tests::faulty_policy as active_policy;
 
-/// Waits after an interrupted call. The return of the peer wakes the worker earlier.
-const INTERRUPTED_FIRST_WAIT: Duration = Duration::from_millis(100);
-const INTERRUPTED_LONGEST_WAIT: Duration = Duration::from_secs(1);
-/// Wait after an error of the pod (`pkg/kubelet: podWorkers.completeWork`), with jitter of up to half of it.
-const ERROR_WAIT: Duration = Duration::from_secs(10);
-/// Wait while the network is not ready.
-const NETWORK_WAIT: Duration = Duration::from_secs(1);
 /// Wait while another static pod has the full name. The worker is woken when the name is free.
 const NAME_WAIT: Duration = Duration::from_secs(10);
 /// Grace period of a pod that only the runtime has, in seconds.
@@ -400,92 +398,6 @@ pub struct Step {
     /// Transitions that were taken.
     pub rules: Vec<Rule>,
 }
-
-/// The conditions of the transitions. The default methods are the real ones; tests replace them with wrong ones.
-pub trait Judge {
-    /// Returns whether a static pod may start.
-    fn may_start(&self, uid: &PodUid, started: Option<&PodUid>, name_queue: &[FullNameWaiter]) -> bool {
-        static_pod_may_start(uid, started, name_queue)
-    }
-
-    /// Returns whether a worker may take work.
-    fn may_take(&self, busy: bool) -> bool {
-        !busy
-    }
-
-    /// Returns the effective grace period.
-    fn grace(&self, stored: i64, pod: PodGrace, wanted: Option<i64>) -> EffectiveGrace {
-        grace::effective_grace(stored, pod, wanted)
-    }
-
-    /// Returns the deadline of a grace period that was shortened.
-    fn deadline(&self, old: Duration, now: Duration, seconds: i64) -> Duration {
-        old.min(now.saturating_add(Duration::from_secs(u64::try_from(seconds).unwrap_or(1))))
-    }
-
-    /// Returns whether the sync in progress is cancelled.
-    fn cancels(&self, reached_runtime: bool, begins: bool, shortened: bool) -> bool {
-        !reached_runtime && (begins || shortened)
-    }
-
-    /// Returns the phase after completed work.
-    fn next_phase(&self, phase: WorkerPhase) -> WorkerPhase {
-        match phase {
-            WorkerPhase::Sync => WorkerPhase::Terminating,
-            WorkerPhase::Terminating => WorkerPhase::Terminated,
-            WorkerPhase::Terminated | WorkerPhase::Finished => WorkerPhase::Finished,
-        }
-    }
-
-    /// Returns whether a pod in this phase holds its full name.
-    fn holds_name(&self, phase: WorkerPhase) -> bool {
-        phase < WorkerPhase::Finished
-    }
-
-    /// Returns whether a pod is not desired.
-    fn is_orphan(&self, desired: &BTreeSet<PodUid>, uid: &PodUid) -> bool {
-        !desired.contains(uid)
-    }
-
-    /// Returns the termination to restore from a record.
-    fn restored(&self, termination: Option<Termination>, _now: Duration) -> Option<Termination> {
-        termination
-    }
-
-    /// Returns whether an inspection that began at `observed` is newer than the last action.
-    fn is_newer(&self, observed: Duration, acted: Duration) -> bool {
-        observed > acted
-    }
-
-    /// Returns whether an inspection has all IDs that were created since the last one.
-    fn knows(&self, ids: &[String], made: &[String]) -> bool {
-        made.iter().all(|m| ids.contains(m))
-    }
-
-    /// Returns the wait after an outcome. `interruptions`: number of interrupted passes in a row before it.
-    fn wait(&self, outcome: Outcome, interruptions: u32, resync: Duration, chance: f64) -> Duration {
-        match outcome {
-            Outcome::Advance | Outcome::Requeue => Duration::ZERO,
-            Outcome::Idle(within) => {
-                let resync = jitter(resync, chance);
-                within.map_or(resync, |w| w.min(resync))
-            }
-            Outcome::NetworkNotReady => jitter(NETWORK_WAIT, chance),
-            Outcome::Failed(after) => after.unwrap_or_else(|| jitter(ERROR_WAIT, chance)),
-            Outcome::Interrupted => INTERRUPTED_FIRST_WAIT
-                .saturating_mul(2_u32.saturating_pow(interruptions))
-                .min(INTERRUPTED_LONGEST_WAIT),
-            // If no change follows, a cancelled pass is retried like a failed one.
-            Outcome::Cancelled => jitter(ERROR_WAIT, chance),
-        }
-    }
-}
-
-/// The conditions of the product.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Sound;
-
-impl Judge for Sound {}
 
 /// Adds up to half of `d`, so that pods that failed together are not retried together. `chance` is in `[0, 1)`.
 #[must_use]

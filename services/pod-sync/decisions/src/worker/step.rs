@@ -6,9 +6,9 @@ use std::time::Duration;
 use quintlet_model::ids::PodUid;
 
 use super::{
-    Effect, FullNameQueue, FullNameWaiter, InFlightWork, Input, Judge, KillPodOptions, NAME_WAIT,
-    ORPHAN_GRACE, Outcome, PodFacts, PodGrace, PodSyncStatus, PodSyncStatuses, Rule, Sound, Step,
-    SyncPodType, Termination, TerminationCause, Work, WorkerPhase, jitter,
+    Effect, FullNameQueue, FullNameWaiter, InFlightWork, Input, KillPodOptions, NAME_WAIT, ORPHAN_GRACE,
+    Outcome, PodFacts, PodGrace, PodSyncStatus, PodSyncStatuses, Rule, Step, SyncPodType, Termination,
+    TerminationCause, Work, WorkerPhase, active_policy as policy, jitter,
 };
 
 /// Time and randomness of a step.
@@ -27,32 +27,28 @@ impl PodSyncStatuses {
 
     /// Applies an input. `now` is CLOCK_BOOTTIME, `chance` is in `[0, 1)`.
     pub fn step(&mut self, input: Input, now: Duration, chance: f64) -> Step {
-        self.step_by(&Sound, input, now, chance)
-    }
-
-    pub(super) fn step_by(&mut self, judge: &impl Judge, input: Input, now: Duration, chance: f64) -> Step {
         let mut out = Step::default();
         let at = At { now, chance };
         match input {
             Input::Update { uid, facts, kind, quiet } => {
-                self.update(judge, uid, facts, kind, quiet, at, &mut out);
+                self.update(uid, facts, kind, quiet, at, &mut out);
             }
-            Input::Remove(uid) => self.remove(judge, &uid, at, &mut out),
+            Input::Remove(uid) => self.remove(&uid, at, &mut out),
             Input::Reject(uid) => self.refuse(&uid, at, &mut out),
-            Input::Orphan { uid, full_name } => self.orphan(judge, uid, full_name, at, &mut out),
+            Input::Orphan { uid, full_name } => self.orphan(uid, full_name, at, &mut out),
             Input::Restore { uid, facts, termination, started } => {
-                let termination = judge.restored(termination, now);
-                self.restore(judge, uid, facts, termination, started, &mut out);
+                let termination = policy::restored(termination, now);
+                self.restore(uid, facts, termination, started, &mut out);
             }
-            Input::SyncKnownPods(desired) => self.known(judge, &desired, at, &mut out),
-            Input::TakeWork(uid) => self.take(judge, uid, at, &mut out),
+            Input::SyncKnownPods(desired) => self.known(&desired, at, &mut out),
+            Input::TakeWork(uid) => self.take(uid, at, &mut out),
             Input::RuntimeReached(uid) => {
                 if let Some(busy) = self.pods.get_mut(&uid).and_then(|s| s.busy.as_mut()) {
                     busy.cancellable = false;
                     out.rules.push(Rule::RuntimeReached);
                 }
             }
-            Input::Done { uid, outcome } => self.done(judge, uid, outcome, at, &mut out),
+            Input::Done { uid, outcome } => self.done(uid, outcome, at, &mut out),
             Input::WorkerExited(uid) => {
                 if let Some(state) = self.pods.get_mut(&uid) {
                     state.busy = None;
@@ -75,7 +71,6 @@ impl PodSyncStatuses {
     #[allow(clippy::too_many_arguments, reason = "the fields of one input")]
     fn update(
         &mut self,
-        judge: &impl Judge,
         uid: PodUid,
         facts: PodFacts,
         kind: SyncPodType,
@@ -90,7 +85,7 @@ impl PodSyncStatuses {
                 state.started = true;
                 state.acknowledged = true;
                 state.deleted = facts.deleted;
-                let mut termination = begin(judge, TerminationCause::Completed, facts.grace, None, at.now);
+                let mut termination = begin(TerminationCause::Completed, facts.grace, None, at.now);
                 termination.stopped = true;
                 state.termination = Some(termination);
                 out.rules.push(Rule::CreatedAlreadyTerminal);
@@ -144,10 +139,10 @@ impl PodSyncStatuses {
             state.facts = facts;
         }
         match cause {
-            Some((cause, rule)) => end(judge, state, &uid, cause, rule, kill, at, out),
+            Some((cause, rule)) => end(state, &uid, cause, rule, kill, at, out),
             // An update of a terminating pod may shorten its grace period.
             None if state.termination.is_some() => {
-                shorten(judge, state, &uid, None, at, out);
+                shorten(state, &uid, None, at, out);
                 wake(state, &uid, out);
             }
             None => {
@@ -157,7 +152,7 @@ impl PodSyncStatuses {
         }
     }
 
-    fn remove(&mut self, judge: &impl Judge, uid: &PodUid, at: At, out: &mut Step) {
+    fn remove(&mut self, uid: &PodUid, at: At, out: &mut Step) {
         let Some(state) = self.pods.get_mut(uid) else {
             out.rules.push(Rule::RemoveOfUnknown);
             return;
@@ -175,7 +170,7 @@ impl PodSyncStatuses {
             wake(state, uid, out);
             return;
         }
-        end(judge, state, uid, TerminationCause::Removed, Rule::TerminatesOnRemove, None, at, out);
+        end(state, uid, TerminationCause::Removed, Rule::TerminatesOnRemove, None, at, out);
     }
 
     // The worker exists to keep the status until the pod is deleted.
@@ -185,7 +180,7 @@ impl PodSyncStatuses {
             return;
         }
         let grace = state.facts.grace;
-        let mut termination = begin(&Sound, TerminationCause::Completed, grace, None, at.now);
+        let mut termination = begin(TerminationCause::Completed, grace, None, at.now);
         (termination.stopped, termination.finished) = (true, true);
         state.termination = Some(termination);
         state.acknowledged = true;
@@ -193,13 +188,13 @@ impl PodSyncStatuses {
         self.free_name(uid, out);
     }
 
-    fn orphan(&mut self, judge: &impl Judge, uid: PodUid, full_name: String, at: At, out: &mut Step) {
+    fn orphan(&mut self, uid: PodUid, full_name: String, at: At, out: &mut Step) {
         let Some(state) = self.pods.get_mut(&uid) else {
             let grace = PodGrace { deletion: Some(ORPHAN_GRACE), termination: None };
             let mut state = PodSyncStatus::new(PodFacts { full_name, grace, ..PodFacts::default() });
             (state.runtime_only, state.observed, state.deleted) = (true, true, true);
             state.removed = true;
-            state.termination = Some(begin(judge, TerminationCause::Removed, grace, None, at.now));
+            state.termination = Some(begin(TerminationCause::Removed, grace, None, at.now));
             out.rules.push(Rule::OrphanOfUnknown);
             return self.add(&uid, state, out);
         };
@@ -210,12 +205,11 @@ impl PodSyncStatuses {
             return;
         }
         state.deleted = true;
-        end(judge, state, &uid, TerminationCause::Removed, Rule::TerminatesKnownOrphan, None, at, out);
+        end(state, &uid, TerminationCause::Removed, Rule::TerminatesKnownOrphan, None, at, out);
     }
 
     fn restore(
         &mut self,
-        judge: &impl Judge,
         uid: PodUid,
         facts: PodFacts,
         termination: Option<Termination>,
@@ -231,7 +225,7 @@ impl PodSyncStatuses {
         state.removed = termination.as_ref().is_some_and(|e| e.cause == TerminationCause::Removed);
         state.evicted = termination.as_ref().is_some_and(|e| e.cause == TerminationCause::Evicted);
         state.termination = termination;
-        if state.facts.is_static && state.started && judge.holds_name(state.phase()) {
+        if state.facts.is_static && state.started && policy::holds_name(state.phase()) {
             self.name_queue.start(&state.facts.full_name, &uid);
         }
         out.rules.push(match (&state.termination, state.facts.is_static && !state.started) {
@@ -242,12 +236,12 @@ impl PodSyncStatuses {
         self.add(&uid, state, out);
     }
 
-    fn known(&mut self, judge: &impl Judge, desired: &BTreeSet<PodUid>, at: At, out: &mut Step) {
+    fn known(&mut self, desired: &BTreeSet<PodUid>, at: At, out: &mut Step) {
         self.synced = true;
         let uids: Vec<PodUid> = self.pods.keys().cloned().collect();
         for uid in uids {
             let Some(state) = self.pods.get_mut(&uid) else { continue };
-            let orphan = judge.is_orphan(desired, &uid);
+            let orphan = policy::is_orphan(desired, &uid);
             if !orphan {
                 out.rules.push(Rule::SyncKeepsDesired);
                 continue;
@@ -264,7 +258,7 @@ impl PodSyncStatuses {
                 out.rules.push(Rule::SyncForgetsNeverStarted);
                 self.forget(&uid, out);
             } else if state.termination.is_none() {
-                end(judge, state, &uid, TerminationCause::Removed, Rule::SyncTerminatesOrphan, None, at, out);
+                end(state, &uid, TerminationCause::Removed, Rule::SyncTerminatesOrphan, None, at, out);
             } else {
                 out.rules.push(Rule::SyncOfTerminatingOrphan);
                 if !was_removed {
@@ -274,17 +268,17 @@ impl PodSyncStatuses {
         }
     }
 
-    fn take(&mut self, judge: &impl Judge, uid: PodUid, at: At, out: &mut Step) {
+    fn take(&mut self, uid: PodUid, at: At, out: &mut Step) {
         let Some(state) = self.pods.get_mut(&uid) else {
             out.rules.push(Rule::TakeOfUnknown);
             out.effects.push(Effect::Forget(uid));
             return;
         };
-        if !judge.may_take(state.busy.is_some()) {
+        if !policy::may_take(state.busy.is_some()) {
             out.rules.push(Rule::TakeWhileBusy);
             return;
         }
-        if !state.started && !self.starts(judge, &uid, at, out) {
+        if !state.started && !self.starts(&uid, at, out) {
             return;
         }
         let Some(state) = self.pods.get_mut(&uid) else { return };
@@ -305,7 +299,7 @@ impl PodSyncStatuses {
     }
 
     // Returns false if the pod does not start now; the effects say what happens instead.
-    fn starts(&mut self, judge: &impl Judge, uid: &PodUid, at: At, out: &mut Step) -> bool {
+    fn starts(&mut self, uid: &PodUid, at: At, out: &mut Step) -> bool {
         let Some(state) = self.pods.get(uid) else { return false };
         let name = state.facts.full_name.clone();
         if !state.facts.is_static {
@@ -332,7 +326,7 @@ impl PodSyncStatuses {
                     live: self.pods.get(u).is_some_and(|s| s.termination.is_none()),
                 })
                 .collect();
-            if !judge.may_start(uid, holder.as_ref(), &name_queue) {
+            if !policy::may_start(uid, holder.as_ref(), &name_queue) {
                 let other = holder.or_else(|| name_queue.into_iter().find(|w| w.live).map(|w| w.uid));
                 out.rules.push(Rule::TakeNameHeld);
                 out.effects.push(Effect::Work(uid.clone(), Work::WaitForFullName { other }));
@@ -348,7 +342,7 @@ impl PodSyncStatuses {
         true
     }
 
-    fn done(&mut self, judge: &impl Judge, uid: PodUid, outcome: Outcome, at: At, out: &mut Step) {
+    fn done(&mut self, uid: PodUid, outcome: Outcome, at: At, out: &mut Step) {
         let resync = self.resync;
         let Some(state) = self.pods.get_mut(&uid) else {
             out.rules.push(Rule::DoneOfUnknown);
@@ -364,7 +358,7 @@ impl PodSyncStatuses {
         state.interruptions =
             if outcome == Outcome::Interrupted { interruptions.saturating_add(1) } else { 0 };
         if outcome == Outcome::Advance {
-            return self.advance(judge, uid, busy.phase, at, out);
+            return self.advance(uid, busy.phase, at, out);
         }
         out.rules.push(match outcome {
             Outcome::Advance | Outcome::Requeue => Rule::DoneRequeue,
@@ -378,12 +372,12 @@ impl PodSyncStatuses {
             out.rules.push(Rule::DoneSuperseded);
             Duration::ZERO
         } else {
-            judge.wait(outcome, interruptions, resync, at.chance)
+            policy::wait(outcome, interruptions, resync, at.chance)
         };
         out.effects.push(Effect::Wait(uid, wait));
     }
 
-    fn advance(&mut self, judge: &impl Judge, uid: PodUid, from: WorkerPhase, at: At, out: &mut Step) {
+    fn advance(&mut self, uid: PodUid, from: WorkerPhase, at: At, out: &mut Step) {
         let Some(state) = self.pods.get_mut(&uid) else { return };
         if from == WorkerPhase::Finished || (state.runtime_only && from == WorkerPhase::Terminating) {
             out.rules.push(if state.runtime_only { Rule::OrphanStopped } else { Rule::PodForgotten });
@@ -391,14 +385,14 @@ impl PodSyncStatuses {
         }
         if state.termination.is_none() {
             // Neither deleted nor killed: its phase became terminal.
-            let mut termination = begin(judge, TerminationCause::Completed, state.facts.grace, None, at.now);
+            let mut termination = begin(TerminationCause::Completed, state.facts.grace, None, at.now);
             state.deleted |= state.facts.deleted;
             state.acknowledged = true;
             termination.killed_as = None;
             state.termination = Some(termination);
             out.rules.push(Rule::SyncCompleted);
         } else if from > WorkerPhase::Sync {
-            let next = judge.next_phase(from);
+            let next = policy::next_phase(from);
             if let Some(termination) = state.termination.as_mut() {
                 termination.stopped = next >= WorkerPhase::Terminated;
                 termination.finished = next >= WorkerPhase::Finished;
@@ -410,7 +404,7 @@ impl PodSyncStatuses {
             if next >= WorkerPhase::Terminated {
                 self.stopped(&uid, out);
             }
-            if !judge.holds_name(next) {
+            if !policy::holds_name(next) {
                 self.free_name(&uid, out);
             }
         } else {
@@ -449,14 +443,8 @@ impl PodSyncStatuses {
     }
 }
 
-fn begin(
-    judge: &impl Judge,
-    cause: TerminationCause,
-    grace: PodGrace,
-    wanted: Option<i64>,
-    now: Duration,
-) -> Termination {
-    let grace_seconds = judge.grace(0, grace, wanted).seconds;
+fn begin(cause: TerminationCause, grace: PodGrace, wanted: Option<i64>, now: Duration) -> Termination {
+    let grace_seconds = policy::grace(0, grace, wanted).seconds;
     Termination {
         cause,
         grace_seconds,
@@ -471,7 +459,6 @@ fn begin(
 // Begins a termination, or joins the one in progress.
 #[allow(clippy::too_many_arguments, reason = "the whole of one transition")]
 fn end(
-    judge: &impl Judge,
     state: &mut PodSyncStatus,
     uid: &PodUid,
     cause: TerminationCause,
@@ -485,11 +472,11 @@ fn end(
     state.evicted |= kill.as_ref().is_some_and(|k| k.evict);
     match state.termination.as_mut() {
         None => {
-            let mut termination = begin(judge, cause, state.facts.grace, wanted, at.now);
+            let mut termination = begin(cause, state.facts.grace, wanted, at.now);
             termination.killed_as = kill.as_ref().and_then(|k| k.killed_as.clone());
             state.termination = Some(termination);
             out.rules.push(rule);
-            cancel(judge, state, uid, true, false, out);
+            cancel(state, uid, true, false, out);
         }
         Some(termination) => {
             // A deletion outranks a completed pod.
@@ -502,44 +489,30 @@ fn end(
                     termination.killed_as.clone_from(&kill.killed_as);
                 }
             }
-            shorten(judge, state, uid, wanted, at, out);
+            shorten(state, uid, wanted, at, out);
         }
     }
     state.waiters.extend(kill.and_then(|k| k.waiter));
     wake(state, uid, out);
 }
 
-fn shorten(
-    judge: &impl Judge,
-    state: &mut PodSyncStatus,
-    uid: &PodUid,
-    wanted: Option<i64>,
-    at: At,
-    out: &mut Step,
-) {
+fn shorten(state: &mut PodSyncStatus, uid: &PodUid, wanted: Option<i64>, at: At, out: &mut Step) {
     let Some(termination) = state.termination.as_mut() else { return };
-    let effective = judge.grace(termination.grace_seconds, state.facts.grace, wanted);
+    let effective = policy::grace(termination.grace_seconds, state.facts.grace, wanted);
     if !effective.shortened {
         out.rules.push(Rule::GraceKept);
         return;
     }
     termination.grace_seconds = effective.seconds;
-    termination.deadline = judge.deadline(termination.deadline, at.now, effective.seconds);
+    termination.deadline = policy::deadline(termination.deadline, at.now, effective.seconds);
     out.rules.push(Rule::GraceShortened);
-    cancel(judge, state, uid, false, true, out);
+    cancel(state, uid, false, true, out);
 }
 
-fn cancel(
-    judge: &impl Judge,
-    state: &PodSyncStatus,
-    uid: &PodUid,
-    begins: bool,
-    shortened: bool,
-    out: &mut Step,
-) {
+fn cancel(state: &PodSyncStatus, uid: &PodUid, begins: bool, shortened: bool, out: &mut Step) {
     let Some(busy) = state.busy.as_ref() else { return };
     match busy.phase {
-        WorkerPhase::Sync if judge.cancels(!busy.cancellable, begins, shortened) => {
+        WorkerPhase::Sync if policy::cancels(!busy.cancellable, begins, shortened) => {
             out.rules.push(Rule::SyncCancelled);
             out.effects.push(Effect::Cancel(uid.clone()));
         }

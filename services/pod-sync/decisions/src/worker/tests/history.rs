@@ -7,9 +7,10 @@ use proptest::prelude::*;
 use quintlet_model::ids::PodUid;
 
 use super::super::{
-    Effect, Input, Judge, KillPodOptions, Outcome, PodFacts, PodGrace, PodSyncStatuses, Rule, Step,
-    SyncPodType, Termination, Work, WorkerPhase,
+    Effect, Input, KillPodOptions, Outcome, PodFacts, PodGrace, PodSyncStatuses, Rule, Step, SyncPodType,
+    Termination, Work, WorkerPhase,
 };
+use super::faulty_policy::{self, Policy};
 use super::invariants::Watcher;
 
 pub(super) const RESYNC: Duration = Duration::from_secs(60);
@@ -78,8 +79,7 @@ pub(super) fn uid(pod: u8) -> PodUid {
 }
 
 /// The environment of the state machine: sources, records, and the work of each worker.
-pub(super) struct World<'j, J> {
-    judge: &'j J,
+pub(super) struct World {
     pub(super) workers: PodSyncStatuses,
     pub(super) now: Duration,
     chance: f64,
@@ -96,10 +96,9 @@ pub(super) struct World<'j, J> {
 /// Changes the result of a step, for faults that no single condition can cause.
 pub(super) type Tamper = fn(&mut PodSyncStatuses, &Input, &mut Step);
 
-impl<'j, J: Judge> World<'j, J> {
-    pub(super) fn new(judge: &'j J) -> Self {
+impl World {
+    pub(super) fn new() -> Self {
         Self {
-            judge,
             tamper: |_, _, _| {},
             workers: PodSyncStatuses::new(RESYNC),
             now: Duration::from_secs(1000),
@@ -280,14 +279,14 @@ impl<'j, J: Judge> World<'j, J> {
 
     pub(super) fn step(&mut self, input: Input) -> Vec<String> {
         let before = self.workers.clone();
-        let mut step = self.workers.step_by(self.judge, input.clone(), self.now, self.chance);
+        let mut step = self.workers.step(input.clone(), self.now, self.chance);
         (self.tamper)(&mut self.workers, &input, &mut step);
         for rule in &step.rules {
             *self.taken.entry(*rule).or_default() += 1;
         }
         // The same input gives the same result: no clock and no randomness inside.
         let mut twin = before.clone();
-        let mut again = twin.step_by(self.judge, input.clone(), self.now, self.chance);
+        let mut again = twin.step(input.clone(), self.now, self.chance);
         (self.tamper)(&mut twin, &input, &mut again);
         let mut wrong = Vec::new();
         if (&twin, &again) != (&self.workers, &step) {
@@ -358,23 +357,25 @@ impl<'j, J: Judge> World<'j, J> {
 }
 
 /// Plays a history. Returns the violated invariants and the rules that were taken.
-pub(super) fn play<J: Judge>(judge: &J, history: &[Happens]) -> (Vec<String>, BTreeMap<Rule, u32>) {
-    play_spoilt(judge, |_, _, _| {}, history)
+pub(super) fn play(policy: &'static dyn Policy, history: &[Happens]) -> (Vec<String>, BTreeMap<Rule, u32>) {
+    play_spoilt(policy, |_, _, _| {}, history)
 }
 
 /// The same, with each step changed by `tamper`.
-pub(super) fn play_spoilt<J: Judge>(
-    judge: &J,
+pub(super) fn play_spoilt(
+    policy: &'static dyn Policy,
     tamper: Tamper,
     history: &[Happens],
 ) -> (Vec<String>, BTreeMap<Rule, u32>) {
-    let mut world = World { tamper, ..World::new(judge) };
-    for happens in history {
-        let wrong = world.happen(happens);
-        if !wrong.is_empty() {
-            return (wrong, world.taken);
+    faulty_policy::with(policy, || {
+        let mut world = World { tamper, ..World::new() };
+        for happens in history {
+            let wrong = world.happen(happens);
+            if !wrong.is_empty() {
+                return (wrong, world.taken);
+            }
         }
-    }
-    let wrong = world.settle();
-    (wrong, world.taken)
+        let wrong = world.settle();
+        (wrong, world.taken)
+    })
 }

@@ -11,10 +11,11 @@ use quintlet_model::runtime::{Cursor, PodRuntime};
 
 use super::super::freshness::{Freshness, NextObservation};
 use super::super::{
-    Effect, EffectiveGrace, FullNameWaiter, Input, Judge, Outcome, PodGrace, PodSyncStatuses, Rule, Sound,
-    Termination, WorkerPhase, jitter,
+    Effect, FullNameWaiter, Input, Outcome, PodGrace, PodSyncStatuses, Rule, Termination, WorkerPhase, jitter,
 };
+use super::faulty_policy::{self, Policy, Sound};
 use super::history::{Happens, Tamper, happens, play, play_spoilt};
+use crate::grace::EffectiveGrace;
 use quintlet_testkit::pods::RuntimeBuilder;
 
 const LENGTH: usize = 120;
@@ -54,7 +55,7 @@ macro_rules! planted {
     ($($name:ident: $(fn $method:ident(&self $(, $arg:ident: $type:ty)*) -> $out:ty $body:block)+)*) => {
         $(
             struct $name;
-            impl Judge for $name {
+            impl Policy for $name {
                 $(#[allow(unused_variables)] fn $method(&self $(, $arg: $type)*) -> $out $body)+
             }
         )*
@@ -109,13 +110,13 @@ planted! {
         }
 }
 
-fn caught(judge: &impl Judge, name: &str, invariant: &str) {
-    caught_spoilt(judge, |_, _, _| {}, name, invariant);
+fn caught(policy: &'static dyn Policy, name: &str, invariant: &str) {
+    caught_spoilt(policy, |_, _, _| {}, name, invariant);
 }
 
-fn caught_spoilt(judge: &impl Judge, tamper: Tamper, name: &str, invariant: &str) {
+fn caught_spoilt(policy: &'static dyn Policy, tamper: Tamper, name: &str, invariant: &str) {
     let found = histories().enumerate().find_map(|(n, history)| {
-        let (wrong, _) = play_spoilt(judge, tamper, &history);
+        let (wrong, _) = play_spoilt(policy, tamper, &history);
         wrong.first().map(|w| (n, w.clone()))
     });
     let (n, wrong) = found.unwrap_or_else(|| panic!("{name} passes every history"));
@@ -125,7 +126,7 @@ fn caught_spoilt(judge: &impl Judge, tamper: Tamper, name: &str, invariant: &str
 }
 
 #[test]
-fn each_wrong_judgement_is_caught_by_the_invariant_it_breaks() {
+fn each_faulty_policy_is_caught_by_the_invariant_it_breaks() {
     caught(&NamesAreNotKept, "NamesAreNotKept", "1:");
     caught(&TwoAtOnce, "TwoAtOnce", "1:");
     caught(&GraceGrows, "GraceGrows", "3:");
@@ -184,7 +185,11 @@ enum Seen {
 }
 
 // 2: nothing is decided on state that is older than the last action or lacks a created ID.
-fn decide_on_old(judge: &impl Judge, history: &[Seen]) -> Option<String> {
+fn decide_on_old(policy: &'static dyn Policy, history: &[Seen]) -> Option<String> {
+    faulty_policy::with(policy, || play_inspections(history))
+}
+
+fn play_inspections(history: &[Seen]) -> Option<String> {
     let mut freshness = Freshness::default();
     let (mut now, mut acted, mut epoch, mut rev) = (Duration::from_secs(100), Duration::ZERO, 1_u64, 0_u64);
     let (mut cut, mut made, mut observed, mut seen_epoch) = (true, 0_u32, 0_u32, 0_u64);
@@ -229,7 +234,7 @@ fn decide_on_old(judge: &impl Judge, history: &[Seen]) -> Option<String> {
                     record.error = Some("down".to_owned());
                 }
             }
-            Seen::Looks => match freshness.next_observation_by(judge, record.as_ref()) {
+            Seen::Looks => match freshness.next_observation(record.as_ref()) {
                 NextObservation::UseCached => {
                     let record = record.as_ref()?;
                     let knows = names.iter().take(made as usize).all(|n| record.newest(n).is_some());
@@ -289,7 +294,7 @@ planted! {
 }
 
 #[test]
-fn each_wrong_judgement_of_freshness_is_caught() {
+fn each_faulty_policy_of_freshness_is_caught() {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[3; 32]);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     let all: Vec<Vec<Seen>> = (0..2000).map(|_| seen().new_tree(&mut runner).unwrap().current()).collect();

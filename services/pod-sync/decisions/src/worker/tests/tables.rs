@@ -7,8 +7,8 @@ use quintlet_model::ids::PodUid;
 use serde_json::json;
 
 use super::super::{
-    Effect, Input, Judge as _, KillPodOptions, Outcome, PodFacts, PodGrace, PodSyncStatuses, Sound, Step,
-    SyncPodType, TerminationCause, Work,
+    Effect, Input, KillPodOptions, Outcome, PodFacts, PodGrace, PodSyncStatuses, Step, SyncPodType,
+    TerminationCause, Work, policy,
 };
 use super::history::{RESYNC, uid};
 use crate::status::{KillCause, KillOverride};
@@ -211,7 +211,7 @@ fn the_predicates_are_as_the_kubelets() {
 #[test]
 fn waits_are_the_kubelets_with_jitter_and_short_where_nothing_is_known() {
     let wait =
-        |outcome, interruptions, chance| Sound.wait(outcome, interruptions, RESYNC, chance).as_millis();
+        |outcome, interruptions, chance| policy::wait(outcome, interruptions, RESYNC, chance).as_millis();
     for (name, outcome, interruptions, low, high) in [
         ("resync", Outcome::Idle(None), 0, 60_000, 90_000),
         ("sooner", Outcome::Idle(Some(Duration::from_secs(7))), 0, 7_000, 7_000),
