@@ -22,6 +22,7 @@ install:
 # One binary with a link per service: the code that services share is in memory once.
 build: install
 	$(CARGO) build --locked --release -p quintlet
+	scripts/shipped-names.py target/release/quintlet
 	for bin in $(BINS); do ln -sf quintlet target/release/$$bin; done
 
 # The same binary without optimization, which takes half of the time to build. Its semantics are those of the release.
@@ -29,10 +30,11 @@ quick: install
 	$(CARGO) build --locked --profile unoptimized -p quintlet
 	for bin in $(BINS); do ln -sf quintlet $(QUICK_BIN_DIR)/$$bin; done
 
-# The gate. It needs PyPI once, for tools that are not installed.
+# The gate. It needs PyPI once, for tools that are not installed. The second clippy compiles the product without the features of tests.
 check: install
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy -p quintlet --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	scripts/crate-lints.sh
 	scripts/module-graph.py
@@ -47,6 +49,7 @@ check: install
 test:
 	scripts/install.sh test
 	$(MAKE) quick
+	scripts/shipped-names.py $(QUICK_BIN_DIR)/quintlet
 	BIN_DIR=$(QUICK_BIN_DIR) tests/compose.sh
 	QUINTLET_BIN_DIR=$(QUICK_BIN_DIR) $(CARGO) $(TEST) --workspace --locked
 	$(CARGO) test --workspace --doc --locked

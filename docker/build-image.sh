@@ -60,6 +60,8 @@ image_services() {
     tree=$work/services
     base "$tree"
     [ -x "$bin_dir/quintlet" ] || { echo "build-image: no $bin_dir/quintlet" >&2; exit 1; }
+    # A build of the whole workspace has the failpoints of tests.
+    "$repo/scripts/shipped-names.py" "$bin_dir/quintlet"
     add "$tree" "$bin_dir/quintlet"
     strip "$tree/usr/local/bin/quintlet" 2>/dev/null || true
     for name in cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl; do

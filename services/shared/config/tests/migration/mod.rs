@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use quintlet_config::table::{Document, FLAGS, FlagVerdict, Row, Service, Verdict};
 
 /// Returns the content of the page.
-pub fn page() -> String {
+pub(crate) fn page() -> String {
     let mut out = String::from(
         "# Migration from the kubelet: flags and fields\n\n\
          This page is generated from the table in `services/shared/config/src/table`. All services read the same file\n\
