@@ -56,7 +56,7 @@ fn allowed(text: &str) -> Result<Allowed, String> {
         .into_iter()
         .find(|s| s.name() == socket)
         .ok_or_else(|| format!("{socket:?} is none of the sockets {sockets}"))?;
-    Ok(Allowed { socket, uid: user_id(user)? })
+    Ok(Allowed { socket, uid: user_id(user).map_err(|error| error.to_string())? })
 }
 
 /// Reads `unix:///path` or an absolute path.

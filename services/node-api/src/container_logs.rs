@@ -163,7 +163,7 @@ pub async fn logs(
     }
     let instance = match select::log_instance(&pod, container, query.previous) {
         Ok(instance) => instance,
-        Err(why) => return text(StatusCode::BAD_REQUEST, why),
+        Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
     };
     if query.tail_lines == Some(0) && !query.follow {
         return with_type(StatusCode::OK, "text/plain", "");

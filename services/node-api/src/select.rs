@@ -48,42 +48,83 @@ pub struct Instance {
     pub id: String,
 }
 
+/// A container has no log (`pkg/kubelet: Kubelet.validateContainerLogStatus`). The text is the kubelet's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoLog {
+    container: String,
+    pod: String,
+    reason: NoLogReason,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum NoLogReason {
+    NotAvailable,
+    NoPrevious,
+    Terminated,
+    /// The reason of the container's waiting state; empty if there is none.
+    Waiting(String),
+}
+
+impl std::error::Error for NoLog {}
+
+impl std::fmt::Display for NoLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { container, pod, reason } = self;
+        let waiting = match reason {
+            NoLogReason::NotAvailable => {
+                return write!(f, "container {container:?} in pod {pod:?} is not available");
+            }
+            NoLogReason::NoPrevious => {
+                return write!(f, "previous terminated container {container:?} in pod {pod:?} not found");
+            }
+            NoLogReason::Terminated => {
+                return write!(f, "container {container:?} in pod {pod:?} is terminated");
+            }
+            NoLogReason::Waiting(waiting) => waiting,
+        };
+        write!(f, "container {container:?} in pod {pod:?} is waiting to start")?;
+        match waiting.as_str() {
+            "ErrImagePull" => f.write_str(": image can't be pulled"),
+            "ImagePullBackOff" => f.write_str(": trying and failing to pull image"),
+            "" => f.write_str(" - no logs yet"),
+            reason => write!(f, ": {reason}"),
+        }
+    }
+}
+
 /// The instance whose log is meant, by the newest status (kubelet_pods.go:validateContainerLogStatus).
 ///
 /// # Errors
 /// There is none, in the kubelet's words.
-pub fn log_instance(pod: &Value, container: &str, previous: bool) -> Result<Instance, String> {
-    let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+pub fn log_instance(pod: &Value, container: &str, previous: bool) -> Result<Instance, NoLog> {
+    let error = |reason: NoLogReason| NoLog {
+        container: container.to_owned(),
+        pod: pod["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
+        reason,
+    };
     let Some(status) = status(pod, container) else {
-        return Err(format!("container {container:?} in pod {name:?} is not available"));
+        return Err(error(NoLogReason::NotAvailable));
     };
     let instance = |found: Option<(String, String)>| found.map(|(runtime, id)| Instance { runtime, id });
     let state = &status["state"];
     let (waiting, running, terminated) = (&state["waiting"], &state["running"], &state["terminated"]);
     let last = instance(id(&status["lastState"]["terminated"]["containerID"]));
     if previous {
-        let missing = || format!("previous terminated container {container:?} in pod {name:?} not found");
-        return last.ok_or_else(missing);
+        return last.ok_or_else(|| error(NoLogReason::NoPrevious));
     }
     if running.is_object() {
-        return instance(id(&status["containerID"]))
-            .ok_or_else(|| format!("container {container:?} in pod {name:?} is not available"));
+        return instance(id(&status["containerID"])).ok_or_else(|| error(NoLogReason::NotAvailable));
     }
     if terminated.is_object() {
         return instance(id(&terminated["containerID"]))
             .or(last)
-            .ok_or_else(|| format!("container {container:?} in pod {name:?} is terminated"));
+            .ok_or_else(|| error(NoLogReason::Terminated));
     }
     if let Some(last) = last {
         return Ok(last);
     }
-    let waits = format!("container {container:?} in pod {name:?} is waiting to start");
-    Err(match waiting["reason"].as_str() {
-        Some("ErrImagePull") => format!("{waits}: image can't be pulled"),
-        Some("ImagePullBackOff") => format!("{waits}: trying and failing to pull image"),
-        Some(reason) if !reason.is_empty() => format!("{waits}: {reason}"),
-        _ => format!("{waits} - no logs yet"),
-    })
+    let waiting = waiting["reason"].as_str().unwrap_or_default().to_owned();
+    Err(error(NoLogReason::Waiting(waiting)))
 }
 
 #[cfg(test)]
@@ -129,11 +170,11 @@ mod tests {
         ] {
             let pod = json!({"metadata": {"name": "p"}, "status": {"containerStatuses": [
                 {"name": "c", "containerID": "c://now", "state": state, "lastState": last}]}});
-            let got = log_instance(&pod, "c", previous).map(|i| i.id);
+            let got = log_instance(&pod, "c", previous).map(|i| i.id).map_err(|e| e.to_string());
             assert_eq!(got.as_deref().map_err(String::as_str), want, "{pod}");
         }
         let got = log_instance(&json!({"metadata": {"name": "p"}}), "c", false);
-        assert_eq!(got.unwrap_err(), "container \"c\" in pod \"p\" is not available");
+        assert_eq!(got.unwrap_err().to_string(), "container \"c\" in pod \"p\" is not available");
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub struct Cli {
     /// Directory of the services' sockets [default: /run/quintlet]
     #[arg(long, global = true, value_name = "DIR", env = "QUINTLET_RUN_DIR")]
     pub run_dir: Option<PathBuf>,
-    /// Output format
+    /// Format of the output
     #[arg(short, long, global = true, value_name = "FORMAT", value_enum, default_value_t)]
     pub output: Format,
     #[command(subcommand)]

@@ -148,7 +148,7 @@ impl Fetcher {
                 let body = Limited::new(response.into_body(), MAX_MANIFEST - 1);
                 return Ok(body.collect().await.map_err(|e| e.to_string())?.to_bytes());
             };
-            at = next?;
+            at = next.map_err(|e| e.to_string())?;
             if at.host() != first.host() {
                 // These headers are not sent to another host, as in Go's net/http.
                 for secret in [header::AUTHORIZATION, header::COOKIE, header::WWW_AUTHENTICATE] {

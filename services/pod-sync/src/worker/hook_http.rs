@@ -143,7 +143,7 @@ async fn follow(first: Uri, headers: &HeaderMap, host: Option<&HeaderValue>) -> 
     for _ in 0..redirect::MAX_REQUESTS {
         let response = send(&url, headers, host).await?;
         let Some(next) = redirect::next(&url, &response) else { return Ok(()) };
-        let next = next.map_err(NoAnswer::Invalid)?;
+        let next = next.map_err(|error| NoAnswer::Invalid(error.to_string()))?;
         if next.host() != first.host() {
             return Ok(());
         }

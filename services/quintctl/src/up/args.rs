@@ -124,7 +124,7 @@ const NODE_NAME_MAX: usize = 253;
 
 /// Parses a node name, which must be a DNS subdomain. The default, which is the host name, is not checked.
 fn node_name(given: &str) -> Result<String, String> {
-    let name = quintlet_kit::args::node_name(given)?;
+    let name = quintlet_kit::args::node_name(given).map_err(|error| error.to_string())?;
     let is_end = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let is_part = |part: &str| {
         part.starts_with(is_end) && part.ends_with(is_end) && part.chars().all(|c| is_end(c) || c == '-')

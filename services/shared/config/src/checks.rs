@@ -1,81 +1,85 @@
-//! Checks of texts, for [`crate::kind::Kind::Checked`]. Each check returns the problem of an invalid text, which follows the text in
-//! a message.
+//! Checks of texts, for [`crate::kind::Kind::Checked`].
 #![allow(clippy::missing_errors_doc, reason = "all checks have the same error")]
 
 use std::net::{IpAddr, SocketAddr};
 
 use quintlet_model::quantity::Quantity;
 
+/// The problem of an invalid text. In a message, it follows the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidText(&'static str);
+
 /// Checks that a text is a quantity that is not negative.
-pub fn quantity(text: &str) -> Result<(), String> {
+pub fn quantity(text: &str) -> Result<(), InvalidText> {
     match Quantity::parse(text) {
         Ok(quantity) if quantity >= Quantity::default() => Ok(()),
-        Ok(_) => Err("is negative".to_owned()),
-        Err(_) => Err("is not a quantity, expected for example 500m, 2 or 1Gi".to_owned()),
+        Ok(_) => Err(InvalidText("is negative")),
+        Err(_) => Err(InvalidText("is not a quantity, expected for example 500m, 2 or 1Gi")),
     }
 }
 
 /// Checks that a text is a quantity of any sign: a negative log size disables rotation.
-pub fn signed_quantity(text: &str) -> Result<(), String> {
-    Quantity::parse(text).map(drop).map_err(|_| "is not a quantity, expected for example 10Mi".to_owned())
+pub fn signed_quantity(text: &str) -> Result<(), InvalidText> {
+    Quantity::parse(text).map(drop).map_err(|_| InvalidText("is not a quantity, expected for example 10Mi"))
 }
 
 /// Checks that a text is an eviction threshold: a quantity above zero, or a percentage.
-pub fn threshold(text: &str) -> Result<(), String> {
+pub fn threshold(text: &str) -> Result<(), InvalidText> {
     if let Some(percent) = text.strip_suffix('%') {
         let digits = percent.bytes().all(|b| b.is_ascii_digit() || b == b'.');
         return match percent.parse::<f64>() {
             Ok(percent) if digits && (0.0..=100.0).contains(&percent) => Ok(()),
-            Ok(_) if digits => Err("is not between 0% and 100%".to_owned()),
-            Ok(_) | Err(_) => Err("is neither a quantity nor a percentage".to_owned()),
+            Ok(_) if digits => Err(InvalidText("is not between 0% and 100%")),
+            Ok(_) | Err(_) => Err(InvalidText("is neither a quantity nor a percentage")),
         };
     }
     match Quantity::parse(text) {
         Ok(quantity) if quantity.is_positive() => Ok(()),
-        Ok(_) => Err("must be positive".to_owned()),
-        Err(_) => Err("is neither a quantity nor a percentage".to_owned()),
+        Ok(_) => Err(InvalidText("must be positive")),
+        Err(_) => Err(InvalidText("is neither a quantity nor a percentage")),
     }
 }
 
 /// Checks that a text is a percentage up to 100, such as `10%`.
-pub fn percentage(text: &str) -> Result<(), String> {
+pub fn percentage(text: &str) -> Result<(), InvalidText> {
     match text.strip_suffix('%').and_then(|p| p.parse::<u8>().ok()) {
         Some(percent) if percent <= 100 => Ok(()),
-        Some(_) => Err("is above 100%".to_owned()),
-        None => Err("is not a percentage, expected for example 50%".to_owned()),
+        Some(_) => Err(InvalidText("is above 100%")),
+        None => Err(InvalidText("is not a percentage, expected for example 50%")),
     }
 }
 
 /// Checks that a text is an IP address.
-pub fn address(text: &str) -> Result<(), String> {
-    text.parse::<IpAddr>().map(drop).map_err(|_| "is not an IP address".to_owned())
+pub fn address(text: &str) -> Result<(), InvalidText> {
+    text.parse::<IpAddr>().map(drop).map_err(|_| InvalidText("is not an IP address"))
 }
 
 /// Checks that a text is empty or an IP address.
-pub fn address_or_none(text: &str) -> Result<(), String> {
+pub fn address_or_none(text: &str) -> Result<(), InvalidText> {
     if text.is_empty() { Ok(()) } else { address(text) }
 }
 
 /// Checks that a text is `unix:///absolute/path`, or the path only.
-pub fn unix_endpoint(text: &str) -> Result<(), String> {
+pub fn unix_endpoint(text: &str) -> Result<(), InvalidText> {
     let path = text.strip_prefix("unix://").unwrap_or(text);
-    if path.starts_with('/') { Ok(()) } else { Err("is not unix:///absolute/path".to_owned()) }
+    if path.starts_with('/') { Ok(()) } else { Err(InvalidText("is not unix:///absolute/path")) }
 }
 
 /// Checks that a text is an absolute, clean path of ASCII characters, as the kubelet requires for `podLogsDir`.
-pub fn clean_path(text: &str) -> Result<(), String> {
+pub fn clean_path(text: &str) -> Result<(), InvalidText> {
     let clean = text == "/"
         || text.strip_prefix('/').is_some_and(|rest| rest.split('/').all(|p| !matches!(p, "" | "." | "..")));
     match () {
-        () if !text.starts_with('/') => Err("is not an absolute path".to_owned()),
-        () if !text.is_ascii() => Err("has letters that are not ASCII".to_owned()),
-        () if !clean => Err("is not a clean path: no //, no trailing /, no . or ..".to_owned()),
+        () if !text.starts_with('/') => Err(InvalidText("is not an absolute path")),
+        () if !text.is_ascii() => Err(InvalidText("has letters that are not ASCII")),
+        () if !clean => Err(InvalidText("is not a clean path: no //, no trailing /, no . or ..")),
         () => Ok(()),
     }
 }
 
 /// Checks that a text is `host:port`, or an `http` or `https` URL.
-pub fn collector(text: &str) -> Result<(), String> {
+pub fn collector(text: &str) -> Result<(), InvalidText> {
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
     let host = rest.unwrap_or(text).split('/').next().unwrap_or_default();
     let port =
@@ -83,13 +87,13 @@ pub fn collector(text: &str) -> Result<(), String> {
     if port && host.bytes().all(|b| b.is_ascii_graphic()) {
         Ok(())
     } else {
-        Err("is not host:port".to_owned())
+        Err(InvalidText("is not host:port"))
     }
 }
 
 /// Checks that a text is an address to listen on, such as `127.0.0.1:9101`.
-pub fn listen(text: &str) -> Result<(), String> {
+pub fn listen(text: &str) -> Result<(), InvalidText> {
     text.parse::<SocketAddr>()
         .map(drop)
-        .map_err(|_| "is not an address with a port, expected for example 127.0.0.1:9101".to_owned())
+        .map_err(|_| InvalidText("is not an address with a port, expected for example 127.0.0.1:9101"))
 }

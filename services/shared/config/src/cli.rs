@@ -152,14 +152,19 @@ pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T
     Ok(Loaded { args, config, service, unsupported: unsupported.not_yet(&given) })
 }
 
+/// An argument does not have the form `key=value`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be key=value")]
+pub struct InvalidPair;
+
 /// Parses an argument of the form `key=value`.
 ///
 /// # Errors
 /// Fails if the argument has no `=` or no key.
-pub fn pair(text: &str) -> Result<(String, String), String> {
+pub fn pair(text: &str) -> Result<(String, String), InvalidPair> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        Some(_) | None => Err("must be key=value".to_owned()),
+        Some(_) | None => Err(InvalidPair),
     }
 }
 

@@ -27,13 +27,13 @@ pub struct Diagnostic {
 }
 
 impl Diagnostic {
-    /// Returns an error.
+    /// Returns a diagnostic that prevents the start.
     #[must_use]
     pub fn error(origin: Origin, path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { severity: Severity::Error, origin, path: path.into(), message: message.into() }
     }
 
-    /// Returns a warning.
+    /// Returns a diagnostic that is only logged.
     #[must_use]
     pub fn warning(origin: Origin, path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(origin, path, message) }

@@ -12,12 +12,28 @@ const UNITS: [(&str, i64); 8] = [
     ("ns", 1),
 ];
 
+/// A text is not a duration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DurationError {
+    /// The text has another format.
+    #[error("not a duration, expected for example 30s, 1m30s or 1.5h")]
+    Format,
+    /// This number has no unit.
+    #[error("a duration needs a unit, e.g. {0}s")]
+    NoUnit(String),
+    /// This unit is unknown.
+    #[error("{0} is not a unit of time, expected h, m, s, ms, us or ns")]
+    Unit(String),
+    /// The duration exceeds the range of nanoseconds in 64 bits.
+    #[error("longer than 290 years")]
+    TooLong,
+}
+
 /// Parses a duration and returns it in nanoseconds.
 ///
 /// # Errors
-/// Returns a message that describes the expected format.
-pub fn parse(text: &str) -> Result<i64, String> {
-    const WANT: &str = "not a duration, expected for example 30s, 1m30s or 1.5h";
+/// The text is not a duration, or the duration is too long.
+pub fn parse(text: &str) -> Result<i64, DurationError> {
     let (negative, mut rest) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
         Some(b'+') => (false, &text[1..]),
@@ -27,7 +43,7 @@ pub fn parse(text: &str) -> Result<i64, String> {
         return Ok(0);
     }
     if rest.is_empty() {
-        return Err(WANT.to_owned());
+        return Err(DurationError::Format);
     }
     let mut total: i128 = 0;
     while !rest.is_empty() {
@@ -37,32 +53,31 @@ pub fn parse(text: &str) -> Result<i64, String> {
         let (unit, tail) = tail.split_at(unit_end);
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
-            return Err(WANT.to_owned());
+            return Err(DurationError::Format);
         }
         if unit.is_empty() {
-            return Err(format!("a duration needs a unit, e.g. {number}s"));
+            return Err(DurationError::NoUnit(number.to_owned()));
         }
         let Some((_, nanos)) = UNITS.iter().find(|(name, _)| *name == unit) else {
-            return Err(format!("{unit} is not a unit of time, expected h, m, s, ms, us or ns"));
+            return Err(DurationError::Unit(unit.to_owned()));
         };
-        let too_long = || "longer than 290 years".to_owned();
         let unit = i128::from(*nanos);
-        let mut value = parse_digits(whole).ok_or_else(too_long)?.saturating_mul(unit);
+        let mut value = parse_digits(whole).ok_or(DurationError::TooLong)?.saturating_mul(unit);
         // Digits far below a nanosecond are ignored.
         let digits: String = fraction.chars().take(18).collect();
         if !digits.is_empty() {
             let scale = 10_i128.pow(u32::try_from(digits.len()).unwrap_or(18));
-            let part = parse_digits(&digits).ok_or_else(too_long)?.saturating_mul(unit);
+            let part = parse_digits(&digits).ok_or(DurationError::TooLong)?.saturating_mul(unit);
             value = value.saturating_add(part.checked_div(scale).unwrap_or(0));
         }
         total = total.saturating_add(value);
         if total > i128::from(i64::MAX) {
-            return Err(too_long());
+            return Err(DurationError::TooLong);
         }
         rest = tail;
     }
     let total = if negative { total.saturating_neg() } else { total };
-    i64::try_from(total).map_err(|_| "longer than 290 years".to_owned())
+    i64::try_from(total).map_err(|_| DurationError::TooLong)
 }
 
 /// Parses up to 19 significant digits, which exceed the longest duration in any unit. Returns `None` for more digits.
@@ -127,7 +142,7 @@ mod tests {
             ("9999999999999h", "longer"),
             ("99999999999999999999999999999999h", "longer"),
         ] {
-            let error = parse(text).expect_err(text);
+            let error = parse(text).expect_err(text).to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
     }

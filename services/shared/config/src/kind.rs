@@ -1,5 +1,6 @@
 //! The types of fields: checks of values, and conversion from and to flags.
 
+use crate::checks::InvalidText;
 use crate::diagnostics::Diagnostic;
 use crate::duration;
 use crate::node::{Data, Entry, Node, Origin};
@@ -13,10 +14,10 @@ pub enum Kind {
     Int(i64, i64),
     /// A number above the first value and at most the second.
     Number(f64, f64),
-    /// Any text.
+    /// A string without further checks.
     Text,
     /// Text that passes a check. The check returns the problem of an invalid text.
-    Checked(fn(&str) -> Result<(), String>),
+    Checked(fn(&str) -> Result<(), InvalidText>),
     /// A path. A relative one is resolved against the directory of the file that contains it.
     Path,
     /// One of these words. Empty text is invalid unless it is listed.
@@ -25,7 +26,7 @@ pub enum Kind {
     Duration(i64, i64),
     /// A duration, or a whole number of nanoseconds, as in the logging fields (`k8s.io/component-base/logs/api/v1: TimeOrMetaDuration`).
     DurationOrNanos,
-    /// A list.
+    /// A sequence of values of one type.
     List(&'static Kind),
     /// A map with keys that pass a check.
     Map(Keys, &'static Kind),
@@ -356,6 +357,7 @@ pub(crate) fn or_list(words: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checks::{address, clean_path, collector, listen, quantity, threshold, unix_endpoint};
 
     fn rendered(kind: &Kind, yaml: &str) -> Vec<String> {
         let mut out = Vec::new();

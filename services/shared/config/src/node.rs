@@ -56,9 +56,9 @@ pub enum Data {
     Int(i64),
     /// Any other number.
     Float(f64),
-    /// Text.
+    /// A string, quoted or not.
     Text(String),
-    /// A list.
+    /// A sequence of values.
     List(Vec<Node>),
     /// A map with unique text keys.
     Map(Vec<Entry>),
@@ -67,7 +67,7 @@ pub enum Data {
 /// A key of a map with its value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// The key.
+    /// The name of the field, or a key of a map.
     pub key: String,
     /// Origin of the key.
     pub origin: Origin,

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use clap::{CommandFactory as _, Parser};
-use quintlet_config::cli::{Exit, problems, read};
+use quintlet_config::cli::{Exit, read};
 use quintlet_config::diagnostics::render;
 use quintlet_config::{ConfigArgs, Service};
+use quintlet_testkit::command_line::differences;
 
 /// As a service has it, with some fields.
 #[derive(Debug, Parser)]
@@ -100,13 +101,13 @@ fn help_and_printing_end_with_code_0_and_mistakes_with_64() {
 
 #[test]
 fn a_command_line_that_differs_from_the_table_is_found_out() {
-    let found = problems(&Args::command(), Service::PodSync);
+    let found = differences(&Args::command(), Service::PodSync);
     assert!(found.iter().any(|p| p == "rootDir: there is no flag --root-dir"), "{found:?}");
     assert!(found.iter().any(|p| p.starts_with("nodeName: --node-name does not have the kubelet's name")));
     assert!(!found.iter().any(|p| p.starts_with("maxPods") || p.starts_with("clusterDNS")), "{found:?}");
     let other = Args::command().mut_arg("max_pods", |arg| arg.default_value("111"));
     assert!(
-        problems(&other, Service::PodSync)
+        differences(&other, Service::PodSync)
             .contains(&"maxPods: default \"110\", but --max-pods has [\"111\"]".to_owned())
     );
 }

@@ -1,9 +1,9 @@
-//! Files as people write them: what is rendered of them, and what counts in the end.
+//! Configuration files: diagnostics, precedence and the resulting values.
 
 use std::path::Path;
 
 use quintlet_config::diagnostics::{Diagnostic, render};
-use quintlet_config::load::{Config, Sources};
+use quintlet_config::{Config, Sources};
 use quintlet_config::node::{Data, Node, Origin};
 use quintlet_config::print::print;
 use quintlet_config::table::{Document, Service};
@@ -28,7 +28,7 @@ fn text(config: &Config, field: &str) -> String {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once_with_their_lines_and_fields() {
+fn all_errors_are_reported_together_with_their_lines_and_fields() {
     let file = format!(
         "{HEAD}\
 syncFrequency: \"5\"

@@ -5,7 +5,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use quintlet_config::diagnostics::{Diagnostic, render};
-use quintlet_config::load::Config;
+use quintlet_config::Config;
 use quintlet_config::node::Origin;
 use quintlet_config::print::print;
 use quintlet_config::table::{Document, Service};

@@ -63,18 +63,43 @@ pub fn parse<T: Parser>() -> T {
     })
 }
 
+/// A user that was given by name or number is invalid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UserError {
+    /// The text begins with a digit and is no number of 32 bits.
+    #[error("{0:?} is not a user ID")]
+    NotAnId(String),
+    /// No user has this name.
+    #[error("user {0:?} does not exist")]
+    Unknown(String),
+    /// The user database cannot be read. The text has the cause: clap prints no sources.
+    #[error("failed to look up user {name:?}: {error}")]
+    Lookup {
+        /// Name of the user.
+        name: String,
+        /// The cause.
+        error: nix::errno::Errno,
+    },
+}
+
+/// The name of a node is empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the node name is empty")]
+pub struct EmptyNodeName;
+
 /// Returns the UID of a user given by name or number.
 ///
 /// # Errors
 /// Fails if the user does not exist or cannot be looked up.
-pub fn user_id(given: &str) -> Result<u32, String> {
+pub fn user_id(given: &str) -> Result<u32, UserError> {
+    let name = || given.to_owned();
     if given.starts_with(|c: char| c.is_ascii_digit()) {
-        return given.parse().map_err(|_| format!("{given:?} is not a user ID"));
+        return given.parse().map_err(|_| UserError::NotAnId(name()));
     }
     match nix::unistd::User::from_name(given) {
         Ok(Some(user)) => Ok(user.uid.as_raw()),
-        Ok(None) => Err(format!("user {given:?} does not exist")),
-        Err(error) => Err(format!("failed to look up user {given:?}: {error}")),
+        Ok(None) => Err(UserError::Unknown(name())),
+        Err(error) => Err(UserError::Lookup { name: name(), error }),
     }
 }
 
@@ -82,9 +107,9 @@ pub fn user_id(given: &str) -> Result<u32, String> {
 ///
 /// # Errors
 /// Fails if the name is empty.
-pub fn node_name(given: &str) -> Result<String, String> {
+pub fn node_name(given: &str) -> Result<String, EmptyNodeName> {
     let name = given.trim().to_lowercase();
-    if name.is_empty() { Err("the node name is empty".to_owned()) } else { Ok(name) }
+    if name.is_empty() { Err(EmptyNodeName) } else { Ok(name) }
 }
 
 /// Returns the default name of the node: the host name.

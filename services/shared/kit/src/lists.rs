@@ -34,11 +34,11 @@ macro_rules! list {
     };
 }
 list!(
-    /// Pod sandboxes.
+    /// Lists of pod sandboxes.
     SANDBOXES, "RuntimeService", "ListPodSandbox", "StreamPodSandboxes"
 );
 list!(
-    /// Containers.
+    /// Lists of containers of all pods.
     CONTAINERS, "RuntimeService", "ListContainers", "StreamContainers"
 );
 list!(
@@ -50,7 +50,7 @@ list!(
     SANDBOX_STATS, "RuntimeService", "ListPodSandboxStats", "StreamPodSandboxStats"
 );
 list!(
-    /// Images.
+    /// Lists of images of the runtime.
     IMAGES, "ImageService", "ListImages", "StreamImages"
 );
 

@@ -1,5 +1,6 @@
 //! Redirects of HTTP responses, followed as Go's `net/http` does.
 
+use http::uri::InvalidUri;
 use http::{Response, Uri, header};
 
 /// Limit of requests for one response, redirects included (Go's `net/http`).
@@ -20,11 +21,16 @@ pub fn encoded(path: &str) -> String {
     out
 }
 
+/// The Location header of a redirect is no URL.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to parse Location header: {0}")]
+pub struct RedirectError(InvalidUri);
+
 /// Returns the URL of the next request; none where `response` is no redirect.
 ///
 /// # Errors
 /// The Location header is no URL.
-pub fn next<B>(from: &Uri, response: &Response<B>) -> Option<Result<Uri, String>> {
+pub fn next<B>(from: &Uri, response: &Response<B>) -> Option<Result<Uri, RedirectError>> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return None;
     }
@@ -44,5 +50,5 @@ pub fn next<B>(from: &Uri, response: &Response<B>) -> Option<Result<Uri, String>
             format!("{base}{directory}/{text}")
         }
     };
-    Some(absolute.parse().map_err(|e| format!("failed to parse Location header: {e}")))
+    Some(absolute.parse().map_err(RedirectError))
 }

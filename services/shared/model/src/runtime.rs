@@ -95,7 +95,7 @@ pub struct User {
     pub uid: i64,
     /// Group id.
     pub gid: i64,
-    /// Supplemental groups.
+    /// IDs of further groups of the process.
     pub supplemental_groups: Vec<i64>,
 }
 
@@ -244,7 +244,7 @@ impl PodRuntime {
 /// Ids of the sandboxes and containers of a pod that a client has seen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Known {
-    /// Ids of sandboxes.
+    /// Sandboxes by their runtime IDs.
     pub sandboxes: BTreeSet<SandboxId>,
     /// Ids of containers, each with the id of its sandbox.
     pub containers: BTreeMap<ContainerId, SandboxId>,
@@ -266,7 +266,7 @@ impl Known {
         self.containers.extend(other.containers.iter().map(|(c, s)| (c.clone(), s.clone())));
     }
 
-    /// Returns all ids.
+    /// Returns the ids of sandboxes and containers as text.
     #[must_use]
     pub fn ids(&self) -> Vec<String> {
         let sandboxes = self.sandboxes.iter().map(ToString::to_string);
