@@ -109,7 +109,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn mistakes_read_as_promised() {
+    fn diagnostics_are_grouped_by_file_and_sorted_by_line() {
         let at = |line| Origin::File(Path::new("/etc/quintlet/config.yaml").into(), line);
         let diagnostics = [
             Diagnostic::warning(

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flag_that_has_no_effect_yet_keeps_a_service_from_starting() {
+    fn a_flag_without_an_effect_does_not_prevent_a_start() {
         for row in Document::Kubelet.rows() {
             let Verdict::NotYet { .. } = row.verdict else { continue };
             let Some(flag) = row.kubelet_flag else { continue };
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_flag_of_the_kubelet_says_is_checked_and_named_and_never_counts() {
+    fn an_unsupported_flag_is_checked_and_reported_and_has_no_effect() {
         let loaded = line(&[
             "--fail-swap-on",
             "--protect-kernel-defaults=true",

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_text_is_told_with_its_line() {
+    fn an_error_in_a_text_is_reported_with_its_line() {
         for (text, want) in [
             ("a: 1\na: 2\n", vec!["2 a: duplicate key (first in line 1)"]),
             (

@@ -53,7 +53,7 @@ fn files_stand_between_defaults_and_flags() {
 }
 
 #[test]
-fn what_only_the_service_refuses_is_told_with_its_line_too() {
+fn a_value_that_only_the_argument_rejects_is_reported_with_its_line() {
     let Err(Exit::Invalid(diagnostics)) = with(&format!("{FILE}{OWN}nodeName: far-too-long\n"), &[]) else {
         panic!("taken")
     };
@@ -65,7 +65,7 @@ fn what_only_the_service_refuses_is_told_with_its_line_too() {
 }
 
 #[test]
-fn a_flag_that_does_not_fit_the_files_is_told_with_its_name() {
+fn a_flag_that_contradicts_the_files_is_reported_with_its_name() {
     let Err(Exit::Invalid(diagnostics)) = with(FILE, &["--cluster-dns", "nine"]) else { panic!("taken") };
     assert_eq!(
         render(&diagnostics),
@@ -86,7 +86,7 @@ fn the_zero_of_a_flag_is_a_value_and_that_of_a_file_is_the_default() {
 }
 
 #[test]
-fn help_and_printing_end_with_code_0_and_mistakes_with_64() {
+fn help_and_print_config_exit_with_0_and_errors_with_64() {
     for (flags, code) in [
         (&["--help"][..], 0),
         (&["--print-config"], 0),

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use quintlet_config::diagnostics::{Diagnostic, render};
-use quintlet_config::{Config, Sources};
 use quintlet_config::node::{Data, Node, Origin};
 use quintlet_config::print::print;
 use quintlet_config::table::{Document, Service};
+use quintlet_config::{Config, Sources};
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 const OWN: &str = "apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n";
@@ -74,7 +74,7 @@ quintlet: 10 problems in /etc/quintlet/config.yaml
 }
 
 #[test]
-fn of_suites_and_groups_those_not_spoken_are_left_out_and_those_unknown_refused() {
+fn unsupported_suites_and_groups_are_skipped_and_unknown_ones_refused() {
     // As hardening guides have it.
     let hardened = "tlsCipherSuites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305, \
                     TLS_RSA_WITH_AES_128_GCM_SHA256]\ntlsCurvePreferences: [4588, 29]\n";
@@ -88,10 +88,13 @@ quintlet: 2 warnings in /etc/quintlet/config.yaml
     );
     for (fields, want) in [
         ("tlsCipherSuites: [TLS_AES_128_GCM_SHA256]", ""),
-        ("tlsCipherSuites: [TLS_ECDHE]", "line 3  tlsCipherSuites[0]: \"TLS_ECDHE\": not one of"),
-        ("tlsCipherSuites: [TLS_RSA_WITH_RC4_128_SHA]", "line 3  tlsCipherSuites: nothing is left of it"),
-        ("tlsCurvePreferences: [29, 1]", "line 3  tlsCurvePreferences[1]: 1: not one of 29"),
-        ("tlsCurvePreferences: [25]", "line 3  tlsCurvePreferences: nothing is left of it"),
+        (
+            "tlsCipherSuites: [TLS_ECDHE]",
+            "line 3  tlsCipherSuites[0]: \"TLS_ECDHE\": unknown; supported: TLS_ECDHE_ECDSA",
+        ),
+        ("tlsCipherSuites: [TLS_RSA_WITH_RC4_128_SHA]", "line 3  tlsCipherSuites: no element is supported"),
+        ("tlsCurvePreferences: [29, 1]", "line 3  tlsCurvePreferences[1]: 1: unknown; supported: 29"),
+        ("tlsCurvePreferences: [25]", "line 3  tlsCurvePreferences: no element is supported"),
     ] {
         let rendered = rendered(&format!("{HEAD}{fields}\n"));
         assert!(rendered.contains(want) && rendered.is_empty() == want.is_empty(), "{fields}: {rendered}");
@@ -173,7 +176,7 @@ fn rules_between_fields_are_the_kubelets() {
         ("nodeLeaseDurationSeconds: -1", "line 3  nodeLeaseDurationSeconds: -1 is below 1"),
         (
             "runOnce: true",
-            "line 3  runOnce: true: unsupported: the kubelet has given it up, and `quintctl up --once` is for tests",
+            "line 3  runOnce: true: unsupported: the kubelet has deprecated it; `quintctl up --once` serves tests",
         ),
         (
             "registerWithTaints:\n- {key: a, effect: NoExecute}\n- {key: a, effect: NoExecute, value: x}",
@@ -197,7 +200,7 @@ fn rules_between_fields_are_the_kubelets() {
 }
 
 #[test]
-fn documents_have_to_be_of_the_two_kinds_and_stand_once() {
+fn each_document_has_a_known_kind_that_occurs_once() {
     for (file, want) in [
         ("", "line 1  is empty"),
         ("- a\n", "line 1  a list: must be a map of fields"),
@@ -211,7 +214,7 @@ fn documents_have_to_be_of_the_two_kinds_and_stand_once() {
             "kind: KubeletConfiguration\napiVersion: v1\n",
             "line 2  apiVersion: \"v1\": must be kubelet.config.k8s.io/v1beta1",
         ),
-        (&format!("{HEAD}---\n{HEAD}"), "line 4  a second KubeletConfiguration"),
+        (&format!("{HEAD}---\n{HEAD}"), "line 4  duplicate KubeletConfiguration"),
         (&format!("{HEAD}a: [\n"), "line "),
     ] {
         let rendered = rendered(file);
@@ -315,7 +318,7 @@ fn drop_ins_merge_in_lexical_order_and_every_value_knows_where_it_came_from() {
 }
 
 #[test]
-fn files_that_are_not_there_are_mistakes() {
+fn a_missing_file_is_an_error() {
     let sources = Sources {
         file: Some("/nowhere/config.yaml".into()),
         drop_ins: Some("/nowhere/drop".into()),

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use quintlet_config::diagnostics::{Diagnostic, render};
 use quintlet_config::Config;
+use quintlet_config::diagnostics::{Diagnostic, render};
 use quintlet_config::node::Origin;
 use quintlet_config::print::print;
 use quintlet_config::table::{Document, Service};
@@ -125,26 +125,26 @@ proptest! {
     })]
 
     #[test]
-    fn any_bytes_are_a_configuration_or_mistakes(bytes in prop::collection::vec(any::<u8>(), 0..400), strict: bool) {
+    fn any_bytes_give_a_configuration_or_errors(bytes in prop::collection::vec(any::<u8>(), 0..400), strict: bool) {
         let _ = read(&bytes, strict);
     }
 
     #[test]
-    fn any_text_of_yaml_signs_is_a_configuration_or_mistakes(text in "[\\[\\]{}:,&*!|>%@`'\"#\\- \n\tab1~?<]{0,200}") {
+    fn any_text_of_yaml_characters_gives_a_configuration_or_errors(text in "[\\[\\]{}:,&*!|>%@`'\"#\\- \n\tab1~?<]{0,200}") {
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         let _ = read(text.as_bytes(), false);
         let _ = read(format!("{head}{text}").as_bytes(), false);
     }
 
     #[test]
-    fn any_tree_is_a_configuration_or_mistakes(one in document(), two in document(), strict: bool) {
+    fn any_tree_gives_a_configuration_or_errors(one in document(), two in document(), strict: bool) {
         if let Ok(config) = read(format!("{one}---\n{two}").as_bytes(), strict) {
             use_it(&config);
         }
     }
 
     #[test]
-    fn any_value_of_a_field_is_taken_whole_or_told_of(text in field()) {
+    fn any_value_of_a_field_is_accepted_or_reported(text in field()) {
         if let Ok(config) = read(text.as_bytes(), false) {
             use_it(&config);
         }
