@@ -6,6 +6,7 @@ use std::path::Path;
 use futures::future::join_all;
 use nix::mount::MsFlags;
 use nix::sys::signal::Signal;
+use quintlet_test_runtime::Faults as _;
 
 use crate::Node;
 use crate::bins::SERVICES;

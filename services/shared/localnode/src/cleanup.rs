@@ -40,21 +40,15 @@ pub struct Traces {
 impl Traces {
     /// Removes everything, processes first. Blocks, up to some seconds when something does not go.
     pub fn remove(&self) {
-        // Shims leave their sockets behind when killed; where those are is in the state directory.
-        let shim_sockets = self.shim_sockets();
-        self.kill_processes();
-        self.unmount();
-        self.remove_network();
-        self.remove_cgroups();
-        for socket in shim_sockets {
-            let _ = std::fs::remove_file(socket);
-        }
+        self.remove_volatile();
+        self.remove_cni_results();
         self.remove_dirs();
     }
 
-    /// Takes what a reboot of the machine takes: processes, mounts, interfaces and rules, cgroups, and what is kept in memory. What is
-    /// on disk stays, with what CNI plugins know of addresses. Blocks as [`Traces::remove`] does.
-    pub(crate) fn power_off(&self) {
+    /// Removes what a reboot of the machine removes: processes, mounts, interfaces, iptables rules, cgroups, and files in memory. Files
+    /// on disk stay, with the addresses that CNI plugins have assigned. Blocks as [`Traces::remove`] does.
+    pub fn remove_volatile(&self) {
+        // Shims leave their sockets behind when killed. The state directory has their paths.
         let shim_sockets = self.shim_sockets();
         self.kill_processes();
         self.unmount();
@@ -181,8 +175,7 @@ impl Traces {
         }
     }
 
-    fn remove_network(&self) {
-        self.remove_links();
+    fn remove_cni_results(&self) {
         for result in self.cni_results() {
             let _ = std::fs::remove_file(result);
         }

@@ -31,12 +31,6 @@ const GRACEFUL: Duration = Duration::from_secs(15);
 /// Between SIGTERM and SIGKILL of containerd itself.
 const TERM_GRACE: Duration = Duration::from_secs(3);
 
-/// Between two looks at a process that is to stand still.
-const PAUSE_STEP: Duration = Duration::from_millis(1);
-
-/// For a process to stand still: only one in an uninterruptible wait takes longer, and it does not answer either.
-const PAUSE_LIMIT: Duration = Duration::from_secs(2);
-
 /// Marks a directory as made for a local node, and thus ours to delete.
 const MARKER: &str = ".quintlet-localnode";
 
@@ -240,55 +234,12 @@ impl Containerd {
         Ok(names)
     }
 
-    /// Ends containerd (SIGTERM) and starts it again; pods run on.
-    ///
-    /// # Errors
-    /// When it does not answer in time.
-    pub async fn restart(&mut self) -> Result<(), Error> {
-        self.end_process().await;
-        self.launch().await
-    }
-
-    /// Starts containerd again after [`Containerd::kill9`].
+    /// Starts the containerd process again after it has exited. Pods continue to run.
     ///
     /// # Errors
     /// When it does not answer in time.
     pub async fn start_again(&mut self) -> Result<(), Error> {
         self.launch().await
-    }
-
-    /// Kills containerd without warning; pods run on.
-    pub async fn kill9(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill().await;
-        }
-    }
-
-    /// Takes everything that a reboot of the machine takes: containerd, its shims, all pods, mounts, interfaces, cgroups, and its state
-    /// directory. Images, records and addresses that are given out stay on disk. [`Containerd::start_again`] is the next boot.
-    pub async fn power_off(&mut self) {
-        let traces = self.traces.clone();
-        blocking(move || traces.power_off()).await;
-        if let Some(mut child) = self.child.take() {
-            // It was killed with the others.
-            let _ended = child.wait().await;
-        }
-    }
-
-    /// Stops the process from running (SIGSTOP): connections are accepted by the kernel, nothing is answered. Returns when
-    /// all its threads stand still, as the signal only asks them to: one that runs on another core may still answer.
-    pub async fn pause(&self) {
-        self.signal(Signal::SIGSTOP);
-        let Some(pid) = self.pid() else { return };
-        let deadline = Instant::now() + PAUSE_LIMIT;
-        while !host::is_stopped(pid) && Instant::now() < deadline {
-            tokio::time::sleep(PAUSE_STEP).await;
-        }
-    }
-
-    /// Lets a paused process run on.
-    pub fn resume(&self) {
-        self.signal(Signal::SIGCONT);
     }
 
     /// Ends containerd and leaves the pods running; the next start in this directory takes them over.
@@ -302,7 +253,8 @@ impl Containerd {
     /// # Errors
     /// [`Error::Leftovers`] when something could not be removed.
     pub async fn down(mut self) -> Result<(), Error> {
-        self.resume();
+        // A process that is paused does not answer.
+        self.signal(Signal::SIGCONT);
         if self.child.is_some() {
             let removal = async {
                 let channel = self.channel().await?;
@@ -384,8 +336,10 @@ impl Containerd {
         })
     }
 
-    async fn end_process(&mut self) {
-        self.resume();
+    /// Stops the containerd process with SIGTERM, or with SIGKILL if it does not exit in time. Pods continue to run.
+    pub async fn end_process(&mut self) {
+        // A process that is paused does not handle SIGTERM.
+        self.signal(Signal::SIGCONT);
         self.signal(Signal::SIGTERM);
         if let Some(mut child) = self.child.take()
             && tokio::time::timeout(TERM_GRACE, child.wait()).await.is_err()

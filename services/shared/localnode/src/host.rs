@@ -142,18 +142,6 @@ fn unescape(field: &str) -> OsString {
     OsString::from_vec(out)
 }
 
-/// Whether every thread of a process is stopped by a signal (or gone).
-pub fn is_stopped(pid: u32) -> bool {
-    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
-    threads
-        .filter_map(Result::ok)
-        .filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok())
-        // The state follows the name, which is in parentheses and may hold any character.
-        .all(|stat| {
-            stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['T', 'Z', 'X']))
-        })
-}
-
 /// Version of a containerd, from what `containerd --version` prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ContainerdVersion {

@@ -16,6 +16,7 @@ use k8s_cri::v1::*;
 use nix::sched::{CloneFlags, unshare};
 use quintlet_localnode::containerd::cleanup_stale;
 use quintlet_localnode::{Containerd, Options, images};
+use quintlet_test_runtime::Faults as _;
 use tokio::time::Instant;
 use tonic::transport::Channel;
 

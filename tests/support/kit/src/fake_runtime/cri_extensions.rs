@@ -1,4 +1,4 @@
-//! What the bindings do not know yet: UpdatePodSandboxResources (CRI of Kubernetes 1.33).
+//! CRI calls that the bindings lack: UpdatePodSandboxResources (Kubernetes 1.33).
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl tonic::server::UnaryService<UpdatePodSandboxResourcesRequest> for Update {
 
 type Reply = http::Response<tonic::body::Body>;
 
-/// Answers a call that is newer than the bindings; None: this is none.
+/// Answers a call that the bindings lack. Returns `None` for other calls.
 pub(super) fn answer(
     shared: &Arc<Shared>,
     request: &http::Request<Full<Bytes>>,

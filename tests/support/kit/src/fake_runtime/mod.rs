@@ -8,10 +8,10 @@
 //! All time is tokio's, so that a test that pauses time has the runtime paused too.
 
 mod cri;
+mod cri_extensions;
 mod events;
 mod images;
 mod lists;
-mod newer;
 mod script;
 mod serve;
 mod starts;
@@ -30,7 +30,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-pub use newer::UpdatePodSandboxResourcesRequest;
+pub use cri_extensions::UpdatePodSandboxResourcesRequest;
 pub use script::{Call, Method, Rule, RuleId};
 pub use world::{Behaviour, ContainerRecord, ContainerSeed, SandboxRecord, StopReply};
 

@@ -24,7 +24,7 @@ use super::Shared;
 use super::cri::Cri;
 use super::events::EventsServer;
 use super::images::Images;
-use super::{lists, newer};
+use super::{cri_extensions, lists};
 
 /// Before each message of gRPC: whether it is compressed (nobody here does that), and its length.
 const FRAME_HEAD: usize = 5;
@@ -63,7 +63,7 @@ impl Service<http::Request<Incoming>> for Keep {
                 return answer.await;
             }
             if shared.sandbox_updates.load(Ordering::Relaxed)
-                && let Some(answer) = newer::answer(&shared, &request)
+                && let Some(answer) = cri_extensions::answer(&shared, &request)
             {
                 return answer.await;
             }
