@@ -275,7 +275,7 @@ impl Shared {
         let now = seconds(self.clock.wall());
         let name = format!("{}/{}", update.namespace, update.name);
         let writing = Box::pin(async {
-            failpoint::work!("status written");
+            failpoint::work!("write of a status");
             write::write(api, &update, &mut memory, &now).instrument(span).await
         });
         let written = contained(Work::new(uid.as_str(), name), writing).await;
