@@ -144,6 +144,14 @@ impl Drop for Up {
         if matches!(self.child.try_wait(), Ok(None)) {
             self.end();
         }
+        // pod-sync makes its root directory a shared mount, which must go before the directory can be removed.
+        let root = self.dir.path().join("root");
+        if let Err(error) = nix::mount::umount(&root)
+            && error != nix::errno::Errno::EINVAL
+            && error != nix::errno::Errno::ENOENT
+        {
+            panic!("failed to unmount {}: {error}", root.display());
+        }
     }
 }
 
