@@ -38,6 +38,7 @@ check: install
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	scripts/crate-lints.sh
 	scripts/module-graph.py
+	scripts/words.py
 	$$(scripts/tool.sh cargo-deny) --locked --all-features check --hide-inclusion-graph bans licenses sources
 	cd proto && buf=$$(../scripts/tool.sh buf) && $$buf lint && $$buf format --diff --exit-code && $$buf breaking --against baseline.binpb
 	scripts/helm-lint.sh

@@ -93,7 +93,6 @@ impl Metrics {
     }
 }
 
-/// Metrics of readers.
 #[derive(Debug, Clone)]
 pub(crate) struct ReaderMetrics {
     pub(crate) watchers: Gauge,

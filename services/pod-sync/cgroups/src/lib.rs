@@ -106,7 +106,7 @@ fn io_error<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) ->
 pub struct KubepodsLimits {
     /// Millicores.
     pub cpu_milli: Option<i64>,
-    /// Bytes.
+    /// Limit of memory in bytes, if any.
     pub memory_bytes: Option<i64>,
     /// Number of processes.
     pub pids: Option<i64>,

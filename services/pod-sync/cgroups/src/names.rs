@@ -7,7 +7,7 @@ use quintlet_model::ids::PodUid;
 use super::{BESTEFFORT, BURSTABLE, KUBEPODS};
 use pod_sync_decisions::qos::QosClass;
 
-/// Cgroup driver.
+/// The component that creates cgroups (`cgroupDriver`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CgroupDriver {
     /// The node agent and the OCI runtime create directories.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use procfs::process::MountOptFields;
 
-/// A mount.
+/// A line of `/proc/self/mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
     pub path: PathBuf,

@@ -87,7 +87,7 @@ impl Attempt {
     }
 }
 
-/// Makes attempts.
+/// Executes attempts of probes. Tests replace it.
 pub trait Attempts: Send + Sync + 'static {
     /// Makes one attempt of `probe` on a container of a pod with the address `pod_ip`.
     fn attempt(&self, probe: Arc<Probe>, container_id: String, pod_ip: String)

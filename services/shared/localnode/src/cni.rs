@@ -11,7 +11,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// For one index.
+    /// Returns the names of the instance with this index.
     pub fn new(index: u8) -> Self {
         Self { index }
     }

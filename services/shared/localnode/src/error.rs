@@ -7,38 +7,16 @@ use std::path::PathBuf;
 pub enum Error {
     /// A program this needs is not installed.
     #[error("{program} is not installed: looked in {looked_in}")]
-    Missing {
-        /// The program.
-        program: &'static str,
-        /// Where it was looked for.
-        looked_in: String,
-    },
+    Missing { program: &'static str, looked_in: String },
     /// A file or directory could not be used.
     #[error("cannot {action} {}", path.display())]
-    File {
-        /// What was tried, as a verb.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
+    File { action: &'static str, path: PathBuf, source: io::Error },
     /// A program failed.
     #[error("{program} failed: {message}")]
-    Program {
-        /// The program.
-        program: String,
-        /// What it said.
-        message: String,
-    },
+    Program { program: String, message: String },
     /// The path of a unix socket would be longer than the kernel takes.
     #[error("{} is too long for a unix socket ({} bytes, at most {max}): choose a shorter directory", path.display(), path.as_os_str().len())]
-    SocketPath {
-        /// The socket.
-        path: PathBuf,
-        /// Most bytes.
-        max: usize,
-    },
+    SocketPath { path: PathBuf, max: usize },
     /// Every index is taken.
     #[error("all {0} indices for private containerds are in use")]
     NoIndex(u8),
@@ -47,43 +25,19 @@ pub enum Error {
     InUse(PathBuf),
     /// Containerd ended, or did not answer in time.
     #[error("containerd did not answer within {seconds} s: {why}; end of its log:\n{log}")]
-    NotReady {
-        /// How long was waited, in seconds.
-        seconds: u64,
-        /// Last error seen.
-        why: String,
-        /// The last lines of its log.
-        log: String,
-    },
+    NotReady { seconds: u64, why: String, log: String },
     /// A call failed.
     #[error("{call} failed: {} ({:?})", status.message(), status.code())]
-    Call {
-        /// The method.
-        call: &'static str,
-        /// What came back.
-        status: Box<tonic::Status>,
-    },
+    Call { call: &'static str, status: Box<tonic::Status> },
     /// No connection to the socket.
     #[error("cannot connect to {}", path.display())]
-    Connect {
-        /// The socket.
-        path: PathBuf,
-        /// Why not.
-        source: tonic::transport::Error,
-    },
+    Connect { path: PathBuf, source: tonic::transport::Error },
     /// An image archive that cannot be read.
     #[error("not a usable OCI image archive: {0}")]
     Archive(String),
     /// The image was written, but the runtime does not show it.
     #[error("the runtime did not show image {image} within {seconds} s: {why}")]
-    NotVisible {
-        /// The image.
-        image: String,
-        /// How long was waited, in seconds.
-        seconds: u64,
-        /// Last answer.
-        why: String,
-    },
+    NotVisible { image: String, seconds: u64, why: String },
     /// Something could not be removed.
     #[error("left behind: {}", .0.join("; "))]
     Leftovers(Vec<String>),

@@ -28,7 +28,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// The number.
+    /// Returns the index as a number, unique on this machine.
     pub fn number(&self) -> u8 {
         self.number
     }

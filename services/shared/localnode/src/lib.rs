@@ -14,6 +14,8 @@
 //! root; [`Containerd::down`] gives all of it back, `net.ipv4.ip_forward` included. An instance whose owner died is removed by the next start of any
 //! instance, unless it was started to be kept.
 
+#![allow(missing_docs, reason = "only quintctl and tests use the crate")]
+
 pub mod cleanup;
 pub mod cni;
 pub mod config;

@@ -55,7 +55,6 @@ impl FactBoard {
         true
     }
 
-    /// Returns all facts.
     #[must_use]
     pub fn snapshot(&self) -> Vec<Facts> {
         self.inner.facts.lock().clone()

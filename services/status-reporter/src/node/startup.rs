@@ -34,7 +34,7 @@ impl Startup {
         self.times.lock().attempted.get_or_insert(now);
     }
 
-    /// It was made.
+    /// Records that the Node was created.
     pub fn registered(&self, now: Duration) {
         let mut times = self.times.lock();
         let (Some(attempted), None) = (times.attempted, times.registered) else { return };

@@ -309,7 +309,7 @@ pub struct CgroupState {
     pub memory_usage: i64,
     /// Microseconds per period; `None` means no limit.
     pub cpu_quota_us: Option<i64>,
-    /// cpu.shares.
+    /// Value of `cpu.shares`.
     pub cpu_shares: u64,
 }
 
