@@ -248,15 +248,11 @@ async fn one_fault(call: &str, fault: &Fault) {
     fault::set(&machine.state, &[]).unwrap();
     if matches!(fault, Fault::DieBefore | Fault::DieAfter) {
         driver.kill();
-        driver = machine.driver(&[]);
-        common::eventually("the driver answers", || {
-            std::os::unix::net::UnixStream::connect(
-                machine.root.join("plugins").join(DRIVER).join("csi.sock"),
-            )
-            .is_ok()
+        driver = machine.driver(&["--node-id=after-the-fault"]);
+        common::eventually("the driver is registered again", || {
+            agent.drivers.get(DRIVER).is_ok_and(|driver| driver.node.node_id == "after-the-fault")
         })
         .await;
-        agent.registered().await;
     }
     if !unmounting {
         mount_all(&agent).await;
@@ -438,4 +434,93 @@ async fn an_agent_that_ends_at_any_step_is_replaced_by_one_that_finishes_the_wor
     }
     // Before and after each of 3 + 3 + 4 + 4 steps.
     assert_eq!(cuts, 28);
+}
+
+async fn map_all(agent: &Agent) {
+    agent.mounter.stage_block(&stage()).await.unwrap();
+    agent.mounter.publish_block(&publish()).await.unwrap();
+}
+
+async fn unmap_all(agent: &Agent) {
+    agent.mounter.unpublish_block(POD, "pv-1").await.unwrap();
+    agent.mounter.unstage_block("pv-1").await.unwrap();
+}
+
+/// What is left of a block volume, apart from the parents of all volumes.
+fn left_of_block(machine: &Machine) -> Vec<String> {
+    let parents = ["/volumeDevices", "/staging", "/publish", "/kubernetes.io~csi", POD];
+    let all = ["plugins/kubernetes.io/csi", "pods"].iter().flat_map(|dir| machine.tree(dir));
+    all.filter(|path| !parents.iter().any(|parent| path.ends_with(parent))).collect()
+}
+
+#[tokio::test]
+async fn a_block_volume_goes_through_its_life_with_the_kubelets_files() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let _driver = machine.driver(&[]);
+    agent.registered().await;
+    let devices = machine.root.join("plugins/kubernetes.io/csi/volumeDevices");
+    assert_eq!(agent.mounter.stage_block(&stage()).await.unwrap(), Some(devices.join("staging/pv-1")));
+    let link = agent.mounter.publish_block(&publish()).await.unwrap();
+    assert_eq!(link, machine.root.join("pods").join(POD).join("volumeDevices/kubernetes.io~csi/pv-1"));
+    let published = devices.join("publish/pv-1").join(POD);
+    assert_eq!(fs::read_link(&link).unwrap(), published);
+    assert_eq!(machine.mounts(), [published, devices.join("pv-1/dev").join(POD)]);
+    let contexts = fs::read_to_string(machine.state.join("contexts.log")).unwrap();
+    assert_eq!(contexts.matches("access_type: Some(Block(").count(), 2, "{contexts}");
+    let found = reconstruct::block_volumes(&Root::new(&machine.root)).unwrap();
+    let [volume] = &found[..] else { panic!("{found:?}") };
+    let data = volume.found.data.as_ref().unwrap().as_ref().unwrap();
+    assert_eq!(
+        (volume.pod.as_str(), data.spec_volume_id.as_str(), data.volume_handle.as_str()),
+        (POD, "pv-1", "vol-1")
+    );
+    // A volume that a pod has keeps its directories.
+    map_all(&agent).await;
+    let error = agent.mounter.unstage_block("pv-1").await.unwrap_err();
+    assert!(
+        error.text().contains("failed to remove the directories of the volume's devices"),
+        "{}",
+        error.text()
+    );
+    assert_eq!(machine.mounts().len(), 2);
+    let calls = fault::calls(&machine.state);
+    assert!(!calls.iter().any(|call| call.starts_with("NodeUnstageVolume")), "{calls:?}");
+    map_all(&agent).await;
+    unmap_all(&agent).await;
+    unmap_all(&agent).await;
+    assert_eq!((machine.mounts(), left_of_block(&machine)), (vec![], vec![]));
+}
+
+#[tokio::test]
+async fn an_agent_that_ends_at_any_step_of_a_block_volume_is_replaced_by_one_that_finishes_the_work() {
+    let mut cuts = 0;
+    for n in 0.. {
+        let machine = Machine::new();
+        let _driver = machine.driver(&[]);
+        let agent = machine.agent();
+        agent.registered().await;
+        EndAt::observe(n);
+        let life = async {
+            map_all(&agent).await;
+            unmap_all(&agent).await;
+        };
+        let ended = AssertUnwindSafe(life).catch_unwind().await.is_err();
+        EndAt::observe(usize::MAX);
+        agent.crash();
+        if !ended {
+            break;
+        }
+        cuts += 1;
+        let agent = machine.agent();
+        agent.registered().await;
+        if n % 2 == 0 {
+            map_all(&agent).await;
+            assert_eq!(machine.mounts().len(), 2, "cut {n}");
+        }
+        unmap_all(&agent).await;
+        assert_eq!((machine.mounts(), left_of_block(&machine)), (vec![], vec![]), "cut {n}");
+    }
+    // Before and after each of 4 + 4 + 4 + 6 steps.
+    assert_eq!(cuts, 36);
 }

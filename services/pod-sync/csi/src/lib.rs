@@ -3,7 +3,7 @@
 //! - [`drivers`]: the registered drivers and their node information, from which the CSINode object is made.
 //! - [`client`]: the calls of one driver, with deadlines and errors that say whether the operation may be in progress.
 //! - [`paths`] and [`volume_data`]: the kubelet's directories and files, so that a node can change agents with volumes mounted.
-//! - [`mount`]: stage, publish, unpublish and unstage as lists of steps. Each step may be the last one before the
+//! - [`mount`] and [`block`]: stage, publish, unpublish and unstage as lists of steps. Each step may be the last one before the
 //!   process ends: every operation can be repeated from its start, and undone by its counterpart.
 //! - [`reconstruct`]: the volumes that the directories describe, after a restart.
 //!
@@ -11,6 +11,7 @@
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
+pub mod block;
 pub mod client;
 pub mod drivers;
 pub mod error;

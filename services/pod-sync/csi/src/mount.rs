@@ -39,6 +39,7 @@ macro_rules! step {
         done
     }};
 }
+pub(crate) use step;
 
 /// Arguments of [`Mounter::stage`].
 #[derive(Debug, Clone)]
@@ -101,10 +102,10 @@ pub struct Expand {
 /// Cancellation safety: an operation whose future is dropped ends after its current step. It can be repeated or undone.
 #[derive(Debug, Clone)]
 pub struct Mounter {
-    root: Root,
-    node: String,
-    drivers: Arc<Drivers>,
-    limit: Duration,
+    pub(crate) root: Root,
+    pub(crate) node: String,
+    pub(crate) drivers: Arc<Drivers>,
+    pub(crate) limit: Duration,
 }
 
 impl Mounter {
@@ -149,15 +150,8 @@ impl Mounter {
             ..VolumeData::default()
         };
         self.save(&dir, data).await?;
-        let group = args.fs_group.filter(|_| capabilities.volume_mount_group);
-        let call = mount_call(
-            volume,
-            &args.publish_context,
-            &args.secrets,
-            args.selinux_label.as_deref(),
-            group,
-            capabilities,
-        );
+        let access = file_system(volume, args.selinux_label.as_deref(), args.fs_group, capabilities);
+        let call = mount_call(volume, &args.publish_context, &args.secrets, access, capabilities);
         match step!("volume staged", driver.client.stage(by, call, &path)) {
             Ok(()) => Ok(Some(path)),
             Err(error) => Err(self.failed(error, &path, true).await),
@@ -198,15 +192,8 @@ impl Mounter {
             volume_lifecycle_mode: format!("{:?}", volume.lifecycle),
         };
         self.save(&dir, data).await?;
-        let group = args.fs_group.filter(|_| capabilities.volume_mount_group);
-        let call = mount_call(
-            volume,
-            &args.publish_context,
-            &args.secrets,
-            args.selinux_label.as_deref(),
-            group,
-            capabilities,
-        );
+        let access = file_system(volume, args.selinux_label.as_deref(), args.fs_group, capabilities);
+        let call = mount_call(volume, &args.publish_context, &args.secrets, access, capabilities);
         let published = driver.client.publish(by, call, staged.as_deref(), &path, volume.read_only);
         match step!("volume published", published) {
             Ok(()) => Ok(Published { path, group_applied: capabilities.volume_mount_group }),
@@ -314,7 +301,7 @@ impl Mounter {
         Ok(step!("volume expanded", driver.client.expand(by, call))?)
     }
 
-    async fn save(&self, dir: &Path, data: VolumeData) -> Result<(), CsiError> {
+    pub(crate) async fn save(&self, dir: &Path, data: VolumeData) -> Result<(), CsiError> {
         let dir = dir.to_owned();
         step!("volume data written", task::blocking(move || data.save(&dir)))
     }
@@ -357,27 +344,33 @@ fn unsupported(operation: &'static str, driver: &Driver) -> CsiError {
     CsiError::Unsupported { operation, driver: driver.name.clone() }
 }
 
-fn mount_call<'a>(
+pub(crate) fn mount_call<'a>(
     volume: &'a Volume,
     publish_context: &'a BTreeMap<String, String>,
     secrets: &'a Secrets,
-    selinux_label: Option<&str>,
-    group: Option<i64>,
+    access: Access,
     capabilities: Capabilities,
 ) -> MountCall<'a> {
     MountCall {
         handle: &volume.handle,
         publish_context,
         attributes: volume.attributes.clone(),
-        access: Access::Mount {
-            fs_type: volume.fs_type.clone(),
-            options: volume.options(selinux_label),
-            group,
-        },
+        access,
         mode: volume.access_mode(),
         secrets,
         capabilities,
     }
+}
+
+/// Access as a file system, with fsGroup if the driver applies it.
+fn file_system(
+    volume: &Volume,
+    selinux_label: Option<&str>,
+    fs_group: Option<i64>,
+    capabilities: Capabilities,
+) -> Access {
+    let group = fs_group.filter(|_| capabilities.volume_mount_group);
+    Access::Mount { fs_type: volume.fs_type.clone(), options: volume.options(selinux_label), group }
 }
 
 /// The directory of a mount point, which has the metadata file.
@@ -385,7 +378,7 @@ fn parent(path: &Path) -> PathBuf {
     path.parent().unwrap_or(path).to_owned()
 }
 
-fn make_directory(dir: &Path) -> Result<(), CsiError> {
+pub(crate) fn make_directory(dir: &Path) -> Result<(), CsiError> {
     use std::os::unix::fs::DirBuilderExt as _;
     let made = std::fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(dir);
     made.map_err(CsiError::file("create directory", dir))

@@ -150,6 +150,14 @@ impl BlockPaths {
         self.volume.join("dev")
     }
 
+    /// Returns the file that a pod's device is bound to.
+    ///
+    /// # Errors
+    /// Fails if the UID is empty or would lead out of the directory.
+    pub fn mapped(&self, pod: &str) -> Result<PathBuf, PathError> {
+        Ok(self.devices().join(component("pod UID", pod)?))
+    }
+
     /// Returns the path at which the driver publishes the volume to a pod.
     ///
     /// # Errors

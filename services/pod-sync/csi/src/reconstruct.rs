@@ -1,7 +1,7 @@
 //! Volumes that the directories describe, after a restart (`pkg/volume/csi: ConstructVolumeSpec`).
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, FileType};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -48,6 +48,23 @@ pub fn published(root: &Root) -> io::Result<Vec<FoundInPod>> {
     Ok(volumes)
 }
 
+/// Returns the block volumes of all pods, sorted by the path of the pod's link. Blocks.
+///
+/// # Errors
+/// Fails if a directory cannot be read.
+pub fn block_volumes(root: &Root) -> io::Result<Vec<FoundInPod>> {
+    let mut volumes = Vec::new();
+    for pod in directories(&root.pods())? {
+        for link in entries(&pod.join("volumeDevices").join(ESCAPED_PLUGIN), |kind| kind.is_symlink())? {
+            let volume = name(&link);
+            let data = root.block(&volume).map_err(CsiError::from);
+            let data = data.and_then(|paths| VolumeData::load(&paths.data()));
+            volumes.push(FoundInPod { pod: name(&pod), name: volume, found: Found { path: link, data } });
+        }
+    }
+    Ok(volumes)
+}
+
 /// Returns the staged volumes, sorted by path. Blocks.
 ///
 /// # Errors
@@ -67,6 +84,10 @@ pub fn staged(root: &Root) -> io::Result<Vec<Found>> {
 
 /// The directories in a directory, sorted. Links are skipped. A directory that does not exist is empty.
 fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    entries(dir, |kind| kind.is_dir())
+}
+
+fn entries(dir: &Path, wanted: impl Fn(FileType) -> bool) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -75,7 +96,7 @@ fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in entries {
         let entry = entry?;
-        if entry.file_type()?.is_dir() {
+        if wanted(entry.file_type()?) {
             found.push(entry.path());
         }
     }

@@ -25,10 +25,24 @@ pub(crate) fn mount_point(path: &Path) -> Result<bool, CsiError> {
     }
 }
 
+/// Unmounts what is mounted at a path, and removes the mount point. Succeeds if the path does not exist.
+pub(crate) fn unmount(path: &Path) -> Result<(), CsiError> {
+    while !mount_point(path)? {
+        let unmounted = rustix::mount::unmount(path, rustix::mount::UnmountFlags::NOFOLLOW);
+        unmounted.map_err(|error| CsiError::file("unmount", path)(error.into()))?;
+    }
+    Ok(())
+}
+
 /// Removes the metadata file in a directory.
 pub(crate) fn data(dir: &Path) -> Result<(), CsiError> {
     let path = dir.join(VOLUME_DATA);
     absent(fs::remove_file(&path)).map_err(CsiError::file("delete volume data file", &path))
+}
+
+/// Removes a file or a link.
+pub(crate) fn file(path: &Path) -> Result<(), CsiError> {
+    absent(fs::remove_file(path)).map_err(CsiError::file("remove", path))
 }
 
 /// Removes an empty directory.
